@@ -14,6 +14,8 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 use testkit::{RedisOptions, RedisServer};
 
+use crate::support::model::scripts;
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Vectors {
@@ -84,21 +86,6 @@ struct Run {
 
 pub(crate) fn lua() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")
-}
-
-/// Returns the scripts by name.
-fn scripts() -> HashMap<String, String> {
-    let files = fs::read_dir(lua().join("v1"))
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    files
-        .map(|path| {
-            (
-                path.file_stem().unwrap().to_str().unwrap().into(),
-                fs::read_to_string(path).unwrap(),
-            )
-        })
-        .collect()
 }
 
 fn vectors() -> Vec<Vectors> {

@@ -6,6 +6,7 @@ pub mod hits;
 pub mod interleaving;
 pub mod kinds;
 pub mod model;
+pub mod random;
 pub mod state;
 pub mod tally;
 pub mod tls;

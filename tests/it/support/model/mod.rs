@@ -1,0 +1,593 @@
+//! Random sequences of script calls, on a real Redis and on a plain reference: the frame that all
+//! models share. A kind adds its steps and its part of the reference.
+
+mod fence;
+mod partition;
+
+pub use fence::{Called, Family, Sent, called};
+pub use partition::{BatchCall, Deltas, Partition, Which};
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt::Debug;
+use std::fs;
+use std::path::Path;
+use std::rc::Rc;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
+use redis::{
+    Connection, ConnectionLike, FromRedisValue, Pipeline, Value, cmd, from_redis_value, pipe,
+};
+use testkit::{RedisOptions, RedisServer};
+
+use super::random;
+use fence::{Callers, Refusal};
+
+pub type Checked = Result<(), TestCaseError>;
+pub type Fields = BTreeMap<String, String>;
+
+/// Every key by its kind, with its time to live in ms.
+pub type Keys = BTreeMap<String, (Content, Option<i64>)>;
+
+pub const FENCE: [&str; 2] = ["calls", "calls_before"];
+pub const EPOCH_MS: u64 = 60_000;
+/// Numbers at the limits of what Lua and clients can hold.
+pub const LIMITS: [i64; 8] = [
+    i64::MAX,
+    i64::MIN,
+    i64::MAX - 1,
+    i64::MIN + 1,
+    1 << 53,
+    (1 << 53) + 1,
+    -(1 << 53) - 1,
+    1 << 62,
+];
+/// A script's error for misuse.
+const BADARG: &str = "BADARG";
+/// The longest duration of a sequence in ms.
+const TAKES_MS: i64 = 30_000;
+
+#[derive(Clone, Debug)]
+pub enum Step<S> {
+    /// The clock moves forward or back.
+    Clock(i64),
+    /// A new epoch begins if one is due.
+    Epoch,
+    /// Redis loses its memory.
+    Forget,
+    Own(S),
+}
+
+/// One kind of counters: its part of the reference, and its calls.
+pub trait Kind: Sized {
+    type Step: Clone + Debug;
+    const NAME: &'static str;
+    /// The family, as in keys. The scripts are called on its partition 0.
+    const FAMILY: &'static str;
+    /// The scripts with a fence.
+    const FENCED: &'static [&'static str];
+    const START: u64;
+
+    fn steps() -> BoxedStrategy<Step<Self::Step>>;
+
+    /// Begins on an empty Redis, where it configures the family.
+    fn begin(frame: &mut Frame) -> Result<Self, TestCaseError>;
+
+    /// Calls the scripts and the reference, and compares them.
+    fn step(&mut self, frame: &mut Frame, step: &Self::Step) -> Checked;
+
+    /// Returns the keys that Redis must have, besides those of the fence. Empty ones do not exist.
+    fn keys(&self) -> Keys;
+
+    /// Called before a step to the next epoch.
+    fn epoch_ends(&mut self, _frame: &mut Frame) -> Checked {
+        Ok(())
+    }
+
+    /// Checks what must be true after every step.
+    fn check(&self) -> Checked {
+        Ok(())
+    }
+}
+
+/// The content of a key.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    Hash(Fields),
+    Zset(Fields),
+    Set(BTreeSet<String>),
+    /// The count of a HyperLogLog.
+    Log(usize),
+}
+
+impl Content {
+    pub fn hash<K: ToString, V: ToString>(fields: &BTreeMap<K, V>) -> Self {
+        Content::Hash(texts(fields))
+    }
+
+    pub fn zset<K: ToString, V: ToString>(scores: &BTreeMap<K, V>) -> Self {
+        Content::Zset(texts(scores))
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Content::Hash(fields) | Content::Zset(fields) => fields.is_empty(),
+            Content::Set(members) => members.is_empty(),
+            Content::Log(count) => *count == 0,
+        }
+    }
+}
+
+fn texts<K: ToString, V: ToString>(fields: &BTreeMap<K, V>) -> Fields {
+    let texts = fields.iter().map(|(k, v)| (k.to_string(), v.to_string()));
+    texts.collect()
+}
+
+pub fn text(text: impl ToString) -> Value {
+    Value::BulkString(text.to_string().into())
+}
+
+pub fn int(number: impl TryInto<i64, Error: Debug>) -> Value {
+    Value::Int(number.try_into().unwrap())
+}
+
+/// Returns an integer if every client can hold it exactly, else its digits.
+pub fn amount(sum: i64) -> Value {
+    if sum.unsigned_abs() < 1 << 53 {
+        Value::Int(sum)
+    } else {
+        text(sum)
+    }
+}
+
+pub fn reply(status: &str, words: impl IntoIterator<Item = Value>) -> Value {
+    Value::Array([text(status)].into_iter().chain(words).collect())
+}
+
+/// Returns the items of a reply as text.
+pub fn words(reply: &Value) -> Vec<String> {
+    let items = reply.as_sequence().unwrap_or_default().iter();
+    items
+        .map(|item| from_redis_value(item.clone()).unwrap_or_default())
+        .collect()
+}
+
+fn fails_with(got: Result<Value, TestCaseError>, text: &str) -> bool {
+    got.is_err_and(|error| error.to_string().contains(text))
+}
+
+/// A Redis that has the scripts loaded.
+#[derive(Clone)]
+struct Scripts {
+    redis: Rc<RefCell<Connection>>,
+    hashes: Rc<HashMap<String, String>>,
+    family: &'static str,
+}
+
+/// A counting call.
+pub struct Counting<'a> {
+    pub script: &'static str,
+    /// The kind of families that the script counts for.
+    pub kind: &'static str,
+    pub keys: &'a [String],
+    /// The arguments after those of the fence.
+    pub args: Vec<String>,
+    /// Returns the words of a reply to a repeat, from what the call's record contains.
+    pub dup: fn(&str) -> Vec<Value>,
+}
+
+/// The reply to a counting call, and its record if it was executed.
+pub type Counted = (Value, Option<String>);
+
+/// The words of a reply to a repeat in most kinds: the record.
+pub fn record(record: &str) -> Vec<Value> {
+    vec![text(record)]
+}
+
+/// One sequence: the part of the reference that all kinds share, and the state of the callers.
+pub struct Frame {
+    scripts: Scripts,
+    pub now: u64,
+    /// What the clock of epochs is ahead of the other one.
+    pub ahead: u64,
+    pub family: Family,
+    pub callers: Callers,
+    /// Every epoch that has begun.
+    epochs: BTreeSet<String>,
+    /// All names that scripts made, by what they name.
+    names: BTreeSet<(&'static str, String)>,
+    salts: u64,
+}
+
+impl Frame {
+    fn new(scripts: Scripts, now: u64) -> Self {
+        Frame {
+            scripts,
+            now,
+            ahead: 0,
+            family: Family::default(),
+            callers: Callers::default(),
+            epochs: BTreeSet::new(),
+            names: BTreeSet::new(),
+            salts: 0,
+        }
+    }
+
+    pub fn key(&self, kind: &str) -> String {
+        format!("cf1:{{{}/0}}:{kind}", self.scripts.family)
+    }
+
+    pub fn salt(&mut self) -> String {
+        self.salts += 1;
+        format!("salt {}", self.salts)
+    }
+
+    pub fn ask<T: FromRedisValue>(&self, pipeline: &Pipeline) -> T {
+        pipeline
+            .query(&mut *self.scripts.redis.borrow_mut())
+            .unwrap()
+    }
+
+    /// Sends a command on a key, and ignores the reply.
+    pub fn write(&self, command: &str, kind: &str, words: &[&str]) {
+        let mut pipeline = pipe();
+        pipeline
+            .cmd(command)
+            .arg(self.key(kind))
+            .arg(words)
+            .ignore();
+        self.ask::<()>(&pipeline);
+    }
+
+    /// Calls the script. If it refuses misuse, the result is `BADARG`.
+    pub fn call(
+        &self,
+        script: &str,
+        kinds: &[impl AsRef<str>],
+        args: &[impl AsRef<str>],
+    ) -> Result<Value, TestCaseError> {
+        let mut call = cmd("EVALSHA");
+        call.arg(&self.scripts.hashes[script]).arg(kinds.len());
+        for kind in kinds {
+            call.arg(self.key(kind.as_ref()));
+        }
+        for arg in args {
+            call.arg(arg.as_ref());
+        }
+        let mut redis = self.scripts.redis.borrow_mut();
+        match redis.req_command(&call).and_then(Value::extract_error) {
+            Err(error) if error.code() == Some(BADARG) => Ok(Value::SimpleString(BADARG.into())),
+            reply => reply.map_err(|error| TestCaseError::fail(format!("{script}: {error}"))),
+        }
+    }
+
+    /// Calls a counting script, and the reference unless the fence refuses the call. An error of
+    /// the reference is one that changes nothing. Returns the words of a call that was executed.
+    pub fn count<R: Clone>(
+        &mut self,
+        counting: Counting<'_>,
+        sent: &Sent,
+        reference: &mut R,
+        count: impl FnOnce(&mut R, &Family, Option<&Value>) -> Result<Counted, &'static str>,
+    ) -> Result<Option<Vec<String>>, TestCaseError> {
+        let Counting { script, keys, .. } = counting;
+        let args = [&sent.fence(self.now)[..], &counting.args].concat();
+        self.disturb(sent, true);
+        let got = self.call(script, keys, &args);
+        self.disturb(sent, false);
+
+        let mut after = reference.clone();
+        let expected = match self.family.refusal(sent, counting.kind) {
+            Err(word) => Err(word),
+            Ok(Some(Refusal::OtherKind)) => Ok((Value::SimpleString(BADARG.into()), None)),
+            Ok(Some(Refusal::Expired)) => Ok((reply("EXPIRED", []), None)),
+            Ok(Some(Refusal::Passed)) => Ok((reply("PASSED", []), None)),
+            Ok(Some(Refusal::Dup(record))) => Ok((reply("DUP", (counting.dup)(&record)), None)),
+            Ok(None) => count(&mut after, &self.family, got.as_ref().ok()),
+        };
+        match expected {
+            Err(word) => prop_assert!(fails_with(got, word), "expected {word}"),
+            Ok((_, Some(_))) if sent.full => prop_assert!(fails_with(got, "maxmemory")),
+            Ok((reply, record)) => {
+                let got = got?;
+                prop_assert_eq!(&got, &reply);
+                self.callers.check(sent, &got)?;
+                if let Some(record) = record {
+                    *reference = after;
+                    self.family.note(sent, record);
+                    return Ok(Some(words(&got).split_off(1)));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Gives a key another type and fills the memory, or takes both back.
+    fn disturb(&self, sent: &Sent, begins: bool) {
+        if sent.full {
+            let mut limit = pipe();
+            limit
+                .cmd("CONFIG")
+                .arg("SET")
+                .arg("maxmemory")
+                .arg(u8::from(begins))
+                .ignore();
+            self.ask::<()>(&limit);
+        }
+        let Some(key) = sent.spoilt.as_ref().map(|kind| self.key(kind)) else {
+            return;
+        };
+        let (from, to) = if begins {
+            (&*key, "spare")
+        } else {
+            ("spare", &*key)
+        };
+        if !begins {
+            self.ask::<()>(pipe().del(&key).ignore());
+        }
+        if self.ask::<(bool,)>(pipe().exists(from)).0 {
+            self.ask::<()>(pipe().rename(from, to).ignore());
+        }
+        if begins {
+            self.ask::<()>(pipe().set(&key, "1").ignore());
+        }
+    }
+
+    /// Checks that a name from a script is valid and new.
+    pub fn made(&mut self, what: &'static str, name: &str) -> Checked {
+        let is_name = name.len() == 16 && u64::from_str_radix(name, 16).is_ok();
+        prop_assert!(is_name, "{name:?} is no {what}");
+        let is_new = self.names.insert((what, name.into()));
+        prop_assert!(is_new, "the {what} {name} was given before");
+        Ok(())
+    }
+
+    /// Configures the family, and gives these partitions their incarnations.
+    pub fn configure<'a>(
+        &mut self,
+        kind: &str,
+        partitions: u64,
+        max_pending: usize,
+        metas: impl IntoIterator<Item = (&'static str, &'a mut Partition)>,
+    ) -> Checked {
+        let (mut keys, mut parts) = (vec![FENCE[0]], vec![]);
+        for (meta, partition) in metas {
+            partition.is_known();
+            keys.push(meta);
+            parts.push((meta, partition));
+        }
+        let settings = format!("settings {}", self.salts);
+        let [now, partitions, max_pending] =
+            [self.now + self.ahead, partitions, max_pending as u64].map(|n| n.to_string());
+        let args = [
+            &self.salt(),
+            &now,
+            kind,
+            &partitions,
+            &max_pending,
+            &settings,
+        ];
+        prop_assert_eq!(
+            self.call("family_configure", &keys, &args)?,
+            reply("OK", [])
+        );
+        self.family
+            .configure(kind, &partitions, &max_pending, &settings);
+        for (meta, partition) in parts {
+            self.learn(meta, partition)?;
+        }
+        // without this, the next epoch could get an old name
+        self.now += 1;
+        Ok(())
+    }
+
+    /// Reads the incarnation if a script has just made it.
+    pub fn learn(&mut self, meta: &'static str, partition: &mut Partition) -> Checked {
+        if partition.lacks_name() {
+            let [name]: [Option<String>; 1] = self.ask(pipe().hget(self.key(meta), "incarnation"));
+            let name = name.unwrap_or_default();
+            self.made(meta, &name)?;
+            partition.set([("incarnation", name)]);
+        }
+        Ok(())
+    }
+
+    /// Asks for the epoch of a family of this kind and number of partitions.
+    pub fn epoch(&mut self, kind: &str, partitions: &str) -> Checked {
+        let now = self.now + self.ahead;
+        let got = self.call(
+            "family_epoch",
+            &FENCE,
+            &[kind, partitions, &now.to_string()],
+        )?;
+        if let Some(expected) = self.family.epoch(now, kind, partitions) {
+            prop_assert_eq!(got, expected);
+            return Ok(());
+        }
+        let [status, name, before, known @ ..] = &words(&got)[..] else {
+            return Err(TestCaseError::fail(format!("{got:?} is no epoch")));
+        };
+        prop_assert_eq!(status, "OK");
+        let settings = self.family.known().expect("a configured family");
+        prop_assert_eq!(known, &settings[..]);
+        let last = self.family.get("=now").cloned();
+        prop_assert_eq!(before, last.as_ref().unwrap_or(name));
+        if !self.epochs.insert(name.clone()) {
+            // names derive from the time and the last name: without a last one, the test's clock
+            // can repeat one
+            prop_assume!(last.is_some());
+            prop_assert!(false, "the epoch {name} began twice");
+        }
+        self.family.begin(now, name);
+        Ok(())
+    }
+
+    /// Compares every key of the server with those of the reference.
+    fn check_keys(&self, mut expected: Keys) -> Checked {
+        let fence = FENCE.into_iter().zip(self.family.keys());
+        expected.extend(fence.map(|(kind, fields)| (kind.into(), (Content::Hash(fields), None))));
+        expected.retain(|_, (content, _)| !content.is_empty());
+        let (keys,): (BTreeSet<String>,) = self.ask(pipe().cmd("KEYS").arg("*"));
+        let expected_keys: BTreeSet<_> = expected.keys().map(|kind| self.key(kind)).collect();
+        prop_assert_eq!(keys, expected_keys, "keys");
+        if expected.is_empty() {
+            return Ok(());
+        }
+        let mut read = pipe();
+        for (kind, (content, _)) in &expected {
+            let key = self.key(kind);
+            match content {
+                Content::Hash(_) => read.hgetall(&key),
+                Content::Zset(_) => read.zrange_withscores(&key, 0, -1),
+                Content::Set(_) => read.smembers(&key),
+                Content::Log(_) => read.pfcount(&key),
+            };
+            read.pttl(key);
+        }
+        let got: Vec<Value> = self.ask(&read);
+        for ((kind, (content, lives)), got) in expected.iter().zip(got.chunks(2)) {
+            let (value, left) = (
+                got[0].clone(),
+                from_redis_value::<i64>(got[1].clone()).unwrap(),
+            );
+            let value = match content {
+                Content::Hash(_) => Content::Hash(from_redis_value(value).unwrap()),
+                Content::Zset(_) => Content::Zset(from_redis_value(value).unwrap()),
+                Content::Set(_) => Content::Set(from_redis_value(value).unwrap()),
+                Content::Log(_) => Content::Log(from_redis_value(value).unwrap()),
+            };
+            prop_assert_eq!(&value, content, "{}", kind);
+            // the clock of the sequence stands still meanwhile
+            let is_right = lives.map_or(left == -1, |ms| (ms - TAKES_MS..=ms).contains(&left));
+            prop_assert!(is_right, "{kind} lives {left} ms, expected {lives:?}");
+        }
+        Ok(())
+    }
+
+    fn step<K: Kind>(&mut self, kind: &mut K, step: &Step<K::Step>) -> Checked {
+        match step {
+            Step::Clock(ms) => self.now = self.now.saturating_add_signed(*ms),
+            Step::Epoch => {
+                kind.epoch_ends(self)?;
+                self.epoch(K::NAME, "")?;
+            }
+            Step::Forget => {
+                self.scripts.forget();
+                self.family = Family::default();
+                self.epoch(K::NAME, "")?;
+                *kind = K::begin(self)?;
+            }
+            Step::Own(step) => kind.step(self, step)?,
+        }
+        self.check_keys(kind.keys())?;
+        kind.check()
+    }
+}
+
+impl Scripts {
+    fn forget(&self) {
+        cmd("FLUSHDB").exec(&mut *self.redis.borrow_mut()).unwrap();
+    }
+}
+
+/// Returns the scripts' sources by name.
+pub fn scripts() -> HashMap<String, String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
+    let files = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let script = |path: std::path::PathBuf| {
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        (name, fs::read_to_string(path).unwrap())
+    };
+    files.map(script).collect()
+}
+
+fn play<K: Kind>(
+    mut redis: Connection,
+    sources: &HashMap<String, String>,
+    config: Config,
+) -> Result<(), TestError<Vec<Step<K::Step>>>> {
+    let mut load = |source| {
+        cmd("SCRIPT")
+            .arg("LOAD")
+            .arg(source)
+            .query(&mut redis)
+            .unwrap()
+    };
+    let hashes = sources
+        .iter()
+        .map(|(name, source)| (name.clone(), load(source)));
+    let hashes = Rc::new(hashes.collect());
+    let scripts = Scripts {
+        redis: Rc::new(RefCell::new(redis)),
+        hashes,
+        family: K::FAMILY,
+    };
+    TestRunner::new(config).run(&vec(K::steps(), 1..80), |steps| {
+        scripts.forget();
+        let mut frame = Frame::new(scripts.clone(), K::START);
+        let mut kind = K::begin(&mut frame)?;
+        for (i, step) in steps.iter().enumerate() {
+            frame.step(&mut kind, step).map_err(|error| match error {
+                TestCaseError::Fail(why) => {
+                    TestCaseError::fail(format!("step {i}, {step:?}: {why}"))
+                }
+                other => other,
+            })?;
+        }
+        Ok(())
+    })
+}
+
+/// Expects that the scripts match the reference in `COUNTERFOIL_CASES` sequences, 100 by default.
+pub async fn agrees<K: Kind>() {
+    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let config = random::config(random::cases(100));
+    let redis = server.client().get_connection().unwrap();
+    play::<K>(redis, &scripts(), config).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Parts of every fenced script, with their replacements.
+const WITHOUT_FENCE: [(&str, &str); 5] = [
+    (
+        "caller ~= '' and epoch ~= now and epoch ~= redis.call('HGET', KEYS[1], '=before')",
+        "false",
+    ),
+    (
+        "and epoch ~= redis.call('HGET', KEYS[1], '=before') then",
+        "then",
+    ),
+    (
+        "or epoch ~= now and redis.call('HGET', KEYS[2], caller)",
+        "",
+    ),
+    ("n - last_n < 0", "false"),
+    ("n - last_n == 0", "false"),
+];
+
+/// Expects that no script passes with one of the changes, (script, from, to), or without its fence.
+pub async fn notices<K: Kind>(changes: &[(&str, &str, &str)]) {
+    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let fences = K::FENCED
+        .iter()
+        .flat_map(|name| WITHOUT_FENCE.map(|(from, to)| (*name, from, to)));
+    for (name, from, to) in fences.chain(changes.iter().copied()) {
+        let mut sources = scripts();
+        let source = sources.get_mut(name).unwrap();
+        let places = source.matches(from).count();
+        assert_eq!(places, 1, "{name} has no {from:?}, or more than one");
+        *source = source.replace(from, to);
+        let config = Config {
+            max_shrink_iters: 0,
+            ..random::config(20_000)
+        };
+        let played = play::<K>(server.client().get_connection().unwrap(), &sources, config);
+        assert!(
+            matches!(played, Err(TestError::Fail(..))),
+            "{name} with {to:?} for {from:?} passes: {played:?}"
+        );
+    }
+}
