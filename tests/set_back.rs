@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use counterfoil::metrics::{DROPPED, SET_BACK};
 use counterfoil::{
@@ -231,13 +231,7 @@ fn load(
 }
 
 async fn rounds(options: RedisOptions, durability: Durability, restore: Restore) {
-    let seed = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap()
-        .as_nanos() as u64;
-    let seed = std::env::var("COUNTERFOIL_SEED").map_or(seed, |seed| seed.parse().unwrap());
-    println!("COUNTERFOIL_SEED={seed}");
-    let mut random = rand::rngs::StdRng::seed_from_u64(seed);
+    let mut random = rand::rngs::StdRng::seed_from_u64(testkit::seed());
     let cases: u64 = std::env::var("COUNTERFOIL_CASES").map_or(4, |cases| cases.parse().unwrap());
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();

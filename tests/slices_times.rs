@@ -18,11 +18,13 @@ use counterfoil::{
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use support::interleaving::connect::{Connect, Lasting};
 use support::interleaving::hunt::{cases, expect_failure, hunt, runtime};
 use support::interleaving::{Checked, Crashes, failed};
 use support::tally::now_ms;
-use support::{Pair, Plain, eventually, pause, times, trouble, unix};
+use support::{Pair, Plain, eventually, pause, random, times, trouble, unix};
 use testkit::{MysqlServer, Proxy, RedisOptions, RedisServer};
 use tokio::sync::RwLock;
 use tokio::task::JoinSet;
@@ -699,7 +701,7 @@ struct Touching {
 }
 
 impl Touching {
-    fn on(online: &Activity, minute: i64) -> Self {
+    fn on(online: &Activity, minute: i64, random: &mut StdRng) -> Self {
         let (stop, minute) = (
             Arc::new(AtomicBool::new(false)),
             Arc::new(RwLock::new(minute)),
@@ -707,12 +709,13 @@ impl Touching {
         let mut writers = JoinSet::new();
         for _ in 0..6 {
             let (online, stop, minute) = (online.clone(), stop.clone(), minute.clone());
+            let mut random = StdRng::from_rng(&mut *random);
             writers.spawn(async move {
                 let mut all = HashMap::new();
                 while !stop.load(Ordering::Relaxed) {
                     let (page, visitor) = (
-                        rand::random_range(0..PAGES.len()),
-                        rand::random_range(0..400u32),
+                        random.random_range(0..PAGES.len()),
+                        random.random_range(0..400u32),
                     );
                     let minute = minute.read().await;
                     match online.touch(PAGES[page], visitor.to_be_bytes()).await {
@@ -756,6 +759,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         .enable_all()
         .build()
         .unwrap();
+    let mut random = random::numbers();
     runtime.block_on(async {
         let family = || online("online", Counting::Exact).build().unwrap();
         let mysql = MysqlServer::start().await;
@@ -770,16 +774,16 @@ fn kept_minutes_are_exact_whatever_dies() {
         // long over, so that its counts go to the database at once
         let first = now_ms() / 60_000 - 30;
         clock.set(first * 60_000);
-        let touching = Touching::on(&touched, first);
+        let touching = Touching::on(&touched, first, &mut random);
         for round in 0..10 {
             let open = |counterfoil: Counterfoil| async move {
                 let family = online("online", Counting::Exact).build().expect("valid");
                 counterfoil.open(family).await.map(drop)
             };
-            trouble::round(round, (&pair, &proxy, &mysql), open).await;
+            trouble::round(round, &mut random, (&pair, &proxy, &mysql), open).await;
             let mut minute = touching.minute.write().await;
             *minute += 1;
-            clock.set(*minute * 60_000 + rand::random_range(0..60_000));
+            clock.set(*minute * 60_000 + random.random_range(0..60_000));
         }
         let acknowledged = touching.end().await;
         let safe = pair.counterfoil.open(family()).await.unwrap();

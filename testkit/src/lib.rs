@@ -42,6 +42,7 @@
 //! - `COUNTERFOIL_MYSQLD`: the `mysqld` or `mariadbd` to run. MariaDB's data directory is created
 //!   by a script `mariadbd-init DATADIR` beside the server, or else by `mariadb-install-db`;
 //!   MySQL's by `--initialize-insecure`.
+//! - `COUNTERFOIL_SEED`: the seed of random tests, which print the one that they begin at.
 //! - `COUNTERFOIL_KEEP=1`: keeps the servers' directories, with data and logs, and prints their
 //!   paths.
 //! - `TMPDIR`: the folder of the directories. If it is too long for a socket's path or needs
@@ -67,6 +68,23 @@ pub use self::mysql::MysqlServer;
 pub use self::proxy::{Held, Proxy};
 pub use self::redis::{RedisOptions, RedisServer};
 pub use self::sentinel::Sentinel;
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// Returns `COUNTERFOIL_SEED`, by default a new seed, and prints it: the output of a failed test
+/// shows how to replay it.
+///
+/// # Panics
+///
+/// If the variable is not a number.
+pub fn seed() -> u64 {
+    let seed = match std::env::var("COUNTERFOIL_SEED") {
+        Ok(seed) => seed.parse().expect("COUNTERFOIL_SEED is a number"),
+        Err(_) => RandomState::new().build_hasher().finish(),
+    };
+    println!("COUNTERFOIL_SEED={seed} replays this run");
+    seed
+}
 
 /// Returns the versions of the servers under test: one line for Redis and one for MySQL, as the
 /// binaries report them.

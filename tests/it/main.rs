@@ -14,6 +14,7 @@ mod live_page;
 mod memory;
 mod misuse;
 mod mysql;
+mod package;
 mod readme;
 mod recount;
 mod registry;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use counterfoil::{Counterfoil, Day, Durability, Family, KeyType, MysqlStore, Table};
 use prometheus_parse::{Scrape, Value};
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::{Config, RngSeed, TestRunner};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -857,13 +857,12 @@ fn anything() -> impl Strategy<Value = Vec<u8>> {
 async fn whatever_is_sent_does_no_harm() {
     let site = Site::new().await;
     let daemon = daemon_of_kinds(&site).await;
-    let cases = std::env::var("PROPTEST_CASES")
-        .ok()
-        .and_then(|cases| cases.parse().ok())
-        .unwrap_or(1000);
+    let cases = std::env::var("COUNTERFOIL_CASES").ok();
+    let cases = cases.and_then(|cases| cases.parse().ok()).unwrap_or(1000);
     let mut runner = TestRunner::new(Config {
         cases,
         failure_persistence: None,
+        rng_seed: RngSeed::Fixed(testkit::seed()),
         ..Config::default()
     });
     let harmless = |bytes: Vec<u8>| {

@@ -11,7 +11,7 @@ use proptest::test_runner::{Config, TestRunner};
 use std::time::Duration;
 use testkit::RedisOptions;
 
-use crate::support::{Pair, counted, family};
+use crate::support::{Pair, counted, family, random};
 
 const USERS: usize = 2;
 /// The most rows of a user that are never counted, and that are counted twice.
@@ -382,18 +382,10 @@ fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<()
     })
 }
 
-fn cases(few: u32) -> u32 {
-    std::env::var("COUNTERFOIL_CASES")
-        .ok()
-        .and_then(|cases| cases.parse().ok())
-        .unwrap_or(few)
-}
-
 fn exact(retain: Option<Duration>, crashes: bool) {
     let mut runner = TestRunner::new(Config {
-        cases: cases(24),
         max_shrink_iters: 200,
-        ..Config::with_source_file(file!())
+        ..random::config(random::cases(24))
     });
     let result = runner.run(&steps(crashes), |steps| {
         play(retain, Without::Nothing, &steps).map_err(TestCaseError::fail)

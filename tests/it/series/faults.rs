@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::support::tally::{Tally, now_ms};
-use crate::support::{Pair, Plain, pause, times, trouble, unix};
+use crate::support::{Pair, Plain, pause, random, times, trouble, unix};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
     Counterfoil, Counting, Durability, Family, MysqlStore, Outcome, Precision, Series,
     SeriesFamilyBuilder, Slice,
 };
-use rand::random_range;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use testkit::{MysqlServer, Proxy, RedisOptions};
 use tokio::task::JoinSet;
 
@@ -90,8 +91,9 @@ async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_
         .unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let load = Load::on(&hits.clone().write_timeout(Duration::from_secs(20)));
+    let mut random = random::numbers();
     for _ in 0..8 {
-        pause(random_range(200..500)).await;
+        pause(random.random_range(200..500)).await;
         pair.redis.kill();
         pause(30).await;
         pair.redis.start_again().await;
@@ -115,7 +117,7 @@ async fn finished_slices_are_exact_whatever_dies() {
         .await
         .unwrap()
         .write_timeout(Duration::from_secs(20));
-    let load = Load::on(&hits);
+    let (load, mut random) = (Load::on(&hits), random::numbers());
     for round in 0..10 {
         let open = |counterfoil: Counterfoil| async move {
             counterfoil
@@ -123,7 +125,7 @@ async fn finished_slices_are_exact_whatever_dies() {
                 .await
                 .map(drop)
         };
-        trouble::round(round, (&pair, &proxy, &mysql), open).await;
+        trouble::round(round, &mut random, (&pair, &proxy, &mysql), open).await;
     }
     let tallies = load.end().await;
     // the last slice is over
@@ -236,15 +238,16 @@ async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
         .map(|number| format!("page/{number}"))
         .collect();
     let tallies = PAUSES.map(|_| Tally::default());
-    let mut writers = JoinSet::new();
+    let (mut writers, mut random) = (JoinSet::new(), random::numbers());
     for ((name, tally), longest) in names.iter().zip(&tallies).zip(PAUSES) {
         let (hits, name, tally) = (hits.clone(), name.clone(), tally.clone());
+        let mut random = StdRng::from_rng(&mut random);
         writers.spawn(async move {
             loop {
                 let began = tally.begin();
                 let _ = hits.add(&name, 1).await.unwrap();
                 tally.end(began, true);
-                pause(random_range(longest / 2..=longest)).await;
+                pause(random.random_range(longest / 2..=longest)).await;
             }
         });
     }
@@ -294,15 +297,16 @@ async fn layers_that_are_trimmed_and_expire(counting: Counting, seconds: i64) ->
     let pages: Vec<_> = (0..PAUSES.len())
         .map(|number| format!("page/{number}"))
         .collect();
-    let mut writers = JoinSet::new();
+    let (mut writers, mut random) = (JoinSet::new(), random::numbers());
     for ((page, tally), longest) in pages.iter().zip(&tallies).zip(PAUSES) {
         let (online, page, tally) = (online.clone(), page.clone(), tally.clone());
+        let mut random = StdRng::from_rng(&mut random);
         writers.spawn(async move {
             for visitor in 0u32.. {
                 let began = tally.begin();
                 online.touch(&page, visitor.to_be_bytes()).await.unwrap();
                 tally.end(began, true);
-                pause(random_range(longest / 2..=longest)).await;
+                pause(random.random_range(longest / 2..=longest)).await;
             }
         });
     }

@@ -161,6 +161,8 @@ enum Own {
     },
     Close {
         limit: usize,
+        /// True if Redis has no memory left: closing must still work.
+        full: bool,
     },
     Read(Vec<(usize, usize)>),
     /// A window's current slice, or its kept count, has room for only `room` more.
@@ -345,7 +347,7 @@ fn own() -> impl Strategy<Value = Own> {
     ];
     let pairs = vec((name, amount), 1..5);
     let add = (
-        called((0.15, 0.1)),
+        called((0.12, 0.1)),
         precisions.prop_shuffle(),
         wrong_by,
         pairs,
@@ -378,7 +380,8 @@ fn own() -> impl Strategy<Value = Own> {
         14 => add,
         2 => places().prop_map(Own::Get),
         2 => names,
-        4 => (1..6_usize).prop_map(|limit| Own::Close { limit }),
+        4 => (1..6_usize, proptest::bool::weighted(0.1))
+            .prop_map(|(limit, full)| Own::Close { limit, full }),
         2 => places().prop_map(Own::Read),
         2 => fill,
         1 => (0..6_i64, 0..9_usize).prop_map(|(room, nth)| Own::FillBuffer { room, nth }),
@@ -440,10 +443,12 @@ impl Kind for Series {
                 let got = frame.call("series_names", &["names", "idle"], &args)?;
                 prop_assert_eq!(got, self.names(now, prefix, after, *limit));
             }
-            Own::Close { limit } => {
+            Own::Close { limit, full } => {
                 let keys = ["open", "schedule", "buffer", "meta"];
-                let got = frame.call("series_close", &keys, &[&*limit.to_string(), "0", &ms])?;
-                prop_assert_eq!(got, self.close(now, *limit));
+                frame.fill_up(*full);
+                let got = frame.call("series_close", &keys, &[&*limit.to_string(), "0", &ms]);
+                frame.fill_up(false);
+                prop_assert_eq!(got?, self.close(now, *limit));
             }
             Own::Read(places) => {
                 let id = |&(precision, name): &(usize, usize)| {
@@ -454,7 +459,7 @@ impl Kind for Series {
                 let ids = places.iter().map(id).chain(self.next().map(|(_, id)| id));
                 let ids: Vec<_> = ids.collect();
                 let got = frame.call("buffered_read", &["buffer", "batch", "meta", "open"], &ids);
-                let is_bad = |error: &TestCaseError| error.to_string().contains("BADSTATE");
+                let is_bad = |error: &TestCaseError| format!("{error:#}").contains("BADSTATE");
                 match self.read(&ids) {
                     Some(expected) => prop_assert_eq!(got?, expected),
                     None => prop_assert!(got.as_ref().is_err_and(is_bad), "{got:?}"),

@@ -1,20 +1,11 @@
-//! Random runs that a seed replays.
+//! Random runs, which a seed replays.
 
 use proptest::test_runner::{Config, RngSeed};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use testkit::seed;
 
-/// Returns `COUNTERFOIL_SEED`, by default a new seed, and prints it: a failed test shows it.
-pub fn seed() -> u64 {
-    let seed = match std::env::var("COUNTERFOIL_SEED") {
-        Ok(seed) => seed.parse().expect("COUNTERFOIL_SEED is a number"),
-        Err(_) => rand::random(),
-    };
-    println!("COUNTERFOIL_SEED={seed} replays this run");
-    seed
-}
-
-/// Returns random numbers from [`seed`].
+/// Returns random numbers from a seed that is printed.
 pub fn numbers() -> StdRng {
     StdRng::seed_from_u64(seed())
 }
@@ -27,7 +18,7 @@ pub fn cases(default: u32) -> u32 {
     }
 }
 
-/// Returns proptest's settings for this number of cases, which begin at [`seed`].
+/// Returns proptest's settings for this number of cases from a seed that is printed.
 pub fn config(cases: u32) -> Config {
     Config {
         cases,

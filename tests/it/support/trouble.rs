@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use counterfoil::{Counterfoil, MysqlStore, Result};
-use rand::random_range;
+use rand::RngExt;
+use rand::rngs::StdRng;
 use sqlx::mysql::MySqlConnectOptions;
 use testkit::{MysqlServer, Proxy};
 use tokio::runtime::{Builder, Runtime};
@@ -50,6 +51,7 @@ where
 /// and shuts them down.
 pub async fn round<F>(
     number: usize,
+    random: &mut StdRng,
     (pair, proxy, mysql): (&Pair, &Proxy, &MysqlServer),
     open: fn(Counterfoil) -> F,
 ) where
@@ -62,9 +64,9 @@ pub async fn round<F>(
     } else {
         Proxy::cut_replies_after
     };
-    for _ in 0..random_range(1..4) {
-        pause(random_range(20..120)).await;
-        cut(proxy, random_range(0..3000));
+    for _ in 0..random.random_range(1..4) {
+        pause(random.random_range(20..120)).await;
+        cut(proxy, random.random_range(0..3000));
     }
     if number.is_multiple_of(3) {
         pair.redis
@@ -77,7 +79,7 @@ pub async fn round<F>(
         pause(30).await;
         mysql.start_again().await;
     }
-    pause(random_range(20..250)).await;
+    pause(random.random_range(20..250)).await;
     reconcilers
         .into_iter()
         .for_each(Runtime::shutdown_background);

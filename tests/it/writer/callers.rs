@@ -11,10 +11,11 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{Plain, PlainCounters, counted, family, ids_of, pause};
+use crate::support::{Plain, PlainCounters, counted, family, ids_of, pause, random};
 use counterfoil::{Error, ErrorKind, Outcome, Result};
 use futures_util::future::join_all;
-use rand::RngExt;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use testkit::RedisOptions;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
@@ -39,15 +40,16 @@ fn threads(many: usize) -> Runtime {
 /// counted.
 async fn dropped_at_random(plain: &Plain, views: &PlainCounters) {
     let next = Arc::new(AtomicU64::new(0));
-    let mut tasks = JoinSet::new();
+    let (mut tasks, mut random) = (JoinSet::new(), random::numbers());
     for _ in 0..48 {
         let (views, next) = (views.clone(), next.clone());
+        let mut random = StdRng::from_rng(&mut random);
         tasks.spawn(async move {
             let mut told = Vec::new();
             for _ in 0..60 {
                 let id = format!("hit/{}", next.fetch_add(1, Ordering::Relaxed));
-                let timeout_after = Duration::from_micros(rand::rng().random_range(0..2000));
-                let way = rand::rng().random_range(0..3);
+                let timeout_after = Duration::from_micros(random.random_range(0..2000));
+                let way = random.random_range(0..3);
                 let outcome = match way {
                     // polled to its end
                     0 => Some(timeout(LONG, views.add(&id, 1)).await.expect("nobody hangs")),

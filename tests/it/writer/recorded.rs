@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{Plain, PlainCounters, counted, eventually, family, look, pause};
+use crate::support::{Plain, PlainCounters, counted, eventually, family, look, pause, random};
 use counterfoil::metrics::{HITS, RECORDED, REFUSED, UNKNOWN};
 use counterfoil::{Counterfoil, ErrorKind, MemoryStore, Recorded};
 use metrics_util::debugging::DebuggingRecorder;
@@ -130,11 +130,12 @@ async fn dropping_the_last_handle_sends_it() {
 async fn flush_waits_for_what_is_being_sent() {
     let plain = Plain::new().await;
     let views = plain.open(family("views")).await;
+    let mut random = random::numbers();
     for round in 1..=150 {
         for id in ["a", "b", "c", "d"] {
             views.record(id, 1).unwrap();
         }
-        let micros = rand::rng().random_range(0..8000);
+        let micros = random.random_range(0..8000);
         tokio::time::sleep(Duration::from_micros(micros)).await;
         assert_eq!(views.flush().await.unwrap(), Recorded::Counted);
         assert_eq!(

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::support::between::{Gate, Wrapped};
-use crate::support::{Plain, PlainCounters, epoch, family, pause};
+use crate::support::{Plain, PlainCounters, epoch, family, pause, random};
 use counterfoil::test_hooks::{Guard, Partition, take_out};
 use counterfoil::{
     BufferedCounters, BufferedFamilyBuilder, CachedCounters, CachedFamily, CachedFamilyBuilder,
@@ -14,7 +14,8 @@ use counterfoil::{
     Table,
 };
 use futures_util::future::join_all;
-use rand::random_range;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
 
@@ -569,8 +570,9 @@ async fn a_change_counts_once_whoever_dies() {
     let store = plain.store.clone();
     let _saving = plain.counterfoil.open(family.clone()).await.unwrap();
     let reconciler = plain.counterfoil.reconciler().start().await.unwrap();
-    let mut workers = Vec::new();
+    let (mut workers, mut random) = (Vec::new(), random::numbers());
     for _ in 0..3 {
+        let mut random = StdRng::from_rng(&mut random);
         let lossy = Lossy {
             inner: plain.redis.manager().await,
             calls: Arc::default(),
@@ -585,7 +587,7 @@ async fn a_change_counts_once_whoever_dies() {
                 let (request, id) = (format!("job/{job}"), format!("item/{}", job % 5));
                 for attempt in 1.. {
                     // longer with each attempt: a busy machine may need more than any fixed time
-                    let life = Duration::from_micros(random_range(100..6000) * attempt);
+                    let life = Duration::from_micros(random.random_range(100..6000) * attempt);
                     match tokio::time::timeout(life, votes.incr_once(&request, &id, 1)).await {
                         Ok(Ok(Outcome::Counted(value) | Outcome::CountedBefore(value))) => {
                             values.push(value);

@@ -12,6 +12,8 @@ use testkit::RedisServer;
 use tokio::runtime::Runtime;
 
 use super::{Checked, Crashes};
+use crate::support::random;
+pub use crate::support::random::cases;
 
 /// A case under way.
 pub trait Case {
@@ -41,14 +43,6 @@ pub fn runtime() -> Runtime {
         .expect("a runtime")
 }
 
-/// Returns the number of cases to try.
-pub fn cases(default: u32) -> u32 {
-    match std::env::var("COUNTERFOIL_CASES") {
-        Ok(cases) => cases.parse().expect("COUNTERFOIL_CASES is a number"),
-        Err(_) => default,
-    }
-}
-
 /// The number of the program's next case, so that no two cases share a family.
 static CASE: AtomicUsize = AtomicUsize::new(0);
 
@@ -65,10 +59,8 @@ pub fn hunt<T: Debug>(
     // an expected failure is not shrunk
     let max_shrink_iters = if guard.is_some() { 0 } else { 500 };
     let config = Config {
-        cases,
-        failure_persistence: None,
         max_shrink_iters,
-        ..Config::default()
+        ..random::config(cases)
     };
     // without a guard the failure must occur every time
     let mut runner = match guard {

@@ -34,7 +34,7 @@ pub struct Called {
     caller: Option<usize>,
     number: Number,
     epoch: Epoch,
-    /// The index of a key that has another type during the call.
+    /// Chooses a key that has another type during the call.
     spoilt: Option<usize>,
     /// True if Redis has no memory left for the call.
     full: bool,
@@ -42,7 +42,7 @@ pub struct Called {
 
 /// Draws calls. `trouble` is the share of calls with a spoilt key, and of those with a full Redis.
 pub fn called(trouble: (f64, f64)) -> impl Strategy<Value = Called> {
-    let caller = prop_oneof![1 => Just(None), 6 => (0..CALLERS.len()).prop_map(Some)];
+    let caller = prop_oneof![2 => Just(None), 8 => (0..CALLERS.len()).prop_map(Some)];
     let number = prop_oneof![
         7 => Just(Number::Next),
         1 => Just(Number::Skipping),
@@ -323,7 +323,7 @@ impl Frame {
             caller: called.caller,
             n,
             epoch,
-            spoilt: called.spoilt.and_then(|nth| keys.get(nth).cloned()),
+            spoilt: called.spoilt.map(|nth| keys[nth % keys.len()].clone()),
             full: called.full,
         }
     }

@@ -4,7 +4,10 @@
 mod fence;
 mod partition;
 
+// no test program but `it` uses all of it
+#[allow(unused_imports)]
 pub use fence::{Called, Family, Sent, called};
+#[allow(unused_imports)]
 pub use partition::{BatchCall, Deltas, Partition, Which};
 
 use std::cell::RefCell;
@@ -155,7 +158,7 @@ pub fn words(reply: &Value) -> Vec<String> {
 }
 
 fn fails_with(got: Result<Value, TestCaseError>, text: &str) -> bool {
-    got.is_err_and(|error| error.to_string().contains(text))
+    got.is_err_and(|error| format!("{error:#}").contains(text))
 }
 
 /// A Redis that has the scripts loaded.
@@ -304,17 +307,21 @@ impl Frame {
         Ok(None)
     }
 
+    /// Leaves Redis no memory for writes, or as much as it wants.
+    pub fn fill_up(&self, full: bool) {
+        let mut limit = pipe();
+        limit
+            .cmd("CONFIG")
+            .arg("SET")
+            .arg("maxmemory")
+            .arg(u8::from(full));
+        self.ask::<()>(limit.ignore());
+    }
+
     /// Gives a key another type and fills the memory, or takes both back.
     fn disturb(&self, sent: &Sent, begins: bool) {
         if sent.full {
-            let mut limit = pipe();
-            limit
-                .cmd("CONFIG")
-                .arg("SET")
-                .arg("maxmemory")
-                .arg(u8::from(begins))
-                .ignore();
-            self.ask::<()>(&limit);
+            self.fill_up(begins);
         }
         let Some(key) = sent.spoilt.as_ref().map(|kind| self.key(kind)) else {
             return;

@@ -1,0 +1,66 @@
+//! What `cargo package` puts into both crates.
+
+use std::path::Path;
+use std::process::Command;
+
+/// Returns the files of a package.
+fn files_of(package: &str) -> String {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "package",
+            "--list",
+            "--allow-dirty",
+            "--offline",
+            "-p",
+            package,
+        ])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{package}: {errors}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn check(package: &str, expected: &[&str]) {
+    let files = files_of(package);
+    for file in expected {
+        let has_it = files.lines().any(|line| line == *file);
+        assert!(has_it, "the package {package} lacks {file}:\n{files}");
+    }
+}
+
+#[test]
+fn the_package_contains_scripts_and_documents() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
+    let names = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
+    let scripts: Vec<_> = names
+        .map(|name| format!("lua/v1/{}", name.to_str().unwrap()))
+        .collect();
+    assert!(scripts.len() > 20, "{scripts:?}");
+    check(
+        "counterfoil",
+        &scripts.iter().map(String::as_str).collect::<Vec<_>>(),
+    );
+    let others = [
+        "lua/manifest.json",
+        "lua/README.md",
+        "docs/guide.md",
+        "build.rs",
+        "README.md",
+    ];
+    check("counterfoil", &others);
+}
+
+#[test]
+fn the_package_of_the_command_contains_page_and_example() {
+    let files = [
+        "src/main.rs",
+        "counterfoil.toml",
+        "assets/page.js",
+        "assets/page.css",
+    ];
+    check("counterfoil-cli", &files);
+}
