@@ -50,7 +50,7 @@ pub const LIMITS: [i64; 8] = [
 /// A script's error for misuse.
 const BADARG: &str = "BADARG";
 /// The longest duration of a sequence in ms.
-const TAKES_MS: i64 = 30_000;
+const TAKES_MS: i64 = 15_000;
 
 #[derive(Clone, Debug)]
 pub enum Step<S> {
