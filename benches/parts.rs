@@ -19,11 +19,7 @@ criterion_main!(parts);
 
 /// Measures the checks of an id before a hit leaves the process.
 fn ids(criterion: &mut Criterion) {
-    let own = Family::buffered("bench", "own")
-        .build()
-        .unwrap()
-        .family()
-        .clone();
+    let own = Family::buffered("bench", "own").build().unwrap().clone();
     let table = Table::upsert("visitors")
         .key("store_id", KeyType::Unsigned)
         .key("day", KeyType::Date)
@@ -32,7 +28,6 @@ fn ids(criterion: &mut Criterion) {
         .table(table)
         .build()
         .unwrap()
-        .family()
         .clone();
     let id = "12345/2014-09-20";
     criterion.bench_function("id/partition_of", |bench| {
@@ -49,11 +44,7 @@ fn ids(criterion: &mut Criterion) {
 /// Measures each script, one call after the other, on a private Redis.
 fn scripts(criterion: &mut Criterion) {
     let runtime = Runtime::new().unwrap();
-    let family = Family::buffered("bench", "parts")
-        .build()
-        .unwrap()
-        .family()
-        .clone();
+    let family = Family::buffered("bench", "parts").build().unwrap().clone();
     let redis = runtime.block_on(RedisServer::start(RedisOptions::volatile()));
     let partition = Partition::new(runtime.block_on(redis.manager()), &family, 0);
     let ids: Vec<_> = (0..1000).map(|number| format!("page/{number}")).collect();

@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // MysqlStore::schema() into one.
     pair.mysql()?.create_tables().await?;
     let views = pair
-        .open(Family::buffered("example", "article_views").build()?)
+        .open(Family::buffered("example", "article_views"))
         .await?;
     let _reconciler = pair.reconciler().start().await?;
 

@@ -53,7 +53,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         pair.mysql()?.create_tables().await?;
     }
     let series = pair
-        .open(Family::series(args.namespace, args.family).build()?)
+        .open(Family::series(args.namespace, args.family))
         .await?;
     if servers.are_private() {
         count_something(&series, &args.name).await?;

@@ -33,7 +33,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .key("id", KeyType::Unsigned)
         .value("vote_count");
     let votes = pair
-        .open(Family::cached("example", "votes").table(items).build()?)
+        .open(Family::cached("example", "votes").table(items))
         .await?;
     let reconciler = pair.reconciler().start().await?;
 

@@ -27,7 +27,8 @@ pub use client::cached::CachedCounters;
 pub use client::connect::cluster_settings;
 pub use client::counterfoil::Counterfoil;
 pub use client::exact::Shown;
-pub use client::open::OpenFamily;
+pub use client::family::FamilyBuilder;
+pub use client::open::FamilyHandle;
 pub use client::outcome::Outcome;
 pub use client::series::{Series, Slice};
 pub use client::shutdown::Remaining;
@@ -39,12 +40,10 @@ pub use connection::primary::sentinel_settings;
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;
 pub use family::day::Day;
+pub use family::kind::Counting;
+pub use family::settings::FamilySettings;
 pub use family::table::{KeyType, Table};
-pub use family::{
-    ActivityFamily, ActivityFamilyBuilder, AnyFamily, BufferedFamily, BufferedFamilyBuilder,
-    CachedFamily, CachedFamilyBuilder, Counting, Durability, Family, SeriesFamily,
-    SeriesFamilyBuilder, VisitorsFamily, VisitorsFamilyBuilder,
-};
+pub use family::{Durability, Family};
 pub use reconciler::lifecycle::{Reconciler, ReconcilerBuilder};
 pub use store::Store;
 pub use store::memory::MemoryStore;
@@ -68,8 +67,8 @@ pub mod protocol {}
 /// Internals for the project's own tests; not part of the crate's interface.
 #[cfg(feature = "test-hooks")]
 pub mod test_hooks {
-    use crate::family::Kind;
-    pub use crate::family::{Retention, Windows};
+    pub use crate::family::kind::{Retention, Windows};
+    use crate::family::{Family, kind::Kind};
     pub use crate::recount::run::{Before, Difference, Page, Recounting};
     pub use crate::scripts::buffered::{
         Cut, CutBatch, Dropped, FetchReply, LastCut, Lease, Pending, RotateReply, last_cuts,
@@ -82,16 +81,15 @@ pub mod test_hooks {
     pub use crate::store::mysql::Run;
     pub use crate::testing::ablation::{Guard, take_out};
     pub use crate::testing::simulated::{set_clock_error, set_time};
-    use crate::{CachedFamily, SeriesFamily};
 
     /// Returns the family's retention, for tests of single steps.
-    pub fn retention(family: &CachedFamily) -> Option<&Retention> {
-        family.family().retention()
+    pub fn retention(family: &Family) -> Option<&Retention> {
+        family.retention()
     }
 
     /// Returns the family's windows, for tests of single steps.
-    pub fn windows(family: &SeriesFamily) -> Option<&Windows> {
-        match &family.family().kind {
+    pub fn windows(family: &Family) -> Option<&Windows> {
+        match &family.kind {
             Kind::Series(windows) => Some(windows),
             _ => None,
         }

@@ -33,14 +33,9 @@ async fn every_boundary_is_measured() {
         .await;
     pair.sql("INSERT INTO item VALUES (1, 0)").await;
     let table = Table::update("item").key("id", KeyType::Signed).value("n");
-    let items = pair.counterfoil.open(
-        family("items")
-            .max_pending(2)
-            .partitions(1)
-            .table(table)
-            .build()
-            .unwrap(),
-    );
+    let items = pair
+        .counterfoil
+        .open(family("items").max_pending(2).partitions(1).table(table));
     let items = items.await.unwrap();
     for id in ["1", "1", "2", "3"] {
         let _ = items.add(id, 1).await.unwrap();
@@ -97,14 +92,10 @@ async fn every_count_is_there_from_the_start() {
     let snapshotter = recorder.snapshotter();
     let _installed = metrics::set_default_local_recorder(&recorder);
     let pair = Pair::new().await;
-    let _views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let _views = pair.counterfoil.open(family("views")).await.unwrap();
     let _votes = pair
         .counterfoil
-        .open(Family::cached("test", "votes").build().unwrap())
+        .open(Family::cached("test", "votes"))
         .await
         .unwrap();
     let seen = look(&snapshotter);
@@ -177,11 +168,7 @@ impl Log {
 async fn a_reconciler_that_ends_says_so() {
     let log = Log::begin();
     let pair = Pair::new().await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     drop(pair.counterfoil.reconciler().start().await.unwrap());
     eventually("a warning", || async {
         log.lines_with("WARN")
@@ -221,11 +208,7 @@ async fn families_that_are_not_served_are_named() {
     let log = Log::begin();
     let pair = Pair::new().await;
     for name in ["later", "broken", "views"] {
-        let views = pair
-            .counterfoil
-            .open(family(name).build().unwrap())
-            .await
-            .unwrap();
+        let views = pair.counterfoil.open(family(name)).await.unwrap();
         let _ = views.add("page", 1).await.unwrap();
     }
     pair.sql("UPDATE counterfoil_families SET settings = '{\"format\":2}' WHERE name = 'later'")
@@ -281,7 +264,7 @@ async fn a_set_back_is_measured_and_logged() {
     let redis = pair.redis.manager().await;
     let views = pair
         .counterfoil
-        .open(family("views").partitions(1).build().unwrap())
+        .open(family("views").partitions(1))
         .await
         .unwrap();
     let before = State::of(&redis, views.family()).await;
@@ -315,13 +298,9 @@ async fn cached_counters_come_and_go() {
     let moment = Duration::from_millis(10);
     let votes = Family::cached("test", "votes")
         .durability(Durability::Immediate)
-        .save_after(moment)
+        .sync_time(moment)
         .retain(moment);
-    let votes = pair
-        .counterfoil
-        .open(votes.min(0).build().unwrap())
-        .await
-        .unwrap();
+    let votes = pair.counterfoil.open(votes.min(0)).await.unwrap();
     for (id, delta) in [("a", 1), ("a", 1), ("b", 1), ("b", -2)] {
         let _ = votes.incr(id, delta).await.unwrap();
     }
@@ -347,11 +326,7 @@ async fn ids_of_a_drain_that_is_given_up_are_not_pending() {
     let _measuring = metrics::set_default_local_recorder(&recorder);
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     for id in ["a", "b"] {
         let _ = views.add(id, 1).await.unwrap();
     }
@@ -375,10 +350,7 @@ async fn backlogs_are_measured_over_namespaces() {
     let _measuring = metrics::set_default_local_recorder(&recorder);
     let pair = Pair::new().await;
     let open = async |tenant: &str| {
-        let views = Family::buffered(tenant, "views")
-            .durability(Durability::Immediate)
-            .build()
-            .unwrap();
+        let views = Family::buffered(tenant, "views").durability(Durability::Immediate);
         pair.counterfoil.open(views).await.unwrap()
     };
     let (first, second, _idle) = (

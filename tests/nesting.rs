@@ -36,22 +36,20 @@ impl Service {
         let now = Durability::Immediate;
         Ok(Service {
             views: pair
-                .open(Family::buffered("shop", "views").durability(now).build()?)
+                .open(Family::buffered("shop", "views").durability(now))
                 .await?,
             votes: pair
-                .open(Family::cached("shop", "votes").durability(now).build()?)
+                .open(Family::cached("shop", "votes").durability(now))
                 .await?,
             hits: pair
-                .open(Family::series("shop", "hits").durability(now).build()?)
+                .open(Family::series("shop", "hits").durability(now))
                 .await?,
             online: {
-                let family = Family::activity("shop", "online")
-                    .durability(now)
-                    .cache_for(Duration::ZERO);
-                pair.open(family.build()?).await?
+                let online = pair.open(Family::activity("shop", "online").durability(now));
+                online.await?.cache_for(Duration::ZERO)
             },
             daily: pair
-                .open(Family::visitors("shop", "daily").durability(now).build()?)
+                .open(Family::visitors("shop", "daily").durability(now))
                 .await?,
         })
     }

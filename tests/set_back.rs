@@ -65,46 +65,48 @@ impl Handles {
         let soon = Duration::from_millis(50);
         let views = Family::buffered("test", "views")
             .durability(durability)
-            .sync_after(1, soon);
+            .sync_hits(1)
+            .sync_time(soon);
         let votes = Family::cached("test", "votes")
             .durability(durability)
-            .save_after(soon);
+            .sync_time(soon);
         let hits = Family::series("test", "hits")
             .durability(durability)
-            .sync_after(soon);
+            .sync_time(soon);
         let hits = hits
             .windows([(Precision::Seconds(1), 60)])
             .keep([Precision::Seconds(1)]);
         let site = Family::activity("test", "site")
             .durability(durability)
-            .sync_after(soon)
+            .sync_time(soon)
             .keep_minutes(true);
         let people = Family::visitors("test", "people")
             .durability(durability)
-            .sync_after(1, soon);
+            .sync_hits(1)
+            .sync_time(soon);
         Handles {
             views: counterfoil
-                .open(views.build().unwrap())
+                .open(views)
                 .await
                 .unwrap()
                 .write_timeout(soon * 10),
             votes: counterfoil
-                .open(votes.build().unwrap())
+                .open(votes)
                 .await
                 .unwrap()
                 .write_timeout(soon * 10),
             hits: counterfoil
-                .open(hits.build().unwrap())
+                .open(hits)
                 .await
                 .unwrap()
                 .write_timeout(soon * 10),
             site: counterfoil
-                .open(site.build().unwrap())
+                .open(site)
                 .await
                 .unwrap()
                 .write_timeout(soon * 10),
             people: counterfoil
-                .open(people.build().unwrap())
+                .open(people)
                 .await
                 .unwrap()
                 .write_timeout(soon * 10),

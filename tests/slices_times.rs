@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use counterfoil::test_hooks::{Guard, set_clock_error, set_time, take_out};
 use counterfoil::{
-    Activity, ActivityFamilyBuilder, Counterfoil, Counting, Durability, Family, KeyType,
-    MemoryStore, MysqlStore, Precision, Series, Slice, Table,
+    Activity, Counterfoil, Counting, Durability, Family, FamilyBuilder, KeyType, MemoryStore,
+    MysqlStore, Precision, Series, Slice, Table,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
@@ -216,10 +216,7 @@ impl<'c> World<'c> {
             .time_zone("Europe/Berlin")
             .partitions(1)
             .durability(Durability::Immediate);
-        let series = counterfoil
-            .open(family.build().expect("valid"))
-            .await
-            .expect("opened");
+        let series = counterfoil.open(family).await.expect("opened");
         let now_ms = (SPRING - 3 * HOUR) * 1000;
         clock.machine_is_ahead(0);
         clock.set(now_ms);
@@ -417,16 +414,15 @@ fn a_clock_that_stepped_back_would_drop_what_lies_ahead() {
     );
 }
 
-fn online(name: &str, counting: Counting) -> ActivityFamilyBuilder {
+fn online(name: &str, counting: Counting) -> FamilyBuilder<Activity> {
     Family::activity("test", name)
         .window(Duration::from_secs(60), Duration::from_secs(3))
         .stripes(5)
         .partitions(3)
         .visitors(counting)
-        .cache_for(Duration::ZERO)
         .keep_minutes(true)
         .durability(Durability::Settle(Duration::from_millis(20)))
-        .sync_after(Duration::from_millis(200))
+        .sync_time(Duration::from_millis(200))
 }
 
 /// Returns the number of script calls.
@@ -445,10 +441,7 @@ async fn script_calls(server: &RedisServer) -> u64 {
 /// that are seen.
 async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
     let plain = Plain::new().await;
-    let family = online("online", Counting::HyperLogLog)
-        .stripes(1)
-        .build()
-        .unwrap();
+    let family = online("online", Counting::HyperLogLog).stripes(1);
     let touching = plain.counterfoil.open(family.clone()).await.unwrap();
     for (visitor, hours) in [5, -5, 0, 300, -300].into_iter().enumerate() {
         clock.machine_is_ahead(hours * HOUR * 1000);
@@ -501,7 +494,7 @@ fn layers_are_told_over_a_long_way() {
             .keep_minutes(false)
             .stripes(1)
             .window(window.0, window.1);
-        let online = far.open(online.build().unwrap()).await.unwrap();
+        let online = far.open(online).await.unwrap();
         proxy.delay_replies(Duration::from_millis(60));
         // makes the caller learn the server's time
         clock.machine_is_ahead(3 * HOUR * 1000);
@@ -528,10 +521,10 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
         online("online", Counting::HyperLogLog).stripes(1),
     );
     let hits = frail
-        .open(hits.windows([(Precision::Day, 3)]).build().unwrap())
+        .open(hits.windows([(Precision::Day, 3)]))
         .await
         .unwrap();
-    let online = frail.open(online.build().unwrap()).await.unwrap();
+    let online = frail.open(online).await.unwrap();
     let (mut calls, mut hours) = (0i64, 7 * 24);
     // requests are long, so they are cut only after every fifth byte
     let directions: [(Cut, usize); 2] = [
@@ -590,7 +583,7 @@ fn the_window_slides_by_layers() {
             let plain = Plain::new().await;
             let online = plain
                 .counterfoil
-                .open(online("online", counting).build().unwrap())
+                .open(online("online", counting))
                 .await
                 .unwrap();
             let noon = (AUTUMN + 10 * HOUR) * 1000;
@@ -629,7 +622,7 @@ async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
     let plain = Plain::new().await;
     let online = plain
         .counterfoil
-        .open(online("online", counting).build().unwrap())
+        .open(online("online", counting))
         .await
         .unwrap();
     let noon = (AUTUMN + 10 * HOUR) * 1000;
@@ -761,7 +754,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         .unwrap();
     let mut random = random::numbers();
     runtime.block_on(async {
-        let family = || online("online", Counting::Exact).build().unwrap();
+        let family = || online("online", Counting::Exact);
         let mysql = MysqlServer::start().await;
         let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
         let proxy = Proxy::to(&pair.redis);
@@ -777,7 +770,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         let touching = Touching::on(&touched, first, &mut random);
         for round in 0..10 {
             let open = |counterfoil: Counterfoil| async move {
-                let family = online("online", Counting::Exact).build().expect("valid");
+                let family = online("online", Counting::Exact);
                 counterfoil.open(family).await.map(drop)
             };
             trouble::round(round, &mut random, (&pair, &proxy, &mysql), open).await;
@@ -851,11 +844,7 @@ async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
         .keep([Precision::Day])
         .table(table)
         .durability(Durability::Immediate);
-    let hits = pair
-        .counterfoil
-        .open(family.build().unwrap())
-        .await
-        .unwrap();
+    let hits = pair.counterfoil.open(family).await.unwrap();
     for change in [SPRING, AUTUMN] {
         let midnight = start(Precision::Day, change);
         for hour in 0..26 {

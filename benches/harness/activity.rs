@@ -43,11 +43,10 @@ pub async fn measure(bench: &mut Bench) {
 async fn activity(stage: &Stage, counting: Counting, partitions: u32) -> Activity {
     let family = Family::activity("bench", "readers")
         .visitors(counting)
-        .partitions(partitions);
-    let family = family
-        .durability(Durability::Immediate)
-        .cache_for(Duration::ZERO);
-    stage.pair.open(family.build().unwrap()).await.unwrap()
+        .partitions(partitions)
+        .durability(Durability::Immediate);
+    let online = stage.pair.open(family).await.unwrap();
+    online.cache_for(Duration::ZERO)
 }
 
 /// `touch().await`, each time by a random visitor.

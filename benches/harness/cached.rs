@@ -55,8 +55,8 @@ async fn family(stage: &Stage, name: &str, partitions: u32) -> Cached {
     let family = Family::cached("bench", name)
         .partitions(partitions)
         .durability(Durability::Immediate)
-        .save_after(Duration::from_millis(50));
-    stage.pair.open(family.build().unwrap()).await.unwrap()
+        .sync_time(Duration::from_millis(50));
+    stage.pair.open(family).await.unwrap()
 }
 
 /// Adds 1 to each counter, many at a time.

@@ -38,11 +38,7 @@ pub async fn measure(bench: &mut Bench) {
         let pair = Counterfoil::new(redis.manager().await, store);
         for number in 0..families {
             let _ = pair
-                .open(
-                    Family::buffered(format!("shop-{number}"), "views")
-                        .build()
-                        .unwrap(),
-                )
+                .open(Family::buffered(format!("shop-{number}"), "views"))
                 .await
                 .unwrap();
         }

@@ -290,9 +290,7 @@ impl Sides {
 
     /// Opens a new family for the round.
     async fn counters(&self, number: usize) -> Counters {
-        let family = Family::buffered("bench", format!("round-{number}"))
-            .build()
-            .unwrap();
+        let family = Family::buffered("bench", format!("round-{number}"));
         self.stage.pair.open(family).await.unwrap()
     }
 }

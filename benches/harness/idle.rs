@@ -25,8 +25,9 @@ pub async fn measure(bench: &mut Bench) {
     let before = process::memory(own);
     for number in 0..namespaces {
         let family = Family::buffered(format!("shop-{number}"), "views")
-            .sync_after(50, Duration::from_secs(1));
-        pair.open(family.build().unwrap()).await.unwrap();
+            .sync_hits(50)
+            .sync_time(Duration::from_secs(1));
+        pair.open(family).await.unwrap();
     }
     bench.absolute(
         "idle_namespace_bytes",

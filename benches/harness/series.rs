@@ -33,7 +33,7 @@ pub async fn measure(bench: &mut Bench) {
 /// Opens a series with the default precisions, none of them kept.
 async fn series(stage: &Stage, name: &str) -> Series {
     let family = Family::series("bench", name).durability(Durability::Immediate);
-    stage.pair.open(family.build().unwrap()).await.unwrap()
+    stage.pair.open(family).await.unwrap()
 }
 
 /// Returns the length of a slice in seconds. Days are UTC days.

@@ -42,12 +42,7 @@ pub async fn measure(bench: &mut Bench) {
         .partitions(PARTITIONS)
         .durability(Durability::Immediate);
     let views = pair
-        .open(
-            family
-                .sync_after(50, Duration::from_millis(200))
-                .build()
-                .unwrap(),
-        )
+        .open(family.sync_hits(50).sync_time(Duration::from_millis(200)))
         .await
         .unwrap();
     let reconciler = pair.reconciler().start().await.unwrap();

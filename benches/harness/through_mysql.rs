@@ -97,7 +97,7 @@ async fn counters(pair: &Pair, round: u32) -> Counters {
     // this Redis has no persistence
     let family =
         Family::buffered("bench", format!("round-{round}")).durability(Durability::Immediate);
-    pair.open(family.build().unwrap()).await.unwrap()
+    pair.open(family).await.unwrap()
 }
 
 /// Creates a table with the same columns, and a pool with a connection for each task.

@@ -31,7 +31,9 @@ pub async fn open(
     name: &str,
 ) -> Result<AnyCounters> {
     let namespace = name.split('/').next().unwrap_or_default();
-    counterfoil.open(configured.in_namespace(namespace)?).await
+    counterfoil
+        .open_any(configured.in_namespace(namespace)?)
+        .await
 }
 
 /// Returns the families in the database that this version understands.

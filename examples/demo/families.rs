@@ -70,7 +70,8 @@ pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
     let settle = Durability::Settle(SETTLE);
     let family = |name: &str| {
         Family::buffered(NAMESPACE, name)
-            .sync_after(SYNC_HITS, SYNC_TIME)
+            .sync_hits(SYNC_HITS)
+            .sync_time(SYNC_TIME)
             .durability(settle)
     };
     // inserts rows that do not exist yet
@@ -85,7 +86,7 @@ pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
     let requests = Family::series(NAMESPACE, REQUESTS)
         .windows([(Precision::HOUR, 24), (Precision::Day, 2)])
         .keep([Precision::HOUR, Precision::Day])
-        .sync_after(SYNC_TIME)
+        .sync_time(SYNC_TIME)
         .durability(settle);
     let visits = Table::upsert(VISITORS)
         .key("scope", KeyType::Text)
@@ -93,16 +94,15 @@ pub async fn open(place: &Place) -> counterfoil::Result<Opened> {
         .value("count");
     let visitors = Family::visitors(NAMESPACE, VISITORS)
         .table(visits)
-        .sync_after(SYNC_HITS, SYNC_TIME)
+        .sync_hits(SYNC_HITS)
+        .sync_time(SYNC_TIME)
         .durability(settle);
     Ok(Opened {
-        page_views: pair.open(family(PAGE_VIEWS).build()?).await?,
-        daily_hits: pair.open(family(DAILY_HITS).table(days).build()?).await?,
-        status_codes: pair
-            .open(family(STATUS_CODES).table(codes).build()?)
-            .await?,
-        requests: pair.open(requests.build()?).await?,
-        visitors: pair.open(visitors.build()?).await?,
+        page_views: pair.open(family(PAGE_VIEWS)).await?,
+        daily_hits: pair.open(family(DAILY_HITS).table(days)).await?,
+        status_codes: pair.open(family(STATUS_CODES).table(codes)).await?,
+        requests: pair.open(requests).await?,
+        visitors: pair.open(visitors).await?,
         pair,
     })
 }

@@ -82,12 +82,8 @@ impl Site {
         // Creates counterfoil's tables if they are missing. For these families they hold only the
         // configuration.
         pair.mysql()?.create_tables().await?;
-        let hits = pair
-            .open(Family::series("example", "hits").build()?)
-            .await?;
-        let online = pair
-            .open(Family::activity("example", "online").build()?)
-            .await?;
+        let hits = pair.open(Family::series("example", "hits")).await?;
+        let online = pair.open(Family::activity("example", "online")).await?;
         Ok(Site { hits, online })
     }
 

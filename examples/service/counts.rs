@@ -34,20 +34,15 @@ impl Counts {
             .value("downloads");
 
         let (views, votes, visitors, downloads, readers) = try_join!(
-            counterfoil.open(Family::buffered("site", "views").table(views).build()?),
-            counterfoil.open(Family::cached("site", "votes").table(votes).build()?),
-            counterfoil.open(
-                Family::visitors("site", "visitors")
-                    .table(visitors)
-                    .build()?
-            ),
+            counterfoil.open(Family::buffered("site", "views").table(views)),
+            counterfoil.open(Family::cached("site", "votes").table(votes)),
+            counterfoil.open(Family::visitors("site", "visitors").table(visitors)),
             counterfoil.open(
                 Family::series("site", "downloads")
                     .keep([Precision::Day])
                     .table(downloads)
-                    .build()?
             ),
-            counterfoil.open(Family::activity("site", "readers").build()?),
+            counterfoil.open(Family::activity("site", "readers")),
         )?;
         Ok(Counts {
             views,

@@ -261,7 +261,6 @@ mod tests {
             Family::buffered("shop", name)
                 .build()
                 .expect("valid")
-                .family()
                 .clone()
         };
         let rules = acl_rules(

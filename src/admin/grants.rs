@@ -69,14 +69,13 @@ mod tests {
                 .table(table.key("id", KeyType::Text).value("n"))
         };
         let family = table.map_or_else(|| family.clone(), with);
-        family.build().expect("valid").family().clone()
+        family.build().expect("valid").clone()
     }
 
     fn cached() -> Family {
         Family::cached("shop", "votes")
             .build()
             .expect("valid")
-            .family()
             .clone()
     }
 

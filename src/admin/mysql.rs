@@ -6,7 +6,8 @@ use sqlx::mysql::MySqlRow;
 use sqlx::{AssertSqlSafe, Row};
 
 use crate::admin::{Finding, Severity};
-use crate::family::{Family, Kind};
+use crate::family::Family;
+use crate::family::kind::Kind;
 use crate::store::mysql::session::detached;
 use crate::store::mysql::statement::{quoted, table_name};
 use crate::store::mysql::{MysqlStore, fault, schema};
@@ -127,7 +128,7 @@ impl MysqlStore {
         family
             .table
             .as_ref()
-            .filter(|_| matches!(family.kind, Kind::Buffered(_) | Kind::Cached(_)))?;
+            .filter(|_| matches!(family.kind, Kind::Buffered | Kind::Cached(_)))?;
         let runs = || {
             let query = sqlx::query(RUNS).bind(family.namespace.as_bytes());
             query.bind(family.name.as_bytes())

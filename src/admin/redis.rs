@@ -9,7 +9,8 @@ use redis::{Cmd, FromRedisValue, Value};
 use crate::admin::{Finding, Severity};
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Kind};
+use crate::family::Family;
+use crate::family::kind::Kind;
 use crate::scripts::bundle;
 
 /// Refuses a `maxmemory-policy` that evicts counts: any that evicts all keys, and, for families

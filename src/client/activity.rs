@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::try_join_all;
 use moka::future::Cache;
 
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::OpenFamily;
+use crate::client::open::FamilyHandle;
 use crate::error::{Error, Result};
+use crate::family::Family;
 use crate::family::calendar::{Calendar, Precision, time_at, unix_seconds};
-use crate::family::visit;
-use crate::family::{ActivityFamily, Counting, Family, Kind, Sliding};
+use crate::family::kind::visit;
+use crate::family::kind::{Counting, Kind, Sliding};
 use crate::scripts::activity::Seen;
 
 /// A number of distinct visitors.
@@ -86,29 +87,32 @@ const RECENT: u64 = 10_000;
 /// The approximate number of keys in one read.
 const KEYS: u32 = 200;
 
-impl OpenFamily for ActivityFamily {
-    type Handle = Activity;
-
-    fn in_use(self, handle: Handle) -> Result<Activity> {
+impl FamilyHandle for Activity {
+    fn of(handle: Handle) -> Result<Self> {
         let Kind::Activity(sliding) = handle.family().kind else {
             return Err(handle.family().is_not("activity"));
         };
-        let cache = || {
-            Cache::builder()
-                .time_to_live(self.cache_for)
-                .max_capacity(RECENT)
-                .build()
-        };
-        Ok(Activity {
+        let activity = Activity {
             handle,
             sliding,
-            recent: (!self.cache_for.is_zero()).then(cache),
-        })
+            recent: None,
+        };
+        Ok(activity.cache_for(Duration::from_secs(1)))
     }
 }
 
 impl Activity {
     handle_methods!(handle);
+
+    /// Sets how long this handle and its clones return a cached result of [`now`](Self::now)
+    /// without asking Redis. Defaults to 1 s, at most a day; zero disables the cache.
+    #[must_use]
+    pub fn cache_for(mut self, time: Duration) -> Self {
+        let time = time.min(Duration::from_secs(86_400));
+        let cache = Cache::builder().time_to_live(time).max_capacity(RECENT);
+        self.recent = (!time.is_zero()).then(|| cache.build());
+        self
+    }
 
     /// Counts a view of the page, of 1 to 200 bytes, by a visitor, of 1 to 255 bytes of any kind.
     /// The Redis server's clock determines the time of the view. Callers share calls as for
@@ -131,9 +135,8 @@ impl Activity {
     }
 
     /// Returns the page's views and distinct visitors within the window; zeros for a page without
-    /// views. This process caches the result for the family's
-    /// [`cache_for`](crate::ActivityFamilyBuilder::cache_for), and concurrent callers share one
-    /// read of Redis.
+    /// views. The handle [caches](Self::cache_for) the result,
+    /// and concurrent callers share one read of Redis.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the page is not allowed.

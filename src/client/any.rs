@@ -8,26 +8,27 @@ use crate::client::buffered::BufferedCounters;
 use crate::client::cached::CachedCounters;
 use crate::client::counterfoil::Counterfoil;
 use crate::client::handle::Handle;
-use crate::client::open::OpenFamily;
+use crate::client::open::FamilyHandle;
 use crate::client::series::Series;
 use crate::client::visitors::Visitors;
 use crate::error::Result;
-use crate::family::{AnyFamily, Family};
+use crate::family::Family;
+use crate::family::kind::Kind;
 use crate::store::Registered;
 
 /// The handle of a family of any kind. Cloning is cheap.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AnyCounters {
-    /// The handle of an [`AnyFamily::Buffered`].
+    /// The handle of a family of [`Family::buffered`].
     Buffered(BufferedCounters),
-    /// The handle of an [`AnyFamily::Cached`].
+    /// The handle of a family of [`Family::cached`].
     Cached(CachedCounters),
-    /// The handle of an [`AnyFamily::Series`].
+    /// The handle of a family of [`Family::series`].
     Series(Series),
-    /// The handle of an [`AnyFamily::Activity`].
+    /// The handle of a family of [`Family::activity`].
     Activity(Activity),
-    /// The handle of an [`AnyFamily::Visitors`].
+    /// The handle of a family of [`Family::visitors`].
     Visitors(Visitors),
 }
 
@@ -59,21 +60,28 @@ impl AnyCounters {
     }
 }
 
-impl OpenFamily for AnyFamily {
-    type Handle = AnyCounters;
-
-    fn in_use(self, handle: Handle) -> Result<AnyCounters> {
-        Ok(match self {
-            AnyFamily::Buffered(family) => AnyCounters::Buffered(family.in_use(handle)?),
-            AnyFamily::Cached(family) => AnyCounters::Cached(family.in_use(handle)?),
-            AnyFamily::Series(family) => AnyCounters::Series(family.in_use(handle)?),
-            AnyFamily::Activity(family) => AnyCounters::Activity(family.in_use(handle)?),
-            AnyFamily::Visitors(family) => AnyCounters::Visitors(family.in_use(handle)?),
+impl FamilyHandle for AnyCounters {
+    fn of(handle: Handle) -> Result<Self> {
+        Ok(match handle.family().kind {
+            Kind::Buffered => AnyCounters::Buffered(FamilyHandle::of(handle)?),
+            Kind::Cached(_) => AnyCounters::Cached(FamilyHandle::of(handle)?),
+            Kind::Series(_) => AnyCounters::Series(FamilyHandle::of(handle)?),
+            Kind::Activity(_) => AnyCounters::Activity(FamilyHandle::of(handle)?),
+            Kind::Visitors(_) => AnyCounters::Visitors(FamilyHandle::of(handle)?),
         })
     }
 }
 
 impl Counterfoil {
+    /// Opens a family whose kind is known at run time only, such as from a configuration file, like
+    /// [`open`](Self::open).
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub async fn open_any(&self, family: Family) -> Result<AnyCounters> {
+        FamilyHandle::of(self.handle(family).await?)
+    }
+
     /// Opens a family as [registered](crate::Store::families) in the database, and writes nothing:
     /// neither its settings nor an epoch. It is for tools that inspect families of other processes.
     /// A program that knows the configuration calls [`open`](Self::open).
@@ -82,6 +90,6 @@ impl Counterfoil {
     /// [`Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).
     pub fn open_registered(&self, registered: Registered) -> Result<AnyCounters> {
         let handle = Handle::served(self.shared.clone(), Arc::new(registered), self.timeouts)?;
-        AnyFamily::from(handle.family().clone()).in_use(handle)
+        FamilyHandle::of(handle)
     }
 }

@@ -6,20 +6,17 @@ use futures_util::Stream;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::{OpenFamily, Recountable};
+use crate::client::open::{FamilyHandle, Recountable};
 use crate::client::outcome::Outcome;
 use crate::error::Result;
-use crate::family::BufferedFamily;
 use crate::writer::{Progress, Recorded, Request};
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct BufferedCounters(Handle);
 
-impl OpenFamily for BufferedFamily {
-    type Handle = BufferedCounters;
-
-    fn in_use(self, handle: Handle) -> Result<BufferedCounters> {
+impl FamilyHandle for BufferedCounters {
+    fn of(handle: Handle) -> Result<Self> {
         Ok(BufferedCounters(handle))
     }
 }

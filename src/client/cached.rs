@@ -9,11 +9,11 @@ use tokio::time::Instant;
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::{OpenFamily, Recountable};
+use crate::client::open::{FamilyHandle, Recountable};
 use crate::client::outcome::Outcome;
 use crate::client::seeding::{Read, Seeding};
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{CachedFamily, Retention};
+use crate::family::kind::Retention;
 use crate::metrics;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::Ticket;
@@ -37,10 +37,8 @@ type HeldSeed = Option<(Seed, Arc<Read>)>;
 /// Each takes a whole retention, so more than one is a sign of a problem.
 const ATTEMPTS: usize = 100;
 
-impl OpenFamily for CachedFamily {
-    type Handle = CachedCounters;
-
-    fn in_use(self, handle: Handle) -> Result<CachedCounters> {
+impl FamilyHandle for CachedCounters {
+    fn of(handle: Handle) -> Result<Self> {
         let retention = handle
             .family()
             .retention()
@@ -68,7 +66,7 @@ impl CachedCounters {
     ///
     /// Callers that arrive while a call to the id's partition is in flight share the next call,
     /// with equal ids summed. A lone caller's increment is sent at once. The value reaches the
-    /// database after the family's `save_after` and its settle time.
+    /// database after the family's `sync_time` and its settle time.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed.

@@ -6,8 +6,9 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::admin::{self, Finding, access};
+use crate::client::family::FamilyBuilder;
 use crate::client::handle::{Handle, Timeouts};
-use crate::client::open::OpenFamily;
+use crate::client::open::FamilyHandle;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
@@ -104,9 +105,8 @@ impl Counterfoil {
     /// the known one, or what its table lacks. [`AccessDenied`](crate::ErrorKind::AccessDenied)
     /// naming what the Redis user lacks. [`Unsafe`](crate::ErrorKind::Unsafe) if Redis evicts what
     /// the family needs when memory is full.
-    pub async fn open<F: OpenFamily>(&self, family: F) -> Result<F::Handle> {
-        let handle = self.handle(family.common().clone()).await?;
-        family.in_use(handle)
+    pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> Result<H> {
+        H::of(self.handle(family.build()?).await?)
     }
 
     /// Opens a family, and returns the common part of its handle.

@@ -9,6 +9,7 @@ pub mod cached;
 pub mod connect;
 pub mod counterfoil;
 pub mod exact;
+pub mod family;
 pub mod handle;
 pub mod open;
 pub mod outcome;

@@ -1,8 +1,7 @@
-//! The handle type of each family type.
+//! The traits that the handles share.
 
 use crate::client::handle::Handle;
 use crate::error::Result;
-use crate::family::Sealed;
 
 /// Counters that can be [recounted](crate::Counterfoil::recount):
 /// [`BufferedCounters`](crate::BufferedCounters) and [`CachedCounters`](crate::CachedCounters).
@@ -11,12 +10,9 @@ pub trait Recountable {
     fn of_recount(&self) -> &Handle;
 }
 
-/// A family of any kind, for [`Counterfoil::open`](crate::Counterfoil::open). This crate alone
-/// implements it.
-pub trait OpenFamily: Sealed {
-    /// The handle that counts and reads in it.
-    type Handle;
-
+/// The handle of an open family, which [`Counterfoil::open`](crate::Counterfoil::open) returns.
+/// This crate alone implements it.
+pub trait FamilyHandle: Sized {
     #[doc(hidden)]
-    fn in_use(self, handle: Handle) -> Result<Self::Handle>;
+    fn of(handle: Handle) -> Result<Self>;
 }

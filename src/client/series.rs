@@ -9,12 +9,13 @@ use futures_util::Stream;
 use futures_util::future::try_join_all;
 
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::OpenFamily;
+use crate::client::open::FamilyHandle;
 use crate::client::outcome::Outcome;
 use crate::client::pages::{self, PAGE};
 use crate::error::{Error, Result};
+use crate::family::Family;
 use crate::family::calendar::{Precision, time_at, unix_seconds};
-use crate::family::{Family, Kind, SeriesFamily, Window, Windows};
+use crate::family::kind::{Kind, Window, Windows};
 use crate::scripts::partition::PairResult;
 use crate::scripts::partition::Partition;
 use crate::scripts::series::seconds;
@@ -37,10 +38,8 @@ pub struct Series {
     windows: Arc<Windows>,
 }
 
-impl OpenFamily for SeriesFamily {
-    type Handle = Series;
-
-    fn in_use(self, handle: Handle) -> Result<Series> {
+impl FamilyHandle for Series {
+    fn of(handle: Handle) -> Result<Self> {
         let Kind::Series(windows) = &handle.family().kind else {
             return Err(handle.family().is_not("series"));
         };
@@ -200,7 +199,7 @@ impl Series {
     /// Returns all slices that overlap `range`, in order, with 0 where nothing was counted: up to
     /// [`Family::MAX_RANGE`].
     ///
-    /// Slices of a [kept](crate::SeriesFamilyBuilder::keep) precision are exact, however old they
+    /// Slices of a [kept](crate::FamilyBuilder::keep) precision are exact, however old they
     /// are, and whether they are in Redis, on their way or in the database. If Redis loses its
     /// memory, only hits that were not yet in the database are missing. For other precisions only
     /// the window in Redis is available.

@@ -3,22 +3,19 @@
 use futures_util::Stream;
 
 use crate::client::handle::{Handle, handle_methods};
-use crate::client::open::OpenFamily;
+use crate::client::open::FamilyHandle;
 use crate::client::outcome::Outcome;
 use crate::error::{Error, Result};
-use crate::family::VisitorsFamily;
 use crate::family::day::Day;
-use crate::family::visit;
+use crate::family::kind::visit;
 
 /// The visitors of one open family, each counted once for a scope and day (docs/protocol.md,
 /// section 5). Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Visitors(Handle);
 
-impl OpenFamily for VisitorsFamily {
-    type Handle = Visitors;
-
-    fn in_use(self, handle: Handle) -> Result<Visitors> {
+impl FamilyHandle for Visitors {
+    fn of(handle: Handle) -> Result<Self> {
         Ok(Visitors(handle))
     }
 }

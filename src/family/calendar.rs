@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan};
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -16,7 +17,8 @@ use crate::error::{Error, ErrorKind, Result};
 ///
 /// Slices of a fixed length begin at its multiples in Unix time, in any time zone. Days and months
 /// begin at local midnight: a day has 23 or 25 hours when the clocks change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 #[non_exhaustive]
 pub enum Precision {
     /// This many seconds, up to those of a year.
@@ -78,6 +80,20 @@ impl fmt::Display for Precision {
             Precision::Day => f.write_str("day"),
             Precision::Month => f.write_str("month"),
         }
+    }
+}
+
+impl TryFrom<String> for Precision {
+    type Error = Error;
+
+    fn try_from(name: String) -> Result<Self> {
+        name.parse()
+    }
+}
+
+impl From<Precision> for String {
+    fn from(precision: Precision) -> String {
+        precision.to_string()
     }
 }
 

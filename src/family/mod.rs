@@ -4,100 +4,33 @@
 pub mod calendar;
 pub mod day;
 pub mod ids;
+pub mod kind;
+pub mod settings;
 pub mod table;
-pub mod visit;
-
-/// The settings that the builders of all kinds share.
-macro_rules! common_settings {
-    () => {
-        /// Sets the number of partitions: 1 to [`Family::MAX_PARTITIONS`], defaults to 4. Only
-        /// [`reconfigure`](crate::Counterfoil::reconfigure) changes it later. In a cluster a call
-        /// concerns one partition, so more of them spread a busy family over more nodes. On one
-        /// Redis a call counts in all of them (buffered, cached), so fewer cost less. Each
-        /// partition that was ever counted into keeps a hash of about 150 bytes in Redis.
-        pub fn partitions(mut self, partitions: u32) -> Self {
-            self.family.partitions = partitions;
-            self
-        }
-
-        /// Sets when hits on their way to the database count as durable in Redis. Defaults to
-        /// [`Durability::Settle`] with 2.5 s.
-        pub fn durability(mut self, durability: Durability) -> Self {
-            self.family.durability = durability;
-            self
-        }
-
-        /// Applies the stored settings that every kind has.
-        fn with_common(mut self, kept: &Settings<'_>) -> Result<Self, String> {
-            self.family.partitions = kept.small("partitions")?;
-            self.family.durability = kept.durability()?;
-            self.family.table = kept.table()?;
-            Ok(self)
-        }
-    };
-}
-
-/// The methods that the families of all kinds share: each is a type of its own around a [`Family`].
-macro_rules! family_of_kind {
-    ($name:ident) => {
-        impl $name {
-            /// Returns the part that all kinds of families have.
-            pub fn family(&self) -> &Family {
-                &self.family
-            }
-        }
-
-        impl crate::family::Sealed for $name {
-            fn common(&self) -> &Family {
-                &self.family
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                self.family.fmt(f)
-            }
-        }
-    };
-}
-
-mod activity;
-mod any;
-mod buffered;
-mod cached;
-mod series;
-mod settings;
-mod visitors;
+mod validate;
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
 
-pub use self::activity::{ActivityFamily, ActivityFamilyBuilder, Counting, Sliding};
-pub use self::any::AnyFamily;
-use self::buffered::Buffered;
-pub use self::buffered::{BufferedFamily, BufferedFamilyBuilder};
-pub use self::cached::{CachedFamily, CachedFamilyBuilder, Retention};
-pub use self::series::{SeriesFamily, SeriesFamilyBuilder, Window, Windows};
-use self::settings::Settings;
-pub use self::visitors::{Remember, VisitorsFamily, VisitorsFamilyBuilder};
+use self::kind::Kind;
 use crate::error::{Error, Result};
-use crate::family::calendar::Precision;
 use crate::family::table::{Missing, Table};
 
 /// A named group of counters of one kind with one configuration, in one namespace
-/// (docs/protocol.md, section 2).
+/// (docs/protocol.md, section 2). [`Counterfoil::open`](crate::Counterfoil::open) takes its
+/// [builder](crate::FamilyBuilder).
 ///
 /// ```
 /// use std::time::Duration;
 /// use counterfoil::Family;
 /// # fn main() -> counterfoil::Result<()> {
 /// let views = Family::buffered("shop-12345", "product_views")
-///     .partitions(4)
-///     .sync_after(50, Duration::from_secs(60))
+///     .sync_hits(50)
+///     .sync_time(Duration::from_secs(60))
 ///     .build()?;
+/// assert_eq!(views.partitions(), 4);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,118 +48,17 @@ pub struct Family {
     pub(crate) kind: Kind,
 }
 
-/// A family of any kind. Other crates cannot add kinds.
-pub trait Sealed {
-    fn common(&self) -> &Family;
-}
-
-/// The kind of a family, which decides how it counts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Deltas that are summed in Redis (docs/protocol.md, section 3).
-    Buffered(Buffered),
-    /// Values that stay in Redis while they are used (docs/protocol.md, section 4).
-    Cached(Retention),
-    /// Slices of time. Kept slices become buffered deltas once they are over (docs/protocol.md,
-    /// section 5).
-    Series(Arc<Windows>),
-    /// Layers of time, with the visitors. Finished minutes may be kept like slices.
-    Activity(Sliding),
-    /// Visitors, each counted once for an id and remembered for a time. The sums become buffered
-    /// deltas.
-    Visitors(Remember),
-}
-
-/// The decisions of a kind, all of them in the file of the kind.
-pub(crate) trait OfKind {
-    /// Returns the kind's name, with which its scripts begin, and which the database stores.
-    fn name(&self) -> &'static str;
-
-    /// Returns the prefixes of the names of all scripts that its families use.
-    fn scripts(&self) -> &'static [&'static str];
-
-    /// Returns the settings of this kind alone, for the database to store.
-    fn settings(&self) -> Value;
-
-    /// Returns the ones of these settings on which all processes must agree, in one line.
-    fn describe(&self) -> String {
-        String::new()
-    }
-
-    /// Returns true if it has slices that move to the buffers once they are over.
-    fn keeps_slices(&self) -> bool {
-        false
-    }
-
-    /// Returns true if it counts with keys that expire: windows, their names, and visitors. Hits on
-    /// their way to the database never expire.
-    fn has_expiring_keys(&self) -> bool {
-        false
-    }
-
-    /// Returns true if its script takes several partitions that lie on one node.
-    fn spans_partitions(&self) -> bool {
-        false
-    }
-
-    /// Returns the number of pairs in a call: few enough for the script to stay below a
-    /// millisecond.
-    fn pairs_a_call(&self) -> usize {
-        400
-    }
-
-    /// Returns the partition that counts a hit on this key (an id, a series' name, or a visit), or
-    /// `None` for any.
-    fn home_of(&self, family: &Family, key: &[u8]) -> Option<u32> {
-        (!family.wide).then(|| family.partition_by(key))
-    }
-
-    /// Returns the key whose partition a row's id belongs to.
-    fn key_of_row<'id>(&self, id: &'id str) -> &'id str {
-        id
-    }
-}
-
-impl Kind {
-    fn own(&self) -> &dyn OfKind {
-        match self {
-            Kind::Buffered(buffered) => buffered,
-            Kind::Cached(retention) => retention,
-            Kind::Series(windows) => &**windows,
-            Kind::Activity(sliding) => sliding,
-            Kind::Visitors(remember) => remember,
-        }
-    }
-
-    /// Returns the family of the named kind with stored settings: those of every kind, and its own.
-    fn read(
-        kind: &str,
-        namespace: &str,
-        name: &str,
-        all: &Settings<'_>,
-        own: &Settings<'_>,
-    ) -> Result<Family, String> {
-        match kind {
-            "buffered" => BufferedFamily::read(namespace, name, all).map(|built| built.family),
-            "cached" => CachedFamily::read(namespace, name, all, own).map(|built| built.family),
-            "series" => SeriesFamily::read(namespace, name, all, own).map(|built| built.family),
-            "activity" => ActivityFamily::read(namespace, name, all, own).map(|built| built.family),
-            "visitors" => VisitorsFamily::read(namespace, name, all, own).map(|built| built.family),
-            other => Err(format!("the kind {other:?}")),
-        }
-    }
-}
-
 /// The rule for when a rotation counts as durable. Because of it, the database never contains more
 /// than Redis still has after a crash (docs/protocol.md, section 6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Durability {
     /// This time after the rotation, by the Redis server's clock. For `appendfsync everysec` (2.5 s
     /// is enough: Redis itself stops writing when an fsync takes longer than 2 s), and for replicas
     /// whose lag stays below it. A busy partition's hits reach the database after about twice this
     /// time, since one batch waits at a time.
-    Settle(Duration),
+    Settle(#[serde(with = "settings::time")] Duration),
     /// At once. For `appendfsync always`, and for a Redis without any persistence, which loses
     /// everything in a crash and so cannot return to an older state.
     Immediate,
@@ -258,24 +90,6 @@ impl fmt::Display for Durability {
 }
 
 impl Family {
-    /// The largest number of partitions of a family.
-    pub const MAX_PARTITIONS: u32 = 4096;
-
-    fn new(namespace: String, name: String, sync_time: Duration, kind: Kind) -> Self {
-        Family {
-            namespace,
-            name,
-            partitions: 4,
-            wide: false,
-            durability: Durability::default(),
-            table: None,
-            sync_hits: 50,
-            sync_time,
-            max_pending: 1_000_000,
-            kind,
-        }
-    }
-
     /// Returns the application or tenant that the family belongs to.
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -311,18 +125,6 @@ impl Family {
         self.table.as_ref().map_or('/', |table| table.separator)
     }
 
-    /// Returns the slice length of each window of a series; nothing for other kinds.
-    pub fn precisions(&self) -> Vec<Precision> {
-        match &self.kind {
-            Kind::Series(series) => series
-                .windows
-                .iter()
-                .map(|window| window.precision)
-                .collect(),
-            _ => Vec::new(),
-        }
-    }
-
     /// Returns the settings on which every process must agree, as (setting, value) pairs in the
     /// words of the database and of errors. Sync times and the pending limit are not among them,
     /// since a deploy may change them.
@@ -338,42 +140,8 @@ impl Family {
                     .as_ref()
                     .map_or("own".to_owned(), Table::describe),
             ),
-            ("shape", self.kind.own().describe()),
+            ("shape", self.shape()),
         ]
-    }
-
-    /// Returns the kind's name, with which its scripts begin, and which the database stores:
-    /// `buffered`, `cached`, `series`, `activity` or `visitors`.
-    pub fn kind(&self) -> &'static str {
-        self.kind.own().name()
-    }
-
-    /// Returns the prefixes of the names of the scripts that it uses.
-    pub(crate) fn scripts(&self) -> &'static [&'static str] {
-        self.kind.own().scripts()
-    }
-
-    /// Returns true if it has slices that move to the buffers once they are over.
-    pub(crate) fn keeps_slices(&self) -> bool {
-        self.kind.own().keeps_slices()
-    }
-
-    /// Returns true if it counts with keys that expire.
-    pub(crate) fn has_expiring_keys(&self) -> bool {
-        self.kind.own().has_expiring_keys()
-    }
-
-    /// Returns how its counters stay in Redis, if it is a cached family.
-    pub(crate) fn retention(&self) -> Option<&Retention> {
-        match &self.kind {
-            Kind::Cached(retention) => Some(retention),
-            _ => None,
-        }
-    }
-
-    /// Returns true for cached counters. All other kinds reach the database like buffered ones.
-    pub(crate) fn is_cached(&self) -> bool {
-        self.retention().is_some()
     }
 
     /// Returns the error for a caller that takes it for another kind.
@@ -466,29 +234,9 @@ impl Family {
         u64::try_from(total).is_ok_and(|total| total == hits || total >= self.sync_hits)
     }
 
-    /// Returns the number of pairs in a call.
-    pub(crate) fn pairs_a_call(&self) -> usize {
-        self.kind.own().pairs_a_call()
-    }
-
-    /// Returns true if its script takes several partitions that lie on one node.
-    pub(crate) fn spans_partitions(&self) -> bool {
-        self.kind.own().spans_partitions()
-    }
-
-    /// Returns the partition that counts a hit on this key (an id, a series' name, or a visit), or
-    /// `None` for any.
-    pub(crate) fn home_of(&self, key: &[u8]) -> Option<u32> {
-        self.kind.own().home_of(self, key)
-    }
-
-    /// Returns the partitions in which a row's id may have anything pending.
-    pub(crate) fn partitions_of_row(&self, id: &str) -> std::ops::Range<u32> {
-        if self.wide {
-            return 0..self.partitions;
-        }
-        let own = self.partition_of(self.kind.own().key_of_row(id));
-        own..own + 1
+    /// Returns the error for an invalid setting.
+    fn refused(&self, setting: &str, wrong: impl fmt::Display) -> Error {
+        Error::invalid(format!("{self}: {setting} {wrong}"))
     }
 }
 
@@ -498,67 +246,10 @@ impl fmt::Display for Family {
     }
 }
 
-/// The checks of every kind.
-impl Family {
-    fn check(&self) -> Result<()> {
-        for (what, name) in [("namespace", &self.namespace), ("family", &self.name)] {
-            if !is_name(name) {
-                return Err(Error::invalid(format!(
-                    "{what} {name:?} is not of [a-z0-9_.-]{{1,64}}"
-                )));
-            }
-        }
-        if !(1..=Family::MAX_PARTITIONS).contains(&self.partitions) {
-            let wrong = format!("{} is not 1 to {}", self.partitions, Family::MAX_PARTITIONS);
-            return Err(self.refused("partitions", wrong));
-        }
-        if let Durability::Settle(settle) = self.durability {
-            self.check_time("settle", settle)?;
-        }
-        self.table.as_ref().map_or(Ok(()), Table::check)
-    }
-
-    /// Checks the sync settings of a family with buffered hits.
-    fn check_sync(&self) -> Result<()> {
-        if self.sync_hits == 0 {
-            return Err(self.refused("sync_after", "0 hits: at least 1"));
-        }
-        self.check_time("sync_after", self.sync_time)
-    }
-
-    /// Refuses a table for a family that keeps no slices, and one with a separator other than `/`.
-    fn check_slices_table(&self, keeps: bool) -> Result<()> {
-        match &self.table {
-            Some(_) if !keeps => Err(self.refused("table", "is given, and nothing is kept")),
-            Some(table) if table.separator != '/' => {
-                Err(self.refused("table", "has a separator that is not '/'"))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn check_time(&self, setting: &str, time: Duration) -> Result<()> {
-        if (Duration::from_millis(1)..=Duration::from_secs(86_400)).contains(&time) {
-            Ok(())
-        } else {
-            Err(self.refused(setting, format!("{time:?} is not 1 ms to a day")))
-        }
-    }
-
-    fn refused(&self, setting: &str, wrong: impl fmt::Display) -> Error {
-        Error::invalid(format!("{self}: {setting} {wrong}"))
-    }
-}
-
-fn is_name(name: &str) -> bool {
-    let allowed =
-        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_.-".contains(&byte);
-    (1..=64).contains(&name.len()) && name.bytes().all(allowed)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::family::calendar::Precision;
     use crate::family::table::KeyType;
 
     #[test]
@@ -568,17 +259,13 @@ mod tests {
         let family = Family::buffered("shop", "views")
             .partitions(16)
             .build()
-            .expect("valid")
-            .family;
+            .expect("valid");
         assert_eq!(family.partition_of("123456789"), 0xcbf4_3926 % 16);
     }
 
     #[test]
     fn an_id_has_1_to_255_bytes() {
-        let family = Family::buffered("shop", "views")
-            .build()
-            .expect("valid")
-            .family;
+        let family = Family::buffered("shop", "views").build().expect("valid");
         assert!(family.check_id("").is_err());
         assert!(family.check_id(&"é".repeat(128)).is_err());
         assert!(family.check_id(&"e".repeat(255)).is_ok());
@@ -591,10 +278,7 @@ mod tests {
             .windows(windows)
             .build()
             .expect("valid");
-        assert_eq!(
-            series.family().precisions(),
-            [Precision::MINUTE, Precision::Day]
-        );
+        assert_eq!(series.precisions(), [Precision::MINUTE, Precision::Day]);
         let table = Table::upsert("t")
             .key("id", KeyType::Unsigned)
             .key("day", KeyType::Date)
@@ -604,13 +288,7 @@ mod tests {
             .table(table)
             .build()
             .expect("valid");
-        assert_eq!(
-            (
-                visitors.family().separator(),
-                visitors.family().precisions()
-            ),
-            (':', vec![])
-        );
-        assert_eq!(series.family().separator(), '/');
+        assert_eq!((visitors.separator(), visitors.precisions()), (':', vec![]));
+        assert_eq!(series.separator(), '/');
     }
 }

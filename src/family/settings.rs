@@ -1,44 +1,102 @@
-//! All settings of a family as one text in the database, so that a reconciler can serve a family
-//! that it never opened.
+//! The settings of a family in their one written form, which the database, Redis and the daemon's
+//! file share.
 
+use std::fmt;
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use jiff::SignedDuration;
+use serde::de::{self, Deserializer, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::{Map, Value};
 
-use super::{Durability, Family, Kind};
+use super::kind::{Counting, Kind};
+use super::{Durability, Family};
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::table::{KeyType, Missing, Table};
+use crate::family::calendar::Precision;
+use crate::family::table::Table;
 
-/// The version of the format. It increases when a setting is added or changes its meaning.
-const FORMAT: u64 = 1;
+/// The settings of a [`Family`], as a configuration file or the database holds them. Each is
+/// optional, except the kind. [`Family::new`] checks them.
+///
+/// They implement serde's traits. Times are written as milliseconds, and read as those or as text
+/// with a unit, such as `2.5s` or `10m`. An unknown setting is an error.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FamilySettings {
+    pub(crate) kind: KindName,
+    pub(crate) partitions: Option<u32>,
+    pub(crate) durability: Option<Durability>,
+    pub(crate) table: Option<Table>,
+    pub(crate) sync_time: Option<Time>,
+    pub(crate) sync_hits: Option<u64>,
+    pub(crate) max_pending: Option<u64>,
+    pub(crate) wide: Option<bool>,
+    pub(crate) retain: Option<Time>,
+    pub(crate) min: Option<i64>,
+    pub(crate) max: Option<i64>,
+    pub(crate) windows: Option<Vec<(Precision, u32)>>,
+    pub(crate) keep: Option<Vec<Precision>>,
+    pub(crate) time_zone: Option<String>,
+    pub(crate) window: Option<Time>,
+    pub(crate) layer: Option<Time>,
+    pub(crate) stripes: Option<u32>,
+    pub(crate) visitors: Option<Counting>,
+    pub(crate) keep_minutes: Option<bool>,
+    pub(crate) remember: Option<Time>,
+}
+
+/// The name of a kind, with which its scripts begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KindName {
+    #[default]
+    Buffered,
+    Cached,
+    Series,
+    Activity,
+    Visitors,
+}
+
+/// A time: milliseconds, or text with a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Time(#[serde(with = "time")] pub Duration);
+
+impl FamilySettings {
+    /// Sets the durability unless it is given.
+    #[must_use]
+    pub fn or_durability(mut self, durability: Durability) -> Self {
+        self.durability.get_or_insert(durability);
+        self
+    }
+
+    /// Returns the settings that are given.
+    fn given(&self) -> Map<String, Value> {
+        let Ok(Value::Object(mut all)) = serde_json::to_value(self) else {
+            return Map::new();
+        };
+        all.retain(|_, value| !value.is_null());
+        all
+    }
+
+    /// Refuses a setting that families of this kind do not have.
+    pub(super) fn refuse_others(&self, family: &Family) -> Result<()> {
+        let known = family.all_settings().given();
+        match self.given().keys().find(|name| !known.contains_key(*name)) {
+            Some(other) => {
+                let wrong = format!("is not a setting of {} families", family.kind());
+                Err(family.refused(other, wrong))
+            }
+            None => Ok(()),
+        }
+    }
+}
 
 impl Family {
     /// Returns all settings as a JSON object, for a [`Store`](crate::Store) to keep. They include
     /// more than the [identity](Self::identity), and come from the process that last opened the
     /// family.
     pub fn settings(&self) -> String {
-        let Family {
-            namespace: _,
-            name: _,
-            partitions,
-            wide,
-            durability,
-            table,
-            ..
-        } = self;
-        let mut settings = json!({
-            "format": FORMAT,
-            "kind": self.kind(),
-            "partitions": partitions,
-            "wide": wide,
-            "settle_ms": millis(durability.settle()),
-            "table": table.as_ref().map(table_settings),
-            "sync_hits": self.sync_hits,
-            "sync_ms": millis(self.sync_time),
-            "max_pending": self.max_pending,
-        });
-        settings["of_kind"] = self.kind.own().settings();
-        settings.to_string()
+        Value::Object(self.all_settings().given()).to_string()
     }
 
     /// Returns the family of that name with stored [settings](Self::settings).
@@ -47,153 +105,111 @@ impl Family {
     /// [`Mismatch`](ErrorKind::Mismatch), naming the family, if the settings are invalid or of a
     /// later version.
     pub fn from_settings(namespace: &str, name: &str, settings: &str) -> Result<Family> {
-        parse(namespace, name, settings).map_err(|wrong| {
-            let what = format!(
-                "{namespace}/{name}: its settings in the database are not understood: {wrong}"
-            );
+        let refused = |wrong: String| {
+            let what = format!("{namespace}/{name}: invalid settings in the database: {wrong}");
             Error::new(ErrorKind::Mismatch, what)
-        })
-    }
-}
-
-fn table_settings(table: &Table) -> Value {
-    let keys = table
-        .keys
-        .iter()
-        .map(|key| json!([key.name, format!("{:?}", key.kind)]));
-    json!({
-        "name": table.name,
-        "inserts": table.missing == Missing::Insert,
-        "keys": keys.collect::<Vec<_>>(),
-        "value": table.value,
-        "separator": table.separator,
-    })
-}
-
-fn parse(namespace: &str, name: &str, settings: &str) -> Result<Family, String> {
-    let all = serde_json::from_str(settings).map_err(|error| error.to_string())?;
-    let all = Settings::of(&all, "settings")?;
-    match all.number("format")? {
-        FORMAT => {}
-        other => {
-            return Err(format!(
-                "they have the format {other}, and this version reads {FORMAT}"
-            ));
-        }
-    }
-    let own = all.get("of_kind", |value| Settings::of(value, "of_kind").ok())?;
-    Kind::read(all.text("kind")?, namespace, name, &all, &own)
-}
-
-/// An object of named settings.
-pub(super) struct Settings<'a>(&'a Map<String, Value>);
-
-impl<'a> Settings<'a> {
-    fn of(value: &'a Value, what: &str) -> Result<Self, String> {
-        value
-            .as_object()
-            .map(Settings)
-            .ok_or_else(|| format!("{what} is no object"))
-    }
-
-    /// Returns the setting, if it exists and has the wanted type.
-    pub(super) fn get<T>(
-        &self,
-        name: &str,
-        wanted: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Result<T, String> {
-        let value = self
-            .0
-            .get(name)
-            .ok_or_else(|| format!("{name} is not there"))?;
-        wanted(value).ok_or_else(|| format!("{name} is {value}"))
-    }
-
-    pub(super) fn number(&self, name: &str) -> Result<u64, String> {
-        self.get(name, Value::as_u64)
-    }
-
-    pub(super) fn small(&self, name: &str) -> Result<u32, String> {
-        self.get(name, small)
-    }
-
-    pub(super) fn text(&self, name: &str) -> Result<&'a str, String> {
-        self.get(name, Value::as_str)
-    }
-
-    pub(super) fn flag(&self, name: &str) -> Result<bool, String> {
-        self.get(name, Value::as_bool)
-    }
-
-    pub(super) fn time(&self, name: &str) -> Result<Duration, String> {
-        self.number(name).map(Duration::from_millis)
-    }
-
-    pub(super) fn bound(&self, name: &str) -> Result<Option<i64>, String> {
-        self.get(name, |value| {
-            if value.is_null() {
-                Some(None)
-            } else {
-                value.as_i64().map(Some)
-            }
-        })
-    }
-
-    pub(super) fn list<T>(
-        &self,
-        name: &str,
-        each: impl FnMut(&'a Value) -> Option<T>,
-    ) -> Result<Vec<T>, String> {
-        self.get(name, |value| value.as_array()?.iter().map(each).collect())
-    }
-
-    pub(super) fn durability(&self) -> Result<Durability, String> {
-        let settle = self.time("settle_ms")?;
-        Ok(if settle.is_zero() {
-            Durability::Immediate
-        } else {
-            Durability::Settle(settle)
-        })
-    }
-
-    pub(super) fn table(&self) -> Result<Option<Table>, String> {
-        let table = self.get("table", Some)?;
-        if table.is_null() {
-            return Ok(None);
-        }
-        let table = Settings::of(table, "table")?;
-        let name = table.text("name")?;
-        let made = if table.flag("inserts")? {
-            Table::upsert(name)
-        } else {
-            Table::update(name)
         };
-        let keys = table.list("keys", |key| {
-            Some((key[0].as_str()?, KeyType::named(key[1].as_str()?)?))
-        })?;
-        let made = keys
-            .into_iter()
-            .fold(made, |made, (name, kind)| made.key(name, kind));
-        let separator = table.get("separator", |value| value.as_str()?.parse().ok())?;
-        Ok(Some(made.value(table.text("value")?).separator(separator)))
+        let settings: FamilySettings =
+            serde_json::from_str(settings).map_err(|error| refused(error.to_string()))?;
+        Family::new(namespace, name, &settings).map_err(|error| refused(error.to_string()))
+    }
+
+    /// Returns the settings with the defaults filled in.
+    fn all_settings(&self) -> FamilySettings {
+        let common = FamilySettings {
+            partitions: Some(self.partitions),
+            durability: Some(self.durability),
+            table: self.table.clone(),
+            sync_time: Some(Time(self.sync_time)),
+            ..FamilySettings::default()
+        };
+        match &self.kind {
+            Kind::Buffered => FamilySettings {
+                kind: KindName::Buffered,
+                sync_hits: Some(self.sync_hits),
+                max_pending: Some(self.max_pending),
+                wide: Some(self.wide),
+                ..common
+            },
+            Kind::Cached(retention) => FamilySettings {
+                kind: KindName::Cached,
+                retain: Some(Time(retention.retain)),
+                min: retention.min,
+                max: retention.max,
+                ..common
+            },
+            Kind::Series(series) => FamilySettings {
+                kind: KindName::Series,
+                windows: Some(
+                    series
+                        .windows
+                        .iter()
+                        .map(|window| (window.precision, window.slices))
+                        .collect(),
+                ),
+                keep: Some(series.kept().map(|window| window.precision).collect()),
+                time_zone: Some(series.calendar.name().to_owned()),
+                ..common
+            },
+            Kind::Activity(sliding) => FamilySettings {
+                kind: KindName::Activity,
+                window: Some(Time(sliding.layer * sliding.layers)),
+                layer: Some(Time(sliding.layer)),
+                stripes: Some(sliding.stripes),
+                visitors: Some(sliding.counting),
+                keep_minutes: Some(sliding.keep_minutes),
+                ..common
+            },
+            Kind::Visitors(remember) => FamilySettings {
+                kind: KindName::Visitors,
+                sync_hits: Some(self.sync_hits),
+                remember: Some(Time(*remember)),
+                ..common
+            },
+        }
     }
 }
 
-pub(super) fn small(value: &Value) -> Option<u32> {
-    value.as_u64()?.try_into().ok()
-}
+/// The written form of a [`Duration`].
+pub mod time {
+    use super::*;
 
-pub(super) fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    pub fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        deserializer.deserialize_any(Written)
+    }
+
+    struct Written;
+
+    impl Visitor<'_> for Written {
+        type Value = Duration;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a time such as \"2.5s\", \"10m\" or \"6h\"")
+        }
+
+        // JSON's numbers arrive here, and TOML's, which would lack a unit, as i64
+        fn visit_u64<E: de::Error>(self, millis: u64) -> Result<Duration, E> {
+            Ok(Duration::from_millis(millis))
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Duration, E> {
+            let time = text.parse::<SignedDuration>().ok();
+            time.and_then(|time| Duration::try_from(time).ok())
+                .ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::family::Counting;
-    use crate::family::calendar::Precision;
+    use crate::family::table::KeyType;
 
-    pub(super) fn table() -> Table {
+    fn table() -> Table {
         Table::update("shop.day")
             .key("store", KeyType::Unsigned)
             .key("id", KeyType::Uuid)
@@ -202,39 +218,33 @@ mod tests {
 
     #[test]
     fn settings_bring_every_kind_back() {
-        let (second, settle) = (
-            Duration::from_secs(1),
-            Durability::Settle(Duration::from_millis(70)),
-        );
+        let second = Duration::from_secs(1);
+        let settle = Durability::Settle(Duration::from_millis(70));
         let families = [
-            Family::buffered("a", "b").build().map(|built| built.family),
+            Family::buffered("a", "b").build(),
             Family::buffered("a", "b")
                 .partitions(9)
                 .durability(settle)
                 .wide(true)
                 .max_pending(7)
-                .build()
-                .map(|built| built.family),
+                .build(),
             Family::buffered("a", "b")
                 .durability(Durability::Immediate)
                 .table(table().separator('|'))
-                .build()
-                .map(|built| built.family),
+                .build(),
             Family::buffered("a", "b")
-                .sync_after(3, second)
+                .sync_hits(3)
+                .sync_time(second)
                 .table(Table::upsert("t").key("k", KeyType::Text).value("v"))
-                .build()
-                .map(|built| built.family),
-            Family::cached("a", "b").build().map(|built| built.family),
+                .build(),
+            Family::cached("a", "b").build(),
             Family::cached("a", "b")
                 .min(-5)
                 .max(1 << 52)
                 .retain(second)
-                .save_after(second)
+                .sync_time(second)
                 .table(table())
-                .build()
-                .map(|built| built.family),
-            Family::series("a", "b").build().map(|built| built.family),
+                .build(),
             Family::series("a", "b")
                 .windows([
                     (Precision::HOUR, 3),
@@ -243,47 +253,39 @@ mod tests {
                 ])
                 .keep([Precision::Day, Precision::HOUR])
                 .time_zone("Europe/Berlin")
-                .sync_after(second)
+                .sync_time(second)
                 .table(table())
-                .build()
-                .map(|built| built.family),
-            Family::activity("a", "b").build().map(|built| built.family),
+                .build(),
+            Family::activity("a", "b").build(),
             Family::activity("a", "b")
                 .window(60 * second, 2 * second)
                 .stripes(3)
                 .visitors(Counting::HyperLogLog)
                 .keep_minutes(true)
                 .table(table())
-                .build()
-                .map(|built| built.family),
+                .build(),
             Family::visitors("a", "b")
                 .remember(77 * second)
-                .sync_after(3, second)
+                .sync_hits(3)
                 .table(table())
-                .build()
-                .map(|built| built.family),
+                .build(),
         ];
         for family in families.map(|family| family.expect("valid")) {
-            assert_eq!(
-                Family::from_settings("a", "b", &family.settings()).expect("understood"),
-                family
-            );
+            let written = family.settings();
+            let read = Family::from_settings("a", "b", &written).expect(&written);
+            assert_eq!(read, family, "{written}");
         }
     }
 
     #[test]
     fn settings_that_are_not_understood_name_the_family_and_what_is_wrong() {
-        let known = Family::cached("a", "b")
-            .build()
-            .expect("valid")
-            .family
-            .settings();
+        let known = Family::cached("a", "b").build().expect("valid").settings();
         for (from, to, what) in [
-            ("\"format\":1", "\"format\":2", "the format 2"),
-            ("cached", "sampled", "kind \"sampled\""),
-            ("partitions", "parts", "partitions is not there"),
+            ("cached", "sampled", "unknown variant `sampled`"),
+            ("partitions", "parts", "unknown field `parts`"),
             ("\"partitions\":4", "\"partitions\":0", "partitions 0"),
-            ("\"min\":null", "\"min\":\"none\"", "min is \"none\""),
+            ("\"retain\":", "\"min\":\"none\",\"retain\":", "\"none\""),
+            ("\"retain\":", "\"wide\":true,\"retain\":", "wide is not a"),
             ("{\"", "", "expected"),
         ] {
             let wrong = known.replacen(from, to, 1);

@@ -1,7 +1,7 @@
 //! The table of a family's values in the database, and the mapping of an id to the columns of a
 //! row.
 
-use crate::error::{Error, Result};
+use serde::{Deserialize, Serialize};
 
 /// The application's table and column that hold a family's values, in place of counterfoil's own
 /// table.
@@ -17,28 +17,51 @@ use crate::error::{Error, Result};
 ///     .key("day", KeyType::Date)
 ///     .value("count");
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Table {
     pub(crate) name: String,
+    #[serde(rename = "write")]
+    pub(crate) missing: Missing,
     pub(crate) keys: Vec<KeyColumn>,
     pub(crate) value: String,
+    #[serde(default = "slash")]
     pub(crate) separator: char,
-    pub(crate) missing: Missing,
+}
+
+fn slash() -> char {
+    '/'
 }
 
 /// The treatment of a delta whose row does not exist.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Missing {
     /// A new row with the delta.
+    #[serde(rename = "upsert")]
     Insert,
     /// A reject, because the application creates the rows.
+    #[serde(rename = "update")]
     Reject,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// A key column, written as a pair of name and type.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(from = "(String, KeyType)", into = "(String, KeyType)")]
 pub(crate) struct KeyColumn {
     pub(crate) name: String,
     pub(crate) kind: KeyType,
+}
+
+impl From<(String, KeyType)> for KeyColumn {
+    fn from((name, kind): (String, KeyType)) -> Self {
+        KeyColumn { name, kind }
+    }
+}
+
+impl From<KeyColumn> for (String, KeyType) {
+    fn from(column: KeyColumn) -> Self {
+        (column.name, column.kind)
+    }
 }
 
 /// Returns true if MySQL accepts it as the name of a table, with or without its schema.
@@ -52,7 +75,8 @@ pub(crate) fn is_name(name: &str) -> bool {
 }
 
 /// The type of a key column of an application's table, and of the id's segment that it comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum KeyType {
     /// `0` to `18446744073709551615`, without leading zeros; any integer column.
@@ -92,7 +116,7 @@ impl Table {
             name: name.into(),
             keys: Vec::new(),
             value: String::new(),
-            separator: '/',
+            separator: slash(),
             missing,
         }
     }
@@ -124,10 +148,10 @@ impl Table {
     }
 
     /// Refuses a table without a key or value column, and names that MySQL does not accept.
-    pub(crate) fn check(&self) -> Result<()> {
-        let refuse = |what: String| Err(Error::invalid(format!("table {:?}: {what}", self.name)));
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let refuse = |what: String| Err(format!("{:?}: {what}", self.name));
         if !is_table_name(&self.name) {
-            return refuse("not a name MySQL takes".into());
+            return refuse("not a name that MySQL accepts".into());
         }
         if self.keys.is_empty() {
             return refuse("no key column is named".into());
@@ -142,7 +166,9 @@ impl Table {
             .chain([&self.value])
             .collect();
         if let Some(column) = columns.iter().find(|column| !is_name(column)) {
-            return refuse(format!("column {column:?} is not a name MySQL takes"));
+            return refuse(format!(
+                "column {column:?} is not a name that MySQL accepts"
+            ));
         }
         columns.sort();
         if let Some(twice) = columns.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -205,22 +231,6 @@ impl Table {
 }
 
 impl KeyType {
-    const ALL: [KeyType; 6] = [
-        KeyType::Unsigned,
-        KeyType::Signed,
-        KeyType::Date,
-        KeyType::Text,
-        KeyType::Char,
-        KeyType::Uuid,
-    ];
-
-    /// Returns the type of this name.
-    pub(crate) fn named(name: &str) -> Option<Self> {
-        KeyType::ALL
-            .into_iter()
-            .find(|kind| format!("{kind:?}") == name)
-    }
-
     /// Returns true if the segment is the canonical spelling of a value of this type.
     pub(crate) fn is_canonical(self, segment: &str) -> bool {
         match self {

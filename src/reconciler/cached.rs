@@ -8,7 +8,7 @@ use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
 use crate::error::{ErrorKind, Result};
-use crate::family::Retention;
+use crate::family::kind::Retention;
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::reconciler::flush::{CALLS, Flusher, Held, Pass};

@@ -4,8 +4,8 @@
 use indexmap::IndexMap;
 
 use crate::error::{Error, Result};
-use crate::family::visit;
-use crate::family::{Counting, Sliding};
+use crate::family::kind::visit;
+use crate::family::kind::{Counting, Sliding};
 use crate::scripts::bundle::{self, Arg, Reply, arg, made};
 use crate::scripts::fence::Fence;
 use crate::scripts::keys::Key;

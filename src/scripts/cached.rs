@@ -6,8 +6,8 @@ use futures_util::future::{join, join_all};
 use redis::Value;
 
 use crate::error::{Error, Result};
-use crate::family::Retention;
 use crate::family::ids::BatchId;
+use crate::family::kind::Retention;
 use crate::scripts::buffered::id_args;
 use crate::scripts::bundle::{self, Reply, arg, made};
 use crate::scripts::fence::Fence;

@@ -7,7 +7,7 @@ use redis::Value;
 
 use crate::error::{Error, Result};
 use crate::family::calendar::Precision;
-use crate::family::{Window, Windows};
+use crate::family::kind::{Window, Windows};
 use crate::scripts::buffered::{refusal, refuse_again};
 use crate::scripts::bundle::{self, arg, made};
 use crate::scripts::fence::Fence;

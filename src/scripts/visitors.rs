@@ -8,7 +8,7 @@ use redis::Value;
 
 use crate::error::Result;
 use crate::family::Family;
-use crate::family::visit;
+use crate::family::kind::visit;
 use crate::scripts::buffered::refusal;
 use crate::scripts::bundle::{self, Reply, arg, made};
 use crate::scripts::fence::Fence;

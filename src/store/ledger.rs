@@ -165,10 +165,7 @@ mod tests {
     use crate::store::{BatchId, Nonce, Registered};
 
     fn batch(partition: u32, seq: u64, nonce: u64, ids: &[&[u8]]) -> Arc<Batch> {
-        let family = Family::buffered("shop", "views")
-            .build()
-            .expect("valid")
-            .family;
+        let family = Family::buffered("shop", "views").build().expect("valid");
         let deltas = ids.iter().map(|id| (id.to_vec(), 1)).collect();
         let id = BatchId {
             incarnation: Incarnation(1),

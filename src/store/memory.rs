@@ -27,7 +27,7 @@ use crate::store::{
 /// let store = MemoryStore::new();
 /// let counterfoil = Counterfoil::new(Primary::connect("redis://localhost").await?, store.clone());
 /// let items = Table::update("item").key("id", KeyType::Unsigned).value("vote_count");
-/// let votes = counterfoil.open(Family::cached("forum", "votes").table(items).build()?).await?;
+/// let votes = counterfoil.open(Family::cached("forum", "votes").table(items)).await?;
 ///
 /// store.set(votes.family(), "4711", 0); // in place of INSERT INTO item
 /// assert_eq!(votes.incr("4711", 1).await?, Outcome::Counted(1));

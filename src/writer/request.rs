@@ -13,7 +13,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Kind};
+use crate::family::Family;
+use crate::family::kind::Kind;
 use crate::metrics;
 use crate::process::work::Announced;
 use crate::scripts::bundle;

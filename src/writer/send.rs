@@ -5,7 +5,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::{Family, Kind, Remember};
+use crate::family::Family;
+use crate::family::kind::Kind;
 use crate::metrics;
 use crate::process::work::Announced;
 use crate::scripts::bundle;
@@ -170,7 +171,7 @@ async fn count(
             .map(|(id, change)| (*id, change.amount()))
     };
     match &family.kind {
-        Kind::Buffered(_) => Partition::add_to(family, fence, &parts).await,
+        Kind::Buffered => Partition::add_to(family, fence, &parts).await,
         Kind::Cached(retention) => {
             let seeds = partition_groups.iter().zip(&partitions);
             let seeds = seeds.map(|(partition_group, partition)| {
@@ -190,7 +191,7 @@ async fn count(
         }
         Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
         Kind::Activity(sliding) => one.touch(sliding, clock, fence, deltas()).await,
-        Kind::Visitors(Remember(remember)) => {
+        Kind::Visitors(remember) => {
             one.first_visits(
                 family,
                 *remember,

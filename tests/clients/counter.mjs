@@ -40,14 +40,14 @@ export class Counter {
   /** The new value. readRow(id) reads the value of its row from the primary, 0 where there is none. */
   async change(id, change, readRow) {
     const partition = await this.partition(id);
-    const { retain_ms: retainMs, min, max } = await this.settings();
+    const { retain, min, max } = await this.settings();
     const names = ['base', 'buffer', 'batch', 'meta'];
     let word;
     for (let seeds = 0; seeds < 10; seeds += 1) {
       [word] = await this.count('cached_incr', partition, names, [30000, min ?? '', max ?? '', 1, id, change]);
       if (!`${word}`.startsWith('MISS:')) break;
       const seed = [id, word.slice(5), await readRow(id)]; // after the ticket was received, never before
-      await this.send('cached_seed', this.keys(partition, 'base'), [retainMs, '', ...seed]);
+      await this.send('cached_seed', this.keys(partition, 'base'), [retain, '', ...seed]);
     }
     if (/[A-Z]/.test(word)) throw new NotCounted(`${id}: ${word}`);
     return BigInt(word);
@@ -83,7 +83,7 @@ export class Counter {
   }
 
   async settings() {
-    return JSON.parse((await this.ask())[4]).of_kind;
+    return JSON.parse((await this.ask())[4]);
   }
 
   async partition(id) {

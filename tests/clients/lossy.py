@@ -88,12 +88,12 @@ class Proxy:
         return False
 
 
-def configure(client, lua, family, kind, partitions=4, **of_kind):
+def configure(client, lua, family, kind, partitions=4, **settings):
     """Configures a family as the daemon does on a standalone server."""
     keys = [f"cf1:{{{family}/0}}:calls", *(f"cf1:{{{family}/{number}}}:meta" for number in range(partitions))]
-    settings = json.dumps({"wide": False, "of_kind": of_kind})
+    text = json.dumps({"kind": kind, **settings})
     script = Path(lua, "v1/family_configure.lua").read_text(encoding="utf-8")
-    client.eval(script, len(keys), *keys, "salt", "", kind, partitions, 1000000, settings)
+    client.eval(script, len(keys), *keys, "salt", "", kind, partitions, 1000000, text)
 
 
 class Forgetful:

@@ -53,11 +53,11 @@ class Checks:
         self.socket, self.proxy, self.redis = socket, proxy, redis.Redis(unix_socket_path=socket)
         self.lossy = connect(proxy.socket)
 
-    def empty(self, *families, kind="buffered", **of_kind):
+    def empty(self, *families, kind="buffered", **settings):
         """An empty Redis with these families."""
         self.redis.flushall()
         for family in families:
-            configure(self.redis, "lua", family, kind, **of_kind)
+            configure(self.redis, "lua", family, kind, **settings)
 
     def hits(self, what, hit, family):
         """Four threads make 300 hits while requests and replies get lost."""
@@ -179,7 +179,7 @@ class Checks:
 
     def cached(self, readme):
         """Each change has a value of its own, also where the counter has to be seeded from its row first."""
-        self.empty("shop/stock", kind="cached", retain_ms=600000, min=0, max=None)
+        self.empty("shop/stock", kind="cached", retain=600000, min=0)
         stock = readme["Cached"](self.lossy, "lua/v1", "shop/stock")
         values = {id: [] for id in IDS}
         change = lambda id: values[id].append(stock.change(id, 1, lambda id: 0))
@@ -255,14 +255,14 @@ def main(socket, root):
     others = [
         ("hits", "series", {"windows": [["60s", 120], ["3600s", 24]], "keep": ["60s"], "time_zone": "UTC"},
          {"idle": 1, "names": 1, "open": 1, "schedule": 1, "series:3600s:site": 1, "series:60s:site": 1}),
-        ("here", "activity", {"layer_ms": 3000, "layers": 200, "stripes": 16, "visitors": "Exact", "keep_minutes": False},
+        ("here", "activity", {"layer": 3000, "window": 600000, "stripes": 16, "visitors": "exact", "keep_minutes": False},
          {"views:4:cart": 1, "visitors:4:cart": 1}),
-        ("daily", "visitors", {"remember_ms": 108000000}, {"buffer": 1, "seen:12345/2014-09-20": 1}),
+        ("daily", "visitors", {"remember": 108000000}, {"buffer": 1, "seen:12345/2014-09-20": 1}),
     ]
     expect("snippets of other kinds", len(kinds), len(others))
-    for source, (name, kind, of_kind, left) in zip(kinds, others):
+    for source, (name, kind, settings, left) in zip(kinds, others):
         client.flushall()
-        configure(client, "lua", f"shop-12345/{name}", kind, **of_kind)
+        configure(client, "lua", f"shop-12345/{name}", kind, **settings)
         exec(compile(source, "lua/README.md", "exec"), readme)  # pylint: disable=exec-used
         expect("what a call leaves", keys_and_fields(client), left)
     print("passed")

@@ -227,7 +227,6 @@ async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
         .partitions(1)
         .build()
         .unwrap()
-        .family()
         .clone();
     let family = Arc::new(Registered {
         number: store.register(&family).await.unwrap(),

@@ -17,11 +17,7 @@ const SOON: Duration = Duration::from_secs(3);
 async fn a_reconciler_stops_soon_also_while_the_database_is_away_or_silent() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     for silent in [false, true] {
         let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
         if silent {
@@ -51,22 +47,13 @@ async fn a_reconciler_stops_soon_also_while_the_database_is_away_or_silent() {
 #[tokio::test]
 async fn a_backlog_is_read_where_no_reconciler_runs() {
     let pair = Pair::new().await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     assert_eq!(views.backlog().await.unwrap(), Backlog::default());
-    let votes = Family::cached("test", "votes")
-        .durability(Durability::Immediate)
-        .build()
-        .unwrap();
+    let votes = Family::cached("test", "votes").durability(Durability::Immediate);
     let votes = pair.counterfoil.open(votes).await.unwrap();
     let hits = Family::series("test", "hits")
         .windows([(Precision::Day, 3)])
-        .keep([Precision::Day])
-        .build()
-        .unwrap();
+        .keep([Precision::Day]);
     let hits = pair.counterfoil.open(hits).await.unwrap();
     for id in ["a", "b", "c", "a"] {
         let _ = views.add(id, 1).await.unwrap();
@@ -115,15 +102,11 @@ async fn a_backlog_is_read_where_no_reconciler_runs() {
 async fn a_backlog_grows_older_while_the_database_is_away() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     let votes = Family::cached("test", "votes")
         .durability(Durability::Immediate)
-        .save_after(Duration::from_millis(20));
-    let votes = pair.counterfoil.open(votes.build().unwrap()).await.unwrap();
+        .sync_time(Duration::from_millis(20));
+    let votes = pair.counterfoil.open(votes).await.unwrap();
     let _ = votes.incr("a", 1).await.unwrap();
     pair.counterfoil.drain().await.unwrap();
     mysql.kill();
@@ -160,38 +143,22 @@ async fn a_backlog_grows_older_while_the_database_is_away() {
 async fn hits_are_counted_over_rotations_and_drains() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    let (wide, at_once) = (
-        family("wide").wide(true).build().unwrap(),
-        Durability::Immediate,
-    );
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let (wide, at_once) = (family("wide").wide(true), Durability::Immediate);
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     let wide = pair.counterfoil.open(wide).await.unwrap();
-    let visitors = Family::visitors("test", "visitors")
-        .durability(at_once)
-        .build()
-        .unwrap();
+    let visitors = Family::visitors("test", "visitors").durability(at_once);
     let visitors = pair.counterfoil.open(visitors).await.unwrap();
     let hits = Family::series("test", "hits")
         .windows([(Precision::Day, 3)])
         .keep([Precision::Day]);
     let hits = pair
         .counterfoil
-        .open(hits.durability(at_once).build().unwrap())
+        .open(hits.durability(at_once))
         .await
         .unwrap();
-    let online = Family::activity("test", "online")
-        .durability(at_once)
-        .build()
-        .unwrap();
+    let online = Family::activity("test", "online").durability(at_once);
     let online = pair.counterfoil.open(online).await.unwrap();
-    let votes = Family::cached("test", "votes")
-        .durability(at_once)
-        .build()
-        .unwrap();
+    let votes = Family::cached("test", "votes").durability(at_once);
     let votes = pair.counterfoil.open(votes).await.unwrap();
     let count = async |round: u64| {
         for id in ["a", "b", "a"] {
@@ -266,12 +233,12 @@ async fn the_backlogs_of_idle_families_take_few_calls() {
         let tenant = format!("tenant-{tenant}");
         let _ = plain
             .counterfoil
-            .open(Family::buffered(&tenant, "views").build().unwrap())
+            .open(Family::buffered(&tenant, "views"))
             .await
             .unwrap();
         let _ = plain
             .counterfoil
-            .open(Family::cached(&tenant, "votes").build().unwrap())
+            .open(Family::cached(&tenant, "votes"))
             .await
             .unwrap();
     }
@@ -304,27 +271,23 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
     for tenant in ["a", "b"] {
         let views = Family::buffered(tenant, "views")
             .partitions(130)
-            .durability(at_once)
-            .build()
-            .unwrap();
+            .durability(at_once);
         let views = pair.counterfoil.open(views).await.unwrap();
         let votes = Family::cached(tenant, "votes")
             .partitions(130)
-            .durability(at_once)
-            .build()
-            .unwrap();
+            .durability(at_once);
         let votes = pair.counterfoil.open(votes).await.unwrap();
         let hits = Family::series(tenant, "hits")
             .windows([(Precision::Day, 3)])
             .keep([Precision::Day]);
         let hits = pair
             .counterfoil
-            .open(hits.durability(at_once).build().unwrap())
+            .open(hits.durability(at_once))
             .await
             .unwrap();
         let _idle = pair
             .counterfoil
-            .open(Family::cached(tenant, "idle").build().unwrap())
+            .open(Family::cached(tenant, "idle"))
             .await
             .unwrap();
         let many = if tenant == "a" { 40 } else { 3 };
@@ -417,15 +380,8 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
 async fn a_shutdown_brings_everything_to_the_database_and_takes_no_more() {
     let pair = Pair::new().await;
     let settling = family("views").durability(Durability::Settle(Duration::from_millis(300)));
-    let views = pair
-        .counterfoil
-        .open(settling.build().unwrap())
-        .await
-        .unwrap();
-    let votes = Family::cached("test", "votes")
-        .durability(Durability::Immediate)
-        .build()
-        .unwrap();
+    let views = pair.counterfoil.open(settling).await.unwrap();
+    let votes = Family::cached("test", "votes").durability(Durability::Immediate);
     let votes = pair.counterfoil.open(votes).await.unwrap();
     // hits arrive all the time, until they are refused
     let mut tasks = JoinSet::new();
@@ -474,11 +430,7 @@ async fn a_shutdown_brings_everything_to_the_database_and_takes_no_more() {
         views.get("page").await.unwrap() + votes.get("page").await.unwrap(),
         stored
     );
-    let error = pair
-        .counterfoil
-        .open(family("later").build().unwrap())
-        .await
-        .unwrap_err();
+    let error = pair.counterfoil.open(family("later")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
     assert!(
         pair.counterfoil
@@ -493,16 +445,8 @@ async fn a_shutdown_brings_everything_to_the_database_and_takes_no_more() {
 async fn a_shutdown_without_the_database_returns_in_time_and_tells_what_is_left() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
-    let _idle = pair
-        .counterfoil
-        .open(family("idle").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
+    let _idle = pair.counterfoil.open(family("idle")).await.unwrap();
     mysql.kill();
     let _ = (
         views.add("a", 1).await.unwrap(),
@@ -541,11 +485,7 @@ async fn a_shutdown_without_the_database_returns_in_time_and_tells_what_is_left(
 #[tokio::test]
 async fn a_shutdown_without_redis_tells_what_was_recorded() {
     let pair = Pair::new().await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     pair.redis.pause();
     for _ in 0..3 {
         views.record("page", 1).unwrap();
@@ -581,13 +521,7 @@ async fn a_shutdown_tells_which_recorded_hits_were_refused() {
     let pair = Pair::new().await;
     let views = pair
         .counterfoil
-        .open(
-            family("views")
-                .partitions(1)
-                .max_pending(1)
-                .build()
-                .unwrap(),
-        )
+        .open(family("views").partitions(1).max_pending(1))
         .await
         .unwrap();
     let _ = views.add("page", i64::MAX).await.unwrap();
@@ -623,19 +557,13 @@ async fn a_drain_of_all_closes_slices_that_are_not_over() {
     let pair = Pair::new().await;
     let hits = Family::series("test", "hits")
         .windows([(Precision::Day, 3)])
-        .keep([Precision::Day])
-        .build()
-        .unwrap();
+        .keep([Precision::Day]);
     let hits = pair.counterfoil.open(hits).await.unwrap();
     let kept = Duration::from_secs(3);
     let online = Family::activity("test", "online")
         .window(Duration::from_secs(60), kept)
         .keep_minutes(true);
-    let online = pair
-        .counterfoil
-        .open(online.build().unwrap())
-        .await
-        .unwrap();
+    let online = pair.counterfoil.open(online).await.unwrap();
     let open = async || {
         (
             hits.backlog().await.unwrap().open,
@@ -689,7 +617,7 @@ async fn an_application_starts_without_the_database() {
         MysqlStore::connect_lazy(&mysql.url(&database)).unwrap(),
     );
     let began = Instant::now();
-    let views = pair.open(family("views").build().unwrap()).await.unwrap();
+    let views = pair.open(family("views")).await.unwrap();
     assert!(
         began.elapsed() < Duration::from_secs(4),
         "{:?}",
@@ -698,7 +626,7 @@ async fn an_application_starts_without_the_database() {
     let hits = Family::series("test", "hits")
         .windows([(Precision::SECOND, 3)])
         .keep([Precision::SECOND]);
-    let hits = pair.open(hits.build().unwrap()).await.unwrap();
+    let hits = pair.open(hits).await.unwrap();
     let _running = pair.reconciler().start().await.unwrap();
     for _ in 0..3 {
         let _ = views.add("page", 1).await.unwrap();
@@ -717,17 +645,9 @@ async fn an_application_starts_without_the_database() {
     // a mismatch with the database's family is detected when the database is up, and the counts
     // stay in Redis
     mysql.kill();
-    let other = pair.open(
-        family("views")
-            .durability(Durability::Settle(Duration::from_secs(1)))
-            .build()
-            .unwrap(),
-    );
+    let other = pair.open(family("views").durability(Durability::Settle(Duration::from_secs(1))));
     let other = other.await.unwrap();
-    let error = pair
-        .open(family("views").partitions(8).build().unwrap())
-        .await
-        .unwrap_err();
+    let error = pair.open(family("views").partitions(8)).await.unwrap_err();
     assert_eq!(
         error.kind(),
         ErrorKind::Mismatch,
@@ -750,7 +670,7 @@ async fn an_application_starts_without_the_database() {
         ),
         (vec![1], 4)
     );
-    let _ = pair.open(family("views").build().unwrap()).await.unwrap();
+    let _ = pair.open(family("views")).await.unwrap();
     pair.drain().await.unwrap();
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(4)]);
 }
@@ -772,7 +692,7 @@ async fn a_builder_takes_a_connection_and_a_pool() {
             .write_timeout(limit)
             .read_timeout(limit);
         let pair = builder.connect().await.unwrap();
-        let views = pair.open(family("views").build().unwrap()).await.unwrap();
+        let views = pair.open(family("views")).await.unwrap();
         let _ = views.add("page", 1).await.unwrap();
         assert_eq!(views.get("page").await.unwrap(), 1);
         redis.pause();
@@ -835,11 +755,8 @@ async fn a_builder_starts_without_the_database_where_it_is_told_to() {
             "silent: {silent}, {:?}",
             began.elapsed()
         );
-        let views = pair.open(family("views").build().unwrap()).await.unwrap();
-        let votes = Family::cached("test", "votes")
-            .durability(Durability::Immediate)
-            .build()
-            .unwrap();
+        let views = pair.open(family("views")).await.unwrap();
+        let votes = Family::cached("test", "votes").durability(Durability::Immediate);
         let votes = pair.open(votes).await.unwrap();
         let _running = pair.reconciler().all().start().await.unwrap();
         let _ = views.add("page", 1).await.unwrap();

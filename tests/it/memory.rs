@@ -49,9 +49,7 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
     } = Plain::new().await;
     let votes = Family::cached("test", "votes")
         .durability(Durability::Immediate)
-        .table(items())
-        .build()
-        .unwrap();
+        .table(items());
     let votes = counterfoil.open(votes).await.unwrap();
     assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::NoRow);
     store.set(votes.family(), "7", 40);
@@ -65,7 +63,7 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
     assert_eq!(votes.get("7").await.unwrap(), 101);
 
     let views = counterfoil
-        .open(family("views").table(items()).build().unwrap())
+        .open(family("views").table(items()))
         .await
         .unwrap();
     store.set(views.family(), "7", 5);
@@ -84,7 +82,7 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
 #[tokio::test]
 async fn the_contract_of_a_store_is_kept() {
     let store = counterfoil::MemoryStore::new();
-    let family = family("views").build().unwrap().family().clone();
+    let family = family("views").build().unwrap().clone();
     let number = store.register(&family).await.unwrap();
     assert_eq!(
         store.clone().register(&family).await.unwrap(),
@@ -96,7 +94,7 @@ async fn the_contract_of_a_store_is_kept() {
         .build()
         .unwrap();
     assert_eq!(
-        store.register(other.family()).await.unwrap_err().kind(),
+        store.register(&other).await.unwrap_err().kind(),
         ErrorKind::Mismatch
     );
     keeps_the_contract(&store, &Arc::new(Registered { family, number })).await;
@@ -105,7 +103,7 @@ async fn the_contract_of_a_store_is_kept() {
 #[tokio::test]
 async fn a_delta_that_no_row_takes_holds_nothing_back() {
     let store = counterfoil::MemoryStore::new();
-    let family = family("views").build().unwrap().family().clone();
+    let family = family("views").build().unwrap().clone();
     let number = store.register(&family).await.unwrap();
     let family = Arc::new(Registered { family, number });
     store.set(&family.family, "full", i64::MAX);

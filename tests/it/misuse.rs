@@ -34,7 +34,7 @@ async fn a_caller_name_that_is_used_twice_is_noticed() {
     let pair = Pair::new().await;
     let views = pair
         .counterfoil
-        .open(family("views").partitions(1).build().unwrap())
+        .open(family("views").partitions(1))
         .await
         .unwrap();
     let (family, partition) = (views.family(), partition(&pair, views.family()).await);
@@ -82,7 +82,7 @@ async fn a_client_learns_all_settings_from_the_epoch() {
         .min(-5)
         .max(9)
         .retain(Duration::from_secs(77));
-    let votes = pair.counterfoil.open(votes.build().unwrap()).await.unwrap();
+    let votes = pair.counterfoil.open(votes).await.unwrap();
     let text = Script::named("family_epoch").unwrap().source;
     let mut call = redis::cmd("EVAL");
     call.arg(text)
@@ -105,18 +105,15 @@ async fn a_client_learns_all_settings_from_the_epoch() {
 async fn a_family_that_nobody_configured_is_not_counted_in() {
     let pair = Pair::new().await;
     let typo = family("viewz").build().unwrap();
-    let partition = partition(&pair, typo.family()).await;
-    assert!(partition.epochs(typo.family()).await.unwrap().is_none());
+    let partition = partition(&pair, &typo).await;
+    assert!(partition.epochs(&typo).await.unwrap().is_none());
     let fence = Fence {
         home: partition.keys(),
         caller: "python",
         n: 1,
         epoch: "",
     };
-    let counted = partition
-        .add(typo.family(), fence, 1, [("page", 1)])
-        .await
-        .unwrap();
+    let counted = partition.add(&typo, fence, 1, [("page", 1)]).await.unwrap();
     assert!(
         matches!(counted, Counted::Expired),
         "a call without an epoch is not executed"
@@ -126,11 +123,7 @@ async fn a_family_that_nobody_configured_is_not_counted_in() {
 #[tokio::test]
 async fn an_emptied_redis_is_configured_again_without_a_writer() {
     let pair = Pair::new().await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let partition = partition(&pair, views.family()).await;
     for _ in 0..2 {
@@ -146,10 +139,7 @@ async fn an_emptied_redis_is_configured_again_without_a_writer() {
 #[tokio::test]
 async fn a_call_of_another_kind_is_refused() {
     let pair = Pair::new().await;
-    let votes = Family::cached("test", "votes")
-        .partitions(1)
-        .build()
-        .unwrap();
+    let votes = Family::cached("test", "votes").partitions(1);
     let votes = pair.counterfoil.open(votes).await.unwrap();
     let (family, partition) = (votes.family(), partition(&pair, votes.family()).await);
     let epoch = partition.epochs(family).await.unwrap().unwrap().now;
@@ -177,7 +167,7 @@ async fn a_request_that_names_its_epoch_never_counts_twice() {
     let pair = Pair::new().await;
     let views = pair
         .counterfoil
-        .open(family("views").partitions(1).build().unwrap())
+        .open(family("views").partitions(1))
         .await
         .unwrap();
     let (family, partition) = (views.family(), partition(&pair, views.family()).await);

@@ -115,10 +115,7 @@ async fn the_program_with_tls_runs() {
         .create_tables()
         .await
         .expect("created");
-    let views = counterfoil
-        .open(family("views").build().expect("valid"))
-        .await
-        .expect("opened");
+    let views = counterfoil.open(family("views")).await.expect("opened");
     assert_eq!(
         counted(views.add("product/7", 1).await.expect("counted")),
         1
@@ -189,9 +186,7 @@ async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
         ("guide", "orders", "product/7", 1),
         ("guide", "lines", "access.log", 1000),
     ] {
-        let counters = counterfoil
-            .open(Family::buffered(namespace, name).build()?)
-            .await?;
+        let counters = counterfoil.open(Family::buffered(namespace, name)).await?;
         assert_eq!(counters.get(id).await?, value, "{namespace}/{name}");
     }
     counterfoil.drain().await?;
@@ -228,7 +223,7 @@ async fn a_reject_is_retried(
         .key("id", KeyType::Unsigned)
         .value("vote_count");
     let downloads = counterfoil
-        .open(Family::buffered("shop", "downloads").table(table).build()?)
+        .open(Family::buffered("shop", "downloads").table(table))
         .await?;
     assert_eq!(counted(downloads.add("4712", 3).await?), 3);
     counterfoil.drain().await?;

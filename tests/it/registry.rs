@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use crate::support::{Pair, counted, day, eventually, family, pause};
 use counterfoil::{
-    CachedFamily, Counterfoil, Counting, Durability, ErrorKind, Family, KeyType, MysqlStore,
-    Outcome, Precision, SeriesFamily, Table,
+    BufferedCounters, CachedCounters, Counterfoil, Counting, Durability, ErrorKind, Family,
+    FamilyBuilder, KeyType, MysqlStore, Outcome, Precision, Series, Table,
 };
 
 const MOMENT: Duration = Duration::from_millis(20);
@@ -45,43 +45,35 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
         "CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL); INSERT INTO item VALUES (1, 0)",
     )
     .await;
-    let gone = family("gone")
-        .table(Table::upsert("gone").key("id", KeyType::Signed).value("n"))
-        .build()
-        .unwrap();
+    let gone = family("gone").table(Table::upsert("gone").key("id", KeyType::Signed).value("n"));
     let gone = pair.counterfoil.open(gone).await.unwrap();
     let views = pair
         .counterfoil
-        .open(family("views").wide(true).build().unwrap())
+        .open(family("views").wide(true))
         .await
         .unwrap();
     let table = Table::update("item").key("id", KeyType::Signed).value("n");
     let votes = Family::cached("test", "votes")
         .durability(now)
-        .save_after(MOMENT)
+        .sync_time(MOMENT)
         .max(2)
-        .table(table)
-        .build()
-        .unwrap();
+        .table(table);
     let votes = pair.counterfoil.open(votes).await.unwrap();
     let hits =
         Family::series("test", "hits").windows([(Precision::SECOND, 9), (Precision::Day, 3)]);
     let hits = hits
         .keep([Precision::SECOND])
         .durability(now)
-        .sync_after(MOMENT)
+        .sync_time(MOMENT)
         .time_zone("Europe/Berlin");
-    let hits = pair.counterfoil.open(hits.build().unwrap()).await.unwrap();
+    let hits = pair.counterfoil.open(hits).await.unwrap();
     let online = Family::activity("test", "online")
         .durability(now)
         .keep_minutes(true)
         .stripes(3);
-    let online = online.visitors(Counting::HyperLogLog).build().unwrap();
+    let online = online.visitors(Counting::HyperLogLog);
     let online = pair.counterfoil.open(online).await.unwrap();
-    let visitors = Family::visitors("test", "visitors")
-        .durability(now)
-        .build()
-        .unwrap();
+    let visitors = Family::visitors("test", "visitors").durability(now);
     let visitors = pair.counterfoil.open(visitors).await.unwrap();
     for number in 0..3 {
         let _ = gone.add("1", 1).await.unwrap();
@@ -124,22 +116,19 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
 #[tokio::test]
 async fn families_that_come_later_or_change_are_served_and_an_open_one_keeps_its_settings() {
     let pair = Pair::new().await;
-    let opened = async |builder: counterfoil::BufferedFamilyBuilder| {
-        pair.counterfoil
-            .open(builder.build().unwrap())
-            .await
-            .unwrap()
+    let opened = async |builder: FamilyBuilder<BufferedCounters>| {
+        pair.counterfoil.open(builder).await.unwrap()
     };
     let other = another(&pair).await;
     let _own = other
-        .open(family("own").sync_after(1000, MOMENT).build().unwrap())
+        .open(family("own").sync_hits(1000).sync_time(MOMENT))
         .await
         .unwrap();
-    let own = opened(family("own").sync_after(1000, HOUR)).await;
-    let slow = opened(family("slow").sync_after(1000, HOUR)).await;
+    let own = opened(family("own").sync_hits(1000).sync_time(HOUR)).await;
+    let slow = opened(family("slow").sync_hits(1000).sync_time(HOUR)).await;
     let foreign = pair
         .counterfoil
-        .open(Family::buffered("foreign", "foreign").build().unwrap())
+        .open(Family::buffered("foreign", "foreign"))
         .await
         .unwrap();
     for views in [&own, &slow, &foreign] {
@@ -156,33 +145,33 @@ async fn families_that_come_later_or_change_are_served_and_an_open_one_keeps_its
     assert_eq!(stored(&pair, "slow").await, 1, "as it was opened");
     let _ = own.add("page", 1).await.unwrap();
     arrives(&pair, "own", 2).await;
-    let _ = opened(family("slow").sync_after(1, MOMENT)).await;
+    let _ = opened(family("slow").sync_hits(1).sync_time(MOMENT)).await;
     arrives(&pair, "slow", 2).await;
     assert_eq!(stored(&pair, "foreign").await, 0, "a namespace of others");
 }
 
-fn votes() -> counterfoil::CachedFamilyBuilder {
+fn votes() -> FamilyBuilder<CachedCounters> {
     Family::cached("test", "votes").durability(Durability::Immediate)
 }
 
 #[tokio::test]
 async fn partitions_change_once_nothing_is_pending() {
     let pair = Pair::new().await;
-    let (of_4, of_16) = (
-        family("views").build().unwrap(),
-        family("views").partitions(16).build().unwrap(),
-    );
+    let (of_4, of_16) = (family("views"), family("views").partitions(16));
     let before = pair.counterfoil.open(of_4.clone()).await.unwrap();
     let ids: Vec<_> = (0..40).map(|number| format!("page/{number}")).collect();
     for id in &ids {
         assert_eq!(counted(before.add(id, 1).await.unwrap()), 1);
     }
     let operator = another(&pair).await;
-    let error = operator.reconfigure(of_16.family()).await.unwrap_err();
+    let error = operator
+        .reconfigure(&of_16.build().unwrap())
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
     let _ = before.add("page/0", 1).await.unwrap();
     pair.counterfoil.drain().await.unwrap();
-    operator.reconfigure(of_16.family()).await.unwrap();
+    operator.reconfigure(&of_16.build().unwrap()).await.unwrap();
     // Redis and the database refuse a client with the old number, and it does not restore that
     // number
     let error = before.add("page/0", 1).await.unwrap_err();
@@ -207,7 +196,7 @@ async fn partitions_change_once_nothing_is_pending() {
     assert_eq!(stored(&pair, "views").await, 81);
     assert_eq!(after.get("page/0").await.unwrap(), 3);
     // and back
-    operator.reconfigure(of_4.family()).await.unwrap();
+    operator.reconfigure(&of_4.build().unwrap()).await.unwrap();
     assert_eq!(
         after.add("page/0", 1).await.unwrap_err().kind(),
         ErrorKind::Mismatch
@@ -222,16 +211,19 @@ async fn cached_counters_follow_their_partitions() {
     let pair = Pair::new().await;
     let ids: Vec<_> = (0..20).map(|number| format!("item/{number}")).collect();
     for (value, partitions) in [(1, 4), (2, 7), (3, 1), (4, 4)] {
-        let votes = votes().partitions(partitions).build().unwrap();
+        let votes = votes().partitions(partitions);
         if value > 1 {
             let error = pair
                 .counterfoil
-                .reconfigure(votes.family())
+                .reconfigure(&votes.build().unwrap())
                 .await
                 .unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
             pair.counterfoil.drain().await.unwrap();
-            pair.counterfoil.reconfigure(votes.family()).await.unwrap();
+            pair.counterfoil
+                .reconfigure(&votes.build().unwrap())
+                .await
+                .unwrap();
         }
         let votes = pair.counterfoil.open(votes).await.unwrap();
         for id in &ids {
@@ -247,15 +239,12 @@ async fn cached_counters_follow_their_partitions() {
 #[tokio::test]
 async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
     let pair = Pair::new().await;
-    let at_once = family("views").build().unwrap();
+    let at_once = family("views");
     let views = pair.counterfoil.open(at_once.clone()).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
-    let settling = family("views")
-        .durability(Durability::Settle(MOMENT))
-        .build()
-        .unwrap();
+    let settling = family("views").durability(Durability::Settle(MOMENT));
     pair.counterfoil
-        .reconfigure(settling.family())
+        .reconfigure(&settling.build().unwrap())
         .await
         .unwrap();
     assert_eq!(
@@ -266,9 +255,9 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
     pair.counterfoil.drain().await.unwrap();
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(1)]);
 
-    let bounded: CachedFamily = votes().min(0).build().unwrap();
+    let bounded = votes().min(0);
     let _votes = pair.counterfoil.open(bounded).await.unwrap();
-    let wider = votes().min(-2).build().unwrap();
+    let wider = votes().min(-2);
     assert_eq!(
         pair.counterfoil
             .open(wider.clone())
@@ -277,15 +266,15 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
             .kind(),
         ErrorKind::Mismatch
     );
-    pair.counterfoil.reconfigure(wider.family()).await.unwrap();
+    pair.counterfoil
+        .reconfigure(&wider.build().unwrap())
+        .await
+        .unwrap();
     let votes = pair.counterfoil.open(wider).await.unwrap();
     assert_eq!(votes.incr("item", -1).await.unwrap().counted(), Some(-1));
 
-    let hits = |partitions| -> SeriesFamily {
-        Family::series("test", "hits")
-            .partitions(partitions)
-            .build()
-            .unwrap()
+    let hits = |partitions| -> FamilyBuilder<Series> {
+        Family::series("test", "hits").partitions(partitions)
     };
     let _hits = pair.counterfoil.open(hits(4)).await.unwrap();
     for (wrong, what) in [
@@ -294,15 +283,14 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
                 .durability(Durability::Settle(MOMENT))
                 .wide(true)
                 .build()
-                .unwrap()
-                .family(),
+                .unwrap(),
             "wide",
         ),
-        (family("votes").build().unwrap().family(), "kind"),
-        (hits(8).family(), "another name"),
-        (family("nobody").build().unwrap().family(), "not registered"),
+        (family("votes").build().unwrap(), "kind"),
+        (hits(8).build().unwrap(), "another name"),
+        (family("nobody").build().unwrap(), "not registered"),
     ] {
-        let error = pair.counterfoil.reconfigure(wrong).await.unwrap_err();
+        let error = pair.counterfoil.reconfigure(&wrong).await.unwrap_err();
         assert!(
             error.kind() == ErrorKind::InvalidInput && format!("{error:#}").contains(what),
             "{error}"
@@ -328,12 +316,7 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         let hits = Family::series("test", format!("hits{name}"))
             .windows([(Precision::Day, 9)])
             .keep([Precision::Day]);
-        let hits = hits
-            .table(days)
-            .durability(at_once)
-            .partitions(partitions)
-            .build()
-            .unwrap();
+        let hits = hits.table(days).durability(at_once).partitions(partitions);
         let minutes = Table::upsert("minutes")
             .key("what", KeyType::Text)
             .key("minute", KeyType::Signed);
@@ -341,21 +324,13 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         let online = Family::activity("test", format!("online{name}"))
             .keep_minutes(true)
             .table(minutes);
-        let online = online
-            .durability(at_once)
-            .partitions(partitions)
-            .build()
-            .unwrap();
+        let online = online.durability(at_once).partitions(partitions);
         let stores = Table::upsert("visitors")
             .key("store", KeyType::Unsigned)
             .key("day", KeyType::Date)
             .value("n");
         let visitors = Family::visitors("test", format!("visitors{name}")).table(stores);
-        let visitors = visitors
-            .durability(at_once)
-            .partitions(partitions)
-            .build()
-            .unwrap();
+        let visitors = visitors.durability(at_once).partitions(partitions);
         (
             pair.counterfoil.open(hits).await.unwrap(),
             pair.counterfoil.open(online).await.unwrap(),

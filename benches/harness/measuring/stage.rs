@@ -99,7 +99,7 @@ impl Pending {
         let family = Family::buffered("bench", "pending")
             .durability(Durability::Immediate)
             .max_pending(10_000_000);
-        let counters = pair.open(family.build().unwrap()).await.unwrap();
+        let counters = pair.open(family).await.unwrap();
         let plain = PlainHashes::new(connect(&redis).await, counters.clone());
         Pending {
             pair,

@@ -30,20 +30,20 @@ const FAMILIES: &str = r#"
 [[family]]
 name = "shop-*/views"
 kind = "buffered"
-table = { upsert = "views", keys = { store_id = "unsigned", product = "text" }, value = "count", separator = "/" }
+table = { name = "views", write = "upsert", keys = [["store_id", "unsigned"], ["product", "text"]], value = "count", separator = "/" }
 sync_time = "2s"
 
 [[family]]
 name = "shop-*/visitors"
 kind = "visitors"
-table = { upsert = "visitors", keys = { store_id = "unsigned", day = "date" }, value = "count" }
+table = { name = "visitors", write = "upsert", keys = [["store_id", "unsigned"], ["day", "date"]], value = "count" }
 sync_time = "2s"
 
 [[family]]
 name = "forum/votes"
 kind = "cached"
-table = { update = "item", keys = { id = "unsigned" }, value = "vote_count" }
-save_after = "1s"
+table = { name = "item", write = "update", keys = [["id", "unsigned"]], value = "vote_count" }
+sync_time = "1s"
 retain = "3s"
 "#;
 
@@ -94,15 +94,13 @@ impl Site {
         for shop in 1..=SHOPS {
             let namespace = format!("shop-{shop}");
             let _ = application
-                .open(Family::buffered(&namespace, "views").build()?)
+                .open(Family::buffered(&namespace, "views"))
                 .await?;
             let _ = application
-                .open(Family::visitors(&namespace, "visitors").build()?)
+                .open(Family::visitors(&namespace, "visitors"))
                 .await?;
         }
-        let _ = application
-            .open(Family::cached("forum", "votes").build()?)
-            .await?;
+        let _ = application.open(Family::cached("forum", "votes")).await?;
         Ok(())
     }
 

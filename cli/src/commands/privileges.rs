@@ -46,7 +46,7 @@ async fn rules(
     let (single, patterns) = families(context, pair).await?;
     let mut rules: BTreeSet<_> = acl_rules(&single, role.role()).into_iter().collect();
     for pattern in &patterns {
-        let of_sample = acl_rules(&[pattern.sample()?.family().clone()], role.role());
+        let of_sample = acl_rules(&[pattern.sample()?], role.role());
         rules.extend(of_sample.into_iter().filter(|rule| rule.starts_with('+')));
         rules.insert(format!("~cf1:{{{}/*", pattern.name()));
     }
@@ -106,7 +106,7 @@ async fn statements(
     })?;
     let (mut all, patterns) = families(context, pair).await?;
     for pattern in patterns {
-        all.push(pattern.sample()?.family().clone());
+        all.push(pattern.sample()?);
     }
     let mut lines = counterfoil::admin::grants(&all, of.role.role(), schema, &of.user);
     if let RoleName::Daemon = of.role {
@@ -165,7 +165,7 @@ async fn families<'c>(
         .partition(|family| family.is_pattern());
     let mut families = Vec::new();
     for family in single {
-        families.push(family.sample()?.family().clone());
+        families.push(family.sample()?);
     }
     match with_timeout(TIMEOUT, registered(&pair::store(pair)?)).await {
         Ok(registered) => {

@@ -103,7 +103,7 @@ async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingVie
         let families = registered.iter().map(|registered| &registered.family);
         let mut families = families.filter(is_it).peekable();
         if families.peek().is_none() {
-            new.push(configured.sample()?.family().clone());
+            new.push(configured.sample()?);
         }
         for family in families {
             let advice =

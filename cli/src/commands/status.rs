@@ -243,7 +243,7 @@ async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilie
         if !registered.iter().any(is_it) {
             families.push(Entry {
                 described: Some(configured.name()),
-                ..Entry::new(configured.name(), configured.sample()?.family())
+                ..Entry::new(configured.name(), &configured.sample()?)
             });
         }
     }
@@ -280,7 +280,7 @@ pub fn differences(
     registered: &Family,
 ) -> counterfoil::Result<Vec<String>> {
     let configured = configured.in_namespace(registered.namespace())?;
-    let settings = configured.family().identity().into_iter();
+    let settings = configured.identity().into_iter();
     let differs = settings
         .zip(registered.identity())
         .filter(|(here, there)| here != there);

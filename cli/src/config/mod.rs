@@ -14,8 +14,8 @@ use std::time::Duration;
 use indexmap::IndexMap;
 use serde::Deserialize;
 use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue};
 
-use self::family::FamilyEntry;
 pub use self::family::{FamilyConfig, Recount};
 use self::pair::PairEntry;
 pub use self::pair::{PairConfig, RedisPlace, Serve};
@@ -69,8 +69,6 @@ struct File {
     log: Option<LogFormat>,
     #[serde(default)]
     pair: IndexMap<Spanned<String>, Spanned<PairEntry>>,
-    #[serde(default)]
-    family: Vec<Spanned<FamilyEntry>>,
 }
 
 /// An error in a file, with its position.
@@ -108,6 +106,15 @@ impl Wrong {
     }
 }
 
+impl From<toml::de::Error> for Wrong {
+    fn from(error: toml::de::Error) -> Self {
+        Wrong {
+            message: error.message().to_owned(),
+            at: error.span().unwrap_or(0..0),
+        }
+    }
+}
+
 impl Config {
     /// Reads the file, then other files and the environment for secrets that it lacks.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
@@ -130,10 +137,9 @@ impl Config {
     }
 
     fn parse(text: &str, secrets: &Secrets) -> Result<Config, Wrong> {
-        let file: File = toml::from_str(text).map_err(|error| Wrong {
-            message: error.message().to_owned(),
-            at: error.span().unwrap_or(0..0),
-        })?;
+        let mut document = DeTable::parse(text)?;
+        let described = document.get_mut().remove("family");
+        let file = File::deserialize(toml::Deserializer::from(document))?;
         let whole = 0..0;
         let token = secrets
             .find("TOKEN", file.token, file.token_file)
@@ -153,15 +159,16 @@ impl Config {
             ));
         }
         let mut families: Vec<FamilyConfig> = Vec::new();
-        for entry in file.family {
-            let family = FamilyEntry::check(entry, &pairs)?;
-            if let Some(other) = families.iter().find(|other| other.is_same(&family)) {
-                let twice = format!(
-                    "family {:?} of pair {:?} is described twice",
-                    other.name(),
-                    other.pair
-                );
-                return Err(Wrong::new(&family.at, twice));
+        for entry in family_entries(described)? {
+            let at = entry.span();
+            let family = FamilyConfig::read(entry, &pairs)?;
+            let (name, pair) = (family.name(), &family.pair);
+            if families
+                .iter()
+                .any(|other| other.name() == name && other.pair == *pair)
+            {
+                let twice = format!("family {name:?} of pair {pair:?} is described twice");
+                return Err(Wrong::new(&at, twice));
             }
             families.push(family);
         }
@@ -174,6 +181,14 @@ impl Config {
             pairs,
             families,
         })
+    }
+}
+
+fn family_entries(value: Option<Spanned<DeValue<'_>>>) -> Result<DeArray<'_>, Wrong> {
+    match value.map(|value| (value.span(), value.into_inner())) {
+        None => Ok(DeArray::new()),
+        Some((_, DeValue::Array(entries))) => Ok(entries),
+        Some((at, _)) => Err(Wrong::new(&at, "family: expected [[family]]")),
     }
 }
 

@@ -10,7 +10,7 @@ use toml::Spanned;
 
 use super::Wrong;
 use super::secret::Secrets;
-use super::value::{Settling, Time};
+use super::value::Time;
 
 /// A pair of Redis and MySQL.
 #[derive(Clone, Debug)]
@@ -74,7 +74,8 @@ pub struct PairEntry {
     mysql_password: Option<String>,
     mysql_password_file: Option<PathBuf>,
     connections: Option<Spanned<u32>>,
-    durability: Option<Settling>,
+    #[serde(default)]
+    durability: Durability,
     serve: Option<Spanned<ServeEntry>>,
     #[serde(default)]
     create_tables: bool,
@@ -197,9 +198,7 @@ impl PairEntry {
                 &self.mysql_password_file,
             )?,
             connections,
-            durability: self
-                .durability
-                .map_or_else(Durability::default, |Settling(durability)| durability),
+            durability: self.durability,
             serve,
             create_tables: self.create_tables,
             allow_evicting: self.allow_evicting,

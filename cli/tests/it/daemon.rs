@@ -23,15 +23,16 @@ const TENANTS: &str = "
 [[family]]
 name = \"shop-*/views\"
 kind = \"buffered\"
-table = { upsert = \"views\", keys = { store = \"unsigned\", product = \"text\" }, value = \"n\" }
+table = { name = \"views\", write = \"upsert\", keys = [[\"store\", \"unsigned\"], [\"product\", \"text\"]], value = \"n\" }
 sync_time = \"50ms\"
 ";
 
-fn views() -> counterfoil::BufferedFamilyBuilder {
+fn views() -> counterfoil::FamilyBuilder<counterfoil::BufferedCounters> {
     let sync = Duration::from_millis(50);
     Family::buffered("shop", "views")
         .durability(Durability::Immediate)
-        .sync_after(1, sync)
+        .sync_hits(1)
+        .sync_time(sync)
 }
 
 const ALL: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
@@ -41,12 +42,7 @@ async fn it_brings_to_mysql_what_others_count() {
     let site = Site::new().await;
     site.configure(VIEWS);
     let daemon = site.daemon().await;
-    let views = site
-        .writer()
-        .await
-        .open(views().build().unwrap())
-        .await
-        .unwrap();
+    let views = site.writer().await.open(views()).await.unwrap();
     for _ in 0..100 {
         let _ = views.add("page", 1).await.unwrap();
     }
@@ -72,7 +68,7 @@ async fn a_namespace_is_found_that_fits_a_pattern() {
         let family = Family::buffered(tenant, "views")
             .durability(Durability::Immediate)
             .table(table);
-        writer.open(family.build().unwrap()).await.unwrap()
+        writer.open(family).await.unwrap()
     };
     for (tenant, id) in [
         ("shop-1", "1/shoe"),
@@ -113,7 +109,7 @@ async fn families_that_others_registered_are_served_or_named() {
             site.redis.manager().await,
             MysqlStore::new(site.pool.clone()),
         );
-        let views = other.open(views().build().unwrap()).await.unwrap();
+        let views = other.open(views()).await.unwrap();
         let _ = views.add("page", 3).await.unwrap();
         let daemon = site.daemon().await;
         if is_served {
@@ -134,7 +130,7 @@ async fn it_waits_for_its_servers_and_tells_each_change_once() {
     let daemon = site.daemon().await;
     daemon.logs(&["server=\"mysql\"", "unavailable"]).await;
     let writer = site.writer().await;
-    let views = writer.open(views().build().unwrap()).await.unwrap();
+    let views = writer.open(views()).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     mysql.start_again().await;
     eventually("the first hit", async || {
@@ -179,12 +175,7 @@ async fn is_there(site: &Site) -> bool {
 async fn no_death_loses_or_doubles_a_hit() {
     let site = Site::new().await;
     site.configure(VIEWS);
-    let views = site
-        .writer()
-        .await
-        .open(views().build().unwrap())
-        .await
-        .unwrap();
+    let views = site.writer().await.open(views()).await.unwrap();
     let counting = tokio::spawn({
         let views = views.clone();
         async move {
@@ -220,12 +211,7 @@ async fn sighup_takes_up_new_families_and_a_wrong_file_changes_nothing() {
     site.configure_pair("serve = \"declared\"", "");
     let daemon = site.daemon().await;
     daemon.logs(&["started"]).await;
-    let views = site
-        .writer()
-        .await
-        .open(views().build().unwrap())
-        .await
-        .unwrap();
+    let views = site.writer().await.open(views()).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
 
     site.configure_pair(
@@ -246,7 +232,7 @@ async fn sighup_takes_up_new_families_and_a_wrong_file_changes_nothing() {
 #[tokio::test]
 async fn a_refused_family_is_forgotten_when_it_is_not_described_any_more() {
     let site = Site::new().await;
-    let table = "table = { update = \"item\", keys = { id = \"unsigned\" }, value = \"n\" }";
+    let table = "table = { name = \"item\", write = \"update\", keys = [[\"id\", \"unsigned\"]], value = \"n\" }";
     site.configure(&format!("{VIEWS}{table}"));
     let daemon = site.daemon().await;
     let refused =
@@ -279,12 +265,7 @@ async fn daemons_that_disagree_about_a_family_are_told_and_count_exactly() {
             "\\\"9\\\"",
         ])
         .await;
-    let views = site
-        .writer()
-        .await
-        .open(views().build().unwrap())
-        .await
-        .unwrap();
+    let views = site.writer().await.open(views()).await.unwrap();
     for _ in 0..50 {
         let _ = views.add("page", 1).await.unwrap();
     }
@@ -309,12 +290,7 @@ async fn several_pairs_are_served_by_one_daemon() {
     ));
     let daemon = first.daemon().await;
     for (site, hits) in [(&first, 3), (&second, 5)] {
-        let views = site
-            .writer()
-            .await
-            .open(views().build().unwrap())
-            .await
-            .unwrap();
+        let views = site.writer().await.open(views()).await.unwrap();
         let _ = views.add("page", hits).await.unwrap();
         eventually("the hits", async || site.number(ALL).await == hits).await;
     }
@@ -342,12 +318,7 @@ async fn several_pairs_are_served_by_one_daemon() {
 async fn what_waits_is_brought_to_mysql_also_where_redis_has_no_memory_left() {
     let site = Site::new().await;
     site.configure(VIEWS);
-    let views = site
-        .writer()
-        .await
-        .open(views().build().unwrap())
-        .await
-        .unwrap();
+    let views = site.writer().await.open(views()).await.unwrap();
     for page in 0..50 {
         let _ = views.add(&format!("page/{page}"), 1).await.unwrap();
     }
@@ -432,7 +403,7 @@ async fn rejects_are_told_at_most_ten_a_minute() {
     let site = Site::new().await;
     site.sql("CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, n BIGINT NOT NULL)")
         .await;
-    let table = "table = { update = \"item\", keys = { id = \"unsigned\" }, value = \"n\" }";
+    let table = "table = { name = \"item\", write = \"update\", keys = [[\"id\", \"unsigned\"]], value = \"n\" }";
     site.configure(&format!("{VIEWS}{table}"));
     let daemon = site.daemon().await;
     daemon.logs(&["started"]).await;
@@ -444,7 +415,7 @@ async fn rejects_are_told_at_most_ten_a_minute() {
     let views = site
         .writer()
         .await
-        .open(views().table(table).build().unwrap())
+        .open(views().table(table))
         .await
         .unwrap();
     for id in 1..=15 {
@@ -477,12 +448,7 @@ async fn it_goes_on_when_nobody_reads_its_log() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let views = site
-        .writer()
-        .await
-        .open(views().build().unwrap())
-        .await
-        .unwrap();
+    let views = site.writer().await.open(views()).await.unwrap();
     for _ in 0..3 {
         let _ = views.add("page", 1).await.unwrap();
         sleep(Duration::from_millis(800)).await;

@@ -49,12 +49,11 @@ pub async fn application(site: &Site) -> Counterfoil {
     )
 }
 
-pub fn views() -> counterfoil::BufferedFamily {
+pub fn views() -> counterfoil::FamilyBuilder<counterfoil::BufferedCounters> {
     let family = Family::buffered("shop", "views").durability(Durability::Immediate);
     family
-        .sync_after(100_000, Duration::from_secs(3600))
-        .build()
-        .unwrap()
+        .sync_hits(100_000)
+        .sync_time(Duration::from_secs(3600))
 }
 
 async fn ready(daemon: &Daemon) {
@@ -109,39 +108,19 @@ async fn the_api_has_the_exact_values_of_every_kind() {
     let (counting, now) = (application(&site).await, Durability::Immediate);
     let views = counting.open(views()).await.unwrap();
     let stock = counting
-        .open(
-            Family::cached("shop", "stock")
-                .durability(now)
-                .build()
-                .unwrap(),
-        )
+        .open(Family::cached("shop", "stock").durability(now))
         .await
         .unwrap();
     let downloads = counting
-        .open(
-            Family::series("shop", "downloads")
-                .durability(now)
-                .build()
-                .unwrap(),
-        )
+        .open(Family::series("shop", "downloads").durability(now))
         .await
         .unwrap();
     let readers = counting
-        .open(
-            Family::activity("shop", "readers")
-                .durability(now)
-                .build()
-                .unwrap(),
-        )
+        .open(Family::activity("shop", "readers").durability(now))
         .await
         .unwrap();
     let visitors = counting
-        .open(
-            Family::visitors("shop", "visitors")
-                .durability(now)
-                .build()
-                .unwrap(),
-        )
+        .open(Family::visitors("shop", "visitors").durability(now))
         .await
         .unwrap();
     let day: Day = "2026-01-31".parse().unwrap();
@@ -333,7 +312,7 @@ async fn rejects_are_listed_by_pages_and_flushes_are_a_histogram() {
         .await;
     site.configure(
         "[[family]]\nname = \"shop/votes\"\nkind = \"buffered\"\nsync_hits = 1\nsync_time = \"50ms\"\n\
-         table = { update = \"item\", keys = { id = \"unsigned\" }, value = \"n\" }",
+         table = { name = \"item\", write = \"update\", keys = [[\"id\", \"unsigned\"]], value = \"n\" }",
     );
     let daemon = site.daemon().await;
     ready(&daemon).await;
@@ -342,9 +321,7 @@ async fn rejects_are_listed_by_pages_and_flushes_are_a_histogram() {
         .value("n");
     let votes = Family::buffered("shop", "votes")
         .durability(Durability::Immediate)
-        .table(table)
-        .build()
-        .unwrap();
+        .table(table);
     let votes = application(&site).await.open(votes).await.unwrap();
     for id in 1..=3 {
         let _ = votes.add(&id.to_string(), 10 * id).await.unwrap();

@@ -92,10 +92,7 @@ async fn pages_show_what_was_counted() {
     };
     let counting = application(&site).await;
     let views = counting.open(views()).await.unwrap();
-    let downloads = Family::series("shop", "downloads")
-        .durability(Durability::Immediate)
-        .build()
-        .unwrap();
+    let downloads = Family::series("shop", "downloads").durability(Durability::Immediate);
     let downloads = counting.open(downloads).await.unwrap();
     let hit = async |range: std::ops::Range<i64>| {
         for id in range {

@@ -15,14 +15,14 @@ const FAMILIES: &str = r#"
 [[family]]
 name = "shop-*/views"
 kind = "buffered"
-table = { upsert = "views", keys = { store = "unsigned", product = "text" }, value = "n" }
+table = { name = "views", write = "upsert", keys = [["store", "unsigned"], ["product", "text"]], value = "n" }
 sync_hits = 1
 sync_time = "50ms"
 [[family]]
 name = "forum/votes"
 kind = "cached"
-table = { update = "item", keys = { id = "unsigned" }, value = "votes" }
-save_after = "50ms"
+table = { name = "item", write = "update", keys = [["id", "unsigned"]], value = "votes" }
+sync_time = "50ms"
 [family.recount]
 table = "vote"
 keys = ["item"]
@@ -36,7 +36,7 @@ sync_time = "50ms"
 [[family]]
 name = "forum/downloads"
 kind = "series"
-windows = { "1s" = 60 }
+windows = [["1s", 60]]
 keep = ["1s"]
 sync_time = "1s"
 [[family]]
@@ -220,18 +220,11 @@ async fn count(site: &Site) {
     let views = writer.open(
         Family::buffered("shop-1", "views")
             .table(table)
-            .durability(now)
-            .build()
-            .unwrap(),
+            .durability(now),
     );
     let _ = views.await.unwrap().add("1/shoe", 3).await.unwrap();
     let visitors = writer
-        .open(
-            Family::visitors("forum", "visitors")
-                .durability(now)
-                .build()
-                .unwrap(),
-        )
+        .open(Family::visitors("forum", "visitors").durability(now))
         .await
         .unwrap();
     let _ = visitors
@@ -245,18 +238,10 @@ async fn count(site: &Site) {
     let downloads = Family::series("forum", "downloads")
         .windows([(Precision::SECOND, 60)])
         .keep([Precision::SECOND]);
-    let downloads = writer
-        .open(downloads.durability(now).build().unwrap())
-        .await
-        .unwrap();
+    let downloads = writer.open(downloads.durability(now)).await.unwrap();
     let _ = downloads.add("file", 4).await.unwrap();
     let readers = writer
-        .open(
-            Family::activity("forum", "readers")
-                .durability(now)
-                .build()
-                .unwrap(),
-        )
+        .open(Family::activity("forum", "readers").durability(now))
         .await
         .unwrap();
     readers.touch("page", "me").await.unwrap();
@@ -271,7 +256,7 @@ async fn count(site: &Site) {
     let votes = Family::cached("forum", "votes")
         .table(item)
         .durability(now)
-        .save_after(Duration::from_millis(50));
-    let votes = all.open(votes.build().unwrap()).await.unwrap();
+        .sync_time(Duration::from_millis(50));
+    let votes = all.open(votes).await.unwrap();
     assert_eq!(votes.incr("1", 2).await.unwrap(), Outcome::Counted(2));
 }

@@ -30,16 +30,17 @@ impl Counted {
         let now = Durability::Immediate;
         let views = Family::buffered("shop", "views")
             .durability(now)
-            .sync_after(1, Duration::from_millis(50));
-        let views = application.open(views.build().unwrap()).await.unwrap();
+            .sync_hits(1)
+            .sync_time(Duration::from_millis(50));
+        let views = application.open(views).await.unwrap();
         let table = Table::update("item")
             .key("id", KeyType::Unsigned)
             .value("votes");
         let votes = Family::cached("shop", "votes")
             .table(table)
             .durability(now)
-            .save_after(Duration::from_millis(50));
-        let votes = application.open(votes.build().unwrap()).await.unwrap();
+            .sync_time(Duration::from_millis(50));
+        let votes = application.open(votes).await.unwrap();
         Counted { site, views, votes }
     }
 

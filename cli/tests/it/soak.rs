@@ -32,10 +32,7 @@ async fn memory_and_files_stay_as_they_are() {
     for tenant in 0..TENANTS {
         let views =
             Family::buffered(format!("shop-{tenant}"), "views").durability(Durability::Immediate);
-        let views = views
-            .sync_after(1, Duration::from_millis(50))
-            .build()
-            .unwrap();
+        let views = views.sync_hits(1).sync_time(Duration::from_millis(50));
         families.push(application.open(views).await.unwrap());
     }
     let (begun, mut told, mut round) = (Instant::now(), 0, 0);

@@ -21,9 +21,10 @@ pub async fn open(place: &Place) -> counterfoil::Result<(Pair, BufferedCounters)
     let pair = Counterfoil::connect(&place.redis, &place.mysql).await?;
     let saves = Family::buffered(NAMESPACE, "saves")
         .partitions(PARTITIONS)
-        .sync_after(SYNC_HITS, SYNC_TIME)
+        .sync_hits(SYNC_HITS)
+        .sync_time(SYNC_TIME)
         .durability(Durability::Settle(SETTLE));
-    let saves = pair.open(saves.build()?).await?;
+    let saves = pair.open(saves).await?;
     Ok((pair, saves))
 }
 

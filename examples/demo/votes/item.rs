@@ -27,9 +27,9 @@ pub async fn open(place: &Place) -> counterfoil::Result<(Pair, CachedCounters)> 
                 .value("vote_count"),
         )
         .durability(Durability::Settle(SETTLE))
-        .save_after(SAVE_AFTER)
+        .sync_time(SAVE_AFTER)
         .retain(RETAIN);
-    let votes = pair.open(votes.build()?).await?;
+    let votes = pair.open(votes).await?;
     Ok((pair, votes))
 }
 

@@ -3,25 +3,19 @@
 use std::time::Duration;
 
 use crate::support::{Pair, pause, times};
-use counterfoil::{
-    Activity, ActivityFamilyBuilder, Counting, Durability, ErrorKind, Family, VisitorCount,
-};
+use counterfoil::{Activity, Counting, Durability, ErrorKind, Family, FamilyBuilder, VisitorCount};
 use futures_util::future::{join_all, try_join_all};
 
 type OnMysql = Activity;
 
-fn family(name: &str) -> ActivityFamilyBuilder {
+fn family(name: &str) -> FamilyBuilder<Activity> {
     Family::activity("test", name)
         .durability(Durability::Immediate)
-        .sync_after(Duration::from_millis(200))
-        .cache_for(Duration::ZERO)
+        .sync_time(Duration::from_millis(200))
 }
 
-async fn open(pair: &Pair, family: ActivityFamilyBuilder) -> OnMysql {
-    pair.counterfoil
-        .open(family.build().expect("a valid family"))
-        .await
-        .expect("opened")
+async fn open(pair: &Pair, family: FamilyBuilder<Activity>) -> OnMysql {
+    pair.counterfoil.open(family).await.expect("opened")
 }
 
 /// Counts 2,000 views by 500 visitors.
@@ -110,7 +104,8 @@ async fn what_left_the_window_expires() {
 #[tokio::test]
 async fn a_result_is_returned_again_for_a_while() {
     let pair = Pair::new().await;
-    let online = open(&pair, family("cached").cache_for(Duration::from_secs(3))).await;
+    let online = open(&pair, family("cached")).await;
+    let online = online.cache_for(Duration::from_secs(3));
     online.touch("/", "a").await.unwrap();
     let calls = async || {
         let info: String = pair.redis.run("INFO commandstats").await.unwrap();
@@ -158,10 +153,7 @@ async fn a_wrong_touch_is_refused_by_name() {
     );
     online.touch("/", vec![7; 255]).await.unwrap();
     assert_eq!(online.now("/").await.unwrap().views, 1);
-    let narrower = pair
-        .counterfoil
-        .open(family("refused").stripes(2).build().unwrap())
-        .await;
+    let narrower = pair.counterfoil.open(family("refused").stripes(2)).await;
     let error = narrower.expect_err("another width");
     assert!(
         error.kind() == ErrorKind::Mismatch && format!("{error:#}").contains("2 stripes"),

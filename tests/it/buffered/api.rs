@@ -17,11 +17,7 @@ const OWN: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfo
 #[tokio::test]
 async fn a_hit_is_seen_at_once_and_stored_soon() {
     let pair = Pair::new().await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     assert_eq!(
         views.add("product/1", 1).await.unwrap(),
         Outcome::Counted(1)
@@ -68,7 +64,7 @@ async fn numbers_go_to_the_applications_tables() {
         .value("count");
     let visitors = pair
         .counterfoil
-        .open(family("visitors").table(table).build().unwrap())
+        .open(family("visitors").table(table))
         .await
         .unwrap();
     let table = Table::update("item")
@@ -76,7 +72,7 @@ async fn numbers_go_to_the_applications_tables() {
         .value("vote_count");
     let votes = pair
         .counterfoil
-        .open(family("votes").table(table).build().unwrap())
+        .open(family("votes").table(table))
         .await
         .unwrap();
 
@@ -134,14 +130,10 @@ async fn bad_input_is_refused_by_name_and_nothing_is_written() {
         .value("count");
     let visitors = pair
         .counterfoil
-        .open(family("visitors").table(table).build().unwrap())
+        .open(family("visitors").table(table))
         .await
         .unwrap();
-    let own = pair
-        .counterfoil
-        .open(family("own").build().unwrap())
-        .await
-        .unwrap();
+    let own = pair.counterfoil.open(family("own")).await.unwrap();
     let refused = |error: Error, word: &str| {
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(!error.is_retryable() && !error.outcome_unknown());
@@ -176,13 +168,7 @@ async fn a_hit_that_cannot_be_counted_is_refused_alone() {
     let pair = Pair::new().await;
     let small = pair
         .counterfoil
-        .open(
-            family("small")
-                .partitions(1)
-                .max_pending(2)
-                .build()
-                .unwrap(),
-        )
+        .open(family("small").partitions(1).max_pending(2))
         .await
         .unwrap();
     assert_eq!(
@@ -220,11 +206,7 @@ async fn a_hit_that_cannot_be_counted_is_refused_alone() {
 #[tokio::test]
 async fn scripts_may_be_flushed_at_any_moment() {
     let pair = Pair::new().await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let mut other = pair.redis.manager().await;
     for _ in 0..200 {
@@ -246,7 +228,7 @@ async fn however_many_tasks_count_redis_remembers_few_callers() {
     let pair = Pair::new().await;
     let views = pair
         .counterfoil
-        .open(family("views").partitions(1).build().unwrap())
+        .open(family("views").partitions(1))
         .await
         .unwrap();
     let callers = (0..200).map(|_| views.add("page", 1));
@@ -272,8 +254,8 @@ async fn however_many_tasks_count_redis_remembers_few_callers() {
 async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     let pair = Pair::new().await;
     let views = family("views").partitions(1).build().unwrap();
-    let home = Partition::new(pair.redis.manager().await, views.family(), 0);
-    let begun = epoch(&home, views.family()).await.unwrap();
+    let home = Partition::new(pair.redis.manager().await, &views, 0);
+    let begun = epoch(&home, &views).await.unwrap();
     let used_memory = async || -> u64 {
         let info: String = pair.redis.run("INFO memory").await.unwrap();
         info.lines()
@@ -287,7 +269,7 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     for callers in callers.chunks(100) {
         let calls = callers.iter().map(|caller| {
             home.add(
-                views.family(),
+                &views,
                 Fence {
                     home: home.keys(),
                     caller,
@@ -322,7 +304,7 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
         .unwrap()
         .as_millis() as u64;
     for minutes in 1..=2 {
-        let _ = epoch(&home.clone().at(now + minutes * 61_000), views.family())
+        let _ = epoch(&home.clone().at(now + minutes * 61_000), &views)
             .await
             .unwrap();
     }
@@ -349,9 +331,7 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
         epoch: &begun,
     };
     assert_eq!(
-        home.add(views.family(), late, 1, [("page", 1)])
-            .await
-            .unwrap(),
+        home.add(&views, late, 1, [("page", 1)]).await.unwrap(),
         Counted::Expired
     );
     assert_eq!(home.read(&["page"]).await.unwrap().deltas, [(0, 100_000)]);
@@ -362,7 +342,7 @@ async fn a_wide_family_sums_over_its_partitions() {
     let pair = Pair::new().await;
     let hot = pair
         .counterfoil
-        .open(family("hot").wide(true).build().unwrap())
+        .open(family("hot").wide(true))
         .await
         .unwrap();
     let mut callers = tokio::task::JoinSet::new();
@@ -388,13 +368,13 @@ async fn an_exact_read_does_not_believe_a_replica_that_is_behind() {
     // a copy that knows the family but none of its batches
     behind
         .counterfoil
-        .open(family("views").partitions(1).build().unwrap())
+        .open(family("views").partitions(1))
         .await
         .unwrap();
     let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
     let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
     let views = counterfoil
-        .open(family("views").partitions(1).build().unwrap())
+        .open(family("views").partitions(1))
         .await
         .unwrap();
     for batches in 1..=3 {
@@ -421,11 +401,7 @@ async fn an_exact_read_does_not_believe_a_replica_that_is_behind() {
 #[tokio::test]
 async fn a_list_has_what_is_stored_and_what_is_pending() {
     let pair = Pair::new().await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     for id in ["a/1", "a/2", "b/1", "a*", "a/[x]"] {
         let _ = views.add(id, 1).await.unwrap();
     }
@@ -469,11 +445,7 @@ async fn a_list_has_what_is_stored_and_what_is_pending() {
 #[tokio::test]
 async fn all_ids_come_as_a_stream() {
     let pair = Pair::new().await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     assert_eq!(views.list_all("page/").count().await, 0);
     let ids = |from, to| (from..to).map(|number| (format!("page/{number:04}"), 1));
     assert!(
@@ -508,10 +480,7 @@ async fn all_ids_come_as_a_stream() {
         .counterfoil
         .clone()
         .read_timeout(Duration::from_millis(50));
-    let impatient = impatient
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let impatient = impatient.open(family("views")).await.unwrap();
     pair.redis.kill();
     let mut ended = impatient.list_all("page/");
     assert!(ended.next().await.unwrap().unwrap_err().is_retryable());
@@ -522,10 +491,7 @@ async fn all_ids_come_as_a_stream() {
 async fn another_configuration_is_refused_by_name() {
     let pair = Pair::new().await;
     let counterfoil = &pair.counterfoil;
-    let _views = counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let _views = counterfoil.open(family("views")).await.unwrap();
     for (other, word) in [
         (family("views").partitions(5), "partitions"),
         (family("views").wide(true), "wide"),
@@ -534,7 +500,7 @@ async fn another_configuration_is_refused_by_name() {
             "durability",
         ),
     ] {
-        let error = counterfoil.open(other.build().unwrap()).await.unwrap_err();
+        let error = counterfoil.open(other).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
         assert!(
             format!("{error:#}").contains(word) && format!("{error:#}").contains("test/views"),
@@ -543,18 +509,12 @@ async fn another_configuration_is_refused_by_name() {
     }
     // the sync settings may differ between processes
     let later = family("views")
-        .sync_after(500, Duration::from_secs(600))
-        .build()
-        .unwrap();
+        .sync_hits(500)
+        .sync_time(Duration::from_secs(600));
     counterfoil.open(later).await.unwrap();
     // the same name in another namespace is another family
     counterfoil
-        .open(
-            Family::buffered("other", "views")
-                .partitions(5)
-                .build()
-                .unwrap(),
-        )
+        .open(Family::buffered("other", "views").partitions(5))
         .await
         .unwrap();
 }
@@ -563,10 +523,7 @@ async fn another_configuration_is_refused_by_name() {
 async fn namespaces_do_not_see_each_other() {
     let pair = Pair::new().await;
     let open = |namespace: &'static str| {
-        let family = Family::buffered(namespace, "views")
-            .durability(Durability::Immediate)
-            .build()
-            .unwrap();
+        let family = Family::buffered(namespace, "views").durability(Durability::Immediate);
         pair.counterfoil.open(family)
     };
     let (one, two) = (open("shop-1").await.unwrap(), open("shop-2").await.unwrap());
@@ -643,11 +600,7 @@ async fn an_evicting_redis_is_refused_unless_forced() {
 #[tokio::test]
 async fn check_tells_how_durable_redis_is() {
     let pair = Pair::new().await;
-    let _views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let _views = pair.counterfoil.open(family("views")).await.unwrap();
     let mut redis = pair.redis.manager().await;
     let persistence = async |counterfoil: &Counterfoil| {
         let findings = counterfoil.check().await;
@@ -691,10 +644,7 @@ async fn check_tells_how_durable_redis_is() {
 #[tokio::test]
 async fn check_tells_who_is_counted_again_without_persistence() {
     let pair = Pair::new().await;
-    let visitors = Family::visitors("test", "visitors")
-        .durability(Durability::Immediate)
-        .build()
-        .unwrap();
+    let visitors = Family::visitors("test", "visitors").durability(Durability::Immediate);
     let visitors = pair.counterfoil.open(visitors).await.unwrap();
     let findings = pair.counterfoil.check().await;
     let told = findings.iter().any(|finding| {
@@ -740,7 +690,7 @@ async fn starting_warns_where_a_crash_can_double_counts() {
         let pair = Pair::with(options).await;
         if has_visitors {
             pair.counterfoil
-                .open(Family::visitors("test", "visitors").build().unwrap())
+                .open(Family::visitors("test", "visitors"))
                 .await
                 .unwrap();
         }
@@ -800,10 +750,7 @@ async fn an_error_says_where_it_looked() {
 #[tokio::test]
 async fn shutdown_finishes_what_it_holds() {
     let pair = Pair::new().await;
-    let settling = family("settling")
-        .durability(Durability::Settle(Duration::from_millis(700)))
-        .build()
-        .unwrap();
+    let settling = family("settling").durability(Durability::Settle(Duration::from_millis(700)));
     let views = pair.counterfoil.open(settling).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
@@ -830,10 +777,9 @@ async fn families_are_served_as_they_are_opened() {
     let pair = Pair::new().await;
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     for number in 0..20 {
-        let family = Family::buffered(format!("shop-{number}"), "views")
-            .durability(Durability::Immediate)
-            .build();
-        let views = pair.counterfoil.open(family.unwrap()).await.unwrap();
+        let family =
+            Family::buffered(format!("shop-{number}"), "views").durability(Durability::Immediate);
+        let views = pair.counterfoil.open(family).await.unwrap();
         let _ = views.add("page", 1).await.unwrap();
     }
     eventually("20 shops", || async { pair.number(OWN).await == 20 }).await;
@@ -845,7 +791,7 @@ async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
     let pair = Pair::new().await;
     let views = pair
         .counterfoil
-        .open(family("views").partitions(1).build().unwrap())
+        .open(family("views").partitions(1))
         .await
         .unwrap();
     let _ = views.add("page", 1).await.unwrap();
@@ -892,11 +838,7 @@ async fn one_process_serves_several_pairs() {
     let mut reconcilers = Vec::new();
     for (number, pair) in pairs.iter().enumerate() {
         reconcilers.push(pair.counterfoil.reconciler().start().await.unwrap());
-        let views = pair
-            .counterfoil
-            .open(family("views").build().unwrap())
-            .await
-            .unwrap();
+        let views = pair.counterfoil.open(family("views")).await.unwrap();
         let _ = views.add("page", number as i64 + 1).await.unwrap();
     }
     eventually("both", || async {
@@ -916,16 +858,9 @@ async fn hits_of_another_process_are_found() {
         pair.redis.manager().await,
         MysqlStore::new(pair.pool.clone()),
     );
-    let views = elsewhere
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = elsewhere.open(family("views")).await.unwrap();
     let _ = views.add("before", 1).await.unwrap();
-    let _here = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let _here = pair.counterfoil.open(family("views")).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     eventually("the hit from before", || async {
         pair.number(OWN).await == 1
@@ -942,21 +877,14 @@ async fn hits_of_another_process_are_found() {
 #[tokio::test]
 async fn many_writers_and_reconcilers_are_exact_without_leases() {
     let pair = Pair::new().await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     let mut reconcilers = Vec::new();
     for _ in 0..3 {
         let elsewhere = Counterfoil::new(
             pair.redis.manager().await,
             MysqlStore::new(pair.pool.clone()),
         );
-        let _views = elsewhere
-            .open(family("views").build().unwrap())
-            .await
-            .unwrap();
+        let _views = elsewhere.open(family("views")).await.unwrap();
         reconcilers.push(elsewhere.reconciler().lease(None).start().await.unwrap());
     }
     let mut writers = tokio::task::JoinSet::new();
@@ -1000,7 +928,7 @@ async fn a_redis_that_cannot_be_written_counts_nothing() {
     let views = pair
         .counterfoil
         .clone()
-        .open(family("views").build().unwrap())
+        .open(family("views"))
         .await
         .unwrap();
     let _ = views.add("page", 1).await.unwrap();
@@ -1033,7 +961,7 @@ async fn an_id_that_no_row_can_have_holds_no_batch_up() {
     pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n BIGINT NOT NULL)")
         .await;
     let table = Table::upsert("item").key("id", KeyType::Signed).value("n");
-    let items = family("items").partitions(1).table(table).build().unwrap();
+    let items = family("items").partitions(1).table(table);
     let items = pair.counterfoil.open(items).await.unwrap();
     let _ = items.add("7", 1).await.unwrap();
     let mut redis = pair.redis.manager().await;
@@ -1068,12 +996,12 @@ async fn who_believes_in_another_number_of_partitions_is_refused() {
     let pair = Pair::new().await;
     let views = pair
         .counterfoil
-        .open(family("views").partitions(8).build().unwrap())
+        .open(family("views").partitions(8))
         .await
         .unwrap();
     let wrong = family("views").partitions(16).build().unwrap();
-    let home = Partition::new(pair.redis.manager().await, wrong.family(), 0);
-    let error = epoch(&home, wrong.family()).await.unwrap_err();
+    let home = Partition::new(pair.redis.manager().await, &wrong, 0);
+    let error = epoch(&home, &wrong).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
     assert!(
         error
@@ -1090,23 +1018,20 @@ async fn who_believes_in_another_number_of_partitions_is_refused() {
 async fn hits_in_partitions_that_the_family_does_not_have_are_brought_home() {
     let pair = Pair::new().await;
     let wrong = family("views").partitions(16).build().unwrap();
-    let stray = Partition::new(pair.redis.manager().await, wrong.family(), 12);
-    let begun = epoch(&stray, wrong.family()).await.unwrap();
+    let stray = Partition::new(pair.redis.manager().await, &wrong, 12);
+    let begun = epoch(&stray, &wrong).await.unwrap();
     let fence = |n| Fence {
         home: stray.keys(),
         caller: "elsewhere",
         n,
         epoch: &begun,
     };
-    let counted = stray
-        .add(wrong.family(), fence(1), 1, [("page", 3)])
-        .await
-        .unwrap();
+    let counted = stray.add(&wrong, fence(1), 1, [("page", 3)]).await.unwrap();
     assert!(matches!(counted, Counted::Executed { .. }), "{counted:?}");
 
     let views = pair
         .counterfoil
-        .open(family("views").partitions(8).build().unwrap())
+        .open(family("views").partitions(8))
         .await
         .unwrap();
     let _ = views.add("page", 1).await.unwrap();
@@ -1118,14 +1043,11 @@ async fn hits_in_partitions_that_the_family_does_not_have_are_brought_home() {
     assert_eq!(views.get("page").await.unwrap(), 4);
     // from here on it is refused
     assert_eq!(
-        stray
-            .add(wrong.family(), fence(2), 1, [("page", 3)])
-            .await
-            .unwrap(),
+        stray.add(&wrong, fence(2), 1, [("page", 3)]).await.unwrap(),
         Counted::Expired
     );
     assert_eq!(
-        epoch(&stray, wrong.family()).await.unwrap_err().kind(),
+        epoch(&stray, &wrong).await.unwrap_err().kind(),
         ErrorKind::Mismatch
     );
     reconciler.shutdown().await.unwrap();
@@ -1136,7 +1058,7 @@ async fn a_key_of_another_type_is_named() {
     let pair = Pair::new().await;
     let views = pair
         .counterfoil
-        .open(family("views").partitions(1).build().unwrap())
+        .open(family("views").partitions(1))
         .await
         .unwrap();
     let mut redis = pair.redis.manager().await;
@@ -1164,7 +1086,7 @@ async fn the_usual_setup_has_no_errors() {
     let pair = Pair::with(RedisOptions::aof("everysec")).await;
     let views = pair
         .counterfoil
-        .open(Family::buffered("shop", "views").build().unwrap())
+        .open(Family::buffered("shop", "views"))
         .await
         .unwrap();
     let findings = pair.counterfoil.check().await;

@@ -127,10 +127,7 @@ async fn lost_replies_are_asked_for_again() {
         every: 7,
     };
     let counterfoil = Counterfoil::new(lossy, MysqlStore::new(pair.pool.clone()));
-    let views = counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = counterfoil.open(family("views")).await.unwrap();
     // the start makes a call too, which may be lost
     let mut started = counterfoil.reconciler().start().await;
     if started.is_err() {
@@ -149,11 +146,7 @@ async fn lost_replies_are_asked_for_again() {
 async fn mysql_is_killed_in_the_middle_of_commits() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let load = Load::on(&views);
     for round in 0..8 {
@@ -173,11 +166,7 @@ async fn redis_is_killed_and_comes_back_with_its_file() {
     let mysql = MysqlServer::start().await;
     // the file contains every acknowledged hit, so a killed process loses nothing
     let pair = Pair::on(RedisOptions::aof("always"), &mysql).await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let load = Load::on(&views);
     for round in 0..10 {
@@ -210,7 +199,7 @@ const TAKEN: Duration = Duration::from_millis(250);
 /// value is the number of times it was counted.
 async fn crashes_that_take_back(durability: Durability) -> Losses {
     let pair = Pair::with(RedisOptions::aof("no")).await;
-    let settling = family("views").durability(durability).build().unwrap();
+    let settling = family("views").durability(durability);
     let views = pair.counterfoil.open(settling).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let (next, stop) = (
@@ -322,11 +311,7 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
         (dropped, set_back)
     };
     let pair = Pair::with(RedisOptions::volatile().arg("save", SNAPSHOTS)).await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let hits = Hits::on(&views);
     let snapshot = pair.redis.socket().with_file_name("dump.rdb");
@@ -393,10 +378,7 @@ async fn redis_stands_still_longer_than_a_call_waits() {
         .await
         .unwrap();
     let counterfoil = Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()));
-    let views = counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = counterfoil.open(family("views")).await.unwrap();
     let reconciler = counterfoil.reconciler().start().await.unwrap();
     let load = Load::on(&views);
     for _ in 0..5 {
@@ -423,7 +405,7 @@ async fn an_outcome_that_cannot_be_learnt_is_said_to_be_unknown() {
     let quick = Counterfoil::new(lossy.clone(), MysqlStore::new(pair.pool.clone()));
     let views = quick
         .write_timeout(Duration::from_millis(300))
-        .open(family("views").build().unwrap())
+        .open(family("views"))
         .await
         .unwrap();
     // a read can be repeated: its outcome is never unknown
@@ -434,11 +416,7 @@ async fn an_outcome_that_cannot_be_learnt_is_said_to_be_unknown() {
     assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
     // Redis itself disappears with a call in flight
     let pair = Pair::new().await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     pair.redis.pause();
     let in_the_air = tokio::spawn({
@@ -460,11 +438,7 @@ async fn an_outcome_that_cannot_be_learnt_is_said_to_be_unknown() {
 async fn without_the_database_hits_go_on() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     eventually("the first hit", || async { pair.number(OWN).await == 1 }).await;
@@ -486,10 +460,7 @@ async fn without_the_database_hits_go_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reconcilers_that_die_anywhere_lose_nothing() {
     let pair = Pair::new().await;
-    let settling = family("views")
-        .durability(Durability::Settle(Duration::from_millis(20)))
-        .build()
-        .unwrap();
+    let settling = family("views").durability(Durability::Settle(Duration::from_millis(20)));
     let views = pair.counterfoil.open(settling.clone()).await.unwrap();
     let load = Load::on(&views);
     let (redis, pool) = (pair.redis.client(), pair.pool.connect_options());
@@ -541,7 +512,7 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
     let table = counterfoil::Table::upsert("item")
         .key("id", counterfoil::KeyType::Text)
         .value("n");
-    let family = family("items").partitions(1).table(table).build().unwrap();
+    let family = family("items").partitions(1).table(table);
     let items = pair.counterfoil.open(family.clone()).await.unwrap();
     let ids: Vec<_> = (0..IDS).map(|id| format!("{id:05}")).collect();
     assert!(
@@ -632,13 +603,10 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
         .value("n");
     let doomed = pair
         .counterfoil
-        .open(family("doomed").table(table).build().unwrap())
+        .open(family("doomed").table(table))
         .await
         .unwrap();
-    let healthy = Family::buffered("other-shop", "views")
-        .durability(Durability::Immediate)
-        .build()
-        .unwrap();
+    let healthy = Family::buffered("other-shop", "views").durability(Durability::Immediate);
     let healthy = pair.counterfoil.open(healthy).await.unwrap();
     pair.sql("RENAME TABLE doomed TO hidden").await;
     let _ = doomed.add("7", 1).await.unwrap();
@@ -695,18 +663,14 @@ impl ConnectionLike for Late {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_is_exact_although_the_database_was_asked_first() {
     let pair = Pair::new().await;
-    let writer = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let writer = pair.counterfoil.open(family("views")).await.unwrap();
     let store = MysqlStore::new(pair.pool.clone());
     let late = Late {
         inner: pair.redis.manager().await,
         gate: Arc::default(),
     };
     let reader = Counterfoil::new(late.clone(), store.clone())
-        .open(family("views").build().unwrap())
+        .open(family("views"))
         .await
         .unwrap();
     let mut total = 0;
@@ -760,10 +724,7 @@ async fn a_read_survives_an_idle_connection_that_was_closed() {
             .unwrap();
         let counterfoil =
             Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pool.clone()));
-        let views = counterfoil
-            .open(family("views").build().unwrap())
-            .await
-            .unwrap();
+        let views = counterfoil.open(family("views")).await.unwrap();
         for _ in 0..3 {
             let before = views.get("page").await.unwrap();
             let idle: u64 = sqlx::query_scalar("SELECT CONNECTION_ID()")
@@ -783,11 +744,7 @@ async fn a_read_survives_an_idle_connection_that_was_closed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_outlast_a_redis_that_starts_again() {
     let pair = Pair::with(RedisOptions::aof("always")).await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
     let _ = views.add("page", 3).await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let reading = tokio::spawn({
@@ -812,15 +769,8 @@ async fn reads_outlast_a_redis_that_starts_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_page_may_show_what_is_stored() {
     let pair = Pair::new().await;
-    let views = pair
-        .counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
-    let votes = Family::cached("test", "votes")
-        .durability(Durability::Immediate)
-        .build()
-        .unwrap();
+    let views = pair.counterfoil.open(family("views")).await.unwrap();
+    let votes = Family::cached("test", "votes").durability(Durability::Immediate);
     let votes = pair.counterfoil.open(votes).await.unwrap();
     let _ = (
         views.add("page", 3).await.unwrap(),

@@ -109,10 +109,8 @@ impl<'s, S: Store + Clone> World<'s, S> {
         } = given;
         let buffered = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
-            .durability(Durability::Settle(Duration::from_millis(SETTLE)))
-            .build()
-            .expect("a valid family");
-        let family = buffered.family().clone();
+            .durability(Durability::Settle(Duration::from_millis(SETTLE)));
+        let family = buffered.build().expect("a valid family");
         let number = database.store.register(&family).await.expect("registered");
         let mut stage =
             Stage::<Lasting>::new(server, crashes, Registered { family, number }, 1_000_000).await;

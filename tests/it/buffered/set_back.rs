@@ -126,8 +126,8 @@ impl<'s> World<'s> {
         let family = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
             .durability(Durability::Immediate);
-        let buffered = family.build().expect("a valid family");
-        let family = buffered.family().clone();
+        let buffered = family;
+        let family = buffered.build().expect("a valid family");
         let number = database.store.register(&family).await.expect("registered");
         let stage = Stage::<Lasting>::new(
             server,

@@ -4,31 +4,27 @@ use std::time::Duration;
 
 use crate::support::{Pair, Plain, eventually};
 use counterfoil::{
-    CachedCounters, CachedFamilyBuilder, Counterfoil, Durability, ErrorKind, Family, KeyType,
-    MysqlStore, Outcome, Table,
+    CachedCounters, Counterfoil, Durability, ErrorKind, Family, FamilyBuilder, KeyType, MysqlStore,
+    Outcome, Table,
 };
 use futures_util::future::{join_all, try_join_all};
 
 /// Returns a family that is durable and due at once.
-fn family(name: &str) -> CachedFamilyBuilder {
+fn family(name: &str) -> FamilyBuilder<CachedCounters> {
     Family::cached("test", name)
         .partitions(4)
         .durability(Durability::Immediate)
-        .save_after(Duration::from_millis(20))
+        .sync_time(Duration::from_millis(20))
 }
 
-async fn open(plain: &Plain, family: CachedFamilyBuilder) -> CachedCounters {
-    plain
-        .counterfoil
-        .open(family.build().expect("a valid family"))
-        .await
-        .expect("opened")
+async fn open(plain: &Plain, family: FamilyBuilder<CachedCounters>) -> CachedCounters {
+    plain.counterfoil.open(family).await.expect("opened")
 }
 
 type Cached = CachedCounters;
 
 /// Creates the application's table with items 1 to 3, and opens the family.
-async fn items(pair: &Pair, family: CachedFamilyBuilder) -> Cached {
+async fn items(pair: &Pair, family: FamilyBuilder<CachedCounters>) -> Cached {
     pair.sql(
         "CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, name VARCHAR(50), vote_count INT NOT NULL DEFAULT 0); \
          INSERT INTO item (id, name) VALUES (1, 'one'), (2, 'two'), (3, 'three')",
@@ -38,7 +34,7 @@ async fn items(pair: &Pair, family: CachedFamilyBuilder) -> Cached {
         .key("id", KeyType::Unsigned)
         .value("vote_count");
     pair.counterfoil
-        .open(family.table(table).build().expect("a valid family"))
+        .open(family.table(table))
         .await
         .expect("opened")
 }
@@ -106,8 +102,8 @@ async fn bounds_refuse_and_return_the_value() {
 #[tokio::test]
 async fn a_process_with_other_bounds_is_refused() {
     let pair = Pair::new().await;
-    let stock = |bounds: fn(CachedFamilyBuilder) -> CachedFamilyBuilder| {
-        bounds(family("stock")).build().unwrap()
+    let stock = |bounds: fn(FamilyBuilder<CachedCounters>) -> FamilyBuilder<CachedCounters>| {
+        bounds(family("stock"))
     };
     let opened = |family| async {
         let other = Counterfoil::new(
@@ -198,7 +194,7 @@ async fn rows_that_do_not_exist_are_made_where_that_is_asked_for() {
         .value("likes");
     let likes = pair
         .counterfoil
-        .open(family("likes").table(table).build().unwrap())
+        .open(family("likes").table(table))
         .await
         .unwrap();
     assert_eq!(value(likes.incr("a/b", 2).await.unwrap()), 2);
@@ -216,11 +212,7 @@ async fn rows_that_do_not_exist_are_made_where_that_is_asked_for() {
 #[tokio::test]
 async fn many_increments_make_few_saves() {
     let pair = Pair::new().await;
-    let votes = items(
-        &pair,
-        family("votes").save_after(Duration::from_millis(700)),
-    )
-    .await;
+    let votes = items(&pair, family("votes").sync_time(Duration::from_millis(700))).await;
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     for _ in 0..200 {
         let _ = votes.incr("1", 1).await.unwrap();
@@ -242,11 +234,7 @@ async fn many_increments_make_few_saves() {
 #[tokio::test]
 async fn a_cold_start_asks_the_database_once() {
     let pair = Pair::new().await;
-    let values = pair
-        .counterfoil
-        .open(family("values").build().unwrap())
-        .await
-        .unwrap();
+    let values = pair.counterfoil.open(family("values")).await.unwrap();
     pair.sql(
         "INSERT INTO counterfoil_values (family, id, value) \
          WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000) \
@@ -297,14 +285,10 @@ async fn a_family_of_another_kind_is_refused() {
     let pair = Pair::new().await;
     let _ = pair
         .counterfoil
-        .open(crate::support::family("votes").build().unwrap())
+        .open(crate::support::family("votes"))
         .await
         .unwrap();
-    let refused = pair
-        .counterfoil
-        .open(family("votes").build().unwrap())
-        .await
-        .unwrap_err();
+    let refused = pair.counterfoil.open(family("votes")).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Mismatch);
     assert!(refused.to_string().contains("kind"), "{refused}");
 }
@@ -312,11 +296,7 @@ async fn a_family_of_another_kind_is_refused() {
 #[tokio::test]
 async fn both_ends_of_i64_are_reached_and_not_passed() {
     let pair = Pair::new().await;
-    let values = pair
-        .counterfoil
-        .open(family("values").build().unwrap())
-        .await
-        .unwrap();
+    let values = pair.counterfoil.open(family("values")).await.unwrap();
     for (id, end, beyond) in [("top", i64::MAX, 1), ("bottom", i64::MIN, -1)] {
         assert_eq!(value(values.set(id, end).await.unwrap()), end);
         assert_eq!(
@@ -343,7 +323,7 @@ async fn both_ends_of_i64_are_reached_and_not_passed() {
 #[tokio::test]
 async fn a_set_among_increments_overwrites_what_was_before_it() {
     let pair = Pair::new().await;
-    let votes = items(&pair, family("votes").save_after(Duration::from_millis(1))).await;
+    let votes = items(&pair, family("votes").sync_time(Duration::from_millis(1))).await;
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     for round in 1..=20 {
         let goal = round * 1000;

@@ -9,18 +9,18 @@ use crate::support::{Pair, eventually, pause};
 use counterfoil::admin::Retried;
 use counterfoil::store::Registered;
 use counterfoil::{
-    CachedCounters, CachedFamilyBuilder, Counterfoil, Durability, ErrorKind, Family, KeyType,
+    CachedCounters, Counterfoil, Durability, ErrorKind, Family, FamilyBuilder, KeyType,
     MemoryStore, MysqlStore, Outcome, Store, Table,
 };
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
 type Cached = CachedCounters;
 
-fn family() -> CachedFamilyBuilder {
+fn family() -> FamilyBuilder<CachedCounters> {
     Family::cached("test", "votes")
         .partitions(2)
         .durability(Durability::Immediate)
-        .save_after(Duration::from_millis(20))
+        .sync_time(Duration::from_millis(20))
         .retain(Duration::from_millis(100))
 }
 
@@ -29,10 +29,7 @@ const CREATE: &str = "CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, vote_co
 
 async fn votes(pair: &Pair, table: Table) -> Cached {
     let family = family().table(table.key("id", KeyType::Unsigned).value("vote_count"));
-    pair.counterfoil
-        .open(family.build().expect("a valid family"))
-        .await
-        .expect("opened")
+    pair.counterfoil.open(family).await.expect("opened")
 }
 
 fn value(changed: Outcome) -> i64 {
@@ -180,7 +177,7 @@ async fn a_counter_in_use_whose_row_is_gone_shows_what_waits() {
         .value("vote_count");
     let votes = pair
         .counterfoil
-        .open(family().table(table).durability(settle).build().unwrap())
+        .open(family().table(table).durability(settle))
         .await
         .unwrap();
     assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
@@ -350,14 +347,11 @@ async fn a_database_that_takes_no_writes_is_refused() {
         pair.redis.manager().await,
         MysqlStore::new(pair.pool.clone()),
     );
-    let family = family()
-        .table(
-            Table::update("item")
-                .key("id", KeyType::Unsigned)
-                .value("vote_count"),
-        )
-        .build()
-        .unwrap();
+    let family = family().table(
+        Table::update("item")
+            .key("id", KeyType::Unsigned)
+            .value("vote_count"),
+    );
     assert_eq!(
         again.open(family).await.unwrap_err().kind(),
         ErrorKind::Unsafe
@@ -377,9 +371,7 @@ async fn redis_emptied_between_cut_and_save_loses_what_was_not_saved_and_nothing
     let family = family()
         .table(table)
         .durability(settle)
-        .retain(Duration::from_secs(60))
-        .build()
-        .unwrap();
+        .retain(Duration::from_secs(60));
     let votes = pair.counterfoil.open(family).await.unwrap();
     assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
     pair.counterfoil.drain().await.unwrap();
@@ -464,7 +456,7 @@ async fn rows_from_a_database_that_is_behind_cost_no_count() {
         between: Copied::default(),
     };
     let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-    let votes = counterfoil.open(family().build().unwrap()).await.unwrap();
+    let votes = counterfoil.open(family()).await.unwrap();
     assert_eq!(value(votes.incr("a", 5).await.unwrap()), 5);
     counterfoil.drain().await.unwrap();
     let registered = Registered {

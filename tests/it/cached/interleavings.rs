@@ -31,7 +31,7 @@ use counterfoil::store::{Batch, BatchId, Incarnation, LedgerRow, Nonce, Register
 use counterfoil::test_hooks::{
     Change, Counted, Dropped, Guard, LastCut, PairResult, Retention, Seed, Ticket, retention,
 };
-use counterfoil::{CachedFamily, Counterfoil, Family, MemoryStore, Store};
+use counterfoil::{CachedCounters, Counterfoil, Family, FamilyBuilder, MemoryStore, Store};
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestError};
 use redis::{FromRedisValue, Pipeline, pipe};
@@ -267,7 +267,7 @@ const STEADY: usize = 1;
 struct World<'s, S> {
     stage: Stage<'s, Lasting>,
     database: Database<'s, S>,
-    family: CachedFamily,
+    family: FamilyBuilder<CachedCounters>,
     retention: Retention,
     without: Option<Guard>,
     clients: Vec<Writer<Call>>,
@@ -295,10 +295,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let cached = Family::cached(name, "votes")
             .partitions(PARTITIONS)
             .retain(Duration::from_millis(RETAIN))
-            .durability(disturbed.crashes.durability())
-            .build()
-            .expect("a valid family");
-        let family = cached.family().clone();
+            .durability(disturbed.crashes.durability());
+        let family = cached.build().expect("a valid family");
+        let retention = retention(&family).expect("cached").clone();
         let number = database.store.register(&family).await.expect("registered");
         // the reader's calls use the server's clock
         let now = u64::try_from(unix(SystemTime::now()) * 1000).expect("after 1970");
@@ -309,7 +308,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         stage.note_length();
         World {
             database,
-            retention: retention(&cached).expect("cached").clone(),
+            retention,
             family: cached,
             without,
             clients: (0..CLIENTS)

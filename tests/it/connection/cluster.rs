@@ -47,9 +47,7 @@ impl Rig {
         let counterfoil = Counterfoil::new(redis, MysqlStore::new(pool.clone()));
         let views = family("views")
             .partitions(PARTITIONS)
-            .durability(durability)
-            .build()
-            .unwrap();
+            .durability(durability);
         let views = counterfoil.open(views).await.unwrap().write_timeout(LONG);
         Rig {
             cluster,
@@ -167,8 +165,6 @@ async fn a_request_counts_once_whoever_makes_it_again() {
             family(&format!("wide_{wide}"))
                 .partitions(PARTITIONS)
                 .wide(wide)
-                .build()
-                .unwrap()
         };
         let (here, there) = (
             rig.counterfoil.open(views()).await.unwrap(),
@@ -197,14 +193,12 @@ async fn backlogs_are_read_on_all_nodes() {
     let unknown = Unknown(client.get_async_connection().await.unwrap());
     let unknown = Counterfoil::new(unknown, MysqlStore::new(rig.pool.clone()));
     let (views, at_once) = (
-        family("views").partitions(PARTITIONS).build().unwrap(),
+        family("views").partitions(PARTITIONS),
         Durability::Immediate,
     );
     let votes = Family::cached("test", "votes")
         .partitions(PARTITIONS)
-        .durability(at_once)
-        .build()
-        .unwrap();
+        .durability(at_once);
     let _views = unknown.open(views).await.unwrap();
     let _votes = unknown.open(votes.clone()).await.unwrap();
     let votes = rig.counterfoil.open(votes).await.unwrap();
@@ -467,8 +461,8 @@ async fn open(rig: &Rig, durability: Durability) -> Series {
         .keep([Precision::SECOND])
         .partitions(PARTITIONS)
         .durability(durability)
-        .sync_after(Duration::from_millis(400));
-    let series = rig.counterfoil.open(family.build().unwrap()).await.unwrap();
+        .sync_time(Duration::from_millis(400));
+    let series = rig.counterfoil.open(family).await.unwrap();
     series.write_timeout(LONG)
 }
 
@@ -564,20 +558,20 @@ async fn series_activity_and_visitors_go_along() {
         .window(Duration::from_secs(1800), Duration::from_secs(3))
         .stripes(10)
         .partitions(PARTITIONS)
-        .cache_for(Duration::ZERO)
         .durability(Durability::Immediate);
     let online = rig
         .counterfoil
-        .open(online.build().unwrap())
+        .open(online)
         .await
         .unwrap()
+        .cache_for(Duration::ZERO)
         .write_timeout(LONG);
     let daily = Family::visitors("test", "daily")
         .partitions(PARTITIONS)
         .durability(Durability::Immediate);
     let daily = rig
         .counterfoil
-        .open(daily.build().unwrap())
+        .open(daily)
         .await
         .unwrap()
         .write_timeout(LONG);
@@ -713,9 +707,9 @@ async fn cached_counters_go_along() {
     let votes = Family::cached("test", "votes")
         .partitions(PARTITIONS)
         .durability(Durability::Immediate)
-        .save_after(Duration::from_millis(10))
+        .sync_time(Duration::from_millis(10))
         .retain(Duration::from_millis(20));
-    let votes = rig.counterfoil.open(votes.build().unwrap()).await.unwrap();
+    let votes = rig.counterfoil.open(votes).await.unwrap();
     let votes = votes.write_timeout(LONG);
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));

@@ -82,10 +82,7 @@ async fn a_client_may_resend() {
                 .unwrap(),
             &pair,
         );
-        let views = counterfoil
-            .open(family("views").build().unwrap())
-            .await
-            .unwrap();
+        let views = counterfoil.open(family("views")).await.unwrap();
         for number in 0..20 {
             assert_eq!(
                 views.add(&format!("page/{number}"), 1).await.unwrap(),
@@ -105,10 +102,7 @@ async fn a_cluster_is_found_out() {
         Pair::new().await,
     );
     let counterfoil = pair_of(Wrapped(connect(&cluster).await), &pair);
-    let views = counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = counterfoil.open(family("views")).await.unwrap();
     let hits: Vec<_> = (0..100)
         .map(|number| (format!("page/{number}"), 1))
         .collect();
@@ -126,7 +120,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     let pair = Pair::with(RedisOptions::aof("always").tcp()).await;
     let proxy = Proxy::to(&pair.redis);
     let views = pair_of(proxy.manager().await, &pair)
-        .open(family("views").build().unwrap())
+        .open(family("views"))
         .await
         .unwrap();
     let hits: Vec<_> = (0..20)
@@ -219,7 +213,7 @@ async fn the_builder_creates_tables_only_where_it_is_told_to() {
             .redis(redis.url())
             .mysql(mysql.url(&database))
     };
-    let views = || family("views").build().unwrap();
+    let views = || family("views");
     let bare = builder().connect().await.unwrap();
     assert_eq!(
         bare.open(views()).await.unwrap_err().kind(),
@@ -257,7 +251,7 @@ async fn a_cluster_is_looked_at_node_by_node() {
     );
     let counterfoil = pair_of(connect(&cluster).await, &pair);
     let _ = counterfoil
-        .open(Family::buffered("shop", "views").build().unwrap())
+        .open(Family::buffered("shop", "views"))
         .await
         .unwrap();
     let findings = counterfoil.check().await;
@@ -314,7 +308,7 @@ async fn a_drain_does_not_overlook_a_node_that_is_away() {
     let (cluster, pair) = (RedisCluster::start(options).await, Pair::new().await);
     let counterfoil = pair_of(connect(&cluster).await, &pair);
     let views = counterfoil
-        .open(family("views").partitions(12).build().unwrap())
+        .open(family("views").partitions(12))
         .await
         .unwrap();
     // the only pending hit is on the first node
@@ -383,7 +377,7 @@ async fn replicas_are_not_read_even_by_a_client_that_would() {
     let mut redis = reading.get_async_connection().await.unwrap();
     let counterfoil = pair_of(redis.clone(), &pair);
     let views = counterfoil
-        .open(family("views").partitions(12).build().unwrap())
+        .open(family("views").partitions(12))
         .await
         .unwrap();
     for number in 0..50 {
@@ -428,7 +422,7 @@ async fn scripts_come_back_while_a_replica_is_away() {
     );
     let counterfoil = pair_of(connect(&cluster).await, &pair);
     let views = counterfoil
-        .open(family("views").partitions(12).build().unwrap())
+        .open(family("views").partitions(12))
         .await
         .unwrap();
     cluster.node(3).kill();
@@ -452,7 +446,7 @@ async fn a_slot_that_moves_holds_calls_up_and_loses_nothing() {
     );
     let counterfoil = pair_of(connect(&cluster).await, &pair);
     let views = counterfoil
-        .open(family("views").partitions(1).build().unwrap())
+        .open(family("views").partitions(1))
         .await
         .unwrap();
     let _ = views.add("page", 1).await.unwrap();
@@ -492,7 +486,7 @@ async fn a_primary_that_is_silent_is_replaced() {
     );
     let counterfoil = pair_of(connect(&cluster).await, &pair);
     let views = counterfoil
-        .open(family("views").partitions(12).build().unwrap())
+        .open(family("views").partitions(12))
         .await
         .unwrap();
     for number in 0..50 {
@@ -517,10 +511,7 @@ async fn sentinel_names_the_new_primary() {
             .await
             .unwrap();
         let counterfoil = pair_of(redis, &pair);
-        let views = counterfoil
-            .open(family("views").build().unwrap())
-            .await
-            .unwrap();
+        let views = counterfoil.open(family("views")).await.unwrap();
         let _ = views.add("page", 1).await.unwrap();
         let died = Instant::now();
         if silently {
@@ -585,10 +576,7 @@ async fn fail_over<C: Into<Connection>>(connect: impl AsyncFn(&str) -> C) -> Dur
     let ((first, second), pair) = (two().await, Pair::new().await);
     let name = Name::of(&first);
     let counterfoil = pair_of(connect(&name.url()).await, &pair);
-    let views = counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = counterfoil.open(family("views")).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     eventually("the replica has it", async || {
         second.run::<u64>("DBSIZE").await.unwrap() > 1
@@ -672,12 +660,7 @@ async fn a_failover_between_two_pages_of_a_batch_loses_none_of_it() {
         servers: [one.await.unwrap(), two.await.unwrap()],
         left: Arc::new(AtomicUsize::new(1000)),
     };
-    let family = family("views")
-        .partitions(1)
-        .build()
-        .unwrap()
-        .family()
-        .clone();
+    let family = family("views").partitions(1).build().unwrap().clone();
     let partition = Partition::new(moving.clone(), &family, 0);
     let ids: Vec<_> = (0..2000).map(|number| format!("page/{number}")).collect();
     let pairs: Vec<_> = ids.iter().map(|id| (id.as_str(), 1)).collect();
@@ -727,7 +710,7 @@ async fn a_server_that_is_silent_is_left() {
     let ((first, second), pair) = (two().await, Pair::new().await);
     let name = Name::of(&first);
     let views = pair_of(Primary::connect(name.url()).await.unwrap(), &pair);
-    let views = views.open(family("views").build().unwrap()).await.unwrap();
+    let views = views.open(family("views")).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     eventually("the replica has it", async || {
         second.run::<u64>("DBSIZE").await.unwrap() > 1
@@ -747,7 +730,7 @@ async fn a_redis_that_is_away_counted_nothing() {
     let pair = Pair::new().await;
     let views = pair_of(Primary::connect(pair.redis.url()).await.unwrap(), &pair);
     let views = views
-        .open(family("views").build().unwrap())
+        .open(family("views"))
         .await
         .unwrap()
         .write_timeout(Duration::from_millis(500));

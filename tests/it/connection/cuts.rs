@@ -47,7 +47,7 @@ impl Frail {
 
     async fn open(counterfoil: &Counterfoil) -> Counters {
         counterfoil
-            .open(family("views").partitions(1).build().unwrap())
+            .open(family("views").partitions(1))
             .await
             .unwrap()
     }
@@ -173,7 +173,7 @@ async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
     let redis = cluster_behind(&proxy, &pair.redis).await;
     let counterfoil = counterfoil::Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()));
     let counters = counterfoil
-        .open(family("views").partitions(1).build().unwrap())
+        .open(family("views").partitions(1))
         .await
         .unwrap();
     let mut hits = 0;
@@ -282,7 +282,7 @@ async fn votes(counterfoil: &Counterfoil) -> CachedCounters {
     let family = Family::cached("test", "votes")
         .partitions(1)
         .durability(Durability::Immediate);
-    counterfoil.open(family.build().unwrap()).await.unwrap()
+    counterfoil.open(family).await.unwrap()
 }
 
 impl Frail {
@@ -384,18 +384,12 @@ impl Kinds {
             let family = Family::series("test", "hits")
                 .windows(windows)
                 .keep([Precision::SECOND]);
-            family
-                .partitions(1)
-                .durability(Durability::Immediate)
-                .build()
-                .unwrap()
+            family.partitions(1).durability(Durability::Immediate)
         };
         let daily = || {
             Family::visitors("test", "daily")
                 .partitions(1)
                 .durability(Durability::Immediate)
-                .build()
-                .unwrap()
         };
         Kinds {
             hits: over.open(hits()).await.unwrap(),
@@ -477,18 +471,12 @@ async fn a_touch_is_counted_once(counting: Counting) {
         // no layer leaves the window during the test
         let window = Family::activity("test", "online")
             .window(Duration::from_secs(1800), Duration::from_secs(60));
-        let family = window
-            .visitors(counting)
-            .keep_minutes(true)
-            .cache_for(Duration::ZERO);
-        family
-            .partitions(1)
-            .durability(Durability::Immediate)
-            .build()
-            .unwrap()
+        let family = window.visitors(counting).keep_minutes(true);
+        family.partitions(1).durability(Durability::Immediate)
     };
     let online = frail.counterfoil().open(family()).await.unwrap();
     let exact = frail.pair.counterfoil.open(family()).await.unwrap();
+    let [online, exact] = [online, exact].map(|opened| opened.cache_for(Duration::ZERO));
     let mut views = 0u64;
     tried_with_each_cut(&frail, async || {
         online

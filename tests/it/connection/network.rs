@@ -44,7 +44,7 @@ async fn vanishes(held: Held) {
     let proxy = Proxy::to(&pair.redis);
     let counterfoil = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
     let views = counterfoil
-        .open(family("views").build().unwrap())
+        .open(family("views"))
         .await
         .unwrap()
         .write_timeout(PATIENCE);
@@ -109,10 +109,7 @@ async fn late_replies() -> Reckoning {
         .await
         .unwrap();
     let counterfoil = Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()));
-    let views = counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = counterfoil.open(family("views")).await.unwrap();
     let reconciler = counterfoil.reconciler().start().await.unwrap();
     let load = Hits::on(&views);
     for _ in 0..4 {
@@ -160,11 +157,7 @@ struct Refusal {
 impl Refusal {
     async fn new(options: RedisOptions) -> Self {
         let pair = Pair::with(options).await;
-        let views = pair
-            .counterfoil
-            .open(family("views").build().unwrap())
-            .await
-            .unwrap();
+        let views = pair.counterfoil.open(family("views")).await.unwrap();
         // shorter than the refusal, but longer than a reply takes on a busy machine, which would
         // leave the outcome open
         let load = Hits::on(&views.write_timeout(Duration::from_secs(2)));

@@ -298,7 +298,7 @@ async fn keys_of_another_namespace_are_named() {
     let plain = Plain::new().await;
     let counterfoil = connect_with(&plain.redis, &all_rules()).await;
     let open = async |namespace: &str| {
-        let family = Family::buffered(namespace, "buffered").build().unwrap();
+        let family = Family::buffered(namespace, "buffered");
         counterfoil.open(family).await.map(drop)
     };
     // once as the first of its kind, and once after a family of another namespace was checked
@@ -367,9 +367,7 @@ async fn opening_looks_once_for_each_kind() {
         [calls("eval").unwrap_or(0), calls("evalsha").unwrap_or(0)]
     };
     let open = async |number: u32| {
-        let family = Family::buffered("shop", format!("views-{number}"))
-            .build()
-            .unwrap();
+        let family = Family::buffered("shop", format!("views-{number}"));
         plain.counterfoil.open(family).await.unwrap()
     };
     let _first = open(0).await;

@@ -48,10 +48,7 @@ async fn a_pool_counts_and_flushes() {
     let pool = Pool::builder().max_size(3).build(manager).await.unwrap();
     let connection = Connection::custom(Pooled(pool)).sending_once();
     let counterfoil = Counterfoil::new(connection, MemoryStore::new());
-    let views = counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = counterfoil.open(family("views")).await.unwrap();
     let adding = (0..100).map(|_| views.add("page", 1));
     let mut pending: Vec<_> = futures_util::future::join_all(adding)
         .await

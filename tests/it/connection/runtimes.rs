@@ -34,7 +34,7 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
         let pair = Counterfoil::connect(&redis.url(), &mysql.url(&database))
             .await
             .unwrap();
-        pair.open(family("views").build().unwrap()).await.unwrap()
+        pair.open(family("views")).await.unwrap()
     });
     let threads: Vec<_> = (0..THREADS)
         .map(|thread| {
@@ -124,7 +124,7 @@ fn a_search_ends_with_its_runtime() {
             Primary::connect(redis.url()).await.unwrap(),
             MemoryStore::new(),
         );
-        pair.open(family("views").build().unwrap()).await.unwrap()
+        pair.open(family("views")).await.unwrap()
     });
     let _: () = home.block_on(redis.run("CLIENT KILL TYPE normal")).unwrap();
     redis.pause();

@@ -154,9 +154,7 @@ async fn a_password_is_taken_also_without_certificates() {
             .connect()
             .await
             .expect(url);
-        pair.open(family("views").build().unwrap())
-            .await
-            .expect(url);
+        pair.open(family("views")).await.expect(url);
     }
     let (kind, message) = refusal(redis.url(), tcp.replace("secret", "wrong")).await;
     assert!(
@@ -191,7 +189,7 @@ async fn a_cluster_that_takes_tls_alone_counts_also_after_a_failover() {
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
 
     let pair = Counterfoil::new(connect(true, true).await.unwrap(), MemoryStore::new());
-    let views = pair.open(family("views").build().unwrap()).await.unwrap();
+    let views = pair.open(family("views")).await.unwrap();
     let ids: Vec<_> = (0..20).map(|number| format!("page/{number}")).collect();
     for round in 1..=2 {
         for id in &ids {
@@ -248,7 +246,7 @@ async fn sentinel_and_its_primary_take_tls_alone_also_after_a_failover() {
     );
 
     let pair = Counterfoil::new(connect(true, true).await.unwrap(), MemoryStore::new());
-    let views = pair.open(family("views").build().unwrap()).await.unwrap();
+    let views = pair.open(family("views")).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     pair.drain().await.unwrap();
     // the replica has the hit too

@@ -9,7 +9,8 @@ use counterfoil::store::{
 };
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    BufferedFamilyBuilder, Durability, ErrorKind, Family, KeyType, MysqlStore, Result, Store, Table,
+    BufferedCounters, Durability, ErrorKind, Family, FamilyBuilder, KeyType, MysqlStore, Result,
+    Store, Table,
 };
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions, MySqlRow};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
@@ -75,8 +76,8 @@ impl Db {
         }
     }
 
-    pub async fn family(&self, builder: BufferedFamilyBuilder) -> Arc<Registered> {
-        let family = builder.build().expect("valid").family().clone();
+    pub async fn family(&self, builder: FamilyBuilder<BufferedCounters>) -> Arc<Registered> {
+        let family = builder.build().expect("valid").clone();
         let number = self.store.register(&family).await.expect("registered");
         Arc::new(Registered { family, number })
     }
@@ -102,10 +103,10 @@ impl Db {
         complete(&self.store, batches, None).await.expect("applied")
     }
 
-    pub async fn mismatch(&self, builder: BufferedFamilyBuilder) -> String {
+    pub async fn mismatch(&self, builder: FamilyBuilder<BufferedCounters>) -> String {
         let error = self
             .store
-            .register(builder.build().expect("valid").family())
+            .register(&builder.build().expect("valid"))
             .await
             .expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::Mismatch, "{error}");
@@ -197,7 +198,7 @@ pub async fn complete(
     Ok(sums)
 }
 
-fn views() -> BufferedFamilyBuilder {
+fn views() -> FamilyBuilder<BufferedCounters> {
     Family::buffered("shop", "views")
 }
 
@@ -1447,12 +1448,7 @@ async fn a_family_has_one_number_and_one_identity() {
         let store = db.store.clone();
         tokio::spawn(async move {
             store
-                .register(
-                    Family::buffered("new", "new")
-                        .build()
-                        .expect("valid")
-                        .family(),
-                )
+                .register(&Family::buffered("new", "new").build().expect("valid"))
                 .await
         })
     });
@@ -1463,7 +1459,12 @@ async fn a_family_has_one_number_and_one_identity() {
     assert_eq!(numbers, vec![numbers[0]; 8]);
     assert_ne!(numbers[0], registered.number);
     let again = db
-        .family(views().sync_after(1, Duration::from_secs(1)).max_pending(7))
+        .family(
+            views()
+                .sync_hits(1)
+                .sync_time(Duration::from_secs(1))
+                .max_pending(7),
+        )
         .await;
     assert_eq!(again.number, registered.number, "when to sync may change");
     assert_ne!(
@@ -1499,7 +1500,7 @@ async fn a_database_without_tables_is_refused_with_what_to_do() {
         .await;
     let store = MysqlStore::new(pool);
     let error = store
-        .register(views().build().expect("valid").family())
+        .register(&views().build().expect("valid"))
         .await
         .expect_err("no tables");
     assert_eq!(error.kind(), ErrorKind::Mismatch);
@@ -1513,7 +1514,7 @@ async fn a_database_without_tables_is_refused_with_what_to_do() {
     }
     store.create_tables().await.expect("created");
     store
-        .register(views().build().expect("valid").family())
+        .register(&views().build().expect("valid"))
         .await
         .expect("registered");
 }
@@ -2134,7 +2135,6 @@ async fn what_is_wrong_with_the_database_is_found() {
             .table(table(made))
             .build()
             .expect("valid")
-            .family()
             .clone()
     });
     let good = findings(&db.store, &families[..2]).await;
@@ -2247,7 +2247,7 @@ async fn an_unreachable_database_is_a_finding_and_an_error() {
     assert!(
         matches!(&findings(&store, &[]).await[..], [(Severity::Error, text)] if text.starts_with("mysql: "))
     );
-    let family = views().build().expect("valid").family().clone();
+    let family = views().build().expect("valid").clone();
     let error = store.register(&family).await.expect_err("unreachable");
     assert!(
         error.kind() == ErrorKind::Store && error.is_retryable(),

@@ -92,7 +92,6 @@ async fn a_database_that_takes_no_writes_seeds_nothing() {
     let family = Family::cached("shop", "stock")
         .build()
         .expect("valid")
-        .family()
         .clone();
     let number = store.register(&family).await.expect("registered");
     let family = Registered { family, number };

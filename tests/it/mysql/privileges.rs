@@ -18,7 +18,7 @@ fn families() -> [Family; 3] {
         family("sales").table(sales()),
         family("item").table(item()),
     ];
-    families.map(|family| family.build().expect("valid").family().clone())
+    families.map(|family| family.build().expect("valid").clone())
 }
 
 /// Creates a database with the tables, and a user with the role's privileges.
@@ -144,7 +144,7 @@ impl Work {
             .fold(family, |family, table| family.table(table))
             .build()
             .expect("valid");
-        let Some(family) = self.register(family.family().clone()).await.map(Arc::new) else {
+        let Some(family) = self.register(family.clone()).await.map(Arc::new) else {
             return;
         };
         for seq in 1..=2 {
@@ -175,7 +175,7 @@ impl Work {
         let family = Family::buffered("shop", format!("{name}{}", self.round))
             .build()
             .expect("valid");
-        let Some(family) = self.register(family.family().clone()).await else {
+        let Some(family) = self.register(family.clone()).await else {
             return;
         };
         let corrected = self.store.correct_one(&family, "1", 5).await;
@@ -191,12 +191,12 @@ impl Work {
         let Some(rejects) = self.note(rejects) else {
             return;
         };
-        let family = family.family();
+        let family = family;
         let of_family = rejects
             .iter()
             .filter(|reject| reject.family == family.name());
         let numbers: Vec<_> = of_family.map(|reject| reject.number).collect();
-        let again = self.store.retry_rejects(family, &numbers).await;
+        let again = self.store.retry_rejects(&family, &numbers).await;
         if let Some(again) = self.note(again) {
             assert!(
                 again.iter().all(|one| *one == Retried::Refused),
@@ -323,7 +323,6 @@ async fn a_writer_reads_the_rows_of_cached_counters_and_writes_none() {
             .fold(family, |family, table| family.table(table))
             .build()
             .expect("valid")
-            .family()
             .clone()
     });
     let (db, grants) = granted(&families, Role::Writer).await;

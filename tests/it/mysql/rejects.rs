@@ -378,7 +378,6 @@ async fn rejects_of_cached_counters_are_applied_again() {
     let family = Family::cached("shop", "votes")
         .build()
         .expect("valid")
-        .family()
         .clone();
     let number = db.store.register(&family).await.expect("registered");
     let votes = Arc::new(Registered { family, number });

@@ -8,7 +8,7 @@ use counterfoil::metrics::{
 };
 use counterfoil::recount::{Mode, RecountIds, Recounted, Source};
 use counterfoil::{
-    BufferedCounters, BufferedFamily, CachedCounters, Durability, ErrorKind, Family, KeyType, Table,
+    BufferedCounters, CachedCounters, Durability, ErrorKind, Family, KeyType, Table,
 };
 use metrics_util::debugging::DebuggingRecorder;
 
@@ -21,11 +21,7 @@ async fn stage(off: impl Fn(i64) -> i64) -> (Pair, BufferedCounters) {
     let pair = Pair::new().await;
     pair.sql("CREATE TABLE saves (event BIGINT AUTO_INCREMENT PRIMARY KEY, user_id BIGINT NOT NULL, points INT, KEY (user_id))")
         .await;
-    let saves = pair
-        .counterfoil
-        .open(family("saves").build().unwrap())
-        .await
-        .unwrap();
+    let saves = pair.counterfoil.open(family("saves")).await.unwrap();
     for user in 1..=9 {
         for _ in 0..user {
             sqlx::query("INSERT INTO saves (user_id, points) VALUES (?, 2)")
@@ -281,7 +277,7 @@ async fn ids_of_several_columns_are_counted() {
         .key("store_id", KeyType::Unsigned)
         .key("day", KeyType::Date)
         .value("count");
-    let counted: BufferedFamily = family("visitors").wide(true).table(target).build().unwrap();
+    let counted = family("visitors").wide(true).table(target);
     let visitors = pair.counterfoil.open(counted).await.unwrap();
     for (id, count) in [
         ("1/2014-09-20", 3),
@@ -329,8 +325,8 @@ async fn votes(pair: &Pair, durability: Durability) -> CachedCounters {
                 .value("votes"),
         )
         .durability(durability)
-        .save_after(Duration::from_millis(1));
-    pair.counterfoil.open(votes.build().unwrap()).await.unwrap()
+        .sync_time(Duration::from_millis(1));
+    pair.counterfoil.open(votes).await.unwrap()
 }
 
 #[tokio::test]

@@ -20,11 +20,7 @@ async fn stage(pair: &Pair) -> Saves {
     pair.sql("CREATE TABLE saves (event INT AUTO_INCREMENT PRIMARY KEY, user_id INT NOT NULL, KEY (user_id))").await;
     pair.sql("INSERT INTO saves (user_id) VALUES (1), (1), (1), (1), (1)")
         .await;
-    let saves = pair
-        .counterfoil
-        .open(family("saves").build().unwrap())
-        .await
-        .unwrap();
+    let saves = pair.counterfoil.open(family("saves")).await.unwrap();
     let _ = saves.add("1", 3).await.unwrap();
     pair.counterfoil.drain().await.unwrap();
     saves
@@ -315,7 +311,7 @@ async fn a_correction_that_the_database_refuses_is_noted() {
         .value("saves");
     let saves = pair
         .counterfoil
-        .open(family("saves").table(target).build().unwrap())
+        .open(family("saves").table(target))
         .await
         .unwrap();
     let source = Source::table("events", ["user_id"]).sum("points");
@@ -426,7 +422,7 @@ async fn a_table_that_is_altered_fails_the_run_and_loses_nothing() {
         .value("saves");
     let saves = pair
         .counterfoil
-        .open(family("saves").table(target).build().unwrap())
+        .open(family("saves").table(target))
         .await
         .unwrap();
     let recount = |within| {

@@ -133,12 +133,7 @@ impl World {
         pair.sql("CREATE TABLE users (id BIGINT PRIMARY KEY, saves BIGINT NOT NULL DEFAULT 0) ENGINE=InnoDB").await;
         pair.sql("INSERT INTO users (id) VALUES (1), (2)").await;
         let counters = match retain {
-            None => Counters::Buffered(
-                pair.counterfoil
-                    .open(family("saves").build().unwrap())
-                    .await
-                    .unwrap(),
-            ),
+            None => Counters::Buffered(pair.counterfoil.open(family("saves")).await.unwrap()),
             Some(retain) => {
                 let saves = Family::cached("test", "saves")
                     .table(
@@ -147,9 +142,9 @@ impl World {
                             .value("saves"),
                     )
                     .durability(Durability::Immediate)
-                    .save_after(Duration::from_millis(1))
+                    .sync_time(Duration::from_millis(1))
                     .retain(retain);
-                Counters::Cached(pair.counterfoil.open(saves.build().unwrap()).await.unwrap())
+                Counters::Cached(pair.counterfoil.open(saves).await.unwrap())
             }
         };
         let recounter = || (recounting(&pair, &counters), At::Idle);

@@ -4,25 +4,22 @@ use std::time::Duration;
 
 use crate::support::{Pair, Plain, pause, times, unix};
 use counterfoil::{
-    Durability, ErrorKind, Family, KeyType, Outcome, Precision, Recorded, Series,
-    SeriesFamilyBuilder, Slice, Table,
+    Durability, ErrorKind, Family, FamilyBuilder, KeyType, Outcome, Precision, Recorded, Series,
+    Slice, Table,
 };
 use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
 
 type OnMysql = Series;
 
-fn family(name: &str) -> SeriesFamilyBuilder {
+fn family(name: &str) -> FamilyBuilder<Series> {
     Family::series("test", name)
         .durability(Durability::Immediate)
-        .sync_after(Duration::from_millis(200))
+        .sync_time(Duration::from_millis(200))
 }
 
-async fn open(pair: &Pair, family: SeriesFamilyBuilder) -> OnMysql {
-    pair.counterfoil
-        .open(family.build().expect("a valid family"))
-        .await
-        .expect("opened")
+async fn open(pair: &Pair, family: FamilyBuilder<Series>) -> OnMysql {
+    pair.counterfoil.open(family).await.expect("opened")
 }
 
 fn sum(slices: &[Slice]) -> i64 {
@@ -238,10 +235,7 @@ async fn days_go_into_the_applications_own_table() {
 #[tokio::test]
 async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     let plain = Plain::new().await;
-    let built = family("hits")
-        .windows([(Precision::MINUTE, 3), (Precision::HOUR, 3)])
-        .build()
-        .unwrap();
+    let built = family("hits").windows([(Precision::MINUTE, 3), (Precision::HOUR, 3)]);
     let hits = plain.counterfoil.open(built).await.unwrap();
     let refused = async |what: &str, result: counterfoil::Result<()>| {
         let error = result.expect_err(what);

@@ -10,21 +10,21 @@ use crate::support::tally::{Tally, now_ms};
 use crate::support::{Pair, Plain, pause, random, times, trouble, unix};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    Counterfoil, Counting, Durability, Family, MysqlStore, Outcome, Precision, Series,
-    SeriesFamilyBuilder, Slice,
+    Counterfoil, Counting, Durability, Family, FamilyBuilder, MysqlStore, Outcome, Precision,
+    Series, Slice,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use testkit::{MysqlServer, Proxy, RedisOptions};
 use tokio::task::JoinSet;
 
-fn family() -> SeriesFamilyBuilder {
+fn family() -> FamilyBuilder<Series> {
     Family::series("test", "hits")
         .windows([(Precision::SECOND, 120), (Precision::Day, 3)])
         .keep([Precision::SECOND])
         .partitions(2)
         .durability(Durability::Settle(Duration::from_millis(20)))
-        .sync_after(Duration::from_millis(200))
+        .sync_time(Duration::from_millis(200))
 }
 
 fn sum(slices: &[Slice]) -> i64 {
@@ -84,11 +84,7 @@ async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_
     let mysql = MysqlServer::start().await;
     // the file contains every acknowledged hit, so a killed process loses nothing
     let pair = Pair::on(RedisOptions::aof("always"), &mysql).await;
-    let hits = pair
-        .counterfoil
-        .open(family().build().unwrap())
-        .await
-        .unwrap();
+    let hits = pair.counterfoil.open(family()).await.unwrap();
     let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
     let load = Load::on(&hits.clone().write_timeout(Duration::from_secs(20)));
     let mut random = random::numbers();
@@ -113,28 +109,20 @@ async fn finished_slices_are_exact_whatever_dies() {
     let proxy = Proxy::to(&pair.redis);
     let frail = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
     let hits = frail
-        .open(family().build().unwrap())
+        .open(family())
         .await
         .unwrap()
         .write_timeout(Duration::from_secs(20));
     let (load, mut random) = (Load::on(&hits), random::numbers());
     for round in 0..10 {
-        let open = |counterfoil: Counterfoil| async move {
-            counterfoil
-                .open(family().build().expect("valid"))
-                .await
-                .map(drop)
-        };
+        let open =
+            |counterfoil: Counterfoil| async move { counterfoil.open(family()).await.map(drop) };
         trouble::round(round, &mut random, (&pair, &proxy, &mysql), open).await;
     }
     let tallies = load.end().await;
     // the last slice is over
     pause(1100).await;
-    let safe = pair
-        .counterfoil
-        .open(family().build().unwrap())
-        .await
-        .unwrap();
+    let safe = pair.counterfoil.open(family()).await.unwrap();
     let stored = pair.number("SELECT COUNT(*) FROM counterfoil_values").await;
     assert!(stored > 3, "nothing got through meanwhile: {stored} rows");
     pair.counterfoil.drain().await.unwrap();
@@ -195,11 +183,7 @@ async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
 /// is over.
 async fn handed_over() -> (i64, i64) {
     let pair = Pair::new().await;
-    let hits = pair
-        .counterfoil
-        .open(family().build().unwrap())
-        .await
-        .unwrap();
+    let hits = pair.counterfoil.open(family()).await.unwrap();
     let began = now_ms() / 1000;
     let _ = hits.add("a", 1).await.unwrap();
     let read = async || {
@@ -229,11 +213,7 @@ async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
     let plain = Plain::new().await;
     let family = Family::series("test", "hits")
         .windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)]);
-    let hits = plain
-        .counterfoil
-        .open(family.partitions(1).build().unwrap())
-        .await
-        .unwrap();
+    let hits = plain.counterfoil.open(family.partitions(1)).await.unwrap();
     let names: Vec<_> = (0..PAUSES.len())
         .map(|number| format!("page/{number}"))
         .collect();
@@ -283,16 +263,9 @@ async fn layers_that_are_trimmed_and_expire(counting: Counting, seconds: i64) ->
     let plain = Plain::new().await;
     let window =
         Family::activity("test", "online").window(Duration::from_secs(3), Duration::from_secs(1));
-    let family = window
-        .visitors(counting)
-        .stripes(2)
-        .partitions(1)
-        .cache_for(Duration::ZERO);
-    let online = plain
-        .counterfoil
-        .open(family.build().unwrap())
-        .await
-        .unwrap();
+    let family = window.visitors(counting).stripes(2).partitions(1);
+    let online = plain.counterfoil.open(family).await.unwrap();
+    let online = online.cache_for(Duration::ZERO);
     let tallies = PAUSES.map(|_| Tally::default());
     let pages: Vec<_> = (0..PAUSES.len())
         .map(|number| format!("page/{number}"))

@@ -27,7 +27,9 @@ use crate::support::interleaving::{
 use crate::support::times;
 use counterfoil::store::Registered;
 use counterfoil::test_hooks::{Counted, Guard, PairResult, ServerClock, windows};
-use counterfoil::{Counterfoil, Durability, Family, Precision, SeriesFamily, Slice, Store};
+use counterfoil::{
+    Counterfoil, Durability, Family, FamilyBuilder, Precision, Series, Slice, Store,
+};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
@@ -90,7 +92,7 @@ struct Token {
 struct World<'s, S> {
     stage: Stage<'s, Lasting>,
     database: Database<'s, S>,
-    series: SeriesFamily,
+    series: FamilyBuilder<Series>,
     /// The writers' estimate of the server's clock.
     clock: ServerClock,
     /// The writers, each with the token of its open call.
@@ -116,10 +118,8 @@ impl<'s, S: Store + Clone> World<'s, S> {
             .time_zone("Europe/Berlin")
             .keep([Precision::SECOND])
             .partitions(PARTITIONS)
-            .durability(Durability::Settle(Duration::from_millis(SETTLE)))
-            .build()
-            .expect("a valid family");
-        let family = series.family().clone();
+            .durability(Durability::Settle(Duration::from_millis(SETTLE)));
+        let family = series.build().expect("a valid family");
         let number = database.store.register(&family).await.expect("registered");
         let mut stage = Stage::new(server, crashes, Registered { family, number }, START).await;
         World {
@@ -197,7 +197,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let pair = (name.as_bytes(), delta(token));
         partition
             .add_to_series(
-                windows(&self.series).expect("a series"),
+                windows(&self.stage.family.family).expect("a series"),
                 &self.clock,
                 key.fence(&home),
                 [pair],

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use counterfoil::{
-    Activity, ActivityFamily, BufferedCounters, BufferedFamily, CachedCounters, CachedFamily,
-    Counterfoil, Counting, Durability, Error, ErrorKind, Family, Outcome, Precision, Result,
-    Series, SeriesFamily, Visitors, VisitorsFamily,
+    Activity, BufferedCounters, CachedCounters, Counterfoil, Counting, Durability, Error,
+    ErrorKind, Family, FamilyBuilder, Outcome, Precision, Result, Series, Visitors,
 };
 
 use crate::support::{day, times};
@@ -22,54 +21,48 @@ pub const KINDS: [&str; 6] = [
 
 const NOW: Durability = Durability::Immediate;
 
-fn buffered() -> Result<BufferedFamily> {
+fn buffered() -> FamilyBuilder<BufferedCounters> {
     Family::buffered("shop", "buffered")
         .partitions(1)
         .durability(NOW)
-        .build()
 }
 
-fn cached() -> Result<CachedFamily> {
+fn cached() -> FamilyBuilder<CachedCounters> {
     Family::cached("shop", "cached")
         .partitions(1)
         .durability(NOW)
-        .build()
 }
 
-fn series() -> Result<SeriesFamily> {
+fn series() -> FamilyBuilder<Series> {
     Family::series("shop", "series")
         .partitions(1)
         .durability(NOW)
         .keep([Precision::Day])
-        .build()
 }
 
-fn activity(name: &str, counting: Counting) -> Result<ActivityFamily> {
+fn activity(name: &str, counting: Counting) -> FamilyBuilder<Activity> {
     let family = Family::activity("shop", name)
         .partitions(1)
         .durability(NOW)
         .keep_minutes(true);
-    family.cache_for(Duration::ZERO).visitors(counting).build()
+    family.visitors(counting)
 }
 
-fn visitors() -> Result<VisitorsFamily> {
+fn visitors() -> FamilyBuilder<Visitors> {
     Family::visitors("shop", "visitors")
         .partitions(1)
         .durability(NOW)
-        .build()
 }
 
 /// Returns the family `shop/KIND` for which rules are created.
 pub fn family(kind: &str) -> Family {
     let family = match kind {
-        "buffered" => buffered().map(|family| family.family().clone()),
-        "cached" => cached().map(|family| family.family().clone()),
-        "series" => series().map(|family| family.family().clone()),
-        "activity" => activity(kind, Counting::Exact).map(|family| family.family().clone()),
-        "activity_hll" => {
-            activity(kind, Counting::HyperLogLog).map(|family| family.family().clone())
-        }
-        "visitors" => visitors().map(|family| family.family().clone()),
+        "buffered" => buffered().build(),
+        "cached" => cached().build(),
+        "series" => series().build(),
+        "activity" => activity(kind, Counting::Exact).build(),
+        "activity_hll" => activity(kind, Counting::HyperLogLog).build(),
+        "visitors" => visitors().build(),
         other => panic!("no kind {other}"),
     };
     family.expect("a valid family")
@@ -88,18 +81,22 @@ impl OfKind {
     /// Opens `shop/KIND`.
     pub async fn open(counterfoil: &Counterfoil, kind: &str) -> Result<Self> {
         Ok(match kind {
-            "buffered" => OfKind::Buffered(counterfoil.open(buffered()?).await?),
-            "cached" => OfKind::Cached(counterfoil.open(cached()?).await?),
-            "series" => OfKind::Series(counterfoil.open(series()?).await?),
-            "activity" => {
-                OfKind::Activity(counterfoil.open(activity(kind, Counting::Exact)?).await?)
-            }
+            "buffered" => OfKind::Buffered(counterfoil.open(buffered()).await?),
+            "cached" => OfKind::Cached(counterfoil.open(cached()).await?),
+            "series" => OfKind::Series(counterfoil.open(series()).await?),
+            "activity" => OfKind::Activity(
+                counterfoil
+                    .open(activity(kind, Counting::Exact))
+                    .await?
+                    .cache_for(Duration::ZERO),
+            ),
             "activity_hll" => OfKind::Activity(
                 counterfoil
-                    .open(activity(kind, Counting::HyperLogLog)?)
-                    .await?,
+                    .open(activity(kind, Counting::HyperLogLog))
+                    .await?
+                    .cache_for(Duration::ZERO),
             ),
-            "visitors" => OfKind::Visitors(counterfoil.open(visitors()?).await?),
+            "visitors" => OfKind::Visitors(counterfoil.open(visitors()).await?),
             other => panic!("no kind {other}"),
         })
     }

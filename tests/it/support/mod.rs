@@ -18,8 +18,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use counterfoil::test_hooks::Partition;
 use counterfoil::{
-    BufferedCounters, BufferedFamilyBuilder, Counterfoil, Day, Durability, Family, MemoryStore,
-    MysqlStore, Outcome, Result,
+    BufferedCounters, Counterfoil, Day, Durability, Family, FamilyBuilder, MemoryStore, MysqlStore,
+    Outcome, Result,
 };
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use sqlx::MySqlPool;
@@ -100,11 +100,8 @@ impl Plain {
         }
     }
 
-    pub async fn open(&self, family: BufferedFamilyBuilder) -> PlainCounters {
-        self.counterfoil
-            .open(family.build().expect("a valid family"))
-            .await
-            .expect("opened")
+    pub async fn open(&self, family: FamilyBuilder<BufferedCounters>) -> PlainCounters {
+        self.counterfoil.open(family).await.expect("opened")
     }
 }
 
@@ -178,11 +175,12 @@ async fn database_on(mysql: &MysqlServer) -> MySqlPool {
 }
 
 /// Returns a family that by default is durable immediately and due at every hit.
-pub fn family(name: &str) -> BufferedFamilyBuilder {
+pub fn family(name: &str) -> FamilyBuilder<BufferedCounters> {
     Family::buffered("test", name)
         .partitions(4)
         .durability(Durability::Immediate)
-        .sync_after(1, Duration::from_millis(50))
+        .sync_hits(1)
+        .sync_time(Duration::from_millis(50))
 }
 
 /// Returns the metrics since the last call, summed by name: counts, last values of gauges, and the

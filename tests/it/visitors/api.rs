@@ -18,9 +18,7 @@ async fn a_visitor_of_a_day_counts_once() {
         .value("count");
     let daily = Family::visitors("test", "daily")
         .table(table)
-        .durability(Durability::Immediate)
-        .build()
-        .unwrap();
+        .durability(Durability::Immediate);
     let daily = pair.counterfoil.open(daily).await.unwrap();
     let visits = (0..1_000u32)
         .map(|visit| daily.first_visit("12345", day("2014-09-20"), (visit % 250).to_be_bytes()));
@@ -86,15 +84,10 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
         .key("scope", KeyType::Text)
         .key("day", KeyType::Text)
         .value("count");
-    let own = Family::visitors("test", "own")
-        .durability(Durability::Immediate)
-        .build()
-        .unwrap();
+    let own = Family::visitors("test", "own").durability(Durability::Immediate);
     let tabled = Family::visitors("test", "tabled")
         .durability(Durability::Immediate)
-        .table(table)
-        .build()
-        .unwrap();
+        .table(table);
     let day = day("2014-09-20");
     let own = pair.counterfoil.open(own).await.unwrap();
     let tabled = pair.counterfoil.open(tabled).await.unwrap();
@@ -128,9 +121,7 @@ async fn a_visit_that_is_refused_says_why() {
     let pair = Pair::new().await;
     let daily = Family::visitors("test", "daily")
         .partitions(1)
-        .durability(Durability::Immediate)
-        .build()
-        .unwrap();
+        .durability(Durability::Immediate);
     let daily = pair.counterfoil.open(daily).await.unwrap();
     let full = format!(
         "HSET cf1:{{test/daily/0}}:buffer shop/2014-09-20 {}",

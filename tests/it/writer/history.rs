@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::support::{counted, family, pause};
-use counterfoil::{BufferedFamilyBuilder, Counterfoil, Durability, MemoryStore};
+use counterfoil::{BufferedCounters, Counterfoil, Durability, FamilyBuilder, MemoryStore};
 use testkit::{RedisOptions, RedisServer};
 use tokio::task::JoinSet;
 
@@ -25,10 +25,9 @@ struct Seen {
 
 /// Counts and reads from two simulated processes, each with a reconciler, also while connections
 /// are killed.
-async fn history(family: BufferedFamilyBuilder, kill: bool) {
+async fn history(family: FamilyBuilder<BufferedCounters>, kill: bool) {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
     let store = MemoryStore::new();
-    let family = family.build().unwrap();
     let mut processes = Vec::new();
     for _ in 0..2 {
         let counterfoil = Counterfoil::new(redis.manager().await, store.clone());

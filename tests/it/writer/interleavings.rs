@@ -233,10 +233,8 @@ impl<'s> World<'s> {
         let (line, store) = (Line::default(), MemoryStore::new());
         let buffered = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
-            .durability(crashes.durability())
-            .build()
-            .expect("a valid family");
-        let family = buffered.family().clone();
+            .durability(crashes.durability());
+        let family = buffered.build().expect("a valid family");
         let number = store.register(&family).await.expect("registered");
         let stage =
             Stage::<Direct>::new(server, crashes, Registered { family, number }, 1_000_000).await;

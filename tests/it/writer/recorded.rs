@@ -106,17 +106,11 @@ async fn dropping_the_last_handle_sends_it() {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
     let store = MemoryStore::new();
     let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-    let views = counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = counterfoil.open(family("views")).await.unwrap();
     (0..1000).for_each(|hit| views.record(&format!("page/{hit}"), 2).unwrap());
     drop((views, counterfoil));
     let counterfoil = Counterfoil::new(redis.manager().await, store);
-    let views = counterfoil
-        .open(family("views").build().unwrap())
-        .await
-        .unwrap();
+    let views = counterfoil.open(family("views")).await.unwrap();
     let ids: Vec<_> = (0..1000).map(|hit| format!("page/{hit}")).collect();
     eventually("all", async || {
         views.pending(&ids).await.unwrap() == vec![2; 1000]

@@ -9,9 +9,8 @@ use crate::support::between::{Gate, Wrapped};
 use crate::support::{Plain, PlainCounters, epoch, family, pause, random};
 use counterfoil::test_hooks::{Guard, Partition, take_out};
 use counterfoil::{
-    BufferedCounters, BufferedFamilyBuilder, CachedCounters, CachedFamily, CachedFamilyBuilder,
-    Counterfoil, Durability, ErrorKind, Family, KeyType, MemoryStore, Outcome, Result, Store,
-    Table,
+    BufferedCounters, CachedCounters, Counterfoil, Durability, ErrorKind, Family, FamilyBuilder,
+    KeyType, MemoryStore, Outcome, Result, Store, Table,
 };
 use futures_util::future::join_all;
 use rand::rngs::StdRng;
@@ -19,17 +18,17 @@ use rand::{RngExt, SeedableRng};
 use redis::aio::{ConnectionLike, ConnectionManager};
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
 
-fn views() -> BufferedFamilyBuilder {
+fn views() -> FamilyBuilder<BufferedCounters> {
     family("views").partitions(4)
 }
 
 /// Opens the family in another process.
-async fn another(plain: &Plain, family: BufferedFamilyBuilder) -> PlainCounters {
+async fn another(plain: &Plain, family: FamilyBuilder<BufferedCounters>) -> PlainCounters {
     let counterfoil = Counterfoil::new(plain.redis.manager().await, MemoryStore::new());
-    counterfoil.open(family.build().unwrap()).await.unwrap()
+    counterfoil.open(family).await.unwrap()
 }
 
-fn votes() -> CachedFamilyBuilder {
+fn votes() -> FamilyBuilder<CachedCounters> {
     Family::cached("test", "votes")
         .partitions(4)
         .durability(Durability::Immediate)
@@ -41,7 +40,11 @@ async fn process<S: Store>(plain: &Plain, store: S) -> Counterfoil {
 }
 
 /// Opens its cached counters.
-async fn votes_of<S: Store>(plain: &Plain, store: S, family: &CachedFamily) -> CachedCounters {
+async fn votes_of<S: Store>(
+    plain: &Plain,
+    store: S,
+    family: &FamilyBuilder<CachedCounters>,
+) -> CachedCounters {
     process(plain, store)
         .await
         .open(family.clone())
@@ -150,7 +153,7 @@ async fn a_refusal_is_remembered_too() {
 /// a new one. Returns for each call whether it counted, and the value.
 async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
     let (plain, cached) = (Plain::new().await, kind == "cached");
-    let (views, votes) = (views().build().unwrap(), votes().build().unwrap());
+    let (views, votes) = (views(), votes());
     let told = async |pair: &Counterfoil| {
         if cached {
             match pair
@@ -185,16 +188,10 @@ async fn again_after(kind: &str, turns: usize) -> [(bool, i64); 3] {
         process(&plain, plain.store.clone()).await,
     );
     let first = told(here).await;
+    let family = if cached { votes.build() } else { views.build() };
+    let family = family.unwrap();
     for _ in 0..turns {
-        turn_epoch(
-            &plain,
-            if cached {
-                votes.family()
-            } else {
-                views.family()
-            },
-        )
-        .await;
+        turn_epoch(&plain, &family).await;
     }
     [first, told(here).await, told(&there).await]
 }
@@ -300,7 +297,7 @@ async fn made_again(
         calls: Arc::default(),
     };
     let views = Counterfoil::new(lossy, MemoryStore::new())
-        .open(views().build().unwrap())
+        .open(views())
         .await
         .unwrap();
     let views = views.write_timeout(Duration::from_millis(4));
@@ -371,7 +368,7 @@ const CHANGED_BEFORE: fn(i64) -> Outcome = Outcome::CountedBefore;
 #[tokio::test]
 async fn a_change_counts_once_and_everybody_is_told_its_value() {
     let plain = Plain::new().await;
-    let family = votes().max(10).build().unwrap();
+    let family = votes().max(10);
     let here = votes_of(&plain, plain.store.clone(), &family).await;
     let there = votes_of(&plain, plain.store.clone(), &family).await;
     // cold: the first change took two calls
@@ -431,7 +428,7 @@ async fn a_change_counts_once_and_everybody_is_told_its_value() {
 #[tokio::test]
 async fn of_many_who_ask_at_once_one_counts() {
     let plain = Plain::new().await;
-    let family = votes().build().unwrap();
+    let family = votes();
     let mut processes = Vec::new();
     for _ in 0..3 {
         processes.push(votes_of(&plain, plain.store.clone(), &family).await);
@@ -470,7 +467,7 @@ async fn a_change_without_a_row_is_not_remembered() {
     let table = Table::update("item")
         .key("id", KeyType::Unsigned)
         .value("n");
-    let family = votes().table(table).build().unwrap();
+    let family = votes().table(table);
     let votes = votes_of(&plain, plain.store.clone(), &family).await;
     for _ in 0..2 {
         assert_eq!(
@@ -494,7 +491,7 @@ async fn while_epochs_turn(
     other: Option<usize>,
 ) -> (Result<Outcome>, Option<Outcome>, i64) {
     let plain = Plain::new().await;
-    let family = votes().build().unwrap();
+    let family = votes();
     let store = plain.store.clone();
     let gate = Gate::new();
     let here = votes_of(
@@ -516,7 +513,7 @@ async fn while_epochs_turn(
             told = Some(there.incr_once("job", "item", 1).await.unwrap());
         }
         if turn < turns {
-            turn_epoch(&plain, family.family()).await;
+            turn_epoch(&plain, &family.build().unwrap()).await;
         }
     }
     // if its ticket is gone, it reads the row again
@@ -566,7 +563,7 @@ async fn a_change_counts_once_whoever_dies() {
     const JOBS: usize = 60;
     let plain = Plain::new().await;
     let moment = Duration::from_millis(3);
-    let family = votes().save_after(moment).retain(moment).build().unwrap();
+    let family = votes().sync_time(moment).retain(moment);
     let store = plain.store.clone();
     let _saving = plain.counterfoil.open(family.clone()).await.unwrap();
     let reconciler = plain.counterfoil.reconciler().start().await.unwrap();
@@ -606,7 +603,7 @@ async fn a_change_counts_once_whoever_dies() {
         }));
     }
     pause(30).await;
-    turn_epoch(&plain, family.family()).await;
+    turn_epoch(&plain, &family.build().unwrap()).await;
     let ended: Vec<_> = join_all(workers)
         .await
         .into_iter()

@@ -80,10 +80,7 @@ async fn buffered_counters_are_added_read_listed_and_drained() {
 async fn a_list_goes_on_over_pages_and_stops_where_nobody_reads_on() {
     let site = Site::new().await;
     site.configure(FAMILIES);
-    let family = Family::buffered("shop", "views")
-        .durability(Durability::Immediate)
-        .build()
-        .expect("valid");
+    let family = Family::buffered("shop", "views").durability(Durability::Immediate);
     let views = site.writer().await.open(family).await.expect("opened");
     let ids: Vec<_> = (0..2500)
         .map(|number| format!("page/{number:04}"))
@@ -155,7 +152,7 @@ async fn cached_counters_keep_their_bounds_and_rows() {
         .await;
     site.sql("INSERT INTO item VALUES (7, 40)").await;
     let of_rows = "[[family]]\nname = \"forum/votes\"\nkind = \"cached\"\n\
-                   table = { update = \"item\", keys = { id = \"signed\" }, value = \"votes\" }\n";
+                   table = { name = \"item\", write = \"update\", keys = [[\"id\", \"signed\"]], value = \"votes\" }\n";
     site.configure(&format!("{FAMILIES}{of_rows}"));
     assert_eq!(
         site.printed(&["add", "forum/votes", "7", "2"]).await,
@@ -209,10 +206,7 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
     let site = Site::new().await;
     site.configure(FAMILIES);
     let writer = site.writer().await;
-    let visitors = Family::visitors("shop", "daily")
-        .durability(Durability::Immediate)
-        .build()
-        .expect("valid");
+    let visitors = Family::visitors("shop", "daily").durability(Durability::Immediate);
     let visitors = writer.open(visitors).await.expect("opened");
     let day: Day = "2026-09-20".parse().expect("a day");
     for (visitor, expected) in [
@@ -228,10 +222,7 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
             expected
         );
     }
-    let activity = Family::activity("shop", "readers")
-        .durability(Durability::Immediate)
-        .build()
-        .expect("valid");
+    let activity = Family::activity("shop", "readers").durability(Durability::Immediate);
     let activity = writer.open(activity).await.expect("opened");
     for visitor in ["a", "b", "a"] {
         activity.touch("/home", visitor).await.expect("counted");
@@ -341,10 +332,7 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
 async fn drain_opens_what_was_found_of_a_pattern() {
     let site = Site::new().await;
     site.configure(FAMILIES);
-    let family = Family::buffered("tenant-9", "views")
-        .durability(Durability::Immediate)
-        .build()
-        .expect("valid");
+    let family = Family::buffered("tenant-9", "views").durability(Durability::Immediate);
     let views = site.writer().await.open(family).await.expect("opened");
     assert_eq!(
         views.add("a", 6).await.expect("counted"),
@@ -358,7 +346,7 @@ async fn drain_opens_what_was_found_of_a_pattern() {
 async fn drain_that_is_not_done_in_time_names_what_is_left() {
     let site = Site::new().await;
     site.configure(
-        "[[family]]\nname = \"shop/slow\"\nkind = \"buffered\"\ndurability = \"settle 1h\"\n",
+        "[[family]]\nname = \"shop/slow\"\nkind = \"buffered\"\ndurability = { settle = \"1h\" }\n",
     );
     site.printed(&["add", "shop/slow", "a", "2"]).await;
     let late = site.ends_with(1, &["drain", "--timeout", "2500ms"]).await;

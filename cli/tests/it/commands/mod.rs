@@ -26,7 +26,7 @@ sync_hits = 1000000
 name = "shop/votes"
 kind = "cached"
 min = 0
-save_after = "1h"
+sync_time = "1h"
 retain = "2h"
 
 [[family]]

@@ -9,7 +9,7 @@ const MORE: &str = r#"
 [[family]]
 name = "forum/likes"
 kind = "cached"
-table = { update = "item", keys = { id = "signed" }, value = "likes" }
+table = { name = "item", write = "update", keys = [["id", "signed"]], value = "likes" }
 
 [family.recount]
 table = "other.likes"

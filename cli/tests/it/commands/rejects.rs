@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::support::Site;
 
 const FAMILY: &str = "[[family]]\nname = \"shop/sold\"\nkind = \"buffered\"\n\
-                      table = { update = \"item\", keys = { id = \"signed\" }, value = \"sold\" }\n";
+                      table = { name = \"item\", write = \"update\", keys = [[\"id\", \"signed\"]], value = \"sold\" }\n";
 
 /// Creates a site with this number of rejects, of 1, 2, ... for the ids 1, 2, ...
 async fn site_with(rejects: i64) -> Site {

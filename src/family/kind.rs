@@ -1,0 +1,327 @@
+//! The kinds of families, and all that depends on them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::Family;
+use crate::family::calendar::{Calendar, Precision};
+
+/// The kind of a family, which decides how it counts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Deltas that are summed in Redis (docs/protocol.md, section 3).
+    Buffered,
+    /// Values that stay in Redis while they are used (docs/protocol.md, section 4).
+    Cached(Retention),
+    /// Slices of time. Kept slices become buffered deltas once they are over (docs/protocol.md,
+    /// section 5).
+    Series(Arc<Windows>),
+    /// Layers of time, with the visitors. Finished minutes may be kept like slices.
+    Activity(Sliding),
+    /// Visitors, each counted once for an id and remembered for this time. The sums become buffered
+    /// deltas.
+    Visitors(Duration),
+}
+
+/// The time for which a cached family's counters stay in Redis, and their bounds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Retention {
+    /// The time in Redis after a counter was read from the database or last saved.
+    pub(crate) retain: Duration,
+    pub(crate) min: Option<i64>,
+    pub(crate) max: Option<i64>,
+}
+
+/// The windows of a series in Redis, and which of them are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Windows {
+    pub(crate) windows: Vec<Window>,
+    pub(crate) calendar: Calendar,
+}
+
+/// The slices of one precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub(crate) precision: Precision,
+    /// The number of slices, including the current one.
+    pub(crate) slices: u32,
+    /// True if finished slices are kept in the database.
+    pub(crate) kept: bool,
+}
+
+/// A window that slides over time in layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sliding {
+    pub(crate) layer: Duration,
+    /// The number of layers, including the current one.
+    pub(crate) layers: u32,
+    /// The number of stripes of a page.
+    pub(crate) stripes: u32,
+    pub(crate) counting: Counting,
+    /// True if finished minutes are kept in the database.
+    pub(crate) keep_minutes: bool,
+}
+
+/// The method of counting the visitors of an activity family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Counting {
+    /// Counts ids: exact. A visitor takes the length of the id and about 100 bytes more in each
+    /// page viewed, until the window has passed.
+    Exact,
+    /// Counts with HyperLogLogs, one for each layer and stripe, of at most 12 KiB for any number of
+    /// visitors. Their standard error is [0.81 %](Counting::STANDARD_ERROR).
+    HyperLogLog,
+}
+
+impl Counting {
+    /// The standard error of a HyperLogLog in Redis: 1.04 / sqrt(16384).
+    pub const STANDARD_ERROR: f64 = 0.008_125;
+}
+
+impl Windows {
+    /// Returns the window of that precision.
+    pub(crate) fn of(&self, precision: Precision) -> Option<&Window> {
+        self.windows
+            .iter()
+            .find(|window| window.precision == precision)
+    }
+
+    pub(crate) fn kept(&self) -> impl Iterator<Item = &Window> {
+        self.windows.iter().filter(|window| window.kept)
+    }
+
+    /// Returns the beginning of a kept id: the precision, if several are kept, and the slice.
+    pub(crate) fn kept_as(&self, precision: Precision, slice: &str) -> String {
+        match self.kept().nth(1) {
+            Some(_) => format!("{precision}/{slice}/"),
+            None => format!("{slice}/"),
+        }
+    }
+
+    /// Returns the series that a kept id belongs to.
+    fn series_of<'id>(&self, kept: &'id str) -> &'id str {
+        let before = if self.kept().nth(1).is_some() { 2 } else { 1 };
+        kept.splitn(before + 1, '/').nth(before).unwrap_or(kept)
+    }
+}
+
+impl Sliding {
+    /// Returns the stripe that a visitor belongs to.
+    pub(crate) fn stripe_of(&self, visitor: &[u8]) -> u32 {
+        crc32fast::hash(visitor) % self.stripes
+    }
+
+    /// Returns the partition of a page's stripe, out of `partitions`.
+    pub(crate) fn partition_of(&self, page: &[u8], stripe: u32, partitions: u32) -> u32 {
+        (crc32fast::hash(page) % partitions + stripe % partitions) % partitions
+    }
+
+    pub(crate) fn layer_ms(&self) -> i64 {
+        i64::try_from(self.layer.as_millis()).unwrap_or(i64::MAX)
+    }
+}
+
+/// A visit: a visitor of a page, or of a scope and day. A call groups its visits by both.
+pub mod visit {
+    /// Returns both as one key: the length of the first, the first, and the visitor, which may be
+    /// any bytes.
+    pub fn key(at: &str, visitor: &[u8]) -> Vec<u8> {
+        let mut key = Vec::with_capacity(1 + at.len() + visitor.len());
+        // ids have at most 255 bytes
+        key.push(at.len() as u8);
+        key.extend_from_slice(at.as_bytes());
+        key.extend_from_slice(visitor);
+        key
+    }
+
+    /// Returns the parts of a [`key`].
+    pub fn split(key: &[u8]) -> (&[u8], &[u8]) {
+        match key.split_first() {
+            Some((&length, rest)) => rest
+                .split_at_checked(usize::from(length))
+                .unwrap_or((rest, &[])),
+            None => (&[], &[]),
+        }
+    }
+}
+
+/// The decisions that depend on the kind.
+impl Family {
+    /// Returns the kind's name, with which its scripts begin, and which the database stores:
+    /// `buffered`, `cached`, `series`, `activity` or `visitors`.
+    pub fn kind(&self) -> &'static str {
+        match self.kind {
+            Kind::Buffered => "buffered",
+            Kind::Cached(_) => "cached",
+            Kind::Series(_) => "series",
+            Kind::Activity(_) => "activity",
+            Kind::Visitors(_) => "visitors",
+        }
+    }
+
+    /// Returns the prefixes of the names of the scripts that it uses.
+    pub(crate) fn scripts(&self) -> &'static [&'static str] {
+        match self.kind {
+            Kind::Buffered => &["buffered_"],
+            Kind::Cached(_) => &["cached_", "buffered_"],
+            Kind::Series(_) => &["series_", "buffered_"],
+            Kind::Activity(_) => &["activity_", "series_close", "buffered_"],
+            Kind::Visitors(_) => &["visitors_", "buffered_"],
+        }
+    }
+
+    /// Returns the settings of the kind on which all processes must agree, in one line.
+    pub(super) fn shape(&self) -> String {
+        match &self.kind {
+            Kind::Buffered | Kind::Visitors(_) => String::new(),
+            Kind::Cached(retention) => {
+                let given = |(name, bound): (_, Option<i64>)| Some(format!("{name} {}", bound?));
+                let bounds = [("min", retention.min), ("max", retention.max)].into_iter();
+                bounds.filter_map(given).collect::<Vec<_>>().join(", ")
+            }
+            Kind::Series(series) => {
+                let kept: Vec<_> = series.kept().map(|it| it.precision.to_string()).collect();
+                let is_local = |window: &Window| !matches!(window.precision, Precision::Seconds(_));
+                let zone = if series.windows.iter().any(is_local) {
+                    series.calendar.name()
+                } else {
+                    ""
+                };
+                format!("keeps {:?} zone {zone:?}", kept.join(" "))
+            }
+            Kind::Activity(sliding) => format!(
+                "{} stripes, layers of {} ms, {:?}, keeps {}",
+                sliding.stripes,
+                sliding.layer_ms(),
+                sliding.counting,
+                if sliding.keep_minutes {
+                    "minutes"
+                } else {
+                    "nothing"
+                },
+            ),
+        }
+    }
+
+    /// Returns true if it has slices that move to the buffers once they are over.
+    pub(crate) fn keeps_slices(&self) -> bool {
+        match &self.kind {
+            Kind::Series(series) => series.kept().next().is_some(),
+            Kind::Activity(sliding) => sliding.keep_minutes,
+            _ => false,
+        }
+    }
+
+    /// Returns true if it counts with keys that expire: windows, their names, and visitors. Hits on
+    /// their way to the database never expire.
+    pub(crate) fn has_expiring_keys(&self) -> bool {
+        !self.spans_partitions()
+    }
+
+    /// Returns true if its script takes several partitions that lie on one node.
+    pub(crate) fn spans_partitions(&self) -> bool {
+        matches!(self.kind, Kind::Buffered | Kind::Cached(_))
+    }
+
+    /// Returns how its counters stay in Redis, if it is a cached family.
+    pub(crate) fn retention(&self) -> Option<&Retention> {
+        match &self.kind {
+            Kind::Cached(retention) => Some(retention),
+            _ => None,
+        }
+    }
+
+    /// Returns true for cached counters. All other kinds reach the database like buffered ones.
+    pub(crate) fn is_cached(&self) -> bool {
+        self.retention().is_some()
+    }
+
+    /// Returns the slice length of each window of a series; nothing for other kinds.
+    pub fn precisions(&self) -> Vec<Precision> {
+        match &self.kind {
+            Kind::Series(series) => series.windows.iter().map(|it| it.precision).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Returns the number of pairs in a call: few enough for the script to stay below a
+    /// millisecond.
+    pub(crate) fn pairs_a_call(&self) -> usize {
+        match &self.kind {
+            // a pair counts once for each precision, and once more where that is kept
+            Kind::Series(series) => {
+                (700 / (series.windows.len() + series.kept().count())).clamp(1, 100)
+            }
+            _ => 400,
+        }
+    }
+
+    /// Returns the partition that counts a hit on this key (an id, a series' name, or a visit), or
+    /// `None` for any.
+    pub(crate) fn home_of(&self, key: &[u8]) -> Option<u32> {
+        match &self.kind {
+            Kind::Activity(sliding) => {
+                let (page, visitor) = visit::split(key);
+                Some(sliding.partition_of(page, sliding.stripe_of(visitor), self.partitions))
+            }
+            Kind::Visitors(_) => Some(self.partition_by(visit::split(key).0)),
+            _ => (!self.wide).then(|| self.partition_by(key)),
+        }
+    }
+
+    /// Returns the partitions in which a row's id may have anything pending.
+    pub(crate) fn partitions_of_row(&self, id: &str) -> std::ops::Range<u32> {
+        if self.wide {
+            return 0..self.partitions;
+        }
+        let own = self.partition_of(match &self.kind {
+            Kind::Series(series) => series.series_of(id),
+            _ => id,
+        });
+        own..own + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_id_names_the_precision_where_several_are_kept() {
+        let built = |keep: &[Precision]| {
+            let hits = Family::series("shop", "hits").keep(keep.iter().copied());
+            match hits.build().expect("valid").kind {
+                Kind::Series(windows) => windows,
+                other => panic!("{other:?}"),
+            }
+        };
+        let one = built(&[Precision::Day]);
+        let two = built(&[Precision::Day, Precision::MINUTE]);
+        assert_eq!(one.kept_as(Precision::Day, "2014-09-08"), "2014-09-08/");
+        assert_eq!(two.kept_as(Precision::MINUTE, "*"), "60s/*/");
+        assert_eq!(one.series_of("2014-09-08/a/b"), "a/b");
+        assert_eq!(two.series_of("60s/1410134400/a/b"), "a/b");
+    }
+
+    #[test]
+    fn stripes_spread_over_the_partitions() {
+        let family = Family::activity("forum", "online")
+            .stripes(15)
+            .partitions(8)
+            .build()
+            .expect("valid");
+        let Kind::Activity(sliding) = family.kind else {
+            panic!("{family}")
+        };
+        let homes: std::collections::BTreeSet<_> = (0..15)
+            .map(|stripe| sliding.partition_of(b"/", stripe, 8))
+            .collect();
+        assert_eq!(homes.len(), 8);
+        let home = sliding.partition_of(b"/", sliding.stripe_of(b"somebody"), 8);
+        assert_eq!(family.home_of(&visit::key("/", b"somebody")), Some(home));
+    }
+}

@@ -1,0 +1,373 @@
+//! From settings to a family: defaults and checks.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::kind::{Counting, Kind, Retention, Sliding, Window, Windows};
+use super::settings::{FamilySettings, KindName, Time};
+use super::{Durability, Family};
+use crate::error::{Error, Result};
+use crate::family::calendar::{Calendar, Precision};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_secs(3600);
+const DAY: Duration = Duration::from_secs(86_400);
+
+impl Family {
+    /// The largest number of partitions of a family.
+    pub const MAX_PARTITIONS: u32 = 4096;
+    /// The largest number of slices of a precision in Redis.
+    pub const MAX_SLICES: u32 = 1000;
+    /// The largest number of slices, or minutes, that one read returns.
+    pub const MAX_RANGE: usize = 10_000;
+    /// The largest number of precisions of a series.
+    pub const MAX_PRECISIONS: usize = 16;
+    /// The largest number of layers of a window.
+    pub const MAX_LAYERS: u32 = 1000;
+    /// The largest number of stripes of a page.
+    pub const MAX_STRIPES: u32 = 4096;
+
+    /// Returns the family of that name with these settings. Namespace and name are of
+    /// `[a-z0-9_.-]{1,64}`.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput), naming the family and the invalid setting.
+    pub fn new(
+        namespace: impl Into<String>,
+        name: impl Into<String>,
+        settings: &FamilySettings,
+    ) -> Result<Self> {
+        let mut family = Family {
+            namespace: namespace.into(),
+            name: name.into(),
+            partitions: settings.partitions.unwrap_or(4),
+            // the stripes of a page, and so the parts of a minute, lie in several partitions
+            wide: settings.wide.unwrap_or(settings.kind == KindName::Activity),
+            durability: settings.durability.unwrap_or_default(),
+            table: settings.table.clone(),
+            sync_hits: settings.sync_hits.unwrap_or(match settings.kind {
+                KindName::Buffered | KindName::Visitors => 50,
+                // saves are due by time alone
+                KindName::Cached => u64::MAX,
+                // finished slices go to the database with the next check
+                KindName::Series | KindName::Activity => 1,
+            }),
+            sync_time: or(
+                settings.sync_time,
+                match settings.kind {
+                    KindName::Cached => 2 * SECOND,
+                    _ => 60 * SECOND,
+                },
+            ),
+            max_pending: settings.max_pending.unwrap_or(1_000_000),
+            kind: Kind::Buffered,
+        };
+        family.check()?;
+        family.kind = match settings.kind {
+            KindName::Buffered => Kind::Buffered,
+            KindName::Cached => Kind::Cached(family.retention_of(settings)?),
+            KindName::Series => Kind::Series(Arc::new(family.windows_of(settings)?)),
+            KindName::Activity => Kind::Activity(family.sliding_of(settings)?),
+            KindName::Visitors => {
+                let remember = or(settings.remember, 3 * DAY);
+                family.check_range("remember", remember, SECOND..=365 * DAY)?;
+                Kind::Visitors(remember)
+            }
+        };
+        settings.refuse_others(&family)?;
+        if family.has_expiring_keys() && settings.kind != KindName::Visitors {
+            family.check_slices_table()?;
+        }
+        Ok(family)
+    }
+
+    /// Checks the settings that all kinds have.
+    fn check(&self) -> Result<()> {
+        for (what, name) in [("namespace", &self.namespace), ("family", &self.name)] {
+            if !is_name(name) {
+                let wrong = format!("{what} {name:?} is not of [a-z0-9_.-]{{1,64}}");
+                return Err(Error::invalid(wrong));
+            }
+        }
+        self.check_range("partitions", self.partitions, 1..=Family::MAX_PARTITIONS)?;
+        if let Durability::Settle(settle) = self.durability {
+            self.check_range("durability", settle, MILLISECOND..=DAY)?;
+        }
+        self.check_range("sync_time", self.sync_time, MILLISECOND..=DAY)?;
+        self.check_range("sync_hits", self.sync_hits, 1..=u64::MAX)?;
+        self.check_range("max_pending", self.max_pending, 1..=u64::MAX)?;
+        match self.table.as_ref().map(|table| table.check()) {
+            Some(Err(wrong)) => Err(self.refused("table", wrong)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a table for a family that keeps no slices, and one with a separator other than `/`.
+    fn check_slices_table(&self) -> Result<()> {
+        match &self.table {
+            Some(_) if !self.keeps_slices() => {
+                Err(self.refused("table", "is given, and nothing is kept"))
+            }
+            Some(table) if table.separator != '/' => {
+                Err(self.refused("table", "has a separator that is not '/'"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn retention_of(&self, settings: &FamilySettings) -> Result<Retention> {
+        let FamilySettings { min, max, .. } = *settings;
+        let retain = or(settings.retain, 600 * SECOND);
+        self.check_range("retain", retain, MILLISECOND..=DAY)?;
+        for (setting, bound) in [("min", min), ("max", max)] {
+            if let Some(bound) = bound.filter(|bound| bound.unsigned_abs() >= 1 << 53) {
+                let wrong = format!("{bound} is not smaller than 2^53 in magnitude");
+                return Err(self.refused(setting, wrong));
+            }
+        }
+        match (min, max) {
+            (Some(min), Some(max)) if min > max => {
+                Err(self.refused("min", format!("{min} is above max {max}")))
+            }
+            _ => Ok(Retention { retain, min, max }),
+        }
+    }
+
+    fn windows_of(&self, settings: &FamilySettings) -> Result<Windows> {
+        let refused = |wrong: String| Err(self.refused("windows", wrong));
+        let given = settings.windows.clone();
+        let given = given.unwrap_or_else(|| Precision::DEFAULT.map(|it| (it, 120)).into());
+        if !(1..=Family::MAX_PRECISIONS).contains(&given.len()) {
+            let (count, most) = (given.len(), Family::MAX_PRECISIONS);
+            return refused(format!("has {count} precisions, not 1 to {most}"));
+        }
+        let mut windows: Vec<Window> = Vec::new();
+        for (precision, slices) in given {
+            if let Precision::Seconds(seconds) = precision
+                && !(1..=Precision::MAX_SECONDS).contains(&seconds)
+            {
+                let most = Precision::MAX_SECONDS;
+                return refused(format!("has a precision of {seconds} s, not 1 to {most}"));
+            }
+            if !(1..=Family::MAX_SLICES).contains(&slices) {
+                let most = Family::MAX_SLICES;
+                return refused(format!(
+                    "has {slices} slices of {precision}, not 1 to {most}"
+                ));
+            }
+            if windows.iter().any(|other| other.precision == precision) {
+                return refused(format!("has {precision} twice"));
+            }
+            windows.push(Window {
+                precision,
+                slices,
+                kept: false,
+            });
+        }
+        for precision in settings.keep.iter().flatten() {
+            match windows.iter_mut().find(|it| it.precision == *precision) {
+                Some(window) => window.kept = true,
+                None => {
+                    let wrong = format!("{precision} is none of the windows");
+                    return Err(self.refused("keep", wrong));
+                }
+            }
+        }
+        let calendar = match &settings.time_zone {
+            Some(zone) => Calendar::of(zone).map_err(|error| self.refused("time_zone", error))?,
+            None => Calendar::utc(),
+        };
+        Ok(Windows { windows, calendar })
+    }
+
+    fn sliding_of(&self, settings: &FamilySettings) -> Result<Sliding> {
+        let (window, layer) = (
+            or(settings.window, 600 * SECOND),
+            or(settings.layer, 3 * SECOND),
+        );
+        self.check_range("layer", layer, MILLISECOND..=HOUR)?;
+        if !layer.subsec_nanos().is_multiple_of(1_000_000) {
+            return Err(self.refused("layer", format!("{layer:?} is not in whole milliseconds")));
+        }
+        if window.is_zero() || !window.as_nanos().is_multiple_of(layer.as_nanos()) {
+            let wrong = format!("{window:?} is no multiple of its layers of {layer:?}");
+            return Err(self.refused("window", wrong));
+        }
+        let layers = u32::try_from(window.as_nanos() / layer.as_nanos()).unwrap_or(u32::MAX);
+        if layers > Family::MAX_LAYERS {
+            let most = Family::MAX_LAYERS;
+            let wrong = format!("{window:?} has more than {most} layers of {layer:?}");
+            return Err(self.refused("window", wrong));
+        }
+        let sliding = Sliding {
+            layer,
+            layers,
+            stripes: settings.stripes.unwrap_or(1),
+            counting: settings.visitors.unwrap_or(Counting::Exact),
+            keep_minutes: settings.keep_minutes.unwrap_or(false),
+        };
+        self.check_range("stripes", sliding.stripes, 1..=Family::MAX_STRIPES)?;
+        if sliding.keep_minutes && !60_000_u128.is_multiple_of(layer.as_millis()) {
+            let wrong = format!("is on, and layers of {layer:?} do not divide a minute");
+            return Err(self.refused("keep_minutes", wrong));
+        }
+        Ok(sliding)
+    }
+
+    fn check_range<T: PartialOrd + fmt::Debug>(
+        &self,
+        setting: &str,
+        value: T,
+        allowed: RangeInclusive<T>,
+    ) -> Result<()> {
+        if allowed.contains(&value) {
+            return Ok(());
+        }
+        let (least, most) = allowed.into_inner();
+        Err(self.refused(setting, format!("{value:?} is not {least:?} to {most:?}")))
+    }
+}
+
+fn or(given: Option<Time>, default: Duration) -> Duration {
+    given.map_or(default, |Time(time)| time)
+}
+
+fn is_name(name: &str) -> bool {
+    let allowed =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_.-".contains(&byte);
+    (1..=64).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::family::table::{KeyType, Table};
+
+    #[test]
+    fn an_invalid_setting_is_named() {
+        let table = || Table::upsert("t").key("k", KeyType::Text).value("n");
+        let buffered = || Family::buffered("shop", "views");
+        let cached = || Family::cached("shop", "votes");
+        let series = || Family::series("shop", "hits");
+        let activity = || Family::activity("forum", "online");
+        let visitors = || Family::visitors("shop", "visitors");
+        for (built, wrong) in [
+            (
+                Family::cached("Shop", "votes").build(),
+                "namespace \"Shop\"",
+            ),
+            (
+                Family::buffered("shop", "v/iews").build(),
+                "family \"v/iews\"",
+            ),
+            (Family::series("", "hits").build(), "namespace \"\""),
+            (
+                Family::buffered("s".repeat(65), "views").build(),
+                "namespace",
+            ),
+            (buffered().partitions(0).build(), "partitions 0"),
+            (visitors().partitions(5000).build(), "partitions 5000"),
+            (buffered().sync_hits(0).build(), "sync_hits 0"),
+            (cached().sync_time(Duration::ZERO).build(), "sync_time 0ns"),
+            (buffered().sync_time(2 * DAY).build(), "sync_time 172800s"),
+            (
+                buffered()
+                    .durability(Durability::Settle(Duration::ZERO))
+                    .build(),
+                "durability 0ns",
+            ),
+            (buffered().max_pending(0).build(), "max_pending 0"),
+            (cached().retain(25 * HOUR).build(), "retain 90000s"),
+            (cached().min(2).max(1).build(), "min 2"),
+            (cached().max(1 << 53).build(), "max 9007199254740992"),
+            (series().windows([]).build(), "0 precisions"),
+            (
+                series().windows([(Precision::Seconds(0), 120)]).build(),
+                "precision of 0 s",
+            ),
+            (
+                series()
+                    .windows([(Precision::Seconds(u32::MAX), 1)])
+                    .build(),
+                "precision of 4294967295 s",
+            ),
+            (
+                series().windows([(Precision::Day, 0)]).build(),
+                "0 slices of day",
+            ),
+            (
+                series().windows([(Precision::Day, 1001)]).build(),
+                "1001 slices of day",
+            ),
+            (
+                series()
+                    .windows([(Precision::Day, 1), (Precision::Day, 2)])
+                    .build(),
+                "day twice",
+            ),
+            (
+                series().keep([Precision::Month]).build(),
+                "keep month is none of the windows",
+            ),
+            (
+                series().time_zone("Europe/Atlantis").build(),
+                "time_zone time zone \"Europe/Atlantis\"",
+            ),
+            (
+                series().table(Table::upsert("t").value("n")).build(),
+                "table \"t\": no key column",
+            ),
+            (
+                series().table(table()).build(),
+                "table is given, and nothing is kept",
+            ),
+            (
+                series()
+                    .keep([Precision::Day])
+                    .table(table().separator('|'))
+                    .build(),
+                "table has a separator",
+            ),
+            (
+                activity().window(Duration::ZERO, SECOND).build(),
+                "window 0ns is no multiple",
+            ),
+            (activity().window(HOUR, Duration::ZERO).build(), "layer 0ns"),
+            (
+                activity()
+                    .window(HOUR, Duration::from_nanos(1_000_001))
+                    .build(),
+                "layer 1.000001ms is not in whole milliseconds",
+            ),
+            (
+                activity().window(600 * SECOND, 7 * SECOND).build(),
+                "window 600s is no multiple",
+            ),
+            (
+                activity().window(1001 * SECOND, SECOND).build(),
+                "more than 1000 layers",
+            ),
+            (activity().stripes(0).build(), "stripes 0"),
+            (
+                activity()
+                    .window(630 * SECOND, 7 * SECOND)
+                    .keep_minutes(true)
+                    .build(),
+                "do not divide a minute",
+            ),
+            (
+                activity().table(table()).build(),
+                "table is given, and nothing is kept",
+            ),
+            (visitors().remember(Duration::ZERO).build(), "remember 0ns"),
+            (visitors().sync_hits(0).build(), "sync_hits 0"),
+        ] {
+            let error = built.expect_err(wrong).to_string();
+            assert!(error.contains(wrong), "{error}, not {wrong}");
+        }
+        assert!(cached().min(1).max(1).build().is_ok());
+    }
+}
