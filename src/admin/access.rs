@@ -160,7 +160,8 @@ pub async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
         .into_iter()
         .filter_map(Result::err)
         .filter(|error| error.kind() == ErrorKind::AccessDenied);
-    let advice = "Add it with ACL SETUSER: a script that is refused in its middle leaves half of what it does.";
+    let advice =
+        "Add it with ACL SETUSER: a script that is refused halfway leaves half of its writes.";
     refusals
         .map(|error| Finding::new(Severity::Error, "redis acl", format!("{error:#}"), advice))
         .collect()

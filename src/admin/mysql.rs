@@ -42,7 +42,7 @@ impl MysqlStore {
                 Severity::Info,
                 "mysql replica",
                 "reads may come from a replica, whose lag is not checked",
-                "Nothing is wrong: a read that finds it behind goes to the primary",
+                "Nothing is wrong: a read that detects the lag goes to the primary",
             ));
         }
         match schema::missing(&self.primary).await {
@@ -218,7 +218,7 @@ fn check_setting(name: &str, value: &str) -> Option<Finding> {
         ),
         "max_allowed_packet" if value.parse::<i64>().is_ok_and(|bytes| bytes < PACKET) => (
             Severity::Error,
-            format!("is {value} bytes, a large batch would not fit"),
+            format!("is {value} bytes, too small for a large batch"),
             "Set it to at least 8388608",
         ),
         "autocommit" if is_off(value) => (

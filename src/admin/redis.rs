@@ -32,16 +32,14 @@ pub(crate) async fn eviction(redis: &Connection, families: &[Family]) -> Result<
 /// Returns the policy and what it evicts of these families when memory is full, if anything.
 fn evicts(policy: &str, families: &[Family]) -> Option<String> {
     if policy.starts_with("allkeys-") {
-        return Some(format!(
-            "{policy}, which throws counts away when memory is full"
-        ));
+        return Some(format!("{policy}, which evicts counts when memory is full"));
     }
     let family = families
         .iter()
         .find(|family| policy.starts_with("volatile-") && family.has_expiring_keys())?;
     Some(format!(
-        "{policy}, which throws windows and known visitors of the family {family} away when memory is full: what is \
-         shown falls short, and visitors are counted again"
+        "{policy}, which evicts windows and known visitors of the family {family} when memory is full: what is \
+         shown is too low, and visitors are counted again"
     ))
 }
 
@@ -53,9 +51,9 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
         Err(error) => {
             let advice = match error.kind() {
                 ErrorKind::AccessDenied => {
-                    "Give the connection a user and password that Redis accepts, and who may +info."
+                    "Give the connection a user and password that Redis accepts, with +info."
                 }
-                _ => "See that the server runs and that the connection points to it.",
+                _ => "Check that the server runs and that the connection points to it.",
             };
             return vec![Finding::new(
                 Severity::Error,
@@ -127,11 +125,11 @@ fn version(version: &str) -> Option<Finding> {
 
 fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
     let message = match policy {
-        "" => "the server does not say it".to_owned(),
+        "" => "the server does not show it".to_owned(),
         policy => evicts(policy, families)?,
     };
     let limit = if limit == "0" {
-        " There is no memory limit yet, so nothing is thrown away so far."
+        " There is no memory limit yet, so nothing has been evicted so far."
     } else {
         ""
     };
@@ -148,7 +146,7 @@ fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
 
 fn role(role: &str) -> Option<Finding> {
     (role != "master").then(|| {
-        let message = format!("the server is a {role}, which takes no writes");
+        let message = format!("the server is a {role}, which accepts no writes");
         Finding::new(
             Severity::Error,
             "redis role",

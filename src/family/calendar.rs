@@ -260,7 +260,7 @@ impl Calendar {
 fn out_of_calendar(at: i64, error: jiff::Error) -> Error {
     Error::new(
         ErrorKind::InvalidInput,
-        format!("{at} s of Unix time is in no calendar"),
+        format!("{at} s of Unix time is outside the calendar"),
     )
     .with_source(error)
 }

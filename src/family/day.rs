@@ -41,7 +41,7 @@ impl Day {
         };
         let none = || {
             Error::invalid(format!(
-                "there is no day {year:04}-{month:02}-{day:02} in the years 1000 to 9999"
+                "no such day: {year:04}-{month:02}-{day:02} in the years 1000 to 9999"
             ))
         };
         date()
@@ -87,7 +87,7 @@ impl FromStr for Day {
         };
         let none = || {
             Error::invalid(format!(
-                "{text:?} is no day YYYY-MM-DD of the years 1000 to 9999"
+                "{text:?} is not a day YYYY-MM-DD of the years 1000 to 9999"
             ))
         };
         day().filter(|day| day.to_string() == text).ok_or_else(none)

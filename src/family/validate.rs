@@ -88,7 +88,7 @@ impl Family {
     fn check(&self) -> Result<()> {
         for (what, name) in [("namespace", &self.namespace), ("family", &self.name)] {
             if !is_name(name) {
-                let wrong = format!("{what} {name:?} is not of [a-z0-9_.-]{{1,64}}");
+                let wrong = format!("{what} {name:?} does not match [a-z0-9_.-]{{1,64}}");
                 return Err(Error::invalid(wrong));
             }
         }
@@ -109,7 +109,7 @@ impl Family {
     fn check_slices_table(&self) -> Result<()> {
         match &self.table {
             Some(_) if !self.keeps_slices() => {
-                Err(self.refused("table", "is given, and nothing is kept"))
+                Err(self.refused("table", "is given, but nothing is kept"))
             }
             Some(table) if table.separator != '/' => {
                 Err(self.refused("table", "has a separator that is not '/'"))
@@ -171,7 +171,7 @@ impl Family {
             match windows.iter_mut().find(|it| it.precision == *precision) {
                 Some(window) => window.kept = true,
                 None => {
-                    let wrong = format!("{precision} is none of the windows");
+                    let wrong = format!("{precision} is not one of the windows");
                     return Err(self.refused("keep", wrong));
                 }
             }
@@ -193,7 +193,7 @@ impl Family {
             return Err(self.refused("layer", format!("{layer:?} is not in whole milliseconds")));
         }
         if window.is_zero() || !window.as_nanos().is_multiple_of(layer.as_nanos()) {
-            let wrong = format!("{window:?} is no multiple of its layers of {layer:?}");
+            let wrong = format!("{window:?} is not a multiple of its layers of {layer:?}");
             return Err(self.refused("window", wrong));
         }
         let layers = u32::try_from(window.as_nanos() / layer.as_nanos()).unwrap_or(u32::MAX);
@@ -310,7 +310,7 @@ mod tests {
             ),
             (
                 series().keep([Precision::Month]).build(),
-                "keep month is none of the windows",
+                "keep month is not one of the windows",
             ),
             (
                 series().time_zone("Europe/Atlantis").build(),
@@ -322,7 +322,7 @@ mod tests {
             ),
             (
                 series().table(table()).build(),
-                "table is given, and nothing is kept",
+                "table is given, but nothing is kept",
             ),
             (
                 series()
@@ -333,7 +333,7 @@ mod tests {
             ),
             (
                 activity().window(Duration::ZERO, SECOND).build(),
-                "window 0ns is no multiple",
+                "window 0ns is not a multiple",
             ),
             (activity().window(HOUR, Duration::ZERO).build(), "layer 0ns"),
             (
@@ -344,7 +344,7 @@ mod tests {
             ),
             (
                 activity().window(600 * SECOND, 7 * SECOND).build(),
-                "window 600s is no multiple",
+                "window 600s is not a multiple",
             ),
             (
                 activity().window(1001 * SECOND, SECOND).build(),
@@ -360,7 +360,7 @@ mod tests {
             ),
             (
                 activity().table(table()).build(),
-                "table is given, and nothing is kept",
+                "table is given, but nothing is kept",
             ),
             (visitors().remember(Duration::ZERO).build(), "remember 0ns"),
             (visitors().sync_hits(0).build(), "sync_hits 0"),

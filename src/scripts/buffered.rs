@@ -156,7 +156,7 @@ impl Partition {
             "DUP" => {
                 // the call was counted, so a failed read must not look like a refusal
                 let unknown = |error| {
-                    Error::new(ErrorKind::OutcomeUnknown, "what is pending by now")
+                    Error::new(ErrorKind::OutcomeUnknown, "the pending value is unknown")
                         .with_source(error)
                 };
                 let mut results = Self::now_pending(parts).await.map_err(unknown)?;

@@ -174,7 +174,7 @@ pub async fn repeat_safe(
             }
             (ErrorKind::OutcomeUnknown, _) => Error::new(
                 ErrorKind::Redis,
-                "Redis did not reply a call that may be repeated",
+                "Redis did not reply to a call that may be repeated",
             )
             .with_source(error),
             _ => error,
@@ -223,7 +223,7 @@ fn classify(redis: &Connection, name: &'static str, error: RedisError) -> Error 
         .with_source(error),
         Some(_) => {
             let message = format!(
-                "{name}: Redis refused it, perhaps after a part or an earlier arrival was executed"
+                "{name}: Redis refused the call; a part or an earlier arrival of it may have been executed"
             );
             Error::new(ErrorKind::OutcomeUnknown, message).with_source(error)
         }
@@ -275,7 +275,8 @@ where
             not_executed(error)
         }
     })?;
-    T::from_redis_value(value).map_err(|error| Error::corrupt("what was read").with_source(error))
+    T::from_redis_value(value)
+        .map_err(|error| Error::corrupt("unexpected value").with_source(error))
 }
 
 /// Calls a script that does not exist. Returns an error only if Redis refuses the call before it

@@ -270,8 +270,7 @@ fn each<T>(mut reply: Reply, count: usize, parse: impl Fn(&str) -> Option<T>) ->
     let words = reply.strings(0)?;
     let parsed: Option<Vec<T>> = words.iter().map(|word| parse(word)).collect();
     let parsed = parsed.filter(|parsed| parsed.len() == count);
-    parsed
-        .ok_or_else(|| Error::corrupt(format!("{count} words were expected, and came: {words:?}")))
+    parsed.ok_or_else(|| Error::corrupt(format!("{count} words were expected, received {words:?}")))
 }
 
 fn text(value: &Value) -> Option<&str> {

@@ -127,7 +127,7 @@ impl Home {
         let epochs = match self.partition.epochs(family).await? {
             Some(epochs) => epochs,
             None => {
-                tracing::warn!(%family, home = self.number, "Redis does not know the family (any more): configuring it");
+                tracing::warn!(%family, home = self.number, "Redis does not know the family: configuring it");
                 let partitions = self
                     .topology
                     .partitions_of(self.number, family.partitions());

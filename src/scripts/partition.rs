@@ -90,7 +90,7 @@ impl PairResult {
                 id.len()
             ),
             PairResult::NoInteger => format!(
-                "{id:?} was not changed: {tag}:base, buffer or batch holds another value than an integer for it"
+                "{id:?} was not changed: {tag}:base, buffer or batch holds a value for it that is not an integer"
             ),
             other => format!("{family}: {other:?} came for {id:?}"),
         })
@@ -186,7 +186,7 @@ pub fn random() -> Result<u64> {
     getrandom::u64().map_err(|error| {
         Error::new(
             ErrorKind::Unsafe,
-            "the operating system has no random numbers",
+            "the operating system provides no random numbers",
         )
         .with_source(error.to_string())
     })

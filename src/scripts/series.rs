@@ -108,7 +108,9 @@ impl Partition {
         Ok((
             now,
             windows.ok_or_else(|| {
-                Error::corrupt(format!("a window holds what is no count: {texts:?}"))
+                Error::corrupt(format!(
+                    "a window holds a value that is not a count: {texts:?}"
+                ))
             })?,
         ))
     }

@@ -62,7 +62,7 @@ impl Guess<'_> {
         match self.left {
             0 => Err(Error::new(
                 ErrorKind::Redis,
-                "the server's time is another one with each call",
+                "the server's time differs with each call",
             )),
             _ => Ok(None),
         }

@@ -83,7 +83,7 @@ impl Tables {
     fn add(&mut self, family: &Family, id: &[u8], delta: i64) -> bool {
         let added = std::str::from_utf8(id).is_ok_and(|id| self.stored(family).add(id, delta));
         if !added {
-            tracing::warn!(%family, id = %id.escape_ascii(), delta, "rejected: no row takes the delta");
+            tracing::warn!(%family, id = %id.escape_ascii(), delta, "rejected: no row accepts the delta");
         }
         added
     }

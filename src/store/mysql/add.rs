@@ -103,7 +103,7 @@ pub async fn add(
                 rows: found,
             });
             let reason = match target.inserts {
-                true => format!("no such row, and {} takes no number below 0", target.value),
+                true => format!("no such row, and {} takes no negative number", target.value),
                 false => "no such row".to_owned(),
             };
             (missing, reason)

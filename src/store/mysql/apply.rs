@@ -95,7 +95,7 @@ impl UnitOfWork for Apply<'_> {
             Ok(applied)
         } else {
             Err(sqlx::Error::Protocol(format!(
-                "deltas are unaccounted for: {applied:?}"
+                "some deltas were neither added nor rejected: {applied:?}"
             )))
         }
     }

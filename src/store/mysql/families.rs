@@ -29,7 +29,7 @@ pub(super) async fn register(pool: &MySqlPool, meter: &Meter, family: &Family) -
     let absent = || {
         Error::new(
             ErrorKind::Store,
-            format!("{family} was registered and is not there"),
+            format!("{family} was registered, but is missing"),
         )
     };
     find(pool, meter, family).await?.ok_or_else(absent)
@@ -66,7 +66,7 @@ async fn find(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<Option
         return Err(Error::new(
             ErrorKind::Mismatch,
             format!(
-                "{family}: {setting} is {known:?} in the database, and this process came with {ours:?}"
+                "{family}: {setting} is {known:?} in the database, but this process has {ours:?}"
             ),
         ));
     }
@@ -129,7 +129,7 @@ pub(super) async fn reconfigure(
     match updated.rows_affected() {
         0 => Err(Error::new(
             ErrorKind::Mismatch,
-            format!("{after} was changed by another process meanwhile"),
+            format!("{after} was changed by another process at the same time"),
         )),
         _ => Ok(()),
     }

@@ -148,7 +148,7 @@ pub fn check_writable(read_only: &str, family: &Family) -> Result<()> {
         setting => Err(Error::new(
             ErrorKind::Unsafe,
             format!(
-                "{family}: the database that counters are seeded from takes no writes (read_only is {setting}), as a \
+                "{family}: the database that counters are seeded from accepts no writes (read_only is {setting}), as a \
                  replica does; give MysqlStore::new a pool on the primary"
             ),
         )),

@@ -61,7 +61,7 @@ pub async fn create(database: &Database) -> Result<()> {
             .execute(sqlx::query(table.create).persistent(false))
             .await;
         created.map_err(fault::store(format!(
-            "{} is missing in the database and was not created",
+            "{} is missing in the database, and could not be created",
             table.name
         )))?;
     }

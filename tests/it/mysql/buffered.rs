@@ -1207,7 +1207,7 @@ async fn an_unsigned_column_goes_down_but_not_below_zero() {
         reasons[1].0 == "4"
             && reasons[1]
                 .2
-                .contains("no such row, and n takes no number below 0"),
+                .contains("no such row, and n takes no negative number"),
         "{reasons:?}"
     );
     assert!(

@@ -102,7 +102,7 @@ async fn a_database_that_takes_no_writes_seeds_nothing() {
     for ids in [&["a"][..], &["a", "b"]] {
         let error = store.rows(&family, ids).await.expect_err("refused");
         assert!(
-            error.kind() == ErrorKind::Unsafe && format!("{error:#}").contains("takes no writes"),
+            error.kind() == ErrorKind::Unsafe && format!("{error:#}").contains("accepts no writes"),
             "{error}"
         );
     }
