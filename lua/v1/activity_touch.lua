@@ -88,34 +88,33 @@ for _, count in ipairs(keeps and call('HMGET', KEYS[3], unpack(kept)) or {}) do
   end
 end
 
-local function take_back(last_place)
-  for i = 1, last_place do
-    local views = KEYS[3 + 2 * i]
-    local left = call('HINCRBY', views, field, '-' .. ARGV[starts[i] + 1])
-    if left == 0 then call('HDEL', views, field) end
-  end
-end
 -- all is refused by the first write, or taken back
-local opens, trims = {}, {}
+local opens, trims, refused, changed = {}, {}, nil, 0
 for i = 1, places do
   local hits, try_call = ARGV[starts[i] + 1], i == 1 and call or pcall
   local sum = try_call('HINCRBY', KEYS[3 + 2 * i], field, hits)
   if type(sum) == 'table' then
-    take_back(i - 1)
-    return sum
+    refused = sum
+    break
   end
+  changed = i
   local amount = hits == '1' and 1 or tonumber(hits)
   opens[i] = sum == amount
   trims[i] = opens[i] or sum % 64 < amount
   local present = opens[i] and pcall('ZCARD', KEYS[4 + 2 * i])
   if type(present) == 'table' then
-    take_back(i)
-    return present
+    refused = present
+    break
   end
 end
+for i = 1, refused and changed or 0 do
+  local left = call('HINCRBY', KEYS[3 + 2 * i], field, '-' .. ARGV[starts[i] + 1])
+  if left == 0 then call('HDEL', KEYS[3 + 2 * i], field) end
+end
+if refused then return refused end
 if caller ~= '' then call('HSET', KEYS[1], caller, n) end
 
-local function count_kept(id, more)
+local count_kept = keeps and function(id, more)
   local sum = more > 0 and call('HINCRBY', KEYS[3], id, more)
   if sum ~= more then return end
   call('ZADD', KEYS[4], (minute + 60) * 1000, id)
@@ -123,18 +122,6 @@ local function count_kept(id, more)
     call('HSET', KEYS[3], '', (' '):rep(256))
     call('HDEL', KEYS[3], '')
   end
-end
-local function open_layer(views, visitors)
-  local fields = call('HKEYS', views)
-  for _, each in ipairs(fields) do
-    if (tonumber(each) or layer) <= gone then call('HDEL', views, each) end
-  end
-  if #fields == 64 then -- likewise
-    call('HSET', views, '', (' '):rep(256))
-    call('HDEL', views, '')
-  end
-  if call('PTTL', views) < ttl then call('PEXPIRE', views, ttl) end
-  if call('PTTL', visitors) < ttl then call('PEXPIRE', visitors, ttl) end
 end
 local line = {}
 for i = 1, places do
@@ -149,7 +136,19 @@ for i = 1, places do
     count_kept(kept[2 * i - 1], tonumber(ARGV[first - 2]))
     count_kept(kept[2 * i], call('ZCOUNT', visitors, '-inf', -1000 * minute) - before)
   end
-  if opens[i] then open_layer(KEYS[3 + 2 * i], visitors) end
+  if opens[i] then
+    local views = KEYS[3 + 2 * i]
+    local layers_of = call('HKEYS', views)
+    for _, each in ipairs(layers_of) do
+      if (tonumber(each) or layer) <= gone then call('HDEL', views, each) end
+    end
+    if #layers_of == 64 then -- likewise
+      call('HSET', views, '', (' '):rep(256))
+      call('HDEL', views, '')
+    end
+    if call('PTTL', views) < ttl then call('PEXPIRE', views, ttl) end
+    if call('PTTL', visitors) < ttl then call('PEXPIRE', visitors, ttl) end
+  end
   local left = trims[i] and call('ZCOUNT', visitors, 1 - since, '+inf') or 0
   if left > 0 then -- not all at once
     call('ZREMRANGEBYRANK', visitors, -math.min(left, 200 + 2 * count), -1)

@@ -95,6 +95,45 @@ for p = 1, precisions do
   end
 end
 
+for k = 4, 6 do call('ZCARD', KEYS[k]) end
+-- what can be refused as a whole is refused here; below a pair can only fail by itself
+if caller == '' then call('ZADD', names, 'XX', '0', '') else call('HSET', KEYS[1], caller, n) end
+local reply, refused, opened, keys, fields, sums = { 'OK' }, {}, {}, {}, {}, {}
+for pair = 1, pairs_given do
+  local name, text = ARGV[4 + precisions + 2 * pair], ARGV[5 + precisions + 2 * pair]
+  local amount, refusal = tonumber(text) or 0, nil
+  if amount < 1 then refusal = 'RANGE' end
+  if name == '' or #name > limit then refusal = 'BADID' end
+  local added, opens = 0, false
+  while not refusal and added < #targets do
+    local t = added + 1
+    local target = targets[t]
+    local key = target.prefix and open or KEYS[target.window + pair * precisions]
+    local field = target.field or target.prefix .. name
+    local sum = pcall('HINCRBY', key, field, text)
+    if type(sum) == 'table' then
+      refusal = sum.err:find('WRONGTYPE') and 'WRONGTYPE' or 'RANGE'
+    else
+      keys[t], fields[t], sums[t] = key, field, sum
+      added, opens = t, opens or sum == amount
+    end
+  end
+  for t = 1, (refusal or opens) and added or 0 do
+    local key, field = keys[t], fields[t]
+    if refusal then
+      if call('HINCRBY', key, field, '-' .. text) == 0 then call('HDEL', key, field) end
+    elseif sums[t] == amount then
+      opened[#opened + 1] = { key = key, field = field, target = targets[t], name = name }
+    end
+  end
+  reply[pair + 1] = refusal or 1
+  if refusal then refused[#refused + 1] = pair .. ':' .. refusal end
+end
+if refused[1] and caller ~= '' then
+  call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(refused, ' '))
+end
+if not opened[1] then return reply end
+
 local function prolong(key, until_ms)
   local ttl = until_ms - now_ms
   if call('PTTL', key) < ttl then call('PEXPIRE', key, format('%.0f', ttl)) end
@@ -119,51 +158,18 @@ local function open_slice(window, slice, name)
   prolong(names, slice.expires_ms)
   prolong(idle, slice.expires_ms)
 end
-local function open_kept(id, over_ms)
-  call('ZADD', schedule, format('%.0f', over_ms), id)
-  if math.floor(call('HLEN', open) / 16) == 4 then -- lua/README.md, "Small hashes"
-    call('HSET', open, '', (' '):rep(256))
-    call('HDEL', open, '')
+local new_ids = 0
+for _, new in ipairs(opened) do
+  if new.target.prefix then
+    call('ZADD', schedule, format('%.0f', new.target.over_ms), new.field)
+    new_ids = new_ids + 1
+  else
+    open_slice(new.key, new.target, new.name)
   end
 end
-
-for k = 4, 6 do call('ZCARD', KEYS[k]) end
--- what can be refused as a whole is refused here; below a pair can only fail by itself
-if caller == '' then call('ZADD', names, 'XX', '0', '') else call('HSET', KEYS[1], caller, n) end
-local reply, refused, keys, fields, sums = { 'OK' }, {}, {}, {}, {}
-for pair = 1, pairs_given do
-  local name, text = ARGV[4 + precisions + 2 * pair], ARGV[5 + precisions + 2 * pair]
-  local amount, refusal = tonumber(text) or 0, nil
-  if amount < 1 then refusal = 'RANGE' end
-  if name == '' or #name > limit then refusal = 'BADID' end
-  local added, opens = 0, false
-  while not refusal and added < #targets do
-    local t = added + 1
-    local target = targets[t]
-    local key = target.prefix and open or KEYS[target.window + pair * precisions]
-    local field = target.field or target.prefix .. name
-    local sum = pcall('HINCRBY', key, field, text)
-    if type(sum) == 'table' then
-      refusal = sum.err:find('WRONGTYPE') and 'WRONGTYPE' or 'RANGE'
-    else
-      keys[t], fields[t], sums[t] = key, field, sum
-      added, opens = t, opens or sum == amount
-    end
-  end
-  for t = 1, (refusal or opens) and added or 0 do
-    local key, field, target = keys[t], fields[t], targets[t]
-    if refusal then
-      if call('HINCRBY', key, field, '-' .. text) == 0 then call('HDEL', key, field) end
-    elseif sums[t] == amount and target.prefix then
-      open_kept(field, target.over_ms)
-    elseif sums[t] == amount then
-      open_slice(key, target, name)
-    end
-  end
-  reply[pair + 1] = refusal or 1
-  if refusal then refused[#refused + 1] = pair .. ':' .. refusal end
-end
-if refused[1] and caller ~= '' then
-  call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(refused, ' '))
+local size = new_ids > 0 and call('HLEN', open) or 0
+if size >= 64 and size - new_ids < 64 then -- lua/README.md, "Small hashes"
+  call('HSET', open, '', (' '):rep(256))
+  call('HDEL', open, '')
 end
 return reply

@@ -667,7 +667,7 @@ async fn a_change_to_a_script_is_noticed() {
         ),
         ("activity_touch", "ttl + layers * layer_ms", "ttl"),
         ("activity_touch", "last = last or redis", "last = redis"),
-        ("activity_touch", "take_back(i)", "take_back(i - 1)"),
+        ("activity_touch", "changed = i", "changed = i - 1"),
         (
             "activity_touch",
             "if left == 0 then call('HDEL', views, field) end",
