@@ -670,7 +670,7 @@ async fn a_change_to_a_script_is_noticed() {
         ("activity_touch", "changed = i", "changed = i - 1"),
         (
             "activity_touch",
-            "if left == 0 then call('HDEL', views, field) end",
+            "if left == 0 then call('HDEL', KEYS[3 + 2 * i], field) end",
             "",
         ),
         (
