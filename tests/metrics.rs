@@ -230,9 +230,9 @@ async fn families_that_are_not_served_are_named() {
         "{lines:?}"
     );
     for part in [
-        "test/later: its settings",
-        "the format 2",
-        "test/broken: its settings",
+        "test/later: invalid settings",
+        "unknown field `format`",
+        "test/broken: invalid settings",
     ] {
         assert!(lines[0].contains(part), "{part} is not in {lines:?}");
     }

@@ -494,7 +494,7 @@ fn layers_are_told_over_a_long_way() {
             .keep_minutes(false)
             .stripes(1)
             .window(window.0, window.1);
-        let online = far.open(online).await.unwrap();
+        let online = far.open(online).await.unwrap().cache_for(Duration::ZERO);
         proxy.delay_replies(Duration::from_millis(60));
         // makes the caller learn the server's time
         clock.machine_is_ahead(3 * HOUR * 1000);
@@ -524,7 +524,7 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
         .open(hits.windows([(Precision::Day, 3)]))
         .await
         .unwrap();
-    let online = frail.open(online).await.unwrap();
+    let online = frail.open(online).await.unwrap().cache_for(Duration::ZERO);
     let (mut calls, mut hours) = (0i64, 7 * 24);
     // requests are long, so they are cut only after every fifth byte
     let directions: [(Cut, usize); 2] = [
@@ -585,7 +585,8 @@ fn the_window_slides_by_layers() {
                 .counterfoil
                 .open(online("online", counting))
                 .await
-                .unwrap();
+                .unwrap()
+                .cache_for(Duration::ZERO);
             let noon = (AUTUMN + 10 * HOUR) * 1000;
             clock.set(noon);
             for view in 0..20u32 {
@@ -624,7 +625,8 @@ async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
         .counterfoil
         .open(online("online", counting))
         .await
-        .unwrap();
+        .unwrap()
+        .cache_for(Duration::ZERO);
     let noon = (AUTUMN + 10 * HOUR) * 1000;
     let mut touches = 0;
     let mut touch = async |at_ms: i64, visitors: std::ops::Range<u32>| {

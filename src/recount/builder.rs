@@ -33,7 +33,7 @@ impl Counterfoil {
     ///
     /// ```no_run
     /// # use std::time::Duration;
-    /// # use counterfoil::{BufferedCounters, Counterfoil, Source};
+    /// # use counterfoil::{BufferedCounters, Counterfoil, recount::Source};
     /// # async fn example(counterfoil: Counterfoil, saves: BufferedCounters) -> counterfoil::Result<()> {
     /// const HOUR: Duration = Duration::from_secs(3600);
     /// let recounter = counterfoil
