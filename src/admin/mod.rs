@@ -1,4 +1,4 @@
-//! What operators need: checks of both servers, the privileges of their users, and the state of the
+//! The operators' part: checks of both servers, the privileges of their users, and the state of the
 //! families in the database.
 
 pub(crate) mod access;

@@ -1,4 +1,4 @@
-//! What this process has open: the connections of a pair, its families in use, and the work that
+//! The state of this process: the connections of a pair, its families in use, and the work that
 //! writers announce to the reconciler.
 
 pub mod family;
