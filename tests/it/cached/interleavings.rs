@@ -242,6 +242,8 @@ struct Call {
     seeds: Vec<Seed>,
     /// The results of the execution, and the length of the file with its effect.
     executed: Option<(Vec<PairResult>, u64)>,
+    /// True if an earlier call counted some of the increments, in a state that Redis then lost.
+    is_second: bool,
 }
 
 /// A complete batch whose counters from `from` on are not yet marked as saved.
@@ -540,7 +542,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
             });
         let (tokens, missing): (Vec<_>, Vec<_>) = missing.unzip();
         if !tokens.is_empty() {
+            let was_counted = |token: &usize| self.tokens[*token].state != Counting::Waiting;
             self.clients[number].begin(Call {
+                is_second: call.is_second || tokens.iter().any(was_counted),
                 tokens,
                 missing,
                 ..Call::default()
@@ -773,6 +777,12 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     async fn set_back(&mut self, state: usize) -> Checked {
+        // the state may contain what the earlier call counted: docs/protocol.md, 3.9
+        for client in &mut self.clients {
+            if client.open.as_ref().is_some_and(|call| call.is_second) {
+                *client = Writer::new(self.stage.new_name());
+            }
+        }
         self.kept[state % self.kept.len()]
             .restore(&self.stage.redis)
             .await;
