@@ -253,9 +253,10 @@ fn is_too_old(version: &str) -> bool {
     let mut numbers = version
         .split(|c: char| !c.is_ascii_digit())
         .map(|number| number.parse().unwrap_or(0_u32));
-    let oldest = match version.contains("MariaDB") {
-        true => [10, 6, 0],
-        false => [8, 0, 4],
+    let oldest = if version.contains("MariaDB") {
+        [10, 6, 0]
+    } else {
+        [8, 0, 4]
     };
     [(); 3].map(|()| numbers.next().unwrap_or(0)) < oldest
 }

@@ -102,9 +102,10 @@ pub async fn add(
                 way: Way::Update,
                 rows: found,
             });
-            let reason = match target.inserts {
-                true => format!("no such row, and {} takes no negative number", target.value),
-                false => "no such row".to_owned(),
+            let reason = if target.inserts {
+                format!("no such row, and {} takes no negative number", target.value)
+            } else {
+                "no such row".to_owned()
             };
             (missing, reason)
         } else {

@@ -2,10 +2,10 @@
 //! settings of the process that opened it last.
 
 use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, MySqlPool, Row};
+use sqlx::{AssertSqlSafe, Row};
 
 use super::fault::store;
-use super::session::Meter;
+use super::session::Database;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::store::Registered;
@@ -18,11 +18,11 @@ const IDENTITY: usize = 2;
 const UNREAD: &str = "families were not read";
 
 /// Registers the family unless it is registered, and returns its number.
-pub(super) async fn register(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<u64> {
-    if let Some(number) = find(pool, meter, family).await? {
+pub(super) async fn register(database: &Database, family: &Family) -> Result<u64> {
+    if let Some(number) = find(database, family).await? {
         return Ok(number);
     }
-    insert(pool, meter, family)
+    insert(database, family)
         .await
         .map_err(store("a family was not registered"))?;
     // another process may have been first, with another configuration
@@ -32,34 +32,35 @@ pub(super) async fn register(pool: &MySqlPool, meter: &Meter, family: &Family) -
             format!("{family} was registered, but is missing"),
         )
     };
-    find(pool, meter, family).await?.ok_or_else(absent)
+    find(database, family).await?.ok_or_else(absent)
 }
 
 /// Inserts the family. An existing row stays unchanged.
-async fn insert(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<(), sqlx::Error> {
+async fn insert(database: &Database, family: &Family) -> Result<(), sqlx::Error> {
     const INSERT: &str = "INSERT INTO counterfoil_families \
          (namespace, name, settings, kind, partitions, wide, durability, target, shape) \
          VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
     let mut query = sqlx::query(INSERT)
-        .bind(family.namespace.as_bytes())
-        .bind(family.name.as_bytes());
+        .bind(family.namespace.clone().into_bytes())
+        .bind(family.name.clone().into_bytes());
     query = query.bind(family.settings());
     for (_, value) in family.identity() {
         query = query.bind(value);
     }
-    meter.sent(1);
-    query.execute(pool).await.map(drop)
+    database.execute(query).await.map(drop)
 }
 
 /// Returns the family's number, and writes this process's settings beside its identity.
-async fn find(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<Option<u64>> {
+async fn find(database: &Database, family: &Family) -> Result<Option<u64>> {
     let text =
         format!("SELECT {COLUMNS} FROM counterfoil_families WHERE namespace = ? AND name = ?");
-    let query = sqlx::query(AssertSqlSafe(text))
-        .bind(family.namespace.as_bytes())
-        .bind(family.name.as_bytes());
-    meter.sent(1);
-    let Some(row) = query.fetch_optional(pool).await.map_err(store(UNREAD))? else {
+    let query = || {
+        sqlx::query(AssertSqlSafe(text.clone()))
+            .bind(family.namespace.clone().into_bytes())
+            .bind(family.name.clone().into_bytes())
+    };
+    let mut rows = database.fetch(query).await.map_err(store(UNREAD))?;
+    let Some(row) = rows.pop() else {
         return Ok(None);
     };
     if let Some((setting, known, ours)) = difference(&row, family).map_err(store(UNREAD))? {
@@ -73,9 +74,8 @@ async fn find(pool: &MySqlPool, meter: &Meter, family: &Family) -> Result<Option
     let (number, known) = numbered(&row).map_err(store(UNREAD))?;
     let settings = family.settings();
     if known != settings {
-        meter.sent(1);
         let update = sqlx::query("UPDATE counterfoil_families SET settings = ? WHERE number = ?");
-        let updated = update.bind(settings).bind(number).execute(pool).await;
+        let updated = database.execute(update.bind(settings).bind(number)).await;
         updated.map_err(store(format!("{family}: its settings were not written")))?;
     }
     Ok(Some(number))
@@ -101,8 +101,7 @@ fn difference(
 
 /// Replaces the configuration by `after` if it is still `before`.
 pub(super) async fn reconfigure(
-    pool: &MySqlPool,
-    meter: &Meter,
+    database: &Database,
     before: &Family,
     after: &Family,
 ) -> Result<()> {
@@ -116,17 +115,13 @@ pub(super) async fn reconfigure(
         query = query.bind(value);
     }
     query = query
-        .bind(after.namespace.as_bytes())
-        .bind(after.name.as_bytes());
+        .bind(after.namespace.clone().into_bytes())
+        .bind(after.name.clone().into_bytes());
     for value in identity(before) {
         query = query.bind(value);
     }
-    meter.sent(1);
-    let updated = query
-        .execute(pool)
-        .await
-        .map_err(store("a family was not changed"))?;
-    match updated.rows_affected() {
+    let updated = database.execute(query).await;
+    match updated.map_err(store("a family was not changed"))? {
         0 => Err(Error::new(
             ErrorKind::Mismatch,
             format!("{after} was changed by another process at the same time"),
@@ -137,14 +132,11 @@ pub(super) async fn reconfigure(
 
 /// Returns all families, each with the settings of the process that opened it last, or the error in
 /// them.
-pub(super) async fn list(pool: &MySqlPool, meter: &Meter) -> Result<Vec<Result<Registered>>> {
-    meter.sent(1);
+pub(super) async fn list(database: &Database) -> Result<Vec<Result<Registered>>> {
     let text =
         format!("SELECT {COLUMNS}, namespace, name FROM counterfoil_families ORDER BY number");
-    let rows = sqlx::query(AssertSqlSafe(text))
-        .fetch_all(pool)
-        .await
-        .map_err(store(UNREAD))?;
+    let query = || sqlx::query(AssertSqlSafe(text.clone()));
+    let rows = database.fetch(query).await.map_err(store(UNREAD))?;
     rows.iter()
         .map(|row| listed(row).map_err(store(UNREAD)))
         .collect()

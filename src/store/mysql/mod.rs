@@ -195,7 +195,7 @@ impl Store for MysqlStore {
             if family.is_cached() {
                 lookup::refuse_replica(&mysql.primary, &family).await?;
             }
-            families::register(&mysql.primary.pool, &mysql.primary.meter, &family).await
+            families::register(&mysql.primary, &family).await
         })
         .await
     }
@@ -206,17 +206,14 @@ impl Store for MysqlStore {
             if mysql.own.creates {
                 mysql.ensure_tables().await?;
             }
-            families::list(&mysql.primary.pool, &mysql.primary.meter).await
+            families::list(&mysql.primary).await
         })
         .await
     }
 
     async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
         let (mysql, before, after) = (self.clone(), before.clone(), after.clone());
-        detached(async move {
-            families::reconfigure(&mysql.primary.pool, &mysql.primary.meter, &before, &after).await
-        })
-        .await
+        detached(async move { families::reconfigure(&mysql.primary, &before, &after).await }).await
     }
 
     async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {

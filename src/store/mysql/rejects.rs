@@ -167,9 +167,10 @@ impl UnitOfWork for Resolve<'_> {
         let (mut resolved, mut rows) = (Vec::with_capacity(kept.len()), JsonRows::default());
         for (index, reject) in kept.iter().enumerate() {
             let again = refused.get(&index);
-            let is_discarded = match reject.is_done {
-                true => reject.reason.starts_with(DISCARDED),
-                false => self.retry.is_none(),
+            let is_discarded = if reject.is_done {
+                reject.reason.starts_with(DISCARDED)
+            } else {
+                self.retry.is_none()
             };
             let outcome = match again {
                 Some(_) => Retried::Refused,

@@ -95,14 +95,18 @@ impl Target {
         let t = format!("{name} AS t FORCE INDEX ({})", quoted(&shape.index));
         let first = keys.first().map_or("", |key| key.column.as_str());
         // NULL plus a delta would be NULL, and the delta would be lost
-        let current = |table: &str| match shape.nullable {
-            true => format!("COALESCE({table}.{value}, 0)"),
-            false => format!("{table}.{value}"),
+        let current = |table: &str| {
+            if shape.nullable {
+                format!("COALESCE({table}.{value}, 0)")
+            } else {
+                format!("{table}.{value}")
+            }
         };
         let digits = format!("CAST({} AS CHAR)", current("t"));
-        let found = match shape.nullable {
-            true => format!("CASE WHEN t.{first} IS NOT NULL THEN {digits} END"),
-            false => digits.clone(),
+        let found = if shape.nullable {
+            format!("CASE WHEN t.{first} IS NOT NULL THEN {digits} END")
+        } else {
+            digits.clone()
         };
         let delta = [("delta".to_owned(), "BIGINT")];
         let deltas = json::table(delta.into_iter().chain(columns(&keys)));
@@ -110,9 +114,10 @@ impl Target {
         let columns_of = join(&keys, ", ", |_, key| key.column.clone());
         let matches = matches(&keys);
         // the ids of a read have one family
-        let (family, ids) = match is_own {
-            true => ("t.family = ? AND ", &keys[1..]),
-            false => ("", &keys[..]),
+        let (family, ids) = if is_own {
+            ("t.family = ? AND ", &keys[1..])
+        } else {
+            ("", &keys[..])
         };
         let by_id = format!("{family}{}", self::matches(ids));
         let ledger = [
