@@ -76,7 +76,7 @@ pub mod test_hooks {
     pub use crate::scripts::cached::{Deleted, Seed};
     pub use crate::scripts::fence::Fence;
     pub use crate::scripts::partition::Ticket;
-    pub use crate::scripts::partition::{Change, Counted, PairResult, Part, Partition};
+    pub use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, Update};
     pub use crate::scripts::server_clock::ServerClock;
     pub use crate::store::mysql::Run;
     pub use crate::testing::ablation::{Guard, take_out};

@@ -237,8 +237,8 @@ const OWN_COMMANDS: [&str; 4] = ["EXISTS", "HGET", "HSCAN", "INFO"];
 fn lacks(family: &Family, command: &str, error: Error) -> Result<String> {
     let refusal = error
         .redis_error()
-        .filter(|below| below.code() == Some("NOPERM"));
-    match refusal.and_then(|below| below.detail()) {
+        .filter(|refused| refused.code() == Some("NOPERM"));
+    match refusal.and_then(|refused| refused.detail()) {
         Some(text) if text.contains(&format!("'{command}'")) => Ok(format!("+{command}")),
         Some(_) => Ok(key_pattern(family)),
         None => Err(error),

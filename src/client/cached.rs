@@ -17,7 +17,7 @@ use crate::family::kind::Retention;
 use crate::metrics;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::Ticket;
-use crate::scripts::partition::{Change, PairResult, Partition};
+use crate::scripts::partition::{PairResult, Partition, Update};
 use crate::writer::{Progress, Request};
 
 /// The counters of one open cached family. Each increment returns the new value, and a counter
@@ -77,7 +77,7 @@ impl CachedCounters {
     /// counted once or not at all. The reply was lost, and could not be requested again within the
     /// [write timeout](Self::write_timeout).
     pub async fn incr(&self, id: &str, delta: i64) -> Result<Outcome> {
-        self.change(id, Change::Add(delta)).await
+        self.change(id, Update::Add(delta)).await
     }
 
     /// Adds `delta` to `id` once, however often it is called with the same `request`, also
@@ -169,7 +169,7 @@ impl CachedCounters {
     /// # Errors
     /// See [`incr`](Self::incr).
     pub async fn set(&self, id: &str, value: i64) -> Result<Outcome> {
-        self.change(id, Change::Set(value)).await
+        self.change(id, Update::Set(value)).await
     }
 
     /// Returns the exact value: every increment acknowledged before the call, none twice; 0 for an
@@ -257,7 +257,7 @@ impl CachedCounters {
         self.handle.stored(&ids).await
     }
 
-    async fn change(&self, id: &str, change: Change) -> Result<Outcome> {
+    async fn change(&self, id: &str, change: Update) -> Result<Outcome> {
         self.family().check_id(id)?;
         let mut timeout = self.handle.timeout;
         let mut held: HeldSeed = None;

@@ -48,7 +48,7 @@ impl Outcome {
             PairResult::Counted(value) if repeated => Ok(Outcome::CountedBefore(value)),
             PairResult::Counted(value) => Ok(Outcome::Counted(value)),
             PairResult::First => Ok(Outcome::Counted(1)),
-            PairResult::Again => Ok(Outcome::CountedBefore(0)),
+            PairResult::Repeated => Ok(Outcome::CountedBefore(0)),
             PairResult::OutOfRange(value) => {
                 Ok(Outcome::OutOfRange(family.is_cached().then_some(value)))
             }

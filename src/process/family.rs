@@ -84,7 +84,7 @@ impl Opened {
         let (mut counted, mut range, mut full, mut unknown) = (0, 0, 0, 0);
         for (hits, result) in hits {
             match result {
-                Some(PairResult::Counted(_) | PairResult::First | PairResult::Again) => {
+                Some(PairResult::Counted(_) | PairResult::First | PairResult::Repeated) => {
                     counted += hits;
                 }
                 Some(PairResult::OutOfRange(_)) => range += hits,

@@ -1,4 +1,4 @@
-//! Typed calls of the activity scripts on one partition (docs/protocol.md, section 5). A *place* is
+//! Typed calls of the activity scripts on one partition (docs/protocol.md, section 5). A *cell* is
 //! one stripe of one page.
 
 use indexmap::IndexMap;
@@ -6,29 +6,29 @@ use indexmap::IndexMap;
 use crate::error::{Error, Result};
 use crate::family::kind::visit;
 use crate::family::kind::{Counting, Sliding};
-use crate::scripts::bundle::{self, Arg, Reply, arg, made};
+use crate::scripts::bundle::{self, Arg, Reply, borrowed, owned};
 use crate::scripts::fence::Fence;
 use crate::scripts::keys::Key;
 use crate::scripts::partition::{Counted, PairResult, Partition};
 use crate::scripts::series::seconds;
 use crate::scripts::server_clock::ServerClock;
 
-/// The views and visitors of a place within the window.
+/// The views and visitors of a cell within the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     pub views: u64,
     pub visitors: u64,
 }
 
-/// Views and visitors to be counted in one place.
+/// Views and visitors to be counted in one cell.
 #[derive(Debug, Default)]
 struct Touched<'p> {
     views: i64,
     visitors: Vec<&'p [u8]>,
 }
 
-/// The places to count in, by stripe and page.
-type Places<'p> = IndexMap<(u32, &'p [u8]), Touched<'p>>;
+/// The cells to count in, by stripe and page.
+type Cells<'p> = IndexMap<(u32, &'p [u8]), Touched<'p>>;
 
 impl Partition {
     /// Counts each visit with its number of views.
@@ -40,14 +40,14 @@ impl Partition {
         visits: impl IntoIterator<Item = (&'p [u8], i64)>,
     ) -> Result<Counted> {
         let visits: Vec<_> = visits.into_iter().collect();
-        let places = places(sliding, &visits);
+        let cells = cells(sliding, &visits);
         let reply = match sliding.counting {
-            Counting::Exact => self.touch_exact(sliding, fence, &places).await?,
+            Counting::Exact => self.touch_exact(sliding, fence, &cells).await?,
             Counting::HyperLogLog => {
                 let mut guess = clock.guess();
                 loop {
                     if let Some(reply) =
-                        guess.accept(self.touch_hll(sliding, guess.now(), fence, &places).await?)?
+                        guess.accept(self.touch_hll(sliding, guess.now(), fence, &cells).await?)?
                     {
                         break reply;
                     }
@@ -65,7 +65,7 @@ impl Partition {
             }
             "EXPIRED" => Ok(Counted::Expired),
             "PASSED" => Ok(Counted::Passed),
-            _ => Err(reply.misshapen()),
+            _ => Err(reply.unexpected_reply()),
         }
     }
 
@@ -73,16 +73,16 @@ impl Partition {
         &self,
         sliding: &Sliding,
         fence: Fence<'_>,
-        places: &Places<'_>,
+        cells: &Cells<'_>,
     ) -> Result<Reply> {
         let (mut keys, mut args) = self.begin_touch(sliding, fence);
-        for (stripe, page) in places.keys() {
+        for (stripe, page) in cells.keys() {
             keys.extend([
                 self.keys.views(*stripe, page),
                 self.keys.visitors(*stripe, page),
             ]);
         }
-        push_places(&mut args, places);
+        push_cells(&mut args, cells);
         bundle::call(&self.redis, "activity_touch", &keys, &args).await
     }
 
@@ -91,12 +91,12 @@ impl Partition {
         sliding: &Sliding,
         now: i64,
         fence: Fence<'_>,
-        places: &Places<'_>,
+        cells: &Cells<'_>,
     ) -> Result<Reply> {
         let layer = now.div_euclid(sliding.layer_ms());
         let minute = seconds(layer * sliding.layer_ms()).div_euclid(60) * 60;
         let (mut keys, mut args) = self.begin_touch(sliding, fence);
-        for (stripe, page) in places.keys() {
+        for (stripe, page) in cells.keys() {
             keys.extend([
                 self.keys.views(*stripe, page),
                 self.keys.layer(layer, *stripe, page),
@@ -107,8 +107,8 @@ impl Partition {
                     .then(|| self.keys.minute(minute, *stripe, page)),
             );
         }
-        args.push(made(layer));
-        push_places(&mut args, places);
+        args.push(owned(layer));
+        push_cells(&mut args, cells);
         bundle::call(&self.redis, "activity_touch_hll", &keys, &args).await
     }
 
@@ -116,9 +116,9 @@ impl Partition {
         let (mut keys, mut args) = fence.begin(self.time());
         keys.extend([self.keys.open(), self.keys.schedule()].map(String::into_bytes));
         args.extend([
-            made(sliding.layer_ms()),
-            made(sliding.layers),
-            made(u8::from(sliding.keep_minutes)),
+            owned(sliding.layer_ms()),
+            owned(sliding.layers),
+            owned(u8::from(sliding.keep_minutes)),
         ]);
         (keys, args)
     }
@@ -146,7 +146,7 @@ impl Partition {
             }
         };
         if reply.status() != "OK" {
-            return Err(reply.misshapen());
+            return Err(reply.unexpected_reply());
         }
         let numbers: Vec<u64> = (0..2 * stripes.len())
             .map(|at| reply.number(at))
@@ -155,7 +155,7 @@ impl Partition {
             .strings(2 * stripes.len())
             .ok()
             .filter(Vec::is_empty)
-            .ok_or_else(|| Error::corrupt("too many places"))?;
+            .ok_or_else(|| Error::corrupt("too many values"))?;
         Ok(numbers
             .chunks_exact(2)
             .map(|two| Seen {
@@ -201,32 +201,34 @@ impl Partition {
             );
         }
         let mut args = Vec::from(self.window_args(sliding));
-        args.push(made(last));
+        args.push(owned(last));
         bundle::repeat_safe(&self.redis, "activity_now_hll", &keys, &args).await
     }
 
     fn window_args(&self, sliding: &Sliding) -> [Arg<'_>; 3] {
-        [self.time(), made(sliding.layer_ms()), made(sliding.layers)]
+        [
+            self.time(),
+            owned(sliding.layer_ms()),
+            owned(sliding.layers),
+        ]
     }
 }
 
-fn places<'p>(sliding: &Sliding, visits: &[(&'p [u8], i64)]) -> Places<'p> {
-    let mut places = Places::new();
+fn cells<'p>(sliding: &Sliding, visits: &[(&'p [u8], i64)]) -> Cells<'p> {
+    let mut cells = Cells::new();
     for &(visit, views) in visits {
         let (page, visitor) = visit::split(visit);
-        let place = places
-            .entry((sliding.stripe_of(visitor), page))
-            .or_default();
-        place.views += views;
-        place.visitors.push(visitor);
+        let cell = cells.entry((sliding.stripe_of(visitor), page)).or_default();
+        cell.views += views;
+        cell.visitors.push(visitor);
     }
-    places
+    cells
 }
 
-fn push_places<'a>(args: &mut Vec<Arg<'a>>, places: &'a Places<'_>) {
-    args.push(made(places.len()));
-    for ((_, page), Touched { views, visitors }) in places {
-        args.extend([arg(*page), made(views), made(visitors.len())]);
-        args.extend(visitors.iter().map(|visitor| arg(*visitor)));
+fn push_cells<'a>(args: &mut Vec<Arg<'a>>, cells: &'a Cells<'_>) {
+    args.push(owned(cells.len()));
+    for ((_, page), Touched { views, visitors }) in cells {
+        args.extend([borrowed(*page), owned(views), owned(visitors.len())]);
+        args.extend(visitors.iter().map(|visitor| borrowed(*visitor)));
     }
 }

@@ -9,12 +9,14 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::ids::{BatchId, Incarnation, Nonce};
-use crate::scripts::bundle::{self, Reply, arg, made};
+use crate::scripts::bundle::{self, Reply, borrowed, owned};
 use crate::scripts::fence::Fence;
 use crate::scripts::keys::Keys;
 #[cfg(feature = "test-hooks")]
-use crate::scripts::partition::Change;
-use crate::scripts::partition::{Counted, PairResult, Part, Partition, expect_ok, millis, salt};
+use crate::scripts::partition::Update;
+use crate::scripts::partition::{
+    Counted, PairResult, Partition, PartitionCall, expect_ok, millis, salt,
+};
 use crate::testing::ablation::{self, Guard};
 
 /// The reply of `buffered_rotate`.
@@ -118,12 +120,12 @@ impl Partition {
     ) -> Result<Counted> {
         let pairs: Vec<_> = pairs
             .into_iter()
-            .map(|(id, delta)| (id.as_ref(), Change::Add(delta)))
+            .map(|(id, delta)| (id.as_ref(), Update::Add(delta)))
             .collect();
         Self::add_to(
             family,
             fence,
-            &[Part {
+            &[PartitionCall {
                 partition: self,
                 hits,
                 pairs: &pairs,
@@ -132,35 +134,40 @@ impl Partition {
         .await
     }
 
-    /// Adds the deltas of several partitions of one node in one call. `parts` must not be empty.
-    pub async fn add_to(family: &Family, fence: Fence<'_>, parts: &[Part<'_>]) -> Result<Counted> {
-        let Partition { redis, now_ms, .. } = parts[0].partition;
-        let (mut keys, mut args) = fence.begin(arg(now_ms));
-        for Part {
+    /// Adds the deltas of several partitions of one node in one call. `calls` must not be empty.
+    pub async fn add_to(
+        family: &Family,
+        fence: Fence<'_>,
+        calls: &[PartitionCall<'_>],
+    ) -> Result<Counted> {
+        let Partition { redis, now_ms, .. } = calls[0].partition;
+        let (mut keys, mut args) = fence.begin(borrowed(now_ms));
+        for PartitionCall {
             partition,
             hits,
             pairs,
-        } in parts
+        } in calls
         {
             keys.extend([partition.keys.buffer(), partition.keys.meta()].map(String::into_bytes));
-            args.extend([made(hits), made(pairs.len())]);
+            args.extend([owned(hits), owned(pairs.len())]);
             args.extend(
                 pairs
                     .iter()
-                    .flat_map(|(id, change)| [arg(*id), change.delta()]),
+                    .flat_map(|(id, update)| [borrowed(*id), update.to_arg()]),
             );
         }
         let reply = bundle::call(redis, "buffered_add", &keys, &args).await?;
         match reply.status() {
-            "OK" => counted(&reply, family, parts),
+            "OK" => counted(&reply, family, calls),
             "DUP" => {
                 // the call was counted, so a failed read must not look like a refusal
                 let unknown = |error| {
                     Error::new(ErrorKind::OutcomeUnknown, "the pending value is unknown")
                         .with_source(error)
                 };
-                let mut results = Self::now_pending(parts).await.map_err(unknown)?;
-                refuse_again(&reply.string(0)?, &mut results).ok_or_else(|| reply.misshapen())?;
+                let mut results = Self::now_pending(calls).await.map_err(unknown)?;
+                refuse_again(&reply.string(0)?, &mut results)
+                    .ok_or_else(|| reply.unexpected_reply())?;
                 Ok(Counted::Executed {
                     results,
                     due: Vec::new(),
@@ -169,13 +176,13 @@ impl Partition {
             }
             "EXPIRED" => Ok(Counted::Expired),
             "PASSED" => Ok(Counted::Passed),
-            _ => Err(reply.misshapen()),
+            _ => Err(reply.unexpected_reply()),
         }
     }
 
     /// Reads the current pending values of the pairs' ids, in one call, because a reply has just
     /// been lost.
-    async fn now_pending(parts: &[Part<'_>]) -> Result<Vec<PairResult>> {
+    async fn now_pending(calls: &[PartitionCall<'_>]) -> Result<Vec<PairResult>> {
         const READ: &str = "\
 local pending, arg = {}, 1
 for k = 1, #KEYS do
@@ -183,22 +190,22 @@ for k = 1, #KEYS do
   arg = arg + 1 + ARGV[arg]
 end
 return pending";
-        let keys: Vec<_> = parts
+        let keys: Vec<_> = calls
             .iter()
-            .map(|part| part.partition.keys.buffer())
+            .map(|call| call.partition.keys.buffer())
             .collect();
-        let ids = |part: &Part<'_>| {
-            part.pairs
+        let ids = |call: &PartitionCall<'_>| {
+            call.pairs
                 .iter()
                 .map(|(id, _)| id.to_vec())
                 .collect::<Vec<_>>()
         };
-        let args: Vec<_> = parts
+        let args: Vec<_> = calls
             .iter()
-            .flat_map(|part| [vec![part.pairs.len().to_string().into_bytes()], ids(part)].concat())
+            .flat_map(|call| [vec![call.pairs.len().to_string().into_bytes()], ids(call)].concat())
             .collect();
         let pending: Vec<i64> =
-            bundle::reading(&parts[0].partition.redis, READ, &keys, &args).await?;
+            bundle::reading(&calls[0].partition.redis, READ, &keys, &args).await?;
         Ok(pending.into_iter().map(PairResult::Counted).collect())
     }
 
@@ -226,7 +233,7 @@ return pending";
                     nonce,
                 } = last_cut(&reply, 0)?;
                 let (Some(incarnation), Some(nonce)) = (incarnation, nonce) else {
-                    return Err(reply.misshapen());
+                    return Err(reply.unexpected_reply());
                 };
                 Ok(RotateReply::Batch(CutBatch {
                     id: BatchId {
@@ -243,7 +250,7 @@ return pending";
             "LEASED" => Ok(RotateReply::Leased(Duration::from_millis(reply.number(0)?))),
             "EARLY" => Ok(RotateReply::Early(Duration::from_millis(reply.number(0)?))),
             "EMPTY" => Ok(RotateReply::Empty),
-            _ => Err(reply.misshapen()),
+            _ => Err(reply.unexpected_reply()),
         }
     }
 
@@ -275,7 +282,7 @@ return pending";
                 "OK" => {}
                 "WAIT" => return Ok(FetchReply::Wait(Duration::from_millis(reply.number(0)?))),
                 "STALE" => return Ok(FetchReply::Stale),
-                _ => return Err(reply.misshapen()),
+                _ => return Err(reply.unexpected_reply()),
             }
             cursor = reply.string(0)?;
             let mut words = reply.byte_strings_in(1)?.into_iter();
@@ -327,7 +334,7 @@ return pending";
         match reply.status() {
             "OK" => Ok(true),
             "STALE" => Ok(false),
-            _ => Err(reply.misshapen()),
+            _ => Err(reply.unexpected_reply()),
         }
     }
 
@@ -361,7 +368,7 @@ return pending";
                 ids: reply.number(1)?,
             })),
             "STALE" => Ok(None),
-            _ => Err(reply.misshapen()),
+            _ => Err(reply.unexpected_reply()),
         }
     }
 
@@ -472,7 +479,7 @@ fn last_cut(reply: &Reply, at: usize) -> Result<LastCut> {
         "" => Ok(None),
         text => u64::from_str_radix(text, 16)
             .map(Some)
-            .map_err(|_| reply.misshapen()),
+            .map_err(|_| reply.unexpected_reply()),
     };
     let (incarnation, nonce) = (hex(at)?.map(Incarnation), hex(at + 2)?.map(Nonce));
     Ok(LastCut {
@@ -505,26 +512,26 @@ fn starts_with(prefix: &str) -> String {
 }
 
 /// Returns the outcome of a call that was executed just now.
-fn counted(reply: &Reply, family: &Family, parts: &[Part<'_>]) -> Result<Counted> {
+fn counted(reply: &Reply, family: &Family, calls: &[PartitionCall<'_>]) -> Result<Counted> {
     let (mut results, mut due) = (Vec::new(), Vec::new());
     let mut words = reply.rest(0)?.iter();
-    for (at, part) in parts.iter().enumerate() {
+    for (at, call) in calls.iter().enumerate() {
         let Some(Value::Int(total)) = words.next() else {
-            return Err(reply.misshapen());
+            return Err(reply.unexpected_reply());
         };
-        if family.is_due(part.hits, *total) {
+        if family.is_due(call.hits, *total) {
             due.push(at);
         }
-        results.extend(words.by_ref().take(part.pairs.len()).map_while(result));
+        results.extend(words.by_ref().take(call.pairs.len()).map_while(result));
     }
-    let expected: usize = parts.iter().map(|part| part.pairs.len()).sum();
+    let expected: usize = calls.iter().map(|call| call.pairs.len()).sum();
     match words.next() {
         None if results.len() == expected => Ok(Counted::Executed {
             results,
             due,
             repeated: false,
         }),
-        _ => Err(reply.misshapen()),
+        _ => Err(reply.unexpected_reply()),
     }
 }
 

@@ -77,12 +77,12 @@ impl Script {
 pub type Arg<'a> = Cow<'a, [u8]>;
 
 /// Borrows a value as an argument.
-pub fn arg<T: AsRef<[u8]> + ?Sized>(word: &T) -> Arg<'_> {
+pub fn borrowed<T: AsRef<[u8]> + ?Sized>(word: &T) -> Arg<'_> {
     Cow::Borrowed(word.as_ref())
 }
 
 /// Formats a value as an owned argument.
-pub fn made<'a>(word: impl fmt::Display) -> Arg<'a> {
+pub fn owned<'a>(word: impl fmt::Display) -> Arg<'a> {
     Cow::Owned(word.to_string().into_bytes())
 }
 
@@ -331,16 +331,16 @@ impl Reply {
             rest: Vec::new(),
         };
         let Value::Array(mut items) = value else {
-            return Err(reply.misshapen());
+            return Err(reply.unexpected_reply());
         };
         if items.is_empty() {
-            return Err(reply.misshapen());
+            return Err(reply.unexpected_reply());
         }
         reply.rest = items.split_off(1);
         reply.status = items
             .pop()
             .and_then(text)
-            .ok_or_else(|| reply.misshapen())?;
+            .ok_or_else(|| reply.unexpected_reply())?;
         Ok(reply)
     }
 
@@ -349,7 +349,7 @@ impl Reply {
     }
 
     /// Returns the error for a reply that the script's header does not list.
-    pub fn misshapen(&self) -> Error {
+    pub fn unexpected_reply(&self) -> Error {
         Error::corrupt(format!(
             "{} replied {:?} {:?}",
             self.script, self.status, self.rest
@@ -358,7 +358,7 @@ impl Reply {
 
     /// Returns the values from position `from` on; an error if the reply is shorter.
     pub fn rest(&self, from: usize) -> Result<&[Value]> {
-        self.rest.get(from..).ok_or_else(|| self.misshapen())
+        self.rest.get(from..).ok_or_else(|| self.unexpected_reply())
     }
 
     /// Takes the strings from position `from` on; an error if the reply is shorter.
@@ -368,20 +368,20 @@ impl Reply {
             .into_iter()
             .map(text)
             .collect::<Option<_>>()
-            .ok_or_else(|| self.misshapen())
+            .ok_or_else(|| self.unexpected_reply())
     }
 
     /// Takes the byte strings from position `from` on; an error if the reply is shorter.
     pub fn byte_strings(&mut self, from: usize) -> Result<Vec<Vec<u8>>> {
         let values = self.split_off(from)?;
-        byte_strings(values).ok_or_else(|| self.misshapen())
+        byte_strings(values).ok_or_else(|| self.unexpected_reply())
     }
 
     fn split_off(&mut self, from: usize) -> Result<Vec<Value>> {
         if from <= self.rest.len() {
             Ok(self.rest.split_off(from))
         } else {
-            Err(self.misshapen())
+            Err(self.unexpected_reply())
         }
     }
 
@@ -392,8 +392,8 @@ impl Reply {
             .get_mut(at)
             .map(|item| std::mem::replace(item, Value::Nil))
         {
-            Some(Value::Array(items)) => byte_strings(items).ok_or_else(|| self.misshapen()),
-            _ => Err(self.misshapen()),
+            Some(Value::Array(items)) => byte_strings(items).ok_or_else(|| self.unexpected_reply()),
+            _ => Err(self.unexpected_reply()),
         }
     }
 
@@ -406,7 +406,7 @@ impl Reply {
                 .and_then(|text| text.parse().ok()),
             _ => None,
         };
-        number.ok_or_else(|| self.misshapen())
+        number.ok_or_else(|| self.unexpected_reply())
     }
 
     /// Returns the string at the given position.
@@ -415,7 +415,7 @@ impl Reply {
             .get(at)
             .cloned()
             .and_then(text)
-            .ok_or_else(|| self.misshapen())
+            .ok_or_else(|| self.unexpected_reply())
     }
 }
 

@@ -9,12 +9,12 @@ use crate::error::{Error, Result};
 use crate::family::ids::BatchId;
 use crate::family::kind::Retention;
 use crate::scripts::buffered::id_args;
-use crate::scripts::bundle::{self, Reply, arg, made};
+use crate::scripts::bundle::{self, Reply, borrowed, owned};
 use crate::scripts::fence::Fence;
 #[cfg(feature = "test-hooks")]
-use crate::scripts::partition::Change;
+use crate::scripts::partition::Update;
 use crate::scripts::partition::{
-    Counted, PairResult, Part, Partition, Ticket, expect_ok, millis, salt,
+    Counted, PairResult, Partition, PartitionCall, Ticket, expect_ok, millis, salt,
 };
 
 /// The lifetime of a ticket: time to read a row from the database and to seed its counter.
@@ -52,13 +52,13 @@ impl Partition {
         retention: &Retention,
         fence: Fence<'p>,
         seeds: impl IntoIterator<Item = (&'p I, Seed)>,
-        changes: impl IntoIterator<Item = (&'p I, Change)>,
+        updates: impl IntoIterator<Item = (&'p I, Update)>,
     ) -> Result<Counted> {
-        let pairs: Vec<_> = changes
+        let pairs: Vec<_> = updates
             .into_iter()
-            .map(|(id, change)| (id.as_ref(), change))
+            .map(|(id, update)| (id.as_ref(), update))
             .collect();
-        let part = Part {
+        let call = PartitionCall {
             partition: self,
             hits: pairs.len() as u64,
             pairs: &pairs,
@@ -67,27 +67,27 @@ impl Partition {
             .into_iter()
             .map(|(id, seed)| (id.as_ref(), seed))
             .collect();
-        Self::incr_in(retention, fence, &[(self, seeds)], &[part]).await
+        Self::incr_in(retention, fence, &[(self, seeds)], &[call]).await
     }
 
-    /// Seeds and changes counters of several partitions of one node. `parts` must not be empty.
+    /// Seeds and changes counters of several partitions of one node. `calls` must not be empty.
     pub async fn incr_in(
         retention: &Retention,
         fence: Fence<'_>,
         seeds: &[(&Self, Seeds<'_>)],
-        parts: &[Part<'_>],
+        calls: &[PartitionCall<'_>],
     ) -> Result<Counted> {
-        let Partition { redis, now_ms, .. } = parts[0].partition;
-        let bound = |bound: Option<i64>| bound.map_or(arg(""), made);
-        let (mut keys, mut args) = fence.begin(arg(now_ms));
+        let Partition { redis, now_ms, .. } = calls[0].partition;
+        let bound = |bound: Option<i64>| bound.map_or(borrowed(""), owned);
+        let (mut keys, mut args) = fence.begin(borrowed(now_ms));
         args.extend([
-            made(millis(TICKET)),
+            owned(millis(TICKET)),
             bound(retention.min),
             bound(retention.max),
         ]);
-        for Part {
+        for PartitionCall {
             partition, pairs, ..
-        } in parts
+        } in calls
         {
             keys.extend(
                 partition
@@ -96,11 +96,11 @@ impl Partition {
                     .chain([partition.keys.meta()])
                     .map(String::into_bytes),
             );
-            args.push(made(pairs.len()));
+            args.push(owned(pairs.len()));
             args.extend(
                 pairs
                     .iter()
-                    .flat_map(|(id, change)| [arg(*id), change.delta()]),
+                    .flat_map(|(id, update)| [borrowed(*id), update.to_arg()]),
             );
         }
         let seeding = join_all(
@@ -111,11 +111,11 @@ impl Partition {
         // both are sent together, the seeds first; a counter whose seed failed is missing again
         let (_, reply) = join(seeding, bundle::call(redis, "cached_incr", &keys, &args)).await;
         let reply = reply?;
-        let count: usize = parts.iter().map(|part| part.pairs.len()).sum();
+        let count: usize = calls.iter().map(|call| call.pairs.len()).sum();
         let executed = |results: Option<Vec<_>>, repeated| {
             let results = results
                 .filter(|results| results.len() == count)
-                .ok_or_else(|| reply.misshapen())?;
+                .ok_or_else(|| reply.unexpected_reply())?;
             Ok(Counted::Executed {
                 results,
                 due: Vec::new(),
@@ -134,7 +134,7 @@ impl Partition {
             ),
             "EXPIRED" => Ok(Counted::Expired),
             "PASSED" => Ok(Counted::Passed),
-            _ => Err(reply.misshapen()),
+            _ => Err(reply.unexpected_reply()),
         }
     }
 
@@ -142,9 +142,9 @@ impl Partition {
     pub async fn seed(&self, retention: &Retention, seeds: &[(&[u8], Seed)]) -> Result<Vec<bool>> {
         let mut results = Vec::with_capacity(seeds.len());
         for seeds in seeds.chunks(Self::READ_IDS) {
-            let mut args = vec![made(millis(retention.retain)), arg(&self.now_ms)];
+            let mut args = vec![owned(millis(retention.retain)), borrowed(&self.now_ms)];
             for (id, seed) in seeds {
-                args.extend([arg(*id), made(seed.ticket), made(seed.value)]);
+                args.extend([borrowed(*id), owned(seed.ticket), owned(seed.value)]);
             }
             let reply =
                 bundle::repeat_safe(&self.redis, "cached_seed", &[self.keys.base()], &args).await?;
@@ -159,15 +159,19 @@ impl Partition {
 
     /// Returns the values of counters, and a ticket for each one without a base.
     pub async fn values(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<PairResult>> {
-        let mut args = vec![made(millis(TICKET)), arg(&self.now_ms), made(salt()?)];
-        args.extend(ids.iter().map(|id| arg(id)));
+        let mut args = vec![
+            owned(millis(TICKET)),
+            borrowed(&self.now_ms),
+            owned(salt()?),
+        ];
+        args.extend(ids.iter().map(|id| borrowed(id)));
         let reply =
             bundle::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
         expect_ok(&reply)?;
         let results: Option<Vec<_>> = reply.rest(0)?.iter().map(word).collect();
         results
             .filter(|results| results.len() == ids.len())
-            .ok_or_else(|| reply.misshapen())
+            .ok_or_else(|| reply.unexpected_reply())
     }
 
     /// Marks counters of a batch as saved once it is complete in the database, each with its row's
@@ -180,17 +184,17 @@ impl Partition {
         rows: &[(&[u8], Option<i64>)],
     ) -> Result<Option<u64>> {
         let [base, buffer, cut] = self.cached_keys();
-        let mut args: Vec<_> = id_args(batch).into_iter().map(made).collect();
-        args.extend([made(millis(retention.retain)), arg(&self.now_ms)]);
+        let mut args: Vec<_> = id_args(batch).into_iter().map(owned).collect();
+        args.extend([owned(millis(retention.retain)), borrowed(&self.now_ms)]);
         for (id, row) in rows {
-            args.extend([arg(*id), row.map_or(arg("-"), made)]);
+            args.extend([borrowed(*id), row.map_or(borrowed("-"), owned)]);
         }
         let keys = [base, buffer, cut, self.keys.meta()];
         let reply = bundle::repeat_safe(&self.redis, "cached_saved", &keys, &args).await?;
         match reply.status() {
             "OK" => Ok(Some(reply.number(0)?)),
             "STALE" => Ok(None),
-            _ => Err(reply.misshapen()),
+            _ => Err(reply.unexpected_reply()),
         }
     }
 
@@ -215,8 +219,8 @@ impl Partition {
         count: usize,
         ids: &[impl AsRef<[u8]>],
     ) -> Result<(Vec<Deleted>, u64)> {
-        let mut args = vec![made(cursor), made(count), arg(&self.now_ms)];
-        args.extend(ids.iter().map(|id| arg(id)));
+        let mut args = vec![owned(cursor), owned(count), borrowed(&self.now_ms)];
+        args.extend(ids.iter().map(|id| borrowed(id)));
         let reply =
             bundle::repeat_safe(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;
         let words = reply.rest(1)?.iter().map(|word| match text(word)? {
@@ -226,7 +230,10 @@ impl Partition {
             _ => None,
         });
         let deleted: Option<Vec<_>> = words.collect();
-        Ok((deleted.ok_or_else(|| reply.misshapen())?, reply.number(0)?))
+        Ok((
+            deleted.ok_or_else(|| reply.unexpected_reply())?,
+            reply.number(0)?,
+        ))
     }
 
     fn cached_keys(&self) -> [String; 3] {
@@ -244,13 +251,13 @@ fn word(value: &Value) -> Option<PairResult> {
 fn text_word(word: &str) -> Option<PairResult> {
     match word.split_once(':') {
         Some(("RANGE", value)) => Some(PairResult::OutOfRange(value.parse().ok()?)),
-        Some(("SUM", parts)) => {
-            let sum = parts
+        Some(("SUM", addends)) => {
+            let sum = addends
                 .split(':')
-                .map(|part| part.parse::<i64>().map(i128::from))
+                .map(|addend| addend.parse::<i64>().map(i128::from))
                 .sum::<Result<i128, _>>();
             let Ok(sum) = sum else {
-                return Some(PairResult::NoInteger);
+                return Some(PairResult::NotAnInteger);
             };
             Some(i64::try_from(sum).map_or(PairResult::OutOfRange(0), PairResult::Counted))
         }
@@ -258,7 +265,7 @@ fn text_word(word: &str) -> Option<PairResult> {
             .ok()
             .map(|ticket| PairResult::Missing(Ticket(ticket))),
         Some(_) => None,
-        None if word == "BADSTATE" => Some(PairResult::NoInteger),
+        None if word == "BADSTATE" => Some(PairResult::NotAnInteger),
         None if word == "BADID" => Some(PairResult::BadId),
         None => word.parse().ok().map(PairResult::Counted),
     }

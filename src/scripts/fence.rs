@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::bundle::{self, Arg, arg, made};
+use crate::scripts::bundle::{self, Arg, borrowed, owned};
 use crate::scripts::keys::Keys;
 use crate::scripts::partition::{Partition, expect_ok, random, salt};
 use crate::testing::ablation::{self, Guard};
@@ -40,7 +40,7 @@ impl<'a> Fence<'a> {
         } else {
             self.caller
         };
-        let args = vec![arg(caller), made(self.n), arg(self.epoch), now];
+        let args = vec![borrowed(caller), owned(self.n), borrowed(self.epoch), now];
         (self.home.fence().map(String::into_bytes).to_vec(), args)
     }
 }
@@ -174,7 +174,11 @@ impl Partition {
     /// [`Mismatch`](ErrorKind::Mismatch) if the family is of another kind, or has another number of
     /// partitions.
     pub async fn epochs(&self, family: &Family) -> Result<Option<Epochs>> {
-        let args = [arg(family.kind()), made(family.partitions()), self.time()];
+        let args = [
+            borrowed(family.kind()),
+            owned(family.partitions()),
+            self.time(),
+        ];
         let reply =
             bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
         match reply.status() {
@@ -193,7 +197,7 @@ impl Partition {
                     family.partitions()
                 ),
             )),
-            _ => Err(reply.misshapen()),
+            _ => Err(reply.unexpected_reply()),
         }
     }
 
@@ -209,12 +213,12 @@ impl Partition {
             .map(|number| Keys::new(family, number).meta());
         let keys: Vec<_> = std::iter::once(self.keys.calls()).chain(metas).collect();
         let args = [
-            made(salt()?),
+            owned(salt()?),
             self.time(),
-            arg(family.kind()),
-            made(family.partitions()),
-            made(family.max_pending),
-            made(family.settings()),
+            borrowed(family.kind()),
+            owned(family.partitions()),
+            owned(family.max_pending),
+            owned(family.settings()),
         ];
         expect_ok(&bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?)
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::bundle::{Arg, Reply, arg, made};
+use crate::scripts::bundle::{Arg, Reply, borrowed, owned};
 use crate::scripts::keys::Keys;
 use crate::testing::simulated;
 
@@ -68,11 +68,11 @@ pub enum PairResult {
     /// Counted: the visitor's first visit.
     First,
     /// A repeated visit: the visitor was counted before.
-    Again,
+    Repeated,
     /// Not counted: a key of its partition holds another type.
     WrongType,
     /// Not changed: another client wrote a value that is not an integer.
-    NoInteger,
+    NotAnInteger,
     /// Not counted: the id is empty or longer than 255 bytes.
     BadId,
 }
@@ -89,7 +89,7 @@ impl PairResult {
                 "{id:?} was not counted: it has {} bytes, allowed are 1 to 255",
                 id.len()
             ),
-            PairResult::NoInteger => format!(
+            PairResult::NotAnInteger => format!(
                 "{id:?} was not changed: {tag}:base, buffer or batch holds a value for it that is not an integer"
             ),
             other => format!("{family}: {other:?} came for {id:?}"),
@@ -97,42 +97,42 @@ impl PairResult {
     }
 }
 
-/// A call's change to one counter.
+/// An update of one counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum Update {
     /// A delta to add.
     Add(i64),
     /// A value to set; cached counters only.
     Set(i64),
 }
 
-impl Change {
+impl Update {
     /// Returns the delta or the value.
     pub(crate) fn amount(self) -> i64 {
         match self {
-            Change::Add(amount) | Change::Set(amount) => amount,
+            Update::Add(amount) | Update::Set(amount) => amount,
         }
     }
 
     /// Returns the script's argument: the delta, or "=" and the value.
-    pub(crate) fn delta<'a>(self) -> Arg<'a> {
+    pub(crate) fn to_arg<'a>(self) -> Arg<'a> {
         match self {
-            Change::Add(1) => arg("1"),
-            Change::Add(delta) => made(delta),
-            Change::Set(value) => made(format_args!("={value}")),
+            Update::Add(1) => borrowed("1"),
+            Update::Add(delta) => owned(delta),
+            Update::Set(value) => owned(format_args!("={value}")),
         }
     }
 }
 
 /// The part of a call that goes to one partition.
 #[derive(Debug)]
-pub struct Part<'a> {
+pub struct PartitionCall<'a> {
     /// The partition that counts the pairs.
     pub partition: &'a Partition,
     /// The number of hits that the pairs stand for.
     pub hits: u64,
-    /// The ids, each with its change.
-    pub pairs: &'a [(&'a [u8], Change)],
+    /// The ids, each with its update.
+    pub pairs: &'a [(&'a [u8], Update)],
 }
 
 impl Partition {
@@ -160,7 +160,7 @@ impl Partition {
 
     /// Returns the time argument of scripts that must use the server's clock: empty outside tests.
     pub(crate) fn time(&self) -> Arg<'_> {
-        simulated::time().map_or_else(|| arg(&self.now_ms), made)
+        simulated::time().map_or_else(|| borrowed(&self.now_ms), owned)
     }
 }
 
@@ -168,7 +168,7 @@ pub(crate) fn expect_ok(reply: &Reply) -> Result<()> {
     if reply.status() == "OK" {
         Ok(())
     } else {
-        Err(reply.misshapen())
+        Err(reply.unexpected_reply())
     }
 }
 

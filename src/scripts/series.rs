@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::family::calendar::Precision;
 use crate::family::kind::{Window, Windows};
 use crate::scripts::buffered::{refusal, refuse_again};
-use crate::scripts::bundle::{self, arg, made};
+use crate::scripts::bundle::{self, borrowed, owned};
 use crate::scripts::fence::Fence;
 use crate::scripts::partition::{Counted, PairResult, Partition, expect_ok};
 use crate::scripts::server_clock::ServerClock;
@@ -41,11 +41,15 @@ impl Partition {
         let mut guess = clock.guess();
         let reply = loop {
             let mut args = begin.clone();
-            args.push(made(windows.windows.len()));
+            args.push(owned(windows.windows.len()));
             for window in &windows.windows {
-                args.push(made(windows.descriptor(window, guess.now())?));
+                args.push(owned(windows.descriptor(window, guess.now())?));
             }
-            args.extend(pairs.iter().flat_map(|(name, n)| [arg(*name), made(n)]));
+            args.extend(
+                pairs
+                    .iter()
+                    .flat_map(|(name, n)| [borrowed(*name), owned(n)]),
+            );
             if let Some(reply) =
                 guess.accept(bundle::call(&self.redis, "series_add", &keys, &args).await?)?
             {
@@ -62,7 +66,7 @@ impl Partition {
                 let results: Option<Vec<_>> = reply.rest(0)?.iter().map(result).collect();
                 let results = results
                     .filter(|results| results.len() == pairs.len())
-                    .ok_or_else(|| reply.misshapen())?;
+                    .ok_or_else(|| reply.unexpected_reply())?;
                 Ok(Counted::Executed {
                     results,
                     due: Vec::new(),
@@ -71,7 +75,8 @@ impl Partition {
             }
             "DUP" => {
                 let mut results = vec![PairResult::Counted(0); pairs.len()];
-                refuse_again(&reply.string(0)?, &mut results).ok_or_else(|| reply.misshapen())?;
+                refuse_again(&reply.string(0)?, &mut results)
+                    .ok_or_else(|| reply.unexpected_reply())?;
                 Ok(Counted::Executed {
                     results,
                     due: Vec::new(),
@@ -80,7 +85,7 @@ impl Partition {
             }
             "EXPIRED" => Ok(Counted::Expired),
             "PASSED" => Ok(Counted::Passed),
-            _ => Err(reply.misshapen()),
+            _ => Err(reply.unexpected_reply()),
         }
     }
 
@@ -124,7 +129,7 @@ impl Partition {
         after: &[u8],
         limit: usize,
     ) -> Result<(Vec<String>, Option<Vec<u8>>)> {
-        let args = [arg(prefix), arg(after), made(limit), self.time()];
+        let args = [borrowed(prefix), borrowed(after), owned(limit), self.time()];
         let keys = [self.keys.names(), self.keys.idle()];
         let mut reply = bundle::repeat_safe(&self.redis, "series_names", &keys, &args).await?;
         expect_ok(&reply)?;

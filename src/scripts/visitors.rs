@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::family::Family;
 use crate::family::kind::visit;
 use crate::scripts::buffered::refusal;
-use crate::scripts::bundle::{self, Reply, arg, made};
+use crate::scripts::bundle::{self, Reply, borrowed, owned};
 use crate::scripts::fence::Fence;
 use crate::scripts::partition::{Counted, PairResult, Partition, millis};
 
@@ -27,15 +27,15 @@ impl Partition {
         let (mut keys, mut args) = fence.begin(self.time());
         keys.extend([self.keys.buffer(), self.keys.meta()].map(String::into_bytes));
         keys.extend(ids.keys().map(|id| self.keys.seen(id)));
-        args.extend([made(millis(remember)), made(ids.len())]);
+        args.extend([owned(millis(remember)), owned(ids.len())]);
         for (id, visitors) in &ids {
-            args.extend([arg(*id), made(visitors.len())]);
-            args.extend(visitors.iter().map(|(_, visitor)| arg(*visitor)));
+            args.extend([borrowed(*id), owned(visitors.len())]);
+            args.extend(visitors.iter().map(|(_, visitor)| borrowed(*visitor)));
         }
         let reply = bundle::call(&self.redis, "visitors_first", &keys, &args).await?;
-        let places = ids.values().flatten().map(|(place, _)| *place);
+        let indexes = ids.values().flatten().map(|(index, _)| *index);
         let executed = |from, due, repeated| {
-            let results = in_order(&reply, from, places, count)?;
+            let results = in_order(&reply, from, indexes, count)?;
             Ok(Counted::Executed {
                 results,
                 due,
@@ -55,7 +55,7 @@ impl Partition {
             "DUP" => executed(0, Vec::new(), true),
             "EXPIRED" => Ok(Counted::Expired),
             "PASSED" => Ok(Counted::Passed),
-            _ => Err(reply.misshapen()),
+            _ => Err(reply.unexpected_reply()),
         }
     }
 }
@@ -79,18 +79,18 @@ fn by_id<'p>(visits: impl IntoIterator<Item = &'p [u8]>) -> (ById<'p>, usize) {
 fn in_order(
     reply: &Reply,
     from: usize,
-    places: impl Iterator<Item = usize>,
+    indexes: impl Iterator<Item = usize>,
     count: usize,
 ) -> Result<Vec<PairResult>> {
     let result = |word: &Value| match word {
         Value::Int(number) => Some(if *number == 1 {
             PairResult::First
         } else {
-            PairResult::Again
+            PairResult::Repeated
         }),
         Value::BulkString(word) => match &**word {
             b"1" => Some(PairResult::First),
-            b"0" => Some(PairResult::Again),
+            b"0" => Some(PairResult::Repeated),
             word => refusal(word),
         },
         _ => None,
@@ -98,10 +98,10 @@ fn in_order(
     let results: Option<Vec<_>> = reply.rest(from)?.iter().map(result).collect();
     let results = results
         .filter(|results| results.len() == count)
-        .ok_or_else(|| reply.misshapen())?;
-    let mut ordered = vec![PairResult::Again; count];
-    for (place, word) in places.zip(results) {
-        ordered[place] = word;
+        .ok_or_else(|| reply.unexpected_reply())?;
+    let mut ordered = vec![PairResult::Repeated; count];
+    for (index, word) in indexes.zip(results) {
+        ordered[index] = word;
     }
     Ok(ordered)
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use indexmap::IndexMap;
 
 use crate::scripts::cached::Seed;
-use crate::scripts::partition::{Change, PairResult};
+use crate::scripts::partition::{PairResult, Update};
 
 /// The maximum number of hits that wait for one call.
 const HITS: u64 = 100_000;
@@ -52,7 +52,7 @@ pub struct PartitionGroup<'a> {
     pub hits: u64,
     /// The positions of its pairs in the group.
     pub indexes: Vec<usize>,
-    pub pairs: Vec<(&'a [u8], Change)>,
+    pub pairs: Vec<(&'a [u8], Update)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -195,9 +195,9 @@ impl Group {
             group.pairs.push((
                 id,
                 if pair.sets {
-                    Change::Set(pair.sum)
+                    Update::Set(pair.sum)
                 } else {
-                    Change::Add(pair.sum)
+                    Update::Add(pair.sum)
                 },
             ));
         }
@@ -248,7 +248,7 @@ impl Group {
                 sum.wrapping_sub(pair.sum).wrapping_add(position.so_far),
             )),
             // of several visits of one visitor, only the first is a first visit
-            PairResult::First if position.so_far > 1 => Some(PairResult::Again),
+            PairResult::First if position.so_far > 1 => Some(PairResult::Repeated),
             refused if pair.is_retried_alone(refused) => None,
             same => Some(same),
         }

@@ -33,7 +33,7 @@ use crate::error::{Error, Result};
 use crate::process::family::Opened;
 use crate::process::work::Work;
 use crate::scripts::cached::Seed;
-use crate::scripts::partition::{Change, PairResult, random};
+use crate::scripts::partition::{PairResult, Update, random};
 use crate::writer::deadline::WriteOptions;
 
 /// The number of a wide family's partitions among which the least busy one is chosen.
@@ -84,7 +84,7 @@ impl Writer {
 
     /// Counts one hit. Without `wait`, returns an error if too many others already wait.
     pub async fn add(&self, id: &[u8], delta: i64, timeout: Duration, wait: bool) -> HitResult {
-        self.change(id, Change::Add(delta), None, timeout, wait)
+        self.change(id, Update::Add(delta), None, timeout, wait)
             .await
     }
 
@@ -92,7 +92,7 @@ impl Writer {
     pub async fn change(
         &self,
         id: &[u8],
-        change: Change,
+        change: Update,
         seed: Option<Seed>,
         timeout: Duration,
         wait: bool,
@@ -109,14 +109,14 @@ impl Writer {
                     group.push_seed(partition, id, seed);
                 }
                 match change {
-                    Change::Add(delta) => group.push(partition, id, delta, 1),
-                    Change::Set(value) => group.push_set(partition, id, value),
+                    Update::Add(delta) => group.push(partition, id, delta, 1),
+                    Update::Set(value) => group.push_set(partition, id, value),
                 }
             })
         };
         let (call, position) = self.queue.count((partition, false), options, push).await?;
         match (call.own(position)?, change) {
-            (None, Change::Add(delta)) => {
+            (None, Update::Add(delta)) => {
                 Box::pin(self.add_alone(
                     &Hit {
                         partition,

@@ -20,7 +20,7 @@ use crate::process::work::Announced;
 use crate::scripts::bundle;
 use crate::scripts::cached::Seed;
 use crate::scripts::fence::{Epochs, Fence};
-use crate::scripts::partition::{Change, Counted, PairResult, Part, Partition};
+use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, Update};
 use crate::writer::Writer;
 use crate::writer::deadline::Deadline;
 use crate::writer::send::may_pass;
@@ -315,10 +315,10 @@ impl Request<'_> {
     ) -> Result<Counted> {
         let id = self.id.as_bytes();
         let (pairs, seeds) = (
-            [(id, Change::Add(self.delta))],
+            [(id, Update::Add(self.delta))],
             seed.map(|seed| (partition, vec![(id, seed)])),
         );
-        let parts = [Part {
+        let parts = [PartitionCall {
             partition,
             hits: 1,
             pairs: &pairs,

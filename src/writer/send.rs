@@ -11,7 +11,7 @@ use crate::metrics;
 use crate::process::work::Announced;
 use crate::scripts::bundle;
 use crate::scripts::fence::Fence;
-use crate::scripts::partition::{Counted, PairResult, Part, Partition};
+use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall};
 use crate::writer::call::{CallOutcome, Sending};
 use crate::writer::group::{Group, PartitionGroup};
 use crate::writer::queue::Queue;
@@ -157,7 +157,7 @@ async fn count(
     let parts: Vec<_> = partition_groups
         .iter()
         .zip(&partitions)
-        .map(|(partition_group, partition)| Part {
+        .map(|(partition_group, partition)| PartitionCall {
             partition,
             hits: partition_group.hits,
             pairs: &partition_group.pairs,

@@ -27,7 +27,7 @@ use crate::support::interleaving::{
     Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate,
 };
 use counterfoil::store::Registered;
-use counterfoil::test_hooks::{Change, Counted, Guard, PairResult, Part, Partition};
+use counterfoil::test_hooks::{Counted, Guard, PairResult, Partition, PartitionCall, Update};
 use counterfoil::{BufferedCounters, Counterfoil, Durability, Family, MemoryStore, Store};
 use proptest::option;
 use proptest::prelude::*;
@@ -178,7 +178,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
 
     /// Delivers the call to Redis.
     async fn arrive(&self, key: &Key, call: &Call) -> Result<Counted, TestCaseError> {
-        let pair = |token: &usize| (IDS[self.tokens[*token].id], Change::Add(delta(*token)));
+        let pair = |token: &usize| (IDS[self.tokens[*token].id], Update::Add(delta(*token)));
         let pairs: Vec<_> = call
             .tokens
             .iter()
@@ -192,7 +192,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let partitions: Vec<_> = partitions
             .map(|number| self.stage.partition(number))
             .collect();
-        let part = |(partition, pair)| Part {
+        let part = |(partition, pair)| PartitionCall {
             partition,
             hits: 1,
             pairs: std::slice::from_ref(pair),

@@ -29,7 +29,7 @@ use crate::support::state::State;
 use crate::support::{epoch, unix};
 use counterfoil::store::{Batch, BatchId, Incarnation, LedgerRow, Nonce, Registered};
 use counterfoil::test_hooks::{
-    Change, Counted, Dropped, Guard, LastCut, PairResult, Retention, Seed, Ticket, retention,
+    Counted, Dropped, Guard, LastCut, PairResult, Retention, Seed, Ticket, Update, retention,
 };
 use counterfoil::{CachedCounters, Counterfoil, Family, FamilyBuilder, MemoryStore, Store};
 use proptest::prelude::*;
@@ -468,7 +468,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let changes = ids
             .iter()
             .copied()
-            .zip(call.tokens.iter().map(|token| Change::Add(delta(*token))));
+            .zip(call.tokens.iter().map(|token| Update::Add(delta(*token))));
         let (partition, home) = (
             self.stage.partition(self.stage.partition_of(ids[0])),
             self.stage.partition(0),

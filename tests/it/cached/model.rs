@@ -45,7 +45,7 @@ enum Own {
 type Bounds = (Option<i64>, Option<i64>);
 
 /// The changes of a call in one partition.
-type Group = (usize, Vec<(usize, Change)>);
+type Group = (usize, Vec<(usize, Update)>);
 
 #[derive(Clone, Debug)]
 enum Call {
@@ -69,7 +69,7 @@ enum Call {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Change {
+enum Update {
     Add(i64),
     Set(i64),
 }
@@ -80,19 +80,19 @@ fn pair_id(number: usize) -> String {
     IDS.get(number).map_or_else(refused, ToString::to_string)
 }
 
-impl Change {
+impl Update {
     fn argument(self) -> String {
         match self {
-            Change::Add(delta) => delta.to_string(),
-            Change::Set(goal) => format!("={goal}"),
+            Update::Add(delta) => delta.to_string(),
+            Update::Set(goal) => format!("={goal}"),
         }
     }
 
     /// Returns value and pending delta after the change.
     fn apply(self, value: i64, waiting: i64, (low, high): Bounds) -> Option<(i64, i64)> {
         let (delta, falls, rises) = match self {
-            Change::Add(delta) => (delta, delta < 0, delta > 0),
-            Change::Set(goal) => (goal.checked_add(value.checked_neg()?)?, true, true),
+            Update::Add(delta) => (delta, delta < 0, delta > 0),
+            Update::Set(goal) => (goal.checked_add(value.checked_neg()?)?, true, true),
         };
         let (after, pending) = (value.checked_add(delta)?, waiting.checked_add(delta)?);
         let is_out = (falls && low.is_some_and(|low| after < low))
@@ -111,7 +111,7 @@ impl Held {
     fn incr(
         &mut self,
         now: u64,
-        pairs: &[(usize, Change)],
+        pairs: &[(usize, Update)],
         bounds: Bounds,
         ticket: &str,
     ) -> Vec<String> {
@@ -272,7 +272,7 @@ fn incr() -> impl Strategy<Value = Own> {
     let bound = || number().prop_filter("is a bound", |bound| bound.unsigned_abs() < 1 << 53);
     let bounds = (weighted(0.3, bound()), weighted(0.3, bound()));
     let change =
-        prop_oneof![4 => number().prop_map(Change::Add), 1 => number().prop_map(Change::Set)];
+        prop_oneof![4 => number().prop_map(Update::Add), 1 => number().prop_map(Update::Set)];
     let id = prop_oneof![20 => 0..IDS.len(), 1 => IDS.len()..IDS.len() + 2];
     let pairs = vec(vec((id, change), 1..5), PARTITIONS.len());
     let incr = (
