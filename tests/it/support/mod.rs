@@ -18,8 +18,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use counterfoil::test_hooks::Partition;
 use counterfoil::{
-    BufferedCounters, Counterfoil, Day, Durability, Family, FamilyBuilder, MemoryStore, MysqlStore,
-    Outcome, Result,
+    BufferedCounters, CachedCounters, Connection, Counterfoil, Day, Durability, Family,
+    FamilyBuilder, FamilyHandle, MemoryStore, MysqlStore, Outcome, Reconciler, Result, Series,
+    Slice,
 };
 use metrics_util::debugging::{DebugValue, Snapshotter};
 use sqlx::MySqlPool;
@@ -57,6 +58,29 @@ impl Pair {
 
     pub fn mysql(&self) -> &MysqlStore {
         self.counterfoil.mysql().expect("MySQL")
+    }
+
+    /// Returns a client of another process, with this database and another connection.
+    pub fn over(&self, redis: impl Into<Connection>) -> Counterfoil {
+        Counterfoil::new(redis, MysqlStore::new(self.pool.clone()))
+    }
+
+    /// Returns a client of another process.
+    pub async fn other(&self) -> Counterfoil {
+        self.over(self.redis.manager().await)
+    }
+
+    pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
+        self.counterfoil.open(family).await.expect("opened")
+    }
+
+    pub async fn drain(&self) {
+        self.counterfoil.drain().await.expect("a drain");
+    }
+
+    pub async fn reconcile(&self) -> Reconciler {
+        let reconciler = self.counterfoil.reconciler();
+        reconciler.start().await.expect("a reconciler")
     }
 
     /// Runs SQL that returns nothing.
@@ -100,8 +124,12 @@ impl Plain {
         }
     }
 
-    pub async fn open(&self, family: FamilyBuilder<BufferedCounters>) -> PlainCounters {
+    pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
         self.counterfoil.open(family).await.expect("opened")
+    }
+
+    pub async fn drain(&self) {
+        self.counterfoil.drain().await.expect("a drain");
     }
 }
 
@@ -114,6 +142,44 @@ pub fn counted(added: Outcome) -> i64 {
         Outcome::Counted(pending) => pending,
         refused => panic!("{refused:?}"),
     }
+}
+
+/// Counters whose calls must succeed.
+pub trait Count {
+    /// Counts, and returns the value in the reply.
+    async fn count(&self, id: &str, n: i64) -> i64;
+}
+
+impl Count for BufferedCounters {
+    async fn count(&self, id: &str, n: i64) -> i64 {
+        counted(self.add(id, n).await.expect(id))
+    }
+}
+
+impl Count for CachedCounters {
+    async fn count(&self, id: &str, n: i64) -> i64 {
+        counted(self.incr(id, n).await.expect(id))
+    }
+}
+
+impl Count for Series {
+    async fn count(&self, id: &str, n: i64) -> i64 {
+        counted(self.add(id, n.cast_unsigned()).await.expect(id))
+    }
+}
+
+/// Returns the sum of a series' slices.
+pub fn sum(slices: &[Slice]) -> i64 {
+    slices.iter().map(|slice| slice.count).sum()
+}
+
+/// Returns how often a server has executed a command.
+pub async fn calls(redis: &RedisServer, command: &str) -> u64 {
+    let info: String = redis.run("INFO commandstats").await.expect("INFO");
+    let prefix = format!("cmdstat_{command}:calls=");
+    let line = info.lines().find_map(|line| line.strip_prefix(&prefix));
+    line.and_then(|line| line.split(',').next())
+        .map_or(0, |calls| calls.parse().expect("a number"))
 }
 
 /// Returns this number of ids of one partition.
