@@ -2,14 +2,11 @@
 
 use std::collections::HashSet;
 
-use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, Row};
-
 use crate::admin::{Finding, Severity};
+use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::family::kind::Kind;
-use crate::store::mysql::session::detached;
-use crate::store::mysql::statement::{quoted, table_name};
+use crate::store::mysql::statement::{Statement, quoted, table_name};
 use crate::store::mysql::{MysqlStore, fault, schema};
 
 /// The minimum of `max_allowed_packet`. A statement of the largest batch has about 5 MB.
@@ -19,12 +16,6 @@ impl MysqlStore {
     /// Checks the database and the families' tables, and returns what an operator should know or
     /// change. It changes nothing and does not fail: an unreachable database is a finding as well.
     pub async fn check(&self, families: &[Family]) -> Vec<Finding> {
-        let (mysql, families) = (self.clone(), families.to_vec());
-        let found = detached(async move { Ok(mysql.findings(&families).await) }).await;
-        found.unwrap_or_else(|error| vec![unreachable(&error)])
-    }
-
-    async fn findings(&self, families: &[Family]) -> Vec<Finding> {
         let mut findings = match self.server_findings().await {
             Ok(findings) => findings,
             Err(error) => return vec![unreachable(&error)],
@@ -60,13 +51,13 @@ impl MysqlStore {
         findings
     }
 
-    async fn server_findings(&self) -> Result<Vec<Finding>, sqlx::Error> {
+    async fn server_findings(&self) -> Result<Vec<Finding>> {
         // by name, since not every server has every setting
         const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('version', 'read_only', 'autocommit', \
              'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', \
              'transaction_isolation', 'tx_isolation')";
-        let setting = |row: &MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
-        let settings = self.primary.fetch_each(|| sqlx::query(SETTINGS), setting);
+        let unread = "the server's settings were not read";
+        let settings = self.primary.read(unread, Statement::new(SETTINGS));
         let settings: Vec<(String, String)> = settings.await?;
         let has_binlog = settings
             .iter()
@@ -129,17 +120,14 @@ impl MysqlStore {
             .table
             .as_ref()
             .filter(|_| matches!(family.kind, Kind::Buffered | Kind::Cached(_)))?;
-        let runs = || {
-            let query = sqlx::query(RUNS).bind(family.namespace.as_bytes());
-            query.bind(family.name.as_bytes())
-        };
-        let runs = self
+        let runs = Statement::new(RUNS).bind(family.namespace.as_bytes());
+        let runs = runs.bind(family.name.as_bytes());
+        let (runs,): (i64,) = self
             .primary
-            .fetch_one(runs)
+            .read_one("recounts were not read", runs)
             .await
-            .ok()?
-            .try_get::<i64, _>(0);
-        (runs.ok()? == 0).then(|| {
+            .ok()?;
+        (runs == 0).then(|| {
             Finding::new(
                 Severity::Info,
                 format!("recount of {family}"),
@@ -161,8 +149,7 @@ impl MysqlStore {
         ];
         let mut findings = Vec::new();
         for (privilege, text) in privileges.iter().zip(texts) {
-            let probe = || sqlx::query(AssertSqlSafe(text.clone())).persistent(false);
-            let Err(error) = self.primary.fetch(probe).await else {
+            let Err(error) = self.primary.fetch(Statement::once(text)).await else {
                 continue;
             };
             let message = fault::message(&error);
@@ -187,7 +174,7 @@ impl MysqlStore {
 /// The privileges on a table that counterfoil may need, in the order of the probes.
 const PRIVILEGES: [&str; 3] = ["SELECT", "UPDATE", "INSERT"];
 
-fn unreachable(error: &impl std::fmt::Display) -> Finding {
+fn unreachable(error: &Error) -> Finding {
     Finding::new(
         Severity::Error,
         "mysql",

@@ -1,7 +1,6 @@
 //! A recount that runs repeatedly.
 
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -21,7 +20,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(30);
 pub struct Recounter {
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
-    progress: Arc<Mutex<Recounted>>,
+    progress: watch::Receiver<Recounted>,
 }
 
 impl Recounter {
@@ -37,7 +36,7 @@ impl Recounter {
 
     /// Returns the progress of this process's current run, or the result of its last one.
     pub fn progress(&self) -> Recounted {
-        *self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.progress.borrow()
     }
 
     /// Stops the recount at once. Another process, or the next start, continues the run.
@@ -58,60 +57,46 @@ impl Recounter {
     }
 }
 
-async fn run(
-    recounting: Recounting,
-    every: RangeInclusive<Duration>,
-    mut stop: watch::Receiver<bool>,
-) {
-    let (first, longer) = (*every.start(), every.end().saturating_sub(*every.start()));
+async fn run(recounting: Recounting, every: RangeInclusive<Duration>, stop: watch::Receiver<bool>) {
     loop {
-        let began = Instant::now();
-        let begun = tokio::select! {
-            begun = recounting.begin(Some(first)) => begun,
-            _ = stop.wait_for(|stop| *stop) => return,
-        };
-        let wait = match work(&recounting, begun, &stop).await {
-            Ok(Next::After(time)) => time + at_random(longer),
-            Ok(Next::Begin) => (first + at_random(longer)).saturating_sub(began.elapsed()),
-            Ok(Next::Poll) => POLL_INTERVAL.min(first),
-            Err(error) => {
-                tracing::error!(family = recounting.family(), error = %format_args!("{error:#}"), "a recount failed");
-                POLL_INTERVAL.min(first)
-            }
-        };
+        let wait = work(&recounting, &every, &stop).await.unwrap_or_else(|error| {
+            tracing::error!(family = %recounting.family(), error = %format_args!("{error:#}"), "a recount failed");
+            POLL_INTERVAL.min(*every.start())
+        });
         tokio::select! {
             () = sleep(wait) => {}
-            // an error means that the sender was dropped, which stops the recount as well
-            _ = stop.wait_for(|stop| *stop) => return,
+            () = stopped(&stop) => return,
         }
     }
 }
 
-/// The time of the next run.
-enum Next {
-    /// At the configured interval after the start of this one.
-    Begin,
-    /// After this time.
-    After(Duration),
-    /// After the run of another process.
-    Poll,
-}
-
+/// Works on a run if one is due, and returns the time until the next attempt.
 async fn work(
     recounting: &Recounting,
-    begun: Result<Begun>,
+    every: &RangeInclusive<Duration>,
     stop: &watch::Receiver<bool>,
-) -> Result<Next> {
-    let next = match begun? {
+) -> Result<Duration> {
+    let (began, first) = (Instant::now(), *every.start());
+    let longer = at_random(every.end().saturating_sub(first));
+    let begun = tokio::select! {
+        begun = recounting.begin(Some(first)) => begun?,
+        () = stopped(stop) => return Ok(first),
+    };
+    let wait = match begun {
         Begun::Run(run) => {
-            recounting.run(run, stop.clone()).await?;
-            return Ok(Next::Begin);
+            recounting.run(run, stopped(stop)).await?;
+            return Ok((first + longer).saturating_sub(began.elapsed()));
         }
-        Begun::Early(left) => Next::After(left),
-        Begun::Held => Next::Poll,
+        Begun::Early(left) => left + longer,
+        Begun::Held => POLL_INTERVAL.min(first),
     };
     recounting.record_age().await?;
-    Ok(next)
+    Ok(wait)
+}
+
+/// Waits for the stop. Without a sender the handle was dropped, which stops the recount as well.
+async fn stopped(stop: &watch::Receiver<bool>) {
+    let _ = stop.clone().wait_for(|stop| *stop).await;
 }
 
 /// Returns a random time up to `longest`, so that several processes do not begin together.

@@ -5,10 +5,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use sqlx::Row;
-use sqlx::mysql::MySqlRow;
 
 use super::fault;
-use super::json::{self, JsonRows};
+use super::json;
 use super::session::Transaction;
 use super::target::{self, BULK, Segment, Target};
 use crate::store::Registered;
@@ -195,20 +194,17 @@ impl<'d, 'b> Bulk<'d, 'b> {
         transaction: &mut Transaction,
         target: &Target,
     ) -> Result<(Vec<RowDelta<'d, 'b>>, Vec<RowDelta<'d, 'b>>), sqlx::Error> {
-        let mut json = JsonRows::default();
-        for row in &self.rows {
-            let cells = json.row();
-            row.key().for_each(|segment| segment.write(cells));
-        }
-        let found = transaction
-            .fetch(target.lock.query().bind(json.finish()))
-            .await?;
-        let is_found = |row: &MySqlRow| Ok(row.try_get::<i64, _>(1)? == 1);
-        let mut found = json::by_position(&found, self.rows.len(), is_found)?.into_iter();
+        let lock = target
+            .lock
+            .clone()
+            .bind_rows(self.rows.iter().map(RowDelta::key));
+        let found = transaction.fetch(lock).await?;
+        let is_found = json::by_position(&found, self.rows.len(), |row| row.try_get(1))?;
+        let mut is_found = is_found.into_iter();
         Ok(self
             .rows
             .into_iter()
-            .partition(|_| found.next() == Some(true)))
+            .partition(|_| is_found.next() == Some(true)))
     }
 
     async fn write(
@@ -217,27 +213,24 @@ impl<'d, 'b> Bulk<'d, 'b> {
         target: &Target,
     ) -> Result<(), sqlx::Error> {
         let rows = &self.rows;
-        let query = match (self.way, &target.bulk_upsert) {
+        let statement = match (self.way, &target.bulk_upsert) {
             (Way::Upsert, Some(bulk)) if rows.len() == BULK => {
-                rows.iter().fold(bulk.query(), |query, row| {
-                    let query = row.key().fold(query, |query, segment| segment.bind(query));
-                    query.bind(row.sum)
+                rows.iter().fold(bulk.clone(), |bulk, row| {
+                    target::bind(bulk, row.key().iter().copied()).bind(row.sum)
                 })
             }
             (way, _) => {
-                let mut json = JsonRows::default();
-                for row in rows {
-                    let cells = json.row().number(row.sum);
-                    row.key().for_each(|segment| segment.write(cells));
-                }
                 let text = match way {
                     Way::Upsert => &target.upsert,
                     Way::Find | Way::Update => &target.update,
                 };
-                text.query().bind(json.finish())
+                text.clone().bind_rows(rows.iter().map(|row| {
+                    let sum = Segment::Number(row.sum.into());
+                    [&[sum], row.key()].concat()
+                }))
             }
         };
-        let changed = transaction.execute(query).await?;
+        let changed = transaction.execute(statement).await?;
         // an upsert counts 1 for an inserted row and 2 for an updated one, so the number of rows
         // cannot be checked
         match self.way {
@@ -249,7 +242,7 @@ impl<'d, 'b> Bulk<'d, 'b> {
 
 impl<'d, 'b> RowDelta<'d, 'b> {
     /// Returns the key, which all deltas of a row share.
-    fn key(&self) -> impl Iterator<Item = &'d Segment<'b>> + use<'d, 'b> {
-        self.deltas.iter().take(1).flat_map(|delta| &delta.key)
+    fn key(&self) -> &'d [Segment<'b>] {
+        self.deltas.first().map_or(&[], |delta| &delta.key)
     }
 }

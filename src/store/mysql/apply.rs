@@ -29,7 +29,6 @@ pub async fn apply(
     mysql: &MysqlStore,
     batches: &[Arc<Batch>],
     max_rows: Option<u64>,
-    unguarded: Unguarded,
 ) -> Result<Applied> {
     let mut targets = Targets::new();
     for family in batches.iter().map(|batch| &batch.family) {
@@ -41,31 +40,30 @@ pub async fn apply(
     let is_shared = families.any(|family| family.table.is_some());
     let default = if is_shared { MAX_ROWS_SHARED } else { MAX_ROWS };
     let apply = Apply {
-        batches,
+        batches: batches.to_vec(),
         targets,
         max_rows: max_rows.unwrap_or(default),
-        unguarded,
+        // read here, because the transaction may run on another thread
+        unguarded: Unguarded::here(),
     };
-    mysql
-        .primary
-        .transact("batches were not written", &apply)
-        .await
+    let failed = "batches were not written";
+    mysql.primary.transact(failed, apply).await
 }
 
-struct Apply<'b> {
-    batches: &'b [Arc<Batch>],
+struct Apply {
+    batches: Vec<Arc<Batch>>,
     targets: Targets,
     max_rows: u64,
     unguarded: Unguarded,
 }
 
-impl UnitOfWork for Apply<'_> {
+impl UnitOfWork for Apply {
     type Output = Applied;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Applied, sqlx::Error> {
-        let known = ledger::lock(transaction, self.batches).await?;
+        let known = ledger::lock(transaction, &self.batches).await?;
         let Advance { steps, marks } =
-            Advance::new(self.batches, &known, self.max_rows, self.unguarded);
+            Advance::new(&self.batches, &known, self.max_rows, self.unguarded);
         ledger::write(transaction, &known, &marks).await?;
         let taken: Vec<_> = steps
             .iter()
@@ -101,7 +99,7 @@ impl UnitOfWork for Apply<'_> {
     }
 }
 
-impl Apply<'_> {
+impl Apply {
     /// Groups the deltas by their table. All transactions write tables in this order.
     fn by_target<'b>(
         &self,

@@ -2,29 +2,73 @@
 //! settings of the process that opened it last.
 
 use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::{FromRow, Row};
 
 use super::fault::store;
 use super::session::Database;
+use super::statement::{Statement, text};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::store::Registered;
 
-/// The columns that hold the settings, and [`Family::identity`] in its order.
-const COLUMNS: &str =
-    "number, settings, kind, CAST(partitions AS CHAR), wide, durability, target, shape";
-/// The index of the identity among them.
-const IDENTITY: usize = 2;
-const UNREAD: &str = "families were not read";
+/// A family as it is registered.
+struct Known {
+    number: u64,
+    namespace: String,
+    name: String,
+    settings: String,
+    /// The values of [`Family::identity`].
+    identity: Vec<String>,
+}
+
+impl FromRow<'_, MySqlRow> for Known {
+    fn from_row(row: &MySqlRow) -> Result<Self, sqlx::Error> {
+        Ok(Known {
+            number: row.try_get(0)?,
+            namespace: text(row.try_get(1)?),
+            name: text(row.try_get(2)?),
+            settings: row.try_get(3)?,
+            identity: (4..10)
+                .map(|index| row.try_get(index))
+                .collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+impl Known {
+    /// Returns the setting of the identity in which the family differs, with both values.
+    fn difference(&self, family: &Family) -> Option<(&'static str, &str, String)> {
+        let settings = self.identity.iter().zip(family.identity());
+        let mut settings = settings.map(|(known, (setting, value))| (setting, &**known, value));
+        settings.find(|(_, known, value)| known != value)
+    }
+}
+
+/// Reads the registered families that match a condition.
+async fn select(database: &Database, condition: &str, name: &[&str]) -> Result<Vec<Known>> {
+    let select = Statement::new(format!(
+        "SELECT number, namespace, name, settings, kind, CAST(partitions AS CHAR), wide, durability, target, shape \
+         FROM counterfoil_families {condition}"
+    ));
+    let select = name
+        .iter()
+        .fold(select, |select, word| select.bind(word.as_bytes()));
+    database.read("families were not read", select).await
+}
 
 /// Registers the family unless it is registered, and returns its number.
 pub(super) async fn register(database: &Database, family: &Family) -> Result<u64> {
+    // an existing row stays unchanged
+    const INSERT: &str = "INSERT INTO counterfoil_families \
+         (namespace, name, settings, kind, partitions, wide, durability, target, shape) \
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
     if let Some(number) = find(database, family).await? {
         return Ok(number);
     }
-    insert(database, family)
-        .await
-        .map_err(store("a family was not registered"))?;
+    let insert = bind_name(Statement::new(INSERT), family);
+    let insert = bind_identity(insert.bind(family.settings()), family);
+    let inserted = database.execute(insert).await;
+    inserted.map_err(store("a family was not registered"))?;
     // another process may have been first, with another configuration
     let absent = || {
         Error::new(
@@ -35,35 +79,25 @@ pub(super) async fn register(database: &Database, family: &Family) -> Result<u64
     find(database, family).await?.ok_or_else(absent)
 }
 
-/// Inserts the family. An existing row stays unchanged.
-async fn insert(database: &Database, family: &Family) -> Result<(), sqlx::Error> {
-    const INSERT: &str = "INSERT INTO counterfoil_families \
-         (namespace, name, settings, kind, partitions, wide, durability, target, shape) \
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
-    let mut query = sqlx::query(INSERT)
-        .bind(family.namespace.clone().into_bytes())
-        .bind(family.name.clone().into_bytes());
-    query = query.bind(family.settings());
-    for (_, value) in family.identity() {
-        query = query.bind(value);
-    }
-    database.execute(query).await.map(drop)
+fn bind_name(statement: Statement, family: &Family) -> Statement {
+    statement
+        .bind(family.namespace.as_bytes())
+        .bind(family.name.as_bytes())
+}
+
+fn bind_identity(statement: Statement, family: &Family) -> Statement {
+    let identity = family.identity().into_iter();
+    identity.fold(statement, |statement, (_, value)| statement.bind(value))
 }
 
 /// Returns the family's number, and writes this process's settings beside its identity.
 async fn find(database: &Database, family: &Family) -> Result<Option<u64>> {
-    let text =
-        format!("SELECT {COLUMNS} FROM counterfoil_families WHERE namespace = ? AND name = ?");
-    let query = || {
-        sqlx::query(AssertSqlSafe(text.clone()))
-            .bind(family.namespace.clone().into_bytes())
-            .bind(family.name.clone().into_bytes())
-    };
-    let mut rows = database.fetch(query).await.map_err(store(UNREAD))?;
-    let Some(row) = rows.pop() else {
+    let by_name = "WHERE namespace = ? AND name = ?";
+    let found = select(database, by_name, &[&family.namespace, &family.name]).await?;
+    let Some(known) = found.first() else {
         return Ok(None);
     };
-    if let Some((setting, known, ours)) = difference(&row, family).map_err(store(UNREAD))? {
+    if let Some((setting, known, ours)) = known.difference(family) {
         return Err(Error::new(
             ErrorKind::Mismatch,
             format!(
@@ -71,32 +105,15 @@ async fn find(database: &Database, family: &Family) -> Result<Option<u64>> {
             ),
         ));
     }
-    let (number, known) = numbered(&row).map_err(store(UNREAD))?;
     let settings = family.settings();
-    if known != settings {
-        let update = sqlx::query("UPDATE counterfoil_families SET settings = ? WHERE number = ?");
-        let updated = database.execute(update.bind(settings).bind(number)).await;
+    if known.settings != settings {
+        let update =
+            Statement::new("UPDATE counterfoil_families SET settings = ? WHERE number = ?");
+        let update = update.bind(settings).bind(known.number);
+        let updated = database.execute(update).await;
         updated.map_err(store(format!("{family}: its settings were not written")))?;
     }
-    Ok(Some(number))
-}
-
-fn numbered(row: &MySqlRow) -> Result<(u64, String), sqlx::Error> {
-    Ok((row.try_get(0)?, row.try_get(1)?))
-}
-
-/// Returns the setting of the family's identity in which the row differs, with both values.
-fn difference(
-    row: &MySqlRow,
-    family: &Family,
-) -> Result<Option<(&'static str, String, String)>, sqlx::Error> {
-    for (index, (setting, ours)) in family.identity().into_iter().enumerate() {
-        let known: String = row.try_get(IDENTITY + index)?;
-        if known != ours {
-            return Ok(Some((setting, known, ours)));
-        }
-    }
-    Ok(None)
+    Ok(Some(known.number))
 }
 
 /// Replaces the configuration by `after` if it is still `before`.
@@ -109,18 +126,9 @@ pub(super) async fn reconfigure(
          SET settings = ?, kind = ?, partitions = ?, wide = ?, durability = ?, target = ?, shape = ? \
          WHERE namespace = ? AND name = ? \
          AND kind = ? AND partitions = ? AND wide = ? AND durability = ? AND target = ? AND shape = ?";
-    let identity = |family: &Family| family.identity().map(|(_, value)| value);
-    let mut query = sqlx::query(UPDATE).bind(after.settings());
-    for value in identity(after) {
-        query = query.bind(value);
-    }
-    query = query
-        .bind(after.namespace.clone().into_bytes())
-        .bind(after.name.clone().into_bytes());
-    for value in identity(before) {
-        query = query.bind(value);
-    }
-    let updated = database.execute(query).await;
+    let update = bind_identity(Statement::new(UPDATE).bind(after.settings()), after);
+    let update = bind_identity(bind_name(update, after), before);
+    let updated = database.execute(update).await;
     match updated.map_err(store("a family was not changed"))? {
         0 => Err(Error::new(
             ErrorKind::Mismatch,
@@ -133,32 +141,18 @@ pub(super) async fn reconfigure(
 /// Returns all families, each with the settings of the process that opened it last, or the error in
 /// them.
 pub(super) async fn list(database: &Database) -> Result<Vec<Result<Registered>>> {
-    let text =
-        format!("SELECT {COLUMNS}, namespace, name FROM counterfoil_families ORDER BY number");
-    let query = || sqlx::query(AssertSqlSafe(text.clone()));
-    let rows = database.fetch(query).await.map_err(store(UNREAD))?;
-    rows.iter()
-        .map(|row| listed(row).map_err(store(UNREAD)))
-        .collect()
+    let known = select(database, "ORDER BY number", &[]).await?;
+    Ok(known.iter().map(registered).collect())
 }
 
-fn listed(row: &MySqlRow) -> Result<Result<Registered>, sqlx::Error> {
-    let text = |index| {
-        row.try_get(index)
-            .map(|bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned())
-    };
-    let after = IDENTITY + 6;
-    let (namespace, name) = (text(after)?, text(after + 1)?);
-    let (number, settings) = numbered(row)?;
-    let family = match Family::from_settings(&namespace, &name, &settings) {
-        Ok(family) => family,
-        Err(error) => return Ok(Err(error)),
-    };
-    if let Some((setting, known, written)) = difference(row, &family)? {
+fn registered(known: &Known) -> Result<Registered> {
+    let family = Family::from_settings(&known.namespace, &known.name, &known.settings)?;
+    if let Some((setting, known, written)) = known.difference(&family) {
         let wrong = format!(
-            "{namespace}/{name}: {setting} is {known:?}, and {written:?} in its settings: open it once"
+            "{family}: {setting} is {known:?}, and {written:?} in its settings: open it once"
         );
-        return Ok(Err(Error::new(ErrorKind::Mismatch, wrong)));
+        return Err(Error::new(ErrorKind::Mismatch, wrong));
     }
-    Ok(Ok(Registered { family, number }))
+    let number = known.number;
+    Ok(Registered { family, number })
 }

@@ -5,8 +5,9 @@
 //! as hexadecimal digits: the JSON is plain ASCII, so no character set of a connection, a database
 //! or a JSON parser can change a byte.
 
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 
+use serde::Serializer;
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
@@ -35,58 +36,22 @@ pub fn derived_table<N: Display>(columns: impl IntoIterator<Item = (N, &'static 
     format!("(SELECT * FROM {}) AS {INPUT}", table(columns))
 }
 
-/// An array of arrays under construction.
-#[derive(Default)]
-pub struct JsonRows(String);
+/// Returns text as hexadecimal digits. The statement decodes them by `UNHEX`.
+pub fn hex(text: impl AsRef<[u8]>) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    let bytes = text.as_ref().iter();
+    bytes
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .map(|digit| char::from(DIGITS[usize::from(digit)]))
+        .collect()
+}
 
-impl JsonRows {
-    /// Starts the next row.
-    pub fn row(&mut self) -> &mut Self {
-        self.0
-            .push_str(if self.0.is_empty() { "[[" } else { "],[" });
-        self
-    }
-
-    /// Appends an integer.
-    pub fn number(&mut self, number: impl Display) -> &mut Self {
-        self.cell();
-        // writing to a String does not fail
-        let _ = write!(self.0, "{number}");
-        self
-    }
-
-    /// Appends ASCII without quotes and backslashes unchanged.
-    pub fn plain(&mut self, text: &str) -> &mut Self {
-        self.cell();
-        let _ = write!(self.0, "\"{text}\"");
-        self
-    }
-
-    /// Appends any bytes as hexadecimal digits. The statement decodes them by `UNHEX`.
-    pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-        self.cell();
-        self.0.reserve(bytes.len() * 2 + 4);
-        self.0.push('"');
-        for byte in bytes {
-            self.0.push(DIGITS[usize::from(byte >> 4)].into());
-            self.0.push(DIGITS[usize::from(byte & 15)].into());
-        }
-        self.0.push('"');
-        self
-    }
-
-    /// Returns the JSON text.
-    pub fn finish(mut self) -> String {
-        self.0.push_str(if self.0.is_empty() { "[]" } else { "]]" });
-        self.0
-    }
-
-    fn cell(&mut self) {
-        if !self.0.ends_with('[') {
-            self.0.push(',');
-        }
-    }
+/// Serializes text as [`hex`] does.
+pub fn serialize_hex<S: Serializer>(
+    text: impl AsRef<[u8]>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&hex(text))
 }
 
 /// Applies `take` to the reply for each given row. Each row of the reply begins with its position.
@@ -109,11 +74,9 @@ pub fn by_position<T>(
 /// Returns the item at a position from 1.
 pub fn at<T>(items: &mut [T], position: u64) -> Result<&mut T, sqlx::Error> {
     let given = items.len();
-    let index = usize::try_from(position)
-        .ok()
-        .and_then(|position| position.checked_sub(1));
-    index
-        .and_then(|index| items.get_mut(index))
+    let index = usize::try_from(position).unwrap_or(0).wrapping_sub(1);
+    items
+        .get_mut(index)
         .ok_or_else(|| unexpected(given, position))
 }
 
@@ -130,21 +93,4 @@ fn unexpected(given: usize, rows: u64) -> sqlx::Error {
     sqlx::Error::Protocol(format!(
         "the database returned {rows} rows instead of {given}"
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rows_are_arrays_of_cells() {
-        assert_eq!(JsonRows::default().finish(), "[]");
-        let mut rows = JsonRows::default();
-        rows.row().number(u64::MAX).bytes("a\0é".as_bytes());
-        rows.row().number(i64::MIN).plain("2014-09-20").bytes(b"");
-        assert_eq!(
-            rows.finish(),
-            r#"[[18446744073709551615,"6100C3A9"],[-9223372036854775808,"2014-09-20",""]]"#
-        );
-    }
 }

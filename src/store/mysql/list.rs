@@ -1,11 +1,12 @@
 //! The counters of a family, page by page: those that begin with a prefix, or all in the order of
 //! the table's key.
 
+use sqlx::Row;
 use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, Row};
 
 use super::MysqlStore;
 use super::fault::store;
+use super::json::hex;
 use super::lookup;
 use super::session::Database;
 use super::statement::Statement;
@@ -44,22 +45,13 @@ pub async fn list(
     let Some(mut range) = Range::new(family, prefix, after) else {
         return Ok(found);
     };
-    let text = text(target, range.fixed.len(), family.family.separator());
+    let select = select(target, range.fixed.len(), family.family.separator());
+    let select = target::bind(select, range.fixed);
     while found.len() < limit {
         let want = limit - found.len();
-        let query = || {
-            let query = sqlx::query(AssertSqlSafe(text.clone()));
-            let fixed = range.fixed.iter();
-            fixed
-                .fold(query, |query, segment| segment.bind(query))
-                .bind(&range.from)
-                .bind(&range.to)
-                .bind(want as u64)
-        };
-        let row =
-            |row: &MySqlRow| Ok((row.try_get::<Vec<u8>, _>(0)?, row.try_get::<String, _>(1)?));
-        let rows = database.fetch_each(query, row).await;
-        let rows = rows.map_err(store("counters were not listed"))?;
+        let page = select.clone().bind(&range.from).bind(&range.to);
+        let page = database.read("counters were not listed", page.bind(want as u64));
+        let rows: Vec<(Vec<u8>, String)> = page.await?;
         let is_last = rows.len() < want;
         for (rest, digits) in rows {
             // skips a row whose columns spell no valid id, such as the day 0000-00-00
@@ -117,30 +109,22 @@ impl<'p> Range<'p> {
     }
 }
 
-fn text(target: &Target, fixed: usize, separator: char) -> String {
-    let separator = separator.to_string();
-    let separator: String = separator
-        .bytes()
-        .map(|byte| format!("{byte:02X}"))
-        .collect();
+/// Returns the SELECT of the rows with `fixed` leading columns, between two texts.
+fn select(target: &Target, fixed: usize, separator: char) -> Statement {
     let (fixed, rest) = target.keys.split_at(fixed);
     let rest = match rest {
         [key] => key.bytes(),
         keys => {
             let columns: Vec<_> = keys.iter().map(StoredKey::bytes).collect();
+            let separator = hex(separator.to_string());
             format!("CONCAT({})", columns.join(&format!(", X'{separator}', ")))
         }
     };
-    let conditions = fixed.iter().map(|key| key.compared("="));
-    let conditions: Vec<_> = conditions
-        .chain([format!("{rest} >= ? AND {rest} < ?")])
-        .collect();
-    format!(
-        "SELECT {rest}, {} FROM {} AS t WHERE {} ORDER BY {rest} LIMIT ?",
-        target.digits,
-        target.name,
-        conditions.join(" AND ")
-    )
+    let fixed: String = fixed.iter().map(|key| key.equals() + " AND ").collect();
+    Statement::new(format!(
+        "SELECT {rest}, {} FROM {} AS t WHERE {fixed}{rest} >= ? AND {rest} < ? ORDER BY {rest} LIMIT ?",
+        target.digits, target.name
+    ))
 }
 
 impl MysqlStore {
@@ -154,22 +138,63 @@ impl MysqlStore {
     ) -> Result<IdPage> {
         let target = self.target(&family.family).await?;
         let keys = target.id_keys();
-        let columns: Vec<_> = keys.iter().map(|key| format!("t.{}", key.column)).collect();
         let spelt: Vec<_> = keys.iter().map(StoredKey::bytes).collect();
+        let columns: Vec<_> = keys.iter().map(|key| format!("t.{}", key.column)).collect();
         let of_family = match family.family.table {
-            None => format!("t.family = {} AND ", family.number),
-            Some(_) => String::new(),
+            None => format!("t.family = {}", family.number),
+            Some(_) => "TRUE".to_owned(),
         };
-        let text = format!(
+        let after = After::new(
+            family,
+            after,
+            &columns,
+            keys.iter().map(StoredKey::parameter),
+        )?;
+        let select = Statement::new(format!(
             "SELECT {} FROM {} AS t WHERE {of_family}{} ORDER BY {} LIMIT ?",
             spelt.join(", "),
             target.name,
-            beyond(after, keys.len(), |index, sign| keys[index].compared(sign)),
+            after.condition,
             columns.join(", "),
-        );
-        let bind = |query, _, segment: &Segment<'_>| segment.bind(query);
-        let rows = page(&self.primary, family, &text, after, limit, bind).await?;
+        ));
+        let select = target::bind(select, after.segments);
+        let rows = self.primary.fetch(select.bind(limit as u64)).await;
         IdPage::new(family, &rows.map_err(store("ids were not listed"))?, limit)
+    }
+}
+
+/// The condition that a row comes after that of an id, in the order of its columns.
+#[derive(Default)]
+pub struct After<'id> {
+    /// Begins with AND; empty for the first page.
+    pub condition: String,
+    /// The parameters of the condition: the first column's twice.
+    pub segments: Vec<Segment<'id>>,
+}
+
+impl<'id> After<'id> {
+    pub fn new(
+        family: &Registered,
+        id: Option<&'id str>,
+        columns: &[String],
+        parameters: impl Iterator<Item = String>,
+    ) -> Result<Self> {
+        let (Some(id), [first, ..]) = (id, columns) else {
+            return Ok(After::default());
+        };
+        let key = target::segments(family, id).map_err(Error::invalid)?;
+        let (parameters, columns): (Vec<_>, _) = (parameters.collect(), columns.join(", "));
+        // the comparison of rows uses no index, and that of the first column does
+        let condition = format!(
+            " AND {first} >= {} AND ({columns}) > ({})",
+            parameters[0],
+            parameters.join(", ")
+        );
+        let segments = [&key[..1], &key].concat();
+        Ok(After {
+            condition,
+            segments,
+        })
     }
 }
 
@@ -200,49 +225,6 @@ impl IdPage {
     }
 }
 
-/// Returns the condition that a row comes after the given one, in the order of the columns. The
-/// first column alone bounds the range.
-pub fn beyond(
-    after: Option<&str>,
-    columns: usize,
-    compared: impl Fn(usize, &str) -> String,
-) -> String {
-    let mut beyond = "TRUE".to_owned();
-    for index in (0..columns).rev().filter(|_| after.is_some()) {
-        let greater = compared(index, ">");
-        beyond = if index == columns - 1 {
-            greater
-        } else {
-            format!("{} AND ({greater} OR ({beyond}))", compared(index, ">="))
-        };
-    }
-    beyond
-}
-
-/// Fetches the rows [beyond] an id. `bind` takes the index of the segment's column.
-pub async fn page(
-    database: &Database,
-    family: &Registered,
-    text: &str,
-    after: Option<&str>,
-    limit: usize,
-    bind: impl Fn(Statement, usize, &Segment<'_>) -> Statement,
-) -> Result<Result<Vec<MySqlRow>, sqlx::Error>> {
-    let after = after.map_or_else(|| Ok(Vec::new()), |after| target::segments(family, after));
-    let after = after.map_err(Error::invalid)?;
-    let query = || {
-        let mut query = sqlx::query(AssertSqlSafe(text.to_owned()));
-        for (index, segment) in after.iter().enumerate() {
-            // all but the last one are compared twice
-            for _ in 0..if index + 1 < after.len() { 2 } else { 1 } {
-                query = bind(query, index, segment);
-            }
-        }
-        query.bind(limit as u64)
-    };
-    Ok(database.fetch(query).await)
-}
-
 /// Returns the id that a row's first columns spell, or `None` if they are not text.
 pub fn id(family: &Registered, row: &MySqlRow) -> Result<Option<String>, sqlx::Error> {
     let table = family.family.table.as_ref();
@@ -255,20 +237,4 @@ pub fn id(family: &Registered, row: &MySqlRow) -> Result<Option<String>, sqlx::E
         segments.push(text);
     }
     Ok(Some(segments.join(&family.family.separator().to_string())))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_row_comes_after_another_by_its_columns_in_order() {
-        let compared = |index: usize, sign: &str| format!("c{index} {sign} ?");
-        assert_eq!(beyond(None, 2, compared), "TRUE");
-        assert_eq!(beyond(Some("a"), 1, compared), "c0 > ?");
-        assert_eq!(
-            beyond(Some("a"), 2, compared),
-            "c0 >= ? AND (c0 > ? OR (c1 > ?))"
-        );
-    }
 }

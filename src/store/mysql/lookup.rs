@@ -4,13 +4,17 @@
 use sqlx::Row;
 
 use super::fault::store;
-use super::json::{self, JsonRows};
+use super::json;
 use super::ledger;
 use super::session::Database;
+use super::statement::Statement;
 use super::target::{self, Segment, Target};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::store::{Incarnation, Mark, Registered, Snapshot};
+
+/// The digits of the values, the marks, and the server's `read_only`.
+type Found = (Vec<Option<String>>, Vec<Mark>, String);
 
 /// Reads values and marks as of one moment, and the server's `read_only`. Does not read the ledger
 /// if no row of it is requested: a user that only seeds counters may lack the privilege.
@@ -18,34 +22,24 @@ pub async fn read(
     database: &Database,
     target: &Target,
     family: &Registered,
-    ids: &[String],
+    ids: &[&str],
     ledger: &[(u32, Incarnation)],
 ) -> Result<(Snapshot, String)> {
     // an id that matches no row is left out of the query
     let key = |(index, id)| Some((index, target::segments(family, id).ok()?));
-    let ids_by_index = ids.iter().map(String::as_str).enumerate();
-    let (indexes, keys): (Vec<_>, Vec<_>) = ids_by_index.filter_map(key).unzip();
-    let read = async {
-        match (&keys[..], ledger) {
-            ([key], [] | [_]) => one(database, target, family, key, ledger.first()).await,
-            _ => many(database, target, family, &keys, ledger).await,
-        }
+    let (indexes, keys): (Vec<_>, Vec<_>) = ids.iter().copied().enumerate().filter_map(key).unzip();
+    let found = match (&keys[..], ledger) {
+        ([key], [] | [_]) => one(database, target, family, key, ledger.first()).await,
+        _ => many(database, target, family, &keys, ledger).await,
     };
-    let (digits, marks, read_only) = read.await.map_err(store("values were not read"))?;
+    let (digits, ledger, read_only) = found.map_err(store("values were not read"))?;
     let mut values = vec![None; ids.len()];
     for (index, digits) in indexes.into_iter().zip(digits) {
-        let value = digits.map(|digits| value(family, &ids[index], &digits));
+        let value = digits.map(|digits| value(family, ids[index], &digits));
         values[index] = value.transpose()?;
     }
-    let snapshot = Snapshot {
-        values,
-        ledger: marks,
-    };
-    Ok((snapshot, read_only))
+    Ok((Snapshot { values, ledger }, read_only))
 }
-
-/// The digits of the values, the marks, and the server's `read_only`.
-type Found = (Vec<Option<String>>, Vec<Mark>, String);
 
 /// Looks one id up, the most common read, without the cost of JSON.
 async fn one(
@@ -55,22 +49,17 @@ async fn one(
     key: &[Segment<'_>],
     ledger: Option<&(u32, Incarnation)>,
 ) -> Result<Found, sqlx::Error> {
-    let query = || {
-        let lookup = ledger.map_or(&target.values, |_| &target.snapshot);
-        let key = target::family_segment(family)
-            .into_iter()
-            .chain(key.iter().copied());
-        let query = key.fold(lookup.one.query(), |query, segment| segment.bind(query));
-        match ledger {
-            None => query,
-            Some((partition, incarnation)) => query
-                .bind(family.number)
-                .bind(partition)
-                .bind(incarnation.0),
-        }
-    };
-    let row = database.fetch_one(query).await?;
-    let mark = ledger.map(|_| ledger::mark(&row, 2)).transpose()?;
+    let lookup = ledger.map_or(&target.values, |_| &target.snapshot);
+    let key = key.iter().copied();
+    let key = target::family_segment(family).into_iter().chain(key);
+    let mut select = target::bind(lookup.one.clone(), key);
+    if let Some((partition, incarnation)) = ledger {
+        select = select.bind(family.number);
+        select = select.bind(partition).bind(incarnation.0);
+    }
+    let rows = database.fetch(select).await?;
+    let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+    let mark = ledger.map(|_| ledger::mark(row, 2)).transpose()?;
     let marks = mark.map(Option::unwrap_or_default).into_iter().collect();
     Ok((vec![row.try_get(0)?], marks, row.try_get(1)?))
 }
@@ -82,29 +71,18 @@ async fn many(
     keys: &[Vec<Segment<'_>>],
     ledger: &[(u32, Incarnation)],
 ) -> Result<Found, sqlx::Error> {
-    let (mut ids, mut rows) = (JsonRows::default(), JsonRows::default());
-    for key in keys {
-        let row = ids.row();
-        key.iter().for_each(|segment| segment.write(row));
-    }
-    for (partition, incarnation) in ledger {
-        rows.row().number(partition).number(incarnation.0);
-    }
-    let (ids, rows) = (ids.finish(), rows.finish());
-    let query = || {
-        let lookup = match ledger {
-            [] => &target.values,
-            _ => &target.snapshot,
-        };
-        let of_family = target::family_segment(family).into_iter();
-        let query = lookup.many.query().bind(&ids);
-        let query = of_family.fold(query, |query, segment| segment.bind(query));
-        match ledger {
-            [] => query,
-            _ => query.bind(&rows).bind(family.number),
-        }
+    let lookup = match ledger {
+        [] => &target.values,
+        _ => &target.snapshot,
     };
-    let rows = database.fetch(query).await?;
+    let select = lookup.many.clone().bind_rows(keys);
+    let mut select = target::bind(select, target::family_segment(family));
+    if !ledger.is_empty() {
+        let rows = ledger.iter();
+        let rows = rows.map(|(partition, incarnation)| (partition, incarnation.0));
+        select = select.bind_rows(rows).bind(family.number);
+    }
+    let rows = database.fetch(select).await?;
     // an incomplete reply must not pass for missing rows
     json::check_all(keys.len() + ledger.len() + 1, rows.len() as u64)?;
     let (mut digits, mut marks) = (vec![None; keys.len()], vec![Mark::default(); ledger.len()]);
@@ -133,9 +111,8 @@ pub fn value(family: &Registered, id: &str, digits: &str) -> Result<i64> {
 
 /// Refuses a server that accepts no writes, before a family of cached counters is opened.
 pub async fn refuse_replica(database: &Database, family: &Family) -> Result<()> {
-    let query = || sqlx::query("SELECT CAST(@@GLOBAL.read_only AS CHAR)");
-    let read_only = async { database.fetch_one(query).await?.try_get(0) };
-    let read_only: String = read_only.await.map_err(store("read_only was not read"))?;
+    let select = Statement::new("SELECT CAST(@@GLOBAL.read_only AS CHAR)");
+    let (read_only,): (String,) = database.read_one("read_only was not read", select).await?;
     check_writable(&read_only, family)
 }
 

@@ -18,28 +18,26 @@ mod source;
 pub(crate) mod statement;
 pub(crate) mod target;
 
-use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
 
 use async_trait::async_trait;
+use moka::future::Cache;
 use sqlx::MySqlPool;
 
-use self::fault::store;
 pub(crate) use self::list::IdPage;
 pub use self::overview::{Overview, RecountRun};
-pub(crate) use self::recount::{Begun, Cursor, Drifted};
+pub(crate) use self::recount::{Begun, Cursor, Drifted, RunState};
 pub use self::recount::{Drift, Run};
 pub use self::rejects::{Reject, Retried};
-use self::session::{Database, Meter, detached, in_place};
+use self::session::Database;
 use self::shape::Shape;
 pub use self::source::Source;
 use self::target::Target;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::family::table::Table;
-use crate::store::ledger::Unguarded;
 use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered, Snapshot, Store};
 
 /// A [`Store`] in MySQL (8.0.4 or later) or MariaDB (10.6 or later). Clones share one store.
@@ -64,17 +62,11 @@ pub struct MysqlStore {
     pub(crate) primary: Database,
     pub(crate) replica: Option<Database>,
     /// The targets by description; `None` is counterfoil's own table.
-    targets: Arc<RwLock<HashMap<Option<Table>, Arc<Target>>>>,
-    own: Arc<OwnTables>,
-}
-
-/// The state of counterfoil's own tables.
-#[derive(Default)]
-struct OwnTables {
-    /// `true` if the tables exist.
-    are_there: AtomicBool,
-    /// `true` if missing tables are created before the first query for families.
-    creates: bool,
+    targets: Cache<Option<Table>, Arc<Target>>,
+    /// `true` if missing tables of counterfoil's own are created before the first query for
+    /// families.
+    creates_tables: bool,
+    has_tables: Arc<AtomicBool>,
 }
 
 impl MysqlStore {
@@ -84,11 +76,12 @@ impl MysqlStore {
         MysqlStore {
             primary: Database {
                 pool,
-                meter: Meter::default(),
+                sent: Arc::default(),
             },
             replica: None,
-            targets: Arc::default(),
-            own: Arc::default(),
+            targets: Cache::builder().build(),
+            creates_tables: false,
+            has_tables: Arc::default(),
         }
     }
 
@@ -114,28 +107,20 @@ impl MysqlStore {
     /// lacks the privilege, naming the table. Tables that were created before it remain: the
     /// database commits each immediately.
     pub async fn create_tables(&self) -> Result<()> {
-        let database = self.primary.clone();
-        detached(async move { schema::create(&database).await }).await
+        schema::ensure(&self.primary, true).await
     }
 
     /// Creates missing tables before the first query for families.
     pub(crate) fn creating_tables(mut self) -> Self {
-        self.own = Arc::new(OwnTables {
-            creates: true,
-            ..OwnTables::default()
-        });
+        self.creates_tables = true;
         self
     }
 
     /// Creates or requires counterfoil's own tables, once.
     async fn ensure_tables(&self) -> Result<()> {
-        if !self.own.are_there.load(Ordering::Relaxed) {
-            if self.own.creates {
-                schema::create(&self.primary).await?;
-            } else {
-                schema::require(&self.primary).await?;
-            }
-            self.own.are_there.store(true, Ordering::Relaxed);
+        if !self.has_tables.load(Ordering::Relaxed) {
+            schema::ensure(&self.primary, self.creates_tables).await?;
+            self.has_tables.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -143,37 +128,30 @@ impl MysqlStore {
     /// Returns the number of statements that this store and its clones have sent, as the server
     /// counts them.
     pub fn statements(&self) -> u64 {
-        self.primary.meter.total()
+        self.primary.sent.load(Ordering::Relaxed)
     }
 
     /// Returns the server behind another pool, by default the primary.
     fn on(&self, pool: Option<&MySqlPool>) -> Database {
         Database {
             pool: pool.unwrap_or(&self.primary.pool).clone(),
-            meter: self.primary.meter.clone(),
+            sent: self.primary.sent.clone(),
         }
     }
 
     /// Returns the table of the family's values. Its definition is read once.
     pub(crate) async fn target(&self, family: &Family) -> Result<Arc<Target>> {
-        let known = self
-            .targets
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&family.table)
-            .cloned();
-        if let Some(target) = known {
-            return Ok(target);
-        }
-        let target = Arc::new(match &family.table {
-            Some(table) => {
-                Target::of_application(table, &Shape::learn(&self.primary, table).await?)
-            }
-            None => Target::own(),
-        });
-        let mut targets = self.targets.write().unwrap_or_else(PoisonError::into_inner);
-        targets.insert(family.table.clone(), Arc::clone(&target));
-        Ok(target)
+        let learn = async {
+            let target = match &family.table {
+                Some(table) => {
+                    Target::new(table, &Shape::learn(&self.primary, table).await?, false)
+                }
+                None => Target::own(),
+            };
+            Ok(Arc::new(target))
+        };
+        let target = self.targets.try_get_with_by_ref(&family.table, learn);
+        target.await.map_err(|error: Arc<Error>| (*error).clone())
     }
 }
 
@@ -188,49 +166,31 @@ impl fmt::Debug for MysqlStore {
 #[async_trait]
 impl Store for MysqlStore {
     async fn register(&self, family: &Family) -> Result<u64> {
-        let (mysql, family) = (self.clone(), family.clone());
-        detached(async move {
-            mysql.ensure_tables().await?;
-            mysql.target(&family).await?;
-            if family.is_cached() {
-                lookup::refuse_replica(&mysql.primary, &family).await?;
-            }
-            families::register(&mysql.primary, &family).await
-        })
-        .await
+        self.ensure_tables().await?;
+        self.target(family).await?;
+        if family.is_cached() {
+            lookup::refuse_replica(&self.primary, family).await?;
+        }
+        families::register(&self.primary, family).await
     }
 
     async fn families(&self) -> Result<Vec<Result<Registered>>> {
-        let mysql = self.clone();
-        detached(async move {
-            if mysql.own.creates {
-                mysql.ensure_tables().await?;
-            }
-            families::list(&mysql.primary).await
-        })
-        .await
+        if self.creates_tables {
+            self.ensure_tables().await?;
+        }
+        families::list(&self.primary).await
     }
 
     async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
-        let (mysql, before, after) = (self.clone(), before.clone(), after.clone());
-        detached(async move { families::reconfigure(&mysql.primary, &before, &after).await }).await
+        families::reconfigure(&self.primary, before, after).await
     }
 
     async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {
-        // read here, because the task may run on another thread
-        let unguarded = Unguarded::here();
-        let (mysql, batches) = (self.clone(), batches.to_vec());
-        detached(async move { apply::apply(&mysql, &batches, max_rows, unguarded).await }).await
+        apply::apply(self, batches, max_rows).await
     }
 
     async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
-        let (database, families) = (self.primary.clone(), families.to_vec());
-        detached(async move {
-            ledger::read(&database, &families)
-                .await
-                .map_err(store("the ledger was not read"))
-        })
-        .await
+        ledger::read(&self.primary, families).await
     }
 
     async fn read(
@@ -240,19 +200,14 @@ impl Store for MysqlStore {
         ledger: &[(u32, Incarnation)],
         from: ReadFrom,
     ) -> Result<Snapshot> {
-        let mysql = self.clone();
-        let (family, ledger) = (family.clone(), ledger.to_vec());
-        let ids: Vec<_> = ids.iter().map(|&id| id.to_owned()).collect();
-        in_place(async move {
-            let target = mysql.target(&family.family).await?;
-            let database = match from {
-                ReadFrom::Nearest => mysql.replica.as_ref().unwrap_or(&mysql.primary),
-                ReadFrom::Primary => &mysql.primary,
-            };
-            let (snapshot, _) = lookup::read(database, &target, &family, &ids, &ledger).await?;
-            Ok(snapshot)
-        })
-        .await
+        let replica = self.replica.as_ref();
+        let database = match from {
+            ReadFrom::Nearest => replica.unwrap_or(&self.primary),
+            ReadFrom::Primary => &self.primary,
+        };
+        let target = self.target(&family.family).await?;
+        let (snapshot, _) = lookup::read(database, &target, family, ids, ledger).await?;
+        Ok(snapshot)
     }
 
     async fn list(
@@ -262,34 +217,15 @@ impl Store for MysqlStore {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<(String, i64)>> {
-        let (mysql, family) = (self.clone(), family.clone());
-        let (prefix, after) = (prefix.to_owned(), after.map(str::to_owned));
-        detached(async move {
-            let target = mysql.target(&family.family).await?;
-            list::list(
-                &mysql.primary,
-                &target,
-                &family,
-                &prefix,
-                after.as_deref(),
-                limit,
-            )
-            .await
-        })
-        .await
+        let target = self.target(&family.family).await?;
+        list::list(&self.primary, &target, family, prefix, after, limit).await
     }
 
     async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        let (mysql, family) = (self.clone(), family.clone());
-        let ids: Vec<_> = ids.iter().map(|&id| id.to_owned()).collect();
-        in_place(async move {
-            let target = mysql.target(&family.family).await?;
-            let (snapshot, read_only) =
-                lookup::read(&mysql.primary, &target, &family, &ids, &[]).await?;
-            lookup::check_writable(&read_only, &family.family)?;
-            Ok(snapshot.values)
-        })
-        .await
+        let target = self.target(&family.family).await?;
+        let (snapshot, read_only) = lookup::read(&self.primary, &target, family, ids, &[]).await?;
+        lookup::check_writable(&read_only, &family.family)?;
+        Ok(snapshot.values)
     }
 
     fn as_mysql(&self) -> Option<&MysqlStore> {

@@ -3,13 +3,8 @@
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use sqlx::Row;
-use sqlx::mysql::MySqlRow;
-
 use super::MysqlStore;
-use super::fault::store;
-use super::rejects::{text, time};
-use super::session::detached;
+use super::statement::{Statement, text, time, unix_ms};
 use crate::error::Result;
 
 /// The state of a family in the database. Times are by the database's clock.
@@ -46,8 +41,6 @@ pub struct RecountRun {
     pub finished: Option<SystemTime>,
 }
 
-const UNREAD: &str = "the overview was not read";
-
 impl MysqlStore {
     /// Returns the state of every registered family, in the order of registration, by four
     /// statements for any number of families. They do not read one snapshot.
@@ -58,65 +51,51 @@ impl MysqlStore {
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     pub async fn overview(&self) -> Result<Vec<Overview>> {
-        let mysql = self.clone();
-        detached(async move { mysql.look_over().await.map_err(store(UNREAD)) }).await
-    }
-
-    async fn look_over(&self) -> Result<Vec<Overview>, sqlx::Error> {
-        const FAMILIES: &str =
-            "SELECT number, namespace, name FROM counterfoil_families ORDER BY number";
+        const UNREAD: &str = "the overview was not read";
+        let families = "SELECT number, namespace, name FROM counterfoil_families ORDER BY number";
         // converts each row before taking the latest, so that the session's time zone has no effect
-        const SAVED: &str = "SELECT family, CAST(MAX(UNIX_TIMESTAMP(applied_at)) * 1000 AS UNSIGNED) \
+        let saved = "SELECT family, CAST(MAX(UNIX_TIMESTAMP(applied_at)) * 1000 AS UNSIGNED) \
              FROM counterfoil_ledger GROUP BY family";
-        const REJECTS: &str = "SELECT family, CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects \
+        let rejects = "SELECT family, CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects \
              WHERE applied_at IS NULL GROUP BY family";
-        const RECOUNTS: &str = "SELECT r.family, r.run, r.checked, r.drifted, \
-             CAST(UNIX_TIMESTAMP(r.started_at) * 1000 AS UNSIGNED), \
-             CAST(UNIX_TIMESTAMP(r.touched_at) * 1000 AS UNSIGNED), \
-             CAST(UNIX_TIMESTAMP(r.finished_at) * 1000 AS UNSIGNED) \
+        let recounts = format!(
+            "SELECT r.family, r.run, r.checked, r.drifted, {}, {}, {} \
              FROM (SELECT family, MAX(run) AS run FROM counterfoil_recounts GROUP BY family) AS latest \
-             STRAIGHT_JOIN counterfoil_recounts AS r ON r.family = latest.family AND r.run = latest.run";
-        let families = self.primary.fetch(|| sqlx::query(FAMILIES)).await?;
-        let mut saved = self
-            .by_family(SAVED, |row| row.try_get(1).map(time))
-            .await?;
-        let mut rejects = self
-            .by_family(REJECTS, |row| row.try_get::<u64, _>(1))
-            .await?;
-        let mut recounts = self.by_family(RECOUNTS, recount).await?;
-        let overview = |row: &MySqlRow| {
-            let number: u64 = row.try_get(0)?;
-            Ok(Overview {
-                namespace: text(row, 1)?,
-                family: text(row, 2)?,
-                last_saved: saved.remove(&number),
-                rejects: rejects.remove(&number).unwrap_or(0),
-                recount: recounts.remove(&number),
-            })
+             STRAIGHT_JOIN counterfoil_recounts AS r ON r.family = latest.family AND r.run = latest.run",
+            unix_ms("r.started_at"),
+            unix_ms("r.touched_at"),
+            unix_ms("r.finished_at")
+        );
+        let families = self.primary.read(UNREAD, Statement::new(families)).await?;
+        let saved = self.primary.read(UNREAD, Statement::new(saved)).await?;
+        let rejects = self.primary.read(UNREAD, Statement::new(rejects)).await?;
+        let recounts = self.primary.read(UNREAD, Statement::new(recounts)).await?;
+        let mut saved: HashMap<u64, u64> = saved.into_iter().collect();
+        let mut rejects: HashMap<u64, u64> = rejects.into_iter().collect();
+        let mut recounts: HashMap<u64, RecountRun> = recounts
+            .into_iter()
+            .map(
+                |(family, run, checked, drifted, started, touched, finished)| {
+                    let finished: Option<u64> = finished;
+                    let run = RecountRun {
+                        run,
+                        checked,
+                        drifted,
+                        started: time(started),
+                        touched: time(touched),
+                        finished: finished.map(time),
+                    };
+                    (family, run)
+                },
+            )
+            .collect();
+        let overview = |(number, namespace, family)| Overview {
+            namespace: text(namespace),
+            family: text(family),
+            last_saved: saved.remove(&number).map(time),
+            rejects: rejects.remove(&number).unwrap_or(0),
+            recount: recounts.remove(&number),
         };
-        families.iter().map(overview).collect()
+        Ok(families.into_iter().map(overview).collect())
     }
-
-    /// Returns the statement's row of each family, whose number is the first column.
-    async fn by_family<T>(
-        &self,
-        statement: &'static str,
-        read: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
-    ) -> Result<HashMap<u64, T>, sqlx::Error> {
-        let rows = self.primary.fetch(|| sqlx::query(statement)).await?;
-        rows.iter()
-            .map(|row| Ok((row.try_get(0)?, read(row)?)))
-            .collect()
-    }
-}
-
-fn recount(row: &MySqlRow) -> Result<RecountRun, sqlx::Error> {
-    Ok(RecountRun {
-        run: row.try_get(1)?,
-        checked: row.try_get(2)?,
-        drifted: row.try_get(3)?,
-        started: time(row.try_get(4)?),
-        touched: time(row.try_get(5)?),
-        finished: row.try_get::<Option<u64>, _>(6)?.map(time),
-    })
 }

@@ -2,19 +2,16 @@
 //! and its run's row (docs/protocol.md, section 9).
 
 use std::collections::HashSet;
-use std::sync::LazyLock;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-
-use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, Row};
 
 use super::MysqlStore;
 use super::add::{self, Refused};
 use super::fault::store;
-use super::json::{self, INPUT, JsonRows};
-use super::rejects::{self, text, time};
-use super::session::{Transaction, UnitOfWork, detached};
-use super::statement::{Statement, Text, schema_and_name};
+use super::json::{self, INPUT, hex};
+use super::rejects;
+use super::session::{Transaction, UnitOfWork};
+use super::statement::{Statement, schema_and_name, text, time, unix_ms};
 use super::target::Target;
 use crate::error::Result;
 use crate::family::Family;
@@ -23,12 +20,24 @@ use crate::store::{Registered, Store};
 /// A run of a recount that this process works on.
 #[derive(Clone, Debug)]
 pub struct Run {
+    family: u64,
     pub(crate) number: u64,
     /// A random number of the process that works on the run.
-    pub(crate) holder: u64,
+    holder: u64,
     pub(crate) at: Cursor,
     pub(crate) checked: u64,
     pub(crate) drifted: u64,
+}
+
+/// The state of a run after its holder's last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RunState {
+    /// The holder continues.
+    Held,
+    /// Another process may continue it at once.
+    Left,
+    /// The next run may begin.
+    Finished,
 }
 
 /// The progress of a run.
@@ -97,24 +106,25 @@ impl MysqlStore {
         after: Option<&str>,
         limit: u64,
     ) -> Result<Vec<Drift>> {
-        const READ: &str = "SELECT id, value_before, row_count, value_after, delta, note, \
-             CAST(UNIX_TIMESTAMP(found_at) * 1000 AS UNSIGNED) FROM counterfoil_drift \
-             WHERE family = ? AND run = ? AND id > ? ORDER BY id LIMIT ?";
-        let (mysql, family, after) = (
-            self.clone(),
-            family.clone(),
-            after.unwrap_or_default().to_owned(),
-        );
-        detached(async move {
-            let number = mysql.register(&family).await?;
-            let query = || {
-                let query = sqlx::query(READ).bind(number).bind(run);
-                query.bind(after.as_bytes()).bind(limit)
-            };
-            let drift = mysql.primary.fetch_each(query, drift);
-            drift.await.map_err(store("drift was not read"))
-        })
-        .await
+        let family = self.register(family).await?;
+        let select = Statement::new(format!(
+            "SELECT id, value_before, row_count, value_after, delta, note, {} FROM counterfoil_drift \
+             WHERE family = ? AND run = ? AND id > ? ORDER BY id LIMIT ?",
+            unix_ms("found_at")
+        ));
+        let after = after.unwrap_or_default().as_bytes();
+        let select = select.bind(family).bind(run).bind(after).bind(limit);
+        let rows = self.primary.read("drift was not read", select).await?;
+        let drift = |(id, before, rows, after, delta, note, at)| Drift {
+            id: text(id),
+            before,
+            rows,
+            after,
+            delta,
+            note,
+            at: time(at),
+        };
+        Ok(rows.into_iter().map(drift).collect())
     }
 
     /// Begins a run, or takes over one that no process has touched for `lease`. With `every`,
@@ -126,80 +136,35 @@ impl MysqlStore {
         lease: Duration,
         every: Option<Duration>,
     ) -> Result<Begun> {
-        let (mysql, family) = (self.clone(), family.number);
         let begin = Begin {
-            family,
+            family: family.number,
             holder,
             lease,
             every,
         };
-        detached(async move {
-            mysql
-                .primary
-                .transact("a recount was not begun", &begin)
-                .await
-        })
-        .await
+        self.primary
+            .transact("a recount was not begun", begin)
+            .await
     }
 
-    /// Records the run's progress. Returns `false` if the run is over for this holder.
-    pub(crate) async fn note_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
-        self.touch(family, run, run.holder, "NULL").await
-    }
-
-    /// Finishes the run, so that the next one may begin.
-    pub(crate) async fn finish_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
-        self.touch(family, run, 0, "CURRENT_TIMESTAMP(3)").await
-    }
-
-    async fn touch(
-        &self,
-        family: &Registered,
-        run: &Run,
-        holder: u64,
-        finished_at: &'static str,
-    ) -> Result<bool> {
-        let set = format!(
-            "from_source = ?, last_id = ?, checked = ?, drifted = ?, holder = ?, \
-             touched_at = CURRENT_TIMESTAMP(3), finished_at = {finished_at}"
-        );
-        let bind = |query: Statement| {
-            query
-                .bind(run.at.from_source)
-                .bind(run.at.after.as_ref().map(|id| id.as_bytes().to_vec()))
-                .bind(run.checked)
-                .bind(run.drifted)
-                .bind(holder)
-        };
-        self.set(family, run, &set, bind).await
-    }
-
-    /// Leaves the run, so that another process may continue it at once.
-    pub(crate) async fn leave_recount(&self, family: &Registered, run: &Run) -> Result<bool> {
-        self.set(family, run, "holder = 0", |query| query).await
-    }
-
-    /// Updates the run's row unless the run is over for this holder. Returns `false` then.
-    async fn set(
-        &self,
-        family: &Registered,
-        run: &Run,
-        set: &str,
-        bind: impl Fn(Statement) -> Statement,
-    ) -> Result<bool> {
-        let text = format!(
-            "UPDATE counterfoil_recounts SET {set} \
-             WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL"
-        );
-        let query = bind(sqlx::query(AssertSqlSafe(text)));
-        let query = query.bind(family.number).bind(run.number).bind(run.holder);
-        let database = self.primary.clone();
-        detached(async move {
-            let updated = database.execute(query).await;
-            // sqlx asks the server for rows found
-            Ok(updated.map_err(store("a recount's run was not written"))? == 1)
-        })
-        .await
+    /// Records the progress of the run and its state. Returns `false` if the run is over for this
+    /// holder.
+    pub(crate) async fn save_recount(&self, run: &Run, state: RunState) -> Result<bool> {
+        const UPDATE: &str = "UPDATE counterfoil_recounts \
+             SET from_source = ?, last_id = ?, checked = ?, drifted = ?, touched_at = CURRENT_TIMESTAMP(3), \
+             holder = IF(?, holder, 0), finished_at = IF(?, CURRENT_TIMESTAMP(3), NULL) \
+             WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL";
+        let update = Statement::new(UPDATE)
+            .bind(run.at.from_source)
+            .bind(run.at.after.as_ref().map(|id| id.as_bytes()))
+            .bind(run.checked)
+            .bind(run.drifted)
+            .bind(state == RunState::Held)
+            .bind(state == RunState::Finished);
+        let update = update.bind(run.family).bind(run.number).bind(run.holder);
+        let updated = self.primary.execute(update).await;
+        // sqlx asks the server for rows found
+        Ok(updated.map_err(store("a recount's run was not written"))? == 1)
     }
 
     /// Corrects one counter in a run of its own, and finishes the run.
@@ -217,8 +182,8 @@ impl MysqlStore {
             };
             self.correct(family, &run, vec![drifted], false).await?;
             run.checked += 1;
-            self.note_recount(family, &run).await?;
-            self.finish_recount(family, &run).await?;
+            self.save_recount(&run, RunState::Held).await?;
+            self.save_recount(&run, RunState::Finished).await?;
             self.drift(&family.family, run.number, None, 10).await?;
         }
         Ok(())
@@ -228,8 +193,9 @@ impl MysqlStore {
     pub(crate) async fn recounted_ago(&self, family: &Registered) -> Result<Option<Duration>> {
         const AGE: &str = "SELECT CAST(GREATEST(TIMESTAMPDIFF(MICROSECOND, MAX(finished_at), CURRENT_TIMESTAMP(3)), 0) \
              AS UNSIGNED) FROM counterfoil_recounts WHERE family = ?";
-        let query = || sqlx::query(AGE).bind(family.number);
-        let age: Option<u64> = self.number(query, "recounts were not read").await?;
+        let select = Statement::new(AGE).bind(family.number);
+        let age = self.primary.read_one("recounts were not read", select);
+        let (age,): (Option<u64>,) = age.await?;
         Ok(age.map(Duration::from_micros))
     }
 
@@ -239,25 +205,16 @@ impl MysqlStore {
             "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_values WHERE family = ?";
         const TABLE: &str = "SELECT CAST(COALESCE(MAX(TABLE_ROWS), 0) AS UNSIGNED) FROM information_schema.TABLES \
              WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
-        let query = || match &family.family.table {
-            None => sqlx::query(OWN).bind(family.number),
+        let select = match &family.family.table {
+            None => Statement::new(OWN).bind(family.number),
             Some(table) => {
                 let (schema, name) = schema_and_name(&table.name);
-                sqlx::query(TABLE).bind(schema).bind(name)
+                Statement::new(TABLE).bind(schema).bind(name)
             }
         };
-        let number = self.number(query, "counters were not counted").await?;
-        Ok(number.unwrap_or(0))
-    }
-
-    /// Returns the one number that a query finds.
-    async fn number(
-        &self,
-        query: impl Fn() -> Statement,
-        failed: &'static str,
-    ) -> Result<Option<u64>> {
-        let number = async { self.primary.fetch_one(query).await?.try_get(0) };
-        number.await.map_err(store(failed))
+        let number = self.primary.read_one("counters were not counted", select);
+        let (number,) = number.await?;
+        Ok(number)
     }
 
     /// Corrects the drifted counters and records them, each id once per run. Does nothing and
@@ -270,35 +227,16 @@ impl MysqlStore {
         drifted: Vec<Drifted>,
         trusting: bool,
     ) -> Result<Option<Vec<Drifted>>> {
-        let (mysql, family, run) = (self.clone(), family.clone(), (run.number, run.holder));
-        detached(async move {
-            let target = mysql.target(&family.family).await?;
-            let correct = Correct {
-                target: &target,
-                family: &family,
-                run,
-                drifted: &drifted,
-                trusting,
-            };
-            mysql
-                .primary
-                .transact("counters were not corrected", &correct)
-                .await
-        })
-        .await
+        let correct = Correct {
+            target: self.target(&family.family).await?,
+            family: family.clone(),
+            run: run.clone(),
+            drifted,
+            trusting,
+        };
+        let failed = "counters were not corrected";
+        self.primary.transact(failed, correct).await
     }
-}
-
-fn drift(row: &MySqlRow) -> Result<Drift, sqlx::Error> {
-    Ok(Drift {
-        id: text(row, 0)?,
-        before: row.try_get(1)?,
-        rows: row.try_get(2)?,
-        after: row.try_get(3)?,
-        delta: row.try_get(4)?,
-        note: row.try_get(5)?,
-        at: time(row.try_get(6)?),
-    })
 }
 
 struct Begin {
@@ -314,82 +252,73 @@ impl UnitOfWork for Begin {
     async fn run(&self, transaction: &mut Transaction) -> Result<Begun, sqlx::Error> {
         // if two processes begin a run, the second waits here and finds the first one's run
         const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
-        const LAST: &str = "SELECT run, holder, CAST(finished_at IS NOT NULL AS SIGNED), \
+        const LAST: &str = "SELECT run, holder, finished_at IS NOT NULL, \
              TIMESTAMPDIFF(MICROSECOND, started_at, CURRENT_TIMESTAMP(3)), \
-             ABS(TIMESTAMPDIFF(MICROSECOND, touched_at, CURRENT_TIMESTAMP(3))), CAST(from_source AS SIGNED), last_id, \
+             ABS(TIMESTAMPDIFF(MICROSECOND, touched_at, CURRENT_TIMESTAMP(3))), from_source, last_id, \
              checked, drifted FROM counterfoil_recounts WHERE family = ? ORDER BY run DESC LIMIT 1 FOR UPDATE";
-        const INSERT: &str =
-            "INSERT INTO counterfoil_recounts (family, run, holder) VALUES (?, ?, ?)";
         const TAKE: &str = "UPDATE counterfoil_recounts SET holder = ?, touched_at = CURRENT_TIMESTAMP(3) \
              WHERE family = ? AND run = ?";
-        let &Begin {
-            family,
-            holder,
-            lease,
-            every,
-        } = self;
-        transaction.fetch(sqlx::query(LOCK).bind(family)).await?;
-        let rows = transaction.fetch(sqlx::query(LAST).bind(family)).await?;
-        let mut number = 1;
-        if let Some(row) = rows.first() {
-            let (last, held): (u64, u64) = (row.try_get(0)?, row.try_get(1)?);
-            let is_finished = row.try_get::<i64, _>(2)? == 1;
-            let age = |index| {
-                row.try_get::<i64, _>(index)
-                    .map(|us| Duration::from_micros(us.max(0).unsigned_abs()))
-            };
-            if !is_finished {
-                // a clock that stepped makes a run look old: an early takeover costs only work
-                if held != 0 && age(4)? < lease {
-                    return Ok(Begun::Held);
-                }
-                transaction
-                    .execute(sqlx::query(TAKE).bind(holder).bind(family).bind(last))
-                    .await?;
-                let after = row.try_get::<Option<Vec<u8>>, _>(6)?;
-                let at = Cursor {
-                    from_source: row.try_get::<i64, _>(5)? == 1,
-                    after: after.and_then(|id| String::from_utf8(id).ok()),
-                };
-                return Ok(Begun::Run(Run {
-                    number: last,
-                    holder,
-                    at,
-                    checked: row.try_get(7)?,
-                    drifted: row.try_get(8)?,
-                }));
-            }
-            if let Some(left) = every
-                .and_then(|every| every.checked_sub(age(3).ok()?))
-                .filter(|left| !left.is_zero())
-            {
-                return Ok(Begun::Early(left));
-            }
-            number = last + 1;
-        }
-        transaction
-            .execute(sqlx::query(INSERT).bind(family).bind(number).bind(holder))
-            .await?;
-        Ok(Begun::Run(Run {
-            number,
-            holder,
+        const INSERT: &str =
+            "INSERT INTO counterfoil_recounts (holder, family, run) VALUES (?, ?, ?)";
+        let mut run = Run {
+            family: self.family,
+            number: 1,
+            holder: self.holder,
             at: Cursor::default(),
             checked: 0,
             drifted: 0,
-        }))
+        };
+        let age = |us: i64| Duration::from_micros(us.max(0).unsigned_abs());
+        let mut write = INSERT;
+        let by_family = |text| Statement::new(text).bind(self.family);
+        transaction.fetch(by_family(LOCK)).await?;
+        let last = transaction.read(by_family(LAST)).await?.pop();
+        if let Some((
+            last,
+            holder,
+            is_finished,
+            started,
+            touched,
+            from_source,
+            after,
+            checked,
+            drifted,
+        )) = last
+        {
+            let (last, holder, after): (u64, u64, Option<Vec<u8>>) = (last, holder, after);
+            if is_finished {
+                let left = |every: Duration| every.checked_sub(age(started));
+                if let Some(left) = self.every.and_then(left).filter(|left| !left.is_zero()) {
+                    return Ok(Begun::Early(left));
+                }
+                run.number = last + 1;
+            } else {
+                // a clock that stepped makes a run look old: an early takeover costs only work
+                if holder != 0 && age(touched) < self.lease {
+                    return Ok(Begun::Held);
+                }
+                (run.number, run.checked, run.drifted) = (last, checked, drifted);
+                let after = after.and_then(|id| String::from_utf8(id).ok());
+                run.at = Cursor { from_source, after };
+                write = TAKE;
+            }
+        }
+        let write = Statement::new(write).bind(run.holder);
+        let write = write.bind(run.family).bind(run.number);
+        transaction.execute(write).await?;
+        Ok(Begun::Run(run))
     }
 }
 
-struct Correct<'c> {
-    target: &'c Target,
-    family: &'c Registered,
-    /// The run's number and holder.
-    run: (u64, u64),
-    drifted: &'c [Drifted],
+struct Correct {
+    target: Arc<Target>,
+    family: Registered,
+    run: Run,
+    drifted: Vec<Drifted>,
     trusting: bool,
 }
 
-impl UnitOfWork for Correct<'_> {
+impl UnitOfWork for Correct {
     type Output = Option<Vec<Drifted>>;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
@@ -400,94 +329,81 @@ impl UnitOfWork for Correct<'_> {
             }
             done = self.done(transaction).await?;
         }
-        let open: Vec<_> = self
-            .drifted
-            .iter()
-            .filter(|one| !done.contains(one.id.as_bytes()))
-            .collect();
+        let mut open = self.drifted.clone();
+        open.retain(|one| !done.contains(&(one.id.as_bytes().to_vec(),)));
         let to_add = open.iter().enumerate();
         let to_add = to_add.filter(|(_, one)| one.only_noted.is_none() && one.delta != 0);
         let ids = to_add.map(|(index, one)| (index, one.id.as_bytes(), one.delta));
         let mut refused = Refused::new();
-        let deltas = add::deltas(self.family, ids, &mut refused);
-        add::add(transaction, self.target, deltas, &mut refused).await?;
-        let mut noted = Vec::with_capacity(open.len());
-        let mut json = JsonRows::default();
-        for (index, one) in open.into_iter().enumerate() {
+        let deltas = add::deltas(&self.family, ids, &mut refused);
+        add::add(transaction, &self.target, deltas, &mut refused).await?;
+        let mut notes = Vec::with_capacity(open.len());
+        for (index, one) in open.iter_mut().enumerate() {
             let reason = refused.get(&index).map(String::as_str);
             let note = one.only_noted.or(reason);
-            let delta = if note.is_some() { 0 } else { one.delta };
-            json.row()
-                .number(one.before)
-                .number(one.rows)
-                .number(one.after)
-                .number(delta)
-                .bytes(one.id.as_bytes())
-                .bytes(rejects::short(note.unwrap_or_default()).as_bytes());
-            noted.push(Drifted {
-                delta,
-                ..one.clone()
-            });
+            if note.is_some() {
+                one.delta = 0;
+            }
+            let note = rejects::short(note.unwrap_or_default());
+            notes.push((
+                one.before,
+                one.rows,
+                one.after,
+                one.delta,
+                hex(&one.id),
+                hex(note),
+            ));
         }
-        self.note(transaction, json).await?;
-        Ok(Some(noted))
+        let columns = [
+            ("value_before", "BIGINT"),
+            ("row_count", "BIGINT"),
+            ("value_after", "BIGINT"),
+            ("delta", "BIGINT"),
+            ("id", "VARCHAR(510)"),
+            rejects::GIVEN_REASON,
+        ];
+        let insert = Statement::new(format!(
+            "INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) \
+             SELECT ?, ?, UNHEX(id), value_before, row_count, value_after, delta, {} FROM {} \
+             ON DUPLICATE KEY UPDATE counterfoil_drift.delta = counterfoil_drift.delta + {INPUT}.delta",
+            rejects::REASON,
+            json::table(columns)
+        ));
+        let insert = insert.bind(self.family.number).bind(self.run.number);
+        transaction.execute(insert.bind_rows(notes)).await?;
+        Ok(Some(open))
     }
 }
 
-impl Correct<'_> {
+impl Correct {
     /// Returns `true` if the run is still this holder's. It then stays so until the transaction
     /// ends.
     async fn is_held(&self, transaction: &mut Transaction) -> Result<bool, sqlx::Error> {
         const HELD: &str = "SELECT run FROM counterfoil_recounts \
              WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL FOR UPDATE";
-        let query = sqlx::query(HELD)
-            .bind(self.family.number)
-            .bind(self.run.0)
-            .bind(self.run.1);
-        Ok(!transaction.fetch(query).await?.is_empty())
+        let Run {
+            family,
+            number,
+            holder,
+            ..
+        } = self.run;
+        let select = Statement::new(HELD).bind(family).bind(number).bind(holder);
+        Ok(!transaction.fetch(select).await?.is_empty())
     }
 
     /// Returns the ids that the run has already recorded.
-    async fn done(&self, transaction: &mut Transaction) -> Result<HashSet<Vec<u8>>, sqlx::Error> {
-        static DONE: LazyLock<Text> = LazyLock::new(|| {
-            Text::new(format!(
-                "SELECT d.id FROM {} STRAIGHT_JOIN counterfoil_drift AS d \
-                 ON d.family = ? AND d.run = ? AND d.id = UNHEX({INPUT}.id)",
-                json::table([("id", "VARCHAR(510)")])
-            ))
-        });
-        let mut json = JsonRows::default();
-        for one in self.drifted {
-            json.row().bytes(one.id.as_bytes());
-        }
-        let query = DONE.query().bind(json.finish());
-        let query = query.bind(self.family.number).bind(self.run.0);
-        let rows = transaction.fetch(query).await?;
-        rows.iter().map(|row| row.try_get(0)).collect()
-    }
-
-    async fn note(&self, transaction: &mut Transaction, json: JsonRows) -> Result<(), sqlx::Error> {
-        static NOTE: LazyLock<Text> = LazyLock::new(|| {
-            let columns = [
-                ("value_before", "BIGINT"),
-                ("row_count", "BIGINT"),
-                ("value_after", "BIGINT"),
-                ("delta", "BIGINT"),
-                ("id", "VARCHAR(510)"),
-                rejects::GIVEN_REASON,
-            ];
-            Text::new(format!(
-                "INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) \
-                 SELECT ?, ?, UNHEX(id), value_before, row_count, value_after, delta, {} FROM {} \
-                 ON DUPLICATE KEY UPDATE counterfoil_drift.delta = counterfoil_drift.delta + {INPUT}.delta",
-                rejects::REASON,
-                json::table(columns)
-            ))
-        });
-        let query = NOTE.query().bind(self.family.number).bind(self.run.0);
-        transaction
-            .execute(query.bind(json.finish()))
-            .await
-            .map(drop)
+    async fn done(
+        &self,
+        transaction: &mut Transaction,
+    ) -> Result<HashSet<(Vec<u8>,)>, sqlx::Error> {
+        let select = Statement::new(format!(
+            "SELECT d.id FROM {} STRAIGHT_JOIN counterfoil_drift AS d \
+             ON d.family = ? AND d.run = ? AND d.id = UNHEX({INPUT}.id)",
+            json::table([("id", "VARCHAR(510)")])
+        ));
+        let ids = self.drifted.iter().map(|one| (hex(&one.id),));
+        let select = select.bind_rows(ids);
+        let select = select.bind(self.run.family).bind(self.run.number);
+        Ok(transaction.read(select).await?.into_iter().collect())
     }
 }

@@ -2,18 +2,14 @@
 //! the others (docs/protocol.md, section 1, promise 5), until they are retried or discarded.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, LazyLock};
-use std::time::{Duration, SystemTime};
-
-use sqlx::mysql::MySqlRow;
-use sqlx::{AssertSqlSafe, Row};
+use std::sync::Arc;
+use std::time::SystemTime;
 
 use super::MysqlStore;
 use super::add::{self, NOT_UTF8, Refused};
-use super::fault::store;
-use super::json::{self, INPUT, JsonRows};
-use super::session::{Transaction, UnitOfWork, detached};
-use super::statement::Text;
+use super::json::{self, INPUT, hex};
+use super::session::{Transaction, UnitOfWork};
+use super::statement::{Statement, text, time, unix_ms};
 use super::target::Target;
 use crate::error::Result;
 use crate::family::Family;
@@ -90,38 +86,30 @@ pub async fn write(
     transaction: &mut Transaction,
     rejected: &[Rejected<'_>],
 ) -> Result<(), sqlx::Error> {
-    static WRITE: LazyLock<Text> = LazyLock::new(|| {
-        let columns = [
-            ("family", "INT UNSIGNED"),
-            ("partition_no", "INT UNSIGNED"),
-            ("incarnation", "BIGINT UNSIGNED"),
-            ("seq", "BIGINT UNSIGNED"),
-            ("delta", "BIGINT"),
-            ("id", "VARCHAR(510)"),
-            GIVEN_REASON,
-        ];
-        Text::new(format!(
-            "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
-             SELECT family, partition_no, incarnation, seq, UNHEX(id), delta, {REASON} FROM {} \
-             ON DUPLICATE KEY UPDATE number = number",
-            json::table(columns)
-        ))
-    });
+    let columns = [
+        ("family", "INT UNSIGNED"),
+        ("partition_no", "INT UNSIGNED"),
+        ("incarnation", "BIGINT UNSIGNED"),
+        ("seq", "BIGINT UNSIGNED"),
+        ("delta", "BIGINT"),
+        ("id", "VARCHAR(510)"),
+        GIVEN_REASON,
+    ];
+    let insert = Statement::new(format!(
+        "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
+         SELECT family, partition_no, incarnation, seq, UNHEX(id), delta, {REASON} FROM {} \
+         ON DUPLICATE KEY UPDATE number = number",
+        json::table(columns)
+    ));
+    let row = |one: &Rejected<'_>| {
+        let (family, partition) = (one.batch.family.number, one.batch.partition);
+        let (incarnation, seq) = (one.batch.id.incarnation.0, one.batch.id.seq);
+        let (id, reason) = (hex(fitting(one.id)), hex(short(one.reason)));
+        (family, partition, incarnation, seq, one.delta, id, reason)
+    };
     for chunk in rejected.chunks(CHUNK) {
-        let mut rows = JsonRows::default();
-        for one in chunk {
-            rows.row()
-                .number(one.batch.family.number)
-                .number(one.batch.partition)
-                .number(one.batch.id.incarnation.0)
-                .number(one.batch.id.seq)
-                .number(one.delta)
-                .bytes(fitting(one.id))
-                .bytes(short(one.reason).as_bytes());
-        }
-        transaction
-            .execute(WRITE.query().bind(rows.finish()))
-            .await?;
+        let insert = insert.clone().bind_rows(chunk.iter().map(row));
+        transaction.execute(insert).await?;
     }
     Ok(())
 }
@@ -140,31 +128,43 @@ fn fitting(id: &[u8]) -> &[u8] {
 }
 
 /// The resolution of rejects: of any family they are discarded, of one family they are retried.
-struct Resolve<'r> {
-    retry: Option<(&'r Registered, Arc<Target>)>,
-    numbers: &'r [u64],
+struct Resolve {
+    retry: Option<(Registered, Arc<Target>)>,
+    numbers: Vec<u64>,
 }
 
 /// A reject as it is kept.
-struct KeptReject {
+struct Kept {
     number: u64,
-    family: u64,
     id: Vec<u8>,
     delta: i64,
     reason: String,
     is_done: bool,
 }
 
-impl UnitOfWork for Resolve<'_> {
-    type Output = Vec<(u64, (bool, Retried))>;
+/// The outcome of a reject.
+struct Resolved {
+    was_open: bool,
+    outcome: Retried,
+}
+
+impl UnitOfWork for Resolve {
+    type Output = Vec<(u64, Resolved)>;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
+        let columns = [("number", "BIGINT UNSIGNED"), ("done", "INT"), GIVEN_REASON];
+        let update = Statement::new(format!(
+            "UPDATE {} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number \
+             SET r.applied_at = IF({INPUT}.done = 1, CURRENT_TIMESTAMP(3), NULL), \
+             r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
+            json::table(columns)
+        ));
         let kept = self.lock(transaction).await?;
         let refused = match &self.retry {
             Some((family, target)) => retry(transaction, family, target, &kept).await?,
             None => Refused::new(),
         };
-        let (mut resolved, mut rows) = (Vec::with_capacity(kept.len()), JsonRows::default());
+        let (mut resolved, mut rows) = (Vec::with_capacity(kept.len()), Vec::new());
         for (index, reject) in kept.iter().enumerate() {
             let again = refused.get(&index);
             let is_discarded = if reject.is_done {
@@ -178,56 +178,43 @@ impl UnitOfWork for Resolve<'_> {
                 None if reject.is_done => Retried::AppliedBefore,
                 None => Retried::Applied,
             };
-            if !reject.is_done {
+            let was_open = !reject.is_done;
+            if was_open {
                 let prefix = if is_discarded { DISCARDED } else { "" };
                 let reason = format!("{prefix}{}", again.unwrap_or(&reject.reason));
-                rows.row()
-                    .number(reject.number)
-                    .number(u8::from(again.is_none()))
-                    .bytes(short(&reason).as_bytes());
+                let is_done = u8::from(again.is_none());
+                rows.push((reject.number, is_done, hex(short(&reason))));
             }
-            resolved.push((reject.number, (!reject.is_done, outcome)));
+            resolved.push((reject.number, Resolved { was_open, outcome }));
         }
-        transaction
-            .execute(RESOLVE.query().bind(rows.finish()))
-            .await?;
+        transaction.execute(update.bind_rows(rows)).await?;
         Ok(resolved)
     }
 }
 
-static RESOLVE: LazyLock<Text> = LazyLock::new(|| {
-    let columns = [("number", "BIGINT UNSIGNED"), ("done", "INT"), GIVEN_REASON];
-    Text::new(format!(
-        "UPDATE {} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number \
-         SET r.applied_at = IF({INPUT}.done = 1, CURRENT_TIMESTAMP(3), NULL), \
-         r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
-        json::table(columns)
-    ))
-});
-
-impl Resolve<'_> {
+impl Resolve {
     /// Locks the rejects and returns their content. If two calls resolve the same reject, the second
     /// one waits and finds it marked.
-    async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<KeptReject>, sqlx::Error> {
-        static LOCK: LazyLock<Text> = LazyLock::new(|| {
-            Text::new(format!(
-                "SELECT r.number, r.family, r.id, r.delta, r.reason, \
-                 CAST(r.applied_at IS NOT NULL AS SIGNED) FROM {} \
-                 STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number FOR UPDATE",
-                json::derived_table([("number", "BIGINT UNSIGNED")])
-            ))
-        });
-        let mut numbers = JsonRows::default();
-        for number in self.numbers {
-            numbers.row().number(number);
-        }
-        let rows = transaction
-            .fetch(LOCK.query().bind(numbers.finish()))
-            .await?;
-        let kept: Vec<_> = rows.iter().map(kept).collect::<Result<_, _>>()?;
-        let family = self.retry.as_ref().map(|(family, _)| family.number);
-        let is_ours = |kept: &KeptReject| family.is_none_or(|family| kept.family == family);
-        Ok(kept.into_iter().filter(is_ours).collect())
+    async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<Kept>, sqlx::Error> {
+        let lock = Statement::new(format!(
+            "SELECT r.family, r.number, r.id, r.delta, r.reason, r.applied_at IS NOT NULL FROM {} \
+             STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number FOR UPDATE",
+            json::derived_table([("number", "BIGINT UNSIGNED")])
+        ));
+        let numbers = self.numbers.iter().map(|number| (number,));
+        let rows = transaction.read(lock.bind_rows(numbers)).await?;
+        let kept = |(family, number, id, delta, reason, is_done)| {
+            let (family, retried): (u64, _) = (family, self.retry.as_ref());
+            let is_wanted = retried.is_none_or(|(retried, _)| retried.number == family);
+            is_wanted.then_some(Kept {
+                number,
+                id,
+                delta,
+                reason,
+                is_done,
+            })
+        };
+        Ok(rows.into_iter().filter_map(kept).collect())
     }
 }
 
@@ -236,10 +223,10 @@ async fn retry(
     transaction: &mut Transaction,
     family: &Registered,
     target: &Target,
-    kept: &[KeptReject],
+    kept: &[Kept],
 ) -> Result<Refused, sqlx::Error> {
     // an id that was cut could be another counter's
-    let is_cut = |reject: &KeptReject| {
+    let is_cut = |reject: &Kept| {
         let was_too_long = || {
             reject
                 .reason
@@ -260,17 +247,6 @@ async fn retry(
     let deltas = add::deltas(family, ids, &mut refused);
     add::add(transaction, target, deltas, &mut refused).await?;
     Ok(refused)
-}
-
-fn kept(row: &MySqlRow) -> Result<KeptReject, sqlx::Error> {
-    Ok(KeptReject {
-        number: row.try_get(0)?,
-        family: row.try_get(1)?,
-        id: row.try_get(2)?,
-        delta: row.try_get(3)?,
-        reason: row.try_get(4)?,
-        is_done: row.try_get::<i64, _>(5)? == 1,
-    })
 }
 
 impl MysqlStore {
@@ -296,23 +272,30 @@ impl MysqlStore {
     }
 
     async fn open_rejects(&self, order: &str, after: u64, limit: u64) -> Result<Vec<Reject>> {
-        let text = format!(
-            "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.partition_no, r.incarnation, r.seq, r.reason, \
-             CAST(UNIX_TIMESTAMP(r.rejected_at) * 1000 AS UNSIGNED) \
+        let select = Statement::new(format!(
+            "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.partition_no, r.incarnation, r.seq, r.reason, {} \
              FROM counterfoil_rejects AS r JOIN counterfoil_families AS f ON f.number = r.family \
-             WHERE r.applied_at IS NULL AND r.number > ? {order} LIMIT ?"
-        );
-        let database = self.primary.clone();
-        detached(async move {
-            let query = || {
-                sqlx::query(AssertSqlSafe(text.clone()))
-                    .bind(after)
-                    .bind(limit)
+             WHERE r.applied_at IS NULL AND r.number > ? {order} LIMIT ?",
+            unix_ms("r.rejected_at")
+        ));
+        let select = select.bind(after).bind(limit);
+        let rows = self.primary.read("rejects were not read", select).await?;
+        let reject =
+            |(number, namespace, family, id, delta, partition, incarnation, seq, reason, at)| {
+                Reject {
+                    number,
+                    namespace: text(namespace),
+                    family: text(family),
+                    id: text(id),
+                    delta,
+                    partition,
+                    incarnation: Incarnation(incarnation),
+                    seq,
+                    reason,
+                    at: time(at),
+                }
             };
-            let rejects = database.fetch_each(query, reject);
-            rejects.await.map_err(store("rejects were not read"))
-        })
-        .await
+        Ok(rows.into_iter().map(reject).collect())
     }
 
     /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and
@@ -328,19 +311,18 @@ impl MysqlStore {
     /// unknown. Call again: nothing counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) if the
     /// family or its table is registered differently.
     pub async fn retry_rejects(&self, family: &Family, numbers: &[u64]) -> Result<Vec<Retried>> {
-        let (mysql, family, numbers) = (self.clone(), family.clone(), numbers.to_vec());
-        detached(async move {
-            let number = mysql.register(&family).await?;
-            let family = Registered { family, number };
-            let retried = mysql.resolve(Some(&family), &numbers).await?;
-            let outcome = |number| {
-                retried
-                    .get(number)
-                    .map_or(Retried::NotFound, |found| found.1)
-            };
-            Ok(numbers.iter().map(outcome).collect())
-        })
-        .await
+        let number = self.register(family).await?;
+        let target = self.target(family).await?;
+        let family = family.clone();
+        let retry = Some((Registered { family, number }, target));
+        let retried = self.resolve(retry, numbers, "rejects were not applied");
+        let retried = retried.await?;
+        let outcome = |number| {
+            retried
+                .get(number)
+                .map_or(Retried::NotFound, |found| found.outcome)
+        };
+        Ok(numbers.iter().map(outcome).collect())
     }
 
     /// Discards the open rejects among these numbers, of any family. Each is marked as done without
@@ -355,65 +337,30 @@ impl MysqlStore {
     /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction. The last
     /// transaction was not kept, or its outcome is unknown. Call again.
     pub async fn discard_rejects(&self, numbers: &[u64]) -> Result<Vec<u64>> {
-        let (mysql, numbers) = (self.clone(), numbers.to_vec());
-        detached(async move {
-            let mut resolved = mysql.resolve(None, &numbers).await?;
-            resolved.retain(|_, (was_open, _)| *was_open);
-            Ok(resolved.into_keys().collect())
-        })
-        .await
+        let discarded = self.resolve(None, numbers, "rejects were not discarded");
+        let mut discarded = discarded.await?;
+        discarded.retain(|_, reject| reject.was_open);
+        Ok(discarded.into_keys().collect())
     }
 
-    /// Retries rejects of a family, or discards rejects. Returns whether each was open, and its
-    /// outcome. All transactions lock rejects in the order of their numbers.
+    /// Retries rejects of a family, or discards rejects. All transactions lock rejects in the order
+    /// of their numbers.
     async fn resolve(
         &self,
-        retry: Option<&Registered>,
+        retry: Option<(Registered, Arc<Target>)>,
         numbers: &[u64],
-    ) -> Result<BTreeMap<u64, (bool, Retried)>> {
-        let retry = match retry {
-            Some(family) => Some((family, self.target(&family.family).await?)),
-            None => None,
-        };
+        failed: &'static str,
+    ) -> Result<BTreeMap<u64, Resolved>> {
         let numbers: BTreeSet<_> = numbers.iter().copied().collect();
         let numbers: Vec<_> = numbers.into_iter().collect();
         let mut resolved = BTreeMap::new();
         for numbers in numbers.chunks(MOST) {
             let work = Resolve {
                 retry: retry.clone(),
-                numbers,
+                numbers: numbers.to_vec(),
             };
-            let failed = match retry {
-                Some(_) => "rejects were not applied",
-                None => "rejects were not discarded",
-            };
-            resolved.extend(self.primary.transact(failed, &work).await?);
+            resolved.extend(self.primary.transact(failed, work).await?);
         }
         Ok(resolved)
     }
-}
-
-fn reject(row: &MySqlRow) -> Result<Reject, sqlx::Error> {
-    Ok(Reject {
-        number: row.try_get(0)?,
-        namespace: text(row, 1)?,
-        family: text(row, 2)?,
-        id: text(row, 3)?,
-        delta: row.try_get(4)?,
-        partition: row.try_get(5)?,
-        incarnation: Incarnation(row.try_get(6)?),
-        seq: row.try_get(7)?,
-        reason: row.try_get(8)?,
-        at: time(row.try_get(9)?),
-    })
-}
-
-/// Reads a column of text that is stored as bytes.
-pub fn text(row: &MySqlRow, index: usize) -> Result<String, sqlx::Error> {
-    Ok(String::from_utf8_lossy(row.try_get(index)?).into_owned())
-}
-
-/// Converts milliseconds of Unix time.
-pub fn time(ms: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
 }

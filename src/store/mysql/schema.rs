@@ -1,9 +1,8 @@
 //! Counterfoil's own tables: their creation, and the check that none is missing.
 
-use sqlx::Row;
-
 use super::fault;
 use super::session::Database;
+use super::statement::Statement;
 use crate::error::{Error, ErrorKind, Result};
 
 pub const SCHEMA: &str = include_str!("schema.sql");
@@ -11,8 +10,6 @@ pub const SCHEMA: &str = include_str!("schema.sql");
 /// The advice for an operator whose database lacks tables.
 pub const ADVICE: &str = "Connect by Counterfoil::builder() with create_tables(true), call MysqlStore::create_tables(), \
      or run the SQL of MysqlStore::schema()";
-
-const UNREAD: &str = "the list of counterfoil's tables was not read";
 
 /// One of counterfoil's own tables.
 pub struct OwnTable {
@@ -45,40 +42,33 @@ pub fn tables() -> impl Iterator<Item = OwnTable> {
 pub async fn missing(database: &Database) -> Result<Vec<&'static str>> {
     const PRESENT: &str = "SELECT CAST(TABLE_NAME AS CHAR) FROM information_schema.TABLES \
          WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME LIKE 'counterfoil%'";
-    let present = database.fetch_each(|| sqlx::query(PRESENT), |row| row.try_get::<String, _>(0));
-    let present = present.await.map_err(fault::store(UNREAD))?;
+    let unread = "the list of counterfoil's tables was not read";
+    let present: Vec<(String,)> = database.read(unread, Statement::new(PRESENT)).await?;
     let names = tables().map(|table| table.name);
     Ok(names
-        .filter(|name| !present.iter().any(|present| present == name))
+        .filter(|name| !present.iter().any(|(present,)| present == name))
         .collect())
 }
 
-/// Creates the tables that are missing. If none is, the user does not need the privilege to create.
-pub async fn create(database: &Database) -> Result<()> {
+/// Creates the tables that are missing, or refuses a database that lacks any. If none is missing,
+/// the user does not need the privilege to create.
+pub async fn ensure(database: &Database, creates: bool) -> Result<()> {
     let missing = missing(database).await?;
+    if !missing.is_empty() && !creates {
+        let what = format!(
+            "missing in the database, or hidden from this user: {}. {ADVICE}",
+            missing.join(", ")
+        );
+        return Err(Error::new(ErrorKind::Mismatch, what));
+    }
     for table in tables().filter(|table| missing.contains(&table.name)) {
-        let created = database
-            .execute(sqlx::query(table.create).persistent(false))
-            .await;
+        let created = database.execute(Statement::once(table.create)).await;
         created.map_err(fault::store(format!(
             "{} is missing in the database, and could not be created",
             table.name
         )))?;
     }
     Ok(())
-}
-
-/// Refuses a database that lacks any of the tables.
-pub async fn require(database: &Database) -> Result<()> {
-    let missing = missing(database).await?;
-    if missing.is_empty() {
-        return Ok(());
-    }
-    let what = format!(
-        "missing in the database, or hidden from this user: {}. {ADVICE}",
-        missing.join(", ")
-    );
-    Err(Error::new(ErrorKind::Mismatch, what))
 }
 
 #[cfg(test)]

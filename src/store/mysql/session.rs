@@ -11,75 +11,76 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use sqlx::mysql::MySqlRow;
 use sqlx::pool::PoolConnection;
-use sqlx::{Connection, MySql, MySqlPool};
+use sqlx::{Connection, FromRow, MySql, MySqlPool};
 use tokio::runtime::Handle;
 
 use super::fault::{self, store};
 use super::statement::Statement;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The counter of sent statements.
-#[derive(Clone, Default)]
-pub struct Meter(Arc<AtomicU64>);
-
-impl Meter {
-    pub fn sent(&self, statements: u64) {
-        self.0.fetch_add(statements, Ordering::Relaxed);
-    }
-
-    pub fn total(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// The connections to one server.
+/// The connections to one server. Any future of a database may be dropped.
 #[derive(Clone)]
 pub struct Database {
     pub pool: MySqlPool,
-    pub meter: Meter,
+    /// The number of statements sent.
+    pub sent: Arc<AtomicU64>,
 }
 
 impl Database {
+    /// Runs a SELECT outside of a transaction and returns its rows. `failed` names the failure in
+    /// the error message.
+    pub async fn read<T>(&self, failed: &'static str, select: Statement) -> Result<Vec<T>>
+    where
+        T: for<'r> FromRow<'r, MySqlRow>,
+    {
+        let rows = self.fetch(select).await.map_err(store(failed))?;
+        let rows: Result<_, _> = rows.iter().map(T::from_row).collect();
+        rows.map_err(store(failed))
+    }
+
+    /// Reads the one row that such a SELECT always finds.
+    pub async fn read_one<T>(&self, failed: &'static str, select: Statement) -> Result<T>
+    where
+        T: for<'r> FromRow<'r, MySqlRow>,
+    {
+        let row = self.read(failed, select).await?.pop();
+        row.ok_or(sqlx::Error::RowNotFound).map_err(store(failed))
+    }
+
     /// Runs a SELECT outside of a transaction. It uses an idle connection without the ping of
     /// [`MySqlPool::acquire`]. If the connection turns out to be dead, it repeats the SELECT on a
     /// tested one.
-    pub async fn fetch(&self, query: impl Fn() -> Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
-        if let Some(mut idle) = self.pool.try_acquire() {
-            self.meter.sent(1);
-            match query().fetch_all(&mut *idle).await {
-                Err(error) if fault::is_lost(&error) => {
-                    tracing::debug!(error = %format_args!("{error:#}"), "an idle connection was dead");
-                    idle.close_on_drop();
+    pub async fn fetch(&self, select: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        let database = self.clone();
+        in_place(async move {
+            if let Some(mut idle) = database.pool.try_acquire() {
+                database.count(1);
+                match select.clone().query().fetch_all(&mut *idle).await {
+                    Err(error) if fault::is_lost(&error) => {
+                        tracing::debug!(error = %format_args!("{error:#}"), "an idle connection was dead");
+                        idle.close_on_drop();
+                    }
+                    result => return result,
                 }
-                result => return result,
             }
-        }
-        let mut connection = self.tested().await?;
-        self.meter.sent(1);
-        query().fetch_all(&mut *connection).await
-    }
-
-    /// Runs such a SELECT and reads each row of its reply.
-    pub async fn fetch_each<T>(
-        &self,
-        query: impl Fn() -> Statement,
-        read: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
-    ) -> Result<Vec<T>, sqlx::Error> {
-        self.fetch(query).await?.iter().map(read).collect()
-    }
-
-    /// Runs such a SELECT that always finds one row.
-    pub async fn fetch_one(&self, query: impl Fn() -> Statement) -> Result<MySqlRow, sqlx::Error> {
-        self.fetch(query)
-            .await?
-            .pop()
-            .ok_or(sqlx::Error::RowNotFound)
+            let mut connection = database.tested().await?;
+            database.count(1);
+            select.query().fetch_all(&mut *connection).await
+        })
+        .await
     }
 
     /// Runs a statement in a transaction of its own and returns the number of rows that it found.
-    pub async fn execute(&self, query: Statement) -> Result<u64, sqlx::Error> {
-        self.meter.sent(1);
-        Ok(query.execute(&self.pool).await?.rows_affected())
+    pub async fn execute(&self, statement: Statement) -> Result<u64, sqlx::Error> {
+        self.count(1);
+        let pool = self.pool.clone();
+        let done = in_place(async move { statement.query().execute(&pool).await });
+        Ok(done.await?.rows_affected())
+    }
+
+    /// Counts statements as sent.
+    pub fn count(&self, statements: u64) {
+        self.sent.fetch_add(statements, Ordering::Relaxed);
     }
 
     /// Returns a connection that was alive a moment ago.
@@ -95,11 +96,24 @@ impl Database {
 
     /// Does the work and commits it. Repeats it if it conflicts with another transaction. `failed`
     /// names the failure in the error message.
+    ///
+    /// It runs in a task of its own, which continues if the caller drops the future or does not
+    /// poll it: a busy caller does not leave a transaction open.
     pub async fn transact<W: UnitOfWork>(
         &self,
         failed: &'static str,
-        work: &W,
+        work: W,
     ) -> Result<W::Output> {
+        let database = self.clone();
+        let done = tokio::spawn(async move { database.repeat_conflicts(&work).await }).await;
+        let lost = |error| {
+            let lost = "the task of a database call ended early";
+            Error::new(ErrorKind::Store, lost).with_source(error)
+        };
+        done.map_err(lost)?.map_err(store(failed))
+    }
+
+    async fn repeat_conflicts<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
         let mut attempt = 1;
         loop {
             match self.transact_once(work).await {
@@ -110,7 +124,7 @@ impl Database {
                     tokio::time::sleep(Duration::from_micros((attempt * random).into())).await;
                     attempt += 1;
                 }
-                result => return result.map_err(store(failed)),
+                result => return result,
             }
         }
     }
@@ -118,7 +132,7 @@ impl Database {
     async fn transact_once<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
         let mut transaction = Transaction {
             connection: self.tested().await?,
-            meter: self.meter.clone(),
+            database: self.clone(),
             ended: false,
         };
         transaction.packet(BEGIN, 3).await?;
@@ -135,9 +149,9 @@ impl Database {
 const ATTEMPTS: u32 = 5;
 
 /// The work within a transaction.
-pub trait UnitOfWork: Sync {
+pub trait UnitOfWork: Send + Sync + 'static {
     /// The result of the work.
-    type Output: Send;
+    type Output: Send + 'static;
 
     /// Does the work. An error rolls all of it back.
     fn run(
@@ -173,29 +187,36 @@ const ROLLBACK: &str = "ROLLBACK; \
 /// closed: the server rolls back, and no session with changed settings returns to the pool.
 pub struct Transaction {
     connection: PoolConnection<MySql>,
-    meter: Meter,
+    database: Database,
     ended: bool,
 }
 
 impl Transaction {
     /// Runs a statement and returns the number of rows that it found, unchanged ones too, as sqlx
     /// requests it.
-    pub async fn execute(&mut self, query: Statement) -> Result<u64, sqlx::Error> {
-        self.meter.sent(1);
-        Ok(query.execute(&mut *self.connection).await?.rows_affected())
+    pub async fn execute(&mut self, statement: Statement) -> Result<u64, sqlx::Error> {
+        self.database.count(1);
+        let done = statement.query().execute(&mut *self.connection).await?;
+        Ok(done.rows_affected())
     }
 
-    pub async fn fetch(&mut self, query: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
-        self.meter.sent(1);
-        query.fetch_all(&mut *self.connection).await
+    pub async fn fetch(&mut self, select: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        self.database.count(1);
+        select.query().fetch_all(&mut *self.connection).await
+    }
+
+    /// Runs a SELECT and returns its rows.
+    pub async fn read<T>(&mut self, select: Statement) -> Result<Vec<T>, sqlx::Error>
+    where
+        T: for<'r> FromRow<'r, MySqlRow>,
+    {
+        self.fetch(select).await?.iter().map(T::from_row).collect()
     }
 
     async fn packet(&mut self, text: &'static str, statements: u64) -> Result<(), sqlx::Error> {
-        self.meter.sent(statements);
-        sqlx::raw_sql(text)
-            .execute(&mut *self.connection)
-            .await
-            .map(drop)
+        self.database.count(statements);
+        let packet = sqlx::raw_sql(text).execute(&mut *self.connection);
+        packet.await.map(drop)
     }
 }
 
@@ -207,25 +228,14 @@ impl Drop for Transaction {
     }
 }
 
-/// Runs the work in its own task, since a query that is dropped half-way breaks its connection. It
-/// continues while the caller does not poll it, so a busy caller does not leave a transaction open.
+/// Runs a statement in the caller's own task, which saves a read two task switches. If the caller
+/// drops the future, a task finishes it: a query that is dropped half-way breaks its connection.
 /// Boxed, since an application's futures nest around it and rustc's recursion limit is 128.
-pub fn detached<T: Send + 'static>(
-    work: impl Future<Output = Result<T>> + Send + 'static,
-) -> BoxFuture<'static, Result<T>> {
-    let lost = |error| {
-        Error::new(ErrorKind::Store, "the task of a database call ended early").with_source(error)
-    };
-    async move { tokio::spawn(work).await.map_err(lost)? }.boxed()
-}
-
-/// Runs the work in the caller's own task until the caller is dropped, which saves a read two task
-/// switches.
-pub fn in_place<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> InPlace<T> {
+fn in_place<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> InPlace<T> {
     InPlace(Some(work.boxed()))
 }
 
-pub struct InPlace<T: Send + 'static>(Option<BoxFuture<'static, T>>);
+struct InPlace<T: Send + 'static>(Option<BoxFuture<'static, T>>);
 
 impl<T: Send + 'static> Future for InPlace<T> {
     type Output = T;

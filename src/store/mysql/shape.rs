@@ -1,14 +1,12 @@
 //! The actual definition of the application's table: read from `information_schema`, and refused if
 //! counts could get lost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use sqlx::Row;
-use sqlx::mysql::MySqlRow;
+use indexmap::IndexMap;
 
-use super::fault::store;
 use super::session::Database;
-use super::statement::{quoted, schema_and_name, table_name};
+use super::statement::{Statement, quoted, schema_and_name, table_name};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::table::{KeyType, Missing, Table};
 
@@ -48,8 +46,6 @@ const EXACT_COLLATIONS: [&str; 2] = ["utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
 const EXACT_CHAR_COLLATIONS: [&str; 3] = ["utf8mb4_bin", "utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
 
 struct Column {
-    /// In lower case, as MySQL compares names.
-    name: String,
     /// `int`, `varchar` ...
     data_type: String,
     charset: String,
@@ -63,17 +59,14 @@ struct Column {
     generated: bool,
 }
 
-struct Unique {
-    name: String,
-    /// The columns in lower case, sorted; `None` for an expression or the prefix of a column.
-    columns: Vec<Option<String>>,
-}
-
-/// A table as the database describes it.
+/// A table as the database describes it. Names of columns are in lower case, as MySQL compares
+/// them.
 struct Definition<'t> {
     table: &'t Table,
-    columns: Vec<Column>,
-    uniques: Vec<Unique>,
+    columns: IndexMap<String, Column>,
+    /// The columns of each primary or unique key; an empty name stands for an expression or the
+    /// prefix of a column.
+    uniques: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Shape {
@@ -89,12 +82,51 @@ impl Shape {
 
     /// Reads the table's definition and checks that it matches the description.
     pub async fn learn(database: &Database, table: &Table) -> Result<Self> {
-        let unread = "a table's definition was not read";
-        let kind = kind(database, table).await.map_err(store(unread))?;
+        const UNREAD: &str = "a table's definition was not read";
+        let (schema, name) = schema_and_name(&table.name);
+        let about = |select: &'static str| Statement::new(select).bind(schema).bind(name);
+        let kind = database.read(UNREAD, about(KIND)).await?.pop();
+        let columns = database.read(UNREAD, about(COLUMNS)).await?;
+        let columns = columns.into_iter().map(
+            |(
+                name,
+                data_type,
+                charset,
+                collation,
+                length,
+                unsigned,
+                nullable,
+                has_default,
+                auto_increment,
+                generated,
+            )| {
+                let name: String = name;
+                let column = Column {
+                    data_type,
+                    charset,
+                    collation,
+                    length,
+                    unsigned,
+                    nullable,
+                    has_default,
+                    auto_increment,
+                    generated,
+                };
+                (name.to_lowercase(), column)
+            },
+        );
+        let mut uniques = BTreeMap::<String, BTreeSet<String>>::new();
+        for (key, column) in database.read(UNREAD, about(UNIQUES)).await? {
+            let column: String = column;
+            uniques
+                .entry(key)
+                .or_default()
+                .insert(column.to_lowercase());
+        }
         let definition = Definition {
             table,
-            columns: columns(database, table).await.map_err(store(unread))?,
-            uniques: uniques(database, table).await.map_err(store(unread))?,
+            columns: columns.collect(),
+            uniques,
         };
         let shape = check_kind(table, kind).and_then(|()| definition.shape());
         let refused = |what| format!("table {}: {what}", table.name);
@@ -102,93 +134,42 @@ impl Shape {
     }
 }
 
-/// Runs a query for the definition of a table.
-async fn describe<T>(
-    database: &Database,
-    table: &Table,
-    select: &'static str,
-    read: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
-) -> Result<Vec<T>, sqlx::Error> {
-    let (schema, name) = schema_and_name(&table.name);
-    let query = || sqlx::query(select).bind(schema).bind(name);
-    database.fetch_each(query, read).await
-}
+/// The type and the engine of the table.
+const KIND: &str = "SELECT CAST(TABLE_TYPE AS CHAR), CAST(ENGINE AS CHAR) FROM information_schema.TABLES \
+     WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
 
-/// Returns the type and the engine of the table if it exists.
-async fn kind(
-    database: &Database,
-    table: &Table,
-) -> Result<Option<(String, Option<String>)>, sqlx::Error> {
-    const KIND: &str = "SELECT CAST(TABLE_TYPE AS CHAR), CAST(ENGINE AS CHAR) FROM information_schema.TABLES \
-         WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
-    let kind = |row: &MySqlRow| Ok((row.try_get(0)?, row.try_get(1)?));
-    Ok(describe(database, table, KIND, kind).await?.pop())
-}
+/// The fields of [`Column`]. Without a default, MySQL has NULL, and MariaDB has the word NULL for a
+/// nullable column; DEFAULT_GENERATED is an ordinary column whose default is an expression.
+const COLUMNS: &str = "SELECT CAST(COLUMN_NAME AS CHAR), CAST(LOWER(DATA_TYPE) AS CHAR), \
+     CAST(COALESCE(CHARACTER_SET_NAME, '') AS CHAR), CAST(COALESCE(COLLATION_NAME, '') AS CHAR), \
+     CAST(COALESCE(CHARACTER_MAXIMUM_LENGTH, 0) AS SIGNED), LOWER(COLUMN_TYPE) LIKE '%unsigned%', \
+     IS_NULLABLE = 'YES', COALESCE(COLUMN_DEFAULT <> 'NULL', 0), LOWER(EXTRA) LIKE '%auto_increment%', \
+     LOWER(EXTRA) LIKE '%virtual generated%' OR LOWER(EXTRA) LIKE '%stored generated%' \
+     FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
 
-async fn columns(database: &Database, table: &Table) -> Result<Vec<Column>, sqlx::Error> {
-    // without a default, MySQL has NULL, and MariaDB has the word NULL for a nullable column;
-    // DEFAULT_GENERATED is an ordinary column whose default is an expression
-    const COLUMNS: &str = "SELECT CAST(COLUMN_NAME AS CHAR), CAST(LOWER(DATA_TYPE) AS CHAR), \
-         CAST(COALESCE(CHARACTER_SET_NAME, '') AS CHAR), CAST(COALESCE(COLLATION_NAME, '') AS CHAR), \
-         CAST(COALESCE(CHARACTER_MAXIMUM_LENGTH, 0) AS SIGNED), LOWER(COLUMN_TYPE) LIKE '%unsigned%', \
-         IS_NULLABLE = 'YES', COALESCE(COLUMN_DEFAULT <> 'NULL', 0), LOWER(EXTRA) LIKE '%auto_increment%', \
-         LOWER(EXTRA) LIKE '%virtual generated%' OR LOWER(EXTRA) LIKE '%stored generated%' \
-         FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
-    let column = |row: &MySqlRow| {
-        let is = |index| row.try_get::<i64, usize>(index).map(|is| is != 0);
-        Ok(Column {
-            name: row.try_get::<String, _>(0)?.to_lowercase(),
-            data_type: row.try_get(1)?,
-            charset: row.try_get(2)?,
-            collation: row.try_get(3)?,
-            length: row.try_get(4)?,
-            unsigned: is(5)?,
-            nullable: is(6)?,
-            has_default: is(7)?,
-            auto_increment: is(8)?,
-            generated: is(9)?,
-        })
-    };
-    describe(database, table, COLUMNS, column).await
-}
-
-async fn uniques(database: &Database, table: &Table) -> Result<Vec<Unique>, sqlx::Error> {
-    const COLUMNS: &str = "SELECT CAST(INDEX_NAME AS CHAR), \
-         CAST(IF(SUB_PART IS NULL, COLUMN_NAME, NULL) AS CHAR) FROM information_schema.STATISTICS \
-         WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND NON_UNIQUE = 0";
-    let column = |row: &MySqlRow| Ok((row.try_get(0)?, row.try_get::<Option<String>, _>(1)?));
-    let mut uniques = BTreeMap::<String, Vec<Option<String>>>::new();
-    for (name, column) in describe(database, table, COLUMNS, column).await? {
-        let column = column.map(|column| column.to_lowercase());
-        uniques.entry(name).or_default().push(column);
-    }
-    let sorted = |(name, mut columns): (String, Vec<_>)| {
-        columns.sort();
-        Unique { name, columns }
-    };
-    Ok(uniques.into_iter().map(sorted).collect())
-}
+/// The columns of each unique key.
+const UNIQUES: &str = "SELECT CAST(INDEX_NAME AS CHAR), \
+     CAST(IF(SUB_PART IS NULL, COALESCE(COLUMN_NAME, ''), '') AS CHAR) FROM information_schema.STATISTICS \
+     WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND NON_UNIQUE = 0";
 
 fn check_kind(table: &Table, kind: Option<(String, Option<String>)>) -> Result<(), String> {
-    let Some((kind, engine)) = kind else {
-        let advice = match table.missing {
-            Missing::Insert => format!(". To create it: {}", creation(table)),
-            Missing::Reject => String::new(),
-        };
-        return Err(format!(
-            "does not exist, or this user may not see it{advice}"
-        ));
-    };
-    if kind != "BASE TABLE" {
-        return Err(format!("is a {kind}, not a plain table"));
+    match kind {
+        None => {
+            let advice = match table.missing {
+                Missing::Insert => format!(". To create it: {}", creation(table)),
+                Missing::Reject => String::new(),
+            };
+            Err(format!(
+                "does not exist, or this user may not see it{advice}"
+            ))
+        }
+        Some((kind, _)) if kind != "BASE TABLE" => Err(format!("is a {kind}, not a plain table")),
+        Some((_, Some(engine))) if engine.eq_ignore_ascii_case("InnoDB") => Ok(()),
+        Some((_, engine)) => Err(format!(
+            "its engine is {}, not InnoDB: rows could not be rolled back",
+            engine.as_deref().unwrap_or("unknown")
+        )),
     }
-    let engine = engine.unwrap_or_else(|| "unknown".to_owned());
-    if !engine.eq_ignore_ascii_case("InnoDB") {
-        return Err(format!(
-            "its engine is {engine}, not InnoDB: rows could not be rolled back"
-        ));
-    }
-    Ok(())
 }
 
 /// Returns a statement that creates a table of this description.
@@ -217,18 +198,20 @@ fn creation(table: &Table) -> String {
 impl Definition<'_> {
     /// Returns the table's shape, or the reason why counts could get lost in it.
     fn shape(&self) -> Result<Shape, String> {
+        let column = |name: &str| {
+            let column = self.columns.get(&name.to_lowercase());
+            column.ok_or_else(|| format!("has no column {name}"))
+        };
         let keys = self.table.keys.iter();
-        let keys = keys.map(|key| self.column(&key.name)?.storage(key.kind));
+        let keys = keys.map(|key| column(&key.name)?.storage(&key.name, key.kind));
         let keys = keys.collect::<Result<_, _>>()?;
-        let value = self.column(&self.table.value)?;
+        let (name, value) = (&self.table.value, column(&self.table.value)?);
         if !value.is_integer() {
-            return Err(format!(
-                "value column {} is {}, not an integer",
-                value.name, value.data_type
-            ));
+            let is = &value.data_type;
+            return Err(format!("value column {name} is {is}, not an integer"));
         }
         if value.generated {
-            return Err(format!("value column {} is generated", value.name));
+            return Err(format!("value column {name} is generated"));
         }
         let index = self.unique_key()?;
         if self.table.missing == Missing::Insert {
@@ -243,36 +226,23 @@ impl Definition<'_> {
         })
     }
 
-    fn column(&self, name: &str) -> Result<&Column, String> {
-        let lower = name.to_lowercase();
-        let column = self.columns.iter().find(|column| column.name == lower);
-        column.ok_or_else(|| format!("has no column {name}"))
-    }
-
-    /// Returns the names of the key columns, sorted.
-    fn keys(&self) -> Vec<Option<String>> {
-        let names = self.table.keys.iter().map(|key| key.name.to_lowercase());
-        let mut names: Vec<_> = names.map(Some).collect();
-        names.sort();
-        names
+    /// Returns the names of the key columns.
+    fn keys(&self) -> BTreeSet<String> {
+        let keys = self.table.keys.iter();
+        keys.map(|key| key.name.to_lowercase()).collect()
     }
 
     /// Returns the name of the unique key of exactly the key columns, the primary key if there are
     /// several.
     fn unique_key(&self) -> Result<String, String> {
         let keys = self.keys();
-        let exact = self.uniques.iter().filter(|unique| unique.columns == keys);
-        let found = exact.min_by_key(|unique| unique.name != "PRIMARY");
-        found.map(|unique| unique.name.clone()).ok_or_else(|| {
-            let names: Vec<_> = self
-                .table
-                .keys
-                .iter()
-                .map(|key| key.name.as_str())
-                .collect();
+        let exact = self.uniques.iter().filter(|(_, columns)| **columns == keys);
+        let found = exact.min_by_key(|(name, _)| *name != "PRIMARY");
+        found.map(|(name, _)| name.clone()).ok_or_else(|| {
+            let keys = self.table.keys.iter().map(|key| key.name.as_str());
             format!(
                 "no primary or unique key is of exactly the key columns ({}), each in full",
-                names.join(", ")
+                keys.collect::<Vec<_>>().join(", ")
             )
         })
     }
@@ -280,9 +250,8 @@ impl Definition<'_> {
     /// Refuses a table on which every insert would fail.
     fn check_inserts(&self) -> Result<(), String> {
         let (keys, value) = (self.keys(), self.table.value.to_lowercase());
-        for column in &self.columns {
-            let name = &column.name;
-            let is_key = keys.iter().flatten().any(|key| key == name);
+        for (name, column) in &self.columns {
+            let is_key = keys.contains(name);
             if is_key && column.generated {
                 return Err(format!(
                     "key column {name} is generated, no row could be inserted"
@@ -305,27 +274,23 @@ impl Definition<'_> {
     /// A key is harmless if it includes all key columns (a row with that key also has our key), or
     /// a column that is NULL or newly numbered in an inserted row.
     fn check_other_uniques(&self) -> Result<(), String> {
-        let (keys, value) = (self.keys(), Some(self.table.value.to_lowercase()));
-        let never_clashes = |name: &Option<String>| {
+        let (keys, value) = (self.keys(), self.table.value.to_lowercase());
+        let never_clashes = |name: &String| {
             let is_written = *name == value || keys.contains(name);
-            let column = self.columns.iter().find(|column| {
-                Some(&column.name) == name.as_ref()
-                    && (column.auto_increment
-                        || (column.nullable && !column.has_default && !column.generated))
-            });
-            !is_written && column.is_some()
+            let column = self.columns.get(name).filter(|_| !is_written);
+            column.is_some_and(|column| {
+                let is_null = column.nullable && !column.has_default && !column.generated;
+                column.auto_increment || is_null
+            })
         };
-        let is_harmless = |unique: &&Unique| {
-            keys.iter().all(|key| unique.columns.contains(key))
-                || unique.columns.iter().any(never_clashes)
-        };
-        match self.uniques.iter().find(|unique| !is_harmless(unique)) {
-            None => Ok(()),
-            Some(unique) => Err(format!(
-                "an inserted row could violate unique key {}, and the delta would count on another row",
-                unique.name
-            )),
+        for (name, columns) in &self.uniques {
+            if !keys.is_subset(columns) && !columns.iter().any(never_clashes) {
+                return Err(format!(
+                    "an inserted row could violate unique key {name}, and the delta would count on another row"
+                ));
+            }
         }
+        Ok(())
     }
 }
 
@@ -338,17 +303,19 @@ impl Column {
     }
 
     /// Returns the storage of keys of that type in the column, or the reason why they do not fit.
-    fn storage(&self, kind: KeyType) -> Result<Storage, String> {
+    fn storage(&self, name: &str, kind: KeyType) -> Result<Storage, String> {
         let characters = || Storage::Characters {
             charset: self.charset.clone(),
             collation: self.collation.clone(),
         };
-        let exact = |collations: &[&str], needed: &str| match &*self.collation {
-            collation if collations.contains(&collation) => Ok(characters()),
-            collation => Err(format!(
-                "key column {} has collation {collation}, under which different ids can be one row; needed is {needed}",
-                self.name
-            )),
+        let collation = &*self.collation;
+        let exact = |collations: &[&str], needed: &str| {
+            if collations.contains(&collation) {
+                return Ok(characters());
+            }
+            Err(format!(
+                "key column {name} has collation {collation}, under which different ids can be one row; needed is {needed}"
+            ))
         };
         let needed = match (kind, self.data_type.as_str()) {
             (KeyType::Unsigned, _) if self.is_integer() => return Ok(Storage::Plain),
@@ -378,8 +345,8 @@ impl Column {
             (KeyType::Uuid, _) => "BINARY(16), UUID (MariaDB), or CHAR or VARCHAR of at least 36",
         };
         Err(format!(
-            "key column {} is {}, needed for {kind:?} is {needed}",
-            self.name, self.data_type
+            "key column {name} is {}, needed for {kind:?} is {needed}",
+            self.data_type
         ))
     }
 }

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use sqlx::{AssertSqlSafe, MySqlPool, Row};
+use sqlx::{MySqlPool, Row};
 use tokio::time::timeout;
 
 use super::MysqlStore;
 use super::fault::{self, store};
-use super::list::{self, IdPage};
+use super::list::{self, After, IdPage};
 use super::session::Database;
 use super::shape::Storage;
 use super::statement::{Statement, quoted, table_name};
@@ -54,9 +54,6 @@ enum Rows {
 
 type Counts = Result<HashMap<String, i64>, Box<dyn StdError + Send + Sync>>;
 type Function = dyn Fn(Vec<String>) -> BoxFuture<'static, Counts> + Send + Sync;
-
-/// The name of the count in a source's statement.
-const COUNT: &str = "counterfoil_count";
 
 impl Source {
     /// Creates a source from a SELECT. Its columns are the key columns of the family's table, in
@@ -161,66 +158,67 @@ impl Source {
         ids: &[&str],
         limit: Duration,
     ) -> Result<Vec<i64>> {
-        let counts = match &self.rows {
-            Rows::Function(count) => {
-                let counted = count(ids.iter().map(|&id| id.to_owned()).collect());
-                let counts = timeout(limit, counted).await.map_err(|_| late(limit))?;
-                counts.map_err(|source| {
-                    Error::new(ErrorKind::Store, "rows were not counted").with_source(source)
-                })?
-            }
-            _ => {
-                let database = mysql.on(replica);
-                self.select(mysql, &database, family, ids, limit).await?
+        let count = async {
+            match &self.rows {
+                Rows::Function(count) => {
+                    let failed = |source| {
+                        Error::new(ErrorKind::Store, "rows were not counted").with_source(source)
+                    };
+                    let counted = count(ids.iter().map(|&id| id.to_owned()).collect());
+                    counted.await.map_err(failed)
+                }
+                _ => {
+                    let target = mysql.target(&family.family).await?;
+                    let keys = target.id_keys();
+                    self.select(&mysql.on(replica), keys, family, ids).await
+                }
             }
         };
-        let indexes: HashMap<&str, usize> = ids.iter().copied().zip(0..).collect();
-        let mut rows = vec![0; ids.len()];
-        for (id, count) in counts {
-            let wrong = |what| Err(wrong(&family.family, format!("{id:?} {what}")));
-            match indexes.get(&*id) {
-                Some(_) if count < 0 => return wrong("has a count below 0"),
-                Some(&index) => rows[index] = count,
-                None => return wrong("was not requested"),
-            }
+        let late = |_| {
+            let late = format!("rows were not counted within {limit:?}");
+            Error::new(ErrorKind::Store, late)
+        };
+        let mut counts = timeout(limit, count).await.map_err(late)??;
+        let rows = ids.iter().map(|id| counts.remove(*id).unwrap_or(0));
+        let rows: Vec<_> = rows.collect();
+        let wrong = |id: &str, what| Err(wrong(&family.family, format!("{id:?} {what}")));
+        if let Some((id, _)) = ids.iter().zip(&rows).find(|(_, count)| **count < 0) {
+            return wrong(id, "has a count below 0");
         }
-        Ok(rows)
+        match counts.keys().next() {
+            Some(id) => wrong(id, "was not requested"),
+            None => Ok(rows),
+        }
     }
 
     async fn select(
         &self,
-        mysql: &MysqlStore,
         database: &Database,
+        keys: &[StoredKey],
         family: &Registered,
         ids: &[&str],
-        limit: Duration,
     ) -> Result<HashMap<String, i64>> {
-        let target = mysql.target(&family.family).await?;
-        let keys = target.id_keys();
         let names: Vec<_> = (0..keys.len()).map(|index| format!("k{index}")).collect();
-        let marks = format!("({})", vec!["?"; keys.len()].join(", "));
-        let marks = vec![if keys.len() == 1 { "?" } else { &*marks }; ids.len()].join(", ");
-        let select = self.text().replacen("(?)", &format!("({marks})"), 1);
-        let text = format!(
-            "WITH counterfoil_source ({}, {COUNT}) AS ({select}) \
-             SELECT {}, CAST({COUNT} AS CHAR) FROM counterfoil_source",
-            names.join(", "),
-            spelt(keys, &names),
-        );
-        let segments = ids.iter().map(|id| target::segments(family, id));
-        let segments: Vec<_> = segments.collect::<Result<_, _>>().map_err(Error::invalid)?;
-        let query = || {
-            // a text for each number of ids would fill the server's table of prepared statements
-            let query = sqlx::query(AssertSqlSafe(text.clone())).persistent(false);
-            segments
-                .iter()
-                .flatten()
-                .zip(keys.iter().cycle())
-                .fold(query, |query, (segment, key)| bind(query, key, segment))
+        let marks = vec!["?"; keys.len()].join(", ");
+        let marks = if keys.len() == 1 {
+            marks
+        } else {
+            format!("({marks})")
         };
-        let rows = timeout(limit, database.fetch(query))
-            .await
-            .map_err(|_| late(limit))?;
+        let marks = format!("({})", vec![marks; ids.len()].join(", "));
+        // a text for each number of ids would fill the server's table of prepared statements
+        let mut select = Statement::once(format!(
+            "WITH counterfoil_source ({}, counterfoil_count) AS ({}) \
+             SELECT {}, CAST(counterfoil_count AS CHAR) FROM counterfoil_source",
+            names.join(", "),
+            self.text().replacen("(?)", &marks, 1),
+            spelt(keys, &names),
+        ));
+        for id in ids {
+            let segments = target::segments(family, id).map_err(Error::invalid)?;
+            select = bind(select, keys.iter().zip(segments));
+        }
+        let rows = database.fetch(select).await;
         let rows = rows.map_err(|error| refused(&family.family, error))?;
         let mut counts = HashMap::with_capacity(rows.len());
         for row in &rows {
@@ -244,11 +242,8 @@ impl Source {
         match &self.rows {
             Rows::Sql(text) => text.clone(),
             Rows::Table { name, keys } => {
-                let keys = keys
-                    .iter()
-                    .map(|key| quoted(key))
-                    .collect::<Vec<_>>()
-                    .join(", ");
+                let keys: Vec<_> = keys.iter().map(|key| quoted(key)).collect();
+                let keys = keys.join(", ");
                 let count = match &self.sum {
                     Some(column) => format!("COALESCE(SUM({}), 0)", quoted(column)),
                     None => "COUNT(*)".to_owned(),
@@ -263,9 +258,8 @@ impl Source {
     }
 
     fn condition(&self) -> String {
-        self.filter
-            .as_ref()
-            .map_or_else(String::new, |filter| format!(" AND ({filter})"))
+        let filter = self.filter.iter();
+        filter.map(|filter| format!(" AND ({filter})")).collect()
     }
 
     /// Returns up to `limit` ids that have rows and come after `after` in the order of the table's
@@ -289,19 +283,19 @@ impl Source {
         let keys = target.id_keys();
         let columns: Vec<_> = columns.iter().map(|column| quoted(column)).collect();
         let order = columns.join(", ");
-        let text = format!(
-            "SELECT {} FROM (SELECT DISTINCT {order} FROM {} WHERE {}{} ORDER BY {order} LIMIT ?) AS counterfoil_source \
+        let parameters = keys.iter().map(|_| "?".to_owned());
+        let after = After::new(family, after, &columns, parameters)?;
+        let select = Statement::new(format!(
+            "SELECT {} FROM (SELECT DISTINCT {order} FROM {} WHERE TRUE{}{} ORDER BY {order} LIMIT ?) AS counterfoil_source \
              ORDER BY {order}",
             spelt(keys, &columns),
             table_name(name),
-            list::beyond(after, keys.len(), |index, sign| format!(
-                "{} {sign} ?",
-                columns[index]
-            )),
+            after.condition,
             self.condition(),
-        );
-        let bind = |query, index: usize, segment: &Segment<'_>| bind(query, &keys[index], segment);
-        let rows = list::page(&mysql.on(replica), family, &text, after, limit, bind).await?;
+        ));
+        let bound = keys.iter().take(1).chain(keys);
+        let select = bind(select, bound.zip(after.segments)).bind(limit as u64);
+        let rows = mysql.on(replica).fetch(select).await;
         let rows = rows.map_err(|error| refused(&family.family, error))?;
         IdPage::new(family, &rows, limit)
     }
@@ -317,11 +311,9 @@ impl MysqlStore {
     /// Returns the lag of the server behind this pool, if it is a replica and this user may read
     /// the lag.
     pub(crate) async fn lag(&self, pool: &MySqlPool) -> Result<Option<Duration>> {
-        self.primary.meter.sent(1);
-        let row = match sqlx::raw_sql("SHOW REPLICA STATUS")
-            .fetch_optional(pool)
-            .await
-        {
+        self.primary.count(1);
+        let status = sqlx::raw_sql("SHOW REPLICA STATUS").fetch_optional(pool);
+        let row = match status.await {
             Err(error) if error.as_database_error().is_some() => return Ok(None),
             row => row.map_err(store("the lag of a replica was not read"))?,
         };
@@ -353,18 +345,23 @@ fn wrong(family: &Family, what: impl fmt::Display) -> Error {
     Error::invalid(format!("{family}: the source of a recount: {what}"))
 }
 
-/// Binds a parameter that is compared with a column of the application. It has the column's own
+/// Binds parameters that are compared with columns of the application. Each has its column's own
 /// type, so that the column's index is used.
-fn bind(query: Statement, key: &StoredKey, segment: &Segment<'_>) -> Statement {
-    match (segment, &key.storage) {
-        (Segment::Plain(uuid), Storage::UuidBytes) => {
-            let uuid = u128::from_str_radix(&uuid.replace('-', ""), 16).unwrap_or_default();
-            query.bind(uuid.to_be_bytes().to_vec())
+fn bind<'k>(
+    statement: Statement,
+    segments: impl Iterator<Item = (&'k StoredKey, Segment<'k>)>,
+) -> Statement {
+    segments.fold(statement, |statement, (key, segment)| {
+        match (segment, &key.storage) {
+            (Segment::Plain(uuid), Storage::UuidBytes) => {
+                let uuid = u128::from_str_radix(&uuid.replace('-', ""), 16).unwrap_or_default();
+                statement.bind(&uuid.to_be_bytes()[..])
+            }
+            // as text, which has the collation of the column
+            (Segment::Text(text), _) => statement.bind(text),
+            _ => segment.bind(statement),
         }
-        // as text, which has the collation of the column
-        (Segment::Text(text), _) => query.bind(*text),
-        _ => segment.bind(query),
-    }
+    })
 }
 
 /// Parses an integer that may end in a decimal point and zeros.
@@ -372,13 +369,6 @@ fn integer(digits: &str) -> Option<i64> {
     let (integer, fraction) = digits.split_once('.').unwrap_or((digits, ""));
     let is_integer = fraction.bytes().all(|digit| digit == b'0');
     is_integer.then(|| integer.parse().ok())?
-}
-
-fn late(limit: Duration) -> Error {
-    Error::new(
-        ErrorKind::Store,
-        format!("rows were not counted within {limit:?}"),
-    )
 }
 
 /// Returns the error of a source's statement. If the server refuses the text, the application made

@@ -1,25 +1,56 @@
-//! The texts of statements, and names in them.
+//! Statements and their parameters, and the spelling of names, text and times in them.
 
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use serde::Serialize;
+use sqlx::encode::Encode;
 use sqlx::mysql::MySqlArguments;
 use sqlx::query::Query;
-use sqlx::{AssertSqlSafe, MySql};
+use sqlx::{Arguments, AssertSqlSafe, MySql, Type};
 
 /// A statement and its parameters so far.
-pub type Statement = Query<'static, MySql, MySqlArguments>;
-
-/// The text of a statement, created once and shared.
 #[derive(Clone)]
-pub struct Text(Arc<str>);
+pub struct Statement {
+    text: Arc<str>,
+    parameters: MySqlArguments,
+    stays_prepared: bool,
+}
 
-impl Text {
-    pub fn new(text: String) -> Self {
-        Text(text.into())
+impl Statement {
+    pub fn new(text: impl Into<Arc<str>>) -> Self {
+        Statement {
+            text: text.into(),
+            parameters: MySqlArguments::default(),
+            stays_prepared: true,
+        }
     }
 
-    pub fn query(&self) -> Statement {
-        sqlx::query(AssertSqlSafe(Arc::clone(&self.0)))
+    /// Creates a statement whose text hardly ever occurs again.
+    pub fn once(text: impl Into<Arc<str>>) -> Self {
+        Statement {
+            stays_prepared: false,
+            ..Statement::new(text)
+        }
+    }
+
+    #[must_use]
+    pub fn bind<'v>(mut self, value: impl Encode<'v, MySql> + Type<MySql>) -> Self {
+        // without a value that cannot be encoded, sqlx refuses the statement
+        let _ = self.parameters.add(value);
+        self
+    }
+
+    /// Binds rows as the JSON text that [`json::table`](super::json::table) unfolds.
+    #[must_use]
+    pub fn bind_rows<R: Serialize>(self, rows: impl IntoIterator<Item = R>) -> Self {
+        let rows: Vec<_> = rows.into_iter().collect();
+        // numbers and text always become JSON
+        self.bind(serde_json::to_string(&rows).unwrap_or_default())
+    }
+
+    pub fn query(self) -> Query<'static, MySql, MySqlArguments> {
+        sqlx::query_with(AssertSqlSafe(self.text), self.parameters).persistent(self.stays_prepared)
     }
 }
 
@@ -37,4 +68,19 @@ pub fn table_name(name: &str) -> String {
 pub fn schema_and_name(name: &str) -> (Option<&str>, &str) {
     name.split_once('.')
         .map_or((None, name), |(schema, name)| (Some(schema), name))
+}
+
+/// Returns text that is stored as bytes.
+pub fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Returns the expression that reads a TIMESTAMP for [`time`], in any time zone of the session.
+pub fn unix_ms(timestamp: &str) -> String {
+    format!("CAST(UNIX_TIMESTAMP({timestamp}) * 1000 AS UNSIGNED)")
+}
+
+/// Returns the time of [`unix_ms`].
+pub fn time(ms: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
 }

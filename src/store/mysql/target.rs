@@ -4,10 +4,12 @@
 //! the table is looked up by its unique key, row by row: a scan would wait for the locks of
 //! unrelated transactions.
 
-use super::json::{self, INPUT, JsonRows};
+use serde::Serialize;
+
+use super::json::{self, INPUT};
 use super::ledger;
 use super::shape::{Shape, Storage};
-use super::statement::{Statement, Text, quoted, table_name};
+use super::statement::{Statement, quoted, table_name};
 use crate::family::table::{KeyType, Missing, Table};
 use crate::store::Registered;
 
@@ -33,15 +35,15 @@ pub struct Target {
     pub keys: Vec<StoredKey>,
     is_own: bool,
     /// Takes rows of a delta and a key.
-    pub upsert: Text,
+    pub upsert: Statement,
     /// An upsert of [`BULK`] rows of a key and a delta, all as parameters, which costs the server
     /// less than JSON. It reads a new row's value as `VALUES(column)`, which a trigger could have
     /// changed, so it is for counterfoil's own table only.
-    pub bulk_upsert: Option<Text>,
+    pub bulk_upsert: Option<Statement>,
     /// Takes keys, and returns for each whether it has a row, which is then locked.
-    pub lock: Text,
+    pub lock: Statement,
     /// Takes rows of a delta and a key.
-    pub update: Text,
+    pub update: Statement,
     /// Reads values alone.
     pub values: Lookup,
     /// Reads values and the ledger.
@@ -52,11 +54,11 @@ pub struct Target {
 pub struct Lookup {
     /// Takes one row's key; and the ledger's family, partition and incarnation. Always returns one
     /// row of digits, `read_only` and mark.
-    pub one: Text,
+    pub one: Statement,
     /// Takes ids, and the family if the table is counterfoil's own; and ledger rows (partition,
     /// incarnation) and their family. Returns 0, position, digits; 1, position, NULL, mark; and one
     /// row of 2, 0, `read_only`.
-    pub many: Text,
+    pub many: Statement,
 }
 
 impl Target {
@@ -72,20 +74,15 @@ impl Target {
              ON DUPLICATE KEY UPDATE value = value + VALUES(value)"
         );
         Target {
-            bulk_upsert: Some(Text::new(bulk)),
+            bulk_upsert: Some(Statement::new(bulk)),
             ..Target::new(&table, &Shape::own(), true)
         }
     }
 
-    pub fn of_application(table: &Table, shape: &Shape) -> Self {
-        Target::new(table, shape, false)
-    }
-
-    fn new(table: &Table, shape: &Shape, is_own: bool) -> Self {
+    pub fn new(table: &Table, shape: &Shape, is_own: bool) -> Self {
         let (name, value) = (table_name(&table.name), quoted(&table.value));
-        let keys: Vec<_> = table.keys.iter().zip(&shape.keys).collect();
+        let keys = table.keys.iter().zip(&shape.keys);
         let keys: Vec<_> = keys
-            .into_iter()
             .map(|(key, storage)| StoredKey {
                 column: quoted(&key.name),
                 kind: key.kind,
@@ -93,7 +90,6 @@ impl Target {
             })
             .collect();
         let t = format!("{name} AS t FORCE INDEX ({})", quoted(&shape.index));
-        let first = keys.first().map_or("", |key| key.column.as_str());
         // NULL plus a delta would be NULL, and the delta would be lost
         let current = |table: &str| {
             if shape.nullable {
@@ -103,41 +99,48 @@ impl Target {
             }
         };
         let digits = format!("CAST({} AS CHAR)", current("t"));
+        let is_found = format!(
+            "t.{} IS NOT NULL",
+            keys.first().map_or("", |key| &key.column)
+        );
         let found = if shape.nullable {
-            format!("CASE WHEN t.{first} IS NOT NULL THEN {digits} END")
+            format!("CASE WHEN {is_found} THEN {digits} END")
         } else {
             digits.clone()
         };
-        let delta = [("delta".to_owned(), "BIGINT")];
-        let deltas = json::table(delta.into_iter().chain(columns(&keys)));
+        let deltas = json::table(
+            [("delta".to_owned(), "BIGINT")]
+                .into_iter()
+                .chain(columns(&keys)),
+        );
         let given = join(&keys, ", ", |index, key| key.given(index));
         let columns_of = join(&keys, ", ", |_, key| key.column.clone());
         let matches = matches(&keys);
+
+        // names the columns, since the reply would otherwise contain whole expressions as names
+        let read_only = "CAST(@@GLOBAL.read_only AS CHAR)";
+        let one = format!("SELECT {found} AS digits, {read_only} AS read_only");
+        let by_parameters = join(&keys, " AND ", |_, key| key.equals());
+        let one_row = format!("FROM (SELECT 1) AS one LEFT JOIN {t} ON {by_parameters}");
         // the ids of a read have one family
-        let (family, ids) = if is_own {
-            ("t.family = ? AND ", &keys[1..])
-        } else {
-            ("", &keys[..])
-        };
-        let by_id = format!("{family}{}", self::matches(ids));
-        let ledger = [
-            ("partition_no", "INT UNSIGNED"),
-            ("incarnation", "BIGINT UNSIGNED"),
-        ];
+        let family = if is_own { "t.family = ? AND " } else { "" };
+        let ids = &keys[usize::from(is_own)..];
         // a plain NULL would make an unsigned column of a UNION a decimal one
         let none = "CAST(NULL AS UNSIGNED)";
-        let (mark, read_only) = (ledger::MARK, "CAST(@@GLOBAL.read_only AS CHAR)");
-        // names the columns, since the reply would otherwise contain whole expressions as names
-        let one = format!("{found} AS digits, {read_only} AS read_only");
-        let equal = join(&keys, " AND ", |_, key| key.compared("="));
-        let point = format!("FROM (SELECT 1) AS one LEFT JOIN {t} ON {equal}");
         let many = format!(
             "SELECT 0, CAST({INPUT}.pos AS UNSIGNED), {found} AS text, {none} AS seq, {none} AS nonce, NULL AS position \
-             FROM {} LEFT JOIN {t} ON {by_id}",
-            json::table(columns(ids))
+             FROM {} LEFT JOIN {t} ON {family}{}",
+            json::table(columns(ids)),
+            self::matches(ids)
         );
-        let trailer =
+        let last =
             format!("UNION ALL SELECT 2, CAST(0 AS UNSIGNED), {read_only}, {none}, {none}, NULL");
+        let mark = ledger::MARK;
+        let ledger = "LEFT JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON l.family = ?";
+        let rows = json::table([
+            ("partition_no", "INT UNSIGNED"),
+            ("incarnation", "BIGINT UNSIGNED"),
+        ]);
 
         Target {
             label: table.describe(),
@@ -145,35 +148,32 @@ impl Target {
             unsigned: shape.unsigned,
             value: table.value.clone(),
             is_own,
-            upsert: Text::new(format!(
+            upsert: Statement::new(format!(
                 "INSERT INTO {name} ({columns_of}, {value}) SELECT {given}, {INPUT}.delta FROM {deltas} \
                  ON DUPLICATE KEY UPDATE {name}.{value} = {} + {INPUT}.delta",
                 current(&name)
             )),
             bulk_upsert: None,
-            lock: Text::new(format!(
-                "SELECT CAST({INPUT}.pos AS UNSIGNED), t.{first} IS NOT NULL FROM {} LEFT JOIN {t} ON {matches} FOR UPDATE",
+            lock: Statement::new(format!(
+                "SELECT CAST({INPUT}.pos AS UNSIGNED), {is_found} FROM {} LEFT JOIN {t} ON {matches} FOR UPDATE",
                 json::derived_table(columns(&keys)),
             )),
-            update: Text::new(format!(
+            update: Statement::new(format!(
                 "UPDATE {deltas} STRAIGHT_JOIN {t} ON {matches} SET t.{value} = {} + {INPUT}.delta",
                 current("t")
             )),
             values: Lookup {
-                one: Text::new(format!("SELECT {one} {point}")),
-                many: Text::new(format!("{many} {trailer}")),
+                one: Statement::new(format!("{one} {one_row}")),
+                many: Statement::new(format!("{many} {last}")),
             },
             // one statement, so one snapshot of InnoDB, except with READ UNCOMMITTED
             snapshot: Lookup {
-                one: Text::new(format!(
-                    "SELECT {one}, {mark} {point} LEFT JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) \
-                     ON l.family = ? AND l.partition_no = ? AND l.incarnation = ?"
+                one: Statement::new(format!(
+                    "{one}, {mark} {one_row} {ledger} AND l.partition_no = ? AND l.incarnation = ?"
                 )),
-                many: Text::new(format!(
-                    "{many} UNION ALL SELECT 1, CAST({INPUT}.pos AS UNSIGNED), NULL, {mark} FROM {} \
-                     LEFT JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON l.family = ? \
-                     AND l.partition_no = {INPUT}.partition_no AND l.incarnation = {INPUT}.incarnation {trailer}",
-                    json::table(ledger),
+                many: Statement::new(format!(
+                    "{many} UNION ALL SELECT 1, CAST({INPUT}.pos AS UNSIGNED), NULL, {mark} FROM {rows} {ledger} \
+                     AND l.partition_no = {INPUT}.partition_no AND l.incarnation = {INPUT}.incarnation {last}"
                 )),
             },
             digits,
@@ -209,18 +209,19 @@ fn matches(keys: &[StoredKey]) -> String {
 
 fn join(keys: &[StoredKey], between: &str, each: impl Fn(usize, &StoredKey) -> String) -> String {
     let keys = keys.iter().enumerate();
-    keys.map(|(index, key)| each(index, key))
-        .collect::<Vec<_>>()
-        .join(between)
+    let keys: Vec<_> = keys.map(|(index, key)| each(index, key)).collect();
+    keys.join(between)
 }
 
 /// The part of an id for one key column. It sorts like the column, so that all transactions lock
 /// rows in one order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(untagged)]
 pub enum Segment<'id> {
     Number(i128),
-    /// ASCII without quotes and backslashes: a day or a UUID.
+    /// A day or a UUID.
     Plain(&'id str),
+    #[serde(serialize_with = "json::serialize_hex")]
     Text(&'id str),
 }
 
@@ -236,25 +237,26 @@ impl<'id> Segment<'id> {
         }
     }
 
-    pub fn write(&self, row: &mut JsonRows) {
-        match self {
-            Segment::Number(number) => row.number(number),
-            Segment::Plain(text) => row.plain(text),
-            Segment::Text(text) => row.bytes(text.as_bytes()),
-        };
-    }
-
-    /// Binds the segment as a parameter of [`StoredKey::compared`].
-    pub fn bind(self, query: Statement) -> Statement {
+    /// Binds the segment as a parameter of [`StoredKey::parameter`].
+    pub fn bind(self, statement: Statement) -> Statement {
         match self {
             Segment::Number(number) => match i64::try_from(number) {
-                Ok(number) => query.bind(number),
-                Err(_) => query.bind(u64::try_from(number).unwrap_or(u64::MAX)),
+                Ok(number) => statement.bind(number),
+                Err(_) => statement.bind(u64::try_from(number).unwrap_or(u64::MAX)),
             },
-            Segment::Plain(text) => query.bind(text),
-            Segment::Text(text) => query.bind(text.as_bytes()),
+            Segment::Plain(text) => statement.bind(text),
+            Segment::Text(text) => statement.bind(text.as_bytes()),
         }
     }
+}
+
+/// Binds each of the segments.
+pub fn bind<'id>(
+    statement: Statement,
+    segments: impl IntoIterator<Item = Segment<'id>>,
+) -> Statement {
+    let segments = segments.into_iter();
+    segments.fold(statement, |statement, segment| segment.bind(statement))
 }
 
 /// Returns the id's segments, one for each of [`Target::id_keys`], or the reason why it matches no
@@ -307,13 +309,17 @@ impl StoredKey {
         }
     }
 
-    /// Returns the condition that compares the column with a parameter.
-    pub fn compared(&self, operator: &str) -> String {
-        let parameter = match self.kind {
-            KeyType::Date => "CAST(? AS DATE)",
-            _ => "?",
-        };
-        format!("t.{} {operator} {}", self.column, self.stored(parameter))
+    /// Returns a parameter in the form that the column takes.
+    pub fn parameter(&self) -> String {
+        match self.kind {
+            KeyType::Date => "CAST(? AS DATE)".to_owned(),
+            _ => self.stored("?"),
+        }
+    }
+
+    /// Returns the condition that the column equals a parameter.
+    pub fn equals(&self) -> String {
+        format!("t.{} = {}", self.column, self.parameter())
     }
 
     /// Returns the value in the form that is compared with the column, so that the index is used.
@@ -359,5 +365,24 @@ impl StoredKey {
             }
             _ => format!("CAST(CAST({column} AS CHAR) AS BINARY)"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_are_cells_of_json() {
+        let row = [
+            Segment::Number(u64::MAX.into()),
+            Segment::Number(i64::MIN.into()),
+            Segment::Plain("2014-09-20"),
+            Segment::Text("a\0é"),
+        ];
+        assert_eq!(
+            serde_json::to_string(&row).expect("JSON"),
+            r#"[18446744073709551615,-9223372036854775808,"2014-09-20","6100C3A9"]"#
+        );
     }
 }
