@@ -4,7 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures_util::future::{join, join_all};
+use futures_util::future::{join_all, try_join_all};
+use redis::Value;
 
 use crate::admin::{Finding, Role, Severity};
 use crate::connection::Connection;
@@ -14,8 +15,10 @@ use crate::scripts::bundle::{self, Script};
 use crate::scripts::keys::Keys;
 
 /// Trial calls of the commands that the crate needs, with arguments that change nothing. `@` is a
-/// key that does not exist, or that the last trial removes.
-const TRIES: [&str; 32] = [
+/// key that does not exist, or that [`CLEANUP`] removes.
+const TRIES: [&str; 33] = [
+    "EVAL return 1 @",
+    "EVALSHA 0000000000000000000000000000000000000000 1 @",
     "EXISTS @",
     "HDEL @ field",
     "HEXISTS @ field",
@@ -47,8 +50,9 @@ const TRIES: [&str; 32] = [
     "SADD @ member",
     "PFADD @ element",
     "HSETNX @ field value",
-    "UNLINK @",
 ];
+/// The last trial, which removes what others may have written.
+const CLEANUP: &str = "UNLINK @";
 
 /// The scripts that a [`Writer`](Role::Writer) calls for the kinds that it counts in.
 const WRITING: [&str; 9] = [
@@ -76,21 +80,6 @@ const READING: [&str; 6] = [
 /// The commands that `cached_get` calls only to issue tickets, which callers need to seed counters.
 const TICKETS: [&str; 2] = ["HSET", "TIME"];
 
-/// A script that tries commands and returns those denied to the user. Most servers give the error
-/// no code of its own.
-const TRY: &str = "\
-local denied = {}
-for try in ARGV[1]:gmatch('[^,]+') do
-  local words = {}
-  for word in try:gmatch('%S+') do words[#words + 1] = word == '@' and KEYS[1] or word end
-  local reply = redis.pcall(unpack(words))
-  local text = type(reply) == 'table' and reply.err or ''
-  if text:find('NOPERM') or text:find('ACL failure in script') or text:find('The user executing the script') then
-    denied[#denied + 1] = words[1]:lower()
-  end
-end
-return denied";
-
 /// Returns the permissions that this connection's user lacks for the family, as ACL rules:
 /// `+pexpire`, or `~cf1:{shop/views/*` for its keys.
 ///
@@ -99,30 +88,39 @@ return denied";
 /// Redis cannot be asked.
 pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>> {
     let used = commands_of(family, Role::Reconciler);
-    let is_used = |words: &&str| {
-        words
-            .split(' ')
-            .next()
-            .is_some_and(|command| used.contains(command))
-    };
-    // as one word: Redis disconnects an unauthenticated client that sends more than ten
-    let tries = [TRIES
-        .into_iter()
-        .filter(is_used)
-        .collect::<Vec<_>>()
-        .join(",")];
-    let key = [Keys::new(family, 0).probe()];
-    let tried = bundle::reading::<Vec<String>>(redis, TRY, &key, &tries);
-    let (tried, evalsha) = join(tried, bundle::call_none(redis, &key[0])).await;
-    let mut missing = match tried {
-        Ok(denied) => denied.iter().map(|command| format!("+{command}")).collect(),
-        Err(error) => vec![lacks(family, "eval", error)?],
-    };
-    if let Err(error) = evalsha {
-        missing.push(lacks(family, "evalsha", error)?);
+    let tries = TRIES
+        .iter()
+        .filter(|words| used.contains(command_of(words)));
+    let mut rules = try_join_all(tries.map(|words| try_command(redis, family, words))).await?;
+    rules.push(try_command(redis, family, CLEANUP).await?);
+    let rules: BTreeSet<_> = rules.into_iter().flatten().collect();
+    Ok(rules.into_iter().collect())
+}
+
+fn command_of(words: &str) -> &str {
+    words.split(' ').next().unwrap_or_default()
+}
+
+/// Sends a trial call. Returns the ACL rule that the user lacks for it. Its other errors mean that
+/// Redis would execute the command, except for EVAL, which nothing but a missing rule can refuse.
+async fn try_command(redis: &Connection, family: &Family, words: &str) -> Result<Option<String>> {
+    let (name, key) = (command_of(words), Keys::new(family, 0).probe());
+    let mut command = redis::Cmd::new();
+    for word in words.split(' ') {
+        command.arg(if word == "@" { &key } else { word });
     }
-    missing.dedup();
-    Ok(missing)
+    match bundle::query::<Value>(redis, &command).await {
+        Err(error)
+            if name == "EVAL"
+                || error.kind() == ErrorKind::AccessDenied
+                || error
+                    .redis_error()
+                    .is_none_or(|refusal| refusal.code().is_none()) =>
+        {
+            lacks(family, &name.to_lowercase(), error).map(Some)
+        }
+        _ => Ok(None),
+    }
 }
 
 /// Refuses a user that lacks a permission for the family, and names the permission.
@@ -179,12 +177,8 @@ pub fn acl_rules(families: &[Family], role: Role) -> Vec<String> {
     let commands: BTreeSet<_> = families
         .iter()
         .flat_map(|family| commands_of(family, role))
-        .collect();
-    let commands = commands
-        .into_iter()
-        .chain(["EVAL", "EVALSHA"])
         .map(str::to_lowercase)
-        .collect::<BTreeSet<_>>();
+        .collect();
     keys.into_iter()
         .chain(commands.into_iter().map(|command| format!("+{command}")))
         .collect()
@@ -196,41 +190,29 @@ fn key_pattern(family: &Family) -> String {
 
 /// Returns the commands that a user of that role sends for a family, in scripts and directly.
 fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
-    let is_of_kind = |script: &&Script| {
-        family
-            .scripts()
-            .iter()
-            .any(|name| script.name.starts_with(name))
+    let is_called = |script: &&Script| {
+        let mut prefixes = family.scripts().iter();
+        let is_of_kind = prefixes.any(|prefix| script.name.starts_with(prefix));
+        match role {
+            Role::Reconciler => is_of_kind || script.kind() == "family",
+            Role::Writer => {
+                WRITING.contains(&script.name) && [family.kind(), "family"].contains(&script.kind())
+            }
+            Role::Reader => is_of_kind && READING.contains(&script.name),
+        }
     };
-    let all = Script::all();
-    match role {
-        Role::Reconciler => {
-            let used =
-                all.filter(|script| is_of_kind(script) || script.name.starts_with("family_"));
-            used.flat_map(Script::commands)
-                .chain(OWN_COMMANDS)
-                .collect()
-        }
-        Role::Writer => {
-            let counts =
-                |script: &&Script| script.kind() == family.kind() || script.kind() == "family";
-            let used = all.filter(|script| counts(script) && WRITING.contains(&script.name));
-            used.flat_map(Script::commands).collect()
-        }
-        Role::Reader => {
-            let used = all.filter(|script| is_of_kind(script) && READING.contains(&script.name));
-            let read = |script: &'static Script| {
-                let is_asked =
-                    |command: &&str| script.name != "cached_get" || !TICKETS.contains(command);
-                script.commands().filter(is_asked)
-            };
-            used.flat_map(read).collect()
-        }
+    let commands = |script: &'static Script| {
+        let issues_tickets = script.name != "cached_get" || role != Role::Reader;
+        let commands = script.commands();
+        commands.filter(move |command| issues_tickets || !TICKETS.contains(command))
+    };
+    let mut sent = vec!["EVAL", "EVALSHA"];
+    if role == Role::Reconciler {
+        sent.push("INFO");
     }
+    let in_scripts = Script::all().filter(is_called).flat_map(commands);
+    in_scripts.chain(sent).collect()
 }
-
-/// The commands that the crate sends outside the bundle's scripts.
-const OWN_COMMANDS: [&str; 4] = ["EXISTS", "HGET", "HSCAN", "INFO"];
 
 /// Returns the ACL rule that a user needs to send this command, or the error if it has another
 /// cause.

@@ -38,35 +38,19 @@ impl Backlog {
 }
 
 /// Returns the backlog of each of these partitions.
-pub async fn of_partitions(redis: &Connection, partitions: Vec<&Keys>) -> Result<Vec<Backlog>> {
-    const LOOK: &str = "\
-local time, found = redis.call('TIME'), {}
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-for k = 1, #KEYS, 4 do
-  local meta = redis.call('HMGET', KEYS[k + 2], 'first_at', 'batch_first_at', 'hits', 'hits_before')
-  local ids, oldest = { redis.call('HLEN', KEYS[k]), redis.call('HLEN', KEYS[k + 1]) }, -1
-  for i = 1, 2 do
-    if ids[i] > 0 then oldest = math.max(oldest, 0, now - (meta[i] or now)) end
-  end
-  local counted = (tonumber(meta[3]) or 0) + (tonumber(meta[4]) or 0)
-  found[#found + 1] = { ids[1] + ids[2], oldest, redis.call('HLEN', KEYS[k + 3]), counted }
-end
-return found";
+pub async fn of_partitions(redis: &Connection, partitions: &[&Keys]) -> Result<Vec<Backlog>> {
     let keys: Vec<_> = partitions
         .iter()
         .flat_map(|keys| [keys.buffer(), keys.batch(), keys.meta(), keys.open()])
         .collect();
-    let found: Vec<(u64, i64, u64, u64)> = bundle::reading(redis, LOOK, &keys, &[""; 0]).await?;
-    let backlog = |(ids, oldest, open, counted)| Backlog {
-        ids,
-        oldest: age(oldest),
-        open,
-        counted,
-    };
-    Ok(found.into_iter().map(backlog).collect())
-}
-
-/// Converts an age in milliseconds; -1 stands for none.
-fn age(ms: i64) -> Option<Duration> {
-    u64::try_from(ms).ok().map(Duration::from_millis)
+    let mut reply = bundle::repeat_safe(redis, "buffered_backlog", &keys, &[""]).await?;
+    reply.expect_ok()?;
+    reply.read_all(partitions.len(), |reply| {
+        Ok(Backlog {
+            ids: reply.number()?,
+            oldest: reply.optional_millis()?,
+            open: reply.number()?,
+            counted: reply.number()?,
+        })
+    })
 }

@@ -116,9 +116,9 @@ impl Shared {
             .collect();
         let mut backlogs = vec![Backlog::default(); families.len()];
         for some in all.chunks(pace.partitions * pace.calls) {
-            let calls = some.chunks(pace.partitions).map(|few| {
-                let keys = few.iter().map(|(_, keys)| keys).collect();
-                backlog::of_partitions(&self.redis, keys)
+            let calls = some.chunks(pace.partitions).map(async |few| {
+                let keys: Vec<_> = few.iter().map(|(_, keys)| keys).collect();
+                backlog::of_partitions(&self.redis, &keys).await
             });
             let found = try_join_all(calls).await?.into_iter().flatten();
             for ((index, _), more) in some.iter().zip(found) {

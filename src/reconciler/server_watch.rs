@@ -140,7 +140,7 @@ impl ServerWatch {
             .map(|one| Keys::new(&one.family, 0).calls())
             .collect();
         for keys in homes.chunks(if is_cluster { 1 } else { ON_A_SERVER }) {
-            match bundle::read::<u64>(redis, "EXISTS", keys, &[]).await {
+            match bundle::count_existing(redis, keys).await {
                 Ok(existing) if existing < keys.len() as u64 => return Ok(true),
                 Ok(_) => {}
                 Err(error) if bundle::crosses_slots(&error) => shared.topology.found_cluster(),

@@ -3,7 +3,7 @@
 
 use indexmap::IndexMap;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::family::kind::visit;
 use crate::family::kind::{Counting, Sliding};
 use crate::scripts::bundle::{self, Arg, Reply, borrowed, owned};
@@ -54,19 +54,14 @@ impl Partition {
                 }
             }
         };
-        match reply.status() {
-            status @ ("OK" | "DUP") => {
-                let results = vec![PairResult::Counted(0); visits.len()];
-                Ok(Counted::Executed {
-                    results,
-                    due: Vec::new(),
-                    repeated: status == "DUP",
-                })
-            }
-            "EXPIRED" => Ok(Counted::Expired),
-            "PASSED" => Ok(Counted::Passed),
-            _ => Err(reply.unexpected_reply()),
+        if let Some(outcome) = Counted::not_executed(&reply)? {
+            return Ok(outcome);
         }
+        Ok(Counted::Executed {
+            results: vec![PairResult::Counted(0); visits.len()],
+            due: Vec::new(),
+            repeated: reply.status() == "DUP",
+        })
     }
 
     async fn touch_exact(
@@ -145,24 +140,13 @@ impl Partition {
                 }
             }
         };
-        if reply.status() != "OK" {
-            return Err(reply.unexpected_reply());
-        }
-        let numbers: Vec<u64> = (0..2 * stripes.len())
-            .map(|at| reply.number(at))
-            .collect::<Result<_>>()?;
-        reply
-            .strings(2 * stripes.len())
-            .ok()
-            .filter(Vec::is_empty)
-            .ok_or_else(|| Error::corrupt("too many values"))?;
-        Ok(numbers
-            .chunks_exact(2)
-            .map(|two| Seen {
-                views: two[0],
-                visitors: two[1],
+        reply.expect_ok()?;
+        reply.read_all(stripes.len(), |reply| {
+            Ok(Seen {
+                views: reply.number()?,
+                visitors: reply.number()?,
             })
-            .collect())
+        })
     }
 
     async fn seen_exactly(&self, sliding: &Sliding, page: &[u8], stripes: &[u32]) -> Result<Reply> {

@@ -3,20 +3,19 @@
 
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
 use redis::Value;
 
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::ids::{BatchId, Incarnation, Nonce};
-use crate::scripts::bundle::{self, Reply, borrowed, owned};
+use crate::scripts::bundle::{self, Reply, borrowed, owned, text};
 use crate::scripts::fence::Fence;
 use crate::scripts::keys::Keys;
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
-use crate::scripts::partition::{
-    Counted, PairResult, Partition, PartitionCall, expect_ok, millis, salt,
-};
+use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, millis, salt};
 use crate::testing::ablation::{self, Guard};
 
 /// The reply of `buffered_rotate`.
@@ -68,6 +67,17 @@ pub struct LastCut {
     pub seq: u64,
     /// `None` if nothing was cut.
     pub nonce: Option<Nonce>,
+}
+
+impl LastCut {
+    /// Returns the id of the batch that was cut.
+    fn batch(self) -> Option<BatchId> {
+        Some(BatchId {
+            incarnation: self.incarnation?,
+            seq: self.seq,
+            nonce: self.nonce?,
+        })
+    }
 }
 
 /// The contents that `buffered_reset` dropped.
@@ -156,57 +166,74 @@ impl Partition {
                     .flat_map(|(id, update)| [borrowed(*id), update.to_arg()]),
             );
         }
-        let reply = bundle::call(redis, "buffered_add", &keys, &args).await?;
-        match reply.status() {
-            "OK" => counted(&reply, family, calls),
-            "DUP" => {
-                // the call was counted, so a failed read must not look like a refusal
-                let unknown = |error| {
-                    Error::new(ErrorKind::OutcomeUnknown, "the pending value is unknown")
-                        .with_source(error)
-                };
-                let mut results = Self::now_pending(calls).await.map_err(unknown)?;
-                refuse_again(&reply.string(0)?, &mut results)
-                    .ok_or_else(|| reply.unexpected_reply())?;
-                Ok(Counted::Executed {
-                    results,
-                    due: Vec::new(),
-                    repeated: true,
-                })
-            }
-            "EXPIRED" => Ok(Counted::Expired),
-            "PASSED" => Ok(Counted::Passed),
-            _ => Err(reply.unexpected_reply()),
+        let mut reply = bundle::call(redis, "buffered_add", &keys, &args).await?;
+        if let Some(outcome) = Counted::not_executed(&reply)? {
+            return Ok(outcome);
         }
+        let (repeated, mut due) = (reply.status() == "DUP", Vec::new());
+        let results = if repeated {
+            Self::repeated_results(&mut reply, calls).await?
+        } else {
+            let mut results = Vec::new();
+            for (index, call) in calls.iter().enumerate() {
+                if family.is_due(call.hits, reply.number()?) {
+                    due.push(index);
+                }
+                for _ in call.pairs {
+                    results.push(reply.read(PairResult::parse)?);
+                }
+            }
+            results
+        };
+        reply.expect_end()?;
+        Ok(Counted::Executed {
+            results,
+            due,
+            repeated,
+        })
     }
 
-    /// Reads the current pending values of the pairs' ids, in one call, because a reply has just
-    /// been lost.
-    async fn now_pending(calls: &[PartitionCall<'_>]) -> Result<Vec<PairResult>> {
-        const READ: &str = "\
-local pending, arg = {}, 1
-for k = 1, #KEYS do
-  for i = arg + 1, arg + ARGV[arg] do pending[#pending + 1] = redis.call('HGET', KEYS[k], ARGV[i]) or '0' end
-  arg = arg + 1 + ARGV[arg]
-end
-return pending";
-        let keys: Vec<_> = calls
-            .iter()
-            .map(|call| call.partition.keys.buffer())
-            .collect();
-        let ids = |call: &PartitionCall<'_>| {
-            call.pairs
+    /// Returns the results of a call that was executed before: its refusals, and the current
+    /// pending values of the other ids.
+    async fn repeated_results(
+        reply: &mut Reply,
+        calls: &[PartitionCall<'_>],
+    ) -> Result<Vec<PairResult>> {
+        let pairs = calls.iter().map(|call| call.pairs.len()).sum();
+        let refusals = PairResult::read_refusals(reply, pairs)?;
+        let mut rest = &refusals[..];
+        let reads = calls.iter().map(|call| {
+            let (own, others) = rest.split_at(call.pairs.len());
+            rest = others;
+            let counted = call
+                .pairs
                 .iter()
-                .map(|(id, _)| id.to_vec())
-                .collect::<Vec<_>>()
+                .zip(own)
+                .filter(|(_, refusal)| refusal.is_none());
+            let ids: Vec<_> = counted.map(|((id, _), _)| *id).collect();
+            async move {
+                if ids.is_empty() {
+                    return Ok(Vec::new());
+                }
+                call.partition
+                    .read(&ids)
+                    .await
+                    .map(|pending| pending.deltas)
+            }
+        });
+        // the call was counted, so a failed read must not look like a refusal
+        let deltas = try_join_all(reads).await.map_err(|error| {
+            Error::new(ErrorKind::OutcomeUnknown, "the pending value is unknown").with_source(error)
+        })?;
+        let mut pending = deltas.into_iter().flatten();
+        let result = |refusal: Option<PairResult>| {
+            refusal.or_else(|| {
+                pending
+                    .next()
+                    .map(|(_, buffer)| PairResult::Counted(buffer))
+            })
         };
-        let args: Vec<_> = calls
-            .iter()
-            .flat_map(|call| [vec![call.pairs.len().to_string().into_bytes()], ids(call)].concat())
-            .collect();
-        let pending: Vec<i64> =
-            bundle::reading(&calls[0].partition.redis, READ, &keys, &args).await?;
-        Ok(pending.into_iter().map(PairResult::Counted).collect())
+        Ok(refusals.into_iter().filter_map(result).collect())
     }
 
     /// Cuts the buffer off as the partition's one batch, or returns the batch in flight.
@@ -224,31 +251,21 @@ return pending";
             self.now_ms.clone(),
         ];
         let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
-        let reply = bundle::repeat_safe(&self.redis, "buffered_rotate", &keys, &args).await?;
+        let mut reply = bundle::repeat_safe(&self.redis, "buffered_rotate", &keys, &args).await?;
         match reply.status() {
             "OK" | "HELD" => {
-                let LastCut {
-                    incarnation,
-                    seq,
-                    nonce,
-                } = last_cut(&reply, 0)?;
-                let (Some(incarnation), Some(nonce)) = (incarnation, nonce) else {
-                    return Err(reply.unexpected_reply());
-                };
+                let last = last_cut(&mut reply)?;
+                let id = last.batch().ok_or_else(|| reply.unexpected_reply())?;
                 Ok(RotateReply::Batch(CutBatch {
-                    id: BatchId {
-                        incarnation,
-                        seq,
-                        nonce,
-                    },
-                    ids: reply.number(3)?,
-                    settled: Duration::from_millis(reply.number(4)?),
-                    oldest: Duration::from_millis(reply.number(5)?),
+                    id,
+                    ids: reply.number()?,
+                    settled: reply.millis()?,
+                    oldest: reply.millis()?,
                     fresh: reply.status() == "OK",
                 }))
             }
-            "LEASED" => Ok(RotateReply::Leased(Duration::from_millis(reply.number(0)?))),
-            "EARLY" => Ok(RotateReply::Early(Duration::from_millis(reply.number(0)?))),
+            "LEASED" => Ok(RotateReply::Leased(reply.millis()?)),
+            "EARLY" => Ok(RotateReply::Early(reply.millis()?)),
             "EMPTY" => Ok(RotateReply::Empty),
             _ => Err(reply.unexpected_reply()),
         }
@@ -280,12 +297,12 @@ return pending";
                 bundle::repeat_safe(&self.redis, "buffered_fetch", &keys, &args).await?;
             match reply.status() {
                 "OK" => {}
-                "WAIT" => return Ok(FetchReply::Wait(Duration::from_millis(reply.number(0)?))),
+                "WAIT" => return Ok(FetchReply::Wait(reply.millis()?)),
                 "STALE" => return Ok(FetchReply::Stale),
                 _ => return Err(reply.unexpected_reply()),
             }
-            cursor = reply.string(0)?;
-            let mut words = reply.byte_strings_in(1)?.into_iter();
+            cursor = reply.text()?;
+            let mut words = reply.byte_strings()?.into_iter();
             while let (Some(id), Some(delta)) = (words.next(), words.next()) {
                 let number = std::str::from_utf8(&delta)
                     .ok()
@@ -308,7 +325,7 @@ return pending";
             // HSCAN may return an id twice
             deltas.sort_unstable();
             deltas.dedup_by(|one, other| one.0 == other.0);
-            let size: usize = reply.number(2)?;
+            let size: usize = reply.number()?;
             if deltas.len() == size {
                 return Ok(FetchReply::Deltas(deltas));
             }
@@ -331,11 +348,7 @@ return pending";
         let keys = [self.keys.batch(), self.keys.meta()];
         let reply =
             bundle::repeat_safe(&self.redis, "buffered_release", &keys, &id_args(batch)).await?;
-        match reply.status() {
-            "OK" => Ok(true),
-            "STALE" => Ok(false),
-            _ => Err(reply.unexpected_reply()),
-        }
+        reply.is_ok_or("STALE")
     }
 
     /// Drops all that is not in the database and starts a new incarnation, if the last cut is still
@@ -349,27 +362,21 @@ return pending";
     ) -> Result<Option<Dropped>> {
         let mut keys = vec![self.keys.meta(), home.calls()];
         keys.extend(self.keys.unsaved(family));
-        let text = |number: Option<String>| number.unwrap_or_default();
         let args = [
-            text(
-                proven
-                    .incarnation
-                    .map(|incarnation| incarnation.to_string()),
-            ),
-            proven.seq.to_string(),
-            text(proven.nonce.map(|nonce| nonce.to_string())),
-            salt()?,
-            self.now_ms.clone(),
+            proven.incarnation.map_or(borrowed(""), owned),
+            owned(proven.seq),
+            proven.nonce.map_or(borrowed(""), owned),
+            owned(salt()?),
+            borrowed(&self.now_ms),
         ];
-        let reply = bundle::repeat_safe(&self.redis, "buffered_reset", &keys, &args).await?;
-        match reply.status() {
-            "OK" => Ok(Some(Dropped {
-                hits: reply.number(0)?,
-                ids: reply.number(1)?,
-            })),
-            "STALE" => Ok(None),
-            _ => Err(reply.unexpected_reply()),
+        let mut reply = bundle::repeat_safe(&self.redis, "buffered_reset", &keys, &args).await?;
+        if !reply.is_ok_or("STALE")? {
+            return Ok(None);
         }
+        Ok(Some(Dropped {
+            hits: reply.number()?,
+            ids: reply.number()?,
+        }))
     }
 
     /// The maximum number of ids in one [`read`](Self::read).
@@ -377,51 +384,30 @@ return pending";
 
     /// Reads the pending values of the ids and the id of the last batch, as of one moment.
     pub async fn read(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
-        self.read_from(
-            &[self.keys.buffer(), self.keys.batch(), self.keys.meta()],
-            ids,
-        )
-        .await
+        let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
+        self.read_from(&keys, ids).await
     }
 
     /// Reads like [`read`](Self::read), but adds slices that are not over yet to the buffer's
     /// values.
     pub async fn read_with_slices(&self, ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
-        self.read_from(
-            &[
-                self.keys.buffer(),
-                self.keys.batch(),
-                self.keys.meta(),
-                self.keys.open(),
-            ],
-            ids,
-        )
-        .await
+        let keys = [
+            self.keys.buffer(),
+            self.keys.batch(),
+            self.keys.meta(),
+            self.keys.open(),
+        ];
+        self.read_from(&keys, ids).await
     }
 
     async fn read_from(&self, keys: &[String], ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
         let mut reply = bundle::repeat_safe(&self.redis, "buffered_read", keys, ids).await?;
-        expect_ok(&reply)?;
-        let mut pending = Pending {
-            last: last_cut(&reply, 0)?,
-            in_flight: reply.number::<u8>(3)? == 1,
-            deltas: Vec::with_capacity(ids.len()),
-        };
-        let words = reply.strings(4)?;
-        let number = |word: &String| word.parse::<i64>().ok();
-        let deltas: Option<Vec<_>> = words
-            .chunks(2)
-            .map(|two| Some((number(&two[0])?, number(two.get(1)?)?)))
-            .collect();
-        pending.deltas = deltas
-            .filter(|deltas| deltas.len() == ids.len())
-            .ok_or_else(|| {
-                Error::corrupt(format!(
-                    "{}: a delta is not an i64: {words:?}",
-                    self.keys.buffer()
-                ))
-            })?;
-        Ok(pending)
+        reply.expect_ok()?;
+        Ok(Pending {
+            last: last_cut(&mut reply)?,
+            in_flight: reply.number::<u8>()? == 1,
+            deltas: reply.read_all(ids.len(), |reply| Ok((reply.number()?, reply.number()?)))?,
+        })
     }
 
     /// Returns whether anything is pending in the partition, by one cheap command.
@@ -434,26 +420,17 @@ return pending";
     /// scanned before the batch that it becomes, and a batch is released only after it was applied.
     pub async fn pending_ids(&self, prefix: &str) -> Result<Vec<String>> {
         let mut found = Vec::new();
-        for key in [self.keys.buffer(), self.keys.batch()] {
-            let mut cursor = 0u64;
+        for key in self.keys.pending() {
+            let mut cursor = "0".to_owned();
             loop {
-                let args = [
-                    &cursor.to_string(),
-                    "MATCH",
-                    &starts_with(prefix),
-                    "COUNT",
-                    "1000",
-                ];
-                let (next, words): (u64, Vec<Vec<u8>>) =
-                    bundle::read(&self.redis, "HSCAN", std::slice::from_ref(&key), &args).await?;
-                found.extend(
-                    words
-                        .into_iter()
-                        .step_by(2)
-                        .filter_map(|id| String::from_utf8(id).ok()),
-                );
-                cursor = next;
-                if cursor == 0 {
+                let (keys, args) = ([&key], [&*cursor, prefix, "1000"]);
+                let mut reply =
+                    bundle::repeat_safe(&self.redis, "buffered_scan", &keys, &args).await?;
+                reply.expect_ok()?;
+                cursor = reply.text()?;
+                let ids = reply.byte_strings()?.into_iter().step_by(2);
+                found.extend(ids.filter_map(|id| String::from_utf8(id).ok()));
+                if cursor == "0" {
                     break;
                 }
             }
@@ -466,26 +443,21 @@ return pending";
 /// one slot.
 pub async fn last_cuts(redis: &Connection, partitions: &[Partition]) -> Result<Vec<LastCut>> {
     let keys: Vec<_> = partitions.iter().map(|one| one.keys.meta()).collect();
-    let reply = bundle::repeat_safe(redis, "buffered_state", &keys, &[""; 0]).await?;
-    expect_ok(&reply)?;
-    (0..partitions.len())
-        .map(|at| last_cut(&reply, 3 * at))
-        .collect()
+    let mut reply = bundle::repeat_safe(redis, "buffered_state", &keys, &[""; 0]).await?;
+    reply.expect_ok()?;
+    reply.read_all(partitions.len(), last_cut)
 }
 
-/// Parses incarnation, seq and nonce from position `at` on.
-fn last_cut(reply: &Reply, at: usize) -> Result<LastCut> {
-    let hex = |at| match reply.string(at)?.as_str() {
-        "" => Ok(None),
-        text => u64::from_str_radix(text, 16)
-            .map(Some)
-            .map_err(|_| reply.unexpected_reply()),
+/// Reads incarnation, seq and nonce.
+fn last_cut(reply: &mut Reply) -> Result<LastCut> {
+    let hex = |value: &Value| match text(value)? {
+        "" => Some(None),
+        text => u64::from_str_radix(text, 16).ok().map(Some),
     };
-    let (incarnation, nonce) = (hex(at)?.map(Incarnation), hex(at + 2)?.map(Nonce));
     Ok(LastCut {
-        incarnation,
-        seq: reply.number(at + 1)?,
-        nonce,
+        incarnation: reply.read(hex)?.map(Incarnation),
+        seq: reply.number()?,
+        nonce: reply.read(hex)?.map(Nonce),
     })
 }
 
@@ -496,74 +468,4 @@ pub(crate) fn id_args(batch: BatchId) -> [String; 3] {
         batch.seq.to_string(),
         batch.nonce.to_string(),
     ]
-}
-
-/// Returns the Redis glob pattern that matches everything with this prefix.
-fn starts_with(prefix: &str) -> String {
-    let mut pattern = String::with_capacity(prefix.len() + 1);
-    for letter in prefix.chars() {
-        if matches!(letter, '*' | '?' | '[' | ']' | '\\') {
-            pattern.push('\\');
-        }
-        pattern.push(letter);
-    }
-    pattern.push('*');
-    pattern
-}
-
-/// Returns the outcome of a call that was executed just now.
-fn counted(reply: &Reply, family: &Family, calls: &[PartitionCall<'_>]) -> Result<Counted> {
-    let (mut results, mut due) = (Vec::new(), Vec::new());
-    let mut words = reply.rest(0)?.iter();
-    for (at, call) in calls.iter().enumerate() {
-        let Some(Value::Int(total)) = words.next() else {
-            return Err(reply.unexpected_reply());
-        };
-        if family.is_due(call.hits, *total) {
-            due.push(at);
-        }
-        results.extend(words.by_ref().take(call.pairs.len()).map_while(result));
-    }
-    let expected: usize = calls.iter().map(|call| call.pairs.len()).sum();
-    match words.next() {
-        None if results.len() == expected => Ok(Counted::Executed {
-            results,
-            due,
-            repeated: false,
-        }),
-        _ => Err(reply.unexpected_reply()),
-    }
-}
-
-/// Restores the refusals of the first execution, "INDEX:WORD ..." with indexes from 1.
-pub(crate) fn refuse_again(refused: &str, results: &mut [PairResult]) -> Option<()> {
-    for one in refused.split_ascii_whitespace() {
-        let (index, word) = one.split_once(':')?;
-        *results.get_mut(index.parse::<usize>().ok()?.checked_sub(1)?)? = refusal(word.as_bytes())?;
-    }
-    Some(())
-}
-
-fn result(word: &Value) -> Option<PairResult> {
-    match word {
-        Value::Int(pending) => Some(PairResult::Counted(*pending)),
-        Value::BulkString(word) => refusal(word).or_else(|| {
-            std::str::from_utf8(word)
-                .ok()?
-                .parse()
-                .ok()
-                .map(PairResult::Counted)
-        }),
-        _ => None,
-    }
-}
-
-pub(crate) fn refusal(word: &[u8]) -> Option<PairResult> {
-    match word {
-        b"RANGE" => Some(PairResult::OutOfRange(0)),
-        b"FULL" => Some(PairResult::Full),
-        b"WRONGTYPE" => Some(PairResult::WrongType),
-        b"BADID" => Some(PairResult::BadId),
-        _ => None,
-    }
 }

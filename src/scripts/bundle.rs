@@ -4,9 +4,10 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use include_dir::{Dir, include_dir};
-use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, ServerErrorKind, Value};
 
 use crate::connection::Connection;
 use crate::connection::refusal;
@@ -107,13 +108,9 @@ pub async fn call(
     let script = Script::named(name)
         .ok_or_else(|| Error::corrupt(format!("the bundle has no script {name}")))?;
     #[cfg(feature = "test-hooks")]
-    if let Some(without_guard) = crate::testing::ablation::without_guard(script.source) {
-        return Reply::new(
-            name,
-            eval(redis, &without_guard, keys, args)
-                .await
-                .map_err(not_executed)?,
-        );
+    if let Some(text) = crate::testing::ablation::without_guard(script.source) {
+        let reply = redis.send(&command("EVAL", &text, keys, args)).await;
+        return Reply::new(name, keys, reply.map_err(not_executed)?);
     }
     let mut reply = redis
         .send(&command("EVALSHA", &script.sha1, keys, args))
@@ -126,20 +123,10 @@ pub async fn call(
             .await;
     }
     match reply {
-        Ok(value) => Reply::new(name, value),
+        Ok(value) => Reply::new(name, keys, value),
         Err(error) if is_wrong_type(&error) => Err(wrong_type(name, keys, error)),
         Err(error) => Err(classify(redis, name, error)),
     }
-}
-
-/// Runs a script that is not in the bundle.
-pub async fn eval(
-    redis: &Connection,
-    text: &str,
-    keys: &[impl AsRef<[u8]>],
-    args: &[impl AsRef<[u8]>],
-) -> RedisResult<Value> {
-    redis.send(&command("EVAL", text, keys, args)).await
 }
 
 fn command(verb: &str, what: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef<[u8]>]) -> Cmd {
@@ -230,65 +217,21 @@ fn classify(redis: &Connection, name: &'static str, error: RedisError) -> Error 
     }
 }
 
-/// Runs a command that reads keys of one slot, within a script. A cluster connection may send plain
-/// reads to a replica, which may lag. It also leaves nodes that it is not connected to out of a sum
-/// over several keys.
-pub async fn read<T>(
-    redis: &Connection,
-    verb: &str,
-    keys: &[impl AsRef<[u8]>],
-    args: &[&str],
-) -> Result<T>
-where
-    T: redis::FromRedisValue,
-{
-    const READ: &str = "\
-local words = { ARGV[1] }
-for i = 1, #KEYS do words[#words + 1] = KEYS[i] end
-for i = 2, #ARGV do words[#words + 1] = ARGV[i] end
-return redis.call(unpack(words))";
-    let words: Vec<&str> = std::iter::once(verb).chain(args.iter().copied()).collect();
-    reading(redis, READ, keys, &words).await
+/// Returns the number of these keys that exist. In a cluster they must lie in one slot.
+pub async fn count_existing(redis: &Connection, keys: &[String]) -> Result<u64> {
+    const KEYS: usize = 1000;
+    let mut count = 0;
+    for keys in keys.chunks(KEYS) {
+        let mut reply = repeat_safe(redis, "family_exists", keys, &[""; 0]).await?;
+        reply.expect_ok()?;
+        count += reply.number::<u64>()?;
+    }
+    Ok(count)
 }
 
 /// Returns whether any of the keys exists. In a cluster they must lie in one slot.
 pub async fn any_exists(redis: &Connection, keys: &[String]) -> Result<bool> {
-    read::<u64>(redis, "EXISTS", keys, &[])
-        .await
-        .map(|existing| existing > 0)
-}
-
-/// Runs a script that only reads.
-pub async fn reading<T>(
-    redis: &Connection,
-    text: &str,
-    keys: &[impl AsRef<[u8]>],
-    args: &[impl AsRef<[u8]>],
-) -> Result<T>
-where
-    T: redis::FromRedisValue,
-{
-    let value = eval(redis, text, keys, args).await.map_err(|error| {
-        if is_wrong_type(&error) {
-            wrong_type("a read", keys, error)
-        } else {
-            not_executed(error)
-        }
-    })?;
-    T::from_redis_value(value)
-        .map_err(|error| Error::corrupt("unexpected value").with_source(error))
-}
-
-/// Calls a script that does not exist. Returns an error only if Redis refuses the call before it
-/// looks up the script.
-pub async fn call_none(redis: &Connection, key: &str) -> Result<()> {
-    let reply = redis
-        .send(&command("EVALSHA", &"0".repeat(40), &[key], &[""; 0]))
-        .await;
-    match reply {
-        Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript) => Ok(()),
-        reply => reply.map(drop).map_err(not_executed),
-    }
+    Ok(count_existing(redis, keys).await? > 0)
 }
 
 /// Returns whether a call was refused because its keys lie in several slots of a cluster.
@@ -315,32 +258,32 @@ where
     T::from_redis_value(value).map_err(|error| not_executed(error.into()))
 }
 
-/// A script's reply: a status word, then strings and integers.
+/// A script's reply: a status word, then strings and integers, which are read in their order.
 #[derive(Debug)]
 pub struct Reply {
     script: &'static str,
+    /// The first key of the call, for errors.
+    key: String,
     status: String,
-    rest: Vec<Value>,
+    values: Vec<Value>,
+    /// The index of the value that is read next.
+    next: usize,
 }
 
 impl Reply {
-    fn new(script: &'static str, value: Value) -> Result<Self> {
+    fn new(script: &'static str, keys: &[impl AsRef<[u8]>], reply: Value) -> Result<Self> {
+        let Value::Array(values) = reply else {
+            return Err(Error::corrupt(format!("{script} replied {reply:?}")));
+        };
+        let key = keys.first().map_or(&[][..], AsRef::as_ref);
         let mut reply = Reply {
             script,
+            key: String::from_utf8_lossy(key).into_owned(),
             status: String::new(),
-            rest: Vec::new(),
+            values,
+            next: 0,
         };
-        let Value::Array(mut items) = value else {
-            return Err(reply.unexpected_reply());
-        };
-        if items.is_empty() {
-            return Err(reply.unexpected_reply());
-        }
-        reply.rest = items.split_off(1);
-        reply.status = items
-            .pop()
-            .and_then(text)
-            .ok_or_else(|| reply.unexpected_reply())?;
+        reply.status = reply.text()?;
         Ok(reply)
     }
 
@@ -348,90 +291,112 @@ impl Reply {
         &self.status
     }
 
-    /// Returns the error for a reply that the script's header does not list.
-    pub fn unexpected_reply(&self) -> Error {
-        Error::corrupt(format!(
-            "{} replied {:?} {:?}",
-            self.script, self.status, self.rest
-        ))
-    }
-
-    /// Returns the values from position `from` on; an error if the reply is shorter.
-    pub fn rest(&self, from: usize) -> Result<&[Value]> {
-        self.rest.get(from..).ok_or_else(|| self.unexpected_reply())
-    }
-
-    /// Takes the strings from position `from` on; an error if the reply is shorter.
-    pub fn strings(&mut self, from: usize) -> Result<Vec<String>> {
-        let values = self.split_off(from)?;
-        values
-            .into_iter()
-            .map(text)
-            .collect::<Option<_>>()
-            .ok_or_else(|| self.unexpected_reply())
-    }
-
-    /// Takes the byte strings from position `from` on; an error if the reply is shorter.
-    pub fn byte_strings(&mut self, from: usize) -> Result<Vec<Vec<u8>>> {
-        let values = self.split_off(from)?;
-        byte_strings(values).ok_or_else(|| self.unexpected_reply())
-    }
-
-    fn split_off(&mut self, from: usize) -> Result<Vec<Value>> {
-        if from <= self.rest.len() {
-            Ok(self.rest.split_off(from))
+    pub fn expect_ok(&self) -> Result<()> {
+        if self.status == "OK" {
+            Ok(())
         } else {
             Err(self.unexpected_reply())
         }
     }
 
-    /// Takes the array of byte strings at the given position.
-    pub fn byte_strings_in(&mut self, at: usize) -> Result<Vec<Vec<u8>>> {
-        match self
-            .rest
-            .get_mut(at)
-            .map(|item| std::mem::replace(item, Value::Nil))
-        {
-            Some(Value::Array(items)) => byte_strings(items).ok_or_else(|| self.unexpected_reply()),
-            _ => Err(self.unexpected_reply()),
+    /// Returns true for OK, and false for the other status that the script may reply.
+    pub fn is_ok_or(&self, other: &str) -> Result<bool> {
+        if self.status == other {
+            return Ok(false);
+        }
+        self.expect_ok().map(|()| true)
+    }
+
+    /// Returns the error for a reply that the script's header does not list.
+    pub fn unexpected_reply(&self) -> Error {
+        Error::corrupt(format!(
+            "{} of {} replied {:?}",
+            self.script, self.key, self.values
+        ))
+    }
+
+    /// Returns the number of values that were not read yet.
+    pub fn left(&self) -> usize {
+        self.values.len().saturating_sub(self.next)
+    }
+
+    /// Reads the next value if `parse` accepts it.
+    pub fn read<T>(&mut self, parse: impl FnOnce(&Value) -> Option<T>) -> Result<T> {
+        let value = self.values.get(self.next).and_then(parse);
+        self.next += 1;
+        value.ok_or_else(|| self.unexpected_reply())
+    }
+
+    /// Reads as many items as expected. The reply must end with them.
+    pub fn read_all<T>(
+        &mut self,
+        count: usize,
+        mut read: impl FnMut(&mut Self) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let items = (0..count).map(|_| read(self)).collect::<Result<_>>()?;
+        self.expect_end().map(|()| items)
+    }
+
+    /// Returns an error unless all values were read.
+    pub fn expect_end(&self) -> Result<()> {
+        if self.left() == 0 {
+            Ok(())
+        } else {
+            Err(self.unexpected_reply())
         }
     }
 
-    /// Returns the number at the given position, sent as an integer or a string.
-    pub fn number<T: std::str::FromStr + TryFrom<i64>>(&self, at: usize) -> Result<T> {
-        let number = match self.rest.get(at) {
-            Some(Value::Int(number)) => T::try_from(*number).ok(),
-            Some(Value::BulkString(bytes)) => std::str::from_utf8(bytes)
-                .ok()
-                .and_then(|text| text.parse().ok()),
+    /// Reads a number, sent as an integer or a string.
+    pub fn number<T: std::str::FromStr + TryFrom<i64>>(&mut self) -> Result<T> {
+        self.read(|value| match value {
+            Value::Int(number) => T::try_from(*number).ok(),
+            value => text(value)?.parse().ok(),
+        })
+    }
+
+    /// Reads a duration in milliseconds.
+    pub fn millis(&mut self) -> Result<Duration> {
+        self.number().map(Duration::from_millis)
+    }
+
+    /// Reads a duration in milliseconds; `None` if it is empty.
+    pub fn optional_millis(&mut self) -> Result<Option<Duration>> {
+        if self.values.get(self.next).and_then(text) == Some("") {
+            return self.text().map(|_| None);
+        }
+        self.millis().map(Some)
+    }
+
+    pub fn text(&mut self) -> Result<String> {
+        self.read(|value| text(value).map(str::to_owned))
+    }
+
+    pub fn bytes(&mut self) -> Result<Vec<u8>> {
+        self.read(bytes)
+    }
+
+    /// Reads an array of byte strings.
+    pub fn byte_strings(&mut self) -> Result<Vec<Vec<u8>>> {
+        self.read(|value| match value {
+            Value::Array(items) => items.iter().map(bytes).collect(),
             _ => None,
-        };
-        number.ok_or_else(|| self.unexpected_reply())
-    }
-
-    /// Returns the string at the given position.
-    pub fn string(&self, at: usize) -> Result<String> {
-        self.rest
-            .get(at)
-            .cloned()
-            .and_then(text)
-            .ok_or_else(|| self.unexpected_reply())
+        })
     }
 }
 
-fn byte_strings(values: Vec<Value>) -> Option<Vec<Vec<u8>>> {
-    let bytes = |value| match value {
-        Value::BulkString(bytes) => Some(bytes),
-        _ => None,
-    };
-    values.into_iter().map(bytes).collect()
-}
-
-fn text(value: Value) -> Option<String> {
+fn bytes(value: &Value) -> Option<Vec<u8>> {
     match value {
-        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
+        Value::BulkString(bytes) => Some(bytes.clone()),
+        _ => None,
+    }
+}
+
+/// Returns the text of a string; `None` for a value of another type and for other bytes.
+pub fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
         Value::SimpleString(text) => Some(text),
-        Value::Okay => Some("OK".to_owned()),
+        Value::Okay => Some("OK"),
         _ => None,
     }
 }

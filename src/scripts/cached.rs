@@ -5,16 +5,16 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use redis::Value;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::family::ids::BatchId;
 use crate::family::kind::Retention;
 use crate::scripts::buffered::id_args;
-use crate::scripts::bundle::{self, Reply, borrowed, owned};
+use crate::scripts::bundle::{self, borrowed, owned, text};
 use crate::scripts::fence::Fence;
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
 use crate::scripts::partition::{
-    Counted, PairResult, Partition, PartitionCall, Ticket, expect_ok, millis, salt,
+    Counted, PairResult, Partition, PartitionCall, Ticket, millis, salt,
 };
 
 /// The lifetime of a ticket: time to read a row from the database and to seed its counter.
@@ -110,32 +110,27 @@ impl Partition {
         );
         // both are sent together, the seeds first; a counter whose seed failed is missing again
         let (_, reply) = join(seeding, bundle::call(redis, "cached_incr", &keys, &args)).await;
-        let reply = reply?;
-        let count: usize = calls.iter().map(|call| call.pairs.len()).sum();
-        let executed = |results: Option<Vec<_>>, repeated| {
-            let results = results
-                .filter(|results| results.len() == count)
-                .ok_or_else(|| reply.unexpected_reply())?;
-            Ok(Counted::Executed {
-                results,
-                due: Vec::new(),
-                repeated,
-            })
-        };
-        match reply.status() {
-            "OK" => executed(reply.rest(0)?.iter().map(word).collect(), false),
-            "DUP" => executed(
-                reply
-                    .string(0)?
-                    .split_ascii_whitespace()
-                    .map(text_word)
-                    .collect(),
-                true,
-            ),
-            "EXPIRED" => Ok(Counted::Expired),
-            "PASSED" => Ok(Counted::Passed),
-            _ => Err(reply.unexpected_reply()),
+        let mut reply = reply?;
+        if let Some(outcome) = Counted::not_executed(&reply)? {
+            return Ok(outcome);
         }
+        let pairs = calls.iter().map(|call| call.pairs.len()).sum();
+        let repeated = reply.status() == "DUP";
+        let results = if repeated {
+            let words = reply.text()?;
+            let words = words.split_ascii_whitespace().map(PairResult::parse_word);
+            words
+                .collect::<Option<Vec<_>>>()
+                .filter(|results| results.len() == pairs)
+                .ok_or_else(|| reply.unexpected_reply())?
+        } else {
+            reply.read_all(pairs, |reply| reply.read(PairResult::parse))?
+        };
+        Ok(Counted::Executed {
+            results,
+            due: Vec::new(),
+            repeated,
+        })
     }
 
     /// Seeds counters that were missing. Returns for each whether it has a base now.
@@ -146,13 +141,15 @@ impl Partition {
             for (id, seed) in seeds {
                 args.extend([borrowed(*id), owned(seed.ticket), owned(seed.value)]);
             }
-            let reply =
+            let mut reply =
                 bundle::repeat_safe(&self.redis, "cached_seed", &[self.keys.base()], &args).await?;
-            results.extend(each(reply, seeds.len(), |word| match word {
+            reply.expect_ok()?;
+            let has_base = |word: &Value| match text(word)? {
                 "SEEDED" | "HELD" => Some(true),
                 "MISS" => Some(false),
                 _ => None,
-            })?);
+            };
+            results.extend(reply.read_all(seeds.len(), |reply| reply.read(has_base))?);
         }
         Ok(results)
     }
@@ -165,13 +162,10 @@ impl Partition {
             owned(salt()?),
         ];
         args.extend(ids.iter().map(|id| borrowed(id)));
-        let reply =
+        let mut reply =
             bundle::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
-        expect_ok(&reply)?;
-        let results: Option<Vec<_>> = reply.rest(0)?.iter().map(word).collect();
-        results
-            .filter(|results| results.len() == ids.len())
-            .ok_or_else(|| reply.unexpected_reply())
+        reply.expect_ok()?;
+        reply.read_all(ids.len(), |reply| reply.read(PairResult::parse))
     }
 
     /// Marks counters of a batch as saved once it is complete in the database, each with its row's
@@ -190,12 +184,12 @@ impl Partition {
             args.extend([borrowed(*id), row.map_or(borrowed("-"), owned)]);
         }
         let keys = [base, buffer, cut, self.keys.meta()];
-        let reply = bundle::repeat_safe(&self.redis, "cached_saved", &keys, &args).await?;
-        match reply.status() {
-            "OK" => Ok(Some(reply.number(0)?)),
-            "STALE" => Ok(None),
-            _ => Err(reply.unexpected_reply()),
-        }
+        let mut reply = bundle::repeat_safe(&self.redis, "cached_saved", &keys, &args).await?;
+        Ok(if reply.is_ok_or("STALE")? {
+            Some(reply.number()?)
+        } else {
+            None
+        })
     }
 
     /// Checks about `count` counters from `cursor` on, and deletes those that are due and have
@@ -221,70 +215,21 @@ impl Partition {
     ) -> Result<(Vec<Deleted>, u64)> {
         let mut args = vec![owned(cursor), owned(count), borrowed(&self.now_ms)];
         args.extend(ids.iter().map(|id| borrowed(id)));
-        let reply =
+        let mut reply =
             bundle::repeat_safe(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;
-        let words = reply.rest(1)?.iter().map(|word| match text(word)? {
+        reply.expect_ok()?;
+        let next = reply.number()?;
+        let deleted = |word: &Value| match text(word)? {
             "DELETED" | "GONE" => Some(Deleted::Done),
             "KEPT:buffer" => Some(Deleted::Waiting),
             "KEPT:batch" => Some(Deleted::InFlight),
             _ => None,
-        });
-        let deleted: Option<Vec<_>> = words.collect();
-        Ok((
-            deleted.ok_or_else(|| reply.unexpected_reply())?,
-            reply.number(0)?,
-        ))
+        };
+        let outcomes = reply.read_all(reply.left(), |reply| reply.read(deleted))?;
+        Ok((outcomes, next))
     }
 
     fn cached_keys(&self) -> [String; 3] {
         [self.keys.base(), self.keys.buffer(), self.keys.batch()]
-    }
-}
-
-fn word(value: &Value) -> Option<PairResult> {
-    match value {
-        Value::Int(value) => Some(PairResult::Counted(*value)),
-        value => text_word(text(value)?),
-    }
-}
-
-fn text_word(word: &str) -> Option<PairResult> {
-    match word.split_once(':') {
-        Some(("RANGE", value)) => Some(PairResult::OutOfRange(value.parse().ok()?)),
-        Some(("SUM", addends)) => {
-            let sum = addends
-                .split(':')
-                .map(|addend| addend.parse::<i64>().map(i128::from))
-                .sum::<Result<i128, _>>();
-            let Ok(sum) = sum else {
-                return Some(PairResult::NotAnInteger);
-            };
-            Some(i64::try_from(sum).map_or(PairResult::OutOfRange(0), PairResult::Counted))
-        }
-        Some(("MISS", ticket)) => u64::from_str_radix(ticket, 16)
-            .ok()
-            .map(|ticket| PairResult::Missing(Ticket(ticket))),
-        Some(_) => None,
-        None if word == "BADSTATE" => Some(PairResult::NotAnInteger),
-        None if word == "BADID" => Some(PairResult::BadId),
-        None => word.parse().ok().map(PairResult::Counted),
-    }
-}
-
-/// Parses a reply of one word for each id.
-fn each<T>(mut reply: Reply, count: usize, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>> {
-    expect_ok(&reply)?;
-    let words = reply.strings(0)?;
-    let parsed: Option<Vec<T>> = words.iter().map(|word| parse(word)).collect();
-    let parsed = parsed.filter(|parsed| parsed.len() == count);
-    parsed.ok_or_else(|| Error::corrupt(format!("{count} words were expected, received {words:?}")))
-}
-
-fn text(value: &Value) -> Option<&str> {
-    match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        Value::SimpleString(text) => Some(text),
-        Value::Okay => Some("OK"),
-        _ => None,
     }
 }

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{self, Arg, borrowed, owned};
 use crate::scripts::keys::Keys;
-use crate::scripts::partition::{Partition, expect_ok, random, salt};
+use crate::scripts::partition::{Partition, random, salt};
 use crate::testing::ablation::{self, Guard};
 
 /// The time for which new calls name an epoch. Redis remembers it for at least 30 s more, for
@@ -179,20 +179,20 @@ impl Partition {
             owned(family.partitions()),
             self.time(),
         ];
-        let reply =
+        let mut reply =
             bundle::repeat_safe(&self.redis, "family_epoch", &self.keys.fence(), &args).await?;
         match reply.status() {
             "OK" => Ok(Some(Epochs {
-                now: reply.string(0)?.into(),
-                before: reply.string(1)?.into(),
+                now: reply.text()?.into(),
+                before: reply.text()?.into(),
             })),
             "UNCONFIGURED" => Ok(None),
             "MISMATCH" => Err(Error::new(
                 ErrorKind::Mismatch,
                 format!(
                     "{family} is {} with {} partitions, not {} with {}",
-                    reply.string(0)?,
-                    reply.string(1)?,
+                    reply.text()?,
+                    reply.text()?,
                     family.kind(),
                     family.partitions()
                 ),
@@ -220,6 +220,8 @@ impl Partition {
             owned(family.max_pending),
             owned(family.settings()),
         ];
-        expect_ok(&bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?)
+        bundle::repeat_safe(&self.redis, "family_configure", &keys, &args)
+            .await?
+            .expect_ok()
     }
 }

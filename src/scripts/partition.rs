@@ -5,10 +5,12 @@
 use std::fmt;
 use std::time::Duration;
 
+use redis::Value;
+
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::bundle::{Arg, Reply, borrowed, owned};
+use crate::scripts::bundle::{Arg, Reply, borrowed, owned, text};
 use crate::scripts::keys::Keys;
 use crate::testing::simulated;
 
@@ -40,6 +42,19 @@ pub enum Counted {
     /// The caller has made a later call. Nothing was done now; the outcome of an earlier arrival is
     /// unknown. Either this is a late repeat, or two processes share the caller's name.
     Passed,
+}
+
+impl Counted {
+    /// Returns the outcome of a counting call that was not executed; `None` if it was, now (OK) or
+    /// before (DUP).
+    pub(crate) fn not_executed(reply: &Reply) -> Result<Option<Self>> {
+        match reply.status() {
+            "OK" | "DUP" => Ok(None),
+            "EXPIRED" => Ok(Some(Counted::Expired)),
+            "PASSED" => Ok(Some(Counted::Passed)),
+            _ => Err(reply.unexpected_reply()),
+        }
+    }
 }
 
 /// The right to seed a counter once.
@@ -78,6 +93,58 @@ pub enum PairResult {
 }
 
 impl PairResult {
+    /// Parses the result of a pair: the value, or a word.
+    pub(crate) fn parse(value: &Value) -> Option<Self> {
+        match value {
+            Value::Int(value) => Some(PairResult::Counted(*value)),
+            value => PairResult::parse_word(text(value)?),
+        }
+    }
+
+    pub(crate) fn parse_word(word: &str) -> Option<Self> {
+        Some(match word.split_once(':') {
+            None => match word {
+                "RANGE" => PairResult::OutOfRange(0),
+                "FULL" => PairResult::Full,
+                "WRONGTYPE" => PairResult::WrongType,
+                "BADID" => PairResult::BadId,
+                "BADSTATE" => PairResult::NotAnInteger,
+                value => PairResult::Counted(value.parse().ok()?),
+            },
+            Some(("RANGE", value)) => PairResult::OutOfRange(value.parse().ok()?),
+            Some(("MISS", ticket)) => {
+                PairResult::Missing(Ticket(u64::from_str_radix(ticket, 16).ok()?))
+            }
+            Some(("SUM", addends)) => {
+                let numbers = addends.split(':').map(|addend| addend.parse::<i64>());
+                match numbers
+                    .map(|number| number.map(i128::from))
+                    .sum::<Result<i128, _>>()
+                {
+                    Ok(sum) => {
+                        i64::try_from(sum).map_or(PairResult::OutOfRange(0), PairResult::Counted)
+                    }
+                    Err(_) => PairResult::NotAnInteger,
+                }
+            }
+            Some(_) => return None,
+        })
+    }
+
+    /// Reads the refusals of a call's first execution, "INDEX:WORD ..." with indexes from 1.
+    /// Returns `None` for each pair that was counted.
+    pub(crate) fn read_refusals(reply: &mut Reply, pairs: usize) -> Result<Vec<Option<Self>>> {
+        reply.read(|value| {
+            let mut results = vec![None; pairs];
+            for refusal in text(value)?.split_ascii_whitespace() {
+                let (index, word) = refusal.split_once(':')?;
+                let index = index.parse::<usize>().ok()?.checked_sub(1)?;
+                *results.get_mut(index)? = Some(PairResult::parse_word(word)?);
+            }
+            Some(results)
+        })
+    }
+
     /// Returns the error for a result that this kind only yields if another client wrote its keys.
     pub(crate) fn corrupt(self, family: &Family, id: &str) -> Error {
         let tag = format!("cf1:{{{family}/{}}}", family.partition_of(id));
@@ -161,14 +228,6 @@ impl Partition {
     /// Returns the time argument of scripts that must use the server's clock: empty outside tests.
     pub(crate) fn time(&self) -> Arg<'_> {
         simulated::time().map_or_else(|| borrowed(&self.now_ms), owned)
-    }
-}
-
-pub(crate) fn expect_ok(reply: &Reply) -> Result<()> {
-    if reply.status() == "OK" {
-        Ok(())
-    } else {
-        Err(reply.unexpected_reply())
     }
 }
 

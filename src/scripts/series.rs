@@ -3,15 +3,12 @@
 
 use std::time::Duration;
 
-use redis::Value;
-
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::family::calendar::Precision;
 use crate::family::kind::{Window, Windows};
-use crate::scripts::buffered::{refusal, refuse_again};
-use crate::scripts::bundle::{self, borrowed, owned};
+use crate::scripts::bundle::{self, Reply, borrowed, owned, text};
 use crate::scripts::fence::Fence;
-use crate::scripts::partition::{Counted, PairResult, Partition, expect_ok};
+use crate::scripts::partition::{Counted, PairResult, Partition};
 use crate::scripts::server_clock::ServerClock;
 
 impl Partition {
@@ -39,7 +36,7 @@ impl Partition {
                 .map(|one| self.keys.window(one.precision, name))
         }));
         let mut guess = clock.guess();
-        let reply = loop {
+        let mut reply = loop {
             let mut args = begin.clone();
             args.push(owned(windows.windows.len()));
             for window in &windows.windows {
@@ -56,37 +53,28 @@ impl Partition {
                 break reply;
             }
         };
-        let result = |word: &Value| match word {
-            Value::Int(1) => Some(PairResult::Counted(0)),
-            Value::BulkString(word) => refusal(word),
-            _ => None,
-        };
-        match reply.status() {
-            "OK" => {
-                let results: Option<Vec<_>> = reply.rest(0)?.iter().map(result).collect();
-                let results = results
-                    .filter(|results| results.len() == pairs.len())
-                    .ok_or_else(|| reply.unexpected_reply())?;
-                Ok(Counted::Executed {
-                    results,
-                    due: Vec::new(),
-                    repeated: false,
-                })
-            }
-            "DUP" => {
-                let mut results = vec![PairResult::Counted(0); pairs.len()];
-                refuse_again(&reply.string(0)?, &mut results)
-                    .ok_or_else(|| reply.unexpected_reply())?;
-                Ok(Counted::Executed {
-                    results,
-                    due: Vec::new(),
-                    repeated: true,
-                })
-            }
-            "EXPIRED" => Ok(Counted::Expired),
-            "PASSED" => Ok(Counted::Passed),
-            _ => Err(reply.unexpected_reply()),
+        if let Some(outcome) = Counted::not_executed(&reply)? {
+            return Ok(outcome);
         }
+        let repeated = reply.status() == "DUP";
+        let results = if repeated {
+            PairResult::read_refusals(&mut reply, pairs.len())?
+        } else {
+            reply.read_all(pairs.len(), |reply| {
+                reply.read(|word| match PairResult::parse(word)? {
+                    PairResult::Counted(_) => Some(None),
+                    refusal => Some(Some(refusal)),
+                })
+            })?
+        };
+        Ok(Counted::Executed {
+            results: results
+                .into_iter()
+                .map(|refusal| refusal.unwrap_or(PairResult::Counted(0)))
+                .collect(),
+            due: Vec::new(),
+            repeated,
+        })
     }
 
     /// The maximum number of windows in one call of [`windows`](Self::windows).
@@ -105,19 +93,12 @@ impl Partition {
             .collect();
         let mut reply =
             bundle::repeat_safe(&self.redis, "series_get", &keys, &[self.time()]).await?;
-        expect_ok(&reply)?;
-        let now = reply.number(0)?;
-        let texts = reply.strings(1)?;
-        let windows: Option<Vec<_>> = texts.iter().map(|text| slices(text)).collect();
-        let windows = windows.filter(|windows| windows.len() == names.len());
-        Ok((
-            now,
-            windows.ok_or_else(|| {
-                Error::corrupt(format!(
-                    "a window holds a value that is not a count: {texts:?}"
-                ))
-            })?,
-        ))
+        reply.expect_ok()?;
+        let now = reply.number()?;
+        let windows = reply.read_all(names.len(), |reply| {
+            reply.read(|value| slices(text(value)?))
+        })?;
+        Ok((now, windows))
     }
 
     /// Returns up to `limit` names that begin with `prefix` and follow `after`, ascending. If there
@@ -132,14 +113,14 @@ impl Partition {
         let args = [borrowed(prefix), borrowed(after), owned(limit), self.time()];
         let keys = [self.keys.names(), self.keys.idle()];
         let mut reply = bundle::repeat_safe(&self.redis, "series_names", &keys, &args).await?;
-        expect_ok(&reply)?;
-        let mut words = reply.byte_strings(0)?.into_iter();
-        let last = words.next().filter(|last| !last.is_empty());
+        reply.expect_ok()?;
+        let last = reply.bytes()?;
+        let names = reply.read_all(reply.left(), Reply::bytes)?.into_iter();
         Ok((
-            words
+            names
                 .filter_map(|name| String::from_utf8(name).ok())
                 .collect(),
-            last,
+            Some(last).filter(|last| !last.is_empty()),
         ))
     }
 
@@ -170,19 +151,10 @@ impl Partition {
             self.keys.buffer(),
             self.keys.meta(),
         ];
-        let reply = bundle::repeat_safe(
-            &self.redis,
-            "series_close",
-            &keys,
-            &[SLICES, all, &self.now_ms],
-        )
-        .await?;
-        expect_ok(&reply)?;
-        let next = match reply.string(1) {
-            Ok(none) if none.is_empty() => None,
-            _ => Some(Duration::from_millis(reply.number(1)?)),
-        };
-        Ok((reply.number(0)?, next))
+        let args = [SLICES, all, &self.now_ms];
+        let mut reply = bundle::repeat_safe(&self.redis, "series_close", &keys, &args).await?;
+        reply.expect_ok()?;
+        Ok((reply.number()?, reply.optional_millis()?))
     }
 }
 

@@ -51,11 +51,11 @@ impl Guess<'_> {
 
     /// Returns the reply, or `None` if it corrects the time. Nothing was done then, and the call
     /// must be repeated for the new time.
-    pub fn accept(&mut self, reply: Reply) -> Result<Option<Reply>> {
+    pub fn accept(&mut self, mut reply: Reply) -> Result<Option<Reply>> {
         if reply.status() != "OUTSIDE" {
             return Ok(Some(reply));
         }
-        self.ahead = reply.number::<i64>(0)? - self.sent;
+        self.ahead = reply.number::<i64>()? - self.sent;
         self.clock.ahead_ms.store(self.ahead, Ordering::Relaxed);
         self.sent = here();
         self.left -= 1;

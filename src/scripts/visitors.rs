@@ -4,13 +4,11 @@
 use std::time::Duration;
 
 use indexmap::IndexMap;
-use redis::Value;
 
 use crate::error::Result;
 use crate::family::Family;
 use crate::family::kind::visit;
-use crate::scripts::buffered::refusal;
-use crate::scripts::bundle::{self, Reply, borrowed, owned};
+use crate::scripts::bundle::{self, borrowed, owned};
 use crate::scripts::fence::Fence;
 use crate::scripts::partition::{Counted, PairResult, Partition, millis};
 
@@ -32,31 +30,35 @@ impl Partition {
             args.extend([borrowed(*id), owned(visitors.len())]);
             args.extend(visitors.iter().map(|(_, visitor)| borrowed(*visitor)));
         }
-        let reply = bundle::call(&self.redis, "visitors_first", &keys, &args).await?;
-        let indexes = ids.values().flatten().map(|(index, _)| *index);
-        let executed = |from, due, repeated| {
-            let results = in_order(&reply, from, indexes, count)?;
-            Ok(Counted::Executed {
-                results,
-                due,
-                repeated,
-            })
-        };
-        match reply.status() {
-            "OK" => {
-                let new = reply
-                    .rest(1)?
-                    .iter()
-                    .filter(|word| **word == Value::Int(1))
-                    .count() as u64;
-                let due = new > 0 && family.is_due(new, reply.number(0)?);
-                executed(1, if due { vec![0] } else { Vec::new() }, false)
-            }
-            "DUP" => executed(0, Vec::new(), true),
-            "EXPIRED" => Ok(Counted::Expired),
-            "PASSED" => Ok(Counted::Passed),
-            _ => Err(reply.unexpected_reply()),
+        let mut reply = bundle::call(&self.redis, "visitors_first", &keys, &args).await?;
+        if let Some(outcome) = Counted::not_executed(&reply)? {
+            return Ok(outcome);
         }
+        let repeated = reply.status() == "DUP";
+        let total = if repeated { 0 } else { reply.number()? };
+        let replied = reply.read_all(count, |reply| {
+            reply.read(|word| match PairResult::parse(word)? {
+                PairResult::Counted(1) => Some(PairResult::First),
+                PairResult::Counted(0) => Some(PairResult::Repeated),
+                PairResult::Counted(_) => None,
+                refusal => Some(refusal),
+            })
+        })?;
+        let new = replied
+            .iter()
+            .filter(|result| **result == PairResult::First)
+            .count() as u64;
+        let is_due = !repeated && new > 0 && family.is_due(new, total);
+        // the script replies by id, the caller expects the order of the visits
+        let mut results = vec![PairResult::Repeated; count];
+        for ((index, _), result) in ids.values().flatten().zip(replied) {
+            results[*index] = result;
+        }
+        Ok(Counted::Executed {
+            results,
+            due: if is_due { vec![0] } else { Vec::new() },
+            repeated,
+        })
     }
 }
 
@@ -73,35 +75,4 @@ fn by_id<'p>(visits: impl IntoIterator<Item = &'p [u8]>) -> (ById<'p>, usize) {
         count += 1;
     }
     (ids, count)
-}
-
-/// Returns the outcomes of the visits in their original order. The script replies by id.
-fn in_order(
-    reply: &Reply,
-    from: usize,
-    indexes: impl Iterator<Item = usize>,
-    count: usize,
-) -> Result<Vec<PairResult>> {
-    let result = |word: &Value| match word {
-        Value::Int(number) => Some(if *number == 1 {
-            PairResult::First
-        } else {
-            PairResult::Repeated
-        }),
-        Value::BulkString(word) => match &**word {
-            b"1" => Some(PairResult::First),
-            b"0" => Some(PairResult::Repeated),
-            word => refusal(word),
-        },
-        _ => None,
-    };
-    let results: Option<Vec<_>> = reply.rest(from)?.iter().map(result).collect();
-    let results = results
-        .filter(|results| results.len() == count)
-        .ok_or_else(|| reply.unexpected_reply())?;
-    let mut ordered = vec![PairResult::Repeated; count];
-    for (index, word) in indexes.zip(results) {
-        ordered[index] = word;
-    }
-    Ok(ordered)
 }

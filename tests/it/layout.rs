@@ -24,12 +24,7 @@ type Uses = BTreeMap<String, BTreeSet<String>>;
 /// Returns the modules that each module uses, by their paths without `crate::`. It leaves out uses
 /// of a parent.
 fn uses() -> Uses {
-    let mut sources = BTreeMap::new();
-    read(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
-        "",
-        &mut sources,
-    );
+    let sources = sources();
     let modules: BTreeSet<_> = sources.keys().cloned().collect();
     let module_of = |path: &str| {
         let mut path = path;
@@ -68,6 +63,14 @@ fn uses() -> Uses {
         (module, used)
     };
     sources.into_iter().map(used_by).collect()
+}
+
+/// Returns the sources of the crate by module, without comments and tests.
+fn sources() -> BTreeMap<String, String> {
+    let mut sources = BTreeMap::new();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    read(&folder, "", &mut sources);
+    sources
 }
 
 /// Reads the sources below a folder by module, without comments and tests.
@@ -150,6 +153,20 @@ fn no_two_files_import_each_other() {
         }
     }
     assert!(uses.is_empty(), "circles among {uses:#?}");
+}
+
+/// Redis runs the scripts of `lua/v1` and no others, so that programs in any language can.
+#[test]
+fn rust_contains_no_script() {
+    for (module, source) in sources() {
+        let is_lua = ["redis.call", "redis.pcall"]
+            .iter()
+            .any(|lua| source.contains(lua));
+        assert!(
+            !is_lua || module.starts_with("testing"),
+            "src/: {module} contains Lua, which belongs to lua/v1"
+        );
+    }
 }
 
 #[test]

@@ -242,6 +242,8 @@ async fn the_backlogs_of_idle_families_take_few_calls() {
             .await
             .unwrap();
     }
+    // the first time Redis does not know the script
+    plain.counterfoil.backlogs().await.unwrap();
     let _: () = plain.redis.run("CONFIG RESETSTAT").await.unwrap();
     let counterfoil = plain.counterfoil.clone();
     let backlogs = tokio::spawn(async move { counterfoil.backlogs().await });
@@ -256,7 +258,7 @@ async fn the_backlogs_of_idle_families_take_few_calls() {
         .filter(|line| line.starts_with("cmdstat_eval"))
         .collect::<Vec<_>>();
     assert!(
-        sent.len() == 1 && sent[0].starts_with("cmdstat_eval:calls=2,"),
+        sent.len() == 1 && sent[0].starts_with("cmdstat_evalsha:calls=2,"),
         "{sent:?}"
     );
 }

@@ -748,6 +748,30 @@ async fn a_script_that_lost_a_guard_fails() {
         ),
         (
             "visitors_first",
+            "count >= 1",
+            "true",
+            "visitors_first/bad-arguments",
+        ),
+        (
+            "buffered_scan",
+            "prefix:gsub('[*?%[%]\\\\]', '\\\\%0')",
+            "prefix",
+            "buffered_scan/prefix-of-pattern-characters",
+        ),
+        (
+            "buffered_backlog",
+            "if cut > 0 then",
+            "if true then",
+            "buffered_backlog/buffer",
+        ),
+        (
+            "buffered_backlog",
+            "if waiting > 0 then",
+            "if true then",
+            "buffered_backlog/batch-after-an-older-buffer",
+        ),
+        (
+            "visitors_first",
             "pending >= max then",
             "false then",
             "visitors_first/full",
