@@ -107,7 +107,7 @@ async fn try_command(redis: &Connection, family: &Family, words: &str) -> Result
     let (name, key) = (command_of(words), Keys::new(family, 0).probe());
     let mut command = redis::Cmd::new();
     for word in words.split(' ') {
-        command.arg(if word == "@" { &key } else { word });
+        command.arg(if word == "@" { &key } else { word.as_bytes() });
     }
     match bundle::query::<Value>(redis, &command).await {
         Err(error)

@@ -43,8 +43,7 @@ pub async fn of_partitions(redis: &Connection, partitions: &[&Keys]) -> Result<V
         .iter()
         .flat_map(|keys| [keys.buffer(), keys.batch(), keys.meta(), keys.open()])
         .collect();
-    let mut reply = bundle::repeat_safe(redis, "buffered_backlog", &keys, &[""]).await?;
-    reply.expect_ok()?;
+    let mut reply = bundle::expect_ok(redis, "buffered_backlog", &keys, &[""]).await?;
     reply.read_all(partitions.len(), |reply| {
         Ok(Backlog {
             ids: reply.number()?,

@@ -19,6 +19,7 @@ use crate::process::shared::Shared;
 use crate::reconciler::set_back;
 use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
 use crate::scripts::bundle;
+use crate::scripts::keys::Key;
 use crate::scripts::partition::{Partition, random};
 use crate::store::{Applied, Batch, Progress, Registered};
 use crate::testing::ablation::{self, Guard};
@@ -192,7 +193,7 @@ impl Flusher {
 
     /// Returns true if any of the keys exists. Takes one command; a cluster is assumed to have one:
     /// it refuses keys of several slots once, and is then known as a cluster.
-    pub(super) async fn has_any(&self, keys: impl Iterator<Item = String>) -> Result<bool> {
+    pub(super) async fn has_any(&self, keys: impl Iterator<Item = Key>) -> Result<bool> {
         if self.shared.topology.is_cluster() {
             return Ok(true);
         }

@@ -11,6 +11,7 @@ use crate::metrics;
 use crate::process::shared::Shared;
 use crate::reconciler::flush::{Flusher, PartitionId};
 use crate::scripts::bundle;
+use crate::scripts::keys::Key;
 use crate::scripts::partition::Partition;
 
 /// The number of concurrent calls to Redis.
@@ -105,7 +106,7 @@ pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) ->
 }
 
 /// Returns the keys of which at least one exists if hits wait for the database.
-fn used_keys(family: &Family, partition: &Partition) -> Vec<String> {
+fn used_keys(family: &Family, partition: &Partition) -> Vec<Key> {
     let keys = &partition.keys;
     let mut used = keys.pending().to_vec();
     if family.keeps_slices() {

@@ -6,11 +6,9 @@ use indexmap::IndexMap;
 use crate::error::Result;
 use crate::family::kind::visit;
 use crate::family::kind::{Counting, Sliding};
-use crate::scripts::bundle::{self, Arg, Reply, borrowed, owned};
+use crate::scripts::bundle::{self, Reply, borrowed, owned};
 use crate::scripts::fence::Fence;
-use crate::scripts::keys::Key;
 use crate::scripts::partition::{Counted, PairResult, Partition};
-use crate::scripts::series::seconds;
 use crate::scripts::server_clock::ServerClock;
 
 /// The views and visitors of a cell within the window.
@@ -40,18 +38,12 @@ impl Partition {
         visits: impl IntoIterator<Item = (&'p [u8], i64)>,
     ) -> Result<Counted> {
         let visits: Vec<_> = visits.into_iter().collect();
-        let cells = cells(sliding, &visits);
+        let cells = &cells(sliding, &visits);
         let reply = match sliding.counting {
-            Counting::Exact => self.touch_exact(sliding, fence, &cells).await?,
+            Counting::Exact => self.send_touch(sliding, None, fence, cells).await?,
             Counting::HyperLogLog => {
-                let mut guess = clock.guess();
-                loop {
-                    if let Some(reply) =
-                        guess.accept(self.touch_hll(sliding, guess.now(), fence, &cells).await?)?
-                    {
-                        break reply;
-                    }
-                }
+                let send = |now| self.send_touch(sliding, Some(now), fence, cells);
+                clock.call(send).await?
             }
         };
         if let Some(outcome) = Counted::not_executed(&reply)? {
@@ -64,58 +56,40 @@ impl Partition {
         })
     }
 
-    async fn touch_exact(
+    /// Sends the cells, at this time if visitors are counted with HyperLogLogs.
+    async fn send_touch(
         &self,
         sliding: &Sliding,
+        now: Option<i64>,
         fence: Fence<'_>,
         cells: &Cells<'_>,
     ) -> Result<Reply> {
-        let (mut keys, mut args) = self.begin_touch(sliding, fence);
-        for (stripe, page) in cells.keys() {
-            keys.extend([
-                self.keys.views(*stripe, page),
-                self.keys.visitors(*stripe, page),
-            ]);
-        }
-        push_cells(&mut args, cells);
-        bundle::call(&self.redis, "activity_touch", &keys, &args).await
-    }
-
-    async fn touch_hll(
-        &self,
-        sliding: &Sliding,
-        now: i64,
-        fence: Fence<'_>,
-        cells: &Cells<'_>,
-    ) -> Result<Reply> {
-        let layer = now.div_euclid(sliding.layer_ms());
-        let minute = seconds(layer * sliding.layer_ms()).div_euclid(60) * 60;
-        let (mut keys, mut args) = self.begin_touch(sliding, fence);
-        for (stripe, page) in cells.keys() {
-            keys.extend([
-                self.keys.views(*stripe, page),
-                self.keys.layer(layer, *stripe, page),
-            ]);
-            keys.extend(
-                sliding
-                    .keep_minutes
-                    .then(|| self.keys.minute(minute, *stripe, page)),
-            );
-        }
-        args.push(owned(layer));
-        push_cells(&mut args, cells);
-        bundle::call(&self.redis, "activity_touch_hll", &keys, &args).await
-    }
-
-    fn begin_touch<'a>(&'a self, sliding: &Sliding, fence: Fence<'a>) -> (Vec<Key>, Vec<Arg<'a>>) {
+        let layer_ms = sliding.layer_ms();
+        let layer = now.map(|now| now.div_euclid(layer_ms));
         let (mut keys, mut args) = fence.begin(self.time());
-        keys.extend([self.keys.open(), self.keys.schedule()].map(String::into_bytes));
-        args.extend([
-            owned(sliding.layer_ms()),
-            owned(sliding.layers),
-            owned(u8::from(sliding.keep_minutes)),
-        ]);
-        (keys, args)
+        keys.extend([self.keys.open(), self.keys.schedule()]);
+        for (stripe, page) in cells.keys() {
+            keys.push(self.keys.views(*stripe, page));
+            let Some(layer) = layer else {
+                keys.push(self.keys.visitors(*stripe, page));
+                continue;
+            };
+            keys.push(self.keys.layer(layer, *stripe, page));
+            if sliding.keep_minutes {
+                let minute = (layer * layer_ms).div_euclid(60_000) * 60;
+                keys.push(self.keys.minute(minute, *stripe, page));
+            }
+        }
+        let keeps_minutes = u8::from(sliding.keep_minutes);
+        args.extend([owned(layer_ms), owned(sliding.layers), owned(keeps_minutes)]);
+        args.extend(layer.map(owned));
+        args.push(owned(cells.len()));
+        for ((_, page), Touched { views, visitors }) in cells {
+            args.extend([borrowed(*page), owned(views), owned(visitors.len())]);
+            args.extend(visitors.iter().map(|visitor| borrowed(*visitor)));
+        }
+        let script = layer.map_or("activity_touch", |_| "activity_touch_hll");
+        bundle::call(&self.redis, script, &keys, &args).await
     }
 
     /// Returns what these stripes of the page hold within the window, in the order of `stripes`.
@@ -127,21 +101,14 @@ impl Partition {
         stripes: &[u32],
     ) -> Result<Vec<Seen>> {
         let page = page.as_bytes();
-        let mut reply = match sliding.counting {
-            Counting::Exact => self.seen_exactly(sliding, page, stripes).await?,
+        let reply = match sliding.counting {
+            Counting::Exact => self.send_seen(sliding, None, page, stripes).await?,
             Counting::HyperLogLog => {
-                let mut guess = clock.guess();
-                loop {
-                    if let Some(reply) =
-                        guess.accept(self.seen_hll(sliding, guess.now(), page, stripes).await?)?
-                    {
-                        break reply;
-                    }
-                }
+                let send = |now| self.send_seen(sliding, Some(now), page, stripes);
+                clock.call(send).await?
             }
         };
-        reply.expect_ok()?;
-        reply.read_all(stripes.len(), |reply| {
+        reply.expect_ok()?.read_all(stripes.len(), |reply| {
             Ok(Seen {
                 views: reply.number()?,
                 visitors: reply.number()?,
@@ -149,52 +116,33 @@ impl Partition {
         })
     }
 
-    async fn seen_exactly(&self, sliding: &Sliding, page: &[u8], stripes: &[u32]) -> Result<Reply> {
-        let of = |stripe: &u32| {
-            [
-                self.keys.views(*stripe, page),
-                self.keys.visitors(*stripe, page),
-            ]
-        };
-        let keys: Vec<_> = stripes.iter().flat_map(of).collect();
-        bundle::repeat_safe(
-            &self.redis,
-            "activity_now",
-            &keys,
-            &self.window_args(sliding),
-        )
-        .await
-    }
-
-    async fn seen_hll(
+    /// Asks for the window at this time if visitors are counted with HyperLogLogs.
+    async fn send_seen(
         &self,
         sliding: &Sliding,
-        now: i64,
+        now: Option<i64>,
         page: &[u8],
         stripes: &[u32],
     ) -> Result<Reply> {
-        let last = now.div_euclid(sliding.layer_ms());
-        let layers = (last + 1 - i64::from(sliding.layers))..=last;
-        let mut keys = Vec::with_capacity(stripes.len() * (1 + sliding.layers as usize));
-        for stripe in stripes {
-            keys.push(self.keys.views(*stripe, page));
-            keys.extend(
-                layers
-                    .clone()
-                    .map(|layer| self.keys.layer(layer, *stripe, page)),
-            );
+        let last = now.map(|now| now.div_euclid(sliding.layer_ms()));
+        let mut keys = Vec::new();
+        for &stripe in stripes {
+            keys.push(self.keys.views(stripe, page));
+            let Some(last) = last else {
+                keys.push(self.keys.visitors(stripe, page));
+                continue;
+            };
+            let layers = (last + 1 - i64::from(sliding.layers))..=last;
+            keys.extend(layers.map(|layer| self.keys.layer(layer, stripe, page)));
         }
-        let mut args = Vec::from(self.window_args(sliding));
-        args.push(owned(last));
-        bundle::repeat_safe(&self.redis, "activity_now_hll", &keys, &args).await
-    }
-
-    fn window_args(&self, sliding: &Sliding) -> [Arg<'_>; 3] {
-        [
+        let mut args = vec![
             self.time(),
             owned(sliding.layer_ms()),
             owned(sliding.layers),
-        ]
+        ];
+        args.extend(last.map(owned));
+        let script = last.map_or("activity_now", |_| "activity_now_hll");
+        bundle::repeat_safe(&self.redis, script, &keys, &args).await
     }
 }
 
@@ -207,12 +155,4 @@ fn cells<'p>(sliding: &Sliding, visits: &[(&'p [u8], i64)]) -> Cells<'p> {
         cell.visitors.push(visitor);
     }
     cells
-}
-
-fn push_cells<'a>(args: &mut Vec<Arg<'a>>, cells: &'a Cells<'_>) {
-    args.push(owned(cells.len()));
-    for ((_, page), Touched { views, visitors }) in cells {
-        args.extend([borrowed(*page), owned(views), owned(visitors.len())]);
-        args.extend(visitors.iter().map(|visitor| borrowed(*visitor)));
-    }
 }

@@ -10,12 +10,12 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::ids::{BatchId, Incarnation, Nonce};
-use crate::scripts::bundle::{self, Reply, borrowed, owned, text};
+use crate::scripts::bundle::{self, Arg, Reply, borrowed, owned, text};
 use crate::scripts::fence::Fence;
-use crate::scripts::keys::Keys;
+use crate::scripts::keys::{Key, Keys};
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
-use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, millis, salt};
+use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, salt};
 use crate::testing::ablation::{self, Guard};
 
 /// The reply of `buffered_rotate`.
@@ -158,7 +158,7 @@ impl Partition {
             pairs,
         } in calls
         {
-            keys.extend([partition.keys.buffer(), partition.keys.meta()].map(String::into_bytes));
+            keys.extend([partition.keys.buffer(), partition.keys.meta()]);
             args.extend([owned(hits), owned(pairs.len())]);
             args.extend(
                 pairs
@@ -243,12 +243,12 @@ impl Partition {
             Cut::WhenDue(family) => (family.sync_hits, family.sync_time),
         };
         let args = [
-            salt()?,
-            lease.map_or(String::new(), |lease| lease.owner.to_owned()),
-            millis(lease.map_or(Duration::ZERO, |lease| lease.time)),
-            hits.to_string(),
-            millis(time),
-            self.now_ms.clone(),
+            owned(salt()?),
+            borrowed(lease.map_or("", |lease| lease.owner)),
+            owned(lease.map_or(0, |lease| lease.time.as_millis())),
+            owned(hits),
+            owned(time.as_millis()),
+            borrowed(&self.now_ms),
         ];
         let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
         let mut reply = bundle::repeat_safe(&self.redis, "buffered_rotate", &keys, &args).await?;
@@ -288,10 +288,10 @@ impl Partition {
                 incarnation,
                 seq,
                 nonce,
-                millis(settle),
-                cursor,
-                page.to_string(),
-                self.now_ms.clone(),
+                owned(settle.as_millis()),
+                owned(cursor),
+                owned(page),
+                borrowed(&self.now_ms),
             ];
             let mut reply =
                 bundle::repeat_safe(&self.redis, "buffered_fetch", &keys, &args).await?;
@@ -306,16 +306,10 @@ impl Partition {
             while let (Some(id), Some(delta)) = (words.next(), words.next()) {
                 let number = std::str::from_utf8(&delta)
                     .ok()
-                    .and_then(|delta| delta.parse().ok());
+                    .and_then(|it| it.parse().ok());
                 let number = number.ok_or_else(|| {
-                    let (id, delta) = (
-                        String::from_utf8_lossy(&id),
-                        String::from_utf8_lossy(&delta),
-                    );
-                    Error::corrupt(format!(
-                        "{}: {id:?} has the delta {delta:?}",
-                        self.keys.batch()
-                    ))
+                    let [id, delta] = [&id, &delta].map(|bytes| String::from_utf8_lossy(bytes));
+                    Error::corrupt(format!("{}: {id:?} has the delta {delta:?}", reply.key()))
                 })?;
                 deltas.push((id, number));
             }
@@ -332,11 +326,7 @@ impl Partition {
             // A cursor is valid on one server only, because each server hashes differently. Ids are
             // missing after a restart, a failover or a slot migration between two pages.
             if passes == 0 {
-                let message = format!(
-                    "{} of {size} ids of {} came",
-                    deltas.len(),
-                    self.keys.batch()
-                );
+                let message = format!("{} of {size} ids of {} came", deltas.len(), reply.key());
                 return Err(Error::new(ErrorKind::Redis, message));
             }
             passes -= 1;
@@ -400,9 +390,8 @@ impl Partition {
         self.read_from(&keys, ids).await
     }
 
-    async fn read_from(&self, keys: &[String], ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
-        let mut reply = bundle::repeat_safe(&self.redis, "buffered_read", keys, ids).await?;
-        reply.expect_ok()?;
+    async fn read_from(&self, keys: &[Key], ids: &[impl AsRef<[u8]>]) -> Result<Pending> {
+        let mut reply = bundle::expect_ok(&self.redis, "buffered_read", keys, ids).await?;
         Ok(Pending {
             last: last_cut(&mut reply)?,
             in_flight: reply.number::<u8>()? == 1,
@@ -425,8 +414,7 @@ impl Partition {
             loop {
                 let (keys, args) = ([&key], [&*cursor, prefix, "1000"]);
                 let mut reply =
-                    bundle::repeat_safe(&self.redis, "buffered_scan", &keys, &args).await?;
-                reply.expect_ok()?;
+                    bundle::expect_ok(&self.redis, "buffered_scan", &keys, &args).await?;
                 cursor = reply.text()?;
                 let ids = reply.byte_strings()?.into_iter().step_by(2);
                 found.extend(ids.filter_map(|id| String::from_utf8(id).ok()));
@@ -443,8 +431,7 @@ impl Partition {
 /// one slot.
 pub async fn last_cuts(redis: &Connection, partitions: &[Partition]) -> Result<Vec<LastCut>> {
     let keys: Vec<_> = partitions.iter().map(|one| one.keys.meta()).collect();
-    let mut reply = bundle::repeat_safe(redis, "buffered_state", &keys, &[""; 0]).await?;
-    reply.expect_ok()?;
+    let mut reply = bundle::expect_ok(redis, "buffered_state", &keys, &[""; 0]).await?;
     reply.read_all(partitions.len(), last_cut)
 }
 
@@ -462,10 +449,10 @@ fn last_cut(reply: &mut Reply) -> Result<LastCut> {
 }
 
 /// Returns a batch's id as arguments of a script.
-pub(crate) fn id_args(batch: BatchId) -> [String; 3] {
+pub(crate) fn id_args<'a>(batch: BatchId) -> [Arg<'a>; 3] {
     [
-        batch.incarnation.to_string(),
-        batch.seq.to_string(),
-        batch.nonce.to_string(),
+        owned(batch.incarnation),
+        owned(batch.seq),
+        owned(batch.nonce),
     ]
 }

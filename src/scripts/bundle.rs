@@ -12,6 +12,7 @@ use redis::{Cmd, RedisError, ServerErrorKind, Value};
 use crate::connection::Connection;
 use crate::connection::refusal;
 use crate::error::{Error, ErrorKind, Result};
+use crate::scripts::keys::Key;
 
 static FILES: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/lua/v1");
 
@@ -168,6 +169,16 @@ pub async fn repeat_safe(
         })
 }
 
+/// Calls a script whose repeat is safe, and whose only status is OK.
+pub async fn expect_ok(
+    redis: &Connection,
+    name: &'static str,
+    keys: &[impl AsRef<[u8]>],
+    args: &[impl AsRef<[u8]>],
+) -> Result<Reply> {
+    repeat_safe(redis, name, keys, args).await?.expect_ok()
+}
+
 fn not_executed(error: RedisError) -> Error {
     let refusal = if refusal::is_denied(&error) {
         Error::new(ErrorKind::AccessDenied, "Redis denies access")
@@ -218,19 +229,18 @@ fn classify(redis: &Connection, name: &'static str, error: RedisError) -> Error 
 }
 
 /// Returns the number of these keys that exist. In a cluster they must lie in one slot.
-pub async fn count_existing(redis: &Connection, keys: &[String]) -> Result<u64> {
+pub async fn count_existing(redis: &Connection, keys: &[Key]) -> Result<u64> {
     const KEYS: usize = 1000;
     let mut count = 0;
     for keys in keys.chunks(KEYS) {
-        let mut reply = repeat_safe(redis, "family_exists", keys, &[""; 0]).await?;
-        reply.expect_ok()?;
+        let mut reply = expect_ok(redis, "family_exists", keys, &[""; 0]).await?;
         count += reply.number::<u64>()?;
     }
     Ok(count)
 }
 
 /// Returns whether any of the keys exists. In a cluster they must lie in one slot.
-pub async fn any_exists(redis: &Connection, keys: &[String]) -> Result<bool> {
+pub async fn any_exists(redis: &Connection, keys: &[Key]) -> Result<bool> {
     Ok(count_existing(redis, keys).await? > 0)
 }
 
@@ -262,7 +272,6 @@ where
 #[derive(Debug)]
 pub struct Reply {
     script: &'static str,
-    /// The first key of the call, for errors.
     key: String,
     status: String,
     values: Vec<Value>,
@@ -291,9 +300,10 @@ impl Reply {
         &self.status
     }
 
-    pub fn expect_ok(&self) -> Result<()> {
+    /// Returns the reply unless it has another status than OK.
+    pub fn expect_ok(self) -> Result<Self> {
         if self.status == "OK" {
-            Ok(())
+            Ok(self)
         } else {
             Err(self.unexpected_reply())
         }
@@ -301,10 +311,16 @@ impl Reply {
 
     /// Returns true for OK, and false for the other status that the script may reply.
     pub fn is_ok_or(&self, other: &str) -> Result<bool> {
-        if self.status == other {
-            return Ok(false);
+        match &*self.status {
+            "OK" => Ok(true),
+            status if status == other => Ok(false),
+            _ => Err(self.unexpected_reply()),
         }
-        self.expect_ok().map(|()| true)
+    }
+
+    /// Returns the first key of the call, for errors.
+    pub fn key(&self) -> &str {
+        &self.key
     }
 
     /// Returns the error for a reply that the script's header does not list.

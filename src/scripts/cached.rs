@@ -11,11 +11,10 @@ use crate::family::kind::Retention;
 use crate::scripts::buffered::id_args;
 use crate::scripts::bundle::{self, borrowed, owned, text};
 use crate::scripts::fence::Fence;
+use crate::scripts::keys::Key;
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
-use crate::scripts::partition::{
-    Counted, PairResult, Partition, PartitionCall, Ticket, millis, salt,
-};
+use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, Ticket, salt};
 
 /// The lifetime of a ticket: time to read a row from the database and to seed its counter.
 pub const TICKET: Duration = Duration::from_secs(30);
@@ -81,7 +80,7 @@ impl Partition {
         let bound = |bound: Option<i64>| bound.map_or(borrowed(""), owned);
         let (mut keys, mut args) = fence.begin(borrowed(now_ms));
         args.extend([
-            owned(millis(TICKET)),
+            owned(TICKET.as_millis()),
             bound(retention.min),
             bound(retention.max),
         ]);
@@ -93,8 +92,7 @@ impl Partition {
                 partition
                     .cached_keys()
                     .into_iter()
-                    .chain([partition.keys.meta()])
-                    .map(String::into_bytes),
+                    .chain([partition.keys.meta()]),
             );
             args.push(owned(pairs.len()));
             args.extend(
@@ -137,13 +135,12 @@ impl Partition {
     pub async fn seed(&self, retention: &Retention, seeds: &[(&[u8], Seed)]) -> Result<Vec<bool>> {
         let mut results = Vec::with_capacity(seeds.len());
         for seeds in seeds.chunks(Self::READ_IDS) {
-            let mut args = vec![owned(millis(retention.retain)), borrowed(&self.now_ms)];
+            let mut args = vec![owned(retention.retain.as_millis()), borrowed(&self.now_ms)];
             for (id, seed) in seeds {
                 args.extend([borrowed(*id), owned(seed.ticket), owned(seed.value)]);
             }
             let mut reply =
-                bundle::repeat_safe(&self.redis, "cached_seed", &[self.keys.base()], &args).await?;
-            reply.expect_ok()?;
+                bundle::expect_ok(&self.redis, "cached_seed", &[self.keys.base()], &args).await?;
             let has_base = |word: &Value| match text(word)? {
                 "SEEDED" | "HELD" => Some(true),
                 "MISS" => Some(false),
@@ -157,14 +154,13 @@ impl Partition {
     /// Returns the values of counters, and a ticket for each one without a base.
     pub async fn values(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<PairResult>> {
         let mut args = vec![
-            owned(millis(TICKET)),
+            owned(TICKET.as_millis()),
             borrowed(&self.now_ms),
             owned(salt()?),
         ];
         args.extend(ids.iter().map(|id| borrowed(id)));
         let mut reply =
-            bundle::repeat_safe(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
-        reply.expect_ok()?;
+            bundle::expect_ok(&self.redis, "cached_get", &self.cached_keys(), &args).await?;
         reply.read_all(ids.len(), |reply| reply.read(PairResult::parse))
     }
 
@@ -178,8 +174,8 @@ impl Partition {
         rows: &[(&[u8], Option<i64>)],
     ) -> Result<Option<u64>> {
         let [base, buffer, cut] = self.cached_keys();
-        let mut args: Vec<_> = id_args(batch).into_iter().map(owned).collect();
-        args.extend([owned(millis(retention.retain)), borrowed(&self.now_ms)]);
+        let mut args: Vec<_> = id_args(batch).into();
+        args.extend([owned(retention.retain.as_millis()), borrowed(&self.now_ms)]);
         for (id, row) in rows {
             args.extend([borrowed(*id), row.map_or(borrowed("-"), owned)]);
         }
@@ -216,8 +212,7 @@ impl Partition {
         let mut args = vec![owned(cursor), owned(count), borrowed(&self.now_ms)];
         args.extend(ids.iter().map(|id| borrowed(id)));
         let mut reply =
-            bundle::repeat_safe(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;
-        reply.expect_ok()?;
+            bundle::expect_ok(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;
         let next = reply.number()?;
         let deleted = |word: &Value| match text(word)? {
             "DELETED" | "GONE" => Some(Deleted::Done),
@@ -229,7 +224,7 @@ impl Partition {
         Ok((outcomes, next))
     }
 
-    fn cached_keys(&self) -> [String; 3] {
+    fn cached_keys(&self) -> [Key; 3] {
         [self.keys.base(), self.keys.buffer(), self.keys.batch()]
     }
 }

@@ -11,7 +11,7 @@ use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{self, Arg, borrowed, owned};
-use crate::scripts::keys::Keys;
+use crate::scripts::keys::{Key, Keys};
 use crate::scripts::partition::{Partition, random, salt};
 use crate::testing::ablation::{self, Guard};
 
@@ -34,14 +34,14 @@ pub struct Fence<'a> {
 
 impl<'a> Fence<'a> {
     /// Returns the leading keys and arguments of every counting script.
-    pub(crate) fn begin(&self, now: Arg<'a>) -> (Vec<Vec<u8>>, Vec<Arg<'a>>) {
+    pub(crate) fn begin(&self, now: Arg<'a>) -> (Vec<Key>, Vec<Arg<'a>>) {
         let caller = if ablation::is_out(Guard::Fence) {
             ""
         } else {
             self.caller
         };
         let args = vec![borrowed(caller), owned(self.n), borrowed(self.epoch), now];
-        (self.home.fence().map(String::into_bytes).to_vec(), args)
+        (self.home.fence().to_vec(), args)
     }
 }
 
@@ -220,8 +220,8 @@ impl Partition {
             owned(family.max_pending),
             owned(family.settings()),
         ];
-        bundle::repeat_safe(&self.redis, "family_configure", &keys, &args)
-            .await?
-            .expect_ok()
+        bundle::expect_ok(&self.redis, "family_configure", &keys, &args)
+            .await
+            .map(drop)
     }
 }

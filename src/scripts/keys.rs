@@ -1,9 +1,11 @@
 //! The keys in Redis, spelled out only here (docs/protocol.md, section 2).
 
+use std::fmt;
+
 use crate::family::Family;
 use crate::family::calendar::Precision;
 
-/// A key that contains a name from the application.
+/// A key. Some contain a name from the application, which may be of any bytes.
 pub type Key = Vec<u8>;
 
 /// The keys of one partition of a family. All carry one hash tag, so that they live in one Redis
@@ -25,40 +27,40 @@ impl Keys {
     }
 
     /// Returns the key of the hash id -> delta of what is being counted.
-    pub fn buffer(&self) -> String {
-        format!("{}buffer", self.tag)
+    pub fn buffer(&self) -> Key {
+        self.key("buffer")
     }
 
     /// Returns the key of the hash id -> delta of what is on its way to the database.
-    pub fn batch(&self) -> String {
-        format!("{}batch", self.tag)
+    pub fn batch(&self) -> Key {
+        self.key("batch")
     }
 
     /// The keys of which one exists while something is pending.
-    pub fn pending(&self) -> [String; 2] {
+    pub fn pending(&self) -> [Key; 2] {
         [self.buffer(), self.batch()]
     }
 
     /// Returns the key of the hash with the batch's id, times and counts, and the lease.
-    pub fn meta(&self) -> String {
-        format!("{}meta", self.tag)
+    pub fn meta(&self) -> Key {
+        self.key("meta")
     }
 
     /// Returns the fence's keys, for calls whose home this partition is: the memories of the
     /// current and the previous epoch.
-    pub fn fence(&self) -> [String; 2] {
-        [self.calls(), format!("{}calls_before", self.tag)]
+    pub fn fence(&self) -> [Key; 2] {
+        [self.calls(), self.key("calls_before")]
     }
 
     /// Returns the key of the hash caller -> its last call, with the epoch's name and the family's
     /// settings.
-    pub fn calls(&self) -> String {
-        format!("{}calls", self.tag)
+    pub fn calls(&self) -> Key {
+        self.key("calls")
     }
 
     /// Returns the keys that a reset of the family drops: all those whose content is not in the
     /// database.
-    pub fn unsaved(&self, family: &Family) -> Vec<String> {
+    pub fn unsaved(&self, family: &Family) -> Vec<Key> {
         let mut keys = vec![self.buffer(), self.batch()];
         if family.keeps_slices() {
             keys.extend([self.open(), self.schedule()]);
@@ -70,36 +72,36 @@ impl Keys {
     }
 
     /// Returns a key that never exists, for trials of commands.
-    pub fn probe(&self) -> String {
-        format!("{}probe", self.tag)
+    pub fn probe(&self) -> Key {
+        self.key("probe")
     }
 
     /// Returns the key of the hash id -> when a cached counter may be deleted. It also holds the
     /// row's value at its seeding or last save, or the ticket for its seeding.
-    pub fn base(&self) -> String {
-        format!("{}base", self.tag)
+    pub fn base(&self) -> Key {
+        self.key("base")
     }
 
     /// Returns the key of the sorted set kept id -> when its slice is over.
-    pub fn schedule(&self) -> String {
-        format!("{}schedule", self.tag)
+    pub fn schedule(&self) -> Key {
+        self.key("schedule")
     }
 
     /// Returns the key of the hash kept id -> count of a slice that is not over yet and will be
     /// kept.
-    pub fn open(&self) -> String {
-        format!("{}open", self.tag)
+    pub fn open(&self) -> Key {
+        self.key("open")
     }
 
     /// Returns the key of the sorted set of the names of series.
-    pub fn names(&self) -> String {
-        format!("{}names", self.tag)
+    pub fn names(&self) -> Key {
+        self.key("names")
     }
 
     /// Returns the key of the sorted set name -> when the last slice of the series leaves every
     /// window.
-    pub fn idle(&self) -> String {
-        format!("{}idle", self.tag)
+    pub fn idle(&self) -> Key {
+        self.key("idle")
     }
 
     /// Returns the key of the hash slice start -> count of one series at one precision.
@@ -132,9 +134,13 @@ impl Keys {
         self.of(format_args!("seen"), id)
     }
 
+    fn key(&self, what: impl fmt::Display) -> Key {
+        format!("{}{what}", self.tag).into_bytes()
+    }
+
     /// Returns a key that ends with a name, page or id, which may therefore contain separators.
-    fn of(&self, what: std::fmt::Arguments<'_>, end: &[u8]) -> Key {
-        let mut key = format!("{}{what}:", self.tag).into_bytes();
+    fn of(&self, what: fmt::Arguments<'_>, end: &[u8]) -> Key {
+        let mut key = self.key(format_args!("{what}:"));
         key.extend_from_slice(end);
         key
     }

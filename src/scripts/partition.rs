@@ -3,7 +3,6 @@
 //! on.
 
 use std::fmt;
-use std::time::Duration;
 
 use redis::Value;
 
@@ -229,10 +228,6 @@ impl Partition {
     pub(crate) fn time(&self) -> Arg<'_> {
         simulated::time().map_or_else(|| borrowed(&self.now_ms), owned)
     }
-}
-
-pub(crate) fn millis(time: Duration) -> String {
-    time.as_millis().to_string()
 }
 
 /// Returns a random text. Scripts make names of it and the time.

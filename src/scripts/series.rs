@@ -28,31 +28,27 @@ impl Partition {
             self.keys.names(),
             self.keys.idle(),
         ];
-        keys.extend(own.map(String::into_bytes));
+        keys.extend(own);
         keys.extend(pairs.iter().flat_map(|(name, _)| {
             windows
                 .windows
                 .iter()
                 .map(|one| self.keys.window(one.precision, name))
         }));
-        let mut guess = clock.guess();
-        let mut reply = loop {
+        let send = async |now| {
             let mut args = begin.clone();
             args.push(owned(windows.windows.len()));
             for window in &windows.windows {
-                args.push(owned(windows.descriptor(window, guess.now())?));
+                args.push(owned(windows.descriptor(window, now)?));
             }
             args.extend(
                 pairs
                     .iter()
                     .flat_map(|(name, n)| [borrowed(*name), owned(n)]),
             );
-            if let Some(reply) =
-                guess.accept(bundle::call(&self.redis, "series_add", &keys, &args).await?)?
-            {
-                break reply;
-            }
+            bundle::call(&self.redis, "series_add", &keys, &args).await
         };
+        let mut reply = clock.call(send).await?;
         if let Some(outcome) = Counted::not_executed(&reply)? {
             return Ok(outcome);
         }
@@ -91,9 +87,7 @@ impl Partition {
             .iter()
             .map(|name| self.keys.window(precision, name.as_bytes()))
             .collect();
-        let mut reply =
-            bundle::repeat_safe(&self.redis, "series_get", &keys, &[self.time()]).await?;
-        reply.expect_ok()?;
+        let mut reply = bundle::expect_ok(&self.redis, "series_get", &keys, &[self.time()]).await?;
         let now = reply.number()?;
         let windows = reply.read_all(names.len(), |reply| {
             reply.read(|value| slices(text(value)?))
@@ -112,8 +106,7 @@ impl Partition {
     ) -> Result<(Vec<String>, Option<Vec<u8>>)> {
         let args = [borrowed(prefix), borrowed(after), owned(limit), self.time()];
         let keys = [self.keys.names(), self.keys.idle()];
-        let mut reply = bundle::repeat_safe(&self.redis, "series_names", &keys, &args).await?;
-        reply.expect_ok()?;
+        let mut reply = bundle::expect_ok(&self.redis, "series_names", &keys, &args).await?;
         let last = reply.bytes()?;
         let names = reply.read_all(reply.left(), Reply::bytes)?.into_iter();
         Ok((
@@ -152,8 +145,7 @@ impl Partition {
             self.keys.meta(),
         ];
         let args = [SLICES, all, &self.now_ms];
-        let mut reply = bundle::repeat_safe(&self.redis, "series_close", &keys, &args).await?;
-        reply.expect_ok()?;
+        let mut reply = bundle::expect_ok(&self.redis, "series_close", &keys, &args).await?;
         Ok((reply.number()?, reply.optional_millis()?))
     }
 }

@@ -14,58 +14,33 @@ const ATTEMPTS: u32 = 5;
 
 /// The offset of the server's clock from this machine's, as last seen. It is the server's time when
 /// it executes a call, minus this machine's time when the call is sent. It includes the network
-/// delay, so a guess is right as long as that delay stays about the same.
+/// delay, so an estimate is right as long as that delay stays about the same.
 #[derive(Debug, Default)]
 pub struct ServerClock {
     ahead_ms: AtomicI64,
 }
 
 impl ServerClock {
-    /// Returns a guess of the time for a call that depends on it.
-    pub fn guess(&self) -> Guess<'_> {
-        let sent = here();
-        Guess {
-            clock: self,
-            sent,
-            ahead: self.ahead_ms.load(Ordering::Relaxed),
-            left: ATTEMPTS,
+    /// Makes a call with the server's estimated time, in Unix milliseconds. The reply OUTSIDE
+    /// corrects the time: nothing was done then, and the call is repeated.
+    pub async fn call<F>(&self, call: impl Fn(i64) -> F) -> Result<Reply>
+    where
+        F: Future<Output = Result<Reply>>,
+    {
+        let mut ahead = self.ahead_ms.load(Ordering::Relaxed);
+        for _ in 0..ATTEMPTS {
+            let sent = here();
+            let mut reply = call(sent + ahead).await?;
+            if reply.status() != "OUTSIDE" {
+                return Ok(reply);
+            }
+            ahead = reply.number::<i64>()? - sent;
+            self.ahead_ms.store(ahead, Ordering::Relaxed);
         }
-    }
-}
-
-/// The assumed time of a call, until the server corrects it.
-#[derive(Debug)]
-pub struct Guess<'c> {
-    clock: &'c ServerClock,
-    /// This machine's time when the call is sent.
-    sent: i64,
-    ahead: i64,
-    left: u32,
-}
-
-impl Guess<'_> {
-    /// Returns the server's estimated time in Unix milliseconds.
-    pub fn now(&self) -> i64 {
-        self.sent + self.ahead
-    }
-
-    /// Returns the reply, or `None` if it corrects the time. Nothing was done then, and the call
-    /// must be repeated for the new time.
-    pub fn accept(&mut self, mut reply: Reply) -> Result<Option<Reply>> {
-        if reply.status() != "OUTSIDE" {
-            return Ok(Some(reply));
-        }
-        self.ahead = reply.number::<i64>()? - self.sent;
-        self.clock.ahead_ms.store(self.ahead, Ordering::Relaxed);
-        self.sent = here();
-        self.left -= 1;
-        match self.left {
-            0 => Err(Error::new(
-                ErrorKind::Redis,
-                "the server's time differs with each call",
-            )),
-            _ => Ok(None),
-        }
+        Err(Error::new(
+            ErrorKind::Redis,
+            "the server's time differs with each call",
+        ))
     }
 }
 

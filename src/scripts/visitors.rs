@@ -10,7 +10,7 @@ use crate::family::Family;
 use crate::family::kind::visit;
 use crate::scripts::bundle::{self, borrowed, owned};
 use crate::scripts::fence::Fence;
-use crate::scripts::partition::{Counted, PairResult, Partition, millis};
+use crate::scripts::partition::{Counted, PairResult, Partition};
 
 impl Partition {
     /// Counts each visit whose visitor was not counted for its id before.
@@ -23,9 +23,9 @@ impl Partition {
     ) -> Result<Counted> {
         let (ids, count) = by_id(visits);
         let (mut keys, mut args) = fence.begin(self.time());
-        keys.extend([self.keys.buffer(), self.keys.meta()].map(String::into_bytes));
+        keys.extend([self.keys.buffer(), self.keys.meta()]);
         keys.extend(ids.keys().map(|id| self.keys.seen(id)));
-        args.extend([owned(millis(remember)), owned(ids.len())]);
+        args.extend([owned(remember.as_millis()), owned(ids.len())]);
         for (id, visitors) in &ids {
             args.extend([borrowed(*id), owned(visitors.len())]);
             args.extend(visitors.iter().map(|(_, visitor)| borrowed(*visitor)));
