@@ -243,7 +243,7 @@ impl<'c> World<'c> {
     async fn step(&mut self, step: &Step) -> Checked {
         match *step {
             Step::Add { name, n } => {
-                let _ = self.series.add(NAMES[name], n).await.map_err(failed)?;
+                let _ = self.series.add(NAMES[name], n).await?;
                 self.count(name, n.cast_signed());
             }
             Step::Jump { ms } => self.go_to(self.now_ms + ms),
@@ -270,7 +270,7 @@ impl<'c> World<'c> {
                 )
                 .await?;
             }
-            Step::Drain => self.counterfoil.drain().await.map_err(failed)?,
+            Step::Drain => self.counterfoil.drain().await?,
         }
         Ok(())
     }
@@ -298,11 +298,7 @@ impl<'c> World<'c> {
 
     async fn get(&mut self, name: usize, window: usize) -> Checked {
         let (precision, slices) = WINDOWS[window];
-        let read = self
-            .series
-            .get(NAMES[name], precision)
-            .await
-            .map_err(failed)?;
+        let read = self.series.get(NAMES[name], precision).await?;
         let expected = starts(precision, self.now(), slices as usize);
         let began: Vec<_> = read.iter().map(|slice| unix(slice.start)).collect();
         if began != expected {
@@ -330,8 +326,7 @@ impl<'c> World<'c> {
         let read = self
             .series
             .get_range(NAMES[name], precision, times(from..to))
-            .await
-            .map_err(failed)?;
+            .await?;
         let first = start(precision, from);
         let all = starts(precision, to - 1, 1000);
         let of = |start| {
@@ -364,7 +359,7 @@ impl<'c> World<'c> {
                     self.get(name, window).await?;
                 }
             }
-            self.counterfoil.drain().await.map_err(failed)?;
+            self.counterfoil.drain().await?;
         }
         Ok(())
     }

@@ -13,9 +13,10 @@ use std::time::{Duration, SystemTime};
 
 use crate::support::between::{Gate, Wrapped};
 use crate::support::interleaving::connect::Lasting;
-use crate::support::interleaving::database::{Database, Mortal};
-use crate::support::interleaving::hunt::{
-    Case, cases, expect_exact, expect_failure, hunt, runtime,
+use crate::support::interleaving::database::{Database, is_behind};
+use crate::support::interleaving::hunt::Case;
+use crate::support::interleaving::kind::{
+    Given, Kind, breaks, exact, exact_in_the_real_database, replay,
 };
 use crate::support::interleaving::reader::Reader;
 use crate::support::interleaving::stage::{Gone, Stage};
@@ -31,12 +32,9 @@ use counterfoil::store::{Batch, BatchId, Incarnation, LedgerRow, Nonce, Register
 use counterfoil::test_hooks::{
     Counted, Dropped, Guard, LastCut, PairResult, Retention, Seed, Ticket, Update, retention,
 };
-use counterfoil::{CachedCounters, Counterfoil, Family, FamilyBuilder, MemoryStore, Store};
+use counterfoil::{CachedCounters, Counterfoil, Family, FamilyBuilder, Store};
 use proptest::prelude::*;
-use proptest::test_runner::{TestCaseError, TestError};
-use redis::{FromRedisValue, Pipeline, pipe};
-use testkit::RedisServer;
-use tokio::runtime::Runtime;
+use redis::pipe;
 
 const RETAIN: u64 = 1200;
 /// A time longer than the life of a ticket.
@@ -108,29 +106,30 @@ struct Disturbed {
     set_back: bool,
 }
 
-impl Disturbed {
-    fn by(crashes: Crashes) -> Self {
-        Disturbed {
-            crashes,
-            outsider: false,
-            set_back: false,
-        }
+const fn by(crashes: Crashes) -> Disturbed {
+    Disturbed {
+        crashes,
+        outsider: false,
+        set_back: false,
     }
+}
 
-    fn with_outsider(crashes: Crashes) -> Self {
-        Disturbed {
-            outsider: true,
-            ..Disturbed::by(crashes)
-        }
+const fn with_outsider(crashes: Crashes) -> Disturbed {
+    Disturbed {
+        outsider: true,
+        ..by(crashes)
     }
+}
 
-    /// Allows set-backs of a Redis whose batches are never durable, so that its states can be of
-    /// any age.
-    fn by_set_backs() -> Self {
-        Disturbed {
-            set_back: true,
-            ..Disturbed::by(Crashes::Empty)
-        }
+/// Set-backs of a Redis whose batches are never durable, so that its states can be of any age.
+const BY_SET_BACKS: Disturbed = Disturbed {
+    set_back: true,
+    ..by(Crashes::Empty)
+};
+
+impl From<Disturbed> for Crashes {
+    fn from(disturbed: Disturbed) -> Self {
+        disturbed.crashes
     }
 }
 
@@ -144,53 +143,54 @@ fn partition() -> impl Strategy<Value = u32> {
     prop_oneof![4 => Just(1), 1 => Just(0_u32)]
 }
 
-fn step(disturbed: Disturbed) -> impl Strategy<Value = Step> {
-    let nothing = || Just(Step::Mishap(Mishap::ScriptFlush)).boxed();
-    let outside = if disturbed.outsider {
-        (id(), any::<u8>())
-            .prop_map(|(id, kind)| Step::Outside {
-                id,
-                replaces: kind < 80,
-            })
-            .boxed()
-    } else {
-        nothing()
-    };
-    let set_back = if disturbed.set_back {
-        prop_oneof![
+/// Cached counters.
+struct Cached;
+
+impl Kind for Cached {
+    type Step = Step;
+    type Disturbed = Disturbed;
+
+    const STEPS: usize = 110;
+
+    fn step(disturbed: Disturbed) -> impl Strategy<Value = Step> {
+        let nothing = || Just(Step::Mishap(Mishap::ScriptFlush)).boxed();
+        let or_nothing =
+            |is_drawn, step: BoxedStrategy<Step>| if is_drawn { step } else { nothing() };
+        let outside = (id(), any::<u8>()).prop_map(|(id, kind)| Step::Outside {
+            id,
+            replaces: kind < 80,
+        });
+        let set_back = prop_oneof![
             2 => Just(Step::Keep),
             2 => (0..1000_usize).prop_map(|state| Step::SetBack { state }),
             3 => Just(Step::Probe),
+        ];
+        let mishap = disturbed.crashes.mishap().prop_map(Step::Mishap);
+        let count = (0..CLIENTS, id(), any::<u8>(), fate());
+        let ticks =
+            prop_oneof![4 => Just(100), 4 => Just(SETTLE), 4 => Just(2 * RETAIN), 1 => Just(LONG)];
+        let delete = (partition(), prop::option::of(id()));
+        prop_oneof![
+            20 => count.prop_map(|(client, id, many, fate)| Step::Count { client, id, many: many < 100, fate }),
+            3 => (0..1000_usize).prop_map(|call| Step::Echo { call }),
+            1 => Just(Step::TurnEpoch),
+            1 => (0..CLIENTS).prop_map(|client| Step::ClientDies { client }),
+            18 => (Work::any(), partition()).prop_map(|(work, partition)| Step::Work(Work { partition, ..work })),
+            6 => partition().prop_map(|partition| Step::Save { partition }),
+            1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+            8 => delete.prop_map(|(partition, id)| Step::Delete { partition, id }),
+            4 => Just(Step::Read),
+            8 => ticks.prop_map(|ms| Step::Tick { ms }),
+            1 => nothing(),
+            1 => or_nothing(!disturbed.set_back, mishap.boxed()),
+            2 => or_nothing(disturbed.outsider, outside.boxed()),
+            3 => or_nothing(disturbed.set_back, set_back.boxed()),
         ]
-        .boxed()
-    } else {
-        nothing()
-    };
-    let mishap = if disturbed.set_back {
-        nothing()
-    } else {
-        disturbed.crashes.mishap().prop_map(Step::Mishap).boxed()
-    };
-    let count = (0..CLIENTS, id(), any::<u8>(), fate());
-    let ticks =
-        prop_oneof![4 => Just(100), 4 => Just(SETTLE), 4 => Just(2 * RETAIN), 1 => Just(LONG)];
-    let delete = (partition(), prop::option::of(id()));
-    prop_oneof![
-        20 => count.prop_map(|(client, id, many, fate)| Step::Count { client, id, many: many < 100, fate }),
-        3 => (0..1000_usize).prop_map(|call| Step::Echo { call }),
-        1 => Just(Step::TurnEpoch),
-        1 => (0..CLIENTS).prop_map(|client| Step::ClientDies { client }),
-        18 => (Work::any(), partition()).prop_map(|(work, partition)| Step::Work(Work { partition, ..work })),
-        6 => partition().prop_map(|partition| Step::Save { partition }),
-        1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
-        8 => delete.prop_map(|(partition, id)| Step::Delete { partition, id }),
-        4 => Just(Step::Read),
-        8 => ticks.prop_map(|ms| Step::Tick { ms }),
-        1 => nothing(),
-        1 => mishap,
-        2 => outside,
-        3 => set_back,
-    ]
+    }
+
+    async fn begin<'s, S: Store + Clone>(given: Given<'s, S, Disturbed>) -> impl Case<Step = Step> {
+        World::new(given).await
+    }
 }
 
 /// The test's knowledge of an increment.
@@ -287,23 +287,30 @@ struct World<'s, S> {
     ledger: Option<Vec<LedgerRow>>,
 }
 
+/// Returns the row and the number of an increment's id as the number of times it is in the row.
+fn is_in(rows: &[Option<i64>], number: usize, token: &Token) -> bool {
+    digit(rows[token.id].unwrap_or(0).into(), number) > 0
+}
+
 impl<'s, S: Store + Clone> World<'s, S> {
-    async fn new(
-        stage: impl AsyncFnOnce(Registered, u64) -> Stage<'s, Lasting>,
-        database: Database<'s, S>,
-        name: String,
-        (disturbed, without): (Disturbed, Option<Guard>),
-    ) -> Self {
+    async fn new(given: Given<'s, S, Disturbed>) -> Self {
+        let Given {
+            server,
+            disturbed: Disturbed { crashes, .. },
+            without,
+            name,
+            database,
+        } = given;
         let cached = Family::cached(name, "votes")
             .partitions(PARTITIONS)
             .retain(Duration::from_millis(RETAIN))
-            .durability(disturbed.crashes.durability());
+            .durability(crashes.durability());
         let family = cached.build().expect("a valid family");
         let retention = retention(&family).expect("cached").clone();
         let number = database.store.register(&family).await.expect("registered");
         // the reader's calls use the server's clock
         let now = u64::try_from(unix(SystemTime::now()) * 1000).expect("after 1970");
-        let mut stage = stage(Registered { family, number }, now).await;
+        let mut stage = Stage::new(server, crashes, Registered { family, number }, now).await;
         epoch(&stage.partition(0), &stage.family.family)
             .await
             .expect("configured");
@@ -313,15 +320,13 @@ impl<'s, S: Store + Clone> World<'s, S> {
             retention,
             family: cached,
             without,
-            clients: (0..CLIENTS)
-                .map(|_| Writer::new(stage.new_name()))
-                .collect(),
+            clients: stage.writers(CLIENTS),
             sent: Vec::new(),
             savers: Default::default(),
             reader: None,
             tokens: Vec::new(),
             is_fresh: Default::default(),
-            kept: vec![State::of(&stage.redis, &stage.family.family).await],
+            kept: vec![stage.state().await],
             was_set_back: false,
             ledger: None,
             stage,
@@ -332,37 +337,38 @@ impl<'s, S: Store + Clone> World<'s, S> {
         self.stage.partition_of(IDS[id])
     }
 
-    async fn rows(&self, ids: &[&str]) -> Result<Vec<Option<i64>>, TestCaseError> {
-        self.database
-            .store
-            .rows(&self.stage.family, ids)
-            .await
-            .map_err(failed)
+    /// Returns the id of each token.
+    fn ids(&self, tokens: &[usize]) -> Vec<&'static str> {
+        let tokens = tokens.iter();
+        tokens.map(|token| IDS[self.tokens[*token].id]).collect()
     }
 
-    async fn ask<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Result<T, TestCaseError> {
-        pipeline
-            .query_async(&mut self.stage.redis.clone())
-            .await
-            .map_err(failed)
+    async fn rows(&self, ids: &[&str]) -> Checked<Vec<Option<i64>>> {
+        self.database.rows(&self.stage, ids).await
+    }
+
+    async fn row(&self, id: usize) -> Checked<i64> {
+        Ok(self.rows(&[IDS[id]]).await?[0].unwrap_or(0))
+    }
+
+    /// Replaces a client.
+    fn client_dies(&mut self, number: usize) {
+        self.clients[number] = Writer::new(self.stage.new_name());
     }
 
     async fn count(&mut self, number: usize, id: usize, many: bool, fate: Fate) -> Checked {
         if self.clients[number].open.is_none() {
             let partition = self.partition_of(id);
-            let ids = (0..IDS.len())
-                .filter(|&other| other == id || (many && self.partition_of(other) == partition));
+            let is_counted =
+                |other: &usize| *other == id || (many && self.partition_of(*other) == partition);
+            let ids = (0..IDS.len()).filter(is_counted);
             let ids: Vec<_> = ids.take(TOKENS - self.tokens.len()).collect();
             self.open(number, ids);
         }
-        let client = &mut self.clients[number];
-        let Some(call) = client.open.take() else {
-            return Ok(());
-        };
-        if call.missing.is_empty() {
-            self.send(number, call, fate).await
-        } else {
-            self.seed(number, call, fate).await
+        match self.clients[number].open.take() {
+            None => Ok(()),
+            Some(call) if call.missing.is_empty() => self.send(number, call, fate).await,
+            Some(call) => self.seed(number, call, fate).await,
         }
     }
 
@@ -371,14 +377,11 @@ impl<'s, S: Store + Clone> World<'s, S> {
         if ids.is_empty() {
             return;
         }
-        let first = self.tokens.len();
-        self.tokens.extend(ids.into_iter().map(|id| Token {
-            id,
-            state: Counting::Waiting,
-        }));
-        let tokens = (first..self.tokens.len()).collect();
+        let (first, state) = (self.tokens.len(), Counting::Waiting);
+        let tokens = ids.into_iter().map(|id| Token { id, state });
+        self.tokens.extend(tokens);
         self.clients[number].begin(Call {
-            tokens,
+            tokens: (first..self.tokens.len()).collect(),
             ..Call::default()
         });
     }
@@ -386,12 +389,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
     /// Reads the missing rows.
     async fn seed(&mut self, number: usize, mut call: Call, fate: Fate) -> Checked {
         if fate == Fate::Delivered {
-            let ids: Vec<_> = call
-                .tokens
-                .iter()
-                .map(|token| IDS[self.tokens[*token].id])
-                .collect();
-            let rows = self.rows(&ids).await?;
+            let rows = self.rows(&self.ids(&call.tokens)).await?;
             let seed = |(ticket, row): (Ticket, Option<i64>)| Seed {
                 ticket,
                 value: row.unwrap_or(0),
@@ -403,39 +401,36 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     async fn send(&mut self, number: usize, mut call: Call, fate: Fate) -> Checked {
-        let key = self.clients[number]
-            .key(&self.stage, &self.stage.partition(0))
-            .await?;
+        let home = self.stage.partition(0);
+        let key = self.clients[number].key(&self.stage, &home).await?;
         self.sent.push((key.clone(), call.clone()));
         if fate == Fate::LostBefore {
             self.clients[number].open = Some(call);
             return Ok(());
         }
-        let missed = if call.seeds.is_empty() {
+        let before = if call.seeds.is_empty() {
             [None; IDS.len()]
         } else {
             self.values().await?
         };
         let reply = self.arrive(&key, &call).await?;
         let at = self.stage.note_length();
-        self.note_seeded(&call, missed).await?;
+        self.note_seeded(&call, before).await?;
         let words = match reply {
             Counted::Executed { results, .. } => results,
             // the caller receives an error: the outcome is unknown
             Counted::Expired => {
-                self.clients[number] = Writer::new(self.stage.new_name());
+                self.client_dies(number);
                 return Ok(());
             }
             Counted::Passed => return Err(failed("PASSED: the client made no later call")),
         };
         match &call.executed {
             None => self.executed(&call.tokens, &words, at)?,
-            Some((then, _)) if *then != words => {
-                return Err(failed(format!(
-                    "REPEAT: {words:?} was returned to a repeat of {call:?}"
-                )));
-            }
-            Some(_) => {}
+            Some((then, _)) => prop_assert!(
+                *then == words,
+                "REPEAT: {words:?} was returned to a repeat of {call:?}"
+            ),
         }
         if fate == Fate::LostAfter {
             call.executed.get_or_insert((words, at));
@@ -451,32 +446,23 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let after = self.values().await?;
         for (token, seed) in call.tokens.iter().zip(&call.seeds) {
             let id = self.tokens[*token].id;
-            let row = self.rows(&[IDS[id]]).await?[0].unwrap_or(0);
-            self.is_fresh[id] |= before[id].is_none() && after[id].is_some() && row == seed.value;
+            let is_current = self.row(id).await? == seed.value;
+            self.is_fresh[id] |= before[id].is_none() && after[id].is_some() && is_current;
         }
         Ok(())
     }
 
     /// Delivers the call to Redis. All its ids are in one partition.
-    async fn arrive(&self, key: &Key, call: &Call) -> Result<Counted, TestCaseError> {
-        let ids: Vec<_> = call
-            .tokens
-            .iter()
-            .map(|token| IDS[self.tokens[*token].id])
-            .collect();
+    async fn arrive(&self, key: &Key, call: &Call) -> Checked<Counted> {
+        let ids = self.ids(&call.tokens);
         let seeds = ids.iter().copied().zip(call.seeds.iter().copied());
-        let changes = ids
-            .iter()
-            .copied()
-            .zip(call.tokens.iter().map(|token| Update::Add(delta(*token))));
-        let (partition, home) = (
-            self.stage.partition(self.stage.partition_of(ids[0])),
-            self.stage.partition(0),
-        );
-        partition
+        let deltas = call.tokens.iter().map(|token| Update::Add(delta(*token)));
+        let partition = self.stage.partition(self.stage.partition_of(ids[0]));
+        let home = self.stage.partition(0);
+        let changes = ids.iter().copied().zip(deltas);
+        Ok(partition
             .incr(&self.retention, key.fence(&home), seeds, changes)
-            .await
-            .map_err(failed)
+            .await?)
     }
 
     async fn echo(&mut self, call: usize) -> Checked {
@@ -487,32 +473,24 @@ impl<'s, S: Store + Clone> World<'s, S> {
             return Ok(());
         };
         let at = self.stage.note_length();
-        let open = self
-            .clients
-            .iter_mut()
-            .find(|client| client.made(&key))
-            .and_then(|client| client.open.as_mut());
-        match open {
-            Some(open) if open.executed.is_none() => {
-                open.executed = Some((results.clone(), at));
-                self.executed(&call.tokens, &results, at)
+        let mut clients = self.clients.iter_mut();
+        let sender = clients.find(|client| client.is_of_open_call(&key));
+        let is_first = match sender.and_then(|client| client.open.as_mut()) {
+            Some(open) => {
+                let is_first = open.executed.is_none();
+                open.executed.get_or_insert((results.clone(), at));
+                is_first
             }
-            Some(_) => Ok(()),
             // its client died, or a crash took the reply
-            None => {
-                let unseen = |token: &usize| {
-                    matches!(
-                        self.tokens[*token].state,
-                        Counting::Waiting | Counting::Forgotten
-                    )
-                };
-                if call.tokens.iter().all(unseen) {
-                    self.executed(&call.tokens, &results, at)
-                } else {
-                    Ok(())
-                }
-            }
+            None => call.tokens.iter().all(|token| {
+                let state = self.tokens[*token].state;
+                matches!(state, Counting::Waiting | Counting::Forgotten)
+            }),
+        };
+        if is_first {
+            self.executed(&call.tokens, &results, at)?;
         }
+        Ok(())
     }
 
     /// Notes the counted increments. Each returned value must be the running total.
@@ -532,14 +510,11 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     fn returned(&mut self, number: usize, call: &Call, words: &[PairResult]) {
-        let missing = call
-            .tokens
-            .iter()
-            .zip(words)
-            .filter_map(|(token, word)| match word {
-                PairResult::Missing(ticket) => Some((*token, *ticket)),
-                _ => None,
-            });
+        let words = call.tokens.iter().zip(words);
+        let missing = words.filter_map(|(token, word)| match word {
+            PairResult::Missing(ticket) => Some((*token, *ticket)),
+            _ => None,
+        });
         let (tokens, missing): (Vec<_>, Vec<_>) = missing.unzip();
         if !tokens.is_empty() {
             let was_counted = |token: &usize| self.tokens[*token].state != Counting::Waiting;
@@ -555,22 +530,18 @@ impl<'s, S: Store + Clone> World<'s, S> {
     async fn work(&mut self, set: usize, work: Work) -> Checked {
         let savers = &mut self.savers[set];
         if let Some(saving) = savers.saving[work.worker].clone() {
-            let next = if work.fate == Fate::LostBefore {
-                Some(saving)
-            } else {
-                self.save(saving, &work).await?
-            };
             // after a lost reply the worker repeats the step
-            if work.fate == Fate::Delivered {
-                self.savers[set].saving[work.worker] = next;
+            if work.fate != Fate::LostBefore {
+                let next = self.save(saving, &work).await?;
+                if work.fate == Fate::Delivered {
+                    self.savers[set].saving[work.worker] = next;
+                }
             }
             return Ok(());
         }
         let before = savers.workers.tasks[work.worker].clone();
-        let dropped = savers
-            .workers
-            .advance(work, &self.stage, &self.database)
-            .await?;
+        let advanced = savers.workers.advance(work, &self.stage, &self.database);
+        let dropped = advanced.await?;
         let task = &mut savers.workers.tasks[work.worker];
         match (before, &task) {
             (Task::Apply(batch), Task::Release(..)) if self.without != Some(Guard::ReadBack) => {
@@ -588,53 +559,33 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     /// Reads the next rows back, or marks their counters as saved. Returns the next step.
-    async fn save(&mut self, saving: Saving, work: &Work) -> Result<Option<Saving>, TestCaseError> {
+    async fn save(&mut self, saving: Saving, work: &Work) -> Checked<Option<Saving>> {
         let Saving { batch, from, rows } = saving;
-        let (_, left) = batch.deltas.split_at(from);
-        let ids: Vec<_> = left
-            .iter()
-            .take(work.rows as usize)
-            .map(|(id, _)| std::str::from_utf8(id))
-            .collect();
-        let ids = ids
-            .into_iter()
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(failed)?;
+        let left = batch.deltas[from..].iter().take(work.rows as usize);
+        let ids = left.map(|(id, _)| std::str::from_utf8(id));
+        let ids = ids.collect::<Result<Vec<_>, _>>()?;
         let Some(rows) = rows else {
             let rows = Some(self.rows(&ids).await?);
-            return Ok(Some(Saving {
-                batch: batch.clone(),
-                from,
-                rows,
-            }));
+            return Ok(Some(Saving { batch, from, rows }));
         };
-        let marks: Vec<_> = ids
-            .iter()
-            .map(|id| id.as_bytes())
-            .zip(rows.iter().copied())
-            .collect();
+        let bytes = ids.iter().map(|id| id.as_bytes());
+        let marks: Vec<_> = bytes.zip(rows.iter().copied()).collect();
         let partition = self.stage.partition(batch.partition);
-        if partition
-            .saved(&self.retention, batch.id, &marks)
-            .await
-            .map_err(failed)?
-            .is_none()
-        {
+        let saved = partition.saved(&self.retention, batch.id, &marks).await?;
+        if saved.is_none() {
             return Ok(None);
         }
         let (now, values) = (self.rows(&ids[..marks.len()]).await?, self.values().await?);
-        for ((id, row), now) in marks.iter().zip(now) {
-            let id = IDS
-                .iter()
-                .position(|one| one.as_bytes() == *id)
-                .expect("one of them");
+        for ((id, (_, row)), now) in ids.iter().zip(&marks).zip(now) {
+            let id = IDS.iter().position(|one| one == id).expect("one of them");
             self.is_fresh[id] |= *row == now && values[id].is_some();
         }
         let from = from + marks.len();
-        Ok((from < batch.deltas.len()).then_some(Saving {
-            batch,
+        let rows = None;
+        Ok((from < batch.deltas.len()).then(|| Saving {
+            batch: batch.clone(),
             from,
-            rows: None,
+            rows,
         }))
     }
 
@@ -656,10 +607,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
     async fn delete(&self, number: u32, id: Option<usize>) -> Checked {
         let partition = self.stage.partition(number);
         match id.filter(|&id| self.partition_of(id) == number) {
-            Some(id) => partition.delete(&[IDS[id]]).await.map(drop),
-            None => partition.delete_due(0, 1000).await.map(drop),
+            Some(id) => drop(partition.delete(&[IDS[id]]).await?),
+            None => drop(partition.delete_due(0, 1000).await?),
         }
-        .map_err(failed)
+        Ok(())
     }
 
     async fn read(&mut self) -> Checked {
@@ -670,34 +621,22 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 between: gate.clone(),
             };
             let counterfoil = Counterfoil::new(self.stage.redis.clone(), store);
-            let votes = counterfoil
-                .open(self.family.clone())
-                .await
-                .map_err(failed)?;
-            let before = self
-                .tokens
-                .iter()
-                .map(|token| matches!(token.state, Counting::Counted { .. }))
-                .collect();
-            self.reader =
-                Some(Reader::begin(gate, async move { votes.get_many(IDS).await }, before).await);
+            let votes = counterfoil.open(self.family.clone()).await?;
+            let is_counted = |token: &Token| matches!(token.state, Counting::Counted { .. });
+            let before = self.tokens.iter().map(is_counted).collect();
+            let read = async move { votes.get_many(IDS).await };
+            self.reader = Some(Reader::begin(gate, read, before).await);
             return Ok(());
         }
         let Some(seen) = Reader::go_on(&mut self.reader).await? else {
             return Ok(());
         };
-        for (number, token) in self
-            .tokens
-            .iter()
-            .enumerate()
-            .filter(|_| !self.was_set_back)
-        {
+        let tokens = self.tokens.iter().enumerate();
+        for (number, token) in tokens.filter(|_| !self.was_set_back) {
             let value = seen.found[token.id];
-            let may_lack = matches!(token.state, Counting::Forgotten | Counting::Replaced);
-            let state = if may_lack {
-                token::State::Forgotten
-            } else {
-                token::State::InDoubt
+            let state = match token.state {
+                Counting::Forgotten | Counting::Replaced => token::State::Forgotten,
+                _ => token::State::InDoubt,
             };
             if let Some(word) = fault(digit(value.into(), number), seen.bounds(number, state)) {
                 return Err(failed(format!(
@@ -714,9 +653,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
         if self.tokens.len() == TOKENS {
             return Ok(());
         }
-        let row = self.rows(&[IDS[id]]).await?[0].unwrap_or(0);
         let mut added = delta(self.tokens.len());
         if replaces {
+            let row = self.row(id).await?;
             added -= row;
             for (number, token) in self.tokens.iter_mut().enumerate() {
                 if token.id == id && digit(row.into(), number) > 0 {
@@ -724,29 +663,21 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 }
             }
         }
-        self.tokens.push(Token {
-            id,
-            state: Counting::Outside,
-        });
+        let state = Counting::Outside;
+        self.tokens.push(Token { id, state });
         self.is_fresh[id] = false;
-        let batch_id = BatchId {
-            incarnation: Incarnation(self.stage.new_name()),
-            seq: 1,
-            nonce: Nonce(0),
-        };
-        let deltas = vec![(IDS[id].as_bytes().to_vec(), added)];
         let batch = Batch {
             family: self.stage.family.clone(),
             partition: PARTITIONS,
-            id: batch_id,
-            deltas,
+            id: BatchId {
+                incarnation: Incarnation(self.stage.new_name()),
+                seq: 1,
+                nonce: Nonce(0),
+            },
+            deltas: vec![(IDS[id].as_bytes().to_vec(), added)],
         };
-        self.database
-            .store
-            .apply(&[Arc::new(batch)], None)
-            .await
-            .map(drop)
-            .map_err(failed)
+        self.database.store.apply(&[Arc::new(batch)], None).await?;
+        Ok(())
     }
 
     /// Handles a crash: increments counted at a lost length of the file may be gone, unless the
@@ -758,16 +689,13 @@ impl<'s, S: Store + Clone> World<'s, S> {
         self.is_fresh = Default::default();
         let rows = self.rows(&IDS).await?;
         for (number, token) in self.tokens.iter_mut().enumerate() {
-            let is_saved = digit(rows[token.id].unwrap_or(0).into(), number) > 0;
-            if matches!(token.state, Counting::Counted { at } if gone.contains(&at)) && !is_saved {
+            let is_gone = matches!(token.state, Counting::Counted { at } if gone.contains(&at));
+            if is_gone && !is_in(&rows, number, token) {
                 token.state = Counting::Forgotten;
             }
         }
-        for call in self
-            .clients
-            .iter_mut()
-            .filter_map(|client| client.open.as_mut())
-        {
+        let clients = self.clients.iter_mut();
+        for call in clients.filter_map(|client| client.open.as_mut()) {
             call.executed = call.executed.take().filter(|(_, at)| !gone.contains(at));
         }
         if let Some(reader) = &mut self.reader {
@@ -778,34 +706,24 @@ impl<'s, S: Store + Clone> World<'s, S> {
 
     async fn set_back(&mut self, state: usize) -> Checked {
         // the state may contain what the earlier call counted: docs/protocol.md, 3.9
-        for client in &mut self.clients {
-            if client.open.as_ref().is_some_and(|call| call.is_second) {
-                *client = Writer::new(self.stage.new_name());
+        for number in 0..CLIENTS {
+            let open = self.clients[number].open.as_ref();
+            if open.is_some_and(|call| call.is_second) {
+                self.client_dies(number);
             }
         }
-        self.kept[state % self.kept.len()]
-            .restore(&self.stage.redis)
-            .await;
+        let kept = &self.kept[state % self.kept.len()];
+        kept.restore(&self.stage.redis).await;
         self.was_set_back = true;
         self.forget(&(0..)).await?;
         // what is still pending must be counted, unless the database proves that it never will be
         for (id, name) in IDS.iter().enumerate() {
             let number = self.partition_of(id);
-            let (batch, buffer) = self
-                .stage
-                .partition(number)
-                .read(&[name])
-                .await
-                .map_err(failed)?
-                .deltas[0];
+            let (batch, buffer) = self.stage.partition(number).read(&[name]).await?.deltas[0];
+            let pending = i128::from(batch) + i128::from(buffer);
             let is_behind = self.is_behind(number).await?;
-            for (number, token) in self
-                .tokens
-                .iter_mut()
-                .enumerate()
-                .filter(|(_, token)| token.id == id)
-            {
-                let is_pending = digit(i128::from(batch) + i128::from(buffer), number) > 0;
+            for (number, token) in self.tokens.iter_mut().enumerate() {
+                let is_pending = token.id == id && digit(pending, number) > 0;
                 if token.state == Counting::Forgotten && is_pending && !is_behind {
                     token.state = Counting::Counted { at: 0 };
                 }
@@ -815,48 +733,20 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     /// Returns whether the ledger proves that the partition was set back.
-    async fn is_behind(&self, partition: u32) -> Result<bool, TestCaseError> {
-        let ledger = self
-            .database
-            .store
-            .ledger(&[self.stage.family.number])
-            .await
-            .map_err(failed)?;
+    async fn is_behind(&self, partition: u32) -> Checked<bool> {
+        let ledger = self.database.ledger(&self.stage).await?;
         Ok(self.proof(partition, &ledger).await?.is_some())
     }
 
     /// Returns the last cut of a partition if it is behind the ledger.
-    async fn proof(
-        &self,
-        number: u32,
-        ledger: &[LedgerRow],
-    ) -> Result<Option<LastCut>, TestCaseError> {
-        let last = self
-            .stage
-            .partition(number)
-            .read(&[IDS[0]])
-            .await
-            .map_err(failed)?
-            .last;
-        let mut marks = ledger
-            .iter()
-            .filter(|row| row.partition == number && Some(row.incarnation) == last.incarnation);
-        let is_other = |nonce| last.nonce != Some(nonce) && self.without != Some(Guard::Nonce);
-        let is_behind = |row: &LedgerRow| {
-            last.seq < row.mark.seq
-                || (last.seq == row.mark.seq && last.seq > 0 && is_other(row.mark.nonce))
-        };
-        Ok(marks.any(is_behind).then_some(last))
+    async fn proof(&self, number: u32, ledger: &[LedgerRow]) -> Checked<Option<LastCut>> {
+        let last = self.stage.partition(number).read(&[IDS[0]]).await?.last;
+        Ok(is_behind(ledger, number, last, self.without).then_some(last))
     }
 
     async fn probe(&mut self) -> Checked {
         let Some(ledger) = self.ledger.take() else {
-            let ledger = self
-                .database
-                .store
-                .ledger(&[self.stage.family.number])
-                .await;
-            self.ledger = Some(ledger.map_err(failed)?);
+            self.ledger = Some(self.database.ledger(&self.stage).await?);
             return Ok(());
         };
         for number in 0..PARTITIONS {
@@ -873,45 +763,39 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let Some(dropped) = dropped else {
             return Ok(());
         };
-        if !self.was_set_back {
-            return Err(failed(format!("DROPPED: {dropped:?}")));
-        }
+        prop_assert!(self.was_set_back, "DROPPED: {dropped:?}");
         let rows = self.rows(&IDS).await?;
         for (number, token) in self.tokens.iter_mut().enumerate() {
-            let is_saved = digit(rows[token.id].unwrap_or(0).into(), number) > 0;
             if self.stage.partition_of(IDS[token.id]) == partition
                 && matches!(token.state, Counting::Counted { .. })
-                && !is_saved
+                && !is_in(&rows, number, token)
             {
                 token.state = Counting::Forgotten;
-                if dropped.ids == 0 || dropped.hits == 0 {
-                    return Err(failed(format!(
-                        "LOST: increment {number} without a report: {dropped:?}"
-                    )));
-                }
+                prop_assert!(
+                    dropped.ids > 0 && dropped.hits > 0,
+                    "LOST: increment {number} without a report: {dropped:?}"
+                );
             }
         }
         Ok(())
     }
 
     /// Returns the values in Redis, `None` for a counter without a base.
-    async fn values(&self) -> Result<[Option<i128>; IDS.len()], TestCaseError> {
+    async fn values(&self) -> Checked<[Option<i128>; IDS.len()]> {
         let mut ask = pipe();
         for partition in 0..PARTITIONS {
             for kind in ["base", "buffer", "batch"] {
                 ask.hmget(self.stage.key(partition, kind), &IDS);
             }
         }
-        let all: Vec<Vec<Option<String>>> = self.ask(&ask).await?;
+        let all: Vec<Vec<Option<String>>> = self.stage.ask(&ask).await?;
         let mut values = [None; IDS.len()];
         for (id, value) in values.iter_mut().enumerate() {
             let at = 3 * self.partition_of(id) as usize;
             let [base, buffer, batch] = [0, 1, 2].map(|key| all[at + key][id].as_deref());
-            let base = base
-                .and_then(|base| base.split_once(' '))
-                .map(|(_due, row)| row);
-            let number =
-                |text: Option<&str>| text.map_or(Ok(0), str::parse::<i128>).map_err(failed);
+            let base = base.and_then(|base| base.split_once(' '));
+            let base = base.map(|(_due, row)| row);
+            let number = |text: Option<&str>| text.map_or(Ok(0), str::parse::<i128>);
             if base.is_some_and(|base| !base.starts_with("ticket ")) {
                 *value = Some(number(base)? + number(buffer)? + number(batch)?);
             }
@@ -964,9 +848,7 @@ impl<S: Store + Clone> Case for World<'_, S> {
             } => self.count(client, id, many, fate).await?,
             Step::Echo { call } => self.echo(call).await?,
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
-            Step::ClientDies { client } => {
-                self.clients[client] = Writer::new(self.stage.new_name())
-            }
+            Step::ClientDies { client } => self.client_dies(client),
             Step::Work(work) => self.work(STALLING, work).await?,
             Step::Save { partition } => self.save_all(partition).await?,
             Step::WorkerDies { worker } => {
@@ -982,9 +864,7 @@ impl<S: Store + Clone> Case for World<'_, S> {
                     self.forget(&gone).await?;
                 }
             }
-            Step::Keep => self
-                .kept
-                .push(State::of(&self.stage.redis, &self.stage.family.family).await),
+            Step::Keep => self.kept.push(self.stage.state().await),
             Step::SetBack { state } => self.set_back(state).await?,
             Step::Probe => self.probe().await?,
         }
@@ -1020,9 +900,8 @@ impl<S: Store + Clone> Case for World<'_, S> {
                 self.read().await?;
             }
         }
-        if self.reader.is_some() || self.clients.iter().any(|client| client.open.is_some()) {
-            return Err(failed(format!("WEDGED: still {:?}", self.clients)));
-        }
+        let is_over = self.reader.is_none() && self.clients.iter().all(|one| one.open.is_none());
+        prop_assert!(is_over, "WEDGED: still {:?}", self.clients);
         self.check().await?;
         for partition in 0..PARTITIONS {
             // the batch in flight, and the buffer behind it
@@ -1036,57 +915,12 @@ impl<S: Store + Clone> Case for World<'_, S> {
         for partition in 0..PARTITIONS {
             self.delete(partition, None).await?;
         }
-        let left: Vec<_> = (0..PARTITIONS)
-            .map(|partition| self.stage.key(partition, "base"))
-            .collect();
-        let [left]: [u64; 1] = self.ask(pipe().exists(&left)).await?;
-        if left > 0 {
-            Err(failed(format!("WEDGED: {left} keys are still in Redis")))
-        } else {
-            Ok(())
-        }
+        let left = (0..PARTITIONS).map(|partition| self.stage.key(partition, "base"));
+        let left: Vec<_> = left.collect();
+        let [left]: [u64; 1] = self.stage.ask(pipe().exists(&left)).await?;
+        prop_assert_eq!(left, 0, "WEDGED: keys are still in Redis");
+        Ok(())
     }
-}
-
-fn hunt_in<S: Store + Clone>(
-    runtime: &Runtime,
-    database: &Database<'_, S>,
-    disturbed: Disturbed,
-    cases: u32,
-    without: Option<Guard>,
-) -> Result<(), TestError<Vec<Step>>> {
-    let steps = prop::collection::vec(step(disturbed), 10..110);
-    hunt(
-        runtime,
-        (disturbed.crashes, cases, without),
-        steps,
-        |server, name, steps| {
-            let stage =
-                async |family, now| Stage::new(server, disturbed.crashes, family, now).await;
-            runtime.block_on(async {
-                World::new(stage, database.clone(), name, (disturbed, without))
-                    .await
-                    .play(steps)
-                    .await
-            })
-        },
-    )
-}
-
-/// Replays a case that found a bug.
-fn replay(disturbed: Disturbed, steps: impl IntoIterator<Item = Step>) {
-    let runtime = runtime();
-    let server = runtime.block_on(RedisServer::start(disturbed.crashes.options()));
-    let stage = async |family, now| Stage::new(&server, disturbed.crashes, family, now).await;
-    runtime.block_on(async {
-        let world = World::new(
-            stage,
-            Database::new(MemoryStore::new()),
-            "replay".to_owned(),
-            (disturbed, None),
-        );
-        world.await.play(steps).await.expect("exact");
-    });
 }
 
 /// Two workers read a row back. The first one marks it, and the counter is deleted and seeded again
@@ -1105,178 +939,86 @@ fn a_late_mark_of_a_counter_that_has_left_the_batch_changes_nothing() {
     let counted = [count(true); 6];
     // the first one rotates, fetches, applies two parts and reads a row back; the second one
     // repeats the last part
-    let read_back = [
-        work(0),
-        work(0),
-        work(0),
-        work(0),
-        work(0),
-        work(1),
-        work(1),
-        work(1),
-        work(1),
-    ];
+    let read_back = [[work(0); 5], [work(1); 5]].concat();
     let outside = Step::Outside {
         id: 0,
         replaces: false,
     };
-    let deleted = [
-        work(1),
-        outside,
-        Step::Delete {
-            partition: 1,
-            id: Some(0),
-        },
-    ];
-    let seeded = [count(false), count(false), count(false)];
-    let steps = [&counted[..], &read_back, &deleted, &seeded, &[work(0)]].concat();
-    replay(Disturbed::with_outsider(Crashes::Empty), steps);
-}
-
-fn exact(disturbed: Disturbed, default: u32) {
-    expect_exact(hunt_in(
-        &runtime(),
-        &Database::new(MemoryStore::new()),
-        disturbed,
-        cases(default),
-        None,
-    ));
+    let delete = Step::Delete {
+        partition: 1,
+        id: Some(0),
+    };
+    let seeded = [count(false); 3];
+    let steps = [
+        &counted[..],
+        &read_back,
+        &[outside, delete],
+        &seeded,
+        &[work(0)],
+    ]
+    .concat();
+    replay::<Cached>(with_outsider(Crashes::Empty), &steps);
 }
 
 #[test]
-fn exact_without_crashes_of_redis() {
-    exact(Disturbed::by(Crashes::None), 250);
-}
-
-#[test]
-fn exact_when_redis_goes_back_to_its_last_fsync() {
-    exact(Disturbed::by(Crashes::BackToTheLastFsync), 150);
-}
-
-#[test]
-fn exact_when_redis_is_emptied() {
-    exact(Disturbed::by(Crashes::Empty), 150);
+fn exact_whatever_redis_suffers() {
+    exact::<Cached>([
+        (by(Crashes::None), 250),
+        (by(Crashes::BackToTheLastFsync), 150),
+        (by(Crashes::Empty), 150),
+    ]);
 }
 
 #[test]
 fn exact_when_redis_is_set_back() {
-    exact(Disturbed::by_set_backs(), 250);
+    exact::<Cached>([(BY_SET_BACKS, 250)]);
 }
 
 #[test]
 fn exact_when_another_program_writes_the_rows() {
-    exact(Disturbed::with_outsider(Crashes::None), 150);
-}
-
-#[test]
-fn exact_when_redis_crashes_and_another_program_writes_the_rows() {
-    exact(Disturbed::with_outsider(Crashes::BackToTheLastFsync), 80);
-    exact(Disturbed::with_outsider(Crashes::Empty), 80);
+    exact::<Cached>([
+        (with_outsider(Crashes::None), 150),
+        (with_outsider(Crashes::BackToTheLastFsync), 80),
+        (with_outsider(Crashes::Empty), 80),
+    ]);
 }
 
 #[test]
 fn exact_with_the_real_database() {
-    let runtime = runtime();
-    let mysql = runtime.block_on(Mortal::one_in(8));
-    let database = runtime.block_on(Database::mortal(&mysql));
     let crashes = [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty];
-    let disturbed = crashes
-        .map(Disturbed::with_outsider)
-        .into_iter()
-        .chain([Disturbed::by_set_backs()]);
-    for disturbed in disturbed {
-        expect_exact(hunt_in(
-            &runtime,
-            &database,
-            disturbed,
-            cases(100) / 4 + 1,
-            None,
-        ));
-    }
-}
-
-/// Removes the guard and expects the failure that it prevents.
-fn breaks(guard: Guard, disturbed: Disturbed, expected: &[&str]) {
-    let database = Database::new(MemoryStore::new());
-    expect_failure(
-        hunt_in(&runtime(), &database, disturbed, 2000, Some(guard)),
-        guard,
-        expected,
-    );
+    let disturbed = crashes.map(with_outsider).into_iter().chain([BY_SET_BACKS]);
+    exact_in_the_real_database::<Cached>(8, disturbed.map(|disturbed| (disturbed, 26)));
 }
 
 #[test]
-fn without_the_fence_a_repeat_counts_twice() {
-    breaks(
-        Guard::Fence,
-        Disturbed::by(Crashes::None),
-        &["DOUBLE", "REPEAT"],
-    );
-}
-
-#[test]
-fn without_the_ticket_a_late_seed_hides_what_was_counted() {
-    breaks(Guard::Ticket, Disturbed::by(Crashes::None), &["LOST"]);
-}
-
-#[test]
-fn without_the_look_at_what_is_pending_a_deletion_hides_what_was_counted() {
-    breaks(Guard::Clean, Disturbed::by(Crashes::None), &["LOST"]);
-}
-
-#[test]
-fn without_reading_rows_back_a_value_lacks_what_was_saved() {
-    breaks(Guard::ReadBack, Disturbed::by(Crashes::None), &["LOST"]);
-}
-
-#[test]
-fn without_the_comparison_a_late_mark_drops_the_next_batch() {
-    breaks(Guard::Unchanged, Disturbed::by(Crashes::None), &["LOST"]);
-}
-
-#[test]
-fn without_the_ledger_a_batch_counts_twice() {
-    breaks(Guard::Ledger, Disturbed::by(Crashes::None), &["DOUBLE"]);
-}
-
-#[test]
-fn without_the_position_a_part_counts_twice() {
-    breaks(Guard::Position, Disturbed::by(Crashes::None), &["DOUBLE"]);
-}
-
-#[test]
-fn without_settle_a_crash_loses_or_counts_twice() {
-    breaks(
-        Guard::Settle,
-        Disturbed::by(Crashes::BackToTheLastFsync),
-        &["LOST", "DOUBLE", "DROPPED"],
-    );
-}
-
-#[test]
-fn without_the_nonce_a_batch_of_a_redis_that_was_set_back_is_lost() {
-    breaks(Guard::Nonce, Disturbed::by_set_backs(), &["LOST"]);
-}
-
-#[test]
-fn without_incarnations_from_the_beginning_a_redis_that_was_set_back_counts_twice() {
-    breaks(Guard::Incarnation, Disturbed::by_set_backs(), &["DOUBLE"]);
-}
-
-#[test]
-fn without_the_condition_a_late_reset_drops_what_was_counted_since() {
-    breaks(
-        Guard::Reset,
-        Disturbed::by_set_backs(),
-        &["LOST", "DROPPED"],
-    );
-}
-
-#[test]
-fn without_the_end_of_epochs_a_repeat_after_a_reset_counts_twice_or_is_acknowledged_and_gone() {
-    breaks(
-        Guard::EndOfEpochs,
-        Disturbed::by_set_backs(),
-        &["DOUBLE", "LOST"],
-    );
+fn each_guard_is_needed() {
+    const CALM: Disturbed = by(Crashes::None);
+    breaks::<Cached>(&[
+        // a repeat counts twice
+        (Guard::Fence, CALM, &["DOUBLE", "REPEAT"]),
+        // a late seed hides what was counted
+        (Guard::Ticket, CALM, &["LOST"]),
+        // a deletion hides what was counted
+        (Guard::Clean, CALM, &["LOST"]),
+        // a value lacks what was saved
+        (Guard::ReadBack, CALM, &["LOST"]),
+        // a late mark drops the next batch
+        (Guard::Unchanged, CALM, &["LOST"]),
+        // a batch counts twice
+        (Guard::Ledger, CALM, &["DOUBLE"]),
+        // a part counts twice
+        (Guard::Position, CALM, &["DOUBLE"]),
+        (
+            Guard::Settle,
+            by(Crashes::BackToTheLastFsync),
+            &["LOST", "DOUBLE", "DROPPED"],
+        ),
+        // a batch of a Redis that was set back is lost, or counts twice
+        (Guard::Nonce, BY_SET_BACKS, &["LOST"]),
+        (Guard::Incarnation, BY_SET_BACKS, &["DOUBLE"]),
+        // a late reset drops what was counted since
+        (Guard::Reset, BY_SET_BACKS, &["LOST", "DROPPED"]),
+        // a repeat after a reset counts twice, or is acknowledged and gone
+        (Guard::EndOfEpochs, BY_SET_BACKS, &["DOUBLE", "LOST"]),
+    ]);
 }

@@ -1,60 +1,65 @@
 //! A Redis Cluster whose slots move and whose nodes die, under load.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
+use super::{Clustered, builder, connect};
+use crate::support::custom::unknown;
 use crate::support::hits::{Hit, Hits, Reckoning};
-use crate::support::{database, day, eventually, family};
+use crate::support::load::Load;
+use crate::support::{Count, day, eventually, family, pause, sum};
 use counterfoil::admin::{Backlog, Script};
 use counterfoil::{
-    BufferedCounters, Counterfoil, Durability, Error, Family, MysqlStore, Outcome, Precision,
-    Series, Slice, cluster_settings,
+    BufferedCounters, Counterfoil, Durability, Error, Family, Outcome, Precision, Series,
 };
-use redis::aio::ConnectionLike;
-use redis::cluster::ClusterClient;
-use redis::cluster_async::ClusterConnection;
-use redis::{Cmd, Pipeline, RedisFuture, Value};
-use sqlx::MySqlPool;
 use testkit::{RedisCluster, RedisOptions};
-use tokio::task::JoinSet;
 
 /// The number of partitions, enough for each primary to have some.
 const PARTITIONS: u32 = 6;
-
-/// The node timeout in ms for tests without failovers, even on a busy machine.
-const NO_FAILOVER: &str = "4000";
 
 /// A time longer than any disruption. Nodes write their configuration to a shared disk, and each
 /// attempt at a manual failover blocks writes for five seconds.
 const LONG: Duration = Duration::from_secs(45);
 
+/// A cluster with an open family.
 struct Rig {
-    cluster: RedisCluster,
-    pool: MySqlPool,
-    counterfoil: Counterfoil,
+    clustered: Clustered,
     views: BufferedCounters,
+}
+
+impl Deref for Rig {
+    type Target = Clustered;
+
+    fn deref(&self) -> &Clustered {
+        &self.clustered
+    }
 }
 
 impl Rig {
     async fn start(options: RedisOptions, durability: Durability) -> Self {
-        let (cluster, pool) = tokio::join!(RedisCluster::start(options), database());
-        let client = cluster_settings(ClusterClient::builder(cluster.urls()))
-            .build()
-            .unwrap();
-        let redis = client.get_async_connection().await.unwrap();
-        let counterfoil = Counterfoil::new(redis, MysqlStore::new(pool.clone()));
-        let views = family("views")
-            .partitions(PARTITIONS)
-            .durability(durability);
-        let views = counterfoil.open(views).await.unwrap().write_timeout(LONG);
+        let clustered = Clustered::start(options).await;
+        let views = family("views").partitions(PARTITIONS);
+        let views = clustered.open(views.durability(durability)).await;
         Rig {
-            cluster,
-            pool,
-            counterfoil,
-            views,
+            clustered,
+            views: views.write_timeout(LONG),
         }
+    }
+
+    /// Starts a cluster in which no replica takes over by itself, even on a busy machine.
+    async fn steady() -> Self {
+        Rig::without_failover(RedisOptions::volatile()).await
+    }
+
+    async fn without_failover(options: RedisOptions) -> Self {
+        let options = options.arg("cluster-node-timeout", "4000");
+        Rig::start(options, Durability::Immediate).await
+    }
+
+    /// Returns the client of a process that takes the server for a single node at first.
+    async fn unknown(&self) -> Counterfoil {
+        self.over(unknown(connect(builder(&self.cluster)).await))
     }
 
     /// Disrupts the cluster under load, and returns the hits with their outcomes.
@@ -67,22 +72,22 @@ impl Rig {
         load.more(700).await;
         let hits = load.end().await;
         self.cluster.wait_until_ok().await;
-        let drained = tokio::time::timeout(Duration::from_secs(30), self.counterfoil.drain()).await;
-        drained.expect("a drain ends").unwrap();
+        self.drain().await;
         reconciler.shutdown().await.unwrap();
         hits
     }
 
-    async fn reckoning(&self, hits: &[Hit]) -> Reckoning {
-        Reckoning::of(hits, &self.pool).await
-    }
-
-    async fn slots(&self) -> Vec<u16> {
-        self.slots_of("views").await
+    /// Disrupts the cluster under load. Each hit is counted once.
+    async fn counts_all_under_load(&self, trouble: impl AsyncFnOnce()) -> Vec<Hit> {
+        let hits = self.under_load(trouble).await;
+        let reckoning = Reckoning::of(&hits, &self.pool).await;
+        reckoning.is_exact();
+        assert_eq!((reckoning.refused, reckoning.unknown), (0, 0));
+        hits
     }
 
     /// Returns the slots of the family.
-    async fn slots_of(&self, family: &str) -> Vec<u16> {
+    async fn slots(&self, family: &str) -> Vec<u16> {
         let mut slots = Vec::new();
         for partition in 0..PARTITIONS {
             let ask = format!("CLUSTER KEYSLOT {{test/{family}/{partition}}}");
@@ -90,18 +95,34 @@ impl Rig {
         }
         slots
     }
-}
 
-async fn pause(ms: u64) {
-    tokio::time::sleep(Duration::from_millis(ms)).await;
+    /// Moves all slots of the family key by key, each to one of the other primaries.
+    async fn move_slots(&self, family: &str, pause_ms: u64) {
+        for (round, slot) in self.slots(family).await.into_iter().enumerate() {
+            let to = (self.cluster.primary_of_slot(slot).await + 1 + round % 2) % 3;
+            let moved = self
+                .cluster
+                .move_slots(slot..=slot, to, Duration::from_millis(pause_ms));
+            moved.await;
+        }
+    }
+
+    /// Makes each primary hand over to its replica.
+    async fn fail_over(&self) {
+        for primary in self.cluster.primaries().await {
+            let replica = self.cluster.replica_of(primary).await;
+            self.cluster.failover(replica).await;
+            pause(100).await;
+        }
+        self.cluster.wait_until_ok().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_main_path() {
-    let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
-    let rig = Rig::start(options, Durability::Immediate).await;
+    let rig = Rig::steady().await;
     let mut used = HashSet::new();
-    for slot in rig.slots().await {
+    for slot in rig.slots("views").await {
         used.insert(rig.cluster.primary_of_slot(slot).await);
     }
     assert_eq!(used.len(), 3, "partitions lie on the nodes {used:?} only");
@@ -109,67 +130,50 @@ async fn the_main_path() {
     let ids: Vec<_> = (0..200).map(|number| format!("page/{number:03}")).collect();
     for round in 1..=2 {
         for id in &ids {
-            let _ = rig.views.add(id, 1).await.unwrap();
+            rig.views.count(id, 1).await;
         }
         assert_eq!(rig.views.get("page/007").await.unwrap(), round);
-        assert_eq!(
-            rig.views.get_many(&ids).await.unwrap(),
-            vec![round; ids.len()]
-        );
+        assert_eq!(rig.views.get_many(&ids).await.unwrap(), [round; 200]);
         let listed = rig.views.list("page/", Some("page/099"), 50).await.unwrap();
         let expected: Vec<_> = ids[100..150].iter().map(|id| (id.clone(), round)).collect();
         assert_eq!(listed, expected);
         // all primaries know the scripts, and learn them again
-        let add = &Script::named("buffered_add").unwrap().sha1;
+        let exists = format!(
+            "SCRIPT EXISTS {}",
+            Script::named("buffered_add").unwrap().sha1
+        );
         for primary in rig.cluster.primaries().await {
             let node = rig.cluster.node(primary);
-            assert_eq!(
-                node.run::<Vec<bool>>(&format!("SCRIPT EXISTS {add}"))
-                    .await
-                    .unwrap(),
-                [true],
-                "node {primary}"
-            );
+            let known: Vec<bool> = node.run(&exists).await.unwrap();
+            assert_eq!(known, [true], "node {primary}");
             node.run::<()>("SCRIPT FLUSH").await.unwrap();
         }
     }
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
-    let all = "SELECT COUNT(*) FROM counterfoil_values WHERE value = 2";
-    let stored = async || {
-        sqlx::query_scalar::<_, i64>(all)
-            .fetch_one(&rig.pool)
-            .await
-            .unwrap()
-    };
-    eventually("what the reconciler brings", async || stored().await == 200).await;
+    eventually("what the reconciler brings", async || {
+        rig.stored("%").await == 400
+    })
+    .await;
     reconciler.shutdown().await.unwrap();
-    let _ = rig.views.add("page/000", -2).await.unwrap();
-    rig.counterfoil.drain().await.unwrap();
-    assert_eq!(stored().await, 199);
+    rig.views.count("page/000", -2).await;
+    rig.drain().await;
+    assert_eq!(
+        (rig.stored("page/000").await, rig.stored("%").await),
+        (0, 398)
+    );
     assert_eq!(rig.views.get("page/000").await.unwrap(), 0);
 }
 
-/// A process may take the server for a single node at first. The cluster refuses a call with the
-/// wrong home as a whole.
+/// The cluster refuses a call with the wrong home as a whole.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_counts_once_whoever_makes_it_again() {
-    let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
-    let rig = Rig::start(options, Durability::Immediate).await;
-    let client = cluster_settings(ClusterClient::builder(rig.cluster.urls()))
-        .build()
-        .unwrap();
-    let unknown = Unknown(client.get_async_connection().await.unwrap());
-    let unknown = Counterfoil::new(unknown, MysqlStore::new(rig.pool.clone()));
+    let rig = Rig::steady().await;
+    let unknown = rig.unknown().await;
     for wide in [false, true] {
-        let views = || {
-            family(&format!("wide_{wide}"))
-                .partitions(PARTITIONS)
-                .wide(wide)
-        };
-        let (here, there) = (
-            rig.counterfoil.open(views()).await.unwrap(),
-            unknown.open(views()).await.unwrap(),
-        );
+        let views = family(&format!("wide_{wide}")).partitions(PARTITIONS);
+        let views = views.wide(wide);
+        let here = rig.open(views.clone()).await;
+        let there = unknown.open(views).await.unwrap();
         for number in 0..20 {
             let (request, id) = (format!("job/{number}"), format!("page/{number}"));
             let first = there.add_once(&request, &id, 1).await.unwrap();
@@ -182,123 +186,61 @@ async fn a_request_counts_once_whoever_makes_it_again() {
 }
 
 /// Backlogs are read partition by partition, also by a process that takes the server for a single
-/// node at first.
+/// node at first. Only the refusal of keys in several slots shows it that the server is a cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn backlogs_are_read_on_all_nodes() {
-    let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
-    let rig = Rig::start(options, Durability::Immediate).await;
-    let client = cluster_settings(ClusterClient::builder(rig.cluster.urls()))
-        .build()
-        .unwrap();
-    let unknown = Unknown(client.get_async_connection().await.unwrap());
-    let unknown = Counterfoil::new(unknown, MysqlStore::new(rig.pool.clone()));
-    let (views, at_once) = (
-        family("views").partitions(PARTITIONS),
-        Durability::Immediate,
-    );
-    let votes = Family::cached("test", "votes")
-        .partitions(PARTITIONS)
-        .durability(at_once);
-    let _views = unknown.open(views).await.unwrap();
+    let rig = Rig::steady().await;
+    let unknown = rig.unknown().await;
+    let views = family("views").partitions(PARTITIONS);
+    let views = unknown.open(views).await.unwrap();
+    let votes = Family::cached("test", "votes").partitions(PARTITIONS);
+    let votes = votes.durability(Durability::Immediate);
     let _votes = unknown.open(votes.clone()).await.unwrap();
-    let votes = rig.counterfoil.open(votes).await.unwrap();
-    for number in 0..30 {
-        let id = format!("page/{number}");
-        let _ = (
-            rig.views.add(&id, 1).await.unwrap(),
-            rig.views.add(&id, 1).await.unwrap(),
-        );
-        let _ = votes.incr(&id, 1).await.unwrap();
+    let votes = rig.open(votes).await;
+    let ids: Vec<_> = (0..30).map(|number| format!("page/{number}")).collect();
+    for added in views.add_many(ids.iter().map(|id| (id, 2))).await {
+        assert_eq!(added.unwrap(), Outcome::Counted(2));
     }
-    let numbers = async || {
-        let (here, there) = (
-            rig.counterfoil.backlogs().await.unwrap(),
-            unknown.backlogs().await.unwrap(),
-        );
-        let numbers = |(family, backlog): &(Family, Result<Backlog, Error>)| {
-            let backlog = backlog.as_ref().unwrap();
-            (
-                family.name().to_owned(),
-                backlog.ids,
-                backlog.oldest.is_some(),
-                backlog.counted,
-            )
+    for id in &ids {
+        votes.count(id, 1).await;
+    }
+    let numbers = async |counterfoil: &Counterfoil| {
+        let numbers = |(family, backlog): (Family, Result<Backlog, Error>)| {
+            let Backlog {
+                ids,
+                oldest,
+                counted,
+                ..
+            } = backlog.unwrap();
+            (family.name().to_owned(), ids, oldest.is_some(), counted)
         };
-        let [here, there] =
-            [here, there].map(|found| found.iter().map(numbers).collect::<Vec<_>>());
-        assert_eq!(here, there);
-        here
+        let backlogs = counterfoil.backlogs().await.unwrap().into_iter();
+        backlogs.map(numbers).collect::<Vec<_>>()
     };
-    assert_eq!(
-        numbers().await,
-        [
-            ("views".to_owned(), 30, true, 60),
-            ("votes".to_owned(), 30, true, 30)
-        ]
-    );
-    rig.counterfoil.drain().await.unwrap();
-    assert_eq!(
-        numbers().await,
-        [
-            ("views".to_owned(), 0, false, 60),
-            ("votes".to_owned(), 0, false, 30)
-        ]
-    );
-}
-
-/// A connection of a type that the crate does not know.
-#[derive(Clone)]
-struct Unknown(ClusterConnection);
-
-impl From<Unknown> for counterfoil::Connection {
-    fn from(connection: Unknown) -> Self {
-        counterfoil::Connection::custom(connection)
+    for (left, has_oldest) in [(30, true), (0, false)] {
+        let expected = [("views", 60), ("votes", 30)]
+            .map(|(name, counted)| (name.to_owned(), left, has_oldest, counted));
+        assert_eq!(numbers(&rig.counterfoil).await, expected);
+        assert_eq!(numbers(&unknown).await, expected, "unknown");
+        unknown.drain().await.unwrap();
     }
-}
-
-impl ConnectionLike for Unknown {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        self.0.req_packed_command(cmd)
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        pipe: &'a Pipeline,
-        at: usize,
-        n: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        self.0.req_packed_commands(pipe, at, n)
-    }
-
-    fn get_db(&self) -> i64 {
-        self.0.get_db()
-    }
+    assert_eq!(rig.stored("%").await, 90);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slots_move_key_by_key() {
-    let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
-    let rig = Rig::start(options, Durability::Immediate).await;
-    let slots = rig.slots().await;
+    let rig = Rig::steady().await;
     let hits = rig
-        .under_load(async || {
-            for round in 0..2 {
-                for slot in &slots {
-                    let to = (rig.cluster.primary_of_slot(*slot).await + 1 + round) % 3;
-                    rig.cluster
-                        .move_slots(*slot..=*slot, to, Duration::from_millis(40))
-                        .await;
-                }
+        .counts_all_under_load(async || {
+            for _ in 0..2 {
+                rig.move_slots("views", 40).await;
             }
         })
         .await;
-    let reckoning = rig.reckoning(&hits).await;
-    reckoning.is_exact();
     // no slot is half moved for as long as a caller's timeout, but callers had to wait
-    assert_eq!((reckoning.refused, reckoning.unknown), (0, 0));
-    let waited = hits
-        .iter()
-        .filter(|hit| hit.told - hit.asked > Duration::from_millis(40))
+    let waited = hits.iter().map(|hit| hit.told - hit.asked);
+    let waited = waited
+        .filter(|time| *time > Duration::from_millis(40))
         .count();
     println!("{waited} calls waited for a key that was moved");
     assert!(
@@ -309,48 +251,32 @@ async fn slots_move_key_by_key() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn primaries_hand_over_to_their_replicas() {
-    let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
-    let rig = Rig::start(options, Durability::Immediate).await;
-    let hits = rig
-        .under_load(async || {
-            for _ in 0..2 {
-                for primary in rig.cluster.primaries().await {
-                    rig.cluster
-                        .failover(rig.cluster.replica_of(primary).await)
-                        .await;
-                    pause(100).await;
-                }
-                rig.cluster.wait_until_ok().await;
-            }
-        })
-        .await;
-    let reckoning = rig.reckoning(&hits).await;
-    reckoning.is_exact();
-    assert_eq!((reckoning.refused, reckoning.unknown), (0, 0));
+    let rig = Rig::steady().await;
+    rig.counts_all_under_load(async || {
+        for _ in 0..2 {
+            rig.fail_over().await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_come_back_with_their_files() {
-    let options = RedisOptions::aof("always").arg("cluster-node-timeout", NO_FAILOVER);
-    let rig = Rig::start(options, Durability::Immediate).await;
-    let hits = rig
-        .under_load(async || {
-            for primary in 0..3 {
-                rig.cluster.node(primary).kill();
-                pause(100).await;
-                rig.cluster.node(primary).start_again().await;
-                rig.cluster.wait_until_ok().await;
-            }
-            (0..6).for_each(|number| rig.cluster.node(number).kill());
-            for number in 0..6 {
-                rig.cluster.node(number).start_again().await;
-            }
+    let rig = Rig::without_failover(RedisOptions::aof("always")).await;
+    rig.counts_all_under_load(async || {
+        for primary in 0..3 {
+            rig.cluster.node(primary).kill();
+            pause(100).await;
+            rig.cluster.node(primary).start_again().await;
             rig.cluster.wait_until_ok().await;
-        })
-        .await;
-    let reckoning = rig.reckoning(&hits).await;
-    reckoning.is_exact();
-    assert_eq!((reckoning.refused, reckoning.unknown), (0, 0));
+        }
+        (0..6).for_each(|number| rig.cluster.node(number).kill());
+        for number in 0..6 {
+            rig.cluster.node(number).start_again().await;
+        }
+        rig.cluster.wait_until_ok().await;
+    })
+    .await;
 }
 
 /// The effect of dying primaries on a load.
@@ -364,77 +290,72 @@ struct Deaths {
 
 /// The approximate lag of a replica when its primary dies.
 const BEHIND: Duration = Duration::from_millis(150);
+/// A time that covers the lag.
+const SETTLE: Durability = Durability::Settle(Duration::from_millis(400));
 
 /// The moments when a replica was cut off and when its primary died.
 type Death = (Instant, Instant);
 
 /// Returns whether the replica may have missed a call of this period.
 fn is_taken_back(deaths: &[Death], asked: Instant, told: Instant) -> bool {
+    let mut deaths = deaths.iter();
+    deaths.any(|(cut_off, died)| told >= *cut_off && asked <= *died)
+}
+
+/// Kills the primary of each slot while its replica lags, and waits until the replica is promoted.
+async fn kill_primaries(cluster: &RedisCluster, slots: &[u16]) -> Vec<Death> {
+    let mut deaths = Vec::new();
+    for slot in slots {
+        let primary = cluster.primary_of_slot(*slot).await;
+        let replica = cluster.replica_of(primary).await;
+        let (dying, heir) = (cluster.node(primary), cluster.node(replica));
+        let cut_off = Instant::now();
+        heir.pause();
+        dying.run::<()>("CLIENT KILL TYPE replica").await.unwrap();
+        tokio::time::sleep(BEHIND).await;
+        dying.kill();
+        deaths.push((cut_off, Instant::now()));
+        heir.resume();
+        cluster.wait_promoted(replica).await;
+        // not earlier: with its data it would become the primary again
+        dying.start_again().await;
+        cluster.wait_until_ok().await;
+        pause(300).await;
+    }
     deaths
-        .iter()
-        .any(|(cut_off, died)| told >= *cut_off && asked <= *died)
 }
 
-/// Kills the primary of the slot while its replica lags, and waits until the replica is promoted.
-async fn primary_dies(cluster: &RedisCluster, slot: u16) -> Death {
-    let primary = cluster.primary_of_slot(slot).await;
-    let replica = cluster.replica_of(primary).await;
-    let (dying, heir) = (cluster.node(primary), cluster.node(replica));
-    let cut_off = Instant::now();
-    heir.pause();
-    dying.run::<()>("CLIENT KILL TYPE replica").await.unwrap();
-    tokio::time::sleep(BEHIND).await;
-    dying.kill();
-    let died = Instant::now();
-    heir.resume();
-    cluster.wait_promoted(replica).await;
-    // not earlier: with its data it would become the primary again
-    dying.start_again().await;
-    cluster.wait_until_ok().await;
-    pause(300).await;
-    (cut_off, died)
-}
-
-/// Kills primaries whose replicas lag and then replace them.
+/// Kills primaries under load.
 async fn primaries_die(durability: Durability) -> Deaths {
     let rig = Rig::start(RedisOptions::volatile(), durability).await;
-    let slots = rig.slots().await;
+    let slots = rig.slots("views").await;
+    let slots = [slots[0], slots[2], slots[0]];
     let mut deaths = Vec::new();
-    let hits = rig
-        .under_load(async || {
-            for slot in [slots[0], slots[2], slots[0]] {
-                deaths.push(primary_dies(&rig.cluster, slot).await);
-            }
-        })
-        .await;
-    let reckoning = rig.reckoning(&hits).await;
+    let trouble = async || deaths = kill_primaries(&rig.cluster, &slots).await;
+    let hits = rig.under_load(trouble).await;
+    let reckoning = Reckoning::of(&hits, &rig.pool).await;
     let taken_back = |hit: &&Hit| is_taken_back(&deaths, hit.asked, hit.told);
     let forgotten = reckoning.lost.iter().filter(taken_back).count();
-    let wronged = reckoning.lost.len() - forgotten;
     println!("of the lost {forgotten} were counted while the replica was cut off");
     Deaths {
-        reckoning,
+        wronged: reckoning.lost.len() - forgotten,
         forgotten,
-        wronged,
+        reckoning,
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
-    let deaths = primaries_die(Durability::Settle(BEHIND + Duration::from_millis(250))).await;
+    let deaths = primaries_die(SETTLE).await;
     let reckoning = &deaths.reckoning;
     assert!(
         reckoning.doubled.is_empty() && reckoning.refused_counted.is_empty(),
         "{reckoning:?}"
     );
     assert_eq!(deaths.wronged, 0, "{:?}", reckoning.lost);
-    let is_lost = |hit: &Hit| reckoning.lost.iter().any(|lost| lost.id == hit.id);
-    let misread: Vec<_> = reckoning
-        .misread
-        .iter()
-        .filter(|hit| !is_lost(hit))
-        .collect();
-    assert!(misread.is_empty(), "there, and not read: {misread:?}");
+    let is_stored = |hit: &&Hit| reckoning.lost.iter().all(|lost| lost.id != hit.id);
+    let misread: Vec<_> = reckoning.misread.iter().filter(is_stored).collect();
+    assert!(misread.is_empty(), "stored, and not read: {misread:?}");
     assert!(
         deaths.forgotten > 0 && reckoning.acknowledged > 1000,
         "nothing was tried"
@@ -462,59 +383,38 @@ async fn open(rig: &Rig, durability: Durability) -> Series {
         .partitions(PARTITIONS)
         .durability(durability)
         .sync_time(Duration::from_millis(400));
-    let series = rig.counterfoil.open(family).await.unwrap();
-    series.write_timeout(LONG)
-}
-
-fn sum(slices: &[Slice]) -> i64 {
-    slices.iter().map(|slice| slice.count).sum()
+    rig.open(family).await.write_timeout(LONG)
 }
 
 /// Each hit is its own series, so its rows and its window show how often it was counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
-    let settle = Durability::Settle(BEHIND + Duration::from_millis(250));
-    let rig = Rig::start(RedisOptions::volatile(), settle).await;
-    let series = open(&rig, settle).await;
-    let slots = rig.slots_of("hits").await;
+    let rig = Rig::start(RedisOptions::volatile(), SETTLE).await;
+    let series = open(&rig, SETTLE).await;
+    let slots = rig.slots("hits").await;
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut writers = JoinSet::new();
-    for writer in 0..6 {
-        let (series, stop) = (series.clone(), stop.clone());
-        writers.spawn(async move {
+    let load = Load::start(6, |writer, stop| {
+        let series = series.clone();
+        async move {
             let mut hits = Vec::new();
-            while !stop.load(Ordering::Relaxed) {
+            while !stop.is_set() {
                 let (name, asked) = (format!("{writer}-{}", hits.len()), Instant::now());
-                let added = series
-                    .add(&name, 1)
-                    .await
-                    .map(|added| assert_eq!(added, Outcome::Counted(1)));
-                hits.push((
-                    name,
-                    asked,
-                    Instant::now(),
-                    added.map_err(|error| error.outcome_unknown()),
-                ));
+                let added = series.add(&name, 1).await;
+                let added = added.map(|added| assert_eq!(added, Outcome::Counted(1)));
+                let added = added.map_err(|error| error.outcome_unknown());
+                hits.push((name, asked, Instant::now(), added));
                 pause(2).await;
             }
             hits
-        });
-    }
+        }
+    });
     pause(1000).await;
-    let mut deaths = Vec::new();
-    for slot in [slots[0], slots[2]] {
-        deaths.push(primary_dies(&rig.cluster, slot).await);
-    }
+    let deaths = kill_primaries(&rig.cluster, &[slots[0], slots[2]]).await;
     pause(500).await;
-    stop.store(true, Ordering::Relaxed);
-    let hits: Vec<_> = writers.join_all().await.into_iter().flatten().collect();
+    let hits = load.end().await.concat();
     // the last slice is over
     pause(1100).await;
-    tokio::time::timeout(Duration::from_secs(30), rig.counterfoil.drain())
-        .await
-        .expect("a drain ends")
-        .unwrap();
+    rig.drain().await;
     reconciler.shutdown().await.unwrap();
 
     let names: Vec<_> = hits.iter().map(|(name, ..)| name).collect();
@@ -549,10 +449,9 @@ async fn a_window_outlives_its_primary_but_for_what_the_replica_did_not_have() {
 
 /// Slots move and primaries change under series, activity and visitors, whose calls have many keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn series_activity_and_visitors_go_along() {
+async fn other_kinds_count_while_slots_move() {
     const VISITORS: u64 = 400;
-    let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
-    let rig = Rig::start(options, Durability::Immediate).await;
+    let rig = Rig::steady().await;
     let series = open(&rig, Durability::Immediate).await;
     let online = Family::activity("test", "online")
         .window(Duration::from_secs(1800), Duration::from_secs(3))
@@ -560,49 +459,32 @@ async fn series_activity_and_visitors_go_along() {
         .partitions(PARTITIONS)
         .durability(Durability::Immediate);
     let online = rig
-        .counterfoil
         .open(online)
         .await
-        .unwrap()
         .cache_for(Duration::ZERO)
         .write_timeout(LONG);
     let daily = Family::visitors("test", "daily")
         .partitions(PARTITIONS)
         .durability(Durability::Immediate);
-    let daily = rig
-        .counterfoil
-        .open(daily)
-        .await
-        .unwrap()
-        .write_timeout(LONG);
+    let (daily, today) = (rig.open(daily).await.write_timeout(LONG), day("2014-09-20"));
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut tasks = JoinSet::new();
-    for task in 0..6u64 {
-        let (series, online, daily, stop) =
-            (series.clone(), online.clone(), daily.clone(), stop.clone());
-        tasks.spawn(async move {
+    let load = Load::start(6, |task, stop| {
+        let (series, online, daily) = (series.clone(), online.clone(), daily.clone());
+        async move {
             let (mut turns, mut firsts, mut been) = (0, 0, HashSet::new());
-            while !stop.load(Ordering::Relaxed) {
-                let (scope, number) = (
-                    ["a", "b"][turns as usize % 2],
-                    (turns / 6 * 6 + task) % VISITORS,
-                );
+            while !stop.is_set() {
+                let scope = ["a", "b"][turns as usize % 2];
+                let number = (turns / 6 * 6 + task as u64) % VISITORS;
                 let visitor = number.to_be_bytes();
-                let many = [
-                    (format!("page/{}", turns % 7), 1),
-                    (format!("page/{}", turns % 5), 2),
-                ];
+                let many = [7, 5].map(|pages| format!("page/{}", turns % pages));
                 let (added, touched, first) = tokio::join!(
-                    series.add_many(many),
+                    series.add_many(many.iter().zip([1, 2])),
                     online.touch("/", visitor),
-                    daily.first_visit(scope, day("2014-09-20"), visitor)
+                    daily.first_visit(scope, today, visitor)
                 );
-                assert!(
-                    added
-                        .into_iter()
-                        .all(|added| matches!(added, Ok(Outcome::Counted(_))))
-                );
+                for (added, n) in added.into_iter().zip(1..) {
+                    assert_eq!(added.unwrap(), Outcome::Counted(n));
+                }
                 touched.unwrap();
                 firsts += u64::from(first.unwrap() == Outcome::Counted(1));
                 been.insert((scope, number));
@@ -610,172 +492,85 @@ async fn series_activity_and_visitors_go_along() {
                 pause(1).await;
             }
             (turns, firsts, been)
-        });
-    }
-    for family in ["hits", "online", "daily"] {
-        for (round, slot) in rig.slots_of(family).await.iter().enumerate() {
-            let to = (rig.cluster.primary_of_slot(*slot).await + 1 + round) % 3;
-            rig.cluster
-                .move_slots(*slot..=*slot, to, Duration::from_millis(20))
-                .await;
         }
+    });
+    for family in ["hits", "online", "daily"] {
+        rig.move_slots(family, 20).await;
     }
-    for primary in rig.cluster.primaries().await {
-        rig.cluster
-            .failover(rig.cluster.replica_of(primary).await)
-            .await;
-        pause(100).await;
-    }
-    rig.cluster.wait_until_ok().await;
-    stop.store(true, Ordering::Relaxed);
-    let told = tasks.join_all().await;
-    let turns: u64 = told.iter().map(|(turns, ..)| turns).sum();
-    let firsts: u64 = told.iter().map(|(_, firsts, _)| firsts).sum();
-    let been: HashSet<_> = told.iter().flat_map(|(.., been)| been).collect();
-    let there: HashSet<_> = been.iter().map(|(_, visitor)| visitor).collect();
+    rig.fail_over().await;
+    let results = load.end().await;
+    let turns: u64 = results.iter().map(|(turns, ..)| turns).sum();
+    let firsts: u64 = results.iter().map(|(_, firsts, _)| firsts).sum();
+    let been: HashSet<_> = results.iter().flat_map(|(.., been)| been).collect();
+    let seen: HashSet<_> = been.iter().map(|(_, visitor)| visitor).collect();
     assert!(turns > 300, "nothing was tried: {turns} turns");
     pause(1100).await;
-    tokio::time::timeout(Duration::from_secs(30), rig.counterfoil.drain())
-        .await
-        .expect("a drain ends")
-        .unwrap();
+    rig.drain().await;
     reconciler.shutdown().await.unwrap();
 
     let hits = 3 * turns.cast_signed();
     let names: Vec<_> = (0..7).map(|page| format!("page/{page}")).collect();
-    let seconds: i64 = series
-        .get_many(&names, Precision::SECOND)
-        .await
-        .unwrap()
-        .iter()
-        .map(|window| sum(window))
-        .sum();
-    let days: i64 = series
-        .get_many(&names, Precision::Day)
-        .await
-        .unwrap()
-        .iter()
-        .map(|window| sum(window))
-        .sum();
-    let number = async |sql: &'static str| {
-        sqlx::query_scalar::<_, i64>(sql)
-            .fetch_one(&rig.pool)
-            .await
-            .unwrap()
-    };
-    let kept = number(
-        "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE '%/page/%'",
-    )
-    .await;
-    assert_eq!(
-        (seconds, days, kept),
-        (hits, hits, hits),
-        "of seconds, of days, of the rows"
-    );
+    for precision in [Precision::SECOND, Precision::Day] {
+        let windows = series.get_many(&names, precision).await.unwrap();
+        let windows: i64 = windows.iter().map(|window| sum(window)).sum();
+        assert_eq!(windows, hits, "{precision}");
+    }
+    assert_eq!(rig.stored("%/page/%").await, hits, "rows");
     let now = online.now("/").await.unwrap();
-    assert_eq!(now.views, turns);
-    assert_eq!(now.visitors.count(), there.len() as u64);
     assert_eq!(
-        firsts,
-        been.len() as u64,
-        "who was told to be the first, and who was there"
+        (now.views, now.visitors.count()),
+        (turns, seen.len() as u64)
     );
-    let visitors = number(
-        "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id LIKE '%/2014-09-20'",
-    )
-    .await;
-    assert_eq!(visitors, firsts.cast_signed());
-    let seen = daily
-        .get_many([("a", day("2014-09-20")), ("b", day("2014-09-20"))])
-        .await
-        .unwrap();
-    assert_eq!(seen.iter().sum::<i64>(), visitors);
+    assert_eq!(firsts, been.len() as u64, "first visits, and visitors");
+    assert_eq!(rig.stored("%/2014-09-20").await, firsts.cast_signed());
+    let scopes = [("a", today), ("b", today)];
+    let visitors = daily.get_many(scopes).await.unwrap();
+    assert_eq!(visitors.iter().sum::<i64>(), firsts.cast_signed());
     println!(
         "{turns} turns by {} visitors, {firsts} first visits",
-        there.len()
+        seen.len()
     );
 }
 
 /// Slots move and primaries change while cached counters enter and leave Redis.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cached_counters_go_along() {
-    const IDS: u64 = 12;
-    const TASKS: u64 = 6;
-    let options = RedisOptions::volatile().arg("cluster-node-timeout", NO_FAILOVER);
-    let rig = Rig::start(options, Durability::Immediate).await;
-    let slots = rig.slots().await;
+async fn cached_counters_count_while_slots_move() {
+    const IDS: usize = 12;
+    let rig = Rig::steady().await;
     let votes = Family::cached("test", "votes")
         .partitions(PARTITIONS)
         .durability(Durability::Immediate)
         .sync_time(Duration::from_millis(10))
         .retain(Duration::from_millis(20));
-    let votes = rig.counterfoil.open(votes).await.unwrap();
-    let votes = votes.write_timeout(LONG);
+    let votes = rig.open(votes).await.write_timeout(LONG);
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut voters = JoinSet::new();
-    for task in 0..TASKS {
-        let (votes, stop) = (votes.clone(), stop.clone());
-        voters.spawn(async move {
+    let load = Load::start(6, |task, stop| {
+        let votes = votes.clone();
+        async move {
             let mut told = Vec::new();
-            for turn in 0.. {
-                if stop.load(Ordering::Relaxed) {
-                    break;
-                }
+            while !stop.is_set() {
+                let turn = told.len();
                 // some pauses are longer than the retention of a counter
-                pause(if turn % 50 == 0 { 60 } else { 1 }).await;
+                pause(if turn.is_multiple_of(50) { 60 } else { 1 }).await;
                 let id = (task + turn) % IDS;
-                told.push((
-                    id,
-                    votes
-                        .incr(&format!("item/{id}"), 1)
-                        .await
-                        .unwrap()
-                        .counted()
-                        .unwrap(),
-                ));
+                told.push((id, votes.count(&format!("item/{id}"), 1).await));
             }
             told
-        });
+        }
+    });
+    rig.move_slots("votes", 30).await;
+    rig.fail_over().await;
+    let mut told = vec![Vec::new(); IDS];
+    for (id, value) in load.end().await.concat() {
+        told[id].push(value);
     }
-    for (round, slot) in slots.iter().enumerate() {
-        let to = (rig.cluster.primary_of_slot(*slot).await + 1 + round) % 3;
-        rig.cluster
-            .move_slots(*slot..=*slot, to, Duration::from_millis(30))
-            .await;
-    }
-    for primary in rig.cluster.primaries().await {
-        rig.cluster
-            .failover(rig.cluster.replica_of(primary).await)
-            .await;
-        pause(100).await;
-    }
-    rig.cluster.wait_until_ok().await;
-    stop.store(true, Ordering::Relaxed);
-    let mut told: Vec<Vec<i64>> = vec![Vec::new(); IDS as usize];
-    for (id, value) in voters.join_all().await.into_iter().flatten() {
-        told[id as usize].push(value);
-    }
-    tokio::time::timeout(Duration::from_secs(30), rig.counterfoil.drain())
-        .await
-        .expect("a drain ends")
-        .unwrap();
+    rig.drain().await;
     reconciler.shutdown().await.unwrap();
     for (id, mut told) in told.into_iter().enumerate() {
         told.sort_unstable();
         let votes = told.len() as i64;
         assert!(votes > 20, "nothing was tried");
         assert_eq!(told, (1..=votes).collect::<Vec<_>>(), "item/{id}");
-        let stored = sqlx::query_scalar("SELECT value FROM counterfoil_values WHERE id = ?")
-            .bind(format!("item/{id}"));
-        assert_eq!(
-            stored
-                .fetch_one(&rig.pool)
-                .await
-                .map(|value: i64| value)
-                .unwrap(),
-            votes,
-            "item/{id}"
-        );
+        assert_eq!(rig.stored(&format!("item/{id}")).await, votes, "item/{id}");
     }
 }

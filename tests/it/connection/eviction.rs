@@ -5,6 +5,7 @@ use crate::support::Plain;
 use crate::support::kinds::{KINDS, OfKind};
 use counterfoil::ErrorKind;
 use counterfoil::admin::Severity;
+use testkit::RedisServer;
 
 /// The keys with a time to live, by kind: their parts after the hash tag.
 const EXPIRING: [(&str, &[&str]); 6] = [
@@ -16,35 +17,25 @@ const EXPIRING: [(&str, &[&str]); 6] = [
     ("visitors", &["seen"]),
 ];
 
+async fn set_policy(redis: &RedisServer, policy: &str) {
+    let set = format!("CONFIG SET maxmemory-policy {policy}");
+    redis.run::<()>(&set).await.unwrap();
+}
+
 #[tokio::test]
 async fn kept_slices_and_pending_hits_never_expire() {
     let plain = Plain::new().await;
     for (kind, expected) in EXPIRING {
         let family = OfKind::open(&plain.counterfoil, kind).await.unwrap();
         family.hit().await.unwrap();
-        let keys: Vec<String> = plain
-            .redis
-            .run(&format!("KEYS cf1:{{shop/{kind}/*"))
-            .await
-            .unwrap();
+        let keys = format!("KEYS cf1:{{shop/{kind}/*");
+        let keys: Vec<String> = plain.redis.run(&keys).await.unwrap();
         let mut expiring = Vec::new();
         for key in keys {
-            if plain
-                .redis
-                .run::<i64>(&format!("PTTL {key}"))
-                .await
-                .unwrap()
-                >= 0
-            {
-                expiring.push(
-                    key.split("}:")
-                        .nth(1)
-                        .unwrap()
-                        .split(':')
-                        .next()
-                        .unwrap()
-                        .to_owned(),
-                );
+            let ttl: i64 = plain.redis.run(&format!("PTTL {key}")).await.unwrap();
+            if ttl >= 0 {
+                let (_, key) = key.split_once("}:").unwrap();
+                expiring.push(key.split(':').next().unwrap().to_owned());
             }
         }
         expiring.sort();
@@ -64,24 +55,8 @@ async fn a_policy_is_refused_where_it_throws_away_what_counts() {
     ] {
         for (kind, expiring) in EXPIRING {
             let plain = Plain::new().await;
-            let set = async |policy: &str| {
-                let _: () = plain
-                    .redis
-                    .run(&format!("CONFIG SET maxmemory-policy {policy}"))
-                    .await
-                    .unwrap();
-            };
-            let is_error = async || {
-                let findings = plain.counterfoil.check().await;
-                let found = findings
-                    .into_iter()
-                    .find(|finding| finding.subject == "redis maxmemory-policy");
-                found.is_some_and(|found| {
-                    found.severity == Severity::Error && found.message.contains(policy)
-                })
-            };
             let is_safe = expiring.is_empty() && policy != "allkeys-lru";
-            set(policy).await;
+            set_policy(&plain.redis, policy).await;
             let opened = OfKind::open(&plain.counterfoil, kind).await;
             assert_eq!(opened.is_ok(), is_safe, "{kind} on {policy}");
             if let Err(error) = opened {
@@ -89,52 +64,32 @@ async fn a_policy_is_refused_where_it_throws_away_what_counts() {
                 assert!(format!("{error:#}").contains(policy), "{error}");
             }
             // set while the application runs
-            set("noeviction").await;
+            set_policy(&plain.redis, "noeviction").await;
             let _family = OfKind::open(&plain.counterfoil, kind).await.unwrap();
-            set(policy).await;
-            assert_eq!(is_error().await, !is_safe, "{kind} on {policy}");
-            assert_eq!(
-                plain.counterfoil.reconciler().start().await.is_ok(),
-                is_safe,
-                "{kind} on {policy}"
-            );
-            plain
-                .counterfoil
-                .reconciler()
-                .allow_evicting(true)
-                .start()
-                .await
-                .unwrap()
-                .shutdown()
-                .await
-                .unwrap();
+            set_policy(&plain.redis, policy).await;
+            let mut findings = plain.counterfoil.check().await.into_iter();
+            let found = findings.find(|finding| finding.subject == "redis maxmemory-policy");
+            let is_error = found.is_some_and(|found| {
+                found.severity == Severity::Error && found.message.contains(policy)
+            });
+            assert_eq!(is_error, !is_safe, "{kind} on {policy}");
+            let started = plain.counterfoil.reconciler().start().await;
+            assert_eq!(started.is_ok(), is_safe, "{kind} on {policy}");
+            let allowed = plain.counterfoil.reconciler().allow_evicting(true);
+            allowed.start().await.unwrap().shutdown().await.unwrap();
         }
     }
 }
 
 #[tokio::test]
-async fn who_allows_it_opens_and_starts() {
+async fn a_client_that_allows_it_opens_and_starts() {
     let plain = Plain::new().await;
-    let _: () = plain
-        .redis
-        .run("CONFIG SET maxmemory-policy volatile-lru")
-        .await
-        .unwrap();
+    set_policy(&plain.redis, "volatile-lru").await;
     let counterfoil = plain.counterfoil.clone().allow_evicting(true);
     for kind in KINDS {
-        OfKind::open(&counterfoil, kind)
-            .await
-            .unwrap()
-            .hit()
-            .await
-            .unwrap();
+        let family = OfKind::open(&counterfoil, kind).await.unwrap();
+        family.hit().await.unwrap();
     }
-    counterfoil
-        .reconciler()
-        .start()
-        .await
-        .unwrap()
-        .shutdown()
-        .await
-        .unwrap();
+    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    reconciler.shutdown().await.unwrap();
 }

@@ -7,3 +7,64 @@ mod permissions;
 mod pools;
 mod runtimes;
 mod tls;
+
+use std::time::Duration;
+
+use counterfoil::{Connection, Counterfoil, FamilyBuilder, FamilyHandle, MysqlStore};
+use redis::cluster::{ClusterClient, ClusterClientBuilder};
+use redis::cluster_async::ClusterConnection;
+use sqlx::MySqlPool;
+use testkit::{RedisCluster, RedisOptions};
+
+use crate::support::database;
+
+/// Returns the client that counterfoil recommends for the cluster.
+fn builder(cluster: &RedisCluster) -> ClusterClientBuilder {
+    counterfoil::cluster_settings(ClusterClient::builder(cluster.urls()))
+}
+
+async fn connect(builder: ClusterClientBuilder) -> ClusterConnection {
+    let client = builder.build().expect("a client");
+    client.get_async_connection().await.expect("a cluster")
+}
+
+/// A cluster, and a separate database.
+struct Clustered {
+    cluster: RedisCluster,
+    pool: MySqlPool,
+    counterfoil: Counterfoil,
+}
+
+impl Clustered {
+    async fn start(options: RedisOptions) -> Self {
+        let (cluster, pool) = tokio::join!(RedisCluster::start(options), database());
+        let redis = connect(builder(&cluster)).await;
+        Clustered {
+            counterfoil: Counterfoil::new(redis, MysqlStore::new(pool.clone())),
+            cluster,
+            pool,
+        }
+    }
+
+    /// Returns a client of another process, with this database and another connection.
+    fn over(&self, redis: impl Into<Connection>) -> Counterfoil {
+        Counterfoil::new(redis, MysqlStore::new(self.pool.clone()))
+    }
+
+    async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
+        self.counterfoil.open(family).await.expect("opened")
+    }
+
+    async fn drain(&self) {
+        let drained = tokio::time::timeout(Duration::from_secs(30), self.counterfoil.drain());
+        drained.await.expect("a drain ends").expect("a drain");
+    }
+
+    /// Returns the sum of the values whose ids match the pattern.
+    async fn stored(&self, ids: &str) -> i64 {
+        let sum = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values \
+             WHERE id LIKE ?";
+        let sum = sqlx::query_scalar(sum).bind(ids);
+        sum.fetch_one(&self.pool).await.expect("a sum")
+    }
+}

@@ -2,9 +2,11 @@
 #![allow(dead_code, missing_docs)]
 
 pub mod between;
+pub mod custom;
 pub mod hits;
 pub mod interleaving;
 pub mod kinds;
+pub mod load;
 pub mod model;
 pub mod random;
 pub mod state;

@@ -4,16 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use counterfoil::store::{Batch, Progress, ReadFrom};
-use counterfoil::test_hooks::{LastCut, Pending};
+use counterfoil::store::{Batch, LedgerRow, Progress, ReadFrom};
+use counterfoil::test_hooks::{Guard, LastCut, Pending};
 use counterfoil::{MysqlStore, Result, Store};
-use proptest::test_runner::TestCaseError;
 use sqlx::MySqlPool;
 use testkit::MysqlServer;
 
 use super::connect::Connect;
 use super::stage::Stage;
-use super::{Fate, failed};
+use super::{Checked, Fate};
 use crate::support::database_on;
 
 /// The store of a case: in memory, which is faster and so tries more cases, or in a real database.
@@ -46,7 +45,7 @@ impl<S: Store + Clone> Database<'_, S> {
         batch: Arc<Batch>,
         rows: u64,
         fate: Fate,
-    ) -> Result<Option<Progress>, TestCaseError> {
+    ) -> Checked<Option<Progress>> {
         let store = self.store.clone();
         let applying = async move { store.apply(&[batch], Some(rows)).await };
         let applied = match self.mysql {
@@ -55,17 +54,26 @@ impl<S: Store + Clone> Database<'_, S> {
                 .await
                 .map(|applied| applied.progress.first().copied()),
         };
-        applied.map_err(failed)
+        Ok(applied?)
+    }
+
+    /// Returns the rows of these ids.
+    pub async fn rows<C: Connect>(
+        &self,
+        stage: &Stage<'_, C>,
+        ids: &[&str],
+    ) -> Checked<Vec<Option<i64>>> {
+        Ok(self.store.rows(&stage.family, ids).await?)
+    }
+
+    pub async fn ledger<C: Connect>(&self, stage: &Stage<'_, C>) -> Checked<Vec<LedgerRow>> {
+        Ok(self.store.ledger(&[stage.family.number]).await?)
     }
 
     /// Returns the sum of the id in database, batch and buffer.
-    pub async fn total<C: Connect>(
-        &self,
-        stage: &Stage<'_, C>,
-        id: &str,
-    ) -> Result<i128, TestCaseError> {
+    pub async fn total<C: Connect>(&self, stage: &Stage<'_, C>, id: &str) -> Checked<i128> {
         let number = stage.partition_of(id);
-        let pending = stage.partition(number).read(&[id]).await.map_err(failed)?;
+        let pending = stage.partition(number).read(&[id]).await?;
         Ok(self.totals(stage, (number, pending), &[id]).await?[0])
     }
 
@@ -76,7 +84,7 @@ impl<S: Store + Clone> Database<'_, S> {
         stage: &Stage<'_, C>,
         (number, pending): (u32, Pending),
         ids: &[&str],
-    ) -> Result<Vec<i128>, TestCaseError> {
+    ) -> Checked<Vec<i128>> {
         let LastCut {
             incarnation,
             seq,
@@ -89,8 +97,7 @@ impl<S: Store + Clone> Database<'_, S> {
         let snapshot = self
             .store
             .read(&stage.family, ids, &mark, ReadFrom::Primary)
-            .await
-            .map_err(failed)?;
+            .await?;
         let mark = snapshot.ledger.into_iter().next().unwrap_or_default();
         let is_same = mark.seq == seq && (seq == 0 || nonce == Some(mark.nonce));
         let is_behind = mark.seq >= seq && !is_same;
@@ -119,6 +126,20 @@ impl<S: Store + Clone> Database<'_, S> {
             .map(total)
             .collect())
     }
+}
+
+/// Returns whether the ledger proves that the partition with this last cut was set back.
+pub fn is_behind(ledger: &[LedgerRow], number: u32, last: LastCut, without: Option<Guard>) -> bool {
+    let is_other = |nonce| last.nonce != Some(nonce) && without != Some(Guard::Nonce);
+    let mut rows = ledger.iter().filter(|row| row.partition == number);
+    rows.any(
+        |LedgerRow {
+             incarnation, mark, ..
+         }| {
+            let is_later = last.seq < mark.seq || (last.seq == mark.seq && is_other(mark.nonce));
+            Some(*incarnation) == last.incarnation && is_later
+        },
+    )
 }
 
 /// A MySQL that may be killed now and then during work whose reply is lost.

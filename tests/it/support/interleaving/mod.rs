@@ -5,14 +5,15 @@
 //! to a length from within the settle time. The cut is between two commands: Redis itself drops a
 //! tail that is torn within a script's writes, see docs/operations.md.
 
-pub mod buffered;
 pub mod connect;
 pub mod database;
 pub mod hunt;
+pub mod kind;
 pub mod reader;
 pub mod stage;
 pub mod token;
 pub mod workers;
+pub mod world;
 pub mod writer;
 
 use std::fmt::Display;
@@ -27,9 +28,7 @@ use testkit::RedisOptions;
 pub const SETTLE: u64 = 1000;
 pub const PARTITIONS: u32 = 2;
 
-pub type Checked = Result<(), TestCaseError>;
-
-pub type Failed = TestCaseError;
+pub type Checked<T = ()> = Result<T, TestCaseError>;
 
 pub fn failed(what: impl Display) -> TestCaseError {
     TestCaseError::fail(what.to_string())

@@ -1,11 +1,10 @@
 //! A reader that runs between other steps.
 
 use counterfoil::Result;
-use proptest::test_runner::TestCaseError;
 use tokio::task::JoinHandle;
 
-use super::failed;
 use super::token::State;
+use super::{Checked, failed};
 use crate::support::between::Gate;
 
 /// A reader that stops before each database query.
@@ -36,7 +35,7 @@ impl<T: Send + 'static> Reader<T> {
 
     /// Lets the reader's query run, if there is a reader. Returns its result once it ends; after a
     /// crash it may fail.
-    pub async fn go_on(reader: &mut Option<Self>) -> Result<Option<Seen<T>>, TestCaseError> {
+    pub async fn go_on(reader: &mut Option<Self>) -> Checked<Option<Seen<T>>> {
         let Some(asking) = reader.take() else {
             return Ok(None);
         };
@@ -51,7 +50,7 @@ impl<T: Send + 'static> Reader<T> {
             has_crashed,
             ..
         } = asking;
-        match task.await.map_err(failed)? {
+        match task.await? {
             Ok(found) => Ok(Some(Seen {
                 found,
                 before,

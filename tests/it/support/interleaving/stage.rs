@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use counterfoil::store::Registered;
 use counterfoil::test_hooks::{Dropped, LastCut, Partition};
-use proptest::test_runner::TestCaseError;
-use redis::Cmd;
+use redis::{Cmd, FromRedisValue, Pipeline};
 use testkit::RedisServer;
 
 use super::connect::Connect;
 use super::hunt::runtime;
+use super::writer::Writer;
 use super::{Checked, Crashes, Mishap, PARTITIONS, SETTLE, failed};
+use crate::support::state::State;
 
 /// The lengths of the append-only file whose effects are lost.
 pub type Gone = RangeFrom<u64>;
@@ -103,16 +104,26 @@ impl<'s, C: Connect> Stage<'s, C> {
     }
 
     /// Resets the partition if its last cut is the proven one.
-    pub async fn reset(
-        &self,
-        number: u32,
-        proven: LastCut,
-    ) -> Result<Option<Dropped>, TestCaseError> {
+    pub async fn reset(&self, number: u32, proven: LastCut) -> Checked<Option<Dropped>> {
         let home = self.partition(0);
-        self.partition(number)
+        let partition = self.partition(number);
+        Ok(partition
             .reset(&self.family.family, home.keys(), proven)
-            .await
-            .map_err(failed)
+            .await?)
+    }
+
+    /// Returns this number of writers.
+    pub fn writers<Call>(&mut self, many: usize) -> Vec<Writer<Call>> {
+        (0..many).map(|_| Writer::new(self.new_name())).collect()
+    }
+
+    pub async fn ask<T: FromRedisValue>(&self, pipeline: &Pipeline) -> Checked<T> {
+        Ok(pipeline.query_async(&mut self.redis.clone()).await?)
+    }
+
+    /// Returns the state of the family in Redis.
+    pub async fn state(&self) -> State {
+        State::of(&self.redis, &self.family.family).await
     }
 
     pub fn partition_of(&self, id: &str) -> u32 {
@@ -151,7 +162,7 @@ impl<'s, C: Connect> Stage<'s, C> {
     }
 
     /// Applies the mishap. Returns the lost lengths of the file if Redis lost any counts.
-    pub async fn suffer(&mut self, mishap: Mishap) -> Result<Option<Gone>, TestCaseError> {
+    pub async fn suffer(&mut self, mishap: Mishap) -> Checked<Option<Gone>> {
         // no two epochs begin at the same time
         self.pass(1);
         match mishap {
@@ -183,15 +194,13 @@ impl<'s, C: Connect> Stage<'s, C> {
         for word in words.split(' ') {
             cmd.arg(word);
         }
-        cmd.exec_async(&mut self.redis.clone())
-            .await
-            .map_err(failed)
+        Ok(cmd.exec_async(&mut self.redis.clone()).await?)
     }
 
     /// Checks that nothing is pending for the database.
     pub async fn expect_nothing_pending(&self) -> Checked {
         for number in 0..PARTITIONS {
-            if self.partition(number).has_pending().await.map_err(failed)? {
+            if self.partition(number).has_pending().await? {
                 return Err(failed(format!("WEDGED: partition {number} is not empty")));
             }
         }

@@ -7,7 +7,6 @@ use counterfoil::store::{Batch, BatchId, Progress};
 use counterfoil::test_hooks::{Cut, CutBatch, Dropped, FetchReply, LastCut, RotateReply};
 use counterfoil::{Durability, Store};
 use proptest::prelude::Strategy;
-use proptest::test_runner::TestCaseError;
 
 use super::connect::Connect;
 use super::database::Database;
@@ -91,7 +90,7 @@ impl Workers {
         work: Work,
         stage: &Stage<'_, C>,
         database: &Database<'_, S>,
-    ) -> Result<Option<Dropped>, TestCaseError> {
+    ) -> Checked<Option<Dropped>> {
         let task = self.tasks[work.worker].clone();
         if work.fate == Fate::LostBefore {
             return Ok(None);
@@ -101,7 +100,7 @@ impl Workers {
             Task::Fetch(number, id) => (fetch(number, id, stage).await?, None),
             Task::Apply(batch) => (apply(batch, work, database).await?, None),
             Task::Release(number, id) => {
-                stage.partition(number).release(id).await.map_err(failed)?;
+                stage.partition(number).release(id).await?;
                 (Task::Rotate, None)
             }
             Task::Reset(number, id) => {
@@ -125,17 +124,8 @@ impl Workers {
         Ok(dropped)
     }
 
-    async fn rotate<C: Connect>(
-        &mut self,
-        number: u32,
-        stage: &Stage<'_, C>,
-    ) -> Result<Task, TestCaseError> {
-        match stage
-            .partition(number)
-            .rotate(None, Cut::Now)
-            .await
-            .map_err(failed)?
-        {
+    async fn rotate<C: Connect>(&mut self, number: u32, stage: &Stage<'_, C>) -> Checked<Task> {
+        match stage.partition(number).rotate(None, Cut::Now).await? {
             RotateReply::Batch(CutBatch { id, fresh, .. }) => {
                 self.cuts += u64::from(fresh);
                 Ok(Task::Fetch(number, id))
@@ -163,21 +153,12 @@ impl Workers {
     }
 }
 
-async fn fetch<C: Connect>(
-    number: u32,
-    id: BatchId,
-    stage: &Stage<'_, C>,
-) -> Result<Task, TestCaseError> {
+async fn fetch<C: Connect>(number: u32, id: BatchId, stage: &Stage<'_, C>) -> Checked<Task> {
     let settle = match stage.family.family.durability() {
         Durability::Settle(time) => time,
         _ => Duration::ZERO,
     };
-    match stage
-        .partition(number)
-        .fetch(id, settle, 10)
-        .await
-        .map_err(failed)?
-    {
+    match stage.partition(number).fetch(id, settle, 10).await? {
         FetchReply::Deltas(deltas) => Ok(Task::Apply(Arc::new(Batch {
             family: stage.family.clone(),
             partition: number,
@@ -193,7 +174,7 @@ async fn apply<S: Store + Clone>(
     batch: Arc<Batch>,
     work: Work,
     database: &Database<'_, S>,
-) -> Result<Task, TestCaseError> {
+) -> Checked<Task> {
     Ok(
         match database.apply(batch.clone(), work.rows, work.fate).await? {
             Some(Progress::Complete | Progress::Repeated) => {

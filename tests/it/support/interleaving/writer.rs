@@ -2,9 +2,9 @@
 
 use counterfoil::test_hooks::{Fence, Partition};
 
+use super::Checked;
 use super::connect::Connect;
 use super::stage::Stage;
-use super::{Checked, Failed, failed};
 use crate::support::epoch;
 
 /// A writer with one call in flight.
@@ -56,15 +56,15 @@ impl<Call> Writer<Call> {
         &mut self,
         stage: &Stage<'_, C>,
         home: &Partition,
-    ) -> Result<Key, Failed> {
+    ) -> Checked<Key> {
         if self.key.epoch.is_empty() {
-            self.key.epoch = epoch(home, &stage.family.family).await.map_err(failed)?;
+            self.key.epoch = epoch(home, &stage.family.family).await?;
         }
         Ok(self.key.clone())
     }
 
     /// Returns whether the key belongs to the open call.
-    pub fn made(&self, key: &Key) -> bool {
+    pub fn is_of_open_call(&self, key: &Key) -> bool {
         self.open.is_some() && (&*key.caller, key.n) == (&*self.key.caller, self.key.n)
     }
 
@@ -79,8 +79,6 @@ impl<Call> Writer<Call> {
 /// Begins a new epoch of the home, after a minute.
 pub async fn turn_epoch<C: Connect>(stage: &mut Stage<'_, C>, home: u32) -> Checked {
     stage.pass(60_000);
-    epoch(&stage.partition(home), &stage.family.family)
-        .await
-        .map(drop)
-        .map_err(failed)
+    epoch(&stage.partition(home), &stage.family.family).await?;
+    Ok(())
 }

@@ -1,0 +1,52 @@
+//! A connection of a type that counterfoil does not know.
+
+use counterfoil::Connection;
+use redis::aio::ConnectionLike;
+use redis::{Cmd, Pipeline, RedisFuture, RedisResult, Value};
+
+/// A connection whose commands a function executes.
+#[derive(Clone)]
+struct Custom<F>(F);
+
+/// Returns a connection whose commands the function executes.
+pub fn custom<F, Reply>(execute: F) -> Connection
+where
+    F: Fn(Cmd) -> Reply + Clone + Send + Sync + 'static,
+    Reply: Future<Output = RedisResult<Value>> + Send + 'static,
+{
+    Connection::custom(Custom(execute))
+}
+
+/// Returns a connection that only passes commands on.
+pub fn unknown<C>(connection: C) -> Connection
+where
+    C: ConnectionLike + Clone + Send + Sync + 'static,
+{
+    custom(move |cmd| {
+        let mut connection = connection.clone();
+        async move { connection.req_packed_command(&cmd).await }
+    })
+}
+
+impl<F, Reply> ConnectionLike for Custom<F>
+where
+    F: Fn(Cmd) -> Reply + Send + Sync,
+    Reply: Future<Output = RedisResult<Value>> + Send + 'static,
+{
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin((self.0)(cmd.clone()))
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        _: &'a Pipeline,
+        _: usize,
+        _: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        unreachable!("counterfoil sends no pipelines")
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}

@@ -1,0 +1,328 @@
+//! Cases of kinds whose deltas are buffered: writers, workers and a reader take steps.
+
+use std::fmt::Debug;
+
+use counterfoil::store::Registered;
+use counterfoil::test_hooks::{Counted, PairResult};
+use counterfoil::{Counterfoil, Durability, FamilyBuilder, FamilyHandle, Result, Store};
+use proptest::prelude::*;
+use std::time::Duration;
+
+use super::connect::Lasting;
+use super::database::Database;
+use super::hunt::Case;
+use super::kind::Given;
+use super::reader::{Reader, Seen};
+use super::stage::{Gone, Stage};
+use super::token::{State, fault};
+use super::workers::{WORKERS, Work, Workers};
+use super::writer::{Key, Writer, turn_epoch};
+use super::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
+use crate::support::between::{Gate, Wrapped};
+
+const WRITERS: usize = 3;
+
+/// The ids that a call counts for.
+type Ids = (usize, Option<usize>);
+
+#[derive(Clone, Copy, Debug)]
+pub enum Step<Own> {
+    /// The writer counts one for each id in one call, or repeats its call whose reply is missing.
+    Write {
+        writer: usize,
+        ids: Ids,
+        fate: Fate,
+    },
+    /// An earlier call arrives again, from any sender and at any time.
+    Echo {
+        call: usize,
+    },
+    /// The writer's epoch is old: it requests the epoch before its next call.
+    Ask {
+        writer: usize,
+    },
+    TurnEpoch,
+    /// The writer dies with its call in flight, and another one replaces it.
+    WriterDies {
+        writer: usize,
+    },
+    Work(Work),
+    WorkerDies {
+        worker: usize,
+    },
+    /// A reader begins to read, up to its database query.
+    ReadBegins {
+        id: usize,
+    },
+    /// The reader's database query runs.
+    ReadGoesOn,
+    Tick {
+        ms: u64,
+    },
+    Mishap(Mishap),
+    /// A step that only this kind takes.
+    Own(Own),
+}
+
+/// Draws the steps that all kinds take.
+pub fn steps<Own: Copy + Debug + 'static>(
+    crashes: Crashes,
+    ids: impl Strategy<Value = Ids> + Clone + 'static,
+) -> impl Strategy<Value = Step<Own>> {
+    let writer = 0..WRITERS;
+    let read = ids.clone().prop_map(|(id, _)| Step::ReadBegins { id });
+    let tick = prop_oneof![Just(100), Just(600), Just(1000), Just(1500)];
+    prop_oneof![
+        12 => (writer.clone(), ids, fate())
+            .prop_map(|(writer, ids, fate)| Step::Write { writer, ids, fate }),
+        4 => (0..1000usize).prop_map(|call| Step::Echo { call }),
+        2 => writer.clone().prop_map(|writer| Step::Ask { writer }),
+        1 => Just(Step::TurnEpoch),
+        1 => writer.prop_map(|writer| Step::WriterDies { writer }),
+        16 => Work::any().prop_map(Step::Work),
+        1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+        4 => read,
+        6 => Just(Step::ReadGoesOn),
+        6 => tick.prop_map(|ms| Step::Tick { ms }),
+        1 => Just(Step::Mishap(Mishap::ScriptFlush)),
+        1 => crashes.mishap().prop_map(Step::Mishap),
+    ]
+}
+
+/// The part of a case that differs between kinds.
+pub trait Counters: Default {
+    type Handle: FamilyHandle + Clone;
+    type Own: Copy + Debug;
+    /// The result of a reader.
+    type Found: Debug + Send + 'static;
+
+    /// The first time in Unix milliseconds.
+    const START: u64;
+    /// The most increments of a case.
+    const TOKENS: usize;
+
+    fn family(name: String) -> FamilyBuilder<Self::Handle>;
+
+    /// Delivers a call to Redis.
+    async fn arrive<S: Store + Clone>(
+        world: &mut World<'_, S, Self>,
+        key: &Key,
+        tokens: &[usize],
+    ) -> Checked<Counted>;
+
+    /// Takes a step of this kind.
+    async fn own<S: Store + Clone>(world: &mut World<'_, S, Self>, step: Self::Own) -> Checked;
+
+    /// Returns an exact read of this id, or of all.
+    fn read<S: Store + Clone>(
+        world: &World<'_, S, Self>,
+        id: usize,
+    ) -> impl Future<Output = Result<Self::Found>> + Send + 'static;
+
+    /// Returns how often the result contains the increment; `None` if it was not read.
+    fn times(found: &Self::Found, number: usize, token: Token) -> Option<u8>;
+
+    /// Checks what must be true after every step.
+    async fn check<S: Store + Clone>(world: &World<'_, S, Self>) -> Checked;
+
+    /// Hands everything over to the buffer.
+    async fn close_all<S: Store + Clone>(_world: &mut World<'_, S, Self>) -> Checked {
+        Ok(())
+    }
+
+    /// Checks that the rows hold everything.
+    async fn check_rows<S: Store + Clone>(_world: &World<'_, S, Self>) -> Checked {
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Token {
+    pub id: usize,
+    pub state: State,
+}
+
+pub struct World<'s, S, K: Counters> {
+    pub stage: Stage<'s, Lasting>,
+    pub database: Database<'s, S>,
+    pub kind: K,
+    /// The reader's counters, which are held before each database query.
+    pub counters: K::Handle,
+    gate: Gate,
+    /// The writers, each with the tokens of its open call.
+    writers: Vec<Writer<Vec<usize>>>,
+    /// Every call that was sent.
+    sent: Vec<(Key, Vec<usize>)>,
+    workers: Workers,
+    reader: Option<Reader<K::Found>>,
+    pub tokens: Vec<Token>,
+}
+
+impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
+    pub async fn new(given: Given<'s, S, Crashes>) -> Self {
+        let Given {
+            server,
+            disturbed: crashes,
+            name,
+            database,
+            ..
+        } = given;
+        let settle = Durability::Settle(Duration::from_millis(SETTLE));
+        let builder = K::family(name).partitions(PARTITIONS).durability(settle);
+        let family = builder.build().expect("a valid family");
+        let number = database.store.register(&family).await.expect("registered");
+        let family = Registered { family, number };
+        let mut stage = Stage::<Lasting>::new(server, crashes, family, K::START).await;
+        let gate = Gate::new();
+        let counterfoil = Counterfoil::new(
+            stage.redis.clone(),
+            Wrapped {
+                store: database.store.clone(),
+                between: gate.clone(),
+            },
+        );
+        World {
+            counters: counterfoil.open(builder).await.expect("opened"),
+            gate,
+            database,
+            kind: K::default(),
+            writers: stage.writers(WRITERS),
+            sent: Vec::new(),
+            workers: Workers::default(),
+            reader: None,
+            tokens: Vec::new(),
+            stage,
+        }
+    }
+
+    async fn write(&mut self, number: usize, ids: Ids, fate: Fate) -> Checked {
+        let writer = &mut self.writers[number];
+        let ids = std::iter::once(ids.0).chain(ids.1);
+        let first = self.tokens.len();
+        if writer.open.is_none() && first + ids.clone().count() <= K::TOKENS {
+            let state = State::InDoubt;
+            self.tokens.extend(ids.map(|id| Token { id, state }));
+            writer.begin((first..self.tokens.len()).collect());
+        }
+        let Some(tokens) = writer.open.clone() else {
+            return Ok(());
+        };
+        let key = writer.key(&self.stage, &self.stage.partition(0)).await?;
+        self.sent.push((key.clone(), tokens.clone()));
+        if fate == Fate::LostBefore {
+            return Ok(());
+        }
+        let reply = K::arrive(self, &key, &tokens).await?;
+        let at = self.stage.note_length();
+        match reply {
+            _ if fate == Fate::LostAfter => {}
+            Counted::Executed { results, .. } => {
+                self.writers[number].open = None;
+                for (token, result) in tokens.into_iter().zip(results) {
+                    if !matches!(result, PairResult::Counted(_)) {
+                        return Err(failed(format!("REFUSED: {result:?}")));
+                    }
+                    self.tokens[token].state = State::Acknowledged { at };
+                }
+            }
+            // the caller receives an error: the outcome is unknown
+            Counted::Expired => self.writers[number] = Writer::new(self.stage.new_name()),
+            Counted::Passed => return Err(failed("PASSED: the writer made no later call")),
+        }
+        Ok(())
+    }
+
+    async fn read_begins(&mut self, id: usize) {
+        if self.reader.is_none() {
+            let before = self
+                .tokens
+                .iter()
+                .map(|token| token.state.is_acknowledged());
+            let (before, read) = (before.collect(), K::read(self, id));
+            self.reader = Some(Reader::begin(self.gate.clone(), read, before).await);
+        }
+    }
+
+    async fn read_goes_on(&mut self) -> Checked {
+        let Some(seen) = Reader::go_on(&mut self.reader).await? else {
+            return Ok(());
+        };
+        let Seen { found, .. } = &seen;
+        for (number, token) in self.tokens.iter().enumerate() {
+            let times = K::times(found, number, *token);
+            let bounds = seen.bounds(number, token.state);
+            if let Some(times) = times.filter(|times| fault(*times, bounds).is_some()) {
+                return Err(failed(format!(
+                    "TORN READ: increment {number} ({token:?}) is {times} times in {found:?}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, gone: &Gone) {
+        let tokens = self.tokens.iter_mut();
+        tokens.for_each(|token| token.state.forget(gone));
+        if let Some(reader) = &mut self.reader {
+            reader.has_crashed = true;
+        }
+    }
+}
+
+impl<S: Store + Clone, K: Counters> Case for World<'_, S, K> {
+    type Step = Step<K::Own>;
+
+    async fn step(&mut self, step: Self::Step) -> Checked {
+        match step {
+            Step::Write { writer, ids, fate } => self.write(writer, ids, fate).await?,
+            Step::Echo { call } => {
+                if let Some((key, tokens)) = self.sent.get(call % self.sent.len().max(1)).cloned() {
+                    K::arrive(self, &key, &tokens).await?;
+                }
+            }
+            Step::Ask { writer } => self.writers[writer].ask(),
+            Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
+            Step::WriterDies { writer } => {
+                self.writers[writer] = Writer::new(self.stage.new_name())
+            }
+            Step::Work(work) => self.workers.step(work, &self.stage, &self.database).await?,
+            Step::WorkerDies { worker } => self.workers.die(worker),
+            Step::ReadBegins { id } => self.read_begins(id).await,
+            Step::ReadGoesOn => self.read_goes_on().await?,
+            Step::Tick { ms } => self.stage.pass(ms),
+            Step::Mishap(mishap) => {
+                if let Some(gone) = self.stage.suffer(mishap).await? {
+                    self.forget(&gone);
+                }
+            }
+            Step::Own(step) => K::own(self, step).await?,
+        }
+        self.stage.note_length();
+        Ok(())
+    }
+
+    async fn check(&self) -> Checked {
+        K::check(self).await
+    }
+
+    /// Ends every call and brings everything to the database.
+    async fn finish(&mut self) -> Checked {
+        while self.reader.is_some() {
+            self.read_goes_on().await?;
+        }
+        for number in 0..WRITERS {
+            if self.writers[number].open.is_some() {
+                self.write(number, (0, None), Fate::Delivered).await?;
+            }
+        }
+        K::close_all(self).await?;
+        for partition in 0..PARTITIONS {
+            self.workers
+                .drain(partition, &mut self.stage, &self.database)
+                .await?;
+        }
+        self.check().await?;
+        K::check_rows(self).await?;
+        self.stage.expect_nothing_pending().await
+    }
+}
