@@ -11,7 +11,6 @@ use proptest::collection::vec;
 use proptest::option::weighted;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
-use proptest::test_runner::TestCaseError;
 use redis::Value;
 
 /// Two partitions. One call may change counters of both. Only the first one is configured.
@@ -338,7 +337,7 @@ impl Kind for Cached {
         .boxed()
     }
 
-    fn begin(frame: &mut Frame) -> Result<Self, TestCaseError> {
+    fn begin(frame: &mut Frame) -> Checked<Self> {
         let mut cached = Cached::default();
         let first = ("meta", &mut cached.partitions[0].rest);
         frame.configure("cached", 1, 1000, [first])?;
@@ -549,73 +548,75 @@ async fn scripts_do_what_the_reference_does() {
 #[tokio::test]
 async fn a_change_to_a_script_is_noticed() {
     notices::<Cached>(&[
-        ("cached_incr", " + delta * delta", ""),
-        ("cached_incr", "saved * saved + ", ""),
-        ("cached_incr", " and pending * pending < 1e26", ""),
-        ("cached_incr", "latest[id] or waits[i]", "waits[i]"),
-        ("cached_incr", "cut = batch_hits and", "cut = false and"),
-        ("cached_incr", "is_lowered and after < low", "after < low"),
-        ("cached_incr", "is_raised and after > high", "false"),
         (
             "cached_incr",
-            "{ KEYS[3], caller, n, time[1], time[2] }",
-            "{ KEYS[3], caller, time[1], time[2] }",
-        ),
-        (
-            "cached_incr",
-            "row or 'ticket ' .. name",
-            "'ticket ' .. name",
-        ),
-        ("cached_incr", "last = last or redis", "last = redis"),
-        ("cached_incr", "value and math.abs(value) < 2^53", "value"),
-        ("cached_incr", "id ~= '' and #id < 256", "#id < 256"),
-        ("cached_incr", "id ~= '' and #id < 256", "id ~= ''"),
-        ("cached_incr", "'hits', total", "'hits', before + 1"),
-        (
-            "cached_incr",
-            "write.changes > 0 and before == 0",
-            "write.changes > 0",
-        ),
-        (
-            "cached_incr",
-            "call('HSETNX', meta, 'incarnation', name)",
-            "",
+            &[
+                (" + delta * delta", ""),
+                ("saved * saved + ", ""),
+                (" and pending * pending < 1e26", ""),
+                ("latest[id] or waits[i]", "waits[i]"),
+                ("cut = batch_hits and", "cut = false and"),
+                ("is_lowered and after < low", "after < low"),
+                ("is_raised and after > high", "false"),
+                (
+                    "{ KEYS[3], caller, n, time[1], time[2] }",
+                    "{ KEYS[3], caller, time[1], time[2] }",
+                ),
+                ("row or 'ticket ' .. name", "'ticket ' .. name"),
+                ("last = last or redis", "last = redis"),
+                ("value and math.abs(value) < 2^53", "value"),
+                ("id ~= '' and #id < 256", "#id < 256"),
+                ("id ~= '' and #id < 256", "id ~= ''"),
+                ("'hits', total", "'hits', before + 1"),
+                ("write.changes > 0 and before == 0", "write.changes > 0"),
+                ("call('HSETNX', meta, 'incarnation', name)", ""),
+            ],
         ),
         (
             "cached_seed",
-            "if row ~= 'ticket ' .. ticket then may_seed = false end",
-            "may_seed = true",
+            &[
+                (
+                    "if row ~= 'ticket ' .. ticket then may_seed = false end",
+                    "may_seed = true",
+                ),
+                ("seeded[id] or bases[i] and", "bases[i] and"),
+                ("now_ms + ARGV[1]", "now_ms"),
+            ],
         ),
-        ("cached_seed", "seeded[id] or bases[i] and", "bases[i] and"),
-        ("cached_seed", "now_ms + ARGV[1]", "now_ms"),
-        ("cached_get", "size < 2^53 and", "true and"),
-        ("cached_get", "row + in_flight + waiting", "row + waiting"),
-        ("cached_get", "and ticket_ms > 0 then", "then"),
         (
             "cached_get",
-            "{ base_key, ARGV[3], time[1]",
-            "{ base_key, time[1]",
+            &[
+                ("size < 2^53 and", "true and"),
+                ("row + in_flight + waiting", "row + waiting"),
+                ("and ticket_ms > 0 then", "then"),
+                ("{ base_key, ARGV[3], time[1]", "{ base_key, time[1]"),
+            ],
         ),
-        ("cached_saved", "if not is_current then", "if false then"),
-        ("cached_saved", "and state[3] == ARGV[3]", ""),
-        ("cached_saved", "unsaved[i] and row", "row"),
-        ("cached_saved", "unsaved[i] and bases[i]", "bases[i]"),
         (
             "cached_saved",
-            "row == '-' and not is_waiting",
-            "row == '-'",
+            &[
+                ("if not is_current then", "if false then"),
+                ("and state[3] == ARGV[3]", ""),
+                ("unsaved[i] and row", "row"),
+                ("unsaved[i] and bases[i]", "bases[i]"),
+                ("row == '-' and not is_waiting", "row == '-'"),
+                ("row == '-' and '0' or row", "row"),
+                (
+                    "redis.call('HDEL', batch, unpack(ids))",
+                    "redis.call('UNLINK', batch)",
+                ),
+                ("if left == 0 then", "if true then"),
+                ("now_ms + ARGV[4]", "now_ms"),
+            ],
         ),
-        ("cached_saved", "row == '-' and '0' or row", "row"),
         (
-            "cached_saved",
-            "redis.call('HDEL', batch, unpack(ids))",
-            "redis.call('UNLINK', batch)",
+            "cached_delete",
+            &[
+                ("if waits[i + 1] then", "if false then"),
+                ("if cut[i + 1] then", "if false then"),
+                ("<= now_ms then", "< now_ms then"),
+            ],
         ),
-        ("cached_saved", "if left == 0 then", "if true then"),
-        ("cached_delete", "if waits[i + 1] then", "if false then"),
-        ("cached_delete", "if cut[i + 1] then", "if false then"),
-        ("cached_delete", "<= now_ms then", "< now_ms then"),
-        ("cached_saved", "now_ms + ARGV[4]", "now_ms"),
     ])
     .await;
 }

@@ -3,16 +3,11 @@
 use std::time::{Duration, Instant};
 
 use crate::support::hits::{HitOutcome, Hits, Reckoning};
-use crate::support::{Pair, eventually, family};
+use crate::support::{Pair, eventually, family, pause};
 use counterfoil::test_hooks::{Guard, take_out};
-use counterfoil::{Counterfoil, MysqlStore};
 use redis::AsyncConnectionConfig;
 use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use testkit::{Held, Proxy, RedisOptions};
-
-async fn pause(ms: u64) {
-    tokio::time::sleep(Duration::from_millis(ms)).await;
-}
 
 /// The longest delay of a timer on this machine so far.
 struct Lateness(tokio::sync::watch::Sender<Duration>);
@@ -39,15 +34,12 @@ impl Lateness {
 
 /// Drops all traffic for ten seconds under load. It then either arrives late or never.
 async fn vanishes(held: Held) {
-    const PATIENCE: Duration = Duration::from_secs(3);
+    const TIMEOUT: Duration = Duration::from_secs(3);
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
-    let counterfoil = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
-    let views = counterfoil
-        .open(family("views"))
-        .await
-        .unwrap()
-        .write_timeout(PATIENCE);
+    let counterfoil = pair.over(proxy.manager().await);
+    let views = counterfoil.open(family("views")).await.unwrap();
+    let views = views.write_timeout(TIMEOUT);
     let reconciler = counterfoil.reconciler().start().await.unwrap();
     let (load, lateness) = (Hits::on(&views), Lateness::measure());
     load.more(300).await;
@@ -78,7 +70,7 @@ async fn vanishes(held: Held) {
     let waited = hits.iter().map(|hit| hit.told - hit.asked).max().unwrap();
     let late = lateness.most();
     assert!(
-        waited < PATIENCE + Duration::from_millis(500) + late,
+        waited < TIMEOUT + Duration::from_millis(500) + late,
         "a caller waited {waited:?}, the machine is {late:?} late"
     );
     let again = hits
@@ -103,12 +95,10 @@ async fn everything_vanishes_for_good() {
 async fn late_replies() -> Reckoning {
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
-    let impatient =
-        ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_millis(50)));
-    let redis = ConnectionManager::new_with_config(proxy.client(), impatient)
-        .await
-        .unwrap();
-    let counterfoil = Counterfoil::new(redis, MysqlStore::new(pair.pool.clone()));
+    let brief = ConnectionManagerConfig::new();
+    let brief = brief.set_response_timeout(Some(Duration::from_millis(50)));
+    let redis = ConnectionManager::new_with_config(proxy.client(), brief).await;
+    let counterfoil = pair.over(redis.unwrap());
     let views = counterfoil.open(family("views")).await.unwrap();
     let reconciler = counterfoil.reconciler().start().await.unwrap();
     let load = Hits::on(&views);
@@ -157,7 +147,7 @@ struct Refusal {
 impl Refusal {
     async fn new(options: RedisOptions) -> Self {
         let pair = Pair::with(options).await;
-        let views = pair.counterfoil.open(family("views")).await.unwrap();
+        let views = pair.open(family("views")).await;
         // shorter than the refusal, but longer than a reply takes on a busy machine, which would
         // leave the outcome open
         let load = Hits::on(&views.write_timeout(Duration::from_secs(2)));
@@ -170,19 +160,18 @@ impl Refusal {
     async fn ends(self, code: &str) {
         self.load.more(300).await;
         let hits = self.load.end().await;
-        self.pair.counterfoil.drain().await.unwrap();
+        self.pair.drain().await;
         let reckoning = Reckoning::of(&hits, &self.pair.pool).await;
         reckoning.is_exact();
         assert_eq!(reckoning.unknown, 0);
-        let reasons = hits.iter().filter_map(|hit| match &hit.outcome {
-            HitOutcome::Refused(why) => Some(why),
-            _ => None,
-        });
-        let reasons: Vec<_> = reasons.collect();
-        assert!(reasons.len() > 4, "{} hits refused", reasons.len());
-        let unclear = reasons.iter().find(|why| !why.contains(code));
-        assert!(unclear.is_none(), "says nothing of {code}: {unclear:?}");
-        println!("{}", reasons[0]);
+        let mut refused = 0;
+        for hit in &hits {
+            if let HitOutcome::Refused(why) = &hit.outcome {
+                refused += 1;
+                assert!(why.contains(code), "says nothing of {code}: {why}");
+            }
+        }
+        assert!(refused > 4, "{refused} hits refused");
         // the last hits were counted again
         assert_eq!(
             hits.iter().max_by_key(|hit| hit.asked).unwrap().outcome,
@@ -195,12 +184,10 @@ impl Refusal {
 async fn redis_is_busy_with_a_script() {
     // the name of "busy-reply-threshold" before Redis 7, which knows both
     let refusal = Refusal::new(RedisOptions::volatile().arg("lua-time-limit", "20")).await;
-    let patient = AsyncConnectionConfig::new().set_response_timeout(None);
+    let unlimited = AsyncConnectionConfig::new().set_response_timeout(None);
     let client = refusal.pair.redis.client();
-    let mut busy = client
-        .get_multiplexed_async_connection_with_config(&patient)
-        .await
-        .unwrap();
+    let busy = client.get_multiplexed_async_connection_with_config(&unlimited);
+    let mut busy = busy.await.unwrap();
     let mut endless = redis::cmd("EVAL");
     endless.arg("while true do end").arg(0);
     let endless =
@@ -215,28 +202,20 @@ async fn redis_is_busy_with_a_script() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_has_no_memory_left() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
-    refusal
-        .pair
-        .redis
-        .run::<()>("CONFIG SET maxmemory 1")
-        .await
-        .unwrap();
+    let pair = &refusal.pair;
+    let limit = async |bytes: u8| {
+        let set = format!("CONFIG SET maxmemory {bytes}");
+        pair.redis.run::<()>(&set).await.unwrap();
+    };
+    limit(1).await;
     pause(4_000).await;
     // a drain makes room, so it still works
-    let drained =
-        tokio::time::timeout(Duration::from_secs(10), refusal.pair.counterfoil.drain()).await;
-    drained.expect("a drain needs no memory").unwrap();
-    let counted: i64 = refusal
-        .pair
-        .number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values")
-        .await;
+    let drained = tokio::time::timeout(Duration::from_secs(10), pair.drain()).await;
+    drained.expect("a drain needs no memory");
+    let sum = "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values";
+    let counted = pair.number(sum).await;
     assert!(counted > 100, "{counted} hits came to the database");
-    refusal
-        .pair
-        .redis
-        .run::<()>("CONFIG SET maxmemory 0")
-        .await
-        .unwrap();
+    limit(0).await;
     refusal.ends("OOM").await;
 }
 
@@ -244,30 +223,27 @@ async fn redis_has_no_memory_left() {
 async fn redis_cannot_write_its_snapshot() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
     // a Redis without configured snapshots refuses nothing
+    let redis = &refusal.pair.redis;
     let mut snapshots = redis::cmd("CONFIG");
     snapshots.arg("SET").arg("save").arg("3600 1000000");
-    snapshots
-        .query_async::<()>(&mut refusal.pair.redis.manager().await)
-        .await
-        .unwrap();
-    let status = async || {
-        let info: String = refusal.pair.redis.run("INFO persistence").await.unwrap();
-        info.lines()
-            .find_map(|line| {
-                line.strip_prefix("rdb_last_bgsave_status:")
-                    .map(str::to_owned)
-            })
-            .unwrap()
+    let set = snapshots.exec_async(&mut redis.manager().await).await;
+    set.unwrap();
+    let snapshot = async |status: &str| {
+        redis.run::<()>("BGSAVE").await.unwrap();
+        let status = format!("rdb_last_bgsave_status:{status}\r");
+        eventually("a snapshot with this status", || async {
+            let info: String = redis.run("INFO persistence").await.unwrap();
+            info.contains(&status)
+        })
+        .await;
     };
     // a directory in the file's place, since permissions would not stop root
-    let place = refusal.pair.redis.socket().with_file_name("dump.rdb");
-    std::fs::create_dir_all(place.join("in the way")).unwrap();
-    refusal.pair.redis.run::<()>("BGSAVE").await.unwrap();
-    eventually("a failed snapshot", || async { status().await == "err" }).await;
+    let file = redis.socket().with_file_name("dump.rdb");
+    std::fs::create_dir_all(file.join("in the way")).unwrap();
+    snapshot("err").await;
     pause(4_000).await;
-    std::fs::remove_dir_all(&place).unwrap();
+    std::fs::remove_dir_all(&file).unwrap();
     // the error lasts until a snapshot succeeds
-    refusal.pair.redis.run::<()>("BGSAVE").await.unwrap();
-    eventually("a snapshot", || async { status().await == "ok" }).await;
+    snapshot("ok").await;
     refusal.ends("MISCONF").await;
 }

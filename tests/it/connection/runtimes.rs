@@ -44,8 +44,9 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
     created.unwrap();
     // the runtime that connects ends first
     let views = runtime().block_on(async {
-        let pair = Counterfoil::connect(&redis.url(), &mysql.url(&database));
-        pair.await.unwrap().open(family("views")).await.unwrap()
+        let (redis, mysql) = (redis.url(), mysql.url(&database));
+        let pair = Counterfoil::connect(&redis, &mysql).await;
+        pair.unwrap().open(family("views")).await.unwrap()
     });
     in_threads(THREADS, |thread| {
         for round in 0..ROUNDS {

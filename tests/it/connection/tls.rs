@@ -2,34 +2,33 @@
 
 use std::time::{Duration, Instant};
 
-use counterfoil::redis::cluster::ClusterClient;
 use counterfoil::redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use counterfoil::redis::{
     Client, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo, TlsCertificates, TlsMode,
 };
 use counterfoil::sqlx::{AssertSqlSafe, raw_sql};
-use counterfoil::{
-    Counterfoil, ErrorKind, MemoryStore, Primary, cluster_settings, sentinel_settings,
-};
+use counterfoil::{Counterfoil, ErrorKind, MemoryStore, Primary, sentinel_settings};
 use testkit::{Certificates, MysqlServer, RedisCluster, RedisOptions, RedisServer, Sentinel};
 
 use crate::support::tls::{CERTIFIED, Tls};
-use crate::support::{family, pause};
+use crate::support::{Count, family, pause};
+
+/// A client's certificates: those of the authority, and its own.
+type Chosen = (bool, bool);
+const BOTH: Chosen = (true, true);
+/// Choices that the servers refuse.
+const INCOMPLETE: [Chosen; 2] = [(false, true), (true, false)];
 
 /// Returns the connection info of Redis with the chosen certificates.
-fn redis(tls: &Tls, url: &str, with_authority: bool, with_client: bool) -> ConnectionInfo {
-    let certificates = certified(tls.certificates(), with_authority, with_client);
-    Client::build_with_tls(url, certificates)
-        .unwrap()
-        .get_connection_info()
-        .clone()
+fn redis(tls: &Tls, url: &str, chosen: Chosen) -> ConnectionInfo {
+    let client = Client::build_with_tls(url, certified(tls.certificates(), chosen));
+    client.unwrap().get_connection_info().clone()
 }
 
 /// Returns the chosen certificates of a client.
 fn certified(
     certificates: &Certificates,
-    with_authority: bool,
-    with_client: bool,
+    (with_authority, with_client): Chosen,
 ) -> TlsCertificates {
     let read = |file| std::fs::read(certificates.file(file)).unwrap();
     let client = || ClientTlsConfig {
@@ -42,21 +41,15 @@ fn certified(
     }
 }
 
-/// Returns the error of a connection that is refused at once.
-async fn refusal(redis: impl IntoConnectionInfo, mysql: String) -> (ErrorKind, String) {
-    let started = Instant::now();
-    let error = Counterfoil::builder()
-        .redis(redis)
-        .mysql(mysql)
-        .connect()
-        .await
-        .expect_err("refused");
-    assert!(
-        started.elapsed() < Duration::from_secs(5),
-        "{:?}: {error}",
-        started.elapsed()
-    );
-    (error.kind(), format!("{error:#}"))
+/// Asserts that the connection is refused at once, with one of these words in the message.
+async fn refused(redis: impl IntoConnectionInfo, mysql: String, kind: ErrorKind, words: &str) {
+    let (started, builder) = (Instant::now(), Counterfoil::builder());
+    let connected = builder.redis(redis).mysql(mysql).connect().await;
+    let error = connected.expect_err(words);
+    assert!(started.elapsed() < Duration::from_secs(5), "{error}");
+    let message = format!("{error:#}");
+    let is_named = words.split('|').any(|words| message.contains(words));
+    assert!(error.kind() == kind && is_named, "{words}: {error:?}");
 }
 
 /// Returns the URL of the server under a name without a certificate.
@@ -67,61 +60,36 @@ fn elsewhere(url: String) -> String {
 #[tokio::test]
 async fn what_is_not_certified_is_refused() {
     let tls = Tls::start().await;
-    let both = redis(&tls, &tls.redis_url(), true, true);
-    Counterfoil::builder()
-        .redis(both.clone())
-        .mysql(tls.mysql_url(CERTIFIED))
-        .connect()
-        .await
-        .expect("certified");
+    let url = tls.redis_url();
+    let (both, certified) = (redis(&tls, &url, BOTH), tls.mysql_url(CERTIFIED));
+    let pair = Counterfoil::builder().redis(both.clone());
+    pair.mysql(&certified).connect().await.expect("certified");
 
+    let plain = url.replace("rediss", "redis").into_connection_info();
     for (words, redis) in [
-        ("UnknownIssuer", redis(&tls, &tls.redis_url(), false, true)),
+        ("UnknownIssuer", redis(&tls, &url, (false, true))),
         (
             "not valid for name",
-            redis(&tls, &elsewhere(tls.redis_url()), true, true),
+            redis(&tls, &elsewhere(url.clone()), BOTH),
         ),
-        (
-            "CertificateRequired",
-            redis(&tls, &tls.redis_url(), true, false),
-        ),
-        (
-            "Connection reset",
-            tls.redis_url()
-                .replace("rediss", "redis")
-                .into_connection_info()
-                .unwrap(),
-        ),
+        ("CertificateRequired", redis(&tls, &url, (true, false))),
+        ("Connection reset", plain.unwrap()),
     ] {
-        let (kind, message) = refusal(redis, tls.mysql_url(CERTIFIED)).await;
-        assert!(
-            kind == ErrorKind::Redis && message.contains(words),
-            "{words}: {kind:?} {message}"
-        );
+        refused(redis, certified.clone(), ErrorKind::Redis, words).await;
     }
-    // the messages of MariaDB and MySQL
-    let plain = "Access denied|insecure transport";
+    let without = |part| tls.mysql_url(&CERTIFIED.replace(part, ""));
+    let plain = tls.mysql_url("mysql://shop@mysql.internal/shop?ssl-mode=DISABLED");
     for (words, mysql) in [
-        (
-            "UnknownIssuer",
-            tls.mysql_url(&CERTIFIED.replace("ssl-ca=ca.pem&", "")),
-        ),
-        ("not valid for name", elsewhere(tls.mysql_url(CERTIFIED))),
+        ("UnknownIssuer", without("ssl-ca=ca.pem&")),
+        ("not valid for name", elsewhere(certified.clone())),
         (
             "Access denied",
-            tls.mysql_url(&CERTIFIED.replace("&ssl-cert=client.pem&ssl-key=client.key", "")),
+            without("&ssl-cert=client.pem&ssl-key=client.key"),
         ),
-        (
-            plain,
-            tls.mysql_url("mysql://shop@mysql.internal/shop?ssl-mode=DISABLED"),
-        ),
+        // the messages of MariaDB and MySQL
+        ("Access denied|insecure transport", plain),
     ] {
-        let (kind, message) = refusal(both.clone(), mysql).await;
-        let told = words.split('|').any(|words| message.contains(words));
-        assert!(
-            kind == ErrorKind::Store && told,
-            "{words}: {kind:?} {message}"
-        );
+        refused(both.clone(), mysql, ErrorKind::Store, words).await;
     }
 }
 
@@ -147,53 +115,37 @@ async fn a_password_is_taken_also_without_certificates() {
         mysql.socket().display()
     );
     for url in [&tcp, &socket] {
-        let pair = Counterfoil::builder()
-            .redis(redis.url())
-            .mysql(url)
-            .create_tables(true)
-            .connect()
-            .await
-            .expect(url);
+        let pair = Counterfoil::builder().redis(redis.url()).mysql(url);
+        let pair = pair.create_tables(true).connect().await.expect(url);
         pair.open(family("views")).await.expect(url);
     }
-    let (kind, message) = refusal(redis.url(), tcp.replace("secret", "wrong")).await;
-    assert!(
-        kind == ErrorKind::Store && message.contains("Access denied"),
-        "{kind:?} {message}"
-    );
+    let wrong = tcp.replace("secret", "wrong");
+    refused(redis.url(), wrong, ErrorKind::Store, "Access denied").await;
 }
 
 #[tokio::test]
 async fn a_cluster_that_takes_tls_alone_counts_also_after_a_failover() {
     let certificates = Certificates::issue();
     let cluster = RedisCluster::start(RedisOptions::volatile().tls_node(&certificates)).await;
-    let builder = || cluster_settings(ClusterClient::builder(cluster.urls()));
-    let connect = async |with_authority, with_client| {
-        let client = builder()
-            .certs(certified(&certificates, with_authority, with_client))
-            .build()
-            .unwrap();
-        client.get_async_connection().await
+    let connect = async |chosen| {
+        let builder = super::builder(&cluster).certs(certified(&certificates, chosen));
+        builder.build().unwrap().get_async_connection().await
     };
-    for (with_authority, with_client) in [(false, true), (true, false)] {
-        assert!(
-            connect(with_authority, with_client).await.is_err(),
-            "{with_authority} {with_client}"
-        );
+    for chosen in INCOMPLETE {
+        assert!(connect(chosen).await.is_err(), "{chosen:?}");
     }
     let urls = cluster.urls();
-    let uncertified =
-        Counterfoil::connect_cluster(urls.iter().map(String::as_str), "mysql://localhost/shop")
-            .await;
+    let urls = urls.iter().map(String::as_str);
+    let uncertified = Counterfoil::connect_cluster(urls, "mysql://localhost/shop").await;
     let error = uncertified.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
 
-    let pair = Counterfoil::new(connect(true, true).await.unwrap(), MemoryStore::new());
+    let pair = Counterfoil::new(connect(BOTH).await.unwrap(), MemoryStore::new());
     let views = pair.open(family("views")).await.unwrap();
     let ids: Vec<_> = (0..20).map(|number| format!("page/{number}")).collect();
     for round in 1..=2 {
         for id in &ids {
-            let _ = views.add(id, 1).await.unwrap();
+            views.count(id, 1).await;
         }
         assert_eq!(views.get_many(&ids).await.unwrap(), [round; 20]);
         if round == 1 {
@@ -214,45 +166,33 @@ async fn sentinel_and_its_primary_take_tls_alone_also_after_a_failover() {
     second.replica_of(&first).await;
     let sentinel = Sentinel::start_tls(&first, &certificates).await;
     let url = sentinel.url().replace("redis://", "rediss://");
-    let connect = async |with_authority, with_client| {
+    let connect = async |chosen| {
         let address = url.as_str().into_connection_info().unwrap().addr().clone();
         let builder =
             SentinelClientBuilder::new([address], "primary", SentinelServerType::Master).unwrap();
         let client = sentinel_settings(builder)
-            .set_client_to_sentinel_certificates(certified(
-                &certificates,
-                with_authority,
-                with_client,
-            ))
+            .set_client_to_sentinel_certificates(certified(&certificates, chosen))
             .set_client_to_redis_tls_mode(TlsMode::Secure)
-            .set_client_to_redis_certificates(certified(
-                &certificates,
-                with_authority,
-                with_client,
-            ));
+            .set_client_to_redis_certificates(certified(&certificates, chosen));
         Primary::connect_sentinel_client(client.build().unwrap()).await
     };
-    for (with_authority, with_client) in [(false, true), (true, false)] {
-        let error = connect(with_authority, with_client).await.unwrap_err();
+    for chosen in INCOMPLETE {
+        let error = connect(chosen).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
     }
-    let error = Primary::connect_sentinel([url.as_str()], "rediss://primary")
-        .await
-        .unwrap_err();
-    assert_eq!(
-        error.kind(),
-        ErrorKind::Redis,
-        "the authority is not known to the system: {error}"
-    );
+    // the system does not know the authority
+    let unknown = Primary::connect_sentinel([url.as_str()], "rediss://primary").await;
+    let error = unknown.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
 
-    let pair = Counterfoil::new(connect(true, true).await.unwrap(), MemoryStore::new());
+    let pair = Counterfoil::new(connect(BOTH).await.unwrap(), MemoryStore::new());
     let views = pair.open(family("views")).await.unwrap();
-    let _ = views.add("page", 1).await.unwrap();
+    views.count("page", 1).await;
     pair.drain().await.unwrap();
     // the replica has the hit too
     pause(500).await;
     first.kill();
     sentinel.wait_promoted(&second).await;
-    let _ = views.add("page", 1).await.unwrap();
+    views.count("page", 1).await;
     assert_eq!(views.get("page").await.unwrap(), 2);
 }

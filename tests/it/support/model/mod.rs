@@ -13,9 +13,9 @@ pub use partition::{BatchCall, Deltas, Partition, Which};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Debug;
-use std::fs;
 use std::path::Path;
 use std::rc::Rc;
+use std::{fs, io};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -28,7 +28,7 @@ use testkit::{RedisOptions, RedisServer};
 use super::random;
 use fence::{Callers, Refusal};
 
-pub type Checked = Result<(), TestCaseError>;
+pub type Checked<T = ()> = Result<T, TestCaseError>;
 pub type Fields = BTreeMap<String, String>;
 
 /// Every key by its kind, with its time to live in ms.
@@ -76,7 +76,7 @@ pub trait Kind: Sized {
     fn steps() -> BoxedStrategy<Step<Self::Step>>;
 
     /// Begins on an empty Redis, where it configures the family.
-    fn begin(frame: &mut Frame) -> Result<Self, TestCaseError>;
+    fn begin(frame: &mut Frame) -> Checked<Self>;
 
     /// Calls the scripts and the reference, and compares them.
     fn step(&mut self, frame: &mut Frame, step: &Self::Step) -> Checked;
@@ -157,7 +157,7 @@ pub fn words(reply: &Value) -> Vec<String> {
         .collect()
 }
 
-fn fails_with(got: Result<Value, TestCaseError>, text: &str) -> bool {
+fn fails_with(got: Checked<Value>, text: &str) -> bool {
     got.is_err_and(|error| format!("{error:#}").contains(text))
 }
 
@@ -250,7 +250,7 @@ impl Frame {
         script: &str,
         kinds: &[impl AsRef<str>],
         args: &[impl AsRef<str>],
-    ) -> Result<Value, TestCaseError> {
+    ) -> Checked<Value> {
         let mut call = cmd("EVALSHA");
         call.arg(&self.scripts.hashes[script]).arg(kinds.len());
         for kind in kinds {
@@ -274,7 +274,7 @@ impl Frame {
         sent: &Sent,
         reference: &mut R,
         count: impl FnOnce(&mut R, &Family, Option<&Value>) -> Result<Counted, &'static str>,
-    ) -> Result<Option<Vec<String>>, TestCaseError> {
+    ) -> Checked<Option<Vec<String>>> {
         let Counting { script, keys, .. } = counting;
         let args = [&sent.fence(self.now)[..], &counting.args].concat();
         self.disturb(sent, true);
@@ -502,14 +502,12 @@ impl Scripts {
 /// Returns the scripts' sources by name.
 pub fn scripts() -> HashMap<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
-    let files = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    let script = |path: std::path::PathBuf| {
+    let script = |entry: io::Result<fs::DirEntry>| {
+        let path = entry.unwrap().path();
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         (name, fs::read_to_string(path).unwrap())
     };
-    files.map(script).collect()
+    fs::read_dir(folder).unwrap().map(script).collect()
 }
 
 fn play<K: Kind>(
@@ -517,20 +515,15 @@ fn play<K: Kind>(
     sources: &HashMap<String, String>,
     config: Config,
 ) -> Result<(), TestError<Vec<Step<K::Step>>>> {
-    let mut load = |source| {
-        cmd("SCRIPT")
-            .arg("LOAD")
-            .arg(source)
-            .query(&mut redis)
-            .unwrap()
+    let load = |(name, source): (&String, &String)| {
+        let mut load = cmd("SCRIPT");
+        let hash = load.arg("LOAD").arg(source).query(&mut redis);
+        (name.clone(), hash.unwrap())
     };
-    let hashes = sources
-        .iter()
-        .map(|(name, source)| (name.clone(), load(source)));
-    let hashes = Rc::new(hashes.collect());
+    let hashes = sources.iter().map(load).collect();
     let scripts = Scripts {
         redis: Rc::new(RefCell::new(redis)),
-        hashes,
+        hashes: Rc::new(hashes),
         family: K::FAMILY,
     };
     TestRunner::new(config).run(&vec(K::steps(), 1..80), |steps| {
@@ -566,26 +559,26 @@ const WITHOUT_FENCE: [(&str, &str); 5] = [
     ("n - last_n == 0", "false"),
 ];
 
-/// Expects that no script passes with one of the changes, (script, from, to), or without its fence.
-pub async fn notices<K: Kind>(changes: &[(&str, &str, &str)]) {
+/// Expects that no script passes with one of its changes, (from, to), or without its fence.
+pub async fn notices<K: Kind>(changes: &[(&str, &[(&str, &str)])]) {
     let server = RedisServer::start(RedisOptions::volatile()).await;
-    let fences = K::FENCED
-        .iter()
-        .flat_map(|name| WITHOUT_FENCE.map(|(from, to)| (*name, from, to)));
-    for (name, from, to) in fences.chain(changes.iter().copied()) {
-        let mut sources = scripts();
-        let source = sources.get_mut(name).unwrap();
-        let places = source.matches(from).count();
-        assert_eq!(places, 1, "{name} has no {from:?}, or more than one");
-        *source = source.replace(from, to);
-        let config = Config {
-            max_shrink_iters: 0,
-            ..random::config(20_000)
-        };
-        let played = play::<K>(server.client().get_connection().unwrap(), &sources, config);
-        assert!(
-            matches!(played, Err(TestError::Fail(..))),
-            "{name} with {to:?} for {from:?} passes: {played:?}"
-        );
+    let fences = K::FENCED.iter().map(|name| (*name, &WITHOUT_FENCE[..]));
+    for (name, changes) in fences.chain(changes.iter().copied()) {
+        for (from, to) in changes {
+            let mut sources = scripts();
+            let source = sources.get_mut(name).unwrap();
+            let found = source.matches(from).count();
+            assert_eq!(found, 1, "{name} has no {from:?}, or more than one");
+            *source = source.replace(from, to);
+            let config = Config {
+                max_shrink_iters: 0,
+                ..random::config(20_000)
+            };
+            let played = play::<K>(server.client().get_connection().unwrap(), &sources, config);
+            assert!(
+                matches!(played, Err(TestError::Fail(..))),
+                "{name} with {to:?} for {from:?} passes: {played:?}"
+            );
+        }
     }
 }

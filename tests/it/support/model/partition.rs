@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use proptest::test_runner::TestCaseError;
 use redis::{Value, from_redis_value};
 
-use super::{Content, Frame, Keys, int, reply, text, words};
+use super::{Checked, Content, Frame, Keys, int, reply, text, words};
 
 pub type Deltas = BTreeMap<String, i64>;
 
@@ -240,7 +239,7 @@ impl Frame {
         partition: &mut Partition,
         keys @ [_, batch, meta]: [&str; 3],
         call: &BatchCall,
-    ) -> Result<Deltas, TestCaseError> {
+    ) -> Checked<Deltas> {
         let now = self.now;
         match *call {
             BatchCall::Rotate {
@@ -278,8 +277,7 @@ impl Frame {
                         break;
                     }
                     let (status, cursor, page, size): (String, String, Deltas, usize) =
-                        from_redis_value(got)
-                            .map_err(|error| TestCaseError::fail(error.to_string()))?;
+                        from_redis_value(got)?;
                     prop_assert_eq!((&*status, size), ("OK", partition.batch.len()));
                     content.extend(page);
                     args[4] = cursor;
