@@ -11,7 +11,7 @@ use std::time::Duration;
 use counterfoil::metrics::{DROPPED, SET_BACK};
 use counterfoil::{
     Activity, BufferedCounters, CachedCounters, Counterfoil, Day, Durability, Family, MysqlStore,
-    Precision, Series, Visitors,
+    Outcome, Precision, Series, Visitors,
 };
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use rand::{RngExt, SeedableRng};
@@ -34,15 +34,14 @@ struct Tally {
 }
 
 impl Tally {
-    fn count<T>(&self, result: counterfoil::Result<T>, counted: impl Fn(&T) -> bool) -> bool {
-        match result {
-            Ok(done) if counted(&done) => _ = self.acknowledged.fetch_add(1, Ordering::Relaxed),
-            Err(error) if error.outcome_unknown() => {
-                _ = self.unknown.fetch_add(1, Ordering::Relaxed)
-            }
-            Ok(_) => {}
-            Err(_) => return false,
-        }
+    /// Notes the result of a call, and returns whether it received a reply.
+    fn count<T>(&self, result: counterfoil::Result<T>, is_counted: impl Fn(&T) -> bool) -> bool {
+        let number = match result {
+            Ok(done) if is_counted(&done) => &self.acknowledged,
+            Err(error) if error.outcome_unknown() => &self.unknown,
+            other => return other.is_ok(),
+        };
+        number.fetch_add(1, Ordering::Relaxed);
         true
     }
 
@@ -63,53 +62,25 @@ struct Handles {
 impl Handles {
     async fn open(counterfoil: &Counterfoil, durability: Durability) -> Self {
         let soon = Duration::from_millis(50);
-        let views = Family::buffered("test", "views")
-            .durability(durability)
-            .sync_hits(1)
-            .sync_time(soon);
-        let votes = Family::cached("test", "votes")
-            .durability(durability)
-            .sync_time(soon);
-        let hits = Family::series("test", "hits")
-            .durability(durability)
-            .sync_time(soon);
-        let hits = hits
-            .windows([(Precision::Seconds(1), 60)])
-            .keep([Precision::Seconds(1)]);
-        let site = Family::activity("test", "site")
-            .durability(durability)
-            .sync_time(soon)
-            .keep_minutes(true);
-        let people = Family::visitors("test", "people")
-            .durability(durability)
-            .sync_hits(1)
-            .sync_time(soon);
+        let windows = [(Precision::Seconds(1), 60)];
+        let views = Family::buffered("test", "views").sync_hits(1);
+        let hits = Family::series("test", "hits").windows(windows);
+        let hits = hits.keep([Precision::Seconds(1)]);
+        let site = Family::activity("test", "site").keep_minutes(true);
+        let people = Family::visitors("test", "people").sync_hits(1);
+        macro_rules! open {
+            ($family:expr) => {{
+                let family = $family.durability(durability).sync_time(soon);
+                let handle = counterfoil.open(family).await.unwrap();
+                handle.write_timeout(soon * 10)
+            }};
+        }
         Handles {
-            views: counterfoil
-                .open(views)
-                .await
-                .unwrap()
-                .write_timeout(soon * 10),
-            votes: counterfoil
-                .open(votes)
-                .await
-                .unwrap()
-                .write_timeout(soon * 10),
-            hits: counterfoil
-                .open(hits)
-                .await
-                .unwrap()
-                .write_timeout(soon * 10),
-            site: counterfoil
-                .open(site)
-                .await
-                .unwrap()
-                .write_timeout(soon * 10),
-            people: counterfoil
-                .open(people)
-                .await
-                .unwrap()
-                .write_timeout(soon * 10),
+            views: open!(views),
+            votes: open!(Family::cached("test", "votes")),
+            hits: open!(hits),
+            site: open!(site),
+            people: open!(people),
         }
     }
 
@@ -117,19 +88,16 @@ impl Handles {
     async fn call(&self, kind: usize, number: u64, tally: &Tally) -> bool {
         let id = format!("id/{}", number % IDS);
         let today: Day = "2026-11-23".parse().unwrap();
+        let is_counted = |outcome: &Outcome| outcome.counted().is_some();
         match kind {
             0 => tally.count(self.views.add(&id, 1).await, |_| true),
-            1 => tally.count(self.votes.incr(&id, 1).await, |changed| {
-                changed.counted().is_some()
-            }),
+            1 => tally.count(self.votes.incr(&id, 1).await, is_counted),
             2 => tally.count(self.hits.add(&id, 1).await, |_| true),
             3 => tally.count(self.site.touch(&id, "somebody").await, |()| true),
-            _ => tally.count(
-                self.people
-                    .first_visit(&id, today, number.to_be_bytes())
-                    .await,
-                |visited| matches!(visited, counterfoil::Outcome::Counted(_)),
-            ),
+            _ => {
+                let visited = self.people.first_visit(&id, today, number.to_be_bytes());
+                tally.count(visited.await, is_counted)
+            }
         }
     }
 }
@@ -157,30 +125,21 @@ impl Site {
     async fn stored(&self, kind: usize) -> i64 {
         const SUM: &str = "SELECT CAST(COALESCE(SUM(v.value), 0) AS SIGNED) FROM counterfoil_values AS v \
              JOIN counterfoil_families AS f ON f.number = v.family WHERE f.name = ? AND v.id NOT LIKE 'visitors/%'";
-        sqlx::query_scalar(SUM)
-            .bind(KINDS[kind])
-            .fetch_one(&self.pool)
-            .await
-            .unwrap()
+        let sum = sqlx::query_scalar(SUM).bind(KINDS[kind]);
+        sum.fetch_one(&self.pool).await.unwrap()
     }
 
     /// Returns the values of these two metrics by family. A snapshot resets them to 0.
     fn measured(&self, names: [&str; 2]) -> [BTreeMap<String, i64>; 2] {
         let mut found = [BTreeMap::new(), BTreeMap::new()];
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
-            let place = names.iter().position(|name| *name == key.key().name());
-            if let (Some(place), DebugValue::Counter(count)) = (place, value) {
-                found[place].insert(
-                    key.key().labels().next().unwrap().value().to_owned(),
-                    count.cast_signed(),
-                );
+            let index = names.iter().position(|name| *name == key.key().name());
+            if let (Some(index), DebugValue::Counter(count)) = (index, value) {
+                let family = key.key().labels().next().unwrap().value();
+                found[index].insert(family.to_owned(), count.cast_signed());
             }
         }
         found
-    }
-
-    async fn save(&self) {
-        let _: () = self.redis.run("SAVE").await.unwrap();
     }
 
     /// Kills Redis under load and starts it from older data.
@@ -190,7 +149,7 @@ impl Site {
         sleep(before).await;
         let mut length = 0;
         match restore {
-            Restore::Snapshot => self.save().await,
+            Restore::Snapshot => self.redis.run("SAVE").await.unwrap(),
             Restore::OlderFile => length = self.redis.aof_len(),
         }
         sleep(after).await;
@@ -279,15 +238,11 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
         let (tally, pending) = (&site.tallies[kind], site.pending[kind]);
         let acknowledged = tally.acknowledged.load(Ordering::Relaxed);
         let least = acknowledged - pending - dropped.get(*name).copied().unwrap_or(0);
+        let most = tally.most();
         println!(
-            "{name}: {acknowledged} acknowledged, {} at most, {stored} stored, {pending} pending at kills",
-            tally.most()
+            "{name}: {acknowledged} acknowledged, {most} at most, {stored} stored, {pending} pending at kills"
         );
-        assert!(
-            stored <= tally.most(),
-            "{name}: {stored} stored of {} at most",
-            tally.most()
-        );
+        assert!(stored <= most, "{name}: {stored} stored of {most} at most");
         // a kept slice counts as one dropped hit, so series and activity have only an upper bound
         assert!(
             ["hits", "site"].contains(name) || stored >= least,

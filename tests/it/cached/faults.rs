@@ -4,67 +4,62 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use super::{columns, items, items_in, row};
 use crate::support::between::{Between, Wrapped};
-use crate::support::{Pair, eventually, pause};
+use crate::support::{Count, Pair, counted, eventually, pause};
 use counterfoil::admin::Retried;
 use counterfoil::store::Registered;
 use counterfoil::{
-    CachedCounters, Counterfoil, Durability, ErrorKind, Family, FamilyBuilder, KeyType,
-    MemoryStore, MysqlStore, Outcome, Store, Table,
+    CachedCounters, Counterfoil, Durability, ErrorKind, FamilyBuilder, MemoryStore, Outcome, Store,
+    Table,
 };
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
-type Cached = CachedCounters;
-
 fn family() -> FamilyBuilder<CachedCounters> {
-    Family::cached("test", "votes")
-        .partitions(2)
-        .durability(Durability::Immediate)
-        .sync_time(Duration::from_millis(20))
-        .retain(Duration::from_millis(100))
+    let family = super::family("votes").partitions(2);
+    family.retain(Duration::from_millis(100))
 }
 
-const CREATE: &str = "CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, vote_count INT NOT NULL DEFAULT 0); \
-     INSERT INTO item (id) VALUES (1), (2), (3)";
-
-async fn votes(pair: &Pair, table: Table) -> Cached {
-    let family = family().table(table.key("id", KeyType::Unsigned).value("vote_count"));
-    pair.counterfoil.open(family).await.expect("opened")
+/// Returns a family whose batches settle first.
+fn settling(ms: u64) -> FamilyBuilder<CachedCounters> {
+    family().durability(Durability::Settle(Duration::from_millis(ms)))
 }
 
-fn value(changed: Outcome) -> i64 {
-    changed.counted().unwrap_or_else(|| panic!("{changed:?}"))
+/// Checks the open rejects, (id, delta, part of the reason).
+async fn expect_rejects(pair: &Pair, expected: &[(&str, i64, &str)]) {
+    let mut rejects = pair.mysql().rejects(0, 10).await.unwrap();
+    rejects.sort_by_key(|reject| reject.delta);
+    let is_right = rejects
+        .iter()
+        .zip(expected)
+        .all(|(reject, (id, delta, why))| {
+            reject.id == *id && reject.delta == *delta && reject.reason.contains(why)
+        });
+    assert!(is_right && rejects.len() == expected.len(), "{rejects:?}");
 }
 
-/// Adds 0, so that the counter's next save shows the row.
-async fn touch(votes: &Cached, id: &str) {
-    assert!(matches!(
-        votes.incr(id, 0).await.unwrap(),
-        Outcome::Counted(_)
-    ));
-}
-
-/// Retries the only reject.
-async fn retry_the_reject(pair: &Pair, votes: &Cached) {
-    let store = pair.mysql();
-    let rejects = store.rejects(0, 10).await.unwrap();
+/// Retries the only reject, and saves the counter. Returns its value in Redis, which is the one in
+/// the row.
+async fn retry_the_reject(pair: &Pair, votes: &CachedCounters) -> i64 {
+    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
     let numbers: Vec<_> = rejects.iter().map(|reject| reject.number).collect();
-    assert_eq!(
-        store.retry_rejects(votes.family(), &numbers).await.unwrap(),
-        [Retried::Applied]
-    );
-    assert!(store.rejects(0, 10).await.unwrap().is_empty());
+    let retried = pair.mysql().retry_rejects(votes.family(), &numbers).await;
+    assert_eq!(retried.unwrap(), [Retried::Applied]);
+    expect_rejects(pair, &[]).await;
+    // the counter's next save shows the row
+    votes.count("1", 0).await;
+    pair.drain().await;
+    let value = votes.get("1").await.unwrap();
+    assert_eq!(row(pair, 1).await, value);
+    value
 }
 
 #[tokio::test]
 async fn other_programs_add_all_the_time() {
+    const IDS: [&str; 3] = ["1", "2", "3"];
     let pair = Pair::new().await;
-    pair.sql(CREATE).await;
-    let votes = votes(&pair, Table::update("item")).await;
-    let reconcilers = [
-        pair.counterfoil.reconciler().start().await.unwrap(),
-        pair.counterfoil.reconciler().start().await.unwrap(),
-    ];
+    let votes = items(&pair, family()).await;
+    let reconcilers = [pair.reconcile().await, pair.reconcile().await];
     let outside = async {
         for _ in 0..200 {
             pair.sql("UPDATE item SET vote_count = vote_count + 10000")
@@ -74,95 +69,65 @@ async fn other_programs_add_all_the_time() {
     };
     let counting = async {
         for _ in 0..1000 {
-            for id in ["1", "2", "3"] {
-                let _ = votes.incr(id, 1).await.unwrap();
+            for id in IDS {
+                votes.count(id, 1).await;
             }
             pause(1).await;
         }
     };
     tokio::join!(outside, counting);
-    let ids = ["1", "2", "3"];
-    for id in ids {
-        touch(&votes, id).await;
+    // the next save shows the row
+    for id in IDS {
+        votes.count(id, 0).await;
     }
-    pair.counterfoil.drain().await.unwrap();
+    pair.drain().await;
     for reconciler in reconcilers {
         reconciler.shutdown().await.unwrap();
     }
-    assert_eq!(
-        pair.number("SELECT COUNT(*) FROM item WHERE vote_count = 2001000")
-            .await,
-        3
-    );
-    assert_eq!(votes.get_many(ids).await.unwrap(), [2_001_000; 3]);
+    for id in 1..=3 {
+        assert_eq!(row(&pair, id).await, 2_001_000, "{id}");
+    }
+    assert_eq!(votes.get_many(IDS).await.unwrap(), [2_001_000; 3]);
 }
 
 #[tokio::test]
 async fn a_value_that_another_program_writes_is_kept_and_shown_by_the_next_save() {
     let pair = Pair::new().await;
-    pair.sql(CREATE).await;
-    let votes = votes(&pair, Table::update("item")).await;
-    assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
+    let votes = items(&pair, family()).await;
+    assert_eq!(votes.count("1", 5).await, 5);
     pair.sql("UPDATE item SET vote_count = 1000 WHERE id = 1")
         .await;
-    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 6);
-    pair.counterfoil.drain().await.unwrap();
-    assert_eq!(
-        pair.number("SELECT vote_count FROM item WHERE id = 1")
-            .await,
-        1006
-    );
+    assert_eq!(votes.count("1", 1).await, 6);
+    pair.drain().await;
+    assert_eq!(row(&pair, 1).await, 1006);
     assert_eq!(votes.get("1").await.unwrap(), 1006);
     pair.sql("UPDATE item SET vote_count = 3 WHERE id = 1")
         .await;
     // a set counts the difference from the value that it replaces
-    assert_eq!(value(votes.set("1", 1016).await.unwrap()), 1016);
-    pair.counterfoil.drain().await.unwrap();
-    assert_eq!(
-        pair.number("SELECT vote_count FROM item WHERE id = 1")
-            .await,
-        13
-    );
-    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 14);
+    assert_eq!(counted(votes.set("1", 1016).await.unwrap()), 1016);
+    pair.drain().await;
+    assert_eq!(row(&pair, 1).await, 13);
+    assert_eq!(votes.count("1", 1).await, 14);
 }
 
 #[tokio::test]
-async fn a_row_deleted_under_us_goes_to_the_rejects_and_counts_once_it_is_there_again() {
+async fn a_deleted_row_becomes_a_reject_that_counts_once_the_row_is_back() {
     let pair = Pair::new().await;
-    pair.sql(CREATE).await;
-    let votes = votes(&pair, Table::update("item")).await;
-    assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
-    pair.counterfoil.drain().await.unwrap();
-    assert_eq!(value(votes.incr("1", 7).await.unwrap()), 12);
-    assert_eq!(value(votes.incr("2", 1).await.unwrap()), 1);
+    let votes = items(&pair, family()).await;
+    assert_eq!(votes.count("1", 5).await, 5);
+    pair.drain().await;
+    assert_eq!(votes.count("1", 7).await, 12);
+    assert_eq!(votes.count("2", 1).await, 1);
     pair.sql("DELETE FROM item WHERE id = 1").await;
-    pair.counterfoil.drain().await.unwrap();
-    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
-    let rejects: Vec<_> = rejects
-        .iter()
-        .map(|reject| (&*reject.id, reject.delta, &*reject.reason))
-        .collect();
-    assert_eq!(rejects, [("1", 7, "no such row")]);
-    assert_eq!(
-        pair.number("SELECT vote_count FROM item WHERE id = 2")
-            .await,
-        1
-    );
+    pair.drain().await;
+    expect_rejects(&pair, &[("1", 7, "no such row")]).await;
+    assert_eq!(row(&pair, 2).await, 1);
     assert_eq!(votes.incr("1", 1).await.unwrap(), Outcome::NoRow);
     assert_eq!(votes.get("1").await.unwrap(), 0);
     pair.sql("INSERT INTO item (id, vote_count) VALUES (1, 100)")
         .await;
     assert_eq!(votes.get("1").await.unwrap(), 100);
-    retry_the_reject(&pair, &votes).await;
-    touch(&votes, "1").await;
-    pair.counterfoil.drain().await.unwrap();
-    assert_eq!(
-        (
-            votes.get("1").await.unwrap(),
-            votes.stored(["1"]).await.unwrap()
-        ),
-        (107, vec![Some(107)])
-    );
+    assert_eq!(retry_the_reject(&pair, &votes).await, 107);
 }
 
 /// The row disappears while the counter is in use. Deltas behind the batch are rejected too, and
@@ -170,93 +135,52 @@ async fn a_row_deleted_under_us_goes_to_the_rejects_and_counts_once_it_is_there_
 #[tokio::test]
 async fn a_counter_in_use_whose_row_is_gone_shows_what_waits() {
     let pair = Pair::new().await;
-    pair.sql(CREATE).await;
-    let settle = Durability::Settle(Duration::from_millis(400));
-    let table = Table::update("item")
-        .key("id", KeyType::Unsigned)
-        .value("vote_count");
-    let votes = pair
-        .counterfoil
-        .open(family().table(table).durability(settle))
-        .await
-        .unwrap();
-    assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
+    let votes = items(&pair, settling(400)).await;
+    assert_eq!(votes.count("1", 5).await, 5);
     let counterfoil = pair.counterfoil.clone();
     let draining = tokio::spawn(async move { counterfoil.drain().await });
     pause(200).await;
     pair.sql("DELETE FROM item WHERE id = 1").await;
-    assert_eq!(value(votes.incr("1", 2).await.unwrap()), 7);
+    assert_eq!(votes.count("1", 2).await, 7);
     draining.await.unwrap().unwrap();
-    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 3);
-    pair.counterfoil.drain().await.unwrap();
-    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
-    let mut deltas: Vec<_> = rejects.iter().map(|reject| reject.delta).collect();
-    deltas.sort_unstable();
-    assert_eq!(deltas, [3, 5]);
+    assert_eq!(votes.count("1", 1).await, 3);
+    pair.drain().await;
+    expect_rejects(&pair, &[("1", 3, "no such row"), ("1", 5, "no such row")]).await;
     assert_eq!(votes.incr("1", 1).await.unwrap(), Outcome::NoRow);
 }
 
 #[tokio::test]
-async fn a_row_deleted_under_us_is_made_again_with_what_was_counted_since() {
+async fn a_deleted_row_is_inserted_again_with_what_was_counted_since() {
     let pair = Pair::new().await;
-    pair.sql(CREATE).await;
-    let votes = votes(&pair, Table::upsert("item")).await;
-    assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
-    pair.counterfoil.drain().await.unwrap();
-    assert_eq!(value(votes.incr("1", 7).await.unwrap()), 12);
+    let votes = items_in(&pair, family(), Table::upsert("item")).await;
+    assert_eq!(votes.count("1", 5).await, 5);
+    pair.drain().await;
+    assert_eq!(votes.count("1", 7).await, 12);
     pair.sql("DELETE FROM item WHERE id = 1").await;
-    pair.counterfoil.drain().await.unwrap();
-    assert_eq!(
-        pair.number("SELECT vote_count FROM item WHERE id = 1")
-            .await,
-        7
-    );
+    pair.drain().await;
+    assert_eq!(row(&pair, 1).await, 7);
     assert_eq!(votes.get("1").await.unwrap(), 7);
-    assert!(pair.mysql().rejects(0, 10).await.unwrap().is_empty());
+    expect_rejects(&pair, &[]).await;
 }
 
 #[tokio::test]
 async fn a_delta_that_the_column_cannot_hold_is_rejected_and_the_value_shows_the_row() {
+    const LARGE: i64 = 3_000_000_000;
     let pair = Pair::new().await;
-    pair.sql(CREATE).await;
-    let votes = votes(&pair, Table::update("item")).await;
-    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
-    assert_eq!(
-        value(votes.incr("1", 3_000_000_000).await.unwrap()),
-        3_000_000_000
-    );
-    assert_eq!(value(votes.incr("2", 2).await.unwrap()), 2);
-    eventually("the other one is saved", || async {
-        pair.number("SELECT vote_count FROM item WHERE id = 2")
-            .await
-            == 2
+    let votes = items(&pair, family()).await;
+    let reconciler = pair.reconcile().await;
+    assert_eq!(votes.count("1", LARGE).await, LARGE);
+    assert_eq!(votes.count("2", 2).await, 2);
+    eventually("the other one is saved, and this one rejected", || async {
+        row(&pair, 2).await == 2 && !pair.mysql().rejects(0, 10).await.unwrap().is_empty()
     })
     .await;
-    eventually("it is rejected", || async {
-        !pair.mysql().rejects(0, 10).await.unwrap().is_empty()
-    })
-    .await;
-    pair.counterfoil.drain().await.unwrap();
-    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
-    assert_eq!(rejects.len(), 1, "{rejects:?}");
-    assert_eq!((&*rejects[0].id, rejects[0].delta), ("1", 3_000_000_000));
-    assert!(
-        rejects[0].reason.contains("Out of range"),
-        "{}",
-        rejects[0].reason
-    );
-    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 1);
+    pair.drain().await;
+    expect_rejects(&pair, &[("1", LARGE, "Out of range")]).await;
+    assert_eq!(votes.count("1", 1).await, 1);
     pair.sql("ALTER TABLE item MODIFY vote_count BIGINT NOT NULL DEFAULT 0")
         .await;
-    retry_the_reject(&pair, &votes).await;
-    touch(&votes, "1").await;
-    pair.counterfoil.drain().await.unwrap();
-    assert_eq!(
-        pair.number("SELECT vote_count FROM item WHERE id = 1")
-            .await,
-        3_000_000_001
-    );
-    assert_eq!(votes.get("1").await.unwrap(), 3_000_000_001);
+    assert_eq!(retry_the_reject(&pair, &votes).await, LARGE + 1);
     reconciler.shutdown().await.unwrap();
 }
 
@@ -264,19 +188,18 @@ async fn a_delta_that_the_column_cannot_hold_is_rejected_and_the_value_shows_the
 #[tokio::test]
 async fn a_row_beyond_i64_holds_no_other_up() {
     let pair = Pair::new().await;
-    pair.sql("CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, vote_count BIGINT UNSIGNED NOT NULL DEFAULT 0)").await;
-    pair.sql("INSERT INTO item (id) VALUES (1), (2), (3)").await;
-    let votes = votes(&pair, Table::update("item")).await;
+    let votes = items(&pair, family()).await;
+    pair.sql("ALTER TABLE item MODIFY vote_count BIGINT UNSIGNED NOT NULL DEFAULT 0")
+        .await;
     for round in 1..=3 {
         for id in ["1", "2", "3"] {
-            assert!(
-                round > 1 && id == "1" || value(votes.incr(id, 1).await.unwrap()) == round,
-                "{id} in {round}"
-            );
+            if round == 1 || id != "1" {
+                assert_eq!(votes.count(id, 1).await, round, "{id}");
+            }
         }
         pair.sql("UPDATE item SET vote_count = 9223372036854775808 WHERE id = 1")
             .await;
-        pair.counterfoil.drain().await.unwrap();
+        pair.drain().await;
         assert_eq!(votes.stored(["2", "3"]).await.unwrap(), [Some(round); 2]);
     }
     assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Range);
@@ -289,42 +212,32 @@ async fn a_row_beyond_i64_holds_no_other_up() {
 #[tokio::test]
 async fn an_id_that_no_row_can_have_holds_no_other_up() {
     let pair = Pair::new().await;
-    pair.sql(CREATE).await;
-    let votes = votes(&pair, Table::update("item")).await;
-    let (mut redis, id, key) = (
-        pair.redis.manager().await,
-        b"\xff\xfe",
-        "cf1:{test/votes/0}",
-    );
-    redis::pipe()
-        .hset(format!("{key}:base"), id, "0000000000001 0")
-        .hset(format!("{key}:buffer"), id, "5")
-        .exec_async(&mut redis)
-        .await
-        .unwrap();
-    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let votes = items(&pair, family()).await;
+    let (mut redis, id) = (pair.redis.manager().await, b"\xff\xfe");
+    let [base, buffer, batch] =
+        ["base", "buffer", "batch"].map(|kind| format!("cf1:{{test/votes/0}}:{kind}"));
+    let mut write = redis::pipe();
+    write
+        .hset(&base, id, "0000000000001 0")
+        .hset(buffer, id, "5");
+    write.exec_async(&mut redis).await.unwrap();
+    let reconciler = pair.reconcile().await;
     for id in ["1", "2", "3"] {
-        assert_eq!(value(votes.incr(id, 1).await.unwrap()), 1);
+        assert_eq!(votes.count(id, 1).await, 1);
     }
     eventually("the others are saved", || async {
-        pair.number("SELECT COUNT(*) FROM item WHERE vote_count = 1")
-            .await
-            == 3
+        let saved = "SELECT COUNT(*) FROM item WHERE vote_count = 1";
+        pair.number(saved).await == 3
     })
     .await;
-    pair.counterfoil.drain().await.unwrap();
+    pair.drain().await;
     let rejects = pair.mysql().rejects(0, 10).await.unwrap();
-    let rejects: Vec<_> = rejects
-        .iter()
-        .map(|reject| (reject.delta, &*reject.reason))
-        .collect();
-    assert_eq!(rejects, [(5, "the id is not UTF-8")]);
-    let left: Vec<bool> = redis::pipe()
-        .hexists(format!("{key}:base"), id)
-        .hexists(format!("{key}:batch"), id)
-        .query_async(&mut redis)
-        .await
-        .unwrap();
+    assert_eq!(rejects.len(), 1, "{rejects:?}");
+    let reject = (rejects[0].delta, &*rejects[0].reason);
+    assert_eq!(reject, (5, "the id is not UTF-8"));
+    let mut left = redis::pipe();
+    let left = left.hexists(base, id).hexists(batch, id);
+    let left: [bool; 2] = left.query_async(&mut redis).await.unwrap();
     assert_eq!(left, [false, false]);
     reconciler.shutdown().await.unwrap();
 }
@@ -333,61 +246,37 @@ async fn an_id_that_no_row_can_have_holds_no_other_up() {
 async fn a_database_that_takes_no_writes_is_refused() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    pair.sql(CREATE).await;
-    let votes = votes(&pair, Table::update("item")).await;
+    let votes = items(&pair, family()).await;
     pair.sql("SET GLOBAL read_only = 1").await;
-    let refused = votes.incr("1", 1).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Unsafe, "{refused}");
-    assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Unsafe);
-    assert_eq!(
-        votes.get_many(&["1", "2"]).await.unwrap_err().kind(),
-        ErrorKind::Unsafe
-    );
-    let again = Counterfoil::new(
-        pair.redis.manager().await,
-        MysqlStore::new(pair.pool.clone()),
-    );
-    let family = family().table(
-        Table::update("item")
-            .key("id", KeyType::Unsigned)
-            .value("vote_count"),
-    );
-    assert_eq!(
-        again.open(family).await.unwrap_err().kind(),
-        ErrorKind::Unsafe
-    );
+    let family = family().table(columns(Table::update("item")));
+    let opened = pair.other().await.open(family).await;
+    for error in [
+        votes.incr("1", 1).await.unwrap_err(),
+        votes.get("1").await.unwrap_err(),
+        votes.get_many(&["1", "2"]).await.unwrap_err(),
+        opened.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), ErrorKind::Unsafe, "{error}");
+    }
     pair.sql("SET GLOBAL read_only = 0").await;
-    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 1);
+    assert_eq!(votes.count("1", 1).await, 1);
 }
 
 #[tokio::test]
 async fn redis_emptied_between_cut_and_save_loses_what_was_not_saved_and_nothing_else() {
     let pair = Pair::new().await;
-    pair.sql(CREATE).await;
-    let settle = Durability::Settle(Duration::from_millis(300));
-    let table = Table::update("item")
-        .key("id", KeyType::Unsigned)
-        .value("vote_count");
-    let family = family()
-        .table(table)
-        .durability(settle)
-        .retain(Duration::from_secs(60));
-    let votes = pair.counterfoil.open(family).await.unwrap();
-    assert_eq!(value(votes.incr("1", 5).await.unwrap()), 5);
-    pair.counterfoil.drain().await.unwrap();
-    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
-    assert_eq!(value(votes.incr("1", 7).await.unwrap()), 12);
+    let votes = items(&pair, settling(300).retain(Duration::from_secs(60))).await;
+    assert_eq!(votes.count("1", 5).await, 5);
+    pair.drain().await;
+    let reconciler = pair.reconcile().await;
+    assert_eq!(votes.count("1", 7).await, 12);
     pause(150).await;
     pair.redis.run::<()>("FLUSHALL").await.unwrap();
     assert_eq!(votes.get("1").await.unwrap(), 5);
-    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 6);
-    pair.counterfoil.drain().await.unwrap();
+    assert_eq!(votes.count("1", 1).await, 6);
+    pair.drain().await;
     pause(500).await;
-    assert_eq!(
-        pair.number("SELECT vote_count FROM item WHERE id = 1")
-            .await,
-        6
-    );
+    assert_eq!(row(&pair, 1).await, 6);
     reconciler.shutdown().await.unwrap();
 }
 
@@ -395,46 +284,33 @@ async fn redis_emptied_between_cut_and_save_loses_what_was_not_saved_and_nothing
 async fn without_the_database_counters_in_redis_count_and_others_are_an_error() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    pair.sql(CREATE).await;
-    let votes = votes(&pair, Table::update("item")).await;
-    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
-    assert_eq!(value(votes.incr("1", 1).await.unwrap()), 1);
+    let votes = items(&pair, family()).await;
+    let reconciler = pair.reconcile().await;
+    assert_eq!(votes.count("1", 1).await, 1);
     mysql.kill();
     for expected in 2..=50 {
-        assert_eq!(value(votes.incr("1", 1).await.unwrap()), expected);
+        assert_eq!(votes.count("1", 1).await, expected);
     }
     let missing = votes.incr("2", 1).await.unwrap_err();
     assert!(missing.is_retryable(), "{missing:?}");
     mysql.start_again().await;
-    assert_eq!(value(votes.incr("2", 1).await.unwrap()), 1);
-    pair.counterfoil.drain().await.unwrap();
-    assert_eq!(
-        pair.number("SELECT vote_count FROM item WHERE id = 1")
-            .await,
-        50
-    );
-    assert_eq!(
-        pair.number("SELECT vote_count FROM item WHERE id = 2")
-            .await,
-        1
-    );
+    assert_eq!(votes.count("2", 1).await, 1);
+    pair.drain().await;
+    assert_eq!((row(&pair, 1).await, row(&pair, 2).await), (50, 1));
     reconciler.shutdown().await.unwrap();
 }
 
 #[tokio::test]
 async fn keys_of_another_type_are_an_error_that_names_them() {
     let pair = Pair::new().await;
-    pair.sql(CREATE).await;
-    let votes = votes(&pair, Table::update("item")).await;
+    let votes = items(&pair, family()).await;
     for partition in 0..2 {
-        pair.redis
-            .run::<()>(&format!("SET cf1:{{test/votes/{partition}}}:base x"))
-            .await
-            .unwrap();
+        let spoil = format!("SET cf1:{{test/votes/{partition}}}:base x");
+        pair.redis.run::<()>(&spoil).await.unwrap();
     }
-    let wrong = votes.incr("1", 1).await.unwrap_err();
-    assert_eq!(wrong.kind(), ErrorKind::Corrupt);
-    assert!(wrong.to_string().contains(":base"), "{wrong}");
+    let error = votes.incr("1", 1).await.unwrap_err();
+    let is_named = error.to_string().contains(":base");
+    assert!(error.kind() == ErrorKind::Corrupt && is_named, "{error}");
     assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Corrupt);
 }
 
@@ -457,19 +333,19 @@ async fn rows_from_a_database_that_is_behind_cost_no_count() {
     };
     let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
     let votes = counterfoil.open(family()).await.unwrap();
-    assert_eq!(value(votes.incr("a", 5).await.unwrap()), 5);
+    assert_eq!(votes.count("a", 5).await, 5);
     counterfoil.drain().await.unwrap();
     let registered = Registered {
         family: votes.family().clone(),
         number: 0,
     };
     let behind = store.store.rows(&registered, &["a"]).await.unwrap();
-    assert_eq!(value(votes.incr("a", 10).await.unwrap()), 15);
+    assert_eq!(votes.count("a", 10).await, 15);
     counterfoil.drain().await.unwrap();
     redis.run::<()>("FLUSHALL").await.unwrap();
     *store.between.0.lock().unwrap() = Some(behind);
     // the value is wrong until the next save
-    assert_eq!(value(votes.incr("a", 1).await.unwrap()), 6);
+    assert_eq!(votes.count("a", 1).await, 6);
     *store.between.0.lock().unwrap() = None;
     counterfoil.drain().await.unwrap();
     assert_eq!(votes.get("a").await.unwrap(), 16);

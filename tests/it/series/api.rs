@@ -2,28 +2,18 @@
 
 use std::time::Duration;
 
-use crate::support::{Pair, Plain, pause, times, unix};
+use crate::support::{Count, Pair, Plain, keys_that_may_expire, pause, sum, times, unix};
 use counterfoil::{
     Durability, ErrorKind, Family, FamilyBuilder, KeyType, Outcome, Precision, Recorded, Series,
-    Slice, Table,
+    Table,
 };
 use futures_util::TryStreamExt;
-use futures_util::future::try_join_all;
-
-type OnMysql = Series;
+use futures_util::future::{join, try_join_all};
 
 fn family(name: &str) -> FamilyBuilder<Series> {
     Family::series("test", name)
         .durability(Durability::Immediate)
         .sync_time(Duration::from_millis(200))
-}
-
-async fn open(pair: &Pair, family: FamilyBuilder<Series>) -> OnMysql {
-    pair.counterfoil.open(family).await.expect("opened")
-}
-
-fn sum(slices: &[Slice]) -> i64 {
-    slices.iter().map(|slice| slice.count).sum()
 }
 
 /// Returns the server's time in whole seconds.
@@ -35,9 +25,9 @@ async fn server_time(pair: &Pair) -> i64 {
 #[tokio::test]
 async fn a_hit_counts_in_the_current_slice_of_every_precision() {
     let pair = Pair::new().await;
-    let hits = open(&pair, family("hits")).await;
-    let _ = hits.add("site", 1).await.unwrap();
-    let _ = hits.add("site", 41).await.unwrap();
+    let hits = pair.open(family("hits")).await;
+    hits.count("site", 1).await;
+    hits.count("site", 41).await;
     let now = server_time(&pair).await;
     for precision in Precision::DEFAULT {
         let window = hits.get("site", precision).await.unwrap();
@@ -49,31 +39,21 @@ async fn a_hit_counts_in_the_current_slice_of_every_precision() {
         );
         assert!(window.is_sorted());
     }
-    assert_eq!(
-        sum(&hits.get("elsewhere", Precision::HOUR).await.unwrap()),
-        0
-    );
-    let many = hits
-        .get_many(&["elsewhere", "site", "site"], Precision::Day)
-        .await
-        .unwrap();
-    assert_eq!(
-        many.iter().map(|window| sum(window)).collect::<Vec<_>>(),
-        [0, 42, 42]
-    );
+    let names = ["elsewhere", "site", "site"];
+    let many = hits.get_many(&names, Precision::Day).await.unwrap();
+    let sums: Vec<_> = many.iter().map(|window| sum(window)).collect();
+    assert_eq!(sums, [0, 42, 42]);
 }
 
 #[tokio::test]
 async fn callers_share_calls_and_none_is_lost() {
     let pair = Pair::new().await;
-    let hits = open(&pair, family("hits")).await;
+    let hits = pair.open(family("hits")).await;
     let names: Vec<_> = (0..50).map(|number| format!("page/{number}")).collect();
-    let added = try_join_all((0..2_000).map(|hit| hits.add(&names[hit % 50], 1)))
-        .await
-        .unwrap();
+    let adds = (0..2_000).map(|hit| hits.add(&names[hit % 50], 1));
+    let added = try_join_all(adds).await.unwrap();
     assert_eq!(added, [Outcome::Counted(1); 2_000]);
-    let many: Vec<_> = names.iter().map(|name| (name, 3)).collect();
-    for done in hits.add_many(many).await {
+    for done in hits.add_many(names.iter().map(|name| (name, 3))).await {
         assert_eq!(done.unwrap(), Outcome::Counted(3));
     }
     (0..100).for_each(|hit| hits.record(&names[hit % 50], 2).unwrap());
@@ -87,22 +67,16 @@ async fn callers_share_calls_and_none_is_lost() {
 #[tokio::test]
 async fn names_come_in_order_and_page_by_page() {
     let pair = Pair::new().await;
-    let hits = open(&pair, family("hits")).await;
+    let hits = pair.open(family("hits")).await;
     let mut names: Vec<_> = (0..250).map(|number| format!("n{number}")).collect();
-    let all: Vec<_> = names.iter().map(|name| (name, 1)).collect();
-    assert!(
-        hits.add_many(all)
-            .await
-            .into_iter()
-            .all(|done| done.is_ok())
-    );
+    for done in hits.add_many(names.iter().map(|name| (name, 1))).await {
+        assert_eq!(done.unwrap(), Outcome::Counted(1));
+    }
     names.sort();
     let mut listed: Vec<String> = Vec::new();
     loop {
-        let page = hits
-            .names("", listed.last().map(String::as_str), 60)
-            .await
-            .unwrap();
+        let last = listed.last().map(String::as_str);
+        let page = hits.names("", last, 60).await.unwrap();
         if page.is_empty() {
             break;
         }
@@ -110,23 +84,18 @@ async fn names_come_in_order_and_page_by_page() {
         listed.extend(page);
     }
     assert_eq!(listed, names);
-    assert_eq!(
-        hits.names_all("n1").try_collect::<Vec<_>>().await.unwrap(),
-        names[1..112]
-    );
-    assert_eq!(
-        hits.names("n24", None, 3).await.unwrap(),
-        ["n24", "n240", "n241"]
-    );
+    let all: Vec<_> = hits.names_all("n1").try_collect().await.unwrap();
+    assert_eq!(all, names[1..112]);
+    let page = hits.names("n24", None, 3).await.unwrap();
+    assert_eq!(page, ["n24", "n240", "n241"]);
     // a client in another language counted under a name that is not text, which ends the page
-    let (mut redis, name, later) = (pair.redis.manager().await, b"n24\xff", 1e15);
+    let (mut redis, name) = (pair.redis.manager().await, b"n24\xff");
     let key = |kind| format!("cf1:{{{}/0}}:{kind}", hits.family());
-    redis::pipe()
+    let mut write = redis::pipe();
+    write
         .zadd(key("names"), name, 0)
-        .zadd(key("idle"), name, later)
-        .exec_async(&mut redis)
-        .await
-        .unwrap();
+        .zadd(key("idle"), name, 1e15);
+    write.exec_async(&mut redis).await.unwrap();
     assert_eq!(hits.names("n24", None, 100).await.unwrap().len(), 11);
     assert_eq!(hits.names("n24", Some("n249"), 1).await.unwrap(), [""; 0]);
 }
@@ -134,73 +103,52 @@ async fn names_come_in_order_and_page_by_page() {
 #[tokio::test]
 async fn an_idle_series_vanishes_by_itself_and_so_does_its_name() {
     let pair = Pair::new().await;
-    let hits = open(&pair, family("hits").windows([(Precision::SECOND, 2)])).await;
-    let _ = hits.add("gone", 1).await.unwrap();
+    let hits = family("hits").windows([(Precision::SECOND, 2)]);
+    let hits = pair.open(hits).await;
+    hits.count("gone", 1).await;
     assert_eq!(hits.names("", None, 10).await.unwrap(), ["gone"]);
     pause(3_600).await;
     assert_eq!(hits.names("", None, 10).await.unwrap(), [""; 0]);
     assert_eq!(sum(&hits.get("gone", Precision::SECOND).await.unwrap()), 0);
-    let keys: Vec<String> = pair.redis.run("KEYS *").await.unwrap();
-    // a partition keeps its incarnation, and its memory of callers until two epochs are over
-    let lasting = [":calls", ":calls_before", ":meta"];
-    assert!(
-        keys.iter()
-            .all(|key| lasting.iter().any(|end| key.ends_with(end))),
-        "{keys:?}"
-    );
+    let keys = keys_that_may_expire(&pair.redis).await;
+    assert_eq!(keys, [""; 0]);
 }
 
 #[tokio::test]
 async fn slices_that_are_over_are_kept_once_each() {
     let pair = Pair::new().await;
     let windows = [(Precision::SECOND, 3), (Precision::MINUTE, 120)];
-    let hits = open(
-        &pair,
-        family("hits").windows(windows).keep([Precision::SECOND]),
-    )
-    .await;
-    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
+    let hits = family("hits").windows(windows).keep([Precision::SECOND]);
+    let hits = pair.open(hits).await;
+    let reconciler = pair.reconcile().await;
     let began = server_time(&pair).await;
     for hit in 0..60 {
-        let _ = hits.add(["a", "b/c"][hit % 2], 1).await.unwrap();
+        hits.count(["a", "b/c"][hit % 2], 1).await;
         pause(80).await;
     }
-    let now = server_time(&pair).await;
     // most hits have left Redis's window of three seconds
-    let range = times(began..now + 1);
-    for name in ["a", "b/c"] {
-        let slices = hits
-            .get_range(name, Precision::SECOND, range.clone())
-            .await
-            .unwrap();
-        assert_eq!(sum(&slices), 30, "{slices:?}");
-        assert!(
-            slices
-                .windows(2)
-                .all(|two| two[0].start + Duration::from_secs(1) == two[1].start)
-        );
-    }
+    let range = times(began..server_time(&pair).await + 1);
+    let read = async || {
+        for name in ["a", "b/c"] {
+            let slices = hits.get_range(name, Precision::SECOND, range.clone());
+            let slices = slices.await.unwrap();
+            assert_eq!(sum(&slices), 30, "{slices:?}");
+            let second = Duration::from_secs(1);
+            let mut pairs = slices.windows(2);
+            assert!(pairs.all(|two| two[0].start + second == two[1].start));
+        }
+    };
+    read().await;
     pause(1_200).await;
-    pair.counterfoil.drain().await.unwrap();
-    assert_eq!(
-        pair.number("SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values")
-            .await,
-        60
-    );
-    for name in ["a", "b/c"] {
-        assert_eq!(
-            sum(&hits
-                .get_range(name, Precision::SECOND, range.clone())
-                .await
-                .unwrap()),
-            30
-        );
-    }
+    pair.drain().await;
+    let kept = "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values";
+    assert_eq!(pair.number(kept).await, 60);
+    read().await;
     reconciler.shutdown().await.unwrap();
 }
 
 #[tokio::test]
-async fn days_go_into_the_applications_own_table() {
+async fn a_read_of_kept_days_includes_the_current_one() {
     let pair = Pair::new().await;
     pair.sql("CREATE TABLE page_days (day DATE, page VARBINARY(200), hits BIGINT UNSIGNED NOT NULL, PRIMARY KEY (day, page))")
         .await;
@@ -208,72 +156,50 @@ async fn days_go_into_the_applications_own_table() {
         .key("day", KeyType::Date)
         .key("page", KeyType::Text)
         .value("hits");
-    let days = family("days")
-        .keep([Precision::Day])
-        .time_zone("Pacific/Auckland")
-        .table(table);
-    let hits = open(&pair, days).await;
-    let _ = hits.add("/a/b", 7).await.unwrap();
-    let today = hits
-        .get("/a/b", Precision::Day)
-        .await
-        .unwrap()
-        .pop()
-        .unwrap();
+    let days = family("days").keep([Precision::Day]).table(table);
+    let hits = pair.open(days.time_zone("Pacific/Auckland")).await;
+    hits.count("/a/b", 7).await;
+    let window = hits.get("/a/b", Precision::Day).await.unwrap();
+    let today = window.last().unwrap();
     assert_eq!(today.count, 7);
-    // the slice is not over, so it is not in the table, but a read includes it
+    // the slice is not over, so it is not in the table
     let range = today.start - Duration::from_secs(86_400)..today.start + Duration::from_secs(1);
-    let read = hits
-        .get_range("/a/b", Precision::Day, range.clone())
-        .await
-        .unwrap();
+    let read = hits.get_range("/a/b", Precision::Day, range).await.unwrap();
     assert_eq!((read.len(), sum(&read)), (2, 7));
-    pair.counterfoil.drain().await.unwrap();
+    pair.drain().await;
     assert_eq!(pair.number("SELECT COUNT(*) FROM page_days").await, 0);
 }
 
 #[tokio::test]
 async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     let plain = Plain::new().await;
-    let built = family("hits").windows([(Precision::MINUTE, 3), (Precision::HOUR, 3)]);
-    let hits = plain.counterfoil.open(built).await.unwrap();
-    let refused = async |what: &str, result: counterfoil::Result<()>| {
+    let windows = [(Precision::MINUTE, 3), (Precision::HOUR, 3)];
+    let hits = plain.open(family("hits").windows(windows)).await;
+    let add = async |name: &str, n: u64| hits.add(name, n).await.map(drop);
+    let range = async |seconds| {
+        let read = hits.get_range("a", Precision::MINUTE, times(0..seconds));
+        read.await.map(drop)
+    };
+    for (what, result) in [
+        ("0 bytes", add("", 1).await),
+        ("201 bytes", add(&"n".repeat(201), 1).await),
+        ("0 for \"a\"", add("a", 0).await),
+        ("18446744073709551615 for \"a\"", add("a", u64::MAX).await),
+        (
+            "0 for \"b\"",
+            hits.add_many([("b", 0)]).await.remove(0).map(drop),
+        ),
+        (
+            "no slices of day",
+            hits.get("a", Precision::Day).await.map(drop),
+        ),
+        ("more than 10000 slices", range(700_000).await),
+        ("are not kept", range(60).await),
+    ] {
         let error = result.expect_err(what);
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         assert!(format!("{error:#}").contains(what), "{error}");
-    };
-    refused("0 bytes", hits.add("", 1).await.map(drop)).await;
-    refused("201 bytes", hits.add(&"n".repeat(201), 1).await.map(drop)).await;
-    refused("0 for \"a\"", hits.add("a", 0).await.map(drop)).await;
-    refused(
-        "18446744073709551615 for \"a\"",
-        hits.add("a", u64::MAX).await.map(drop),
-    )
-    .await;
-    refused(
-        "0 for \"b\"",
-        hits.add_many([("b", 0)]).await.remove(0).map(drop),
-    )
-    .await;
-    refused(
-        "no slices of day",
-        hits.get("a", Precision::Day).await.map(drop),
-    )
-    .await;
-    refused(
-        "more than 10000 slices",
-        hits.get_range("a", Precision::MINUTE, times(0..700_000))
-            .await
-            .map(drop),
-    )
-    .await;
-    refused(
-        "are not kept",
-        hits.get_range("a", Precision::MINUTE, times(0..60))
-            .await
-            .map(drop),
-    )
-    .await;
+    }
     assert_eq!(sum(&hits.get("a", Precision::HOUR).await.unwrap()), 0);
     assert_eq!(hits.names("", None, 10).await.unwrap().len(), 0);
 }
@@ -281,24 +207,18 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
 #[tokio::test]
 async fn a_slice_holds_an_i64_and_no_more() {
     let pair = Pair::new().await;
-    let hits = open(
-        &pair,
-        family("hits")
-            .windows([(Precision::Day, 3)])
-            .keep([Precision::Day]),
-    )
-    .await;
-    let half = i64::MAX as u64 / 2;
-    let adds = try_join_all([hits.add("a", half), hits.add("a", half), hits.add("a", 1)]);
-    let values = [half as i64, half as i64, 1];
-    assert_eq!(adds.await.unwrap(), values.map(Outcome::Counted));
+    let hits = family("hits").windows([(Precision::Day, 3)]);
+    let hits = pair.open(hits.keep([Precision::Day])).await;
+    let half = i64::MAX / 2;
+    for n in [half, half, 1] {
+        assert_eq!(hits.count("a", n).await, n);
+    }
     assert_eq!(hits.add("a", 1).await.unwrap(), Outcome::OutOfRange(None));
     // other hits in the same call are counted
-    let (full, other) = futures_util::future::join(hits.add("a", 7), hits.add("b", 7)).await;
-    assert_eq!(
-        (full.unwrap(), other.unwrap()),
-        (Outcome::OutOfRange(None), Outcome::Counted(7))
-    );
-    assert_eq!(sum(&hits.get("a", Precision::Day).await.unwrap()), i64::MAX);
-    assert_eq!(sum(&hits.get("b", Precision::Day).await.unwrap()), 7);
+    let (full, other) = join(hits.add("a", 7), hits.count("b", 7)).await;
+    assert_eq!((full.unwrap(), other), (Outcome::OutOfRange(None), 7));
+    for (name, expected) in [("a", i64::MAX), ("b", 7)] {
+        let window = hits.get(name, Precision::Day).await.unwrap();
+        assert_eq!(sum(&window), expected, "{name}");
+    }
 }

@@ -2,16 +2,14 @@
 //! the database once, and every window is complete.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::support::load::Load;
 use crate::support::tally::{Tally, now_ms};
-use crate::support::{Pair, Plain, pause, random, times, trouble, unix};
+use crate::support::{Count, Pair, Plain, pause, random, sum, times, trouble, unix};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
-    Counterfoil, Counting, Durability, Family, FamilyBuilder, MysqlStore, Outcome, Precision,
-    Series, Slice,
+    Counterfoil, Counting, Durability, Family, FamilyBuilder, Outcome, Precision, Series, Slice,
 };
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -27,56 +25,34 @@ fn family() -> FamilyBuilder<Series> {
         .sync_time(Duration::from_millis(200))
 }
 
-fn sum(slices: &[Slice]) -> i64 {
-    slices.iter().map(|slice| slice.count).sum()
-}
-
 const NAMES: [&str; 3] = ["a", "b/c", "é"];
 
-/// Writers that count until they are stopped.
-struct Load {
-    stop: Arc<AtomicBool>,
-    tallies: [Tally; NAMES.len()],
-    writers: JoinSet<()>,
-}
-
-impl Load {
-    fn on(hits: &Series) -> Self {
-        let (stop, tallies): (Arc<AtomicBool>, [Tally; NAMES.len()]) = Default::default();
-        let mut writers = JoinSet::new();
-        for writer in 0..6 {
-            let (hits, stop, tallies) = (hits.clone(), stop.clone(), tallies.clone());
-            writers.spawn(async move {
-                for turn in writer.. {
-                    if stop.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    let (name, tally) = (NAMES[turn % NAMES.len()], &tallies[turn % NAMES.len()]);
-                    let began = tally.begin();
-                    match hits.add(name, 1).await {
-                        Ok(added) => {
-                            assert_eq!(added, Outcome::Counted(1));
-                            tally.end(began, true)
-                        }
-                        Err(error) if error.is_retryable() => tally.end(began, false),
-                        Err(error) => panic!("{error}"),
-                    }
-                    pause(1).await;
+/// Starts writers that count until they are stopped.
+fn start(hits: Series) -> ([Tally; NAMES.len()], Load<()>) {
+    let hits = hits.write_timeout(Duration::from_secs(20));
+    let tallies: [Tally; NAMES.len()] = Default::default();
+    let load = Load::start(6, |writer, stop| {
+        let (hits, tallies) = (hits.clone(), tallies.clone());
+        async move {
+            for turn in writer.. {
+                if stop.is_set() {
+                    break;
                 }
-            });
+                let number = turn % NAMES.len();
+                let began = tallies[number].begin();
+                match hits.add(NAMES[number], 1).await {
+                    Ok(added) => {
+                        assert_eq!(added, Outcome::Counted(1));
+                        tallies[number].end(began, true)
+                    }
+                    Err(error) if error.is_retryable() => tallies[number].end(began, false),
+                    Err(error) => panic!("{error}"),
+                }
+                pause(1).await;
+            }
         }
-        Load {
-            stop,
-            tallies,
-            writers,
-        }
-    }
-
-    async fn end(self) -> [Tally; NAMES.len()] {
-        self.stop.store(true, Ordering::Relaxed);
-        self.writers.join_all().await;
-        self.tallies
-    }
+    });
+    (tallies, load)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -84,9 +60,9 @@ async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_
     let mysql = MysqlServer::start().await;
     // the file contains every acknowledged hit, so a killed process loses nothing
     let pair = Pair::on(RedisOptions::aof("always"), &mysql).await;
-    let hits = pair.counterfoil.open(family()).await.unwrap();
-    let reconciler = pair.counterfoil.reconciler().start().await.unwrap();
-    let load = Load::on(&hits.clone().write_timeout(Duration::from_secs(20)));
+    let hits = pair.open(family()).await;
+    let reconciler = pair.reconcile().await;
+    let (tallies, load) = start(hits.clone());
     let mut random = random::numbers();
     for _ in 0..8 {
         pause(random.random_range(200..500)).await;
@@ -94,10 +70,10 @@ async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_
         pause(30).await;
         pair.redis.start_again().await;
     }
-    let tallies = load.end().await;
+    load.end().await;
     // the last slice is over
     pause(1100).await;
-    pair.counterfoil.drain().await.unwrap();
+    pair.drain().await;
     reconciler.shutdown().await.unwrap();
     are_exact(&pair, &hits, &tallies).await;
 }
@@ -107,25 +83,21 @@ async fn finished_slices_are_exact_whatever_dies() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
     let proxy = Proxy::to(&pair.redis);
-    let frail = Counterfoil::new(proxy.manager().await, MysqlStore::new(pair.pool.clone()));
-    let hits = frail
-        .open(family())
-        .await
-        .unwrap()
-        .write_timeout(Duration::from_secs(20));
-    let (load, mut random) = (Load::on(&hits), random::numbers());
+    let frail = pair.over(proxy.manager().await);
+    let (tallies, load) = start(frail.open(family()).await.unwrap());
+    let mut random = random::numbers();
     for round in 0..10 {
         let open =
             |counterfoil: Counterfoil| async move { counterfoil.open(family()).await.map(drop) };
         trouble::round(round, &mut random, (&pair, &proxy, &mysql), open).await;
     }
-    let tallies = load.end().await;
+    load.end().await;
     // the last slice is over
     pause(1100).await;
-    let safe = pair.counterfoil.open(family()).await.unwrap();
+    let safe = pair.open(family()).await;
     let stored = pair.number("SELECT COUNT(*) FROM counterfoil_values").await;
     assert!(stored > 3, "nothing got through meanwhile: {stored} rows");
-    pair.counterfoil.drain().await.unwrap();
+    pair.drain().await;
     are_exact(&pair, &safe, &tallies).await;
 }
 
@@ -140,39 +112,22 @@ async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
         let window = hits.get(name, Precision::SECOND).await.unwrap();
         for Slice { start, count } in &window {
             let start = unix(*start);
+            let (what, bounds) = (format!("slice {start} of {name}"), bounds.of(start));
             let row = rows.get(&format!("{start}/{name}")).copied().unwrap_or(0);
-            assert_eq!(
-                row, *count,
-                "slice {start} of {name}: the row, and the window"
-            );
-            assert!(
-                bounds.of(start).contains(&row),
-                "slice {start} of {name}: {row}, not {:?}",
-                bounds.of(start)
-            );
+            assert_eq!(row, *count, "{what}: the row, and the window");
+            assert!(bounds.contains(&row), "{what}: {row}, not {bounds:?}");
+            slices += usize::from(*count > 0);
         }
         let range = window[0].start..window[119].start + Duration::from_secs(1);
-        assert_eq!(
-            hits.get_range(name, Precision::SECOND, range)
-                .await
-                .unwrap(),
-            window,
-            "{name}"
-        );
-        assert_eq!(
-            sum(&hits.get(name, Precision::Day).await.unwrap()),
-            bounds.acknowledged,
-            "{name}"
-        );
+        let read = hits.get_range(name, Precision::SECOND, range).await;
+        assert_eq!(read.unwrap(), window, "{name}");
+        let days = hits.get(name, Precision::Day).await.unwrap();
+        assert_eq!(sum(&days), bounds.acknowledged, "{name}");
         acknowledged += bounds.acknowledged;
-        slices += window.iter().filter(|slice| slice.count > 0).count();
     }
     println!("{acknowledged} hits in {slices} slices");
-    assert_eq!(
-        rows.values().sum::<i64>(),
-        acknowledged,
-        "all rows, and all hits"
-    );
+    let stored: i64 = rows.values().sum();
+    assert_eq!(stored, acknowledged, "all rows, and all hits");
     assert!(
         acknowledged > 500 && slices > 6 && rows.len() == slices,
         "{acknowledged} hits, {slices} slices"
@@ -183,18 +138,17 @@ async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
 /// is over.
 async fn handed_over() -> (i64, i64) {
     let pair = Pair::new().await;
-    let hits = pair.counterfoil.open(family()).await.unwrap();
+    let hits = pair.open(family()).await;
     let began = now_ms() / 1000;
-    let _ = hits.add("a", 1).await.unwrap();
+    hits.count("a", 1).await;
     let read = async || {
-        sum(&hits
-            .get_range("a", Precision::SECOND, times(began..began + 3))
-            .await
-            .unwrap())
+        let range = times(began..began + 3);
+        let read = hits.get_range("a", Precision::SECOND, range).await;
+        sum(&read.unwrap())
     };
     let at_once = read().await;
     pause(1100).await;
-    pair.counterfoil.drain().await.unwrap();
+    pair.drain().await;
     (at_once, read().await)
 }
 
@@ -207,118 +161,125 @@ async fn a_slice_is_read_once_before_and_after_it_is_handed_over() {
     assert_eq!(without, (1, 2), "a slice that stays is read twice");
 }
 
-/// Compares windows of three one-second slices with the hits at every moment. Some adds have no
-/// pauses, others pause for about the life of a window. Returns the first errors.
-async fn windows_that_are_trimmed_and_expire(seconds: i64) -> Vec<String> {
-    let plain = Plain::new().await;
-    let family = Family::series("test", "hits")
-        .windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)]);
-    let hits = plain.counterfoil.open(family.partitions(1)).await.unwrap();
-    let names: Vec<_> = (0..PAUSES.len())
-        .map(|number| format!("page/{number}"))
-        .collect();
+/// The longest pauses between a writer's hits, in ms, for a window of three seconds. Some adds have
+/// no pauses, others pause for about the life of a window.
+const PAUSES: [u64; 6] = [2, 2, 1_300, 2_600, 4_100, 5_200];
+
+/// Compares what is read with the hits at every moment, until one of the comparisons reports errors
+/// or the time is over. Returns the errors.
+async fn compared<F: Future<Output = ()> + Send + 'static>(
+    hit: impl Fn(String, u32) -> F + Clone + Send + Sync + 'static,
+    mut compare: impl AsyncFnMut(&[String], &[Tally], &mut Vec<String>) -> usize,
+) -> Vec<String> {
     let tallies = PAUSES.map(|_| Tally::default());
+    let names = (0..PAUSES.len()).map(|number| format!("page/{number}"));
+    let names: Vec<_> = names.collect();
     let (mut writers, mut random) = (JoinSet::new(), random::numbers());
     for ((name, tally), longest) in names.iter().zip(&tallies).zip(PAUSES) {
-        let (hits, name, tally) = (hits.clone(), name.clone(), tally.clone());
+        let (hit, name, tally) = (hit.clone(), name.clone(), tally.clone());
         let mut random = StdRng::from_rng(&mut random);
         writers.spawn(async move {
-            loop {
+            for number in 0.. {
                 let began = tally.begin();
-                let _ = hits.add(&name, 1).await.unwrap();
+                hit(name.clone(), number).await;
                 tally.end(began, true);
                 pause(random.random_range(longest / 2..=longest)).await;
             }
         });
     }
-    let (mut wrong, mut reads, until) = (Vec::new(), 0, now_ms() + 1000 * seconds);
+    let (mut wrong, mut reads, until) = (Vec::new(), 0, now_ms() + 6_000);
     while now_ms() < until && wrong.is_empty() {
+        reads += compare(&names, &tallies, &mut wrong).await;
+        pause(3).await;
+    }
+    assert!(reads > 100 || !wrong.is_empty(), "{reads} reads only");
+    wrong
+}
+
+/// Compares windows of three one-second slices.
+async fn windows_that_are_trimmed_and_expire() -> Vec<String> {
+    let plain = Plain::new().await;
+    let family = Family::series("test", "hits")
+        .windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)]);
+    let hits = plain.open(family.partitions(1)).await;
+    let add = {
+        let hits = hits.clone();
+        move |name: String, _| {
+            let hits = hits.clone();
+            async move {
+                hits.count(&name, 1).await;
+            }
+        }
+    };
+    compared(add, async |names, tallies, wrong| {
         let before: Vec<_> = tallies.iter().map(Tally::look).collect();
-        let windows = hits.get_many(&names, Precision::SECOND).await.unwrap();
-        for (((name, window), before), after) in names.iter().zip(windows).zip(before).zip(&tallies)
-        {
-            let after = after.look();
+        let windows = hits.get_many(names, Precision::SECOND).await.unwrap();
+        for (i, window) in windows.into_iter().enumerate() {
+            let after = tallies[i].look();
             for Slice { start, count } in window {
                 let start = unix(start);
-                let expected = before.least(start)..=after.most(start);
+                let expected = before[i].least(start)..=after.most(start);
                 if !expected.contains(&count) {
+                    let name = &names[i];
                     wrong.push(format!(
                         "slice {start} of {name}: {count}, not {expected:?}"
                     ));
                 }
             }
         }
-        reads += 1;
-        pause(3).await;
-    }
-    assert!(reads > 100 || !wrong.is_empty(), "{reads} reads only");
-    wrong
+        1
+    })
+    .await
 }
 
-/// The longest pauses between a writer's hits, in ms, for a window of three seconds.
-const PAUSES: [u64; 6] = [2, 2, 1_300, 2_600, 4_100, 5_200];
-
 /// Compares layers of one second in this way: views, and visitors that differ each time.
-async fn layers_that_are_trimmed_and_expire(counting: Counting, seconds: i64) -> Vec<String> {
+async fn layers_that_are_trimmed_and_expire(counting: Counting) -> Vec<String> {
     let plain = Plain::new().await;
     let window =
         Family::activity("test", "online").window(Duration::from_secs(3), Duration::from_secs(1));
     let family = window.visitors(counting).stripes(2).partitions(1);
-    let online = plain.counterfoil.open(family).await.unwrap();
-    let online = online.cache_for(Duration::ZERO);
-    let tallies = PAUSES.map(|_| Tally::default());
-    let pages: Vec<_> = (0..PAUSES.len())
-        .map(|number| format!("page/{number}"))
-        .collect();
-    let (mut writers, mut random) = (JoinSet::new(), random::numbers());
-    for ((page, tally), longest) in pages.iter().zip(&tallies).zip(PAUSES) {
-        let (online, page, tally) = (online.clone(), page.clone(), tally.clone());
-        let mut random = StdRng::from_rng(&mut random);
-        writers.spawn(async move {
-            for visitor in 0u32.. {
-                let began = tally.begin();
-                online.touch(&page, visitor.to_be_bytes()).await.unwrap();
-                tally.end(began, true);
-                pause(random.random_range(longest / 2..=longest)).await;
-            }
-        });
-    }
-    let (mut wrong, mut reads, until) = (Vec::new(), 0, now_ms() + 1000 * seconds);
-    while now_ms() < until && wrong.is_empty() {
-        for (page, tally) in pages.iter().zip(&tallies) {
+    let online = plain.open(family).await.cache_for(Duration::ZERO);
+    let touch = {
+        let online = online.clone();
+        move |page: String, visitor: u32| {
+            let online = online.clone();
+            async move { online.touch(&page, visitor.to_be_bytes()).await.unwrap() }
+        }
+    };
+    compared(touch, async |pages, tallies, wrong| {
+        let mut reads = 0;
+        for (page, tally) in pages.iter().zip(tallies) {
             let (before, began) = (tally.look(), now_ms() / 1000);
             let now = online.now(page).await.unwrap();
             let (after, layer) = (tally.look(), now_ms() / 1000);
+            // within one layer, so that the window of the read is known
+            if began != layer {
+                continue;
+            }
+            reads += 1;
             let window = layer - 2..=layer;
             let least: i64 = window.clone().map(|layer| before.least(layer)).sum();
             let most: i64 = window.map(|layer| after.most(layer)).sum();
-            // within one layer, so that the window of the read is known
-            if began == layer {
-                reads += 1;
-                let (views, visitors) =
-                    (now.views.cast_signed(), now.visitors.count().cast_signed());
-                let is_close = match counting {
-                    Counting::Exact => visitors == views,
-                    _ => visitors.abs_diff(views) <= 2 + views.unsigned_abs() / 20,
-                };
-                if !(least..=most).contains(&views) || !is_close {
-                    wrong.push(format!("{page}: {now:?}, not {least} to {most}"));
-                }
+            let (views, visitors) = (now.views.cast_signed(), now.visitors.count().cast_signed());
+            let is_close = match counting {
+                Counting::Exact => visitors == views,
+                _ => visitors.abs_diff(views) <= 2 + views.unsigned_abs() / 20,
+            };
+            if !(least..=most).contains(&views) || !is_close {
+                wrong.push(format!("{page}: {now:?}, not {least} to {most}"));
             }
         }
-        pause(3).await;
-    }
-    assert!(reads > 100 || !wrong.is_empty(), "{reads} reads only");
-    wrong
+        reads
+    })
+    .await
 }
 
 /// Runs the comparisons for slices, layers, and layers of HyperLogLogs.
 async fn all_that_are_trimmed_and_expire() -> [Vec<String>; 3] {
-    const SECONDS: i64 = 6;
     tokio::join!(
-        windows_that_are_trimmed_and_expire(SECONDS),
-        layers_that_are_trimmed_and_expire(Counting::Exact, SECONDS),
-        layers_that_are_trimmed_and_expire(Counting::HyperLogLog, SECONDS)
+        windows_that_are_trimmed_and_expire(),
+        layers_that_are_trimmed_and_expire(Counting::Exact),
+        layers_that_are_trimmed_and_expire(Counting::HyperLogLog)
     )
     .into()
 }

@@ -2,20 +2,21 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use counterfoil::{BufferedCounters, Outcome};
 use sqlx::MySqlPool;
-use tokio::task::JoinSet;
+
+use super::load::Load;
+use super::pause;
 
 const WRITERS: usize = 8;
 
 /// Writers that count until they are stopped.
 pub struct Hits {
-    stop: Arc<AtomicBool>,
     begun: Arc<AtomicU64>,
-    writers: JoinSet<Vec<Hit>>,
+    load: Load<Vec<Hit>>,
 }
 
 /// One call with its outcome.
@@ -39,16 +40,12 @@ pub enum HitOutcome {
 
 impl Hits {
     pub fn on(counters: &BufferedCounters) -> Self {
-        let (stop, begun) = (
-            Arc::new(AtomicBool::new(false)),
-            Arc::new(AtomicU64::new(0)),
-        );
-        let mut writers = JoinSet::new();
-        for _ in 0..WRITERS {
-            let (counters, stop, begun) = (counters.clone(), stop.clone(), begun.clone());
-            writers.spawn(async move {
+        let begun = Arc::new(AtomicU64::new(0));
+        let load = Load::start(WRITERS, |_, stop| {
+            let (counters, begun) = (counters.clone(), begun.clone());
+            async move {
                 let mut hits: Vec<Hit> = Vec::new();
-                while !stop.load(Ordering::Relaxed) {
+                while !stop.is_set() {
                     let id = format!("hit/{}", begun.fetch_add(1, Ordering::Relaxed));
                     let asked = Instant::now();
                     let outcome = match counters.add(&id, 1).await {
@@ -77,16 +74,12 @@ impl Hits {
                         hits[earlier].read = counters.get(&hits[earlier].id).await.ok();
                     }
                     // limits the hits, so that the test does not wait for the database
-                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    pause(1).await;
                 }
                 hits
-            });
-        }
-        Hits {
-            stop,
-            begun,
-            writers,
-        }
+            }
+        });
+        Hits { begun, load }
     }
 
     /// Waits until this number of further hits has begun, however slow the machine is.
@@ -94,7 +87,7 @@ impl Hits {
         let goal = self.begun.load(Ordering::Relaxed) + hits;
         let come = async {
             while self.begun.load(Ordering::Relaxed) < goal {
-                tokio::time::sleep(Duration::from_millis(5)).await;
+                pause(5).await;
             }
         };
         tokio::time::timeout(Duration::from_secs(30), come)
@@ -104,13 +97,7 @@ impl Hits {
 
     /// Stops the writers after their current calls, and returns all hits.
     pub async fn end(self) -> Vec<Hit> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.writers
-            .join_all()
-            .await
-            .into_iter()
-            .flatten()
-            .collect()
+        self.load.end().await.concat()
     }
 }
 
@@ -141,33 +128,41 @@ impl Reckoning {
         let mut reckoning = Reckoning::default();
         for hit in hits {
             let value = stored.get(&hit.id).copied().unwrap_or(0);
-            match &hit.outcome {
-                HitOutcome::Acknowledged => reckoning.acknowledged += 1,
-                HitOutcome::Unknown => reckoning.unknown += 1,
-                HitOutcome::Refused(_) => reckoning.refused += 1,
-            }
             reckoning.read += usize::from(hit.read.is_some());
+            let number = match &hit.outcome {
+                HitOutcome::Acknowledged => &mut reckoning.acknowledged,
+                HitOutcome::Unknown => &mut reckoning.unknown,
+                HitOutcome::Refused(_) => &mut reckoning.refused,
+            };
+            *number += 1;
             if hit.outcome == HitOutcome::Acknowledged && hit.read.is_some_and(|read| read != 1) {
                 reckoning.misread.push(hit.clone());
             }
-            match &hit.outcome {
-                _ if value > 1 => reckoning.doubled.push(hit.clone()),
-                HitOutcome::Acknowledged if value == 0 => reckoning.lost.push(hit.clone()),
-                HitOutcome::Unknown if value == 1 => reckoning.unknown_counted += 1,
-                HitOutcome::Refused(_) if value == 1 => reckoning.refused_counted.push(hit.clone()),
-                _ => {}
-            }
+            let wrong = match &hit.outcome {
+                _ if value > 1 => &mut reckoning.doubled,
+                HitOutcome::Acknowledged if value == 0 => &mut reckoning.lost,
+                HitOutcome::Refused(_) if value == 1 => &mut reckoning.refused_counted,
+                HitOutcome::Unknown => {
+                    reckoning.unknown_counted += usize::from(value == 1);
+                    continue;
+                }
+                _ => continue,
+            };
+            wrong.push(hit.clone());
         }
+        let Reckoning {
+            acknowledged,
+            refused,
+            unknown,
+            unknown_counted,
+            read,
+            ..
+        } = &reckoning;
         println!(
-            "{} hits acknowledged, {} refused, {} unknown of which {} were counted; {} lost, {} doubled; {} of {} misread",
-            reckoning.acknowledged,
-            reckoning.refused,
-            reckoning.unknown,
-            reckoning.unknown_counted,
+            "{acknowledged} hits acknowledged, {refused} refused, {unknown} unknown of which {unknown_counted} were counted; {} lost, {} doubled; {} of {read} misread",
             reckoning.lost.len(),
             reckoning.doubled.len(),
             reckoning.misread.len(),
-            reckoning.read,
         );
         reckoning
     }
@@ -178,19 +173,14 @@ impl Reckoning {
             self.acknowledged > 100 && self.read > 3,
             "little was tried: {self:?}"
         );
-        let wrong = [
+        for (what, hits) in [
             ("lost", &self.lost),
             ("doubled", &self.doubled),
             ("misread", &self.misread),
             ("refused and counted", &self.refused_counted),
-        ];
-        for (what, hits) in wrong {
-            assert!(
-                hits.is_empty(),
-                "{} hits {what}: {:?}",
-                hits.len(),
-                &hits[..hits.len().min(5)]
-            );
+        ] {
+            let (many, first) = (hits.len(), hits.iter().take(5).collect::<Vec<_>>());
+            assert_eq!(many, 0, "hits {what}: {first:?}");
         }
     }
 }

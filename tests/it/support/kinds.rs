@@ -19,51 +19,37 @@ pub const KINDS: [&str; 6] = [
     "visitors",
 ];
 
-const NOW: Durability = Durability::Immediate;
-
-fn buffered() -> FamilyBuilder<BufferedCounters> {
-    Family::buffered("shop", "buffered")
-        .partitions(1)
-        .durability(NOW)
+/// Returns the family `shop/KIND` in one partition.
+macro_rules! of_kind {
+    ($new:ident, $kind:expr) => {
+        Family::$new("shop", $kind)
+            .partitions(1)
+            .durability(Durability::Immediate)
+    };
 }
 
-fn cached() -> FamilyBuilder<CachedCounters> {
-    Family::cached("shop", "cached")
-        .partitions(1)
-        .durability(NOW)
+fn activity(kind: &str) -> FamilyBuilder<Activity> {
+    let counting = match kind {
+        "activity" => Counting::Exact,
+        _ => Counting::HyperLogLog,
+    };
+    of_kind!(activity, kind)
+        .keep_minutes(true)
+        .visitors(counting)
 }
 
 fn series() -> FamilyBuilder<Series> {
-    Family::series("shop", "series")
-        .partitions(1)
-        .durability(NOW)
-        .keep([Precision::Day])
-}
-
-fn activity(name: &str, counting: Counting) -> FamilyBuilder<Activity> {
-    let family = Family::activity("shop", name)
-        .partitions(1)
-        .durability(NOW)
-        .keep_minutes(true);
-    family.visitors(counting)
-}
-
-fn visitors() -> FamilyBuilder<Visitors> {
-    Family::visitors("shop", "visitors")
-        .partitions(1)
-        .durability(NOW)
+    of_kind!(series, "series").keep([Precision::Day])
 }
 
 /// Returns the family `shop/KIND` for which rules are created.
 pub fn family(kind: &str) -> Family {
     let family = match kind {
-        "buffered" => buffered().build(),
-        "cached" => cached().build(),
+        "buffered" => of_kind!(buffered, kind).build(),
+        "cached" => of_kind!(cached, kind).build(),
         "series" => series().build(),
-        "activity" => activity(kind, Counting::Exact).build(),
-        "activity_hll" => activity(kind, Counting::HyperLogLog).build(),
-        "visitors" => visitors().build(),
-        other => panic!("no kind {other}"),
+        "visitors" => of_kind!(visitors, kind).build(),
+        _ => activity(kind).build(),
     };
     family.expect("a valid family")
 }
@@ -81,23 +67,14 @@ impl OfKind {
     /// Opens `shop/KIND`.
     pub async fn open(counterfoil: &Counterfoil, kind: &str) -> Result<Self> {
         Ok(match kind {
-            "buffered" => OfKind::Buffered(counterfoil.open(buffered()).await?),
-            "cached" => OfKind::Cached(counterfoil.open(cached()).await?),
+            "buffered" => OfKind::Buffered(counterfoil.open(of_kind!(buffered, kind)).await?),
+            "cached" => OfKind::Cached(counterfoil.open(of_kind!(cached, kind)).await?),
             "series" => OfKind::Series(counterfoil.open(series()).await?),
-            "activity" => OfKind::Activity(
-                counterfoil
-                    .open(activity(kind, Counting::Exact))
-                    .await?
-                    .cache_for(Duration::ZERO),
-            ),
-            "activity_hll" => OfKind::Activity(
-                counterfoil
-                    .open(activity(kind, Counting::HyperLogLog))
-                    .await?
-                    .cache_for(Duration::ZERO),
-            ),
-            "visitors" => OfKind::Visitors(counterfoil.open(visitors()).await?),
-            other => panic!("no kind {other}"),
+            "visitors" => OfKind::Visitors(counterfoil.open(of_kind!(visitors, kind)).await?),
+            _ => {
+                let online = counterfoil.open(activity(kind)).await?;
+                OfKind::Activity(online.cache_for(Duration::ZERO))
+            }
         })
     }
 
