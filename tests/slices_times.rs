@@ -20,7 +20,8 @@ use proptest::prelude::*;
 use proptest::test_runner::TestError;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use support::interleaving::connect::{Connect, Lasting};
+use redis::aio::ConnectionManager;
+use support::interleaving::connect::Connect;
 use support::interleaving::hunt::{cases, expect_failure, hunt, runtime};
 use support::interleaving::{Checked, Crashes};
 use support::load::Load;
@@ -206,7 +207,7 @@ struct World<'c> {
 
 impl<'c> World<'c> {
     async fn new(clock: &'c Clock, server: &RedisServer, name: String) -> Self {
-        let counterfoil = Counterfoil::new(Lasting::to(server).await, MemoryStore::new());
+        let counterfoil = Counterfoil::new(ConnectionManager::to(server).await, MemoryStore::new());
         let family = Family::series(name, "hits")
             .windows(WINDOWS)
             .keep(KEPT)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Pair, calls, eventually, keys_that_may_expire, pause, times};
+use crate::support::{Pair, calls, pause, times};
 use counterfoil::{Activity, Counting, Durability, ErrorKind, Family, FamilyBuilder, VisitorCount};
 use futures_util::future::{join_all, try_join_all};
 
@@ -22,14 +22,6 @@ async fn touch(online: &Activity) {
 async fn seen(online: &Activity, page: &str) -> (u64, VisitorCount) {
     let now = online.now(page).await.unwrap();
     (now.views, now.visitors)
-}
-
-/// Returns a family for each way to count visitors.
-fn both_countings() -> [FamilyBuilder<Activity>; 2] {
-    [Counting::Exact, Counting::HyperLogLog].map(|counting| {
-        let name = format!("{counting:?}").to_lowercase();
-        family(&name).visitors(counting)
-    })
 }
 
 #[tokio::test]
@@ -67,23 +59,6 @@ async fn an_estimate_says_what_it_is() {
         "{now:?}"
     );
     assert_eq!(online.now("/nobody").await.unwrap().visitors.count(), 0);
-}
-
-/// Data expires even if no caller reads it.
-#[tokio::test]
-async fn what_left_the_window_expires() {
-    let pair = Pair::new().await;
-    for family in both_countings() {
-        let window = family.window(Duration::from_millis(100), Duration::from_millis(10));
-        let online = pair.open(window).await;
-        touch(&online).await;
-        eventually("nothing stays", async || {
-            keys_that_may_expire(&pair.redis).await.is_empty()
-        })
-        .await;
-        let now = online.now("/").await.unwrap();
-        assert_eq!((now.views, now.visitors.count()), (0, 0));
-    }
 }
 
 #[tokio::test]
@@ -129,20 +104,4 @@ async fn a_wrong_touch_is_refused_by_name() {
     let error = narrower.expect_err("another width");
     let is_named = format!("{error:#}").contains("2 stripes");
     assert!(error.kind() == ErrorKind::Mismatch && is_named, "{error}");
-}
-
-#[tokio::test]
-async fn a_minute_is_read_before_it_is_over() {
-    let pair = Pair::new().await;
-    for family in both_countings() {
-        let online = pair.open(family.stripes(4).keep_minutes(true)).await;
-        let now: (i64, i64) = pair.redis.run("TIME").await.unwrap();
-        touch(&online).await;
-        let range = times(now.0 - 60..now.0 + 60);
-        let read = online.minutes("/", range).await.unwrap();
-        assert_eq!(read.iter().map(|minute| minute.views).sum::<i64>(), 2_000);
-        let visitors: u64 = read.iter().map(|minute| minute.visitors.count()).sum();
-        // some visitors are in two minutes if the clock passed a full one
-        assert!((480..=1_020).contains(&visitors), "{read:?}");
-    }
 }

@@ -87,12 +87,9 @@ impl Counters for Buffered {
     /// Checks docs/protocol.md, section 1: each acknowledged increment is in the sum once, no other
     /// twice.
     async fn check<S: Store + Clone>(world: &World<'_, S, Self>) -> Checked {
-        let mut totals = Vec::new();
-        for id in IDS {
-            totals.push(world.database.total(&world.stage, id).await?);
-        }
+        let totals = world.database.sums(&world.stage, IDS).await?;
         for (number, token) in world.tokens.iter().enumerate() {
-            let total = totals[token.id];
+            let total = totals[IDS[token.id]];
             let times = digit(total, number);
             if let Some(word) = fault(times, token.state.bounds()) {
                 return Err(failed(format!(

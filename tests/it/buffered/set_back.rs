@@ -10,8 +10,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::support::between::{Gate, Wrapped};
-use crate::support::interleaving::connect::Lasting;
-use crate::support::interleaving::database::Database;
+use crate::support::interleaving::database::{Database, is_behind};
 use crate::support::interleaving::hunt::{
     Case, cases, expect_exact, expect_failure, hunt, runtime,
 };
@@ -24,13 +23,14 @@ use crate::support::interleaving::{Checked, Crashes, Fate, PARTITIONS, failed};
 use crate::support::kinds::{KINDS, OfKind, family};
 use crate::support::state::State;
 use crate::support::{self, Pair, Plain, day};
-use counterfoil::store::{LedgerRow, Mark, Registered};
+use counterfoil::store::{LedgerRow, Registered};
 use counterfoil::test_hooks::{Counted, Guard, LastCut, last_cuts};
 use counterfoil::{
     BufferedCounters, Counterfoil, Durability, Family, MemoryStore, Outcome, Result, Store,
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestError;
+use redis::aio::ConnectionManager;
 use testkit::RedisServer;
 
 const HITS: usize = 24;
@@ -94,7 +94,7 @@ struct Pending {
 }
 
 struct World<'s> {
-    stage: Stage<'s, Lasting>,
+    stage: Stage<'s, ConnectionManager>,
     database: Database<'s, MemoryStore>,
     guard: Option<Guard>,
     /// The reader's process, which is held before each database query.
@@ -129,7 +129,7 @@ impl<'s> World<'s> {
         let buffered = family;
         let family = buffered.build().expect("a valid family");
         let number = database.store.register(&family).await.expect("registered");
-        let stage = Stage::<Lasting>::new(
+        let stage = Stage::<ConnectionManager>::new(
             server,
             Crashes::None,
             Registered {
@@ -175,16 +175,14 @@ impl<'s> World<'s> {
     }
 
     /// Returns the partitions as they are in Redis.
-    async fn look(&self) -> Result<Vec<Pending>, TestCaseError> {
+    async fn look(&self) -> Checked<Vec<Pending>> {
         let mut found = Vec::new();
         let partitions: Vec<_> = (0..PARTITIONS)
             .map(|number| self.stage.partition(number))
             .collect();
-        let cuts = last_cuts(&self.stage.redis.clone().into(), &partitions)
-            .await
-            .map_err(failed)?;
+        let cuts = last_cuts(&self.stage.redis.clone().into(), &partitions).await?;
         for (partition, cut) in partitions.iter().zip(cuts) {
-            let ids = partition.pending_ids("hit/").await.map_err(failed)?;
+            let ids = partition.pending_ids("hit/").await?;
             let hit = |id: &String| {
                 self.ids
                     .iter()
@@ -199,23 +197,10 @@ impl<'s> World<'s> {
         Ok(found)
     }
 
-    async fn stored(&self) -> Result<Vec<i64>, TestCaseError> {
+    async fn stored(&self) -> Checked<Vec<i64>> {
         let ids: Vec<_> = self.ids.iter().map(String::as_str).collect();
-        let values = self
-            .database
-            .store
-            .rows(&self.stage.family, &ids)
-            .await
-            .map_err(failed)?;
+        let values = self.database.rows(&self.stage, &ids).await?;
         Ok(values.into_iter().map(|value| value.unwrap_or(0)).collect())
-    }
-
-    async fn ledger(&self) -> Result<Vec<LedgerRow>, TestCaseError> {
-        self.database
-            .store
-            .ledger(&[self.stage.family.number])
-            .await
-            .map_err(failed)
     }
 
     async fn hit(&mut self, fate: Fate) -> Checked {
@@ -241,8 +226,7 @@ impl<'s> World<'s> {
         let fence = self.sent[hit].fence(&home);
         let counted = partition
             .add(&self.stage.family.family, fence, 1, [(id, 1)])
-            .await
-            .map_err(failed)?;
+            .await?;
         if matches!(
             counted,
             Counted::Executed {
@@ -282,22 +266,11 @@ impl<'s> World<'s> {
             return Ok(());
         };
         for (number, Pending { cut, .. }) in (0..).zip(self.look().await?) {
-            if self.is_behind(&ledger, number, cut) {
+            if is_behind(&ledger, number, cut, self.guard) {
                 self.stage.reset(number, cut).await?;
             }
         }
         Ok(())
-    }
-
-    /// Returns whether the ledger proves that the partition was set back.
-    fn is_behind(&self, ledger: &[LedgerRow], number: u32, cut: LastCut) -> bool {
-        let is_other =
-            |mark: &Mark| self.guard != Some(Guard::Nonce) && cut.nonce != Some(mark.nonce);
-        let proves = |mark: &Mark| cut.seq < mark.seq || cut.seq == mark.seq && is_other(mark);
-        let mut rows = ledger
-            .iter()
-            .filter(|row| row.partition == number && Some(row.incarnation) == cut.incarnation);
-        rows.any(|row| proves(&row.mark))
     }
 
     async fn read_begins(&mut self) {
@@ -335,12 +308,12 @@ impl<'s> World<'s> {
 
     /// Reports the hits that a reset partition dropped, and requires a proof.
     async fn note_resets(&mut self, before: Vec<Pending>) -> Checked {
-        let ledger = self.ledger().await?;
+        let ledger = self.database.ledger(&self.stage).await?;
         for ((number, before), after) in (0..).zip(before).zip(self.pending.clone()) {
             if before.cut.incarnation.is_none() || before.cut.incarnation == after.cut.incarnation {
                 continue;
             }
-            if !before.hits.is_empty() && !self.is_behind(&ledger, number, before.cut) {
+            if !before.hits.is_empty() && !is_behind(&ledger, number, before.cut, self.guard) {
                 return Err(failed(format!(
                     "DROPPED WITHOUT PROOF: {before:?} of partition {number}"
                 )));
@@ -359,15 +332,11 @@ impl<'s> World<'s> {
             }
             Step::Echo { .. } => {}
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
-            Step::Keep => self
-                .kept
-                .push(State::of(&self.stage.redis, &self.stage.family.family).await),
+            Step::Keep => self.kept.push(self.stage.state().await),
             Step::SetBack { state } => self.set_back(state).await?,
             Step::Work(work) => {
-                let dropped = self
-                    .workers
-                    .advance(work, &self.stage, &self.database)
-                    .await?;
+                let advanced = self.workers.advance(work, &self.stage, &self.database);
+                let dropped = advanced.await?;
                 if let Some(dropped) = dropped {
                     let hits: BTreeSet<_> = self
                         .pending
@@ -379,8 +348,8 @@ impl<'s> World<'s> {
                 }
             }
             Step::WorkerDies { worker } => self.workers.die(worker),
-            Step::Drain => self.counterfoil.drain().await.map_err(failed)?,
-            Step::ProbeBegins => self.probe = Some(self.ledger().await?),
+            Step::Drain => self.counterfoil.drain().await?,
+            Step::ProbeBegins => self.probe = Some(self.database.ledger(&self.stage).await?),
             Step::ProbeGoesOn => self.probe_goes_on().await?,
             Step::ReadBegins => self.read_begins().await,
             Step::ReadGoesOn => self.read_goes_on().await?,
@@ -406,23 +375,12 @@ impl Case for World<'_> {
     }
 
     async fn check(&self) -> Checked {
-        for number in 0..PARTITIONS {
-            let ids = ids_of_partition(&self.ids, &self.stage, number);
-            let pending = self
-                .stage
-                .partition(number)
-                .read(&ids)
-                .await
-                .map_err(failed)?;
-            let totals = self
-                .database
-                .totals(&self.stage, (number, pending), &ids)
-                .await?;
-            if let Some((id, total)) = ids.iter().zip(totals).find(|(_, total)| *total > 1) {
-                return Err(failed(format!(
-                    "DOUBLE: {id} is {total} times in database, batch and buffer"
-                )));
-            }
+        let ids = self.ids.iter().map(String::as_str);
+        for (id, total) in self.database.sums(&self.stage, ids).await? {
+            prop_assert!(
+                total <= 1,
+                "DOUBLE: {id} is {total} times in database, batch and buffer"
+            );
         }
         let stored = self.stored().await?;
         let mut there: BTreeSet<_> = self
@@ -484,17 +442,6 @@ impl Case for World<'_> {
         prop_assert!(is_last_stored, "LOST: the hit after the probe");
         Ok(())
     }
-}
-
-fn ids_of_partition<'i>(
-    ids: &'i [String],
-    stage: &Stage<'_, Lasting>,
-    number: u32,
-) -> Vec<&'i str> {
-    ids.iter()
-        .map(String::as_str)
-        .filter(|id| stage.partition_of(id) == number)
-        .collect()
 }
 
 /// For each kind, a hit is flushed, Redis is set back to a state in which it is pending, and it is

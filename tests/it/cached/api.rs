@@ -54,28 +54,6 @@ async fn a_process_with_other_bounds_or_another_kind_is_refused() {
 }
 
 #[tokio::test]
-async fn a_reconciler_saves_deletes_and_the_counter_comes_back() {
-    let plain = Plain::new().await;
-    let votes = family("votes").retain(Duration::from_millis(50));
-    let votes = plain.open(votes).await;
-    let reconciler = plain.counterfoil.reconciler().start().await.unwrap();
-    for round in 1..=5 {
-        assert_eq!(votes.count("a", 1).await, round);
-        eventually("it is saved", || async {
-            votes.stored(&["a"]).await.unwrap() == [Some(round)]
-        })
-        .await;
-        eventually("it is deleted", || async {
-            let bases: Vec<String> = plain.redis.run("KEYS *base").await.unwrap();
-            bases.is_empty()
-        })
-        .await;
-        assert_eq!(votes.get("a").await.unwrap(), round);
-    }
-    reconciler.shutdown().await.unwrap();
-}
-
-#[tokio::test]
 async fn the_application_s_own_column_is_counted_up() {
     let pair = Pair::new().await;
     let votes = items(&pair, family("votes")).await;

@@ -263,24 +263,6 @@ async fn a_database_that_takes_no_writes_is_refused() {
 }
 
 #[tokio::test]
-async fn redis_emptied_between_cut_and_save_loses_what_was_not_saved_and_nothing_else() {
-    let pair = Pair::new().await;
-    let votes = items(&pair, settling(300).retain(Duration::from_secs(60))).await;
-    assert_eq!(votes.count("1", 5).await, 5);
-    pair.drain().await;
-    let reconciler = pair.reconcile().await;
-    assert_eq!(votes.count("1", 7).await, 12);
-    pause(150).await;
-    pair.redis.run::<()>("FLUSHALL").await.unwrap();
-    assert_eq!(votes.get("1").await.unwrap(), 5);
-    assert_eq!(votes.count("1", 1).await, 6);
-    pair.drain().await;
-    pause(500).await;
-    assert_eq!(row(&pair, 1).await, 6);
-    reconciler.shutdown().await.unwrap();
-}
-
-#[tokio::test]
 async fn without_the_database_counters_in_redis_count_and_others_are_an_error() {
     let mysql = MysqlServer::start().await;
     let pair = Pair::on(RedisOptions::volatile(), &mysql).await;

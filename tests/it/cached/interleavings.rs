@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::support::between::{Gate, Wrapped};
-use crate::support::interleaving::connect::Lasting;
 use crate::support::interleaving::database::{Database, is_behind};
 use crate::support::interleaving::hunt::Case;
 use crate::support::interleaving::kind::{
@@ -34,6 +33,7 @@ use counterfoil::test_hooks::{
 };
 use counterfoil::{CachedCounters, Counterfoil, Family, FamilyBuilder, Store};
 use proptest::prelude::*;
+use redis::aio::ConnectionManager;
 use redis::pipe;
 
 const RETAIN: u64 = 1200;
@@ -267,7 +267,7 @@ const STALLING: usize = 0;
 const STEADY: usize = 1;
 
 struct World<'s, S> {
-    stage: Stage<'s, Lasting>,
+    stage: Stage<'s, ConnectionManager>,
     database: Database<'s, S>,
     family: FamilyBuilder<CachedCounters>,
     retention: Retention,
@@ -875,12 +875,14 @@ impl<S: Store + Clone> Case for World<'_, S> {
     /// Checks docs/protocol.md, section 1: each counted increment is once in the row or pending, no
     /// other is there twice, and Redis shows it.
     async fn check(&self) -> Checked {
+        let totals = self.database.sums(&self.stage, IDS).await?;
         for (id, value) in self.values().await?.into_iter().enumerate() {
-            let total = self.database.total(&self.stage, IDS[id]).await?;
             let is_behind = self.was_set_back && self.is_behind(self.partition_of(id)).await?;
-            self.check_digits("in all", id, total, |token| match token.bounds() {
-                (_, most) if is_behind => (0, most),
-                bounds => bounds,
+            self.check_digits("in all", id, totals[IDS[id]], |token| {
+                match token.bounds() {
+                    (_, most) if is_behind => (0, most),
+                    bounds => bounds,
+                }
             })?;
             value.map_or(Ok(()), |value| self.check_value("in Redis", id, value))?;
         }

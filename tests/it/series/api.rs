@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use crate::support::{Count, Pair, Plain, keys_that_may_expire, pause, sum, times, unix};
+use crate::support::{Count, Pair, Plain, pause, sum, times, unix};
 use counterfoil::{
-    Durability, ErrorKind, Family, FamilyBuilder, KeyType, Outcome, Precision, Recorded, Series,
-    Table,
+    Durability, ErrorKind, Family, FamilyBuilder, Outcome, Precision, Recorded, Series,
 };
 use futures_util::TryStreamExt;
 use futures_util::future::{join, try_join_all};
@@ -101,20 +100,6 @@ async fn names_come_in_order_and_page_by_page() {
 }
 
 #[tokio::test]
-async fn an_idle_series_vanishes_by_itself_and_so_does_its_name() {
-    let pair = Pair::new().await;
-    let hits = family("hits").windows([(Precision::SECOND, 2)]);
-    let hits = pair.open(hits).await;
-    hits.count("gone", 1).await;
-    assert_eq!(hits.names("", None, 10).await.unwrap(), ["gone"]);
-    pause(3_600).await;
-    assert_eq!(hits.names("", None, 10).await.unwrap(), [""; 0]);
-    assert_eq!(sum(&hits.get("gone", Precision::SECOND).await.unwrap()), 0);
-    let keys = keys_that_may_expire(&pair.redis).await;
-    assert_eq!(keys, [""; 0]);
-}
-
-#[tokio::test]
 async fn slices_that_are_over_are_kept_once_each() {
     let pair = Pair::new().await;
     let windows = [(Precision::SECOND, 3), (Precision::MINUTE, 120)];
@@ -145,29 +130,6 @@ async fn slices_that_are_over_are_kept_once_each() {
     assert_eq!(pair.number(kept).await, 60);
     read().await;
     reconciler.shutdown().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_read_of_kept_days_includes_the_current_one() {
-    let pair = Pair::new().await;
-    pair.sql("CREATE TABLE page_days (day DATE, page VARBINARY(200), hits BIGINT UNSIGNED NOT NULL, PRIMARY KEY (day, page))")
-        .await;
-    let table = Table::upsert("page_days")
-        .key("day", KeyType::Date)
-        .key("page", KeyType::Text)
-        .value("hits");
-    let days = family("days").keep([Precision::Day]).table(table);
-    let hits = pair.open(days.time_zone("Pacific/Auckland")).await;
-    hits.count("/a/b", 7).await;
-    let window = hits.get("/a/b", Precision::Day).await.unwrap();
-    let today = window.last().unwrap();
-    assert_eq!(today.count, 7);
-    // the slice is not over, so it is not in the table
-    let range = today.start - Duration::from_secs(86_400)..today.start + Duration::from_secs(1);
-    let read = hits.get_range("/a/b", Precision::Day, range).await.unwrap();
-    assert_eq!((read.len(), sum(&read)), (2, 7));
-    pair.drain().await;
-    assert_eq!(pair.number("SELECT COUNT(*) FROM page_days").await, 0);
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::support::load::Load;
 use crate::support::tally::{Tally, now_ms};
-use crate::support::{Count, Pair, Plain, pause, random, sum, times, trouble, unix};
+use crate::support::{Count, Pair, Plain, pause, random, sum, trouble, unix};
 use counterfoil::test_hooks::{Guard, take_out};
 use counterfoil::{
     Counterfoil, Counting, Durability, Family, FamilyBuilder, Outcome, Precision, Series, Slice,
@@ -132,33 +132,6 @@ async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
         acknowledged > 500 && slices > 6 && rows.len() == slices,
         "{acknowledged} hits, {slices} slices"
     );
-}
-
-/// Counts one hit, and returns how often it is in its slice: read at once, and read when the slice
-/// is over.
-async fn handed_over() -> (i64, i64) {
-    let pair = Pair::new().await;
-    let hits = pair.open(family()).await;
-    let began = now_ms() / 1000;
-    hits.count("a", 1).await;
-    let read = async || {
-        let range = times(began..began + 3);
-        let read = hits.get_range("a", Precision::SECOND, range).await;
-        sum(&read.unwrap())
-    };
-    let at_once = read().await;
-    pause(1100).await;
-    pair.drain().await;
-    (at_once, read().await)
-}
-
-#[tokio::test]
-async fn a_slice_is_read_once_before_and_after_it_is_handed_over() {
-    assert_eq!(handed_over().await, (1, 1));
-    take_out(Some(Guard::Handover));
-    let without = handed_over().await;
-    take_out(None);
-    assert_eq!(without, (1, 2), "a slice that stays is read twice");
 }
 
 /// The longest pauses between a writer's hits, in ms, for a window of three seconds. Some adds have

@@ -175,15 +175,6 @@ pub fn sum(slices: &[Slice]) -> i64 {
     slices.iter().map(|slice| slice.count).sum()
 }
 
-/// Returns all keys but those that remain: a partition keeps its incarnation, and its memory of
-/// callers until two epochs are over.
-pub async fn keys_that_may_expire(redis: &RedisServer) -> Vec<String> {
-    let mut keys: Vec<String> = redis.run("KEYS *").await.expect("KEYS");
-    let lasting = [":calls", ":calls_before", ":meta"];
-    keys.retain(|key| !lasting.iter().any(|end| key.ends_with(end)));
-    keys
-}
-
 /// Returns how often a server has executed a command.
 pub async fn calls(redis: &RedisServer, command: &str) -> u64 {
     let info: String = redis.run("INFO commandstats").await.expect("INFO");

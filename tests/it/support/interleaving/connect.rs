@@ -3,10 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::aio::{self, MultiplexedConnection};
+use redis::aio::{self, ConnectionManager, ConnectionManagerConfig};
 use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionLike as _, FromRedisValue, Pipeline, RedisFuture,
-    RedisResult, Value,
+    Cmd, ConnectionLike as _, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value, cmd,
 };
 use testkit::RedisServer;
 
@@ -19,65 +18,24 @@ pub trait Connect: aio::ConnectionLike + Into<counterfoil::Connection> + Clone +
     }
 }
 
-/// A connection whose clones recover with it, like those of a `ConnectionManager`. A reader
-/// continues after a crash of Redis, and does not have to wait for its timeout.
-#[derive(Clone)]
-pub struct Lasting(Arc<Mutex<MultiplexedConnection>>);
-
-impl Lasting {
-    async fn connect(server: &RedisServer) -> MultiplexedConnection {
+/// A reader continues after a crash of Redis, since all clones connect again.
+impl Connect for ConnectionManager {
+    async fn to(server: &RedisServer) -> Self {
         // on a busy machine a reply may take long
         let limit = Some(Duration::from_secs(20));
-        let config = AsyncConnectionConfig::new()
+        let config = ConnectionManagerConfig::new()
             .set_connection_timeout(limit)
-            .set_response_timeout(limit);
-        let connection = server
-            .client()
-            .get_multiplexed_async_connection_with_config(&config)
-            .await;
-        connection.expect("a connection to the private Redis")
+            .set_response_timeout(limit)
+            .set_min_delay(Duration::from_millis(2))
+            .set_max_delay(Duration::from_millis(50));
+        let manager = ConnectionManager::new_with_config(server.client(), config).await;
+        manager.expect("a connection to the private Redis")
     }
 
-    fn connection(&self) -> MutexGuard<'_, MultiplexedConnection> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Connect for Lasting {
-    async fn to(server: &RedisServer) -> Self {
-        Lasting(Arc::new(Mutex::new(Self::connect(server).await)))
-    }
-
-    async fn again(&mut self, server: &RedisServer) {
-        let connection = Self::connect(server).await;
-        *self.connection() = connection;
-    }
-}
-
-impl From<Lasting> for counterfoil::Connection {
-    fn from(connection: Lasting) -> Self {
-        counterfoil::Connection::custom(connection)
-    }
-}
-
-impl aio::ConnectionLike for Lasting {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        let mut connection = self.connection().clone();
-        Box::pin(async move { connection.req_packed_command(cmd).await })
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        pipe: &'a Pipeline,
-        at: usize,
-        n: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        let mut connection = self.connection().clone();
-        Box::pin(async move { connection.req_packed_commands(pipe, at, n).await })
-    }
-
-    fn get_db(&self) -> i64 {
-        0
+    async fn again(&mut self, _: &RedisServer) {
+        while cmd("PING").exec_async(self).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The database of a case, which may be killed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -70,11 +71,24 @@ impl<S: Store + Clone> Database<'_, S> {
         Ok(self.store.ledger(&[stage.family.number]).await?)
     }
 
-    /// Returns the sum of the id in database, batch and buffer.
-    pub async fn total<C: Connect>(&self, stage: &Stage<'_, C>, id: &str) -> Checked<i128> {
-        let number = stage.partition_of(id);
-        let pending = stage.partition(number).read(&[id]).await?;
-        Ok(self.totals(stage, (number, pending), &[id]).await?[0])
+    /// Returns the sum of each id in database, batch and buffer.
+    pub async fn sums<'i, C: Connect>(
+        &self,
+        stage: &Stage<'_, C>,
+        ids: impl IntoIterator<Item = &'i str>,
+    ) -> Checked<BTreeMap<&'i str, i128>> {
+        let mut by_partition = BTreeMap::<u32, Vec<&str>>::new();
+        for id in ids {
+            let partition = stage.partition_of(id);
+            by_partition.entry(partition).or_default().push(id);
+        }
+        let mut sums = BTreeMap::new();
+        for (number, ids) in by_partition {
+            let pending = stage.partition(number).read(&ids).await?;
+            let totals = self.totals(stage, (number, pending), &ids).await?;
+            sums.extend(ids.into_iter().zip(totals));
+        }
+        Ok(sums)
     }
 
     /// Returns the sums of ids of one partition with these pending deltas. A Redis that is behind

@@ -6,9 +6,9 @@ use counterfoil::store::Registered;
 use counterfoil::test_hooks::{Counted, PairResult};
 use counterfoil::{Counterfoil, Durability, FamilyBuilder, FamilyHandle, Result, Store};
 use proptest::prelude::*;
+use redis::aio::ConnectionManager;
 use std::time::Duration;
 
-use super::connect::Lasting;
 use super::database::Database;
 use super::hunt::Case;
 use super::kind::Given;
@@ -143,7 +143,7 @@ pub struct Token {
 }
 
 pub struct World<'s, S, K: Counters> {
-    pub stage: Stage<'s, Lasting>,
+    pub stage: Stage<'s, ConnectionManager>,
     pub database: Database<'s, S>,
     pub kind: K,
     /// The reader's counters, which are held before each database query.
@@ -172,7 +172,7 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
         let family = builder.build().expect("a valid family");
         let number = database.store.register(&family).await.expect("registered");
         let family = Registered { family, number };
-        let mut stage = Stage::<Lasting>::new(server, crashes, family, K::START).await;
+        let mut stage = Stage::<ConnectionManager>::new(server, crashes, family, K::START).await;
         let gate = Gate::new();
         let counterfoil = Counterfoil::new(
             stage.redis.clone(),
