@@ -470,7 +470,7 @@ impl Case for World<'_> {
     /// twice.
     async fn check(&self) -> Checked {
         for (id, name) in IDS.iter().enumerate() {
-            let total = self.database.sums(&self.stage, [name]).await?[name];
+            let total = self.database.sums(&self.stage, [*name]).await?[name];
             for (token, increment) in self
                 .tokens
                 .iter()
