@@ -57,3 +57,9 @@ impl fmt::Display for Finding {
         )
     }
 }
+
+/// Returns the numbers of a server's version: [8, 0, 36] of `8.0.36-28`.
+pub(crate) fn version_numbers(version: &str) -> [u32; 3] {
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit());
+    [(); 3].map(|()| numbers.next().and_then(|it| it.parse().ok()).unwrap_or(0))
+}

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use crate::admin::finding::version_numbers;
 use crate::admin::{Finding, Severity};
 use crate::error::{Error, Result};
 use crate::family::Family;
@@ -237,15 +238,12 @@ fn check_setting(name: &str, value: &str) -> Option<Finding> {
 
 /// Returns `true` for a server without JSON_TABLE: MySQL before 8.0.4, MariaDB before 10.6.
 fn is_too_old(version: &str) -> bool {
-    let mut numbers = version
-        .split(|c: char| !c.is_ascii_digit())
-        .map(|number| number.parse().unwrap_or(0_u32));
     let oldest = if version.contains("MariaDB") {
         [10, 6, 0]
     } else {
         [8, 0, 4]
     };
-    [(); 3].map(|()| numbers.next().unwrap_or(0)) < oldest
+    version_numbers(version) < oldest
 }
 
 fn is_on(value: &str) -> bool {

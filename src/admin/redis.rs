@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::{Cmd, FromRedisValue, Value};
 
+use crate::admin::finding::version_numbers;
 use crate::admin::{Finding, Severity};
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
@@ -67,63 +68,43 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
     let save = config(redis, "save").await;
     for (name, node) in &nodes {
         let setting = |name: &str| node.get(name).map_or("", String::as_str);
+        let has_aof = setting("aof_enabled") == "1";
         let found = [
             version(setting("redis_version")),
             memory(setting("maxmemory_policy"), setting("maxmemory"), families),
             role(setting("role")),
-            name.is_empty()
-                .then(|| cluster(setting("cluster_enabled")))
-                .flatten(),
-            persistence(
-                setting("aof_enabled") == "1",
-                fsync.of(name),
-                save.of(name),
-                families,
-            ),
+            // a connection without cluster support reaches the slots of one node only
+            (name.is_empty() && setting("cluster_enabled") == "1").then(|| {
+                let message = "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
+                ("cluster", message.to_owned(), "Connect with Counterfoil::connect_cluster.".to_owned())
+            }),
         ];
-        findings.extend(found.into_iter().flatten().map(|mut finding| {
-            if !name.is_empty() {
-                finding.subject = finding
-                    .subject
-                    .replacen("redis", &format!("redis {name}"), 1);
-            }
-            finding
+        let server = if name.is_empty() {
+            "redis".to_owned()
+        } else {
+            format!("redis {name}")
+        };
+        findings.extend(found.into_iter().flatten().map(|(what, message, advice)| {
+            Finding::new(Severity::Error, format!("{server} {what}"), message, advice)
+        }));
+        let persistence = persistence(has_aof, fsync.of(name), save.of(name), families);
+        findings.extend(persistence.map(|(severity, message, advice)| {
+            Finding::new(severity, format!("{server} persistence"), message, advice)
         }));
     }
     findings
 }
 
-/// Reports a cluster node: a connection without cluster support reaches the slots of one node only.
-fn cluster(enabled: &str) -> Option<Finding> {
-    (enabled == "1").then(|| {
-        let message =
-            "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
-        Finding::new(
-            Severity::Error,
-            "redis cluster",
-            message,
-            "Connect with Counterfoil::connect_cluster.",
-        )
-    })
+/// An error: the setting that was checked, what is wrong, and the recommended action.
+type Fault = (&'static str, String, String);
+
+fn version(version: &str) -> Option<Fault> {
+    let message = format!("the server is version {version:?}, the scripts need 6.2");
+    let advice = "Update Redis, or use Valkey.".to_owned();
+    (version_numbers(version) < [6, 2, 0]).then_some(("version", message, advice))
 }
 
-fn version(version: &str) -> Option<Finding> {
-    let mut parts = version
-        .split('.')
-        .map(|part| part.parse::<u32>().unwrap_or(0));
-    let number = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-    (number < (6, 2)).then(|| {
-        let message = format!("the server is version {version:?}, the scripts need 6.2");
-        Finding::new(
-            Severity::Error,
-            "redis version",
-            message,
-            "Update Redis, or use Valkey.",
-        )
-    })
-}
-
-fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
+fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Fault> {
     let message = match policy {
         "" => "the server does not show it".to_owned(),
         policy => evicts(policy, families)?,
@@ -136,24 +117,12 @@ fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
     let advice = format!(
         "Set maxmemory-policy noeviction, or keep the counters in a Redis of their own.{limit}"
     );
-    Some(Finding::new(
-        Severity::Error,
-        "redis maxmemory-policy",
-        message,
-        advice,
-    ))
+    Some(("maxmemory-policy", message, advice))
 }
 
-fn role(role: &str) -> Option<Finding> {
-    (role != "master").then(|| {
-        let message = format!("the server is a {role}, which accepts no writes");
-        Finding::new(
-            Severity::Error,
-            "redis role",
-            message,
-            "Connect to the primary.",
-        )
-    })
+fn role(role: &str) -> Option<Fault> {
+    let message = format!("the server is a {role}, which accepts no writes");
+    (role != "master").then(|| ("role", message, "Connect to the primary.".to_owned()))
 }
 
 /// Applies the durability table of docs/protocol.md, section 6.
@@ -162,76 +131,60 @@ fn persistence(
     fsync: Option<&str>,
     save: Option<&str>,
     families: &[Family],
-) -> Option<Finding> {
-    let found = |severity, message: String, advice| {
-        Some(Finding::new(severity, "redis persistence", message, advice))
-    };
-    match (aof, fsync) {
-        (true, Some("always")) => None,
-        (true, fsync) => {
-            // Redis itself delays writes when an fsync takes longer than 2 s
-            let hasty = families
-                .iter()
-                .find(|family| family.durability().settle() < Duration::from_secs(2));
-            if let Some(family) = hasty {
-                let message = format!(
-                    "appendfsync is {}, and the durability of family {family} is {}: after a crash of the machine Redis \
-                     can be behind the database, and hits are dropped until that is detected",
-                    fsync.unwrap_or("not visible"),
-                    family.durability()
-                );
-                let advice =
-                    "Give the family Durability::Settle with 2.5 s, or set appendfsync always.";
-                return found(Severity::Warning, message, advice);
-            }
-            match fsync {
-                Some("everysec") => {
-                    let message = "with appendfsync everysec a crash of the machine loses up to the last 2 s of hits";
-                    let advice =
-                        "No hit counts twice. If none may be lost, set appendfsync always.";
-                    found(Severity::Info, message.to_owned(), advice)
-                }
-                Some(other) => {
-                    let message = format!(
-                        "with appendfsync {other} a crash of the machine loses an unknown number of hits"
-                    );
-                    found(
-                        Severity::Warning,
-                        message,
-                        "Set appendfsync everysec or always. No hit counts twice.",
-                    )
-                }
-                None => {
-                    let advice = "Make sure that it is everysec or always.";
-                    found(
-                        Severity::Warning,
-                        "the server does not show its appendfsync".to_owned(),
-                        advice,
-                    )
-                }
-            }
+) -> Option<(Severity, String, &'static str)> {
+    if !aof {
+        let (with, loses) = match save {
+            Some("") => ("without persistence", "what is not yet in the database"),
+            Some(_) => ("with RDB snapshots only", LOSES),
+            None => ("without appendonly", LOSES),
+        };
+        let mut families = families.iter();
+        if let Some(family) = families.find(|family| matches!(family.kind, Kind::Visitors(_))) {
+            let message = format!(
+                "{with} a crash of Redis forgets known visitors: {family} counts them again"
+            );
+            return Some((Severity::Error, message, "Set appendonly yes."));
         }
-        (false, _) => {
-            let (with, loses) = match save {
-                Some("") => ("without persistence", "what is not yet in the database"),
-                Some(_) => ("with RDB snapshots only", LOSES),
-                None => ("without appendonly", LOSES),
-            };
-            if let Some(family) = families
-                .iter()
-                .find(|family| matches!(family.kind, Kind::Visitors(_)))
-            {
-                let message = format!(
-                    "{with} a crash of Redis forgets known visitors: {family} counts them again"
-                );
-                return found(Severity::Error, message, "Set appendonly yes.");
-            }
-            let message = format!("{with} a crash of Redis loses {loses}");
-            let advice = "No hit counts twice, but for requests (add_once, incr_once) that Redis forgot and the application \
-                          repeats. If neither may happen, set appendonly yes.";
-            found(Severity::Warning, message, advice)
-        }
+        let advice = "No hit counts twice, but for requests (add_once, incr_once) that Redis forgot and the application \
+                      repeats. If neither may happen, set appendonly yes.";
+        let message = format!("{with} a crash of Redis loses {loses}");
+        return Some((Severity::Warning, message, advice));
     }
+    if fsync == Some("always") {
+        return None;
+    }
+    // Redis itself delays writes when an fsync takes longer than 2 s
+    let is_hasty = |family: &&Family| family.durability().settle() < Duration::from_secs(2);
+    if let Some(family) = families.iter().find(is_hasty) {
+        let message = format!(
+            "appendfsync is {}, and the durability of family {family} is {}: after a crash of the machine Redis can be \
+             behind the database, and hits are dropped until that is detected",
+            fsync.unwrap_or("not visible"),
+            family.durability()
+        );
+        let advice = "Give the family Durability::Settle with 2.5 s, or set appendfsync always.";
+        return Some((Severity::Warning, message, advice));
+    }
+    Some(match fsync {
+        Some("everysec") => (
+            Severity::Info,
+            "with appendfsync everysec a crash of the machine loses up to the last 2 s of hits"
+                .to_owned(),
+            "No hit counts twice. If none may be lost, set appendfsync always.",
+        ),
+        Some(other) => (
+            Severity::Warning,
+            format!(
+                "with appendfsync {other} a crash of the machine loses an unknown number of hits"
+            ),
+            "Set appendfsync everysec or always. No hit counts twice.",
+        ),
+        None => (
+            Severity::Warning,
+            "the server does not show its appendfsync".to_owned(),
+            "Make sure that it is everysec or always.",
+        ),
+    })
 }
 
 /// The loss when Redis restarts with an older state after a crash.
@@ -287,31 +240,21 @@ impl Setting {
     /// Returns the value at the node, or at the one server that was asked; `None` if the server
     /// does not show it.
     fn of(&self, node: &str) -> Option<&str> {
-        self.0
-            .iter()
-            .find(|(name, _)| name == node || name.is_empty())
-            .map(|(_, value)| value.as_str())
+        let mut values = self.0.iter();
+        let (_, value) = values.find(|(name, _)| name == node || name.is_empty())?;
+        Some(value)
     }
 }
 
 async fn config(redis: &Connection, name: &str) -> Setting {
     let mut command = ::redis::cmd("CONFIG");
     command.arg("GET").arg(name);
-    let reply = each_primary(redis, &command)
-        .await
-        .map(nodes)
-        .unwrap_or_default();
-    let value = |reply| {
-        HashMap::<String, String>::from_redis_value(reply)
-            .ok()?
-            .remove(name)
+    let replies = each_primary(redis, &command).await.map(nodes);
+    let value = |(node, reply)| {
+        let mut settings = HashMap::<String, String>::from_redis_value(reply).ok()?;
+        Some((node, settings.remove(name)?))
     };
-    Setting(
-        reply
-            .into_iter()
-            .filter_map(|(node, reply)| Some((node, value(reply)?)))
-            .collect(),
-    )
+    Setting(replies.into_iter().flatten().filter_map(value).collect())
 }
 
 /// Returns the replies of all primaries. By default, a cluster connection sends the command to one

@@ -112,11 +112,9 @@ pub fn unix_seconds(range: &Range<SystemTime>) -> Range<i64> {
         Err(before) => -before.duration().as_nanos().cast_signed(),
     };
     // the seconds of a SystemTime fit into an i64
-    let (start, end) = (
-        nanos(range.start).div_euclid(SECOND),
-        -(-nanos(range.end)).div_euclid(SECOND),
-    );
-    start as i64..end as i64
+    let start = nanos(range.start).div_euclid(SECOND) as i64;
+    let end = -(-nanos(range.end)).div_euclid(SECOND) as i64;
+    start..end
 }
 
 /// Returns the time at this number of Unix seconds.
@@ -131,42 +129,30 @@ pub fn time_at(seconds: i64) -> SystemTime {
 }
 
 /// The time zone in which days and months begin.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar {
     zone: TimeZone,
-    name: String,
 }
-
-impl PartialEq for Calendar {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for Calendar {}
 
 impl Calendar {
     pub fn utc() -> Self {
         Calendar {
             zone: TimeZone::UTC,
-            name: "UTC".to_owned(),
         }
     }
 
     /// Returns the calendar of an IANA time zone, from the system's database or else from the
     /// built-in one.
     pub fn of(name: &str) -> Result<Self> {
-        let zone = TimeZone::get(name).map_err(|error| {
-            Error::invalid(format!("time zone {name:?} is not known")).with_source(error)
-        })?;
-        Ok(Calendar {
-            zone,
-            name: name.to_owned(),
-        })
+        let unknown =
+            |error| Error::invalid(format!("time zone {name:?} is not known")).with_source(error);
+        TimeZone::get(name)
+            .map(|zone| Calendar { zone })
+            .map_err(unknown)
     }
 
     pub fn name(&self) -> &str {
-        &self.name
+        self.zone.iana_name().unwrap_or("UTC")
     }
 
     /// Returns the slice that contains the time, in Unix seconds.
@@ -180,13 +166,8 @@ impl Calendar {
                     end: start + length,
                 })
             }
-            Precision::Day => self.between(at, |date| (date, date.checked_add(1.day()))),
-            Precision::Month => self.between(at, |date| {
-                (
-                    date.first_of_month(),
-                    date.first_of_month().checked_add(1.month()),
-                )
-            }),
+            Precision::Day => self.days(at, |date| date, 1.day()),
+            Precision::Month => self.days(at, Date::first_of_month, 1.month()),
         }
     }
 
@@ -239,21 +220,20 @@ impl Calendar {
         Ok(self.zone.to_datetime(time).date())
     }
 
-    fn between(
-        &self,
-        at: i64,
-        ends: impl Fn(Date) -> (Date, Result<Date, jiff::Error>),
-    ) -> Result<Span> {
-        let (first, next) = ends(self.date(at)?);
+    /// Returns the span of the days from the first one to the next first one.
+    fn days(&self, at: i64, first: impl Fn(Date) -> Date, length: jiff::Span) -> Result<Span> {
+        let first = first(self.date(at)?);
         let midnight = |date: Date| {
-            date.to_zoned(self.zone.clone())
-                .map(|midnight| midnight.timestamp().as_second())
+            let midnight = date.to_zoned(self.zone.clone());
+            midnight.map(|time| time.timestamp().as_second())
         };
-        let start = midnight(first).map_err(|error| out_of_calendar(at, error))?;
-        let end = next
-            .and_then(midnight)
-            .map_err(|error| out_of_calendar(at, error))?;
-        Ok(Span { start, end })
+        let span = || {
+            Ok::<_, jiff::Error>(Span {
+                start: midnight(first)?,
+                end: midnight(first.checked_add(length)?)?,
+            })
+        };
+        span().map_err(|error| out_of_calendar(at, error))
     }
 }
 

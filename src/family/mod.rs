@@ -146,10 +146,7 @@ impl Family {
 
     /// Returns the error for a caller that takes it for another kind.
     pub(crate) fn is_not(&self, kind: &str) -> Error {
-        Error::invalid(format!(
-            "{self}: is of the kind {}, not {kind}",
-            self.kind()
-        ))
+        self.invalid(format_args!("is of the kind {}, not {kind}", self.kind()))
     }
 
     /// Returns true if a counter without a row gets one.
@@ -162,19 +159,12 @@ impl Family {
     /// Refuses an id that the family cannot count: empty, over 255 bytes, or not a row of its
     /// table.
     pub fn check_id(&self, id: &str) -> Result<()> {
-        if id.is_empty() || id.len() > 255 {
-            return Err(Error::invalid(format!(
-                "{self}: id {id:?} has {} bytes, allowed are 1 to 255",
-                id.len()
-            )));
-        }
-        match &self.table {
-            Some(table) => table
-                .split(id)
-                .map(drop)
-                .map_err(|wrong| Error::invalid(format!("{self}: {wrong}"))),
-            None => Ok(()),
-        }
+        self.check_length(format_args!("id {id:?}"), id.len(), 255)?;
+        let Some(table) = &self.table else {
+            return Ok(());
+        };
+        let segments = table.split(id).map_err(|wrong| self.invalid(wrong));
+        segments.map(drop)
     }
 
     /// Refuses the name of a series or page that is empty or over 200 bytes, so that the ids of its
@@ -186,14 +176,7 @@ impl Family {
         name: &str,
         mut kept_ids: impl Iterator<Item = Result<String>>,
     ) -> Result<()> {
-        const MOST: usize = 200;
-        if name.is_empty() || name.len() > MOST {
-            let wrong = format!(
-                "{self}: {what} {name:?} has {} bytes, allowed are 1 to {MOST}",
-                name.len()
-            );
-            return Err(Error::invalid(wrong));
-        }
+        self.check_length(format_args!("{what} {name:?}"), name.len(), 200)?;
         match &self.table {
             Some(_) => kept_ids.try_for_each(|id| self.check_id(&id?)),
             None => Ok(()),
@@ -202,12 +185,15 @@ impl Family {
 
     /// Refuses a visitor that is empty or too long.
     pub(crate) fn check_visitor(&self, visitor: &[u8]) -> Result<()> {
-        match visitor.len() {
-            1..=255 => Ok(()),
-            length => Err(Error::invalid(format!(
-                "{self}: a visitor of {length} bytes, allowed are 1 to 255"
-            ))),
+        self.check_length("a visitor", visitor.len(), 255)
+    }
+
+    fn check_length(&self, what: impl fmt::Display, length: usize, most: usize) -> Result<()> {
+        if (1..=most).contains(&length) {
+            return Ok(());
         }
+        let wrong = format_args!("{what} has {length} bytes, allowed are 1 to {most}");
+        Err(self.invalid(wrong))
     }
 
     /// Returns the ids, if the family can count all of them.
@@ -236,7 +222,11 @@ impl Family {
 
     /// Returns the error for an invalid setting.
     fn refused(&self, setting: &str, wrong: impl fmt::Display) -> Error {
-        Error::invalid(format!("{self}: {setting} {wrong}"))
+        self.invalid(format_args!("{setting} {wrong}"))
+    }
+
+    fn invalid(&self, wrong: impl fmt::Display) -> Error {
+        Error::invalid(format!("{self}: {wrong}"))
     }
 }
 

@@ -1,7 +1,12 @@
 //! The table of a family's values in the database, and the mapping of an id to the columns of a
 //! row.
 
+use std::collections::HashSet;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
+
+use crate::family::day::Day;
 
 /// The application's table and column that hold a family's values, in place of counterfoil's own
 /// table.
@@ -149,38 +154,25 @@ impl Table {
 
     /// Refuses a table without a key or value column, and names that MySQL does not accept.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let refuse = |what: String| Err(format!("{:?}: {what}", self.name));
-        if !is_table_name(&self.name) {
-            return refuse("not a name that MySQL accepts".into());
-        }
-        if self.keys.is_empty() {
-            return refuse("no key column is named".into());
-        }
-        if self.value.is_empty() {
-            return refuse("no value column is named".into());
-        }
-        let mut columns: Vec<_> = self
-            .keys
-            .iter()
-            .map(|key| &key.name)
-            .chain([&self.value])
-            .collect();
-        if let Some(column) = columns.iter().find(|column| !is_name(column)) {
-            return refuse(format!(
-                "column {column:?} is not a name that MySQL accepts"
-            ));
-        }
-        columns.sort();
-        if let Some(twice) = columns.windows(2).find(|pair| pair[0] == pair[1]) {
-            return refuse(format!("column {:?} is named twice", twice[0]));
-        }
-        if self.keys.len() > 1 && (self.separator.is_ascii_digit() || self.separator == '-') {
-            return refuse(format!(
-                "{:?} cannot separate segments: numbers and dates contain it",
-                self.separator
-            ));
-        }
-        Ok(())
+        let columns = || self.keys.iter().map(|key| &key.name).chain([&self.value]);
+        let mut seen = HashSet::new();
+        let wrong = if !is_table_name(&self.name) {
+            "not a name that MySQL accepts".to_owned()
+        } else if self.keys.is_empty() {
+            "no key column is named".to_owned()
+        } else if self.value.is_empty() {
+            "no value column is named".to_owned()
+        } else if let Some(column) = columns().find(|column| !is_name(column)) {
+            format!("column {column:?} is not a name that MySQL accepts")
+        } else if let Some(twice) = columns().find(|column| !seen.insert(*column)) {
+            format!("column {twice:?} is named twice")
+        } else if self.keys.len() > 1 && matches!(self.separator, '0'..='9' | '-') {
+            let separator = self.separator;
+            format!("{separator:?} cannot separate segments: numbers and dates contain it")
+        } else {
+            return Ok(());
+        };
+        Err(format!("{:?}: {wrong}", self.name))
     }
 
     /// Returns one line that describes the table, equal for equal tables. The database stores it
@@ -234,13 +226,9 @@ impl KeyType {
     /// Returns true if the segment is the canonical spelling of a value of this type.
     pub(crate) fn is_canonical(self, segment: &str) -> bool {
         match self {
-            KeyType::Unsigned => segment
-                .parse::<u64>()
-                .is_ok_and(|number| number.to_string() == segment),
-            KeyType::Signed => segment
-                .parse::<i64>()
-                .is_ok_and(|number| number.to_string() == segment),
-            KeyType::Date => is_date(segment),
+            KeyType::Unsigned => is_spelling_of::<u64>(segment),
+            KeyType::Signed => is_spelling_of::<i64>(segment),
+            KeyType::Date => is_spelling_of::<Day>(segment),
             KeyType::Text => true,
             KeyType::Char => !segment.ends_with(' '),
             KeyType::Uuid => is_uuid(segment),
@@ -259,34 +247,10 @@ impl KeyType {
     }
 }
 
-/// Returns true for a day of the proleptic Gregorian calendar in the range of MySQL's DATE:
-/// 1000-01-01 to 9999-12-31.
-fn is_date(text: &str) -> bool {
-    let shape = |(index, byte): (usize, u8)| {
-        if matches!(index, 4 | 7) {
-            byte == b'-'
-        } else {
-            byte.is_ascii_digit()
-        }
-    };
-    if text.len() != 10 || !text.bytes().enumerate().all(shape) {
-        return false;
-    }
-    let number = |range| {
-        text.get(range)
-            .and_then(|part: &str| part.parse::<u32>().ok())
-            .unwrap_or(0)
-    };
-    let (year, month, day) = (number(0..4), number(5..7), number(8..10));
-    let leap = year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let days = match month {
-        2 if leap => 29,
-        2 => 28,
-        4 | 6 | 9 | 11 => 30,
-        1..=12 => 31,
-        _ => 0,
-    };
-    year >= 1000 && (1..=days).contains(&day)
+/// Returns true if the value that the text stands for is written exactly like this.
+fn is_spelling_of<T: FromStr + ToString>(text: &str) -> bool {
+    text.parse::<T>()
+        .is_ok_and(|value| value.to_string() == text)
 }
 
 fn is_uuid(text: &str) -> bool {

@@ -137,29 +137,34 @@ impl Family {
     }
 
     fn windows_of(&self, settings: &FamilySettings) -> Result<Windows> {
-        let refused = |wrong: String| Err(self.refused("windows", wrong));
+        let refused = |wrong: fmt::Arguments<'_>| self.refused("windows", wrong);
+        let check = |count: u32, most: u32, what: fmt::Arguments<'_>| {
+            if (1..=most).contains(&count) {
+                return Ok(());
+            }
+            Err(refused(format_args!("has {what}, not 1 to {most}")))
+        };
         let given = settings.windows.clone();
         let given = given.unwrap_or_else(|| Precision::DEFAULT.map(|it| (it, 120)).into());
-        if !(1..=Family::MAX_PRECISIONS).contains(&given.len()) {
-            let (count, most) = (given.len(), Family::MAX_PRECISIONS);
-            return refused(format!("has {count} precisions, not 1 to {most}"));
-        }
+        let count = given.len();
+        check(
+            count as u32,
+            Family::MAX_PRECISIONS as u32,
+            format_args!("{count} precisions"),
+        )?;
         let mut windows: Vec<Window> = Vec::new();
         for (precision, slices) in given {
-            if let Precision::Seconds(seconds) = precision
-                && !(1..=Precision::MAX_SECONDS).contains(&seconds)
-            {
-                let most = Precision::MAX_SECONDS;
-                return refused(format!("has a precision of {seconds} s, not 1 to {most}"));
+            if let Precision::Seconds(seconds) = precision {
+                let what = format_args!("a precision of {seconds} s");
+                check(seconds, Precision::MAX_SECONDS, what)?;
             }
-            if !(1..=Family::MAX_SLICES).contains(&slices) {
-                let most = Family::MAX_SLICES;
-                return refused(format!(
-                    "has {slices} slices of {precision}, not 1 to {most}"
-                ));
-            }
+            check(
+                slices,
+                Family::MAX_SLICES,
+                format_args!("{slices} slices of {precision}"),
+            )?;
             if windows.iter().any(|other| other.precision == precision) {
-                return refused(format!("has {precision} twice"));
+                return Err(refused(format_args!("has {precision} twice")));
             }
             windows.push(Window {
                 precision,

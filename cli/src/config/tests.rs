@@ -160,6 +160,16 @@ fn mistakes_are_told_with_file_and_line() {
             "\"-2s\" is no time such as",
         ),
         (
+            format!("shutdown = 2\n{PAIR}"),
+            ":1: ",
+            "invalid type: integer `2`, expected a time such as",
+        ),
+        (
+            of_family("kind = \"cached\"\nretain = 600"),
+            ":7: ",
+            "invalid type: integer `600`, expected a time such as \"2.5s\"",
+        ),
+        (
             format!("log = \"xml\"\n{PAIR}"),
             ":1: ",
             "unknown variant `xml`",
