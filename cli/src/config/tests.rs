@@ -162,7 +162,7 @@ fn mistakes_are_told_with_file_and_line() {
         (
             format!("shutdown = 2\n{PAIR}"),
             ":1: ",
-            "invalid type: integer `2`, expected a time such as",
+            "2 is no time such as",
         ),
         (
             of_family("kind = \"cached\"\nretain = 600"),

@@ -7,20 +7,28 @@ use serde::Deserialize;
 
 /// A time such as `2.5s`, `10m` or `6h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
+#[serde(try_from = "toml::Value")]
 pub struct Time(pub Duration);
 
-impl TryFrom<String> for Time {
+impl TryFrom<toml::Value> for Time {
     type Error = String;
 
-    fn try_from(text: String) -> Result<Self, String> {
-        let expected = || format!("{text:?} is no time such as \"2.5s\", \"10m\" or \"6h\"");
-        let time: SignedDuration = text.parse().map_err(|_| expected())?;
-        Duration::try_from(time).map(Time).map_err(|_| expected())
+    /// Refuses a number as well: it has no unit.
+    fn try_from(value: toml::Value) -> Result<Self, String> {
+        match value {
+            toml::Value::String(text) => time(&text).map(Time),
+            other => Err(is_no_time(&other)),
+        }
     }
 }
 
 /// Parses a time from the command line.
 pub fn time(text: &str) -> Result<Duration, String> {
-    Time::try_from(text.to_owned()).map(|Time(time)| time)
+    let time = text.parse::<SignedDuration>().ok();
+    time.and_then(|time| Duration::try_from(time).ok())
+        .ok_or_else(|| is_no_time(&format_args!("{text:?}")))
+}
+
+fn is_no_time(written: &dyn std::fmt::Display) -> String {
+    format!("{written} is no time such as \"2.5s\", \"10m\" or \"6h\"")
 }
