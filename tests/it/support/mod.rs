@@ -15,17 +15,19 @@ pub mod tls;
 pub mod trouble;
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::ops::Range;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use counterfoil::test_hooks::Partition;
 use counterfoil::{
-    BufferedCounters, CachedCounters, Connection, Counterfoil, Day, Durability, Family,
-    FamilyBuilder, FamilyHandle, MemoryStore, MysqlStore, Outcome, Reconciler, Result, Series,
-    Slice,
+    BufferedCounters, CachedCounters, Connection, Counterfoil, Day, Durability, Error, ErrorKind,
+    Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore, MysqlStore, Outcome, Precision,
+    Reconciler, Result, Series, Slice, Table,
 };
 use metrics_util::debugging::{DebugValue, Snapshotter};
-use sqlx::MySqlPool;
+use redis::FromRedisValue;
+use sqlx::{AssertSqlSafe, MySqlPool};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::sync::OnceCell;
 
@@ -94,12 +96,29 @@ impl Pair {
     }
 
     /// Returns the only number of the query; 0 for none.
-    pub async fn number(&self, sql: &'static str) -> i64 {
-        sqlx::query_scalar(sql)
-            .fetch_optional(&self.pool)
-            .await
-            .expect(sql)
+    pub async fn number(&self, sql: &str) -> i64 {
+        let number = format!("SELECT CAST(({sql}) AS SIGNED)");
+        let number = sqlx::query_scalar::<_, Option<i64>>(AssertSqlSafe(number));
+        let number = number.fetch_one(&self.pool).await;
+        number
+            .unwrap_or_else(|error| panic!("{sql}: {error}"))
             .unwrap_or(0)
+    }
+
+    /// Returns the sum of counterfoil's own values.
+    pub async fn stored(&self) -> i64 {
+        self.number("SELECT SUM(value) FROM counterfoil_values")
+            .await
+    }
+
+    /// Sends a command to Redis. Single spaces separate its words.
+    pub async fn command<T: FromRedisValue>(&self, words: &str) -> T {
+        self.redis.run(words).await.expect(words)
+    }
+
+    /// Returns the number of batches in Redis.
+    pub async fn batches(&self) -> usize {
+        self.command::<Vec<String>>("KEYS *:batch").await.len()
     }
 }
 
@@ -184,6 +203,23 @@ pub async fn calls(redis: &RedisServer, command: &str) -> u64 {
         .map_or(0, |calls| calls.parse().expect("a number"))
 }
 
+/// Asserts that the error is of this kind and contains this text.
+#[track_caller]
+pub fn refused<T: Debug>(result: Result<T>, kind: ErrorKind, text: &str) -> Error {
+    let error = result.expect_err(text);
+    let is_expected = error.kind() == kind && format!("{error:#}").contains(text);
+    assert!(is_expected, "{error:#} is not {kind:?} with {text:?}");
+    error
+}
+
+/// Awaits the future, and asserts that it took less than this time.
+pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> T {
+    let (started, output) = (Instant::now(), future.await);
+    let took = started.elapsed();
+    assert!(took < limit, "{took:?} of {limit:?}");
+    output
+}
+
 /// Returns this number of ids of one partition.
 pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
     let ids = (0..).map(|number| format!("page/{number}"));
@@ -251,6 +287,26 @@ pub fn family(name: &str) -> FamilyBuilder<BufferedCounters> {
         .sync_time(Duration::from_millis(50))
 }
 
+/// Returns a cached family that is durable immediately.
+pub fn votes() -> FamilyBuilder<CachedCounters> {
+    Family::cached("test", "votes").durability(Durability::Immediate)
+}
+
+/// Returns a series of days that is durable immediately.
+pub fn days() -> FamilyBuilder<Series> {
+    Family::series("test", "hits")
+        .windows([(Precision::Day, 3)])
+        .keep([Precision::Day])
+        .durability(Durability::Immediate)
+}
+
+/// Adds these key columns and the value column `n` to the table.
+pub fn keyed<'k>(table: Table, keys: impl IntoIterator<Item = (&'k str, KeyType)>) -> Table {
+    let keys = keys.into_iter();
+    keys.fold(table, |table, (column, kind)| table.key(column, kind))
+        .value("n")
+}
+
 /// Returns the metrics since the last call, summed by name: counts, last values of gauges, and the
 /// number of a histogram's values.
 pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
@@ -269,7 +325,7 @@ pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
 
 /// Waits for a condition that becomes true soon.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     while !is_so().await {
         assert!(
             started.elapsed() < Duration::from_secs(20),
