@@ -5,7 +5,7 @@ use std::sync::Arc;
 use counterfoil::store::Registered;
 use counterfoil::{Durability, ErrorKind, Family, KeyType, Outcome, Store, Table};
 
-use crate::mysql::buffered::{applied, batch, complete, keeps_the_contract};
+use crate::mysql::{applied, batch, complete, keeps_the_contract};
 use crate::support::kinds::{KINDS, OfKind};
 use crate::support::{Plain, counted, eventually, family};
 
@@ -109,7 +109,7 @@ async fn a_delta_that_no_row_takes_holds_nothing_back() {
     store.set(&family.family, "full", i64::MAX);
     let sums = complete(
         &store,
-        &[batch(&family, 0, 1, &[("a", 2), ("full", 1)])],
+        &[batch(&family, 0, 1, [("a", 2), ("full", 1)])],
         None,
     )
     .await

@@ -1,6 +1,12 @@
-pub mod buffered;
-mod cached;
-mod keys;
+mod batches;
+mod checks;
+mod database;
 mod overview;
 mod privileges;
+mod reads;
 mod rejects;
+mod tables;
+mod values;
+
+pub use batches::keeps_the_contract;
+pub use database::{applied, batch, complete};

@@ -2,128 +2,82 @@
 
 use std::time::{Duration, SystemTime};
 
+use counterfoil::Family;
 use counterfoil::admin::{Overview, Retried};
-use counterfoil::{Family, KeyType, Table};
+use counterfoil::store::Registered;
 
-use super::buffered::{Db, applied, batch};
+use super::database::{Db, applied};
 
 /// Returns the overview of the family `shop/NAME`.
 async fn overview(db: &Db, name: &str) -> Overview {
     let all = db.store.overview().await.expect("an overview");
-    let found = all
-        .into_iter()
-        .find(|one| one.family == name)
-        .expect("registered");
+    let mut all = all.into_iter();
+    let found = all.find(|one| one.family == name).expect("registered");
     assert_eq!(found.namespace, "shop");
     found
 }
 
-/// Returns the only time of the query.
-async fn time(db: &Db, sql: &str) -> SystemTime {
-    let ms = db
-        .number(&format!(
-            "SELECT CAST(UNIX_TIMESTAMP(({sql})) * 1000 AS SIGNED)"
-        ))
-        .await;
-    SystemTime::UNIX_EPOCH + Duration::from_millis(ms.cast_unsigned())
+/// Returns a time of the family's rows in a table.
+async fn time(db: &Db, column: &str, table: &str, family: &Registered, row: &str) -> SystemTime {
+    let number = family.number;
+    let time = format!(
+        "SELECT UNIX_TIMESTAMP({column}) * 1000 FROM counterfoil_{table} WHERE family = {number} AND {row}"
+    );
+    let ms = db.number(&time).await.cast_unsigned();
+    SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
 }
 
 #[tokio::test]
 async fn each_family_has_what_the_tables_have_of_it() {
     let db = Db::new().await;
-    db.run("CREATE TABLE small (id VARBINARY(255) PRIMARY KEY, n TINYINT NOT NULL)")
-        .await;
-    let small = db
-        .table(
-            "small",
-            Table::upsert("small").key("id", KeyType::Text).value("n"),
-        )
-        .await;
+    let small = db.numbers("small", "TINYINT").await;
     let other = db.family(Family::buffered("shop", "other")).await;
     db.family(Family::buffered("shop", "idle")).await;
-    assert_eq!(
-        db.apply(&[batch(&small, 0, 1, &[("a", 200), ("b", 200), ("c", 1)])])
-            .await,
-        applied(1, 0, 1, 2)
-    );
-    assert_eq!(
-        db.apply(&[batch(&other, 0, 1, &[("a", 1)])]).await,
-        applied(1, 0, 1, 0)
-    );
-    assert_eq!(
-        db.apply(&[batch(&small, 1, 1, &[("d", 200), ("c", 1)])])
-            .await,
-        applied(1, 0, 1, 1)
-    );
+    let first = [("1", 200), ("2", 200), ("3", 1)];
+    assert_eq!(db.add(&small, 0, 1, first).await, applied(1, 0, 1, 2));
+    assert_eq!(db.add(&other, 0, 1, [("a", 1)]).await, applied(1, 0, 1, 0));
+    let second = [("4", 200), ("3", 1)];
+    assert_eq!(db.add(&small, 1, 1, second).await, applied(1, 0, 1, 1));
     db.run(&format!(
         "UPDATE counterfoil_ledger SET applied_at = '2020-02-02 20:20:20' WHERE family = {} AND partition_no = 0",
         small.number
     ))
     .await;
 
-    let latest = format!(
-        "SELECT applied_at FROM counterfoil_ledger WHERE family = {} AND partition_no = 1",
-        small.number
-    );
+    let latest = time(&db, "applied_at", "ledger", &small, "partition_no = 1").await;
     let seen = overview(&db, "small").await;
-    assert_eq!(
-        (seen.last_saved, seen.rejects),
-        (Some(time(&db, &latest).await), 3),
-        "the newest of the partitions"
-    );
-    assert!(
-        SystemTime::now()
-            .duration_since(seen.last_saved.unwrap())
-            .unwrap()
-            < Duration::from_secs(60)
-    );
+    // the newest of the partitions
+    assert_eq!((seen.last_saved, seen.rejects), (Some(latest), 3));
+    let age = SystemTime::now().duration_since(latest).unwrap();
+    assert!(age < Duration::from_secs(60), "{age:?}");
     assert_eq!(overview(&db, "other").await.rejects, 0);
     let idle = overview(&db, "idle").await;
-    assert_eq!(
-        (idle.last_saved, idle.rejects, idle.recount),
-        (None, 0, None)
-    );
+    let idle = (idle.last_saved, idle.rejects, idle.recount);
+    assert_eq!(idle, (None, 0, None));
 
     db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
-    let numbers: Vec<_> = db
-        .rejects()
-        .await
-        .iter()
-        .map(|reject| reject.number)
-        .collect();
-    let again = db
-        .store
-        .retry_rejects(&small.family, &numbers[..2])
-        .await
-        .expect("retried");
-    assert_eq!(again, [Retried::Applied; 2]);
+    let numbers = db.reject_numbers().await;
+    assert_eq!(db.retry(&small, &numbers[..2]).await, [Retried::Applied; 2]);
     assert_eq!(overview(&db, "small").await.rejects, 1);
 }
 
 #[tokio::test]
-async fn the_latest_recount_is_told_also_while_it_runs() {
+async fn the_latest_recount_is_shown_also_while_it_runs() {
     let db = Db::new().await;
-    let views = db.family(Family::buffered("shop", "views")).await;
+    let views = db.views().await;
     db.family(Family::buffered("shop", "other")).await;
     for _ in 0..2 {
-        db.store
-            .correct_one(&views, "a", 5)
-            .await
-            .expect("recounted");
+        let corrected = db.store.correct_one(&views, "a", 5).await;
+        corrected.expect("recounted");
     }
-    let of_run = |column: &str, run: u64| {
-        format!(
-            "SELECT {column} FROM counterfoil_recounts WHERE family = {} AND run = {run}",
-            views.number
-        )
+    let of_run = async |column, run| {
+        let run = format!("run = {run}");
+        time(&db, column, "recounts", &views, &run).await
     };
     let recount = overview(&db, "views").await.recount.expect("two runs");
     assert_eq!((recount.run, recount.checked, recount.drifted), (2, 1, 0));
-    assert_eq!(recount.started, time(&db, &of_run("started_at", 2)).await);
-    assert_eq!(
-        recount.finished,
-        Some(time(&db, &of_run("finished_at", 2)).await)
-    );
+    assert_eq!(recount.started, of_run("started_at", 2).await);
+    assert_eq!(recount.finished, Some(of_run("finished_at", 2).await));
 
     db.run(&format!(
         "INSERT INTO counterfoil_recounts (family, run, holder, checked, drifted, started_at, touched_at) \
@@ -132,20 +86,11 @@ async fn the_latest_recount_is_told_also_while_it_runs() {
     ))
     .await;
     let recount = overview(&db, "views").await.recount.expect("three runs");
-    assert_eq!(
-        (
-            recount.run,
-            recount.checked,
-            recount.drifted,
-            recount.finished
-        ),
-        (3, 1000, 4, None)
-    );
-    assert_eq!(
-        recount.touched.duration_since(recount.started).unwrap(),
-        Duration::from_millis(1125)
-    );
-    assert_eq!(recount.started, time(&db, &of_run("started_at", 3)).await);
+    assert_eq!((recount.run, recount.finished), (3, None));
+    assert_eq!((recount.checked, recount.drifted), (1000, 4));
+    let ran = recount.touched.duration_since(recount.started).unwrap();
+    assert_eq!(ran, Duration::from_millis(1125));
+    assert_eq!(recount.started, of_run("started_at", 3).await);
     assert_eq!(overview(&db, "other").await.recount, None);
 }
 
@@ -153,28 +98,21 @@ async fn the_latest_recount_is_told_also_while_it_runs() {
 #[tokio::test]
 async fn many_families_take_four_statements() {
     let db = Db::new().await;
-    let views = db.family(Family::buffered("shop", "views")).await;
     db.run(&format!(
         "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape, settings) \
          WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000) \
          SELECT 'shop', CONCAT('family-', f.n), kind, partitions, wide, durability, target, shape, settings \
-         FROM numbers AS f JOIN counterfoil_families WHERE number = {}",
-        views.number
-    ))
-    .await;
-    db.run(
-        "INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, nonce) \
-         SELECT number, 0, 1, 1, 1 FROM counterfoil_families; \
+         FROM numbers AS f JOIN counterfoil_families WHERE number = {};
+         INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, nonce) \
+         SELECT number, 0, 1, 1, 1 FROM counterfoil_families;
          INSERT INTO counterfoil_recounts (family, run, holder) SELECT number, 1, 0 FROM counterfoil_families",
-    )
+        db.views().await.number
+    ))
     .await;
     let before = db.store.statements();
     let all = db.store.overview().await.expect("an overview");
     assert_eq!(db.store.statements() - before, 4);
-    assert_eq!(all.len(), 1001);
-    assert_eq!(all[0].family, "views");
-    assert!(
-        all.iter()
-            .all(|one| one.last_saved.is_some() && one.recount.is_some())
-    );
+    assert_eq!((all.len(), &*all[0].family), (1001, "views"));
+    let is_full = |one: &Overview| one.last_saved.is_some() && one.recount.is_some();
+    assert!(all.iter().all(is_full));
 }

@@ -3,13 +3,17 @@
 
 use std::sync::Arc;
 
+use counterfoil::KeyType::Text;
 use counterfoil::admin::Retried;
 use counterfoil::store::Registered;
-use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, Store, Table};
+use counterfoil::{ErrorKind, Family, MysqlStore, Table};
 use futures_util::future::join_all;
 
-use super::buffered::{Db, applied, batch};
-use crate::support::eventually;
+use super::database::{Db, applied, by_id};
+use crate::support::{eventually, refused};
+
+const MEND: &str = "ALTER TABLE small MODIFY n SMALLINT NOT NULL";
+const SUM: &str = "SELECT COALESCE(SUM(n), 0) FROM small WHERE id <> 'good'";
 
 /// Creates a database with 6 rejects, of `bad/0` to `bad/5`, which do not fit in a TINYINT. Returns
 /// their numbers.
@@ -17,234 +21,153 @@ async fn six_rejects() -> (Db, Arc<Registered>, Vec<u64>) {
     let db = Db::new().await;
     db.run("CREATE TABLE small (id VARBINARY(255) PRIMARY KEY, n TINYINT NOT NULL)")
         .await;
-    let family = db
-        .table(
-            "small",
-            Table::upsert("small").key("id", KeyType::Text).value("n"),
-        )
-        .await;
-    let ids: Vec<_> = (0..6).map(|number| format!("bad/{number}")).collect();
-    let mut deltas: Vec<_> = ids.iter().map(|id| (id.as_str(), 200)).collect();
-    deltas.push(("good", 1));
-    assert_eq!(
-        db.apply(&[batch(&family, 0, 1, &deltas)]).await,
-        applied(1, 0, 1, 6)
-    );
+    let family = db.table("small", by_id(Table::upsert("small"), Text)).await;
+    let deltas = (0..6).map(|number| (format!("bad/{number}"), 200));
+    let deltas = deltas.chain([("good".to_owned(), 1)]);
+    assert_eq!(db.add(&family, 0, 1, deltas).await, applied(1, 0, 1, 6));
     let mut rejects = db.rejects().await;
     rejects.sort_by(|one, other| one.id.cmp(&other.id));
-    (
-        db,
-        family,
-        rejects.iter().map(|reject| reject.number).collect(),
-    )
+    let numbers = rejects.iter().map(|reject| reject.number).collect();
+    (db, family, numbers)
 }
 
-const SUM: &str = "SELECT COALESCE(SUM(n), 0) FROM small WHERE id <> 'good'";
+impl Db {
+    pub async fn retry(&self, family: &Registered, numbers: &[u64]) -> Vec<Retried> {
+        let retried = self.store.retry_rejects(&family.family, numbers).await;
+        retried.expect("retried")
+    }
+
+    async fn discard(&self, numbers: &[u64]) -> Vec<u64> {
+        let discarded = self.store.discard_rejects(numbers).await;
+        discarded.expect("discarded")
+    }
+
+    /// Returns the numbers of the rejects, in ascending order.
+    pub async fn reject_numbers(&self) -> Vec<u64> {
+        let rejects = self.rejects().await;
+        rejects.iter().map(|reject| reject.number).collect()
+    }
+}
+
+/// Returns these of the numbers, in ascending order.
+fn ascending(numbers: &[u64], these: &[usize]) -> Vec<u64> {
+    let mut these: Vec<_> = these.iter().map(|&at| numbers[at]).collect();
+    these.sort_unstable();
+    these
+}
 
 #[tokio::test]
 async fn a_reject_is_applied_again_once() {
+    use Retried::{Applied, AppliedBefore, NotFound, Refused};
     let (db, family, numbers) = six_rejects().await;
-    let again = db
-        .store
-        .retry_rejects(&family.family, &numbers[..2])
-        .await
-        .expect("retried");
-    assert_eq!(again, [Retried::Refused; 2], "nothing was mended");
+    // nothing was mended
+    assert_eq!(db.retry(&family, &numbers[..2]).await, [Refused; 2]);
     assert_eq!(db.rejects().await.len(), 6);
 
-    db.run(
-        "ALTER TABLE small MODIFY n SMALLINT NOT NULL; INSERT INTO small VALUES ('bad/1', 32600)",
-    )
-    .await;
-    let store = MysqlStore::new(db.pool.clone());
+    db.run(MEND).await;
+    db.run("INSERT INTO small VALUES ('bad/1', 32600)").await;
     let asked = [numbers[3], numbers[0], 1_000_000, numbers[1], numbers[0]];
-    let again = store
-        .retry_rejects(&family.family, &asked)
-        .await
-        .expect("retried");
-    let (applied, refused) = (Retried::Applied, Retried::Refused);
     assert_eq!(
-        again,
-        [applied, applied, Retried::NotFound, refused, applied],
-        "in the order asked for"
+        db.retry(&family, &asked).await,
+        [Applied, Applied, NotFound, Refused, Applied],
+        "in the order of the arguments"
     );
     assert_eq!(db.number(SUM).await, 32600 + 400);
-    let left: Vec<_> = db
-        .rejects()
-        .await
-        .iter()
-        .map(|reject| reject.number)
-        .collect();
-    let expected = || [1, 2, 4, 5].map(|at| numbers[at]);
-    assert_eq!(left.len(), 4);
-    assert!(
-        expected().iter().all(|number| left.contains(number)),
-        "{left:?}"
+    assert_eq!(
+        db.reject_numbers().await,
+        ascending(&numbers, &[1, 2, 4, 5])
     );
 
     db.run("UPDATE small SET n = 0 WHERE id = 'bad/1'").await;
-    let again = store
-        .retry_rejects(&family.family, &numbers)
-        .await
-        .expect("retried");
-    let before = Retried::AppliedBefore;
-    assert_eq!(again, [before, applied, applied, before, applied, applied]);
-    assert_eq!(db.number(SUM).await, 6 * 200);
-    assert_eq!(db.rejects().await, []);
-    // nothing is deleted, and the batch itself is not applied again
+    let (now, before) = (Applied, AppliedBefore);
     assert_eq!(
-        db.number("SELECT COUNT(*) FROM counterfoil_rejects WHERE applied_at IS NOT NULL")
-            .await,
-        6
+        db.retry(&family, &numbers).await,
+        [before, now, now, before, now, now]
     );
-    let deltas = [("bad/0", 200)];
-    assert_eq!(db.apply(&[batch(&family, 0, 1, &deltas)]).await.repeated, 1);
-    assert_eq!(db.rejects().await, []);
+    assert_eq!(db.number(SUM).await, 6 * 200);
+    db.expect_rejects(&[]).await;
+    // nothing is deleted, and the batch itself is not applied again
+    let kept = "SELECT COUNT(*) FROM counterfoil_rejects WHERE applied_at IS NOT NULL";
+    assert_eq!(db.number(kept).await, 6);
+    assert_eq!(db.add(&family, 0, 1, [("bad/0", 200)]).await.repeated, 1);
+    db.expect_rejects(&[]).await;
 }
 
 #[tokio::test]
-async fn what_is_refused_again_says_why_anew() {
+async fn a_reject_that_is_refused_again_has_the_new_reason() {
     let (db, family, numbers) = six_rejects().await;
     let reason = async || {
-        db.rejects()
-            .await
-            .into_iter()
-            .find(|one| one.number == numbers[0])
-            .map(|one| one.reason)
+        let mut rejects = db.rejects().await.into_iter();
+        let reject = rejects.find(|one| one.number == numbers[0]);
+        reject.expect("a reject").reason
     };
-    let before = reason().await.expect("there");
-    db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL; ALTER TABLE small ADD CONSTRAINT few CHECK (n < 100)").await;
-    let again = db
-        .store
-        .retry_rejects(&family.family, &numbers[..1])
-        .await
-        .expect("retried");
-    assert_eq!(again, [Retried::Refused]);
-    let after = reason().await.expect("still there");
+    let before = reason().await;
+    db.run(MEND).await;
+    db.run("ALTER TABLE small ADD CONSTRAINT few CHECK (n < 100)")
+        .await;
+    let retry = async || db.retry(&family, &numbers[..1]).await;
+    assert_eq!(retry().await, [Retried::Refused]);
+    let after = reason().await;
     assert!(
         after != before && after.contains("few"),
         "{before:?}, then {after:?}"
     );
     db.run("ALTER TABLE small DROP CONSTRAINT few").await;
-    let again = db
-        .store
-        .retry_rejects(&family.family, &numbers[..1])
-        .await
-        .expect("retried");
-    assert_eq!(again, [Retried::Applied]);
+    assert_eq!(retry().await, [Retried::Applied]);
 }
 
 #[tokio::test]
-async fn many_who_apply_the_same_rejects_count_them_once() {
+async fn rejects_that_many_tasks_retry_count_once() {
     let (db, family, numbers) = six_rejects().await;
-    db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
-    let stores: Vec<_> = (0..8).map(|_| MysqlStore::new(db.pool.clone())).collect();
-    let mut backwards = numbers.clone();
-    backwards.reverse();
+    db.run(MEND).await;
+    let stores = [(); 8].map(|()| MysqlStore::new(db.pool.clone()));
+    let backwards: Vec<_> = numbers.iter().rev().copied().collect();
     let at_once = stores.iter().enumerate().map(|(at, store)| {
-        let numbers = if at % 2 == 0 { &numbers } else { &backwards };
+        let numbers = [&numbers, &backwards][at % 2];
         store.retry_rejects(&family.family, numbers)
     });
-    let retried: Vec<_> = join_all(at_once)
-        .await
-        .into_iter()
-        .flat_map(|one| one.expect("retried"))
-        .collect();
-    assert_eq!(
-        retried
-            .iter()
-            .filter(|one| **one == Retried::Applied)
-            .count(),
-        6
-    );
-    assert_eq!(
-        retried
-            .iter()
-            .filter(|one| **one == Retried::AppliedBefore)
-            .count(),
-        42
-    );
+    let retried = join_all(at_once).await.into_iter();
+    let retried: Vec<_> = retried.flat_map(|one| one.expect("retried")).collect();
+    let count = |outcome| retried.iter().filter(|one| **one == outcome).count();
+    let counts = [Retried::Applied, Retried::AppliedBefore].map(count);
+    assert_eq!(counts, [6, 42]);
     assert_eq!(db.number(SUM).await, 6 * 200);
 }
 
 #[tokio::test]
 async fn a_discarded_reject_is_neither_listed_nor_applied() {
+    use Retried::{Applied, AppliedBefore, Discarded};
     let (db, family, numbers) = six_rejects().await;
-    db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
-    let long = format!(
+    db.run(MEND).await;
+    db.run(&format!(
         "UPDATE counterfoil_rejects SET reason = REPEAT('\u{e9}', 1024) WHERE number = {}",
         numbers[1]
-    );
-    db.run(&long).await;
-    let again = db
-        .store
-        .retry_rejects(&family.family, &numbers[..1])
-        .await
-        .expect("retried");
-    assert_eq!(again, [Retried::Applied]);
+    ))
+    .await;
+    assert_eq!(db.retry(&family, &numbers[..1]).await, [Applied]);
     let asked = [numbers[2], numbers[0], 1_000_000, numbers[1], numbers[2]];
-    let mut expected = [numbers[1], numbers[2]];
-    expected.sort_unstable();
-    assert_eq!(
-        db.store.discard_rejects(&asked).await.expect("discarded"),
-        expected,
-        "each once, ascending"
-    );
-    assert_eq!(
-        db.store
-            .discard_rejects(&asked)
-            .await
-            .expect("nothing to do"),
-        [0; 0]
-    );
-    assert_eq!(
-        db.store.discard_rejects(&[]).await.expect("nothing to do"),
-        [0; 0]
-    );
+    let expected = ascending(&numbers, &[1, 2]);
+    assert_eq!(db.discard(&asked).await, expected, "each once, ascending");
+    assert_eq!(db.discard(&asked).await, [0; 0]);
+    assert_eq!(db.discard(&[]).await, [0; 0]);
 
-    let left: Vec<_> = db
-        .rejects()
-        .await
-        .iter()
-        .map(|reject| reject.number)
-        .collect();
-    assert_eq!(left.len(), 3);
-    assert!(
-        numbers[3..].iter().all(|number| left.contains(number)),
-        "{left:?}"
-    );
-    let again = db
-        .store
-        .retry_rejects(&family.family, &numbers[..3])
-        .await
-        .expect("retried");
+    assert_eq!(db.reject_numbers().await, ascending(&numbers, &[3, 4, 5]));
     assert_eq!(
-        again,
-        [
-            Retried::AppliedBefore,
-            Retried::Discarded,
-            Retried::Discarded
-        ]
+        db.retry(&family, &numbers[..3]).await,
+        [AppliedBefore, Discarded, Discarded]
     );
     assert_eq!(db.number(SUM).await, 200);
-    let kept = |number: u64, is: &str| {
-        format!(
-            "SELECT COUNT(*) FROM counterfoil_rejects WHERE number = {number} AND applied_at IS NOT NULL AND {is}"
-        )
-    };
     let short =
         "reason = CONCAT('discarded: ', REPEAT('\u{e9}', 1013)) AND CHAR_LENGTH(reason) = 1024";
-    assert_eq!(db.number(&kept(numbers[1], short)).await, 1);
-    assert_eq!(
-        db.number(&kept(numbers[2], "reason LIKE 'discarded: %Out of range%'"))
-            .await,
-        1
-    );
-    assert_eq!(
-        db.number(&kept(numbers[0], "reason NOT LIKE 'discarded%'"))
-            .await,
-        1
-    );
+    for (number, reason) in [
+        (numbers[1], short),
+        (numbers[2], "reason LIKE 'discarded: %Out of range%'"),
+        (numbers[0], "reason NOT LIKE 'discarded%'"),
+    ] {
+        let kept = format!("number = {number} AND applied_at IS NOT NULL AND {reason}");
+        let kept = format!("SELECT COUNT(*) FROM counterfoil_rejects WHERE {kept}");
+        assert_eq!(db.number(&kept).await, 1, "{reason}");
+    }
 }
 
 /// Each reject is added to its row or discarded.
@@ -252,40 +175,24 @@ async fn a_discarded_reject_is_neither_listed_nor_applied() {
 async fn a_retry_and_a_discard_share_no_reject() {
     const MANY: usize = 400;
     let (db, family, _) = six_rejects().await;
-    let ids: Vec<_> = (0..MANY).map(|number| format!("many/{number}")).collect();
-    let deltas: Vec<_> = ids.iter().map(|id| (id.as_str(), 200)).collect();
-    assert_eq!(
-        db.apply(&[batch(&family, 0, 2, &deltas)]).await.rejected,
-        MANY as u64
-    );
-    db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
-    let numbers: Vec<_> = db
-        .rejects()
-        .await
-        .iter()
-        .map(|reject| reject.number)
-        .collect();
+    let deltas = (0..MANY).map(|number| (format!("many/{number}"), 200));
+    assert_eq!(db.add(&family, 0, 2, deltas).await.rejected, MANY as u64);
+    db.run(MEND).await;
+    let numbers = db.reject_numbers().await;
     // chunks of different sizes, from both ends, keep retries and discards close together
     let retry = async |numbers: &[u64]| {
         let mut applied = Vec::new();
         for some in numbers.chunks(40) {
-            let retried = db
-                .store
-                .retry_rejects(&family.family, some)
-                .await
-                .expect("retried");
-            let done = some
-                .iter()
-                .zip(retried)
-                .filter(|(_, retried)| *retried == Retried::Applied);
-            applied.extend(done.map(|(number, _)| *number));
+            let retried = some.iter().zip(db.retry(&family, some).await);
+            let retried = retried.filter(|(_, retried)| *retried == Retried::Applied);
+            applied.extend(retried.map(|(number, _)| *number));
         }
         applied
     };
     let discard = async |numbers: &[u64]| {
         let mut discarded = Vec::new();
         for some in numbers.chunks(3) {
-            discarded.extend(db.store.discard_rejects(some).await.expect("discarded"));
+            discarded.extend(db.discard(some).await);
         }
         discarded
     };
@@ -300,74 +207,49 @@ async fn a_retry_and_a_discard_share_no_reject() {
         retry(&backwards)
     );
     let (applied, discarded) = ([one, four].concat(), [two, three].concat());
-    assert!(
-        !applied.is_empty() && !discarded.is_empty(),
-        "{} and {}",
-        applied.len(),
-        discarded.len()
-    );
-    let mut both = [applied.clone(), discarded].concat();
+    let counts = (applied.len(), discarded.len());
+    assert!(counts.0 > 0 && counts.1 > 0, "{counts:?}");
+    let mut both = [applied, discarded].concat();
     both.sort_unstable();
     assert_eq!(both, numbers, "each once");
-    assert_eq!(db.number(SUM).await, 200 * applied.len() as i64);
-    assert_eq!(db.rejects().await, []);
+    assert_eq!(db.number(SUM).await, 200 * counts.0 as i64);
+    db.expect_rejects(&[]).await;
 }
 
 #[tokio::test]
 async fn a_transaction_that_is_cut_off_applies_nothing() {
     let (db, family, numbers) = six_rejects().await;
-    db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
+    db.run(MEND).await;
     // after the rows are written, and before the rejects are marked
-    db.run("CREATE TRIGGER late BEFORE UPDATE ON counterfoil_rejects FOR EACH ROW SET @late = SLEEP(5)").await;
-    let (store, family, asked) = (db.store.clone(), family.clone(), numbers.clone());
+    db.run("CREATE TRIGGER late BEFORE UPDATE ON counterfoil_rejects FOR EACH ROW SET @late = SLEEP(5)")
+        .await;
     let retry = tokio::spawn({
-        let family = family.clone();
-        async move { store.retry_rejects(&family.family, &asked).await }
+        let (store, family, numbers) = (db.store.clone(), family.clone(), numbers.clone());
+        async move { store.retry_rejects(&family.family, &numbers).await }
     });
     let waiting = "SELECT COALESCE(MAX(ID), 0) FROM information_schema.PROCESSLIST \
          WHERE STATE = 'User sleep' AND DB = DATABASE()";
     eventually("it waits", async || db.number(waiting).await > 0).await;
     db.run(&format!("KILL {}", db.number(waiting).await)).await;
-    assert_eq!(
-        retry.await.expect("ended").expect_err("cut off").kind(),
-        ErrorKind::Store
-    );
+    refused(retry.await.expect("ended"), ErrorKind::Store, "");
     assert_eq!(db.number(SUM).await, 0);
     assert_eq!(db.rejects().await.len(), 6);
     db.run("DROP TRIGGER late").await;
-    assert_eq!(
-        db.store
-            .retry_rejects(&family.family, &numbers)
-            .await
-            .expect("retried"),
-        [Retried::Applied; 6]
-    );
+    assert_eq!(db.retry(&family, &numbers).await, [Retried::Applied; 6]);
     assert_eq!(db.number(SUM).await, 6 * 200);
 }
 
 /// A reject keeps only a part of this id, which may be the id of another counter.
 #[tokio::test]
 async fn an_id_of_which_a_part_is_kept_is_refused_again() {
-    let (db, family, _) = six_rejects().await;
-    let long = "x".repeat(300);
-    let mut batch = batch(&family, 1, 1, &[(&long, 1)]);
-    Arc::make_mut(&mut batch)
-        .deltas
-        .insert(0, (b"caf\xe9".to_vec(), 1));
-    assert_eq!(db.apply(&[batch]).await.rejected, 2);
+    let (db, family, before) = six_rejects().await;
+    let deltas = [(&b"caf\xe9"[..], 1), (&[b'x'; 300], 1)];
+    assert_eq!(db.add(&family, 1, 1, deltas).await.rejected, 2);
     let rejects = db.rejects().await;
-    let numbers: Vec<_> = rejects
-        .iter()
-        .filter(|one| one.partition == 1)
-        .map(|one| one.number)
-        .collect();
+    let mut numbers = db.reject_numbers().await;
+    numbers.retain(|number| !before.contains(number));
     for _ in 0..2 {
-        let again = db
-            .store
-            .retry_rejects(&family.family, &numbers)
-            .await
-            .expect("retried");
-        assert_eq!(again, [Retried::Refused; 2]);
+        assert_eq!(db.retry(&family, &numbers).await, [Retried::Refused; 2]);
     }
     assert_eq!(db.rejects().await, rejects, "with the same reasons");
 }
@@ -375,50 +257,24 @@ async fn an_id_of_which_a_part_is_kept_is_refused_again() {
 #[tokio::test]
 async fn rejects_of_cached_counters_are_applied_again() {
     let db = Db::new().await;
-    let family = Family::cached("shop", "votes")
-        .build()
-        .expect("valid")
-        .clone();
-    let number = db.store.register(&family).await.expect("registered");
-    let votes = Arc::new(Registered { family, number });
-    assert_eq!(
-        db.apply(&[batch(&votes, 0, 1, &[("1", i64::MAX)])]).await,
-        applied(1, 0, 1, 0)
-    );
-    assert_eq!(
-        db.apply(&[batch(&votes, 0, 2, &[("1", 5)])]).await,
-        applied(1, 0, 0, 1)
-    );
-    let numbers = [db.rejects().await[0].number];
-    let retry = async || {
-        db.store
-            .retry_rejects(&votes.family, &numbers)
-            .await
-            .expect("retried")
-    };
-    assert_eq!(retry().await, [Retried::Refused]);
+    let votes = Family::cached("shop", "votes").build().expect("valid");
+    let votes = db.registered(&votes).await;
+    let full = [("1", i64::MAX)];
+    assert_eq!(db.add(&votes, 0, 1, full).await, applied(1, 0, 1, 0));
+    assert_eq!(db.add(&votes, 0, 2, [("1", 5)]).await, applied(1, 0, 0, 1));
+    let numbers = db.reject_numbers().await;
+    assert_eq!(db.retry(&votes, &numbers).await, [Retried::Refused]);
     db.run("UPDATE counterfoil_values SET value = 7").await;
-    assert_eq!(retry().await, [Retried::Applied]);
+    assert_eq!(db.retry(&votes, &numbers).await, [Retried::Applied]);
     assert_eq!(db.values(&votes, &["1"]).await, [Some(12)]);
 }
 
 #[tokio::test]
-async fn rejects_of_others_are_left_alone() {
+async fn rejects_of_other_families_are_left_alone() {
     let (db, family, numbers) = six_rejects().await;
-    db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
+    db.run(MEND).await;
     let other = db.family(Family::buffered("shop", "other")).await;
-    let again = db
-        .store
-        .retry_rejects(&other.family, &numbers)
-        .await
-        .expect("retried");
-    assert_eq!(again, [Retried::NotFound; 6]);
-    assert_eq!(
-        db.store
-            .retry_rejects(&family.family, &[])
-            .await
-            .expect("nothing to do"),
-        []
-    );
+    assert_eq!(db.retry(&other, &numbers).await, [Retried::NotFound; 6]);
+    assert_eq!(db.retry(&family, &[]).await, []);
     assert_eq!(db.number(SUM).await, 0);
 }

@@ -1,0 +1,404 @@
+//! Batches against a real server: each counts once, whatever interrupts it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use counterfoil::store::{
+    Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
+};
+use counterfoil::test_hooks::{Guard, take_out};
+use counterfoil::{Error, ErrorKind, Family, KeyType, Store, Table};
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
+use super::database::{Db, I1, Sums, applied, batch, by_id, complete, many};
+
+/// Returns the batch with another nonce, as cut by a Redis that was set back.
+fn other_cut(batch: &Batch) -> Arc<Batch> {
+    with_id(
+        batch,
+        BatchId {
+            nonce: Nonce(0),
+            ..batch.id
+        },
+    )
+}
+
+fn with_id(batch: &Batch, id: BatchId) -> Arc<Batch> {
+    Arc::new(Batch {
+        id,
+        ..batch.clone()
+    })
+}
+
+fn part(progress: impl Into<Vec<Progress>>, rows: u64, rejected: u64) -> Applied {
+    Applied {
+        progress: progress.into(),
+        rows,
+        rejected,
+    }
+}
+
+#[tokio::test]
+async fn a_batch_counts_once_however_often_it_is_applied() {
+    let db = Db::new().await;
+    let views = db.views().await;
+    let first = [
+        batch(&views, 0, 1, [("a", 5), ("b", -2)]),
+        batch(&views, 1, 1, [("c", 1)]),
+    ];
+    let next = batch(&views, 0, 2, [("a", 1)]);
+    let twice = batch(&views, 0, 3, [("a", 1)]);
+    for (batches, expected) in [
+        (first.to_vec(), applied(2, 0, 3, 0)),
+        (first.to_vec(), applied(0, 2, 0, 0)),
+        (vec![next, first[1].clone()], applied(1, 1, 1, 0)),
+        (vec![twice.clone(), twice.clone()], applied(1, 1, 1, 0)),
+    ] {
+        assert_eq!(db.apply(&batches).await, expected, "{batches:?}");
+    }
+    for behind in [first[0].clone(), other_cut(&twice)] {
+        let set_back = Sums {
+            set_back: 1,
+            ..Sums::default()
+        };
+        assert_eq!(db.apply(&[behind]).await, set_back);
+    }
+    assert_eq!(
+        db.values(&views, &["a", "b", "c", "d"]).await,
+        [Some(7), Some(-2), Some(1), None]
+    );
+
+    // a new incarnation starts at seq 1 again
+    let again = batch(&views, 0, 1, [("a", 100)]);
+    let incarnation = Incarnation(0);
+    let id = BatchId {
+        incarnation,
+        ..again.id
+    };
+    assert_eq!(db.apply(&[with_id(&again, id)]).await, applied(1, 0, 1, 0));
+    assert_eq!(db.values(&views, &["a"]).await, [Some(107)]);
+    let nothing = db.store.apply(&[], None).await.expect("nothing to do");
+    assert_eq!(nothing, Applied::default());
+}
+
+/// Checks the contract of a store: parts, marks and set-backs.
+pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
+    let mut one = batch(family, 0, 1, [("1", 1), ("2", 2), ("3", 3)]);
+    // a client in another language can count such an id
+    Arc::make_mut(&mut one).deltas.push((b"\xff".to_vec(), 9));
+    let two = batch(family, 1, 1, [("1", 10), ("4", 40)]);
+    let both = [two.clone(), one.clone()];
+    let apply = async |batches: &[Arc<Batch>], max_rows| {
+        store.apply(batches, max_rows).await.expect("applied")
+    };
+    let mark = |partition, seq, position: Option<&[u8]>| LedgerRow {
+        family: family.number,
+        partition,
+        incarnation: I1,
+        mark: Mark {
+            seq,
+            nonce: Nonce(u64::MAX - seq),
+            position: position.map(<[u8]>::to_vec),
+        },
+    };
+    let expect_marks = async |expected: &[LedgerRow]| {
+        let families = [family.number, family.number, u64::from(u32::MAX)];
+        let mut rows = store.ledger(&families).await.expect("the ledger");
+        rows.sort_by_key(|row| row.partition);
+        assert_eq!(rows, expected);
+    };
+    let rows = async |ids: &[&str]| store.rows(family, ids).await.expect("rows");
+
+    // parts follow the order of the ledger, not the order of the arguments
+    let progress = [Progress::Partial { left: 2 }, Progress::Partial { left: 1 }];
+    assert_eq!(apply(&both, Some(3)).await, part(progress, 3, 0));
+    expect_marks(&[mark(0, 1, Some(b"3"))]).await;
+    let ledger = [(1, I1), (0, I1), (0, Incarnation(1))];
+    for ids in [&["2"][..], &["2", "4"]] {
+        let read = store.read(family, ids, &ledger, ReadFrom::Primary).await;
+        let read = read.expect("read");
+        assert_eq!(read.values, [Some(2), None][..ids.len()]);
+        let known = mark(0, 1, Some(b"3")).mark;
+        assert_eq!(read.ledger, [Mark::default(), known, Mark::default()]);
+    }
+    // only the rest
+    assert_eq!(
+        apply(&both, None).await,
+        part([Progress::Complete; 2], 2, 1)
+    );
+    assert_eq!(
+        apply(&both, None).await,
+        part([Progress::Repeated; 2], 0, 0)
+    );
+    expect_marks(&[mark(0, 1, None), mark(1, 1, None)]).await;
+    assert_eq!(rows(&["4", "9", "1"]).await, [Some(40), None, Some(11)]);
+
+    // a batch that proves a set-back changes nothing and does not hold up the other batches
+    let next = batch(family, 0, 2, [("1", -1), ("2", -1)]);
+    let progress = [Progress::SetBack, Progress::Partial { left: 1 }];
+    assert_eq!(
+        apply(&[other_cut(&two), next.clone()], Some(1)).await,
+        part(progress, 1, 0)
+    );
+    for behind in [other_cut(&next), one, batch(family, 0, 3, [("1", 1)])] {
+        assert_eq!(
+            apply(&[behind], None).await,
+            part([Progress::SetBack], 0, 0),
+            "while a batch is partial"
+        );
+    }
+    expect_marks(&[mark(0, 2, Some(b"1")), mark(1, 1, None)]).await;
+    assert_eq!(apply(&[next], None).await.progress, [Progress::Complete]);
+    assert_eq!(rows(&["1", "2"]).await, [Some(10), Some(1)]);
+
+    for (seq, guard, doubled) in [
+        (10, Guard::Ledger, 1),
+        (20, Guard::Position, 1),
+        (30, Guard::Nonce, 0),
+    ] {
+        let cut = batch(family, 9, seq, [("5", 1), ("6", 1)]);
+        assert_eq!(
+            apply(std::slice::from_ref(&cut), Some(1)).await.progress,
+            [Progress::Partial { left: 1 }]
+        );
+        let again = match guard {
+            Guard::Nonce => other_cut(&cut),
+            _ => cut,
+        };
+        let before = rows(&["5", "6"]).await;
+        take_out(Some(guard));
+        let progress = apply(&[again], None).await.progress;
+        take_out(None);
+        let after = rows(&["5", "6"]).await;
+        let added = [0, 1].map(|at| after[at].unwrap_or(0) - before[at].unwrap_or(0));
+        assert_eq!(
+            (progress, added),
+            (vec![Progress::Complete], [doubled, 1]),
+            "{guard:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_contract_of_a_store_is_kept() {
+    let db = Db::new().await;
+    keeps_the_contract(&db.store, &db.views().await).await;
+    db.run("CREATE TABLE t (id BIGINT UNSIGNED PRIMARY KEY, n INT NOT NULL)")
+        .await;
+    let table = by_id(Table::upsert("t"), KeyType::Unsigned);
+    keeps_the_contract(&db.store, &db.table("t", table).await).await;
+    let rejects = db.rejects().await;
+    let of_first = |seq, delta| (seq, delta) == (1, 9);
+    assert!(
+        rejects.len() == 2 && rejects.iter().all(|one| of_first(one.seq, one.delta)),
+        "{rejects:?}"
+    );
+}
+
+/// By default a transaction writes 500 rows of an application's table, or 10,000 rows of
+/// counterfoil's own.
+#[tokio::test]
+async fn a_part_is_short() {
+    let db = Db::new().await;
+    let (table, own) = (db.numbers("t", "INT").await, db.views().await);
+    for (family, rows) in [(&table, 500), (&own, 10_000)] {
+        let batches = [batch(family, 0, 1, many(10_100, 1))];
+        let applied = db.store.apply(&batches, None).await.expect("applied");
+        let left = 10_100 - rows;
+        assert_eq!(applied, part([Progress::Partial { left }], rows, 0));
+    }
+    // small batches share a transaction
+    let few = [&own, &table].map(|family| batch(family, 1, 1, many(300, 1)));
+    let progress = [Progress::Partial { left: 100 }, Progress::Complete];
+    let shared = db.store.apply(&few, None).await.expect("applied");
+    assert_eq!(shared, part(progress, 500, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_same_batches_from_many_tasks_count_once() {
+    let db = Db::new().await;
+    let families = [db.views().await, db.numbers("t", "BIGINT").await];
+    for seq in 1..=5 {
+        let batches = (0..8).flat_map(|partition| {
+            families
+                .each_ref()
+                .map(|family| batch(family, partition, seq, many(200, 1)))
+        });
+        let batches: Vec<_> = batches.collect();
+        let tasks = (0..8).map(|task| {
+            let (store, mut batches) = (db.store.clone(), batches.clone());
+            if task % 2 == 1 {
+                batches.reverse();
+            }
+            // in parts, so that the tasks alternate on each batch
+            tokio::spawn(async move { complete(&store, &batches, Some(700)).await })
+        });
+        let mut rows = 0;
+        for task in tasks.collect::<Vec<_>>() {
+            let sums = task.await.expect("no panic").expect("applied");
+            assert_eq!((sums.complete + sums.repeated, sums.set_back), (16, 0));
+            rows += sums.rows;
+        }
+        assert_eq!(rows, 16 * 200);
+    }
+    for count in [
+        "SELECT SUM(value = 40) FROM counterfoil_values",
+        "SELECT SUM(n = 40) FROM t",
+    ] {
+        assert_eq!(db.number(count).await, 200, "{count}");
+    }
+}
+
+/// Two transactions lock two rows in opposite orders. The server aborts one of them, and its retry
+/// succeeds.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadlock_is_retried() {
+    let db = Db::new().await;
+    let views = db.views().await;
+    let others = db.family(Family::buffered("shop", "others")).await;
+    db.add(&views, 0, 1, [("a", 0), ("b", 0)]).await;
+    db.add(&others, 0, 1, many(500, 0)).await;
+    for round in 0..3 {
+        // READ COMMITTED keeps locks only on changed rows, even when it scans the whole table
+        let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
+        let mut other = db.pool.begin_with(begin).await.expect("begun");
+        let touch = |family: &Registered, id| {
+            let update =
+                "UPDATE counterfoil_values SET value = value + 1 WHERE family = ? AND id LIKE ?";
+            sqlx::query(update).bind(family.number).bind(id)
+        };
+        // the server aborts the transaction that has changed fewer rows
+        for (family, id) in [(&others, "%"), (&views, "b")] {
+            let locked = touch(family, id).execute(&mut *other).await;
+            locked.expect("locked");
+        }
+        let before = db.store.statements();
+        let batches = [batch(&views, 0, 2 + round, [("a", 1), ("b", 1)])];
+        let store = db.store.clone();
+        let apply = tokio::spawn(async move { complete(&store, &batches, None).await });
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        // the store has locked "a" and waits for "b"
+        let locked = touch(&views, "a").execute(&mut *other).await;
+        locked.expect("the store's transaction is aborted");
+        other.rollback().await.expect("rolled back");
+        let sums = apply.await.expect("no panic").expect("applied");
+        assert_eq!(sums, applied(1, 0, 2, 0));
+        let statements = db.store.statements() - before;
+        assert!(statements > 8, "{statements}: it was not aborted");
+    }
+    assert_eq!(db.values(&views, &["a", "b"]).await, [Some(3), Some(3)]);
+}
+
+/// Returns a transaction that has inserted the value of `a`.
+async fn inserting(db: &Db, views: &Registered) -> sqlx::Transaction<'static, sqlx::MySql> {
+    let mut other = db.pool.begin().await.expect("begun");
+    let insert = sqlx::query("INSERT INTO counterfoil_values VALUES (?, 'a', 1)");
+    let inserted = insert.bind(views.number).execute(&mut *other).await;
+    inserted.expect("inserted");
+    other
+}
+
+fn expect_retryable(error: &Error) {
+    let is_retryable = error.kind() == ErrorKind::Store && error.is_retryable();
+    assert!(is_retryable, "{error}");
+}
+
+#[tokio::test]
+async fn a_lock_that_is_not_released_is_a_retryable_error() {
+    let db = Db::new().await;
+    let hasty = db.session("SET SESSION innodb_lock_wait_timeout = 1").await;
+    let views = db.views().await;
+    let other = inserting(&db, &views).await;
+    let batches = [batch(&views, 0, 1, [("a", 1)])];
+    let error = hasty.store.apply(&batches, None).await.expect_err("locked");
+    expect_retryable(&error);
+    assert!(std::error::Error::source(&error).is_some());
+    other.commit().await.expect("committed");
+    // nothing was kept of the first attempt
+    assert_eq!(hasty.apply(&batches).await, applied(1, 0, 1, 0));
+    assert_eq!(db.values(&views, &["a"]).await, [Some(2)]);
+}
+
+#[tokio::test]
+async fn a_connection_cut_keeps_nothing() {
+    let db = Db::new().await;
+    let views = db.views().await;
+    let other = inserting(&db, &views).await;
+    let batches = [batch(&views, 0, 1, [("a", 1)])];
+    let apply = tokio::spawn({
+        let (store, batches) = (db.store.clone(), batches.clone());
+        async move { store.apply(&batches, None).await }
+    });
+    let waiting = loop {
+        let rows = sqlx::query("SHOW FULL PROCESSLIST").fetch_all(&db.pool);
+        let ours = |row: &&MySqlRow| {
+            let text = |index: usize| row.get::<Option<String>, _>(index).unwrap_or_default();
+            text(3) == db.name && text(7).starts_with("INSERT INTO `counterfoil_values`")
+        };
+        if let Some(row) = rows.await.expect("processes").iter().find(ours) {
+            break row.try_get_unchecked::<u64, _>(0).expect("an id");
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    db.run(&format!("KILL {waiting}")).await;
+    expect_retryable(&apply.await.expect("no panic").expect_err("cut"));
+    other.commit().await.expect("committed");
+    assert_eq!(db.apply(&batches).await, applied(1, 0, 1, 0));
+    assert_eq!(db.values(&views, &["a"]).await, [Some(2)]);
+}
+
+#[tokio::test]
+async fn a_dropped_future_does_not_stop_its_transaction() {
+    let db = Db::new().await;
+    let views = db.views().await;
+    for seq in 1..=40 {
+        let batches = [batch(&views, 0, seq, [("a", 1)])];
+        let apply = db.store.apply(&batches, None);
+        drop(tokio::time::timeout(Duration::from_micros(50 * seq), apply).await);
+        let (ids, ledger) = (["a"], [(0, I1)]);
+        let read = db.store.read(&views, &ids, &ledger, ReadFrom::Primary);
+        drop(tokio::time::timeout(Duration::from_micros(20 * seq), read).await);
+        // as the reconciler does: repeats the same batch until there is a reply
+        db.apply(&batches).await;
+    }
+    assert_eq!(db.values(&views, &["a"]).await, [Some(40)]);
+}
+
+#[tokio::test]
+async fn a_transaction_takes_few_statements() {
+    let db = Db::new().await;
+    let views = db.views().await;
+    let before = db.store.statements();
+    let batches = (0..8).map(|partition| batch(&views, partition, 1, many(1000, 1)));
+    db.apply(&batches.collect::<Vec<_>>()).await;
+    // three to begin, two for the ledger, one for the values, two to commit; five round trips
+    assert_eq!(db.store.statements() - before, 8);
+}
+
+#[tokio::test]
+async fn a_fault_of_the_table_keeps_nothing() {
+    let db = Db::new().await;
+    let batches = [
+        batch(&db.views().await, 0, 1, [("a", 1)]),
+        batch(&db.numbers("t", "INT").await, 0, 1, [("1", 1)]),
+    ];
+    for (fault, mend) in [
+        ("RENAME TO gone", "TABLE gone RENAME TO t"),
+        ("ADD c INT NOT NULL", "TABLE t DROP c"),
+    ] {
+        db.run(&format!("ALTER TABLE t {fault}")).await;
+        let error = db.store.apply(&batches, None).await.expect_err(fault);
+        // not retryable: the reconciler continues with the other families
+        assert!(
+            error.kind() == ErrorKind::Mismatch && !error.is_retryable(),
+            "{error}"
+        );
+        for kept in ["values", "ledger", "rejects"] {
+            let count = format!("SELECT COUNT(*) FROM counterfoil_{kept}");
+            assert_eq!(db.number(&count).await, 0, "{fault}: {kept}");
+        }
+        db.run(&format!("ALTER {mend}")).await;
+    }
+    assert_eq!(db.apply(&batches).await, applied(2, 0, 2, 0));
+}

@@ -1,0 +1,136 @@
+//! The check of a database: its findings name what is wrong.
+
+use std::time::Duration;
+
+use counterfoil::KeyType::Signed;
+use counterfoil::admin::Severity;
+use counterfoil::store::Registered;
+use counterfoil::{Error, ErrorKind, Family, MysqlStore, Store, Table};
+use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
+
+use super::database::{Db, batch, by_id, views};
+
+async fn findings(store: &MysqlStore, families: &[Family]) -> Vec<(Severity, String)> {
+    let findings = store.check(families).await.into_iter();
+    findings
+        .map(|finding| {
+            let text = format!("{}: {}", finding.subject, finding.message);
+            (finding.severity, text)
+        })
+        .collect()
+}
+
+fn is_found(findings: &[(Severity, String)], severity: Severity, words: &[&str]) -> bool {
+    let mut findings = findings.iter();
+    findings.any(|(known, text)| *known == severity && words.iter().all(|word| text.contains(word)))
+}
+
+#[track_caller]
+fn assert_found(findings: &[(Severity, String)], severity: Severity, words: &[&str]) {
+    let found = is_found(findings, severity, words);
+    assert!(found, "{severity:?} {words:?} in {findings:#?}");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_the_database_is_found() {
+    let db = Db::new().await;
+    db.run(
+        "CREATE TABLE votes (id INT PRIMARY KEY, n INT NOT NULL); CREATE TABLE days (id INT PRIMARY KEY, n INT NOT NULL);
+         CREATE TABLE bad (id DOUBLE PRIMARY KEY, n INT NOT NULL)",
+    )
+    .await;
+    let tables = [
+        Table::update("votes"),
+        Table::upsert("days"),
+        Table::update("bad"),
+    ];
+    let families = tables.map(|table| {
+        let family = Family::buffered("shop", "family").table(by_id(table, Signed));
+        family.build().expect("valid")
+    });
+    let good = findings(&db.store, &families[..2]).await;
+    let severities: Vec<_> = good.iter().map(|(severity, _)| *severity).collect();
+    assert_eq!(severities.len(), 3, "{good:?}");
+    // a setting of testkit
+    assert_found(&good, Severity::Warning, &["flush_log"]);
+    let recounts = good.iter().filter(|(severity, text)| {
+        *severity == Severity::Info && text.contains("recount of shop/family")
+    });
+    assert_eq!(recounts.count(), 2, "{good:?}");
+    assert_found(
+        &findings(&db.store, &families).await,
+        Severity::Error,
+        &["table bad", "id", "double"],
+    );
+    let replica = db.store.clone().with_replica(db.pool.clone());
+    assert_found(&findings(&replica, &[]).await, Severity::Info, &["replica"]);
+
+    // a user with some privileges on the database, and some on tables
+    let user = db
+        .user(&[
+            "SELECT ON *",
+            "INSERT ON counterfoil_families",
+            "UPDATE ON votes",
+            "INSERT, UPDATE ON counterfoil_values",
+        ])
+        .await;
+    let odd =
+        "SET SESSION autocommit = 0; SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED";
+    let store = MysqlStore::new(db.connect(&user, odd).await);
+    let found = findings(&store, &families[..2]).await;
+    // ends its transaction
+    drop(store);
+    assert_found(&found, Severity::Warning, &["pool", "single"]);
+    assert_found(&found, Severity::Error, &["autocommit"]);
+    assert_found(&found, Severity::Error, &["isolation"]);
+    for (table, privilege, is_missing) in [
+        ("counterfoil_families", "SELECT", false),
+        ("counterfoil_families", "INSERT", false),
+        ("counterfoil_families", "UPDATE", true),
+        ("counterfoil_ledger", "INSERT", true),
+        ("counterfoil_ledger", "UPDATE", true),
+        ("counterfoil_rejects", "INSERT", true),
+        ("votes", "UPDATE", false),
+        ("votes", "INSERT", false),
+        ("days", "INSERT", true),
+        ("days", "UPDATE", true),
+    ] {
+        let (table, privilege) = (
+            format!("table {table}"),
+            format!("no {privilege} privilege"),
+        );
+        let denied = is_found(&found, Severity::Error, &[&table, &privilege]);
+        assert_eq!(denied, is_missing, "{privilege} on {table}: {found:#?}");
+    }
+
+    db.run("DROP TABLE counterfoil_ledger").await;
+    assert_found(
+        &findings(&db.store, &[]).await,
+        Severity::Error,
+        &["missing", "counterfoil_ledger"],
+    );
+    // root can still write, so the other tests are not affected
+    db.run("SET GLOBAL read_only = 1").await;
+    let found = findings(&db.store, &[]).await;
+    db.run("SET GLOBAL read_only = 0").await;
+    assert_found(&found, Severity::Error, &["read_only", "no writes"]);
+}
+
+#[tokio::test]
+async fn an_unreachable_database_is_a_finding_and_an_error() {
+    let options = MySqlConnectOptions::new().socket("/nowhere/mysql.sock");
+    let pool = MySqlPoolOptions::new().acquire_timeout(Duration::from_millis(200));
+    let store = MysqlStore::new(pool.connect_lazy_with(options));
+    let found = findings(&store, &[]).await;
+    assert!(matches!(&found[..], [(Severity::Error, text)] if text.starts_with("mysql: ")));
+    let expect_retryable = |error: Error| {
+        let is_retryable = error.kind() == ErrorKind::Store && error.is_retryable();
+        assert!(is_retryable, "{error}");
+    };
+    let family = views().build().expect("valid");
+    expect_retryable(store.register(&family).await.expect_err("unreachable"));
+    let family = Registered { family, number: 1 };
+    let batches = [batch(&family.into(), 0, 1, [("a", 1)])];
+    let applied = store.apply(&batches, None).await;
+    expect_retryable(applied.expect_err("unreachable"));
+}

@@ -1,0 +1,288 @@
+//! A test's own database, batches for it, and the sums of their outcomes.
+
+use std::sync::Arc;
+
+use counterfoil::admin::Reject;
+use counterfoil::store::{
+    Applied, Batch, BatchId, Incarnation, Nonce, Progress, ReadFrom, Registered,
+};
+use counterfoil::{
+    BufferedCounters, ErrorKind, Family, FamilyBuilder, KeyType, MysqlStore, Result, Store, Table,
+};
+use sqlx::mysql::MySqlPoolOptions;
+use sqlx::{AssertSqlSafe, MySqlPool};
+use testkit::MysqlServer;
+use tokio::sync::OnceCell;
+
+use crate::support::{keyed, refused};
+
+static SERVER: OnceCell<MysqlServer> = OnceCell::const_new();
+
+pub const I1: Incarnation = Incarnation(u64::MAX);
+
+/// A test's own database with counterfoil's tables.
+pub struct Db {
+    pub name: String,
+    pub pool: MySqlPool,
+    pub store: MysqlStore,
+    pub mariadb: bool,
+}
+
+impl Db {
+    pub async fn new() -> Self {
+        let db = Db::empty().await;
+        db.store.create_tables().await.expect("created");
+        db
+    }
+
+    pub async fn empty() -> Self {
+        let server = SERVER.get_or_init(MysqlServer::start).await;
+        let (name, pool) = server.database("store").await;
+        Db::over(name, pool).await
+    }
+
+    async fn over(name: String, pool: MySqlPool) -> Self {
+        let version = sqlx::query_scalar::<_, String>("SELECT VERSION()").fetch_one(&pool);
+        Db {
+            name,
+            mariadb: version.await.expect("a version").contains("MariaDB"),
+            store: MysqlStore::new(pool.clone()),
+            pool,
+        }
+    }
+
+    /// Connects to the database over one connection, which begins with this statement.
+    pub async fn session(&self, begin: &'static str) -> Self {
+        Db::over(self.name.clone(), self.connect("root", begin).await).await
+    }
+
+    /// Connects as the user over one connection, which begins with this statement.
+    pub async fn connect(&self, user: &str, begin: &'static str) -> MySqlPool {
+        let pool = MySqlPoolOptions::new().max_connections(1);
+        let pool = pool.after_connect(move |connection, _| {
+            Box::pin(async move { sqlx::raw_sql(begin).execute(connection).await.map(drop) })
+        });
+        let options = (*self.pool.connect_options()).clone().username(user);
+        pool.connect_with(options).await.expect("connected")
+    }
+
+    /// Creates a user with these privileges on the database's tables, and returns its name.
+    pub async fn user(&self, privileges: &[&str]) -> String {
+        let user = format!("u{}", self.name);
+        self.run(&format!("CREATE USER '{user}'@'localhost'")).await;
+        for privilege in privileges {
+            let grant = format!("GRANT {privilege} TO '{user}'@'localhost'");
+            self.run(&grant.replace(" ON ", &format!(" ON {}.", self.name)))
+                .await;
+        }
+        user
+    }
+
+    pub async fn run(&self, sql: &str) {
+        let query = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
+        let done = query.execute(&self.pool).await;
+        done.unwrap_or_else(|e| panic!("{sql}: {e}"));
+    }
+
+    pub async fn number(&self, sql: &str) -> i64 {
+        let sql = format!("SELECT CAST(({sql}) AS SIGNED)");
+        let query = sqlx::query_scalar::<_, Option<i64>>(AssertSqlSafe(sql.clone()));
+        let number = query.fetch_one(&self.pool).await;
+        number
+            .unwrap_or_else(|e| panic!("{sql}: {e}"))
+            .unwrap_or_else(|| panic!("{sql}: none"))
+    }
+
+    /// Returns the collation that compares texts byte by byte.
+    pub fn exact(&self) -> &'static str {
+        if self.mariadb {
+            "utf8mb4_nopad_bin"
+        } else {
+            "utf8mb4_0900_bin"
+        }
+    }
+
+    pub async fn registered(&self, family: &Family) -> Arc<Registered> {
+        Arc::new(Registered {
+            family: family.clone(),
+            number: self.store.register(family).await.expect("registered"),
+        })
+    }
+
+    pub async fn family(&self, builder: FamilyBuilder<BufferedCounters>) -> Arc<Registered> {
+        self.registered(&builder.build().expect("valid")).await
+    }
+
+    pub async fn views(&self) -> Arc<Registered> {
+        self.family(views()).await
+    }
+
+    pub async fn table(&self, name: &str, table: Table) -> Arc<Registered> {
+        self.family(Family::buffered("shop", name).table(table))
+            .await
+    }
+
+    /// Creates a table of rows by `id`, whose value `n` has this type.
+    pub async fn numbers(&self, name: &str, value: &str) -> Arc<Registered> {
+        let columns = format!("(id INT PRIMARY KEY, n {value} NOT NULL)");
+        self.run(&format!("CREATE TABLE {name} {columns}")).await;
+        self.table(name, by_id(Table::upsert(name), KeyType::Signed))
+            .await
+    }
+
+    pub async fn values(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
+        let read = self.store.read(family, ids, &[], ReadFrom::Primary).await;
+        read.expect("read").values
+    }
+
+    pub async fn rows(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
+        self.store.rows(family, ids).await.expect("rows")
+    }
+
+    pub async fn list(
+        &self,
+        family: &Registered,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Vec<(String, i64)> {
+        let listed = self.store.list(family, prefix, after, limit).await;
+        listed.expect("listed")
+    }
+
+    /// Lists all ids with the prefix, page by page.
+    pub async fn pages(&self, family: &Registered, prefix: &str, limit: usize) -> Vec<String> {
+        let (mut all, mut after) = (Vec::<String>::new(), None);
+        loop {
+            let page = self.list(family, prefix, after.as_deref(), limit).await;
+            all.extend(page.iter().map(|(id, _)| id.clone()));
+            after = all.last().cloned();
+            if page.len() < limit {
+                return all;
+            }
+        }
+    }
+
+    pub async fn rejects(&self) -> Vec<Reject> {
+        self.store.rejects(0, 100_000).await.expect("rejects")
+    }
+
+    /// Asserts that these deltas were rejected, each with a reason that contains the text.
+    pub async fn expect_rejects(&self, expected: &[(&str, i64, &str)]) {
+        let rejects = self.rejects().await;
+        let is_expected = |(reject, (id, delta, reason)): (&Reject, &(&str, i64, &str))| {
+            reject.id == *id && reject.delta == *delta && reject.reason.contains(reason)
+        };
+        let are_expected = rejects.iter().zip(expected).all(is_expected);
+        assert!(
+            rejects.len() == expected.len() && are_expected,
+            "{rejects:#?} are not {expected:?}"
+        );
+    }
+
+    pub async fn apply(&self, batches: &[Arc<Batch>]) -> Sums {
+        complete(&self.store, batches, None).await.expect("applied")
+    }
+
+    /// Applies one batch.
+    pub async fn add<I: AsRef<[u8]>>(
+        &self,
+        family: &Arc<Registered>,
+        partition: u32,
+        seq: u64,
+        deltas: impl IntoIterator<Item = (I, i64)>,
+    ) -> Sums {
+        self.apply(&[batch(family, partition, seq, deltas)]).await
+    }
+
+    pub async fn mismatch(&self, builder: FamilyBuilder<BufferedCounters>) -> String {
+        let family = builder.build().expect("valid");
+        let registered = self.store.register(&family).await;
+        format!("{:#}", refused(registered, ErrorKind::Mismatch, ""))
+    }
+}
+
+pub fn views() -> FamilyBuilder<BufferedCounters> {
+    Family::buffered("shop", "views")
+}
+
+/// Adds the key column `id` and the value column `n` to the table.
+pub fn by_id(table: Table, kind: KeyType) -> Table {
+    keyed(table, [("id", kind)])
+}
+
+/// Returns this number of ids, each with the delta.
+pub fn many(ids: usize, delta: i64) -> impl Iterator<Item = (String, i64)> + Clone {
+    (0..ids).map(move |id| (id.to_string(), delta))
+}
+
+pub fn batch<I: AsRef<[u8]>>(
+    family: &Arc<Registered>,
+    partition: u32,
+    seq: u64,
+    deltas: impl IntoIterator<Item = (I, i64)>,
+) -> Arc<Batch> {
+    let deltas = deltas.into_iter();
+    let mut deltas: Vec<_> = deltas
+        .map(|(id, delta)| (id.as_ref().to_vec(), delta))
+        .collect();
+    deltas.sort();
+    Arc::new(Batch {
+        family: family.clone(),
+        partition,
+        id: BatchId {
+            incarnation: I1,
+            seq,
+            nonce: Nonce(u64::MAX - seq),
+        },
+        deltas,
+    })
+}
+
+/// The outcomes of batches, and the number of changed rows.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Sums {
+    pub complete: u64,
+    pub repeated: u64,
+    pub set_back: u64,
+    pub rows: u64,
+    pub rejected: u64,
+}
+
+pub fn applied(complete: u64, repeated: u64, rows: u64, rejected: u64) -> Sums {
+    Sums {
+        complete,
+        repeated,
+        set_back: 0,
+        rows,
+        rejected,
+    }
+}
+
+/// Applies the batches part by part, as a worker does, until each of them has ended.
+pub async fn complete(
+    store: &impl Store,
+    batches: &[Arc<Batch>],
+    max_rows: Option<u64>,
+) -> Result<Sums> {
+    let (mut left, mut sums) = (batches.to_vec(), Sums::default());
+    while !left.is_empty() {
+        let Applied {
+            progress,
+            rows,
+            rejected,
+        } = store.apply(&left, max_rows).await?;
+        (sums.rows, sums.rejected) = (sums.rows + rows, sums.rejected + rejected);
+        let mut partial = Vec::new();
+        for (batch, progress) in left.into_iter().zip(progress) {
+            match progress {
+                Progress::Complete => sums.complete += 1,
+                Progress::Repeated => sums.repeated += 1,
+                Progress::SetBack => sums.set_back += 1,
+                Progress::Partial { .. } => partial.push(batch),
+            }
+        }
+        left = partial;
+    }
+    Ok(sums)
+}

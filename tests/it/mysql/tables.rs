@@ -1,0 +1,263 @@
+//! Families and tables: what counterfoil registers, and what it refuses by name.
+
+use std::time::Duration;
+
+use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
+use counterfoil::{Durability, ErrorKind, Family, KeyType, MysqlStore, Store, Table};
+
+use super::database::{Db, applied, by_id, views};
+use crate::support::{keyed, refused};
+
+#[tokio::test]
+async fn a_family_has_one_number_and_one_identity() {
+    let db = Db::new().await;
+    db.run("CREATE TABLE t (id INT PRIMARY KEY, n INT NOT NULL)")
+        .await;
+    db.store.create_tables().await.expect("created before");
+    let registered = db.views().await;
+    let tasks = (0..8).map(|_| {
+        let store = db.store.clone();
+        let family = Family::buffered("new", "new").build().expect("valid");
+        tokio::spawn(async move { store.register(&family).await })
+    });
+    let mut numbers = Vec::new();
+    for task in tasks.collect::<Vec<_>>() {
+        numbers.push(task.await.expect("no panic").expect("registered"));
+    }
+    assert_eq!(numbers, vec![numbers[0]; 8]);
+    assert_ne!(numbers[0], registered.number);
+    let second = Duration::from_secs(1);
+    let again = views().sync_hits(1).sync_time(second).max_pending(7);
+    assert_eq!(db.family(again).await.number, registered.number);
+    let other = db.family(Family::buffered("shop2", "views")).await;
+    assert_ne!(other.number, registered.number);
+
+    let at_once = views().durability(Durability::Immediate);
+    let table = by_id(Table::upsert("t"), Signed);
+    for (setting, known, builder) in [
+        ("partitions", "\"4\"", views().partitions(8)),
+        ("wide", "\"false\"", views().wide(true)),
+        ("durability", "\"settle 2500 ms\"", at_once),
+        ("table", "\"own\"", views().table(table)),
+    ] {
+        let message = db.mismatch(builder).await;
+        for part in ["shop/views", setting, known] {
+            assert!(message.contains(part), "{message} names no {part}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_database_without_tables_is_refused_with_what_to_do() {
+    let db = Db::empty().await;
+    let message = db.mismatch(views()).await;
+    for part in [
+        "counterfoil_families",
+        "counterfoil_ledger",
+        "create_tables(true)",
+        "MysqlStore::schema()",
+    ] {
+        assert!(message.contains(part), "{message} names no {part}");
+    }
+    db.store.create_tables().await.expect("created");
+    db.views().await;
+}
+
+#[tokio::test]
+async fn tables_that_exist_need_no_privilege_to_create() {
+    let db = Db::new().await;
+    let user = db.user(&["SELECT, INSERT, UPDATE ON *"]).await;
+    let store = MysqlStore::new(db.connect(&user, "DO 0").await);
+    store.create_tables().await.expect("all exist");
+    db.run("DROP TABLE counterfoil_rejects").await;
+    let created = store.create_tables().await;
+    let error = refused(created, ErrorKind::Mismatch, "counterfoil_rejects");
+    assert!(format!("{error:#}").contains("CREATE"), "{error}");
+}
+
+#[tokio::test]
+async fn a_missing_table_is_refused_with_the_sql_that_creates_it() {
+    let db = Db::new().await;
+    let keys = [
+        ("id", Unsigned),
+        ("way", Signed),
+        ("day", Date),
+        ("name", Text),
+    ];
+    let table = keyed(Table::upsert(format!("{}.order", db.name)), keys);
+    let message = db.mismatch(views().table(table.clone())).await;
+    let (_, sql) = message.split_once(": CREATE").expect(&message);
+    db.run(&format!("CREATE{sql}")).await;
+    let (orders, id) = (db.table("orders", table).await, "7/-1/2014-09-20/a/b");
+    assert_eq!(db.add(&orders, 0, 1, [(id, 5)]).await, applied(1, 0, 1, 0));
+    assert_eq!(db.values(&orders, &[id]).await, [Some(5)]);
+}
+
+/// The key columns of a family, with tables that it refuses: columns and options, and parts of the
+/// message.
+const REFUSED: [(&[(&str, KeyType)], &[(&str, &str)]); 6] = [
+    (
+        &[("id", Signed)],
+        &[
+            ("", "does not exist"),
+            ("(id INT PRIMARY KEY, n INT) ENGINE=MyISAM", "MyISAM|InnoDB"),
+            ("AS SELECT 1 AS id, 1 AS n", "VIEW"),
+            ("(other INT PRIMARY KEY, n INT)", "no column id"),
+            ("(id INT PRIMARY KEY, m INT)", "no column n"),
+            ("(id INT UNSIGNED PRIMARY KEY, n INT)", "id|signed integer"),
+            ("(id INT PRIMARY KEY, n DOUBLE)", "n|double|integer"),
+            ("(id INT, n INT, KEY (id))", "unique|(id)"),
+            (
+                "(id INT, day DATE, n INT, PRIMARY KEY (id, day))",
+                "unique|(id)",
+            ),
+            (
+                "(id INT PRIMARY KEY, n INT, title VARCHAR(9) NOT NULL)",
+                "title|default",
+            ),
+            (
+                "(id INT PRIMARY KEY, n INT, slug INT NOT NULL DEFAULT 0, UNIQUE by_slug (slug))",
+                "by_slug",
+            ),
+            ("(id INT PRIMARY KEY, n INT, UNIQUE KEY by_n (n))", "by_n"),
+            (
+                "(id INT PRIMARY KEY, m INT, n INT AS (m + 1) STORED)",
+                "n|generated",
+            ),
+        ],
+    ),
+    (
+        &[("id", Unsigned)],
+        &[("(id DOUBLE PRIMARY KEY, n INT)", "id|double|integer")],
+    ),
+    (
+        &[("id", Signed), ("day", Date)],
+        &[
+            (
+                "(id INT, day DATETIME, n INT, PRIMARY KEY (id, day))",
+                "day|datetime|DATE",
+            ),
+            (
+                "(id INT PRIMARY KEY, day DATE NULL, n INT)",
+                "unique|(id, day)",
+            ),
+        ],
+    ),
+    (
+        &[("id", Text)],
+        &[
+            (
+                "(id VARBINARY(99) NOT NULL, n INT, UNIQUE (id(10)))",
+                "unique|in full",
+            ),
+            (
+                "(id VARCHAR(99) COLLATE FOLDING PRIMARY KEY, n INT)",
+                "id|FOLDING|VARBINARY",
+            ),
+            (
+                "(id VARCHAR(99) COLLATE utf8mb4_bin PRIMARY KEY, n INT)",
+                "id|utf8mb4_bin",
+            ),
+            (
+                "(id CHAR(99) COLLATE EXACT PRIMARY KEY, n INT)",
+                "id|char|VARCHAR",
+            ),
+            (
+                "(id CHAR(9) COLLATE utf8mb4_bin PRIMARY KEY, n INT)",
+                "char|KeyType::Char",
+            ),
+            ("(id BINARY(9) PRIMARY KEY, n INT)", "id|binary"),
+        ],
+    ),
+    (
+        &[("id", Char)],
+        &[
+            (
+                "(id CHAR(9) COLLATE utf8mb4_general_ci PRIMARY KEY, n INT)",
+                "utf8mb4_general_ci|utf8mb4_bin",
+            ),
+            (
+                "(id CHAR(9) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY, n INT)",
+                "ascii_bin|utf8mb4_bin",
+            ),
+            (
+                "(id VARCHAR(9) COLLATE utf8mb4_bin PRIMARY KEY, n INT)",
+                "varchar|CHAR",
+            ),
+        ],
+    ),
+    (
+        &[("id", Uuid)],
+        &[
+            ("(id BINARY(20) PRIMARY KEY, n INT)", "binary|BINARY(16)"),
+            (
+                "(id VARBINARY(36) PRIMARY KEY, n INT)",
+                "varbinary|BINARY(16)",
+            ),
+            ("(id CHAR(35) PRIMARY KEY, n INT)", "char|at least 36"),
+        ],
+    ),
+];
+
+#[tokio::test]
+async fn a_table_that_could_lose_counts_is_refused_by_name() {
+    let db = Db::new().await;
+    let folding = if db.mariadb {
+        "utf8mb4_general_nopad_ci"
+    } else {
+        "utf8mb4_0900_as_cs"
+    };
+    let collated = |text: &str| {
+        let text = text.replace("EXACT", db.exact());
+        text.replace("FOLDING", folding)
+    };
+    let all = REFUSED.iter();
+    let all = all.flat_map(|(keys, tables)| tables.iter().map(move |table| (*keys, table)));
+    for (index, (keys, (columns, parts))) in all.enumerate() {
+        let name = format!("refused_{index}");
+        let kind = if columns.starts_with("AS") {
+            "VIEW"
+        } else {
+            "TABLE"
+        };
+        if !columns.is_empty() {
+            let columns = collated(columns).replace(") COLLATE", ") CHARACTER SET utf8mb4 COLLATE");
+            db.run(&format!("CREATE {kind} {name} {columns}")).await;
+        }
+        let table = keyed(Table::upsert(&name), keys.iter().copied());
+        let message = db.mismatch(views().table(table)).await;
+        for part in collated(parts).split('|').chain([&*name]) {
+            assert!(
+                message.contains(part),
+                "{columns}: {message} names no {part}"
+            );
+        }
+    }
+    let families = "SELECT COUNT(*) FROM counterfoil_families";
+    assert_eq!(db.number(families).await, 0);
+}
+
+#[tokio::test]
+async fn tables_that_are_safe_are_accepted() {
+    let db = Db::new().await;
+    db.run(
+        "CREATE TABLE t1 (pk INT AUTO_INCREMENT PRIMARY KEY, Day DATE, id INT, n INT, title VARCHAR(9), \
+             made TIMESTAMP DEFAULT CURRENT_TIMESTAMP, twice INT AS (n * 2), slug VARCHAR(9) NULL, \
+             UNIQUE (id, Day), UNIQUE (Day, id, title), UNIQUE (slug));
+         CREATE TABLE t2 (id INT PRIMARY KEY, n INT, title VARCHAR(9) NOT NULL, slug INT NOT NULL, UNIQUE (slug))",
+    )
+    .await;
+    let t1 = keyed(Table::upsert("t1"), [("day", Date), ("ID", Signed)]);
+    let t1 = db.table("t1", t1).await;
+    let ids = ["2014-09-20/1", "2014-09-21/1", "2014-09-22/1"];
+    db.add(&t1, 0, 1, [(ids[0], 1), (ids[1], 2)]).await;
+    db.add(&t1, 0, 2, [(ids[0], 1), (ids[2], 2)]).await;
+    assert_eq!(db.values(&t1, &ids).await, [Some(2); 3]);
+    let t2 = || by_id(Table::update("t2"), Signed);
+    db.table("t2", t2()).await;
+    // the store caches a table's columns: another namespace with the same table does not read them
+    // again
+    let before = db.store.statements();
+    db.family(Family::buffered("other", "t2").table(t2())).await;
+    assert_eq!(db.store.statements() - before, 3);
+}

@@ -1,0 +1,430 @@
+//! Ids and values of every kind: each reaches its row unchanged, or is rejected with a reason.
+
+use std::time::{Duration, SystemTime};
+
+use counterfoil::{ErrorKind, Family, KeyType, Store, Table};
+
+use super::database::{Db, I1, applied, batch, by_id, many, views};
+use crate::support::{keyed, refused};
+
+const ODD: [&str; 14] = [
+    "a",
+    "A",
+    "a ",
+    " a",
+    "ä",
+    "a\u{308}",
+    "a\0",
+    "\0",
+    "'",
+    "\"",
+    "\\",
+    "😀",
+    "\u{10ffff}",
+    "%_`; -- \n",
+];
+
+#[tokio::test]
+async fn every_id_arrives_byte_by_byte() {
+    let db = Db::new().await;
+    db.run(&format!(
+        "CREATE TABLE bytes (k VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL);
+         CREATE TABLE chars (k VARCHAR(255) CHARACTER SET utf8mb4 COLLATE {} PRIMARY KEY, n BIGINT NOT NULL);
+         CREATE TABLE two (a VARBINARY(255), b VARBINARY(255), n BIGINT NOT NULL, PRIMARY KEY (a, b))",
+        db.exact()
+    ))
+    .await;
+    let by_k = |table| keyed(table, [("k", KeyType::Text)]);
+    let two = [("a", KeyType::Text), ("b", KeyType::Text)];
+    let two = keyed(Table::upsert("two"), two).separator('é');
+    let long = "é".repeat(127);
+    let ids = [&ODD[..], &[&long]].concat();
+    for (name, table, times) in [
+        ("own", None, 1),
+        ("bytes", Some(by_k(Table::upsert("bytes"))), 1),
+        ("chars", Some(by_k(Table::upsert("chars"))), 1),
+        ("bytes_update", Some(by_k(Table::update("bytes"))), 2),
+        ("chars_update", Some(by_k(Table::update("chars"))), 2),
+        ("two", Some(two), 1),
+    ] {
+        let family = match table {
+            Some(table) => db.table(name, table).await,
+            None => db.views().await,
+        };
+        let mut ids: Vec<_> = ids.iter().map(|id| id.to_string()).collect();
+        if name == "two" {
+            ids.pop();
+            ids.iter_mut().for_each(|id| *id = format!("{id}é{id}é"));
+        }
+        let all = ids.len() as u64;
+        assert_eq!(
+            db.add(&family, 0, 1, ids.iter().zip(1..)).await,
+            applied(1, 0, all, 0),
+            "{name}"
+        );
+        let of_ids: Vec<_> = ids.iter().map(String::as_str).collect();
+        let expected: Vec<_> = (1..=all as i64).map(|value| Some(times * value)).collect();
+        assert_eq!(db.values(&family, &of_ids).await, expected, "{name}");
+        ids.sort();
+        assert_eq!(db.pages(&family, "", 100).await, ids, "{name}");
+    }
+    db.expect_rejects(&[]).await;
+}
+
+#[tokio::test]
+async fn both_ends_of_the_range_are_exact() {
+    let db = Db::new().await;
+    let views = db.family(views().wide(true)).await;
+    let (big, max, min) = ((1 << 53) + 1, i64::MAX, i64::MIN);
+    db.add(
+        &views,
+        0,
+        1,
+        [("max", max), ("min", min), ("big", big), ("zero", 0)],
+    )
+    .await;
+    db.add(&views, 1, 1, [("max", min), ("min", max), ("big", 2)])
+        .await;
+    assert_eq!(
+        db.values(&views, &["max", "min", "big", "zero"]).await,
+        [Some(-1), Some(-1), Some(big + 2), Some(0)]
+    );
+    db.expect_rejects(&[]).await;
+}
+
+#[tokio::test]
+async fn keys_of_every_type_find_their_row() {
+    let db = Db::new().await;
+    db.run(
+        "CREATE TABLE visitors (store_id BIGINT UNSIGNED, delta_col INT, day DATE, n INT NOT NULL DEFAULT 0, \
+         PRIMARY KEY (day, store_id, delta_col))",
+    )
+    .await;
+    let keys = [
+        ("store_id", KeyType::Unsigned),
+        ("delta_col", KeyType::Signed),
+        ("day", KeyType::Date),
+    ];
+    let ids = [
+        "0/-1/2014-09-20",
+        "18446744073709551615/2147483647/9999-12-31",
+        "7/-2147483648/1000-01-01",
+    ];
+    let in_schema = Table::update(format!("{}.visitors", db.name));
+    for (times, table) in [(1, Table::upsert("visitors")), (2, in_schema)] {
+        let family = db.table(&format!("round{times}"), keyed(table, keys)).await;
+        assert_eq!(
+            db.add(&family, 0, 1, ids.into_iter().zip(1..)).await,
+            applied(1, 0, 3, 0)
+        );
+        let asked = [ids[2], "07/1/2014-09-20", ids[0], ids[1], ids[0], "no", ""];
+        let expected = [Some(3), None, Some(1), Some(2), Some(1), None, None];
+        assert_eq!(
+            db.values(&family, &asked).await,
+            expected.map(|value| value.map(|value| times * value))
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
+    let db = Db::new().await;
+    db.run("CREATE TABLE small (id INT AUTO_INCREMENT PRIMARY KEY, n TINYINT NOT NULL)")
+        .await;
+    let odd = db
+        .session(
+            "SET SESSION sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PAD_CHAR_TO_FULL_LENGTH,IGNORE_SPACE', \
+             SESSION sql_safe_updates = 1; SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE; SET NAMES latin1",
+        )
+        .await;
+    let modes = async || {
+        let modes = sqlx::query_scalar("SELECT CONCAT(@@sql_mode, @@sql_safe_updates)");
+        let modes: String = modes.fetch_one(&odd.pool).await.expect("modes");
+        modes
+    };
+    let before = modes().await;
+    // 0 is 0, and 200 is not clipped
+    for (name, table, deltas, expected, value) in [
+        (
+            "small",
+            Table::upsert("small"),
+            [1, 200, 127],
+            applied(1, 0, 2, 1),
+            1,
+        ),
+        (
+            "update",
+            Table::update("small"),
+            [1, 1, 1],
+            applied(1, 0, 1, 2),
+            2,
+        ),
+    ] {
+        let family = odd.table(name, by_id(table, KeyType::Unsigned)).await;
+        let ids = ["0", "1", "2"];
+        assert_eq!(
+            odd.add(&family, 0, 1, ids.into_iter().zip(deltas)).await,
+            expected,
+            "{name}"
+        );
+        assert_eq!(
+            odd.values(&family, &ids).await,
+            [Some(value), None, Some(127)],
+            "{name}"
+        );
+    }
+    let (views, id) = (odd.views().await, "😀'\"\\");
+    odd.add(&views, 0, 1, [(id, 1)]).await;
+    let listed = odd.list(&views, "😀", None, 9).await;
+    assert_eq!(listed, [(id.to_owned(), 1)]);
+    assert_eq!(modes().await, before);
+    // the same bytes for a connection in utf8mb4
+    for db in [&odd, &db] {
+        assert_eq!(db.values(&views, &[id]).await, [Some(1)]);
+    }
+}
+
+#[tokio::test]
+async fn a_row_out_of_range_does_not_hold_back_the_others() {
+    let db = Db::new().await;
+    let views = db.views().await;
+    let ids = (0..500).map(|id| (format!("{id:03}"), i64::MAX));
+    let batches = [
+        batch(&views, 3, 1, [("007", i64::MAX)]),
+        batch(&views, 4, 1, [("400", i64::MAX)]),
+    ];
+    db.apply(&batches).await;
+    assert_eq!(
+        db.add(&views, 5, 9, ids.clone()).await,
+        applied(1, 0, 498, 2)
+    );
+    let full = "SELECT COUNT(*) FROM counterfoil_values WHERE value = 9223372036854775807";
+    assert_eq!(db.number(full).await, 500);
+
+    let expected = ["007", "400"].map(|id| (id, i64::MAX, "out of range"));
+    db.expect_rejects(&expected).await;
+    let rejects = db.rejects().await;
+    let one = &rejects[0];
+    assert_eq!((&*one.namespace, &*one.family), ("shop", "views"));
+    assert_eq!((one.partition, one.incarnation, one.seq), (5, I1, 9));
+    let age = one.at.elapsed().unwrap_or_default();
+    let now = SystemTime::now();
+    assert!(age < Duration::from_secs(60), "{:?} at {now:?}", one.at);
+    let page = async |after, limit| db.store.rejects(after, limit).await.expect("rejects");
+    assert_eq!(page(one.number, 10).await, rejects[1..]);
+    assert_eq!(page(0, 1).await, rejects[..1]);
+
+    assert_eq!(db.add(&views, 5, 9, ids).await, applied(0, 1, 0, 0));
+    assert_eq!(db.rejects().await.len(), 2, "not again");
+}
+
+#[tokio::test]
+async fn a_batch_of_which_every_row_is_refused_is_complete() {
+    let db = Db::new().await;
+    let family = db.numbers("t", "TINYINT").await;
+    assert_eq!(
+        db.add(&family, 0, 1, many(100, 1000)).await,
+        applied(1, 0, 0, 100)
+    );
+    assert_eq!(db.rejects().await.len(), 100);
+}
+
+#[tokio::test]
+async fn what_the_schema_refuses_is_rejected_with_its_reason() {
+    let db = Db::new().await;
+    db.run(
+        "CREATE TABLE parent (id INT PRIMARY KEY);
+         INSERT INTO parent VALUES (1), (2);
+         CREATE TABLE child (id INT PRIMARY KEY, n INT NOT NULL, FOREIGN KEY (id) REFERENCES parent (id));
+         CREATE TABLE checked (id INT PRIMARY KEY, n INT NOT NULL, CONSTRAINT few CHECK (n <= 10));
+         CREATE TABLE watched (id INT PRIMARY KEY, n INT NOT NULL);
+         CREATE TRIGGER watch BEFORE INSERT ON watched FOR EACH ROW
+             BEGIN IF NEW.id = 3 THEN SIGNAL SQLSTATE 'HY000' SET MESSAGE_TEXT = 'not the third'; END IF; END;
+         CREATE TABLE parts (id INT PRIMARY KEY, n INT NOT NULL) PARTITION BY RANGE (id)
+             (PARTITION few VALUES LESS THAN (3));
+         CREATE TABLE short (id VARBINARY(2) PRIMARY KEY, n INT NOT NULL)",
+    )
+    .await;
+    let mut seen = 0;
+    for (name, kind, bad, delta, reason) in [
+        ("child", KeyType::Signed, "3", 1, "foreign key"),
+        ("checked", KeyType::Signed, "3", 11, "few"),
+        ("watched", KeyType::Signed, "3", 1, "not the third"),
+        ("parts", KeyType::Signed, "3", 1, "partition"),
+        ("short", KeyType::Text, "333", 1, "too long"),
+    ] {
+        let family = db.table(name, by_id(Table::upsert(name), kind)).await;
+        assert_eq!(
+            db.add(&family, 0, 1, [(bad, delta), ("1", 1), ("2", 1)])
+                .await,
+            applied(1, 0, 2, 1),
+            "{name}"
+        );
+        assert_eq!(
+            db.values(&family, &["1", "2", bad]).await,
+            [Some(1), Some(1), None],
+            "{name}"
+        );
+        let rejects = db.store.rejects(seen, 10).await.expect("rejects");
+        let [reject] = &rejects[..] else {
+            panic!("{name}: {rejects:?}")
+        };
+        assert!(
+            reject.reason.to_lowercase().contains(reason) && reject.id == bad,
+            "{name}: {reject:?}"
+        );
+        seen = reject.number;
+    }
+}
+
+#[tokio::test]
+async fn an_id_that_matches_no_row_is_rejected_in_words() {
+    let db = Db::new().await;
+    let (family, views) = (db.numbers("t", "INT").await, db.views().await);
+    let long = "é".repeat(200);
+    let batches = [
+        batch(&family, 0, 1, [("07", 7), ("7", 1)]),
+        batch(&views, 0, 1, [("", 1), (&long, 2), ("ok", 3)]),
+    ];
+    assert_eq!(db.apply(&batches).await, applied(2, 0, 2, 3));
+    db.expect_rejects(&[
+        ("07", 7, "leading zeros"),
+        ("", 1, "0 bytes"),
+        (&"é".repeat(127), 2, "400 bytes"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn an_update_rejects_rows_that_are_missing() {
+    let db = Db::new().await;
+    db.run(
+        "CREATE TABLE items (id INT PRIMARY KEY, slug VARCHAR(9) NOT NULL, n INT NULL);
+         INSERT INTO items VALUES (1, 'a', 10), (2, 'b', NULL), (4, 'd', 2147483647)",
+    )
+    .await;
+    let votes = by_id(Table::update("items"), KeyType::Unsigned);
+    let votes = db.table("votes", votes).await;
+    let beyond = "18446744073709551615";
+    let deltas = [("1", -3), ("2", 5), ("3", 1), ("4", 1), (beyond, 1)];
+    assert_eq!(db.add(&votes, 0, 1, deltas).await, applied(1, 0, 2, 3));
+    assert_eq!(
+        db.values(&votes, &["1", "2", "3", "4"]).await,
+        [Some(7), Some(5), None, Some(i64::from(i32::MAX))]
+    );
+    let missing = "no such row";
+    db.expect_rejects(&[(beyond, 1, missing), ("3", 1, missing), ("4", 1, "range")])
+        .await;
+}
+
+#[tokio::test]
+async fn an_unsigned_column_goes_down_but_not_below_zero() {
+    let db = Db::new().await;
+    db.run(
+        "CREATE TABLE stock (id INT PRIMARY KEY, n INT UNSIGNED NOT NULL DEFAULT 0, big BIGINT UNSIGNED NOT NULL DEFAULT 0);
+         INSERT INTO stock VALUES (1, 5, 9223372036854775808), (2, 5, 9223372036854775807), (3, 5, 0)",
+    )
+    .await;
+    let table = || by_id(Table::upsert("stock"), KeyType::Signed);
+    let stock = db.table("stock", table()).await;
+    let deltas = [("1", -5), ("2", -6), ("3", 2), ("4", -1), ("5", 4)];
+    assert_eq!(db.add(&stock, 0, 1, deltas).await, applied(1, 0, 3, 2));
+    assert_eq!(
+        db.values(&stock, &["1", "2", "3", "4", "5"]).await,
+        [Some(0), Some(5), Some(7), None, Some(4)]
+    );
+    let negative = "no such row, and n takes no negative number";
+    db.expect_rejects(&[("2", -6, "out of range"), ("4", -1, negative)])
+        .await;
+
+    // a value beyond i64
+    let big = db.table("big", table().value("big")).await;
+    let (id, value) = ("\"1\"", "9223372036854775808");
+    for (ids, text) in [(&["1"][..], value), (&["2", "1"], value), (&["2", "1"], id)] {
+        refused(db.store.rows(&big, ids).await, ErrorKind::Range, text);
+    }
+    let listed = db.store.list(&big, "", None, 9).await;
+    refused(listed, ErrorKind::Range, value);
+    assert_eq!(db.values(&big, &["2"]).await, [Some(i64::MAX)]);
+}
+
+#[tokio::test]
+async fn one_counter_in_many_batches_is_one_row() {
+    let db = Db::new().await;
+    db.run("CREATE TABLE t (id INT PRIMARY KEY, n INT UNSIGNED NOT NULL)")
+        .await;
+    let family = async |namespace, name, verb: fn(&'static str) -> Table, is_wide| {
+        let table = by_id(verb("t"), KeyType::Signed);
+        let family = Family::buffered(namespace, name).table(table);
+        db.family(family.wide(is_wide)).await
+    };
+    let one = family("one", "t", Table::upsert, true).await;
+    let two = family("two", "t", Table::upsert, false).await;
+    let update = family("two", "u", Table::update, true).await;
+    let batches = (0..8).flat_map(|partition| {
+        [&one, &two, &update].map(|family| batch(family, partition, 1, [("1", 1), ("2", 2)]))
+    });
+    assert_eq!(
+        db.apply(&batches.collect::<Vec<_>>()).await,
+        applied(24, 0, 48 - 16, 16),
+        "updates go before upserts, and find no row"
+    );
+    assert_eq!(db.values(&one, &["1", "2"]).await, [Some(16), Some(32)]);
+    let batches = (0..8).map(|partition| batch(&update, partition, 2, [("1", 1), ("2", -1)]));
+    let batches: Vec<_> = batches.collect();
+    assert_eq!(db.apply(&batches).await, applied(8, 0, 16, 0));
+    // each delta of a joined row
+    assert_eq!(db.values(&one, &["1", "2"]).await, [Some(24), Some(24)]);
+
+    // the sum is below zero without a row: the positive deltas create it
+    let rejected = db.rejects().await.len();
+    let batches = [(0, -7), (1, 3), (2, 2)];
+    let batches = batches.map(|(partition, delta)| batch(&one, partition, 3, [("9", delta)]));
+    assert_eq!(db.apply(&batches).await, applied(3, 0, 2, 1));
+    assert_eq!(db.values(&one, &["9"]).await, [Some(5)]);
+    let last = &db.rejects().await[rejected];
+    assert_eq!((last.delta, last.partition), (-7, 0));
+}
+
+#[tokio::test]
+async fn a_sum_that_leaves_the_range_goes_one_by_one() {
+    let db = Db::new().await;
+    let (wide, most) = (db.family(views().wide(true)).await, i64::MAX - 1);
+    let batches = [0, 1, 2].map(|partition| batch(&wide, partition, 1, [("a", most), ("b", 1)]));
+    assert_eq!(db.apply(&batches).await, applied(3, 0, 4, 2));
+    assert_eq!(db.values(&wide, &["a", "b"]).await, [Some(most), Some(3)]);
+    db.expect_rejects(&[("a", most, ""); 2]).await;
+    let rejects = db.rejects().await;
+    assert_ne!(rejects[0].partition, rejects[1].partition);
+}
+
+/// Bulk inserts with parameters write most rows, in parts and statements of limited size, and a
+/// statement with JSON writes the rest.
+#[tokio::test]
+async fn many_rows_of_any_bytes_of_which_one_is_out_of_range() {
+    let db = Db::new().await;
+    let views = db.views().await;
+    let long = "é".repeat(127);
+    let plain: Vec<_> = (0..25_000).map(|id| format!("id-{id}")).collect();
+    let mut ids = [&ODD[..], &[&long]].concat();
+    ids.extend(plain.iter().map(String::as_str));
+    let add = async |seq, delta: i64, odd: i64, rejected| {
+        let deltas = ids
+            .iter()
+            .map(|&id| (id, if id == "id-77" { odd } else { delta }));
+        let rows = ids.len() as u64 - rejected;
+        assert_eq!(
+            db.add(&views, 0, seq, deltas).await,
+            applied(1, 0, rows, rejected)
+        );
+        let value = delta + if seq == 2 { 3 } else { 0 };
+        let expected = ids
+            .iter()
+            .map(|&id| Some(if id == "id-77" { i64::MAX } else { value }));
+        let values = db.values(&views, &ids).await;
+        assert!(values.into_iter().eq(expected), "batch {seq}");
+    };
+    add(1, 3, i64::MAX, 0).await;
+    add(2, i64::MIN, 1, 1).await;
+    db.expect_rejects(&[("id-77", 1, "out of range")]).await;
+}
