@@ -14,6 +14,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 
 use crate::support::kinds::{self, KINDS};
+use crate::vectors::{FENCED, lua};
 
 /// The upper-case words of replies, and the codes of errors.
 type Words = (BTreeSet<String>, BTreeSet<String>);
@@ -70,10 +71,6 @@ struct Reply {
 struct Code {
     code: String,
     about: String,
-}
-
-fn lua() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")
 }
 
 fn read(name: &str) -> String {
@@ -399,25 +396,15 @@ impl Script {
 
 /// Returns the code that scripts share: functions, and more than three lines in a row.
 fn copies(scripts: &[Script]) -> Vec<String> {
-    let (mut lines, mut functions, mut copies) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let (mut seen, mut copies) = (BTreeMap::new(), Vec::new());
     for script in scripts {
-        let own = script.own_lines();
-        for four in own.windows(4) {
-            let first = *lines.entry(four.join("\n")).or_insert(&script.name);
-            if first != &script.name {
-                copies.push(format!(
-                    "{} and {first} share four lines, from {:?}",
-                    script.name, four[0]
-                ));
-            }
-        }
-        for function in script.functions() {
-            let first = *functions.entry(function.clone()).or_insert(&script.name);
-            if first != &script.name {
-                copies.push(format!(
-                    "{} and {first} share a function ({function:.40}",
-                    script.name
-                ));
+        let (name, own) = (&script.name, script.own_lines());
+        let lines = own.windows(4).map(|four| ("four lines", four.join("\n")));
+        let functions = script.functions().into_iter();
+        for (what, code) in lines.chain(functions.map(|function| ("a function", function))) {
+            let first = *seen.entry((what, code.clone())).or_insert(name);
+            if first != name {
+                copies.push(format!("{name} and {first} share {what}: {code:.40}"));
             }
         }
     }
@@ -439,20 +426,11 @@ fn headers_and_scripts_match() {
 #[test]
 fn the_fence_is_the_same_in_every_counting_script() {
     let scripts = bundle();
-    let fences: Vec<_> = scripts
-        .iter()
-        .filter_map(|script| Some((&script.name, script.fence()?)))
-        .collect();
-    let names: Vec<_> = fences.iter().map(|(name, _)| name.as_str()).collect();
-    let counting = [
-        "activity_touch",
-        "activity_touch_hll",
-        "buffered_add",
-        "cached_incr",
-        "series_add",
-        "visitors_first",
-    ];
-    assert_eq!(names, counting);
+    let fences = scripts.iter();
+    let fences = fences.filter_map(|script| Some((&*script.name, script.fence()?)));
+    let fences: Vec<_> = fences.collect();
+    let names: BTreeSet<_> = fences.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, FENCED.into());
     for (name, fence) in &fences {
         assert_eq!(
             fence, &fences[0].1,
@@ -638,26 +616,21 @@ fn the_manifest_is_up_to_date() {
 #[test]
 fn the_readme_has_a_row_for_every_script() {
     let readme = read("README.md");
-    let (_, table) = readme
-        .split_once("\n## The scripts\n")
-        .expect("lua/README.md has a section `The scripts`");
-    let table = table.split("\n## ").next().unwrap();
-    let rows: BTreeSet<_> = table
-        .lines()
-        .filter(|line| line.starts_with("| [`"))
-        .map(str::to_owned)
-        .collect();
+    let table = readme.split("\n## The scripts\n").nth(1);
+    let table = table.expect("lua/README.md has a section `The scripts`");
+    let lines = table.split("\n## ").next().unwrap().lines();
+    let rows = lines.filter(|line| line.starts_with("| [`"));
+    let rows: BTreeSet<_> = rows.map(str::to_owned).collect();
     let row = |script: Script| {
-        format!(
-            "| [`{}`]({}) | {} |",
-            script.name, script.file, script.summary
-        )
+        let Script {
+            name,
+            file,
+            summary,
+            ..
+        } = script;
+        format!("| [`{name}`]({file}) | {summary} |")
     };
-    let wrong = &rows ^ &bundle().into_iter().map(row).collect();
-    assert!(
-        wrong.is_empty(),
-        "rows that lua/README.md has and should not have, or the other way round: {wrong:#?}"
-    );
+    assert_eq!(rows, bundle().into_iter().map(row).collect());
 }
 
 #[test]
@@ -675,12 +648,9 @@ fn the_readme_names_every_setting_of_a_kind() {
             "sync_hits",
             "max_pending",
         ];
-        let of_kind = settings.as_object().unwrap().keys();
-        for name in of_kind.filter(|name| !common.contains(&name.as_str())) {
-            assert!(
-                readme.contains(&format!("`{name}`")),
-                "{kind}: lua/README.md does not name {name}"
-            );
+        for name in settings.as_object().unwrap().keys() {
+            let is_named = common.contains(&&**name) || readme.contains(&format!("`{name}`"));
+            assert!(is_named, "{kind}: lua/README.md does not name {name}");
         }
     }
 }
@@ -717,8 +687,9 @@ fn commands_of_the_crate() -> BTreeSet<String> {
     }
     let mut commands = BTreeSet::new();
     for source in sources(&lua().parent().unwrap().join("src")) {
-        commands.extend(quoted_after(&source, "cmd(", '"').map(str::to_lowercase));
-        commands.extend(quoted_after(&source, "command(", '"').map(str::to_lowercase));
+        for before in ["cmd(", "command("] {
+            commands.extend(quoted_after(&source, before, '"').map(str::to_lowercase));
+        }
     }
     commands
 }
@@ -730,38 +701,23 @@ const OPTIONAL: [&str; 4] = ["config", "ping", "quit", "role"];
 #[test]
 fn the_documented_rules_are_those_that_are_needed() {
     let scripts = bundle();
-    let in_scripts = scripts
-        .iter()
-        .flat_map(|script| quoted_after(&script.source, "call(", '\'').map(str::to_lowercase));
+    let in_scripts = scripts.iter();
+    let in_scripts = in_scripts.flat_map(|script| quoted_after(&script.source, "call(", '\''));
+    let in_scripts = in_scripts.map(str::to_lowercase);
     let commands: BTreeSet<_> = in_scripts.chain(commands_of_the_crate()).collect();
-    assert!(
-        ["eval", "evalsha", "info", "hscan", "srem"]
-            .iter()
-            .all(|known| commands.contains(*known)),
-        "{commands:?}"
-    );
-    let needed = commands
-        .iter()
-        .filter(|command| !OPTIONAL.contains(&command.as_str()));
-    let rules: Vec<_> = std::iter::once("~cf1:{NAMESPACE/*".to_owned())
-        .chain(needed.map(|name| format!("+{name}")))
-        .collect();
+    for known in ["eval", "evalsha", "info", "hscan", "srem"] {
+        assert!(commands.contains(known), "no {known} in {commands:?}");
+    }
+    let needed = commands.iter().map(String::as_str);
+    let needed = needed.filter(|command| !OPTIONAL.contains(command));
+    let needed: Vec<_> = needed.map(|name| format!("+{name}")).collect();
     let mut of_crate = acl_rules(&KINDS.map(kinds::family), Role::Reconciler);
     of_crate.retain(|rule| rule.starts_with('+'));
-    assert_eq!(
-        of_crate,
-        rules[1..],
-        "the crate names other rules than scripts and crate need"
-    );
-    for (file, text) in [
-        ("lua/README.md", read("README.md")),
-        ("docs/operations.md", read("../docs/operations.md")),
-    ] {
-        assert_eq!(
-            documented_rules(&text),
-            rules.join(" "),
-            "{file} has other rules than scripts and crate need"
-        );
+    assert_eq!(of_crate, needed, "the crate has other rules");
+    let rules = format!("~cf1:{{NAMESPACE/* {}", needed.join(" "));
+    for file in ["README.md", "../docs/operations.md"] {
+        let documented = documented_rules(&read(file));
+        assert_eq!(documented, rules, "lua/{file} has other rules");
     }
 }
 
@@ -890,24 +846,25 @@ fn a_change_to_what_was_released_is_noticed() {
     let (sha1, name) = (script.sha1.as_str(), script.name.as_str());
     let other = "0123456789abcdef0123456789abcdef01234567";
     let comment = "# sha1  name  revision  version\n\n".to_owned();
+    let (now, next) = (script.revision, script.revision + 1);
 
-    assert_eq!(
-        check_lock(&(comment + &line(sha1, name, script.revision)), &scripts),
-        Ok(())
-    );
-    let refused = |lock: &str| check_lock(lock, &scripts).expect_err(lock);
-    assert!(refused(&line(other, name, script.revision)).contains("need a new revision"));
-    assert!(refused(&line(other, name, script.revision + 1)).contains("this is"));
-    assert!(refused(&line(sha1, "buffered_gone", 1)).contains("is gone"));
-    assert!(refused(&line(sha1, name, 1).repeat(2)).contains("twice"));
-    assert!(refused(&line(&sha1[1..], name, 1)).contains("no sha1"));
-    assert!(refused(&format!("{sha1} {name} 1 0.1.0\n")).contains("four columns"));
+    let right = comment + &line(sha1, name, now);
+    assert_eq!(check_lock(&right, &scripts), Ok(()));
+    for (lock, wrong) in [
+        (line(other, name, now), "need a new revision"),
+        (line(other, name, next), "this is"),
+        (line(sha1, "buffered_gone", 1), "is gone"),
+        (line(sha1, name, 1).repeat(2), "twice"),
+        (line(&sha1[1..], name, 1), "no sha1"),
+        (format!("{sha1} {name} 1 0.1.0\n"), "four columns"),
+    ] {
+        let found = check_lock(&lock, &scripts).expect_err(&lock);
+        assert!(found.contains(wrong), "{lock}: {found}");
+    }
 
     // a new revision may have new bytes
     let mut changed = script.clone();
-    (changed.revision, changed.sha1) = (script.revision + 1, other.into());
-    assert_eq!(
-        check_lock(&line(sha1, name, script.revision), &[changed]),
-        Ok(())
-    );
+    (changed.revision, changed.sha1) = (next, other.into());
+    let checked = check_lock(&line(sha1, name, now), &[changed]);
+    assert_eq!(checked, Ok(()));
 }

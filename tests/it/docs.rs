@@ -77,15 +77,14 @@ impl Document {
 
     /// Adds the anchor that GitHub gives the heading. A repeated heading is numbered.
     fn add_anchor(&mut self, heading: &str) {
-        let kept = heading
-            .chars()
-            .filter(|c| c.is_alphanumeric() || " -_".contains(*c));
-        let anchor = kept.collect::<String>().to_lowercase().replace(' ', "-");
-        let numbered = (1..).map(|number| format!("{anchor}-{number}"));
-        let free = std::iter::once(anchor.clone())
-            .chain(numbered)
-            .find(|anchor| !self.anchors.contains(anchor));
-        self.anchors.extend(free);
+        let is_kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+        let kept: String = heading.chars().filter(is_kept).collect();
+        let first = kept.to_lowercase().replace(' ', "-");
+        let (mut anchor, mut number) = (first.clone(), 0);
+        while !self.anchors.insert(anchor) {
+            number += 1;
+            anchor = format!("{first}-{number}");
+        }
     }
 }
 
@@ -225,31 +224,28 @@ fn every_link_leads_somewhere_when_it_is_published() {
 #[test]
 fn a_link_that_leads_nowhere_is_noticed() {
     let documents = documents();
-    let broken = |link: &str| broken(&documents, Path::new("docs/guide.md"), link);
-    assert_eq!(broken("../README.md#what-is-promised"), None);
-    assert_eq!(
-        broken("../README.md#what-is-not-promised"),
-        Some("no such heading")
-    );
-    assert_eq!(broken("#no-such-kind"), Some("no such heading"));
-    assert_eq!(broken("README.md"), Some("no such file"));
-    assert_eq!(broken("undefined:guide"), Some("no such file"));
-
-    let module = |page: &str| broken(&format!("{MODULES}{page}"));
-    assert_eq!(module("index.html#what-is-promised"), None);
-    assert_eq!(module("guide/index.html#series"), None);
-    assert_eq!(
-        module("guide/index.html#no-such-kind"),
-        Some("no such heading")
-    );
-    assert_eq!(module("testing/index.html"), Some("no such file"));
-    assert_eq!(module("guide.html"), Some("no such file"));
-    assert_eq!(broken("crate::protocol#1-promises"), None);
-    assert_eq!(broken("crate::testing"), Some("no such file"));
-    let file = |path: &str| broken(&format!("{FILES}{path}"));
-    assert_eq!(file("docs/testing.md#the-demos"), None);
-    assert_eq!(file("docs/tests.md"), Some("no such file"));
-    assert_eq!(file("examples/votes.rs"), Some("no such file"));
+    let (heading, file) = (Some("no such heading"), Some("no such file"));
+    for (base, link, expected) in [
+        ("", "../README.md#what-is-promised", None),
+        ("", "../README.md#what-is-not-promised", heading),
+        ("", "#no-such-kind", heading),
+        ("", "README.md", file),
+        ("", "undefined:guide", file),
+        (MODULES, "index.html#what-is-promised", None),
+        (MODULES, "guide/index.html#series", None),
+        (MODULES, "guide/index.html#no-such-kind", heading),
+        (MODULES, "testing/index.html", file),
+        (MODULES, "guide.html", file),
+        ("", "crate::protocol#1-promises", None),
+        ("", "crate::testing", file),
+        (FILES, "docs/testing.md#the-demos", None),
+        (FILES, "docs/tests.md", file),
+        (FILES, "examples/votes.rs", file),
+    ] {
+        let link = format!("{base}{link}");
+        let fault = broken(&documents, Path::new("docs/guide.md"), &link);
+        assert_eq!(fault, expected, "{link}");
+    }
 }
 
 /// The prefixes of paths. Code in a document that begins with one of these is a path.
@@ -265,7 +261,7 @@ const FOLDERS: [&str; 8] = [
 ];
 
 #[test]
-fn every_file_that_a_document_names_is_there() {
+fn every_file_that_a_document_names_exists() {
     let (mut checked, mut wrong) = (0, Vec::new());
     for (path, document) in documents() {
         for code in document
@@ -284,7 +280,7 @@ fn every_file_that_a_document_names_is_there() {
 }
 
 #[test]
-fn every_item_that_a_document_names_is_there() {
+fn every_item_that_a_document_names_exists() {
     let sources: String = files("src", ".rs")
         .into_iter()
         .map(|path| fs::read_to_string(root().join(path)).unwrap())

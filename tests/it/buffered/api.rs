@@ -147,21 +147,6 @@ async fn a_hit_that_cannot_be_counted_is_refused_alone() {
     assert_eq!(pair.number(delta).await, 2);
 }
 
-#[tokio::test]
-async fn scripts_may_be_flushed_at_any_moment() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
-    let reconciler = pair.reconcile().await;
-    for _ in 0..200 {
-        pair.command::<()>("SCRIPT FLUSH").await;
-        views.count("page", 1).await;
-    }
-    assert_eq!(views.get("page").await.unwrap(), 200);
-    pair.drain().await;
-    assert_eq!(pair.stored().await, 200);
-    reconciler.shutdown().await.unwrap();
-}
-
 /// Returns the fields of this hash of `test/views/0` that belong to callers.
 async fn callers(pair: &Pair, key: &str) -> Vec<String> {
     let fields = format!("HKEYS cf1:{{test/views/0}}:{key}");
@@ -336,30 +321,6 @@ async fn all_ids_come_as_a_stream() {
 }
 
 #[tokio::test]
-async fn another_configuration_is_refused_by_name() {
-    let pair = Pair::new().await;
-    let _views = pair.open(family("views")).await;
-    let settling = Durability::Settle(Duration::from_secs(1));
-    for (other, word) in [
-        (family("views").partitions(5), "partitions"),
-        (family("views").wide(true), "wide"),
-        (family("views").durability(settling), "durability"),
-    ] {
-        let opened = pair.counterfoil.open(other).await;
-        let error = refused(opened, ErrorKind::Mismatch, word);
-        assert!(format!("{error:#}").contains("test/views"), "{error}");
-    }
-    // the sync settings may differ between processes
-    let later = family("views")
-        .sync_hits(500)
-        .sync_time(Duration::from_secs(600));
-    pair.open(later).await;
-    // the same name in another namespace is another family
-    pair.open(Family::buffered("other", "views").partitions(5))
-        .await;
-}
-
-#[tokio::test]
 async fn namespaces_do_not_see_each_other() {
     let pair = Pair::new().await;
     let views = |namespace| {
@@ -498,19 +459,6 @@ async fn a_shutdown_waits_until_a_batch_is_durable() {
 }
 
 #[tokio::test]
-async fn families_are_served_as_they_are_opened() {
-    let pair = Pair::new().await;
-    let reconciler = pair.reconcile().await;
-    for number in 0..20 {
-        let family = Family::buffered(format!("shop-{number}"), "views");
-        let views = pair.open(family.durability(Durability::Immediate)).await;
-        views.count("page", 1).await;
-    }
-    arrived(&pair, 20).await;
-    reconciler.shutdown().await.unwrap();
-}
-
-#[tokio::test]
 async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
     let pair = Pair::new().await;
     let views = pair.open(family("views").partitions(1)).await;
@@ -552,20 +500,6 @@ async fn one_process_serves_several_pairs() {
 }
 
 #[tokio::test]
-async fn hits_of_another_process_are_found() {
-    let pair = Pair::new().await;
-    // another handle on the same servers cannot wake this reconciler
-    let views = pair.other().await.open(family("views")).await.unwrap();
-    views.count("before", 1).await;
-    let _here = pair.open(family("views")).await;
-    let reconciler = pair.reconcile().await;
-    arrived(&pair, 1).await;
-    views.count("after", 1).await;
-    arrived(&pair, 2).await;
-    reconciler.shutdown().await.unwrap();
-}
-
-#[tokio::test]
 async fn many_writers_and_reconcilers_are_exact_without_leases() {
     let pair = Pair::new().await;
     let views = pair.open(family("views")).await;
@@ -603,19 +537,6 @@ async fn many_writers_and_reconcilers_are_exact_without_leases() {
     for reconciler in reconcilers {
         reconciler.shutdown().await.unwrap();
     }
-}
-
-#[tokio::test]
-async fn a_redis_that_cannot_be_written_counts_nothing() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
-    views.count("page", 1).await;
-    pair.command::<()>("CONFIG SET maxmemory 1").await;
-    let error = views.add("page", 1).await.unwrap_err();
-    assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
-    pair.command::<()>("CONFIG SET maxmemory 0").await;
-    assert_eq!(views.get("page").await.unwrap(), 1);
-    assert_eq!(views.count("page", 1).await, 2);
 }
 
 /// A client in another language counted for an id that is not text, and for one that no row can

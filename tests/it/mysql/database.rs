@@ -18,6 +18,9 @@ use crate::support::{keyed, refused};
 
 static SERVER: OnceCell<MysqlServer> = OnceCell::const_new();
 
+/// The key columns of a table.
+pub type Keys = &'static [(&'static str, KeyType)];
+
 pub const I1: Incarnation = Incarnation(u64::MAX);
 
 /// A test's own database with counterfoil's tables.

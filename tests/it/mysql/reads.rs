@@ -6,11 +6,11 @@ use std::time::Duration;
 use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
 use counterfoil::admin::Severity;
 use counterfoil::store::{Mark, ReadFrom, Registered};
-use counterfoil::{ErrorKind, Family, KeyType, MysqlStore, Store, Table};
+use counterfoil::{ErrorKind, Family, MysqlStore, Store, Table};
 use sqlx::Row;
 use testkit::MysqlServer;
 
-use super::database::{Db, I1, applied, batch, by_id, complete, many};
+use super::database::{Db, I1, Keys, applied, batch, by_id, complete, many};
 use crate::support::{keyed, refused};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -411,7 +411,7 @@ async fn counters_are_listed_page_by_page() {
 }
 
 /// Each row is a table's keys, some ids of its rows, and prefixes to list.
-const LISTED: [(&str, &[(&str, KeyType)], &[&str], &[&str]); 3] = [
+const LISTED: [(&str, Keys, &[&str], &[&str]); 3] = [
     (
         "days",
         &[("store", Unsigned), ("day", Date)],

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
-use counterfoil::{Durability, ErrorKind, Family, KeyType, MysqlStore, Store, Table};
+use counterfoil::{Durability, ErrorKind, Family, MysqlStore, Store, Table};
 
-use super::database::{Db, applied, by_id, views};
+use super::database::{Db, Keys, applied, by_id, views};
 use crate::support::{keyed, refused};
 
 #[tokio::test]
@@ -95,7 +95,7 @@ async fn a_missing_table_is_refused_with_the_sql_that_creates_it() {
 
 /// The key columns of a family, with tables that it refuses: columns and options, and parts of the
 /// message.
-const REFUSED: [(&[(&str, KeyType)], &[(&str, &str)]); 6] = [
+const REFUSED: [(Keys, &[(&str, &str)]); 6] = [
     (
         &[("id", Signed)],
         &[

@@ -3,3 +3,23 @@
 mod api;
 mod faults;
 mod interleavings;
+
+use std::time::Duration;
+
+use counterfoil::recount::{RecountBuilder, Recountable, Source};
+
+use crate::support::Pair;
+
+const WITHIN: Duration = Duration::from_millis(20);
+
+impl Pair {
+    /// Recounts the rows of `saves` by `user_id`, which are counted at once.
+    fn recount(&self, counters: &impl Recountable) -> RecountBuilder {
+        let recount = self.counterfoil.recount(counters);
+        recount.source(saves()).within(WITHIN)
+    }
+}
+
+fn saves() -> Source {
+    Source::table("saves", ["user_id"])
+}

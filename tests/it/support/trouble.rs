@@ -13,7 +13,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{Pair, pause};
 
 /// Starts a reconciler in its own runtime, whose shutdown drops the tasks at any point.
-fn doomed<F>(
+pub fn doomed<F>(
     redis: redis::Client,
     pool: Arc<MySqlConnectOptions>,
     open: fn(Counterfoil) -> F,
