@@ -11,18 +11,7 @@ use counterfoil::{Error, ErrorKind, Family, KeyType, Store, Table};
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
-use super::database::{Db, I1, Sums, applied, batch, by_id, complete, many};
-
-/// Returns the batch with another nonce, as cut by a Redis that was set back.
-fn other_cut(batch: &Batch) -> Arc<Batch> {
-    with_id(
-        batch,
-        BatchId {
-            nonce: Nonce(0),
-            ..batch.id
-        },
-    )
-}
+use super::database::{Db, I1, applied, batch, by_id, complete, many};
 
 fn with_id(batch: &Batch, id: BatchId) -> Arc<Batch> {
     Arc::new(Batch {
@@ -31,55 +20,18 @@ fn with_id(batch: &Batch, id: BatchId) -> Arc<Batch> {
     })
 }
 
+/// Returns the batch with another nonce, as cut by a Redis that was set back.
+fn other_cut(batch: &Batch) -> Arc<Batch> {
+    let nonce = Nonce(0);
+    with_id(batch, BatchId { nonce, ..batch.id })
+}
+
 fn part(progress: impl Into<Vec<Progress>>, rows: u64, rejected: u64) -> Applied {
     Applied {
         progress: progress.into(),
         rows,
         rejected,
     }
-}
-
-#[tokio::test]
-async fn a_batch_counts_once_however_often_it_is_applied() {
-    let db = Db::new().await;
-    let views = db.views().await;
-    let first = [
-        batch(&views, 0, 1, [("a", 5), ("b", -2)]),
-        batch(&views, 1, 1, [("c", 1)]),
-    ];
-    let next = batch(&views, 0, 2, [("a", 1)]);
-    let twice = batch(&views, 0, 3, [("a", 1)]);
-    for (batches, expected) in [
-        (first.to_vec(), applied(2, 0, 3, 0)),
-        (first.to_vec(), applied(0, 2, 0, 0)),
-        (vec![next, first[1].clone()], applied(1, 1, 1, 0)),
-        (vec![twice.clone(), twice.clone()], applied(1, 1, 1, 0)),
-    ] {
-        assert_eq!(db.apply(&batches).await, expected, "{batches:?}");
-    }
-    for behind in [first[0].clone(), other_cut(&twice)] {
-        let set_back = Sums {
-            set_back: 1,
-            ..Sums::default()
-        };
-        assert_eq!(db.apply(&[behind]).await, set_back);
-    }
-    assert_eq!(
-        db.values(&views, &["a", "b", "c", "d"]).await,
-        [Some(7), Some(-2), Some(1), None]
-    );
-
-    // a new incarnation starts at seq 1 again
-    let again = batch(&views, 0, 1, [("a", 100)]);
-    let incarnation = Incarnation(0);
-    let id = BatchId {
-        incarnation,
-        ..again.id
-    };
-    assert_eq!(db.apply(&[with_id(&again, id)]).await, applied(1, 0, 1, 0));
-    assert_eq!(db.values(&views, &["a"]).await, [Some(107)]);
-    let nothing = db.store.apply(&[], None).await.expect("nothing to do");
-    assert_eq!(nothing, Applied::default());
 }
 
 /// Checks the contract of a store: parts, marks and set-backs.
@@ -149,8 +101,22 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         );
     }
     expect_marks(&[mark(0, 2, Some(b"1")), mark(1, 1, None)]).await;
-    assert_eq!(apply(&[next], None).await.progress, [Progress::Complete]);
+    let both = [next.clone(), next];
+    let progress = [Progress::Complete, Progress::Repeated];
+    assert_eq!(apply(&both, None).await.progress, progress);
     assert_eq!(rows(&["1", "2"]).await, [Some(10), Some(1)]);
+    assert_eq!(apply(&[], None).await, Applied::default());
+
+    // a new incarnation starts at seq 1 again
+    let again = batch(family, 0, 1, [("1", 100), ("2", -3)]);
+    let incarnation = Incarnation(0);
+    let id = BatchId {
+        incarnation,
+        ..again.id
+    };
+    let again = [with_id(&again, id)];
+    assert_eq!(apply(&again, None).await, part([Progress::Complete], 2, 0));
+    assert_eq!(rows(&["1", "2"]).await, [Some(110), Some(-2)]);
 
     for (seq, guard, doubled) in [
         (10, Guard::Ledger, 1),

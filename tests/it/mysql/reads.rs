@@ -44,19 +44,6 @@ async fn a_read_is_never_torn() {
     }
 }
 
-#[tokio::test]
-async fn reads_go_where_they_are_sent() {
-    let (primary, replica) = (Db::new().await, Db::new().await);
-    let views = primary.views().await;
-    primary.add(&views, 0, 1, [("a", 2)]).await;
-    replica.add(&replica.views().await, 0, 1, [("a", 1)]).await;
-    let store = primary.store.clone().with_replica(replica.pool.clone());
-    for (from, value) in [(ReadFrom::Nearest, 1), (ReadFrom::Primary, 2)] {
-        let snapshot = store.read(&views, &["a"], &[], from).await.expect("read");
-        assert_eq!(snapshot.values, [Some(value)]);
-    }
-}
-
 /// Asserts that the store applies the batches although this statement of another transaction
 /// holds locks.
 async fn expect_no_wait(

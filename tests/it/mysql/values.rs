@@ -219,17 +219,6 @@ async fn a_row_out_of_range_does_not_hold_back_the_others() {
 }
 
 #[tokio::test]
-async fn a_batch_of_which_every_row_is_refused_is_complete() {
-    let db = Db::new().await;
-    let family = db.numbers("t", "TINYINT").await;
-    assert_eq!(
-        db.add(&family, 0, 1, many(100, 1000)).await,
-        applied(1, 0, 0, 100)
-    );
-    assert_eq!(db.rejects().await.len(), 100);
-}
-
-#[tokio::test]
 async fn what_the_schema_refuses_is_rejected_with_its_reason() {
     let db = Db::new().await;
     db.run(
