@@ -6,17 +6,16 @@
 //! contains ioredis; php needs phpredis. Tests of missing clients are skipped with a message.
 
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
 use counterfoil::store::{Batch, BatchId, Incarnation, Nonce, Progress, Registered};
 use counterfoil::{Family, MysqlStore, Store};
-use redis::{Connection, FromRedisValue};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
-use testkit::{MysqlServer, RedisOptions, RedisServer};
+use testkit::{RedisOptions, RedisServer};
 
-use crate::vectors::{client, lua, python, run};
+use crate::support::database;
+use crate::vectors::{Run, client, fenced, keys, lua, node_modules, python, run};
 
 /// Runs a client, prints its figures, and expects that it passed.
 fn expect_passed(command: &mut Command) {
@@ -41,12 +40,7 @@ async fn python_of_the_documentation_counts_exactly() {
 #[tokio::test]
 async fn ioredis_counts_exactly() {
     let server = RedisServer::start(RedisOptions::volatile()).await;
-    let Some(modules) =
-        std::env::var_os("COUNTERFOIL_NODE_MODULES").filter(|path| Path::new(path).exists())
-    else {
-        return eprintln!("COUNTERFOIL_NODE_MODULES is not set: the test in Node is skipped");
-    };
-    if let Some(mut python) = python() {
+    if let (Some(modules), Some(mut python)) = (node_modules(), python()) {
         let lossy = python
             .arg(client("lossy.py"))
             .arg(server.socket())
@@ -61,12 +55,8 @@ async fn ioredis_counts_exactly() {
 async fn php_of_the_documentation_counts_exactly() {
     let server = RedisServer::start(RedisOptions::volatile()).await;
     let modules = Command::new("php").arg("-m").output();
-    if !modules.is_ok_and(|modules| {
-        modules
-            .stdout
-            .split(|byte| *byte == b'\n')
-            .any(|name| name == b"redis")
-    }) {
+    let has_redis = |text: &str| text.lines().any(|name| name == "redis");
+    if !modules.is_ok_and(|modules| has_redis(&String::from_utf8_lossy(&modules.stdout))) {
         return eprintln!("there is no php with phpredis: its test is skipped");
     }
     if let Some(mut python) = python() {
@@ -94,38 +84,28 @@ struct Pending {
 
 /// A client of one partition, with its scripts and the statement of lua/README.md.
 struct Reader {
-    redis: Connection,
+    run: Run,
     pool: MySqlPool,
     statement: String,
 }
 
 impl Reader {
-    fn send<T: FromRedisValue>(&mut self, script: &str, names: &[&str], args: &[&str]) -> T {
-        let source = fs::read_to_string(lua().join(format!("v1/{script}.lua"))).unwrap();
-        let mut call = redis::cmd("EVAL");
-        let keys: Vec<_> = names
-            .iter()
-            .map(|name| format!("cf1:{{shop/views/0}}:{name}"))
-            .collect();
-        call.arg(source).arg(keys.len()).arg(keys).arg(args);
-        call.query(&mut self.redis).unwrap()
+    fn add(&mut self, delta: i64) {
+        let pairs = IDS.map(|id| [id.to_owned(), delta.to_string()]).concat();
+        let args = [vec![String::new(); 4], vec!["3".to_owned(); 2], pairs].concat();
+        self.run
+            .strings("buffered_add", &fenced("buffer meta"), &args);
     }
 
-    fn add(&mut self, delta: i64) {
-        let (delta, keys) = (
-            delta.to_string(),
-            ["calls", "calls_before", "buffer", "meta"],
-        );
-        let pairs = IDS.map(|id| [id, &delta]).concat();
-        let _: Vec<redis::Value> = self.send(
-            "buffered_add",
-            &keys,
-            &[&["", "", "", "", "3", "3"], &pairs[..]].concat(),
-        );
+    fn release(&mut self, id: &[String; 3]) {
+        self.run
+            .strings("buffered_release", &keys("batch meta"), id);
     }
 
     fn pending(&mut self) -> Pending {
-        let words: Vec<String> = self.send("buffered_read", &["buffer", "batch", "meta"], &IDS);
+        let words = self
+            .run
+            .strings("buffered_read", &keys("buffer batch meta"), &IDS);
         let deltas = words[5..]
             .chunks(2)
             .map(|pair| (pair[0].parse().unwrap(), pair[1].parse().unwrap()));
@@ -190,12 +170,10 @@ impl Reader {
     }
 
     fn cut(&mut self, family: &Arc<Registered>, delta: i64) -> Arc<Batch> {
-        let keys = ["buffer", "batch", "meta"];
-        let words: Vec<String> = self.send(
-            "buffered_rotate",
-            &keys,
-            &[&delta.to_string(), "", "0", "0", "0", ""],
-        );
+        let args = [&*delta.to_string(), "", "0", "0", "0", ""];
+        let words = self
+            .run
+            .strings("buffered_rotate", &keys("buffer batch meta"), &args);
         assert_eq!(words[0], "OK");
         let hex = |word: &str| u64::from_str_radix(word, 16).unwrap();
         let (incarnation, nonce) = (Incarnation(hex(&words[1])), Nonce(hex(&words[3])));
@@ -216,32 +194,17 @@ impl Reader {
 
 #[tokio::test]
 async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
-    let (server, mysql) = (
-        RedisServer::start(RedisOptions::volatile()).await,
-        MysqlServer::start().await,
-    );
-    let (_, pool) = mysql.database("clients").await;
+    let (_server, run) = Run::new().await;
+    let pool = database().await;
     let store = MysqlStore::new(pool.clone());
-    store.create_tables().await.unwrap();
-    let family = Family::buffered("shop", "views")
-        .partitions(1)
-        .build()
-        .unwrap()
-        .clone();
-    let family = Arc::new(Registered {
-        number: store.register(&family).await.unwrap(),
-        family,
-    });
+    let family = Family::buffered("shop", "views").partitions(1);
+    let family = family.build().unwrap();
+    let number = store.register(&family).await.unwrap();
+    let family = Arc::new(Registered { family, number });
 
     let readme = fs::read_to_string(lua().join("README.md")).unwrap();
-    let mut statement = readme
-        .split("```sql\n")
-        .nth(1)
-        .unwrap()
-        .split("```")
-        .next()
-        .unwrap()
-        .to_owned();
+    let statement = readme.split("```sql\n").nth(1).unwrap();
+    let mut statement = statement.split("```").next().unwrap().to_owned();
     for name in [":id", ":partition", ":incarnation", ":namespace", ":name"] {
         statement = statement.replacen(name, "?", 1);
     }
@@ -249,16 +212,15 @@ async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
         "SELECT value, CAST(a AS SIGNED) AS a, nonce, position FROM ({statement}) AS readme"
     );
     let mut reader = Reader {
-        redis: server.client().get_connection().unwrap(),
+        run,
         pool,
         statement,
     };
     let settings = family.family.settings();
-    let _: Vec<String> = reader.send(
-        "family_configure",
-        &["calls", "meta"],
-        &["salt", "", "buffered", "1", "1000", &settings],
-    );
+    let settings = ["salt", "", "buffered", "1", "1000", &settings];
+    reader
+        .run
+        .strings("family_configure", &keys("calls meta"), &settings);
 
     reader.expect(0).await;
     reader.add(5);
@@ -279,8 +241,7 @@ async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
         [Progress::Complete]
     );
     reader.expect(7).await;
-    let id = cut.id.each_ref().map(String::as_str);
-    let _: Vec<String> = reader.send("buffered_release", &["batch", "meta"], &id);
+    reader.release(&cut.id);
     reader.expect(7).await;
 
     let batch = reader.cut(&family, 2);
@@ -291,17 +252,10 @@ async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
         assert_eq!(reader.values(stale).await, Err("again"));
     }
     // sets Redis back to before the second cut, and cuts again
-    let _: Vec<String> = reader.send(
-        "buffered_release",
-        &["batch", "meta"],
-        &newer.id.each_ref().map(String::as_str),
-    );
-    let [_, _, first_nonce] = id;
-    redis::cmd("HSET")
-        .arg("cf1:{shop/views/0}:meta")
-        .arg(&["seq", "1", "nonce", first_nonce])
-        .exec(&mut reader.redis)
-        .unwrap();
+    reader.release(&newer.id);
+    let (meta, first_nonce) = (&keys("meta")[0], &*cut.id[2]);
+    let before = ["HSET", meta, "seq", "1", "nonce", first_nonce];
+    let _: i64 = reader.run.get(&before);
     let reverted = reader.pending();
     assert_eq!(reader.values(&reverted).await, Err("again"));
     reader.add(1);

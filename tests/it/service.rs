@@ -7,7 +7,7 @@ mod counts;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 use std::{env, io};
 
@@ -21,7 +21,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::{OnceCell, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::support::{eventually, times};
+use crate::support::{eventually, sum, times};
 
 /// Returns the path of the program, and builds it if its sources have changed.
 async fn program() -> &'static str {
@@ -90,10 +90,10 @@ fn built() -> Option<String> {
         .parent()?
         .parent()?
         .join("examples/service");
-    let made = program.metadata().ok()?.modified().ok()?;
+    let built = program.metadata().ok()?.modified().ok()?;
     let sources = ["examples/service", "src", "lua", "Cargo.toml", "Cargo.lock"];
     let is_newer =
-        |source: &&str| newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join(source)) > made;
+        |source: &&str| newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join(source)) > built;
     (!sources.iter().any(is_newer)).then(|| program.display().to_string())
 }
 
@@ -107,14 +107,12 @@ impl Service {
     /// Starts the service with this number of seconds for its shutdown.
     async fn start(redis: &RedisServer, mysql: &str, shutdown: &str) -> Self {
         let mut command = Command::new(program().await);
-        command
+        let mut process = command
             .env("REDIS_URL", redis.url())
             .env("MYSQL_URL", mysql)
-            .env("LISTEN", "127.0.0.1:0");
-        command
+            .env("LISTEN", "127.0.0.1:0")
             .env("SHUTDOWN_SECONDS", shutdown)
-            .env("NO_COLOR", "1");
-        let mut process = command
+            .env("NO_COLOR", "1")
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
@@ -145,24 +143,17 @@ impl Service {
         }
     }
 
-    fn terminate(&self) {
+    /// Terminates the process, and waits for its successful end. Returns its log.
+    async fn terminate(mut self) -> String {
         let pid = self.process.id().expect("it runs").to_string();
-        let sent = std::process::Command::new("kill")
-            .args(["-TERM", &pid])
-            .status()
-            .expect("kill runs");
+        let mut kill = std::process::Command::new("kill");
+        let sent = kill.args(["-TERM", &pid]).status().expect("kill runs");
         assert!(sent.success());
-    }
-
-    /// Waits for the end of the process. Returns its exit status and its log.
-    async fn ended(mut self) -> (ExitStatus, String) {
-        let status = tokio::time::timeout(Duration::from_secs(40), self.process.wait())
-            .await
-            .expect("it ends");
-        (
-            status.expect("its status"),
-            self.log.await.expect("its log"),
-        )
+        let ended = tokio::time::timeout(Duration::from_secs(40), self.process.wait());
+        let status = ended.await.expect("it ends").expect("its status");
+        let log = self.log.await.expect("its log");
+        assert_eq!(status.code(), Some(0), "{log}");
+        log
     }
 }
 
@@ -171,11 +162,8 @@ impl Service {
 async fn request(address: SocketAddr, line: &str) -> Option<io::Result<(u16, String)>> {
     let mut stream = TcpStream::connect(address).await.ok()?;
     let exchange = async {
-        stream
-            .write_all(
-                format!("{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes(),
-            )
-            .await?;
+        let request = format!("{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
         let mut reply = String::new();
         stream.read_to_string(&mut reply).await?;
         let (head, body) = reply
@@ -190,11 +178,12 @@ async fn request(address: SocketAddr, line: &str) -> Option<io::Result<(u16, Str
     Some(exchange.await)
 }
 
-async fn told(address: SocketAddr, line: &str) -> (u16, String) {
-    request(address, line)
-        .await
-        .expect("connected")
-        .expect("a reply")
+/// Returns the body of a reply with this status.
+async fn expect(status: u16, address: SocketAddr, line: &str) -> String {
+    let reply = request(address, line).await.expect("connected");
+    let (found, body) = reply.expect("a reply");
+    assert_eq!(found, status, "{line}");
+    body
 }
 
 /// Starts a Redis, and a database with all tables.
@@ -218,67 +207,54 @@ async fn servers() -> (RedisServer, MysqlServer, String, MySqlPool) {
 
 /// The successful requests by path, without the visitor.
 #[derive(Debug, Default)]
-struct Told {
+struct Counted {
+    /// Requests, or first visits.
     counted: BTreeMap<String, i64>,
+    /// The value in the reply to each vote.
     votes: BTreeMap<String, Vec<i64>>,
-    first_visits: BTreeMap<String, i64>,
     /// Requests whose connection broke before the reply.
     cut: u64,
 }
 
 const KINDS: [&str; 5] = ["views", "votes", "visitors", "downloads", "readers"];
 
-impl Told {
+impl Counted {
     /// Counts with all kinds for as long as the service accepts connections.
     async fn client(address: SocketAddr, client: u64, progress: watch::Sender<u64>) -> Self {
-        let mut told = Told::default();
+        let mut all = Counted::default();
         for n in 0.. {
             let (kind, article) = (KINDS[n % 5], 1 + n / 5 % 3);
             let path = format!("articles/{article}/{kind}");
             // visitors return, also through another client
-            let visitor = (n as u64 / 15 + client) % 50;
-            let visitor = if matches!(kind, "visitors" | "readers") {
-                format!("/{visitor}")
-            } else {
-                String::new()
+            let visitor = match kind {
+                "visitors" | "readers" => format!("/{}", (n as u64 / 15 + client) % 50),
+                _ => String::new(),
             };
             match request(address, &format!("POST /{path}{visitor}")).await {
                 None => break,
-                Some(Err(_)) => told.cut += 1,
+                Some(Err(_)) => all.cut += 1,
                 Some(Ok((status, body))) => {
                     assert!((200..300).contains(&status), "{path}: {status}");
-                    *told.counted.entry(path.clone()).or_default() += 1;
-                    match kind {
-                        "votes" => told
-                            .votes
-                            .entry(path)
-                            .or_default()
-                            .push(body.parse().expect("a number")),
-                        "visitors" => {
-                            *told.first_visits.entry(path).or_default() += i64::from(body == "true")
-                        }
-                        _ => {}
+                    if kind == "votes" {
+                        let vote = body.parse().expect("a number");
+                        all.votes.entry(path.clone()).or_default().push(vote);
                     }
+                    let is_counted = kind != "visitors" || body == "true";
+                    *all.counted.entry(path).or_default() += i64::from(is_counted);
                 }
             }
             progress.send_modify(|requests| *requests += 1);
         }
-        told
+        all
     }
 
-    fn join(&mut self, other: Told) {
-        other
-            .counted
-            .into_iter()
-            .for_each(|(path, n)| *self.counted.entry(path).or_default() += n);
-        other
-            .votes
-            .into_iter()
-            .for_each(|(path, votes)| self.votes.entry(path).or_default().extend(votes));
-        other
-            .first_visits
-            .into_iter()
-            .for_each(|(path, n)| *self.first_visits.entry(path).or_default() += n);
+    fn join(&mut self, other: Counted) {
+        for (path, n) in other.counted {
+            *self.counted.entry(path).or_default() += n;
+        }
+        for (path, votes) in other.votes {
+            self.votes.entry(path).or_default().extend(votes);
+        }
         self.cut += other.cut;
     }
 }
@@ -292,144 +268,94 @@ async fn number(pool: &MySqlPool, sql: &'static str, article: i64) -> i64 {
 }
 
 #[tokio::test]
-async fn told_to_end_under_load_it_loses_and_doubles_nothing() {
+async fn terminated_under_load_it_loses_and_doubles_nothing() {
     let (redis, _mysql, url, pool) = servers().await;
     let service = Service::start(&redis, &url, "20").await;
-    assert_eq!(told(service.address, "GET /healthz").await.0, 200);
-    assert_eq!(
-        told(service.address, "POST /articles/4/votes").await.0,
-        404,
-        "no such article"
-    );
+    let address = service.address;
+    expect(200, address, "GET /healthz").await;
+    // there is no such article
+    expect(404, address, "POST /articles/4/votes").await;
 
     let (progress, mut requests) = watch::channel(0);
     let mut clients = JoinSet::new();
-    (0..8).for_each(|client| {
-        drop(clients.spawn(Told::client(service.address, client, progress.clone())))
-    });
-    requests
-        .wait_for(|requests| *requests > 1000)
-        .await
-        .expect("clients");
-    let metrics = told(service.address, "GET /metrics").await.1;
+    for client in 0..8 {
+        clients.spawn(Counted::client(address, client, progress.clone()));
+    }
+    let many = requests.wait_for(|requests| *requests > 1000).await;
+    drop(many.expect("clients"));
+    let metrics = expect(200, address, "GET /metrics").await;
     for family in KINDS {
         let line = format!("counterfoil_hits_total{{family=\"{family}\"}} ");
-        let hits = metrics
-            .lines()
-            .find_map(|metric| metric.strip_prefix(&line))
-            .expect(&metrics);
-        assert_ne!(hits, "0", "{family}");
+        let mut lines = metrics.lines();
+        let hits = lines.find_map(|metric| metric.strip_prefix(&line));
+        assert_ne!(hits.expect(&metrics), "0", "{family}");
     }
-    service.terminate();
-    let (status, log) = service.ended().await;
-    assert_eq!(status.code(), Some(0), "{log}");
+    let log = service.terminate().await;
     assert!(log.contains("ended families_left=0"), "{log}");
-    let mut all = Told::default();
+    let mut all = Counted::default();
     while let Some(client) = clients.join_next().await {
         all.join(client.expect("a client"));
     }
 
     // The process has ended: what is not in MySQL is in Redis.
-    let counterfoil = Counterfoil::connect(&redis.url(), &url)
-        .await
-        .expect("connected");
+    let counterfoil = Counterfoil::connect(&redis.url(), &url).await;
+    let counterfoil = counterfoil.expect("connected");
     let counts = Counts::open(&counterfoil).await.expect("opened");
     for article in 1..=3 {
-        let path = |kind| format!("articles/{article}/{kind}");
-        let views = number(
-            &pool,
-            "SELECT views FROM article_views WHERE article = ?",
-            article,
-        )
-        .await;
-        assert_eq!(views, all.counted[&path("views")]);
-        let votes = number(&pool, "SELECT votes FROM article WHERE id = ?", article).await;
-        let mut told = all.votes[&path("votes")].clone();
-        told.sort_unstable();
-        assert_eq!(
-            told,
-            (1..=votes).collect::<Vec<_>>(),
-            "each vote was told a number of its own"
-        );
-        let sql = "SELECT CAST(SUM(visitors) AS SIGNED) FROM article_visitors WHERE article = ?";
-        assert_eq!(
-            number(&pool, sql, article).await,
-            all.first_visits[&path("visitors")]
-        );
+        let counted = |kind| all.counted[&format!("articles/{article}/{kind}")];
+        let views = "SELECT views FROM article_views WHERE article = ?";
+        assert_eq!(number(&pool, views, article).await, counted("views"));
+        let votes = "SELECT votes FROM article WHERE id = ?";
+        let votes = number(&pool, votes, article).await;
+        let mut replies = all.votes[&format!("articles/{article}/votes")].clone();
+        replies.sort_unstable();
+        // each vote got a number of its own
+        assert_eq!(replies, (1..=votes).collect::<Vec<_>>());
+        let visitors =
+            "SELECT CAST(SUM(visitors) AS SIGNED) FROM article_visitors WHERE article = ?";
+        assert_eq!(number(&pool, visitors, article).await, counted("visitors"));
 
         let name = article.to_string();
         let now = jiff::Timestamp::now().as_second();
-        let days = counts
-            .downloads
-            .get_range(&name, Precision::Day, times(now - 86_400..now + 1))
-            .await
-            .expect("read");
-        assert_eq!(
-            days.iter().map(|day| day.count).sum::<i64>(),
-            all.counted[&path("downloads")]
-        );
-        assert_eq!(
-            counts.downloads.backlog().await.expect("read").open,
-            3,
-            "the day is not over"
-        );
+        let day = times(now - 86_400..now + 1);
+        let days = counts.downloads.get_range(&name, Precision::Day, day);
+        let days = days.await.expect("read");
+        assert_eq!(sum(&days), counted("downloads"));
+        // the day is not over
+        let open = counts.downloads.backlog().await.expect("read").open;
+        assert_eq!(open, 3);
         let views = counts.readers.now(&name).await.expect("read").views;
-        assert_eq!(
-            i64::try_from(views).expect("few"),
-            all.counted[&path("readers")]
-        );
-        assert_eq!(
-            counts
-                .visitors
-                .list(&format!("{name}/"), None, 9)
-                .await
-                .expect("read")
-                .len(),
-            1
-        );
+        assert_eq!(views.cast_signed(), counted("readers"));
+        let days = counts.visitors.list(&format!("{name}/"), None, 9).await;
+        assert_eq!(days.expect("read").len(), 1);
         assert_eq!(counts.votes.get(&name).await.expect("read"), votes);
         assert_eq!(counts.views.pending(&[&name]).await.expect("read"), [0]);
     }
-    assert_eq!(
-        number(
-            &pool,
-            "SELECT COUNT(*) FROM counterfoil_rejects WHERE delta <> ?",
-            0
-        )
-        .await,
-        0
-    );
-    println!(
-        "{} requests counted, {} cut",
-        all.counted.values().sum::<i64>(),
-        all.cut
-    );
+    let rejects = "SELECT COUNT(*) FROM counterfoil_rejects WHERE delta <> ?";
+    assert_eq!(number(&pool, rejects, 0).await, 0);
+    let counted: i64 = all.counted.values().sum();
+    println!("{counted} requests counted, {} cut", all.cut);
 }
 
 #[tokio::test]
-async fn it_starts_counts_and_ends_while_mysql_is_away() {
+async fn it_starts_counts_and_ends_while_mysql_is_unavailable() {
     let (redis, mysql, url, pool) = servers().await;
     mysql.kill();
     let service = Service::start(&redis, &url, "1").await;
-    assert_eq!(told(service.address, "GET /healthz").await.0, 200);
+    expect(200, service.address, "GET /healthz").await;
     for _ in 0..3 {
-        assert_eq!(told(service.address, "POST /articles/1/views").await.0, 202);
+        expect(202, service.address, "POST /articles/1/views").await;
     }
-    service.terminate();
-    let (status, log) = service.ended().await;
-    assert_eq!(status.code(), Some(0), "{log}");
-    assert!(
-        log.contains("left family=site/views recorded=0 backlog=Some(Backlog { ids: 1"),
-        "{log}"
-    );
+    let log = service.terminate().await;
+    let left = "left family=site/views recorded=0 backlog=Some(Backlog { ids: 1";
+    assert!(log.contains(left), "{log}");
 
     mysql.start_again().await;
     let service = Service::start(&redis, &url, "20").await;
-    let stored = || async {
+    let stored = async || {
         let views = sqlx::query_scalar("SELECT views FROM article_views WHERE article = 1");
         matches!(views.fetch_optional(&pool).await, Ok(Some(3_i64)))
     };
     eventually("the views that were left", stored).await;
-    service.terminate();
-    assert_eq!(service.ended().await.0.code(), Some(0));
+    service.terminate().await;
 }

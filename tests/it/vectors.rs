@@ -82,7 +82,8 @@ enum Content {
     List(Vec<Bytes>),
 }
 
-struct Run {
+/// A Redis with the scripts.
+pub(crate) struct Run {
     redis: Connection,
     hashes: HashMap<String, String>,
 }
@@ -187,7 +188,7 @@ fn content(fields: &BTreeMap<String, Json>) -> Content {
 }
 
 impl Run {
-    async fn new() -> (RedisServer, Self) {
+    pub(crate) async fn new() -> (RedisServer, Self) {
         let server = RedisServer::start(RedisOptions::volatile()).await;
         let redis = server.client().get_connection().unwrap();
         let hashes = HashMap::new();
@@ -204,7 +205,7 @@ impl Run {
     }
 
     /// Sends a command.
-    fn get<T: FromRedisValue>(&mut self, words: &[impl ToRedisArgs]) -> T {
+    pub(crate) fn get<T: FromRedisValue>(&mut self, words: &[impl ToRedisArgs]) -> T {
         redis::Cmd::new().arg(words).query(&mut self.redis).unwrap()
     }
 
@@ -665,7 +666,7 @@ const FENCE: &str = "calls calls_before";
 const EPOCH: &str = "e2";
 
 /// Returns the keys of these kinds, which single spaces separate.
-fn keys(kinds: &str) -> Vec<String> {
+pub(crate) fn keys(kinds: &str) -> Vec<String> {
     let kinds = kinds.split(' ');
     kinds
         .map(|kind| format!("cf1:{{shop/views/0}}:{kind}"))
@@ -673,13 +674,13 @@ fn keys(kinds: &str) -> Vec<String> {
 }
 
 /// Returns the keys of a counting script.
-fn fenced(kinds: &str) -> Vec<String> {
+pub(crate) fn fenced(kinds: &str) -> Vec<String> {
     keys(&format!("{FENCE} {kinds}"))
 }
 
 impl Run {
     /// Returns the strings of a reply, with integers as text.
-    fn strings(
+    pub(crate) fn strings(
         &mut self,
         script: &str,
         keys: &[impl ToRedisArgs],
@@ -1003,6 +1004,7 @@ pub(crate) fn python() -> Option<Command> {
 /// Returns the folder that contains ioredis, or reports that it is missing.
 pub(crate) fn node_modules() -> Option<OsString> {
     let modules = std::env::var_os("COUNTERFOIL_NODE_MODULES");
+    let modules = modules.filter(|path| Path::new(path).exists());
     if modules.is_none() {
         eprintln!("COUNTERFOIL_NODE_MODULES is not set: the test in Node is skipped");
     }
