@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use counterfoil::{ErrorKind, Family, KeyType, Store, Table};
 
-use super::database::{Db, I1, applied, batch, by_id, many, views};
+use super::database::{Db, I1, applied, batch, by_id, views};
 use crate::support::{keyed, refused};
 
 const ODD: [&str; 14] = [
