@@ -1,83 +1,43 @@
 //! Faults under load, on real servers: replies are lost, servers killed and paused, and reconcilers
 //! die. After each fault the database holds all acknowledged hits.
 
+use std::io::{self, ErrorKind::ConnectionReset};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::custom::custom;
 use crate::support::hits::{Hit, Hits, Reckoning};
+use crate::support::load::Load;
 use crate::support::trouble::doomed;
 use crate::support::{Count, Pair, eventually, family, keyed, look, pause, refused, votes, within};
 use counterfoil::KeyType::{Signed, Text};
 use counterfoil::metrics::{DROPPED, SET_BACK};
 use counterfoil::{
-    BufferedCounters, Counterfoil, Durability, ErrorKind, Family, FamilyBuilder, MysqlStore, Shown,
-    Table,
+    BufferedCounters, Connection, Counterfoil, Durability, ErrorKind, Family, FamilyBuilder,
+    MysqlStore, Shown, Table,
 };
 use metrics_util::debugging::DebuggingRecorder;
 use redis::aio::{ConnectionLike, ConnectionManager};
-use redis::{Cmd, Pipeline, RedisError, RedisFuture, Value};
 use sqlx::mysql::MySqlPoolOptions;
 use testkit::{MysqlServer, RedisOptions};
 use tokio::sync::RwLock;
 
-/// A connection that loses every n-th call, alternately before and after its execution, and sends
-/// nothing while the gate is locked.
-#[derive(Clone)]
-struct Frail {
-    inner: ConnectionManager,
-    calls: Arc<AtomicU64>,
-    every: u64,
-    gate: Arc<RwLock<()>>,
-}
-
-impl Frail {
-    async fn new(pair: &Pair, every: u64) -> Self {
-        Frail {
-            inner: pair.redis.manager().await,
-            calls: Arc::new(AtomicU64::new(1)),
-            every,
-            gate: Arc::default(),
-        }
-    }
-}
-
-impl From<Frail> for counterfoil::Connection {
-    fn from(connection: Frail) -> Self {
-        counterfoil::Connection::custom(connection)
-    }
-}
-
-impl ConnectionLike for Frail {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        let is_lost = call.is_multiple_of(self.every);
-        let is_executed = !is_lost || !(call / self.every).is_multiple_of(2);
-        Box::pin(async move {
-            drop(self.gate.read().await);
-            let mut reply = None;
-            if is_executed {
-                reply = Some(self.inner.req_packed_command(cmd).await?);
+/// Returns a connection that loses every n-th call, alternately before and after its execution.
+async fn lossy(pair: &Pair, every: u64) -> Connection {
+    let (redis, calls) = (pair.redis.manager().await, Arc::new(AtomicU64::new(1)));
+    custom(move |cmd| {
+        let (mut redis, call) = (redis.clone(), calls.fetch_add(1, Ordering::Relaxed));
+        async move {
+            if !call.is_multiple_of(every) {
+                return redis.req_packed_command(&cmd).await;
             }
-            let lost = || std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-            reply
-                .filter(|_| !is_lost)
-                .ok_or_else(|| RedisError::from(lost()))
-        })
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        pipe: &'a Pipeline,
-        at: usize,
-        n: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        self.inner.req_packed_commands(pipe, at, n)
-    }
-
-    fn get_db(&self) -> i64 {
-        self.inner.get_db()
-    }
+            if !(call / every).is_multiple_of(2) {
+                drop(redis.req_packed_command(&cmd).await);
+            }
+            Err(io::Error::from(ConnectionReset).into())
+        }
+    })
 }
 
 /// Ends the hits, and asserts that each outcome is known and true.
@@ -92,7 +52,7 @@ async fn expect_exact(hits: Hits, counterfoil: &Counterfoil, pair: &Pair) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_whose_reply_is_lost_are_repeated() {
     let pair = Pair::new().await;
-    let counterfoil = pair.over(Frail::new(&pair, 7).await);
+    let counterfoil = pair.over(lossy(&pair, 7).await);
     let views = counterfoil.open(family("views")).await.unwrap();
     // the start makes a call too, which may be lost
     let mut started = counterfoil.reconciler().start().await;
@@ -291,7 +251,7 @@ async fn redis_stands_still_longer_than_a_call_waits() {
 #[tokio::test]
 async fn an_outcome_that_cannot_be_learnt_is_reported_as_unknown() {
     let pair = Pair::new().await;
-    let quick = pair.over(Frail::new(&pair, 1).await);
+    let quick = pair.over(lossy(&pair, 1).await);
     let quick = quick.write_timeout(Duration::from_millis(300));
     let views = quick.open(family("views")).await.unwrap();
     // a read can be repeated: its outcome is never unknown; and nothing is counted before the
@@ -390,13 +350,12 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
     let ids: Vec<_> = (0..IDS).map(|id| format!("{id:05}")).collect();
     let added = items.add_many(ids.iter().map(|id| (id, 7))).await;
     assert!(added.iter().all(Result::is_ok));
-    let stop = Arc::new(AtomicBool::new(false));
-    let reading = tokio::spawn({
-        let (items, stop) = (items.clone(), stop.clone());
+    let reading = Load::start(1, |_, stop| {
+        let items = items.clone();
         let ids: Vec<_> = ids.iter().step_by(499).cloned().collect();
         async move {
             let mut reads = 0;
-            while !stop.load(Ordering::Relaxed) {
+            while !stop.is_set() {
                 assert_eq!(items.get_many(&ids).await.unwrap(), vec![7; ids.len()]);
                 reads += 1;
             }
@@ -419,8 +378,7 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
     other.rollback().await.unwrap();
     pair.drain().await;
 
-    stop.store(true, Ordering::Relaxed);
-    let reads = reading.await.unwrap();
+    let reads = reading.end().await[0];
     let all = "SELECT COUNT(*) FROM item WHERE n = 7";
     assert_eq!(pair.number(all).await, IDS);
     let log = "SELECT CAST(position AS CHAR) FROM parts ORDER BY number";
@@ -463,9 +421,20 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
 async fn a_read_is_exact_although_the_database_replies_first() {
     let pair = Pair::new().await;
     let writer = pair.open(family("views")).await;
-    let late = Frail::new(&pair, u64::MAX).await;
+    // a connection that sends nothing while the gate is locked
+    let (redis, gate) = (pair.redis.manager().await, Arc::new(RwLock::new(())));
+    let late = custom({
+        let gate = gate.clone();
+        move |cmd| {
+            let (mut redis, gate) = (redis.clone(), gate.clone());
+            async move {
+                drop(gate.read().await);
+                redis.req_packed_command(&cmd).await
+            }
+        }
+    });
     let store = MysqlStore::new(pair.pool.clone());
-    let reader = Counterfoil::new(late.clone(), store.clone());
+    let reader = Counterfoil::new(late, store.clone());
     let reader = reader.open(family("views")).await.unwrap();
     let mut total = 0;
     // the number of hits counted and drained before the read, and during it
@@ -491,7 +460,7 @@ async fn a_read_is_exact_although_the_database_replies_first() {
         };
         total += change(counted, drained).await;
         assert_eq!(reader.get("page").await.unwrap(), total);
-        let closed = late.gate.write().await;
+        let closed = gate.write().await;
         let before = store.statements();
         let reading = tokio::spawn({
             let reader = reader.clone();
@@ -536,11 +505,10 @@ async fn reads_outlast_a_redis_that_starts_again() {
     let pair = Pair::with(RedisOptions::aof("always")).await;
     let views = pair.open(family("views")).await;
     views.count("page", 3).await;
-    let stop = Arc::new(AtomicBool::new(false));
-    let reading = tokio::spawn({
-        let (views, stop) = (views.clone(), stop.clone());
+    let reading = Load::start(1, |_, stop| {
+        let views = views.clone();
         async move {
-            while !stop.load(Ordering::Relaxed) {
+            while !stop.is_set() {
                 assert_eq!(views.get("page").await.unwrap(), 3);
                 assert_eq!(views.pending(&["page"]).await.unwrap(), [3]);
                 assert_eq!(views.list("", None, 10).await.unwrap().len(), 1);
@@ -552,8 +520,7 @@ async fn reads_outlast_a_redis_that_starts_again() {
         pair.redis.start_again().await;
     }
     pause(100).await;
-    stop.store(true, Ordering::Relaxed);
-    reading.await.unwrap();
+    reading.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
