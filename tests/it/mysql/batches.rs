@@ -41,9 +41,8 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     Arc::make_mut(&mut one).deltas.push((b"\xff".to_vec(), 9));
     let two = batch(family, 1, 1, [("1", 10), ("4", 40)]);
     let both = [two.clone(), one.clone()];
-    let apply = async |batches: &[Arc<Batch>], max_rows| {
-        store.apply(batches, max_rows).await.expect("applied")
-    };
+    let apply =
+        async |batches: &[Arc<Batch>], max_rows| store.apply(batches, max_rows).await.unwrap();
     let mark = |partition, seq, position: Option<&[u8]>| LedgerRow {
         family: family.number,
         partition,
@@ -60,7 +59,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         rows.sort_by_key(|row| row.partition);
         assert_eq!(rows, expected);
     };
-    let rows = async |ids: &[&str]| store.rows(family, ids).await.expect("rows");
+    let rows = async |ids: &[&str]| store.rows(family, ids).await.unwrap();
 
     // parts follow the order of the ledger, not the order of the arguments
     let progress = [Progress::Partial { left: 2 }, Progress::Partial { left: 1 }];
@@ -69,7 +68,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     let ledger = [(1, I1), (0, I1), (0, Incarnation(1))];
     for ids in [&["2"][..], &["2", "4"]] {
         let read = store.read(family, ids, &ledger, ReadFrom::Primary).await;
-        let read = read.expect("read");
+        let read = read.unwrap();
         assert_eq!(read.values, [Some(2), None][..ids.len()]);
         let known = mark(0, 1, Some(b"3")).mark;
         assert_eq!(read.ledger, [Mark::default(), known, Mark::default()]);
@@ -170,14 +169,14 @@ async fn a_part_is_short() {
     let (table, own) = (db.numbers("t", "INT").await, db.views().await);
     for (family, rows) in [(&table, 500), (&own, 10_000)] {
         let batches = [batch(family, 0, 1, many(10_100, 1))];
-        let applied = db.store.apply(&batches, None).await.expect("applied");
+        let applied = db.store.apply(&batches, None).await.unwrap();
         let left = 10_100 - rows;
         assert_eq!(applied, part([Progress::Partial { left }], rows, 0));
     }
     // small batches share a transaction
     let few = [&own, &table].map(|family| batch(family, 1, 1, many(300, 1)));
     let progress = [Progress::Partial { left: 100 }, Progress::Complete];
-    let shared = db.store.apply(&few, None).await.expect("applied");
+    let shared = db.store.apply(&few, None).await.unwrap();
     assert_eq!(shared, part(progress, 500, 0));
 }
 
@@ -202,7 +201,7 @@ async fn the_same_batches_from_many_tasks_count_once() {
         });
         let mut rows = 0;
         for task in tasks.collect::<Vec<_>>() {
-            let sums = task.await.expect("no panic").expect("applied");
+            let sums = task.await.unwrap().unwrap();
             assert_eq!((sums.complete + sums.repeated, sums.set_back), (16, 0));
             rows += sums.rows;
         }
@@ -228,7 +227,7 @@ async fn a_deadlock_is_retried() {
     for round in 0..3 {
         // READ COMMITTED keeps locks only on changed rows, even when it scans the whole table
         let begin = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
-        let mut other = db.pool.begin_with(begin).await.expect("begun");
+        let mut other = db.pool.begin_with(begin).await.unwrap();
         let touch = |family: &Registered, id| {
             let update =
                 "UPDATE counterfoil_values SET value = value + 1 WHERE family = ? AND id LIKE ?";
@@ -237,7 +236,7 @@ async fn a_deadlock_is_retried() {
         // the server aborts the transaction that has changed fewer rows
         for (family, id) in [(&others, "%"), (&views, "b")] {
             let locked = touch(family, id).execute(&mut *other).await;
-            locked.expect("locked");
+            locked.unwrap();
         }
         let before = db.store.statements();
         let batches = [batch(&views, 0, 2 + round, [("a", 1), ("b", 1)])];
@@ -247,8 +246,8 @@ async fn a_deadlock_is_retried() {
         // the store has locked "a" and waits for "b"
         let locked = touch(&views, "a").execute(&mut *other).await;
         locked.expect("the store's transaction is aborted");
-        other.rollback().await.expect("rolled back");
-        let sums = apply.await.expect("no panic").expect("applied");
+        other.rollback().await.unwrap();
+        let sums = apply.await.unwrap().unwrap();
         assert_eq!(sums, applied(1, 0, 2, 0));
         let statements = db.store.statements() - before;
         assert!(statements > 8, "{statements}: it was not aborted");
@@ -258,10 +257,10 @@ async fn a_deadlock_is_retried() {
 
 /// Returns a transaction that has inserted the value of `a`.
 async fn inserting(db: &Db, views: &Registered) -> sqlx::Transaction<'static, sqlx::MySql> {
-    let mut other = db.pool.begin().await.expect("begun");
+    let mut other = db.pool.begin().await.unwrap();
     let insert = sqlx::query("INSERT INTO counterfoil_values VALUES (?, 'a', 1)");
     let inserted = insert.bind(views.number).execute(&mut *other).await;
-    inserted.expect("inserted");
+    inserted.unwrap();
     other
 }
 
@@ -280,7 +279,7 @@ async fn a_lock_that_is_not_released_is_a_retryable_error() {
     let error = hasty.store.apply(&batches, None).await.expect_err("locked");
     expect_retryable(&error);
     assert!(std::error::Error::source(&error).is_some());
-    other.commit().await.expect("committed");
+    other.commit().await.unwrap();
     // nothing was kept of the first attempt
     assert_eq!(hasty.apply(&batches).await, applied(1, 0, 1, 0));
     assert_eq!(db.values(&views, &["a"]).await, [Some(2)]);
@@ -302,14 +301,14 @@ async fn a_connection_cut_keeps_nothing() {
             let text = |index: usize| row.get::<Option<String>, _>(index).unwrap_or_default();
             text(3) == db.name && text(7).starts_with("INSERT INTO `counterfoil_values`")
         };
-        if let Some(row) = rows.await.expect("processes").iter().find(ours) {
+        if let Some(row) = rows.await.unwrap().iter().find(ours) {
             break row.try_get_unchecked::<u64, _>(0).expect("an id");
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
     db.run(&format!("KILL {waiting}")).await;
-    expect_retryable(&apply.await.expect("no panic").expect_err("cut"));
-    other.commit().await.expect("committed");
+    expect_retryable(&apply.await.unwrap().expect_err("cut"));
+    other.commit().await.unwrap();
     assert_eq!(db.apply(&batches).await, applied(1, 0, 1, 0));
     assert_eq!(db.values(&views, &["a"]).await, [Some(2)]);
 }

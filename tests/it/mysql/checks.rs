@@ -46,7 +46,7 @@ async fn what_is_wrong_with_the_database_is_found() {
     ];
     let families = tables.map(|table| {
         let family = Family::buffered("shop", "family").table(by_id(table, Signed));
-        family.build().expect("valid")
+        family.build().unwrap()
     });
     let good = findings(&db.store, &families[..2]).await;
     let severities: Vec<_> = good.iter().map(|(severity, _)| *severity).collect();
@@ -127,7 +127,7 @@ async fn an_unreachable_database_is_a_finding_and_an_error() {
         let is_retryable = error.kind() == ErrorKind::Store && error.is_retryable();
         assert!(is_retryable, "{error}");
     };
-    let family = views().build().expect("valid");
+    let family = views().build().unwrap();
     expect_retryable(store.register(&family).await.expect_err("unreachable"));
     let family = Registered { family, number: 1 };
     let batches = [batch(&family.into(), 0, 1, [("a", 1)])];

@@ -34,7 +34,7 @@ pub struct Db {
 impl Db {
     pub async fn new() -> Self {
         let db = Db::empty().await;
-        db.store.create_tables().await.expect("created");
+        db.store.create_tables().await.unwrap();
         db
     }
 
@@ -48,7 +48,7 @@ impl Db {
         let version = sqlx::query_scalar::<_, String>("SELECT VERSION()").fetch_one(&pool);
         Db {
             name,
-            mariadb: version.await.expect("a version").contains("MariaDB"),
+            mariadb: version.await.unwrap().contains("MariaDB"),
             store: MysqlStore::new(pool.clone()),
             pool,
         }
@@ -66,7 +66,7 @@ impl Db {
             Box::pin(async move { sqlx::raw_sql(begin).execute(connection).await.map(drop) })
         });
         let options = (*self.pool.connect_options()).clone().username(user);
-        pool.connect_with(options).await.expect("connected")
+        pool.connect_with(options).await.unwrap()
     }
 
     /// Creates a user with these privileges on the database's tables, and returns its name.
@@ -108,12 +108,12 @@ impl Db {
     pub async fn registered(&self, family: &Family) -> Arc<Registered> {
         Arc::new(Registered {
             family: family.clone(),
-            number: self.store.register(family).await.expect("registered"),
+            number: self.store.register(family).await.unwrap(),
         })
     }
 
     pub async fn family(&self, builder: FamilyBuilder<BufferedCounters>) -> Arc<Registered> {
-        self.registered(&builder.build().expect("valid")).await
+        self.registered(&builder.build().unwrap()).await
     }
 
     pub async fn views(&self) -> Arc<Registered> {
@@ -135,11 +135,11 @@ impl Db {
 
     pub async fn values(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
         let read = self.store.read(family, ids, &[], ReadFrom::Primary).await;
-        read.expect("read").values
+        read.unwrap().values
     }
 
     pub async fn rows(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
-        self.store.rows(family, ids).await.expect("rows")
+        self.store.rows(family, ids).await.unwrap()
     }
 
     pub async fn list(
@@ -150,7 +150,7 @@ impl Db {
         limit: usize,
     ) -> Vec<(String, i64)> {
         let listed = self.store.list(family, prefix, after, limit).await;
-        listed.expect("listed")
+        listed.unwrap()
     }
 
     /// Lists all ids with the prefix, page by page.
@@ -167,7 +167,7 @@ impl Db {
     }
 
     pub async fn rejects(&self) -> Vec<Reject> {
-        self.store.rejects(0, 100_000).await.expect("rejects")
+        self.store.rejects(0, 100_000).await.unwrap()
     }
 
     /// Asserts that these deltas were rejected, each with a reason that contains the text.
@@ -184,7 +184,7 @@ impl Db {
     }
 
     pub async fn apply(&self, batches: &[Arc<Batch>]) -> Sums {
-        complete(&self.store, batches, None).await.expect("applied")
+        complete(&self.store, batches, None).await.unwrap()
     }
 
     /// Applies one batch.
@@ -199,7 +199,7 @@ impl Db {
     }
 
     pub async fn mismatch(&self, builder: FamilyBuilder<BufferedCounters>) -> String {
-        let family = builder.build().expect("valid");
+        let family = builder.build().unwrap();
         let registered = self.store.register(&family).await;
         format!("{:#}", refused(registered, ErrorKind::Mismatch, ""))
     }

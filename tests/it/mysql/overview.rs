@@ -10,9 +10,9 @@ use super::database::{Db, applied};
 
 /// Returns the overview of the family `shop/NAME`.
 async fn overview(db: &Db, name: &str) -> Overview {
-    let all = db.store.overview().await.expect("an overview");
+    let all = db.store.overview().await.unwrap();
     let mut all = all.into_iter();
-    let found = all.find(|one| one.family == name).expect("registered");
+    let found = all.find(|one| one.family == name).unwrap();
     assert_eq!(found.namespace, "shop");
     found
 }
@@ -68,7 +68,7 @@ async fn the_latest_recount_is_shown_also_while_it_runs() {
     db.family(Family::buffered("shop", "other")).await;
     for _ in 0..2 {
         let corrected = db.store.correct_one(&views, "a", 5).await;
-        corrected.expect("recounted");
+        corrected.unwrap();
     }
     let of_run = async |column, run| {
         let run = format!("run = {run}");
@@ -110,7 +110,7 @@ async fn many_families_take_four_statements() {
     ))
     .await;
     let before = db.store.statements();
-    let all = db.store.overview().await.expect("an overview");
+    let all = db.store.overview().await.unwrap();
     assert_eq!(db.store.statements() - before, 4);
     assert_eq!((all.len(), &*all[0].family), (1001, "views"));
     let is_full = |one: &Overview| one.last_saved.is_some() && one.recount.is_some();

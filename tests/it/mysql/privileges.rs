@@ -26,7 +26,7 @@ fn numbered(name: &str, number: &str) -> Family {
         Some(table) => family.table(table),
         None => family,
     };
-    family.build().expect("valid")
+    family.build().unwrap()
 }
 
 /// Returns the families of the documentation.
@@ -245,7 +245,7 @@ async fn registered(store: &MysqlStore, name: &str) -> Result<Registered> {
     let families = store.families().await?.into_iter();
     let families = families.collect::<Result<Vec<_>>>()?.into_iter();
     let mut named = families.filter(|one| one.family.name() == name);
-    Ok(named.next().expect("registered"))
+    Ok(named.next().unwrap())
 }
 
 /// Applies a batch to each family, which the user cannot do.
@@ -269,7 +269,7 @@ async fn a_writer_reads_the_rows_of_cached_counters_and_writes_none() {
         Family::cached("shop", "likes"),
     );
     let likes = likes.table(table("item").expect("a table"));
-    let families = [votes, likes].map(|family| family.build().expect("valid"));
+    let families = [votes, likes].map(|family| family.build().unwrap());
     let (db, grants) = granted(&families, Role::Writer).await;
     fill(&db, &families, 9).await;
     let seed = async |store: MysqlStore| {

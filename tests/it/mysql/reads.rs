@@ -22,7 +22,7 @@ async fn a_read_is_never_torn() {
             async move {
                 for seq in 1..=200 {
                     let batches = [batch(&family, 2, seq, [("1", 1), ("2", 1), ("3", 1)])];
-                    store.apply(&batches, None).await.expect("applied");
+                    store.apply(&batches, None).await.unwrap();
                 }
             }
         });
@@ -30,7 +30,7 @@ async fn a_read_is_never_torn() {
         while last < 200 {
             let (ids, ledger) = (["3", "1", "2"], [(2, I1), (3, I1)]);
             let read = db.store.read(&family, &ids, &ledger, ReadFrom::Nearest);
-            let snapshot = read.await.expect("read");
+            let snapshot = read.await.unwrap();
             let seq = snapshot.ledger[0].seq;
             let value = (seq > 0).then_some(seq as i64);
             assert_eq!(
@@ -40,7 +40,7 @@ async fn a_read_is_never_torn() {
             assert!(seq >= last);
             last = seq;
         }
-        writer.await.expect("no panic");
+        writer.await.unwrap();
     }
 }
 
@@ -52,16 +52,16 @@ async fn expect_no_wait(
     batches: &[Arc<counterfoil::store::Batch>],
     rows: u64,
 ) {
-    let mut other = db.pool.begin().await.expect("begun");
+    let mut other = db.pool.begin().await.unwrap();
     let lock = sqlx::raw_sql(sqlx::AssertSqlSafe(lock.to_owned()));
-    lock.execute(&mut *other).await.expect("locked");
+    lock.execute(&mut *other).await.unwrap();
     let apply = complete(&db.store, batches, None);
     let sums = tokio::time::timeout(Duration::from_secs(20), apply).await;
     assert_eq!(
-        sums.expect("did not wait").expect("applied"),
+        sums.expect("did not wait").unwrap(),
         applied(batches.len() as u64, 0, rows, 0)
     );
-    other.rollback().await.expect("rolled back");
+    other.rollback().await.unwrap();
 }
 
 /// The ledger is small, so a server would rather scan it, and wait for the locks of other flushes.
@@ -144,7 +144,7 @@ impl Db {
     /// and of this query.
     async fn rows_read(&self) -> usize {
         let rows = sqlx::query("SHOW SESSION STATUS LIKE 'Handler_read%'").fetch_all(&self.pool);
-        let rows = rows.await.expect("status");
+        let rows = rows.await.unwrap();
         let counts = rows.iter().map(|row| row.get::<String, _>(1));
         counts
             .map(|count| count.parse::<usize>().expect("a number"))
@@ -263,7 +263,7 @@ async fn rows_are_looked_up_and_not_scanned() {
             };
             let before = alone.rows_read().await;
             let read = alone.store.read(&family, ids, &ledger, ReadFrom::Primary);
-            assert_eq!(read.await.expect("read").values, vec![Some(1); ids.len()]);
+            assert_eq!(read.await.unwrap().values, vec![Some(1); ids.len()]);
             expect_few(before, "read").await;
             let before = alone.rows_read().await;
             assert_eq!(alone.rows(&family, ids).await, vec![Some(1); ids.len()]);
@@ -349,9 +349,9 @@ async fn a_database_that_takes_no_writes_seeds_nothing() {
     let server = MysqlServer::start().await;
     let (_, pool) = server.database("cached").await;
     let store = MysqlStore::new(pool.clone());
-    store.create_tables().await.expect("created");
-    let family = Family::cached("shop", "stock").build().expect("valid");
-    let number = store.register(&family).await.expect("registered");
+    store.create_tables().await.unwrap();
+    let family = Family::cached("shop", "stock").build().unwrap();
+    let number = store.register(&family).await.unwrap();
     let family = Registered { family, number };
     let set = async |sql| sqlx::raw_sql(sql).execute(&pool).await.expect(sql);
     set("SET GLOBAL read_only = 1").await;
@@ -360,7 +360,7 @@ async fn a_database_that_takes_no_writes_seeds_nothing() {
         refused(rows, ErrorKind::Unsafe, "accepts no writes");
     }
     set("SET GLOBAL read_only = 0").await;
-    assert_eq!(store.rows(&family, &["a"]).await.expect("rows"), [None]);
+    assert_eq!(store.rows(&family, &["a"]).await.unwrap(), [None]);
 }
 
 #[tokio::test]

@@ -34,12 +34,12 @@ async fn six_rejects() -> (Db, Arc<Registered>, Vec<u64>) {
 impl Db {
     pub async fn retry(&self, family: &Registered, numbers: &[u64]) -> Vec<Retried> {
         let retried = self.store.retry_rejects(&family.family, numbers).await;
-        retried.expect("retried")
+        retried.unwrap()
     }
 
     async fn discard(&self, numbers: &[u64]) -> Vec<u64> {
         let discarded = self.store.discard_rejects(numbers).await;
-        discarded.expect("discarded")
+        discarded.unwrap()
     }
 
     /// Returns the numbers of the rejects, in ascending order.
@@ -127,7 +127,7 @@ async fn rejects_that_many_tasks_retry_count_once() {
         store.retry_rejects(&family.family, numbers)
     });
     let retried = join_all(at_once).await.into_iter();
-    let retried: Vec<_> = retried.flat_map(|one| one.expect("retried")).collect();
+    let retried: Vec<_> = retried.flat_map(|one| one.unwrap()).collect();
     let count = |outcome| retried.iter().filter(|one| **one == outcome).count();
     let counts = [Retried::Applied, Retried::AppliedBefore].map(count);
     assert_eq!(counts, [6, 42]);
@@ -231,7 +231,7 @@ async fn a_transaction_that_is_cut_off_applies_nothing() {
          WHERE STATE = 'User sleep' AND DB = DATABASE()";
     eventually("it waits", async || db.number(waiting).await > 0).await;
     db.run(&format!("KILL {}", db.number(waiting).await)).await;
-    refused(retry.await.expect("ended"), ErrorKind::Store, "");
+    refused(retry.await.unwrap(), ErrorKind::Store, "");
     assert_eq!(db.number(SUM).await, 0);
     assert_eq!(db.rejects().await.len(), 6);
     db.run("DROP TRIGGER late").await;
@@ -257,7 +257,7 @@ async fn an_id_of_which_a_part_is_kept_is_refused_again() {
 #[tokio::test]
 async fn rejects_of_cached_counters_are_applied_again() {
     let db = Db::new().await;
-    let votes = Family::cached("shop", "votes").build().expect("valid");
+    let votes = Family::cached("shop", "votes").build().unwrap();
     let votes = db.registered(&votes).await;
     let full = [("1", i64::MAX)];
     assert_eq!(db.add(&votes, 0, 1, full).await, applied(1, 0, 1, 0));

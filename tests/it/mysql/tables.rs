@@ -17,12 +17,12 @@ async fn a_family_has_one_number_and_one_identity() {
     let registered = db.views().await;
     let tasks = (0..8).map(|_| {
         let store = db.store.clone();
-        let family = Family::buffered("new", "new").build().expect("valid");
+        let family = Family::buffered("new", "new").build().unwrap();
         tokio::spawn(async move { store.register(&family).await })
     });
     let mut numbers = Vec::new();
     for task in tasks.collect::<Vec<_>>() {
-        numbers.push(task.await.expect("no panic").expect("registered"));
+        numbers.push(task.await.unwrap().unwrap());
     }
     assert_eq!(numbers, vec![numbers[0]; 8]);
     assert_ne!(numbers[0], registered.number);
@@ -59,7 +59,7 @@ async fn a_database_without_tables_is_refused_with_what_to_do() {
     ] {
         assert!(message.contains(part), "{message} names no {part}");
     }
-    db.store.create_tables().await.expect("created");
+    db.store.create_tables().await.unwrap();
     db.views().await;
 }
 

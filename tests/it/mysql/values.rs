@@ -139,7 +139,7 @@ async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
         .await;
     let modes = async || {
         let modes = sqlx::query_scalar("SELECT CONCAT(@@sql_mode, @@sql_safe_updates)");
-        let modes: String = modes.fetch_one(&odd.pool).await.expect("modes");
+        let modes: String = modes.fetch_one(&odd.pool).await.unwrap();
         modes
     };
     let before = modes().await;
@@ -210,7 +210,7 @@ async fn a_row_out_of_range_does_not_hold_back_the_others() {
     let age = one.at.elapsed().unwrap_or_default();
     let now = SystemTime::now();
     assert!(age < Duration::from_secs(60), "{:?} at {now:?}", one.at);
-    let page = async |after, limit| db.store.rejects(after, limit).await.expect("rejects");
+    let page = async |after, limit| db.store.rejects(after, limit).await.unwrap();
     assert_eq!(page(one.number, 10).await, rejects[1..]);
     assert_eq!(page(0, 1).await, rejects[..1]);
 
@@ -254,7 +254,7 @@ async fn what_the_schema_refuses_is_rejected_with_its_reason() {
             [Some(1), Some(1), None],
             "{name}"
         );
-        let rejects = db.store.rejects(seen, 10).await.expect("rejects");
+        let rejects = db.store.rejects(seen, 10).await.unwrap();
         let [reject] = &rejects[..] else {
             panic!("{name}: {rejects:?}")
         };
