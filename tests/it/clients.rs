@@ -14,8 +14,9 @@ use counterfoil::{Family, MysqlStore, Store};
 use sqlx::{AssertSqlSafe, MySqlPool, Row};
 use testkit::{RedisOptions, RedisServer};
 
+use crate::scripts::{fenced, keys};
 use crate::support::database;
-use crate::vectors::{Run, client, fenced, keys, lua, node_modules, python, run};
+use crate::vectors::{Run, client, lua, node_modules, python, run};
 
 /// Runs a client, prints its figures, and expects that it passed.
 fn expect_passed(command: &mut Command) {

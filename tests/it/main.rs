@@ -18,6 +18,7 @@ mod package;
 mod readme;
 mod recount;
 mod registry;
+mod scripts;
 mod series;
 mod service;
 mod support;
