@@ -111,6 +111,10 @@ impl Error {
         Error::new(ErrorKind::InvalidInput, message)
     }
 
+    pub(crate) fn mismatch(message: impl Into<Cow<'static, str>>) -> Self {
+        Error::new(ErrorKind::Mismatch, message)
+    }
+
     pub(crate) fn corrupt(message: impl Into<Cow<'static, str>>) -> Self {
         Error::new(ErrorKind::Corrupt, message)
     }

@@ -150,7 +150,7 @@ impl MysqlStore {
         ];
         let mut findings = Vec::new();
         for (privilege, text) in privileges.iter().zip(texts) {
-            let Err(error) = self.primary.fetch(Statement::once(text)).await else {
+            let Err(error) = self.primary.fetch::<()>(Statement::once(text)).await else {
                 continue;
             };
             let message = fault::message(&error);

@@ -79,7 +79,7 @@ async fn work(
     let (began, first) = (Instant::now(), *every.start());
     let longer = at_random(every.end().saturating_sub(first));
     let begun = tokio::select! {
-        begun = recounting.begin(Some(first)) => begun?,
+        begun = recounting.begin(first) => begun?,
         () = stopped(stop) => return Ok(first),
     };
     let wait = match begun {

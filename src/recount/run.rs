@@ -17,7 +17,9 @@ use crate::recount::plan::{Mode, Plan, RecountIds};
 use crate::recount::verdict::{self, Proof};
 use crate::scripts::cached::Deleted;
 use crate::scripts::partition::random;
-use crate::store::mysql::{Begun, Cursor, Drifted, IdPage, MysqlStore, Run, RunState, Source};
+use crate::store::mysql::{
+    Begin, Begun, Cursor, Drifted, IdPage, MysqlStore, Run, RunState, Source,
+};
 use crate::store::{ReadFrom, Store};
 use crate::testing::ablation::{self, Guard};
 
@@ -29,8 +31,7 @@ const PAGES: usize = 256;
 const TRIES: u32 = 3;
 /// The time limit for releasing a run in the database.
 const LEAVING: Duration = Duration::from_secs(2);
-/// The number of attempts to delete a corrected counter from Redis while it is being saved, and the
-/// pause between them.
+/// The number and length of the pauses for corrected counters of a page that are being saved.
 const FORGET: usize = 10;
 const SAVING: Duration = Duration::from_millis(500);
 /// The time for which a step is retried while a server is unreachable.
@@ -70,8 +71,7 @@ pub struct Recounting {
 }
 
 /// Ids with their values before their rows are counted.
-#[derive(Clone, Debug)]
-pub struct Before(Vec<(String, i64)>);
+pub type Before = Vec<(String, i64)>;
 
 /// Ids whose rows are counted, before the wait.
 #[derive(Debug)]
@@ -134,7 +134,7 @@ impl Recounting {
             let busy = format!("{}: another recount {what}", self.family());
             Error::new(ErrorKind::Busy, busy)
         };
-        match self.begin(None).await? {
+        match self.begin(Duration::ZERO).await? {
             Begun::Run(run) => {
                 let recounted = self.run(run, pending()).await?;
                 recounted.ok_or_else(|| busy("took over the run"))
@@ -143,16 +143,19 @@ impl Recounting {
         }
     }
 
-    /// Begins a run, or takes over an abandoned one. With `every`, only if the last run began at
-    /// least that long ago.
-    pub(crate) async fn begin(&self, every: Option<Duration>) -> Result<Begun> {
+    /// Begins a run if the last one began at least that long ago, or takes over an abandoned one.
+    pub(crate) async fn begin(&self, every: Duration) -> Result<Begun> {
         self.begin_after(self.lease(), every).await
     }
 
-    async fn begin_after(&self, lease: Duration, every: Option<Duration>) -> Result<Begun> {
-        let family = self.handle.registered().await?;
-        let begun = self.mysql.begin_recount(family, random()?, lease, every);
-        begun.await
+    async fn begin_after(&self, lease: Duration, every: Duration) -> Result<Begun> {
+        let begin = Begin {
+            family: self.handle.registered().await?.number,
+            holder: random()?,
+            lease,
+            every,
+        };
+        self.mysql.begin_recount(begin).await
     }
 
     /// Works on the run until its end, or until `stop`. Returns `None` if it was stopped or taken
@@ -310,7 +313,7 @@ impl Recounting {
         let values = self.exact(&borrowed(&ids)).await?;
         let before = ids.into_iter().zip(values);
         let before = before.filter(|(_, value)| *value <= self.plan.largest);
-        Ok(Before(before.collect()))
+        Ok(before.collect())
     }
 
     /// Takes the second step: counts the rows.
@@ -325,10 +328,10 @@ impl Recounting {
             );
             return Err(Error::new(ErrorKind::Store, lags));
         }
-        let ids: Vec<_> = before.0.iter().map(|(id, _)| id.as_str()).collect();
+        let ids: Vec<_> = before.iter().map(|(id, _)| id.as_str()).collect();
         let rows = self.rows(&ids).await?;
         let counted = Instant::now();
-        let all = before.0.iter().zip(rows);
+        let all = before.iter().zip(rows);
         let all = all.map(|((id, value), rows)| (id.clone(), *value, rows));
         let differing: Vec<_> = all.filter(|(_, value, rows)| value != rows).collect();
         Ok(Page {
@@ -425,14 +428,20 @@ impl Recounting {
     /// Adds the outcome of a page to the progress and the metrics.
     fn note(&self, run: &mut Run, found: &Difference) {
         let label = &self.handle.opened.label;
-        let count = |name: &'static str, many: u64| {
-            ::metrics::counter!(name, "family" => label.clone()).increment(many);
-        };
+        let (drifted, busy) = (found.drifted.len() as u64, found.busy.len() as u64);
+        let counts = [
+            (metrics::RECOUNT_CHECKED, found.checked),
+            (metrics::RECOUNT_DRIFTED, drifted),
+            (metrics::RECOUNT_BUSY, busy),
+        ];
+        for (name, count) in counts {
+            ::metrics::counter!(name, "family" => label.clone()).increment(count);
+        }
         let corrected = |direction: &'static str, is_so: fn(&&Drifted) -> bool| {
-            let many = found.drifted.iter().filter(is_so).count() as u64;
+            let count = found.drifted.iter().filter(is_so).count() as u64;
             ::metrics::counter!(metrics::RECOUNT_CORRECTED, "family" => label.clone(), "direction" => direction)
-                .increment(many);
-            many
+                .increment(count);
+            count
         };
         let raised = corrected("up", |one| one.delta > 0);
         let lowered = corrected("down", |one| one.delta < 0);
@@ -440,10 +449,6 @@ impl Recounting {
             tracing::debug!(family = %self.family(), id = one.id, before = one.before, rows = one.rows,
                 after = one.after, delta = one.delta, note = one.only_noted, "a counter differs from its rows");
         }
-        let (drifted, busy) = (found.drifted.len() as u64, found.busy.len() as u64);
-        count(metrics::RECOUNT_CHECKED, found.checked);
-        count(metrics::RECOUNT_DRIFTED, drifted);
-        count(metrics::RECOUNT_BUSY, busy);
         run.checked += found.checked;
         run.drifted += drifted;
         self.progress.send_modify(|seen| {
@@ -469,42 +474,39 @@ impl Recounting {
         let noted = noted.await?;
         if let Some(noted) = noted.as_ref().filter(|_| self.family().is_cached()) {
             let corrected = noted.iter().filter(|one| one.delta != 0);
-            self.forget(corrected.map(|one| one.id.as_str()).collect())
-                .await;
+            self.forget(corrected.map(|one| one.id.as_str())).await;
         }
         Ok(noted)
     }
 
     /// Deletes these cached counters from Redis, so that their next use reads the corrected rows.
-    /// Retries a counter that is being saved. One that stays shows the correction with its next
+    /// Waits for counters that are being saved. One that stays shows the correction with its next
     /// save.
-    async fn forget(&self, mut ids: Vec<&str>) {
-        for _ in 0..FORGET {
-            let mut left = Vec::new();
-            for id in ids {
-                let partition = self.handle.partition(self.family().partition_of(id));
+    async fn forget(&self, ids: impl Iterator<Item = &str>) {
+        let mut pauses = FORGET;
+        for id in ids {
+            let partition = self.handle.partition(self.family().partition_of(id));
+            loop {
                 match partition.delete(&[id]).await.as_deref() {
-                    Ok([Deleted::InFlight]) => left.push(id),
-                    Ok(_) => {}
+                    Ok([Deleted::InFlight]) if pauses > 0 => {}
+                    Ok(_) => break,
                     Err(error) => {
                         tracing::debug!(family = %self.family(), id, error = %format_args!("{error:#}"), "dropping a counter from Redis failed");
+                        break;
                     }
                 }
+                pauses -= 1;
+                sleep(SAVING).await;
             }
-            if left.is_empty() {
-                return;
-            }
-            ids = left;
-            sleep(SAVING).await;
         }
     }
 
     /// Reads exact values, without loading cached counters into Redis.
     async fn exact(&self, ids: &[&str]) -> Result<Vec<i64>> {
-        match ids {
-            [] => Ok(Vec::new()),
-            ids => self.handle.exact(ids).await,
+        if ids.is_empty() {
+            return Ok(Vec::new());
         }
+        self.handle.exact(ids).await
     }
 
     async fn rows(&self, ids: &[&str]) -> Result<Vec<i64>> {
@@ -540,7 +542,7 @@ impl Recounting {
 impl Recounting {
     /// Begins a run, or takes over the current one from any holder.
     pub async fn take(&self) -> Result<Option<Run>> {
-        match self.begin_after(Duration::ZERO, None).await? {
+        match self.begin_after(Duration::ZERO, Duration::ZERO).await? {
             Begun::Run(run) => Ok(Some(run)),
             Begun::Held | Begun::Early(_) => Ok(None),
         }

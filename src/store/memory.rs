@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use indexmap::IndexMap;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::family::Family;
-use crate::store::ledger::{Advance, LedgerKey, Unguarded};
+use crate::store::ledger::{Advance, LedgerKey};
 use crate::store::{
     Applied, Batch, Incarnation, LedgerRow, Mark, ReadFrom, Registered, Snapshot, Store,
 };
+use crate::testing::ablation;
 
 /// A database in memory, for the tests of an application. It takes families of all kinds and needs
 /// no MySQL, but it does need a Redis. Clones share one database, which is dropped with the last of
@@ -92,9 +93,8 @@ impl Tables {
 impl Stored {
     fn add(&mut self, id: &str, delta: i64) -> bool {
         let row = self.rows.get(id).copied();
-        let value = row
-            .or(self.family.makes_rows().then_some(0))
-            .and_then(|value| value.checked_add(delta));
+        let row = row.or(self.family.makes_rows().then_some(0));
+        let value = row.and_then(|value| value.checked_add(delta));
         self.rows.extend(value.map(|value| (id.to_owned(), value)));
         value.is_some()
     }
@@ -105,30 +105,20 @@ impl Store for MemoryStore {
     async fn register(&self, family: &Family) -> Result<u64> {
         let mut tables = self.lock();
         let known = tables.stored(family).family.identity();
-        match known
-            .iter()
-            .zip(family.identity())
-            .find(|(known, new)| **known != *new)
-        {
-            Some((known, new)) => Err(Error::new(
-                ErrorKind::Mismatch,
-                format!("{family}: {} is {}, not {}", new.0, known.1, new.1),
-            )),
-            None => Ok(tables
-                .families
-                .get_index_of(&family.to_string())
-                .unwrap_or_default() as u64),
+        for ((setting, known), (_, new)) in known.iter().zip(family.identity()) {
+            if *known != new {
+                let differs = format!("{family}: {setting} is {known}, not {new}");
+                return Err(Error::mismatch(differs));
+            }
         }
+        let number = tables.families.get_index_of(&family.to_string());
+        Ok(number.unwrap_or_default() as u64)
     }
 
     async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {
         let mut tables = self.lock();
-        let advance = Advance::new(
-            batches,
-            &tables.ledger,
-            max_rows.unwrap_or(u64::MAX),
-            Unguarded::here(),
-        );
+        let max_rows = max_rows.unwrap_or(u64::MAX);
+        let advance = Advance::new(batches, &tables.ledger, max_rows, ablation::out());
         let mut applied = Applied::default();
         for step in advance.steps {
             for (id, delta) in step.deltas {
@@ -146,10 +136,8 @@ impl Store for MemoryStore {
 
     async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
         let tables = self.lock();
-        let rows = tables
-            .ledger
-            .iter()
-            .filter(|((family, ..), _)| families.contains(family));
+        let rows = tables.ledger.iter();
+        let rows = rows.filter(|((family, ..), _)| families.contains(family));
         let row = |(&(family, partition, incarnation), mark): (&LedgerKey, &Mark)| LedgerRow {
             family,
             partition,
@@ -167,21 +155,16 @@ impl Store for MemoryStore {
         _: ReadFrom,
     ) -> Result<Snapshot> {
         let mut tables = self.lock();
-        let mark = |&(partition, incarnation)| {
-            tables
+        let mark = |(partition, incarnation): &(u32, Incarnation)| {
+            let mark = tables
                 .ledger
-                .get(&(family.number, partition, incarnation))
-                .cloned()
+                .get(&(family.number, *partition, *incarnation));
+            mark.cloned().unwrap_or_default()
         };
-        let ledger = ledger
-            .iter()
-            .map(|row| mark(row).unwrap_or_default())
-            .collect();
+        let ledger = ledger.iter().map(mark).collect();
         let rows = &tables.stored(&family.family).rows;
-        Ok(Snapshot {
-            values: ids.iter().map(|id| rows.get(*id).copied()).collect(),
-            ledger,
-        })
+        let values = ids.iter().map(|id| rows.get(*id).copied()).collect();
+        Ok(Snapshot { values, ledger })
     }
 
     async fn list(
@@ -193,12 +176,8 @@ impl Store for MemoryStore {
     ) -> Result<Vec<(String, i64)>> {
         let mut tables = self.lock();
         let rows = tables.stored(&family.family).rows.iter();
-        let wanted = rows.filter(|(id, _)| {
-            id.starts_with(prefix) && after.is_none_or(|after| id.as_str() > after)
-        });
-        Ok(wanted
-            .map(|(id, value)| (id.clone(), *value))
-            .take(limit)
-            .collect())
+        let rows = rows.filter(|(id, _)| id.starts_with(prefix) && Some(id.as_str()) > after);
+        let rows = rows.map(|(id, value)| (id.clone(), *value));
+        Ok(rows.take(limit).collect())
     }
 }

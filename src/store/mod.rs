@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::family::Family;
 pub use crate::family::ids::{BatchId, Incarnation, Nonce};
 use crate::store::ledger::LedgerKey;
@@ -147,7 +147,7 @@ pub trait Store: Send + Sync + 'static {
     /// no reconciler serves [all](crate::ReconcilerBuilder::all) of them.
     async fn families(&self) -> Result<Vec<Result<Registered>>> {
         let cannot = "this store does not list its families";
-        Err(Error::new(ErrorKind::Mismatch, cannot))
+        Err(Error::mismatch(cannot))
     }
 
     /// Replaces the configuration of a registered family by `after` if its
@@ -159,7 +159,7 @@ pub trait Store: Send + Sync + 'static {
     async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
         let _ = after;
         let cannot = format!("{before}: this store does not reconfigure families");
-        Err(Error::new(ErrorKind::Mismatch, cannot))
+        Err(Error::mismatch(cannot))
     }
 
     /// Adds the next deltas of the batches to their rows, in one transaction. The caller repeats

@@ -74,14 +74,19 @@ pub fn take_out(guard: Option<Guard>) {
     OUT.set(guard);
 }
 
+/// Returns the guard that this thread has removed.
 #[cfg(feature = "test-hooks")]
-pub(crate) fn is_out(guard: Guard) -> bool {
-    OUT.get() == Some(guard)
+pub(crate) fn out() -> Option<Guard> {
+    OUT.get()
 }
 
 #[cfg(not(feature = "test-hooks"))]
-pub(crate) const fn is_out(_: Guard) -> bool {
-    false
+pub(crate) const fn out() -> Option<Guard> {
+    None
+}
+
+pub(crate) fn is_out(guard: Guard) -> bool {
+    out() == Some(guard)
 }
 
 /// Returns the script without the lines of the removed guard, if it has any. They end with

@@ -4,8 +4,6 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use sqlx::Row;
-
 use super::fault;
 use super::json;
 use super::session::Transaction;
@@ -198,9 +196,8 @@ impl<'d, 'b> Bulk<'d, 'b> {
             .lock
             .clone()
             .bind_rows(self.rows.iter().map(RowDelta::key));
-        let found = transaction.fetch(lock).await?;
-        let is_found = json::by_position(&found, self.rows.len(), |row| row.try_get(1))?;
-        let mut is_found = is_found.into_iter();
+        let is_found = transaction.fetch(lock).await?;
+        let mut is_found = json::by_position(is_found, self.rows.len())?.into_iter();
         Ok(self
             .rows
             .into_iter()

@@ -1,22 +1,19 @@
 //! The write of batches, part by part: one transaction for ledger, values and rejects
 //! (docs/protocol.md, section 3).
 
-use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::MysqlStore;
 use super::add::{self, Delta, Refused};
 use super::ledger;
-use super::rejects::{self, Rejected};
+use super::rejects;
 use super::session::{Transaction, UnitOfWork};
 use super::target::Target;
 use crate::error::Result;
-use crate::store::ledger::{Advance, Step, Unguarded};
+use crate::store::ledger::Advance;
 use crate::store::{Applied, Batch};
-
-/// The targets by family number.
-type Targets = HashMap<u64, Arc<Target>>;
+use crate::testing::ablation::{self, Guard};
 
 /// The default maximum number of ids in a transaction.
 const MAX_ROWS: u64 = 10_000;
@@ -30,21 +27,22 @@ pub async fn apply(
     batches: &[Arc<Batch>],
     max_rows: Option<u64>,
 ) -> Result<Applied> {
-    let mut targets = Targets::new();
-    for family in batches.iter().map(|batch| &batch.family) {
-        if let Entry::Vacant(vacant) = targets.entry(family.number) {
-            vacant.insert(mysql.target(&family.family).await?);
-        }
+    let mut targets = Vec::with_capacity(batches.len());
+    for batch in batches {
+        targets.push(mysql.target(&batch.family.family).await?);
     }
-    let mut families = batches.iter().map(|batch| &batch.family.family);
-    let is_shared = families.any(|family| family.table.is_some());
-    let default = if is_shared { MAX_ROWS_SHARED } else { MAX_ROWS };
+    let is_shared = |batch: &Arc<Batch>| batch.family.family.table.is_some();
+    let default = if batches.iter().any(is_shared) {
+        MAX_ROWS_SHARED
+    } else {
+        MAX_ROWS
+    };
     let apply = Apply {
         batches: batches.to_vec(),
         targets,
         max_rows: max_rows.unwrap_or(default),
         // read here, because the transaction may run on another thread
-        unguarded: Unguarded::here(),
+        out: ablation::out(),
     };
     let failed = "batches were not written";
     mysql.primary.transact(failed, apply).await
@@ -52,9 +50,10 @@ pub async fn apply(
 
 struct Apply {
     batches: Vec<Arc<Batch>>,
-    targets: Targets,
+    /// The target of each batch.
+    targets: Vec<Arc<Target>>,
     max_rows: u64,
-    unguarded: Unguarded,
+    out: Option<Guard>,
 }
 
 impl UnitOfWork for Apply {
@@ -62,25 +61,28 @@ impl UnitOfWork for Apply {
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Applied, sqlx::Error> {
         let known = ledger::lock(transaction, &self.batches).await?;
-        let Advance { steps, marks } =
-            Advance::new(&self.batches, &known, self.max_rows, self.unguarded);
+        let Advance { steps, marks } = Advance::new(&self.batches, &known, self.max_rows, self.out);
         ledger::write(transaction, &known, &marks).await?;
-        let taken: Vec<_> = steps
-            .iter()
-            .flat_map(|step| step.deltas.iter().map(|delta| (step.batch, delta)))
-            .collect();
-        let (mut refused, mut rows) = (Refused::new(), 0);
-        for (target, deltas) in self.by_target(&steps, &mut refused).into_values() {
+        let (mut taken, mut refused) = (Vec::new(), Refused::new());
+        // all transactions write tables in this order
+        let mut by_table: BTreeMap<&str, (&Target, Vec<Delta<'_>>)> = BTreeMap::new();
+        for (step, target) in steps.iter().zip(&self.targets) {
+            let ids = step.deltas.iter().zip(taken.len()..);
+            let ids = ids.map(|((id, delta), index)| (index, &**id, *delta));
+            let deltas = add::deltas(&step.batch.family, ids, &mut refused);
+            let new = || (&**target, Vec::new());
+            let table = by_table.entry(&target.label).or_insert_with(new);
+            table.1.extend(deltas);
+            taken.extend(step.deltas.iter().map(|delta| (step.batch, delta)));
+        }
+        let mut rows = 0;
+        for (target, deltas) in by_table.into_values() {
             rows += add::add(transaction, target, deltas, &mut refused).await?;
         }
-        let rejected = refused.iter().filter_map(|(index, reason)| {
-            let (batch, (id, delta)) = taken.get(*index)?;
-            Some(Rejected {
-                batch,
-                id,
-                delta: *delta,
-                reason,
-            })
+        let rejected = refused.iter();
+        let rejected = rejected.map(|(index, reason)| {
+            let (batch, delta) = taken[*index];
+            (batch, delta, reason)
         });
         let rejected: Vec<_> = rejected.collect();
         rejects::write(transaction, &rejected).await?;
@@ -96,28 +98,5 @@ impl UnitOfWork for Apply {
                 "some deltas were neither added nor rejected: {applied:?}"
             )))
         }
-    }
-}
-
-impl Apply {
-    /// Groups the deltas by their table. All transactions write tables in this order.
-    fn by_target<'b>(
-        &self,
-        steps: &[Step<'b>],
-        refused: &mut Refused,
-    ) -> BTreeMap<&str, (&Target, Vec<Delta<'b>>)> {
-        let mut groups = BTreeMap::new();
-        let mut indexes = 0..;
-        for step in steps {
-            let ids = step.deltas.iter().zip(&mut indexes);
-            let ids = ids.map(|((id, delta), index)| (index, &**id, *delta));
-            if let Some(target) = self.targets.get(&step.batch.family.number) {
-                let (_, deltas) = groups
-                    .entry(target.label.as_str())
-                    .or_insert_with(|| (&**target, Vec::new()));
-                deltas.extend(add::deltas(&step.batch.family, ids, refused));
-            }
-        }
-        groups
     }
 }

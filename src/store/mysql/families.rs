@@ -98,12 +98,9 @@ async fn find(database: &Database, family: &Family) -> Result<Option<u64>> {
         return Ok(None);
     };
     if let Some((setting, known, ours)) = known.difference(family) {
-        return Err(Error::new(
-            ErrorKind::Mismatch,
-            format!(
-                "{family}: {setting} is {known:?} in the database, but this process has {ours:?}"
-            ),
-        ));
+        return Err(Error::mismatch(format!(
+            "{family}: {setting} is {known:?} in the database, but this process has {ours:?}"
+        )));
     }
     let settings = family.settings();
     if known.settings != settings {
@@ -130,10 +127,9 @@ pub(super) async fn reconfigure(
     let update = bind_identity(bind_name(update, after), before);
     let updated = database.execute(update).await;
     match updated.map_err(store("a family was not changed"))? {
-        0 => Err(Error::new(
-            ErrorKind::Mismatch,
-            format!("{after} was changed by another process at the same time"),
-        )),
+        0 => Err(Error::mismatch(format!(
+            "{after} was changed by another process at the same time"
+        ))),
         _ => Ok(()),
     }
 }
@@ -148,10 +144,9 @@ pub(super) async fn list(database: &Database) -> Result<Vec<Result<Registered>>>
 fn registered(known: &Known) -> Result<Registered> {
     let family = Family::from_settings(&known.namespace, &known.name, &known.settings)?;
     if let Some((setting, known, written)) = known.difference(&family) {
-        let wrong = format!(
+        return Err(Error::mismatch(format!(
             "{family}: {setting} is {known:?}, and {written:?} in its settings: open it once"
-        );
-        return Err(Error::new(ErrorKind::Mismatch, wrong));
+        )));
     }
     let number = known.number;
     Ok(Registered { family, number })

@@ -25,7 +25,8 @@ fn blames_table(error: &sqlx::Error) -> bool {
     class(error).as_deref() == Some("42") || matches!(number(error), Some(1356 | 1364 | 1449))
 }
 
-fn class(error: &sqlx::Error) -> Option<String> {
+/// Returns the class of the SQLSTATE, its first two letters.
+pub fn class(error: &sqlx::Error) -> Option<String> {
     Some(error.as_database_error()?.code()?.chars().take(2).collect())
 }
 

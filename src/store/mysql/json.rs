@@ -8,11 +8,14 @@
 use std::fmt::Display;
 
 use serde::Serializer;
-use sqlx::Row;
-use sqlx::mysql::MySqlRow;
-
 /// The name of the JSON rows in a statement. No table of the application has this name.
 pub const INPUT: &str = "counterfoil_input";
+
+/// The types of columns. The last two hold [`hex`]: an id, and a reason for an operator.
+pub const U64: &str = "BIGINT UNSIGNED";
+pub const I64: &str = "BIGINT";
+pub const ID: &str = "VARCHAR(510)";
+pub const REASON: &str = "VARCHAR(8192)";
 
 /// Returns the rows that a statement receives, named [`INPUT`], with `pos` from 1 and these columns
 /// (name and type).
@@ -54,21 +57,18 @@ pub fn serialize_hex<S: Serializer>(
     serializer.serialize_str(&hex(text))
 }
 
-/// Applies `take` to the reply for each given row. Each row of the reply begins with its position.
+/// Returns the reply for each given row, in the order of the positions that come with them.
 ///
 /// Such a statement returns a row for every row that it received, found or not. So a truncated
 /// reply (by `sql_select_limit`, by a proxy) is an error, and is not mistaken for missing rows.
-pub fn by_position<T>(
-    rows: &[MySqlRow],
-    given: usize,
-    take: impl Fn(&MySqlRow) -> Result<T, sqlx::Error>,
-) -> Result<Vec<T>, sqlx::Error> {
+pub fn by_position<T>(rows: Vec<(u64, T)>, given: usize) -> Result<Vec<T>, sqlx::Error> {
+    check_all(given, rows.len() as u64)?;
     let mut found: Vec<_> = std::iter::repeat_with(|| None).take(given).collect();
-    for row in rows {
-        *at(&mut found, row.try_get(0)?)? = Some(take(row)?);
+    for (position, row) in rows {
+        *at(&mut found, position)? = Some(row);
     }
     let found: Option<_> = found.into_iter().collect();
-    found.ok_or_else(|| unexpected(given, rows.len() as u64))
+    found.ok_or_else(|| unexpected(given, 0))
 }
 
 /// Returns the item at a position from 1.

@@ -4,10 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use sqlx::Row;
-use sqlx::mysql::MySqlRow;
-
-use super::json::{self, INPUT, hex};
+use super::json::{self, ID, INPUT, U64, hex};
 use super::session::{Database, Transaction};
 use super::statement::Statement;
 use crate::error::Result;
@@ -23,21 +20,19 @@ pub const MARK: &str = "l.seq, l.nonce, l.position";
 /// The columns of a key and a mark in a statement's JSON; the position in hexadecimal digits, or
 /// `-` if there is none.
 const ROW: [(&str, &str); 6] = [
-    ("family", "INT UNSIGNED"),
-    ("partition_no", "INT UNSIGNED"),
-    ("incarnation", "BIGINT UNSIGNED"),
-    ("seq", "BIGINT UNSIGNED"),
-    ("nonce", "BIGINT UNSIGNED"),
-    ("position", "VARCHAR(510)"),
+    ("family", U64),
+    ("partition_no", U64),
+    ("incarnation", U64),
+    ("seq", U64),
+    ("nonce", U64),
+    ("position", ID),
 ];
 
 /// The ledger, looked up by the given keys.
 fn by_key() -> String {
-    let matches = |(column, _)| format!("l.{column} = {INPUT}.{column}");
-    let key: Vec<_> = ROW[..3].iter().copied().map(matches).collect();
     format!(
-        "counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON {}",
-        key.join(" AND ")
+        "counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON l.family = {INPUT}.family \
+         AND l.partition_no = {INPUT}.partition_no AND l.incarnation = {INPUT}.incarnation"
     )
 }
 
@@ -60,7 +55,9 @@ pub async fn lock(
         let given =
             given.map(|(family, partition, incarnation)| (family, partition, incarnation.0));
         let found = transaction.fetch(lock.clone().bind_rows(given)).await?;
-        let marks = json::by_position(&found, keys.len(), |row| mark(row, 1))?;
+        let found = found.into_iter();
+        let found = found.map(|(at, seq, nonce, position)| (at, mark(seq, nonce, position)));
+        let marks = json::by_position(found.collect(), keys.len())?;
         let marks = keys.iter().zip(marks);
         rows.extend(marks.filter_map(|(key, mark)| Some((*key, mark?))));
     }
@@ -136,14 +133,11 @@ pub async fn read(database: &Database, families: &[u64]) -> Result<Vec<LedgerRow
     Ok(rows.into_iter().map(row).collect())
 }
 
-/// Reads the columns of [`MARK`], of which `index` is the first.
-pub fn mark(row: &MySqlRow, index: usize) -> Result<Option<Mark>, sqlx::Error> {
-    let Some(seq) = row.try_get(index)? else {
-        return Ok(None);
-    };
-    Ok(Some(Mark {
-        seq,
-        nonce: Nonce(row.try_get(index + 1)?),
-        position: row.try_get(index + 2)?,
-    }))
+/// Returns the mark with the columns of [`MARK`].
+pub fn mark(seq: Option<u64>, nonce: Option<u64>, position: Option<Vec<u8>>) -> Option<Mark> {
+    Some(Mark {
+        seq: seq?,
+        nonce: Nonce(nonce?),
+        position,
+    })
 }

@@ -1,17 +1,16 @@
 //! The counters of a family, page by page: those that begin with a prefix, or all in the order of
 //! the table's key.
 
-use sqlx::Row;
 use sqlx::mysql::MySqlRow;
+use sqlx::{FromRow, Row};
 
 use super::MysqlStore;
-use super::fault::store;
 use super::json::hex;
 use super::lookup;
 use super::session::Database;
 use super::statement::Statement;
 use super::target::{self, Segment, StoredKey, Target};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::store::Registered;
 
 /// The range of requested ids.
@@ -75,8 +74,8 @@ pub async fn list(
 impl<'p> Range<'p> {
     /// Returns `None` if no id can be in the range.
     fn new(family: &Registered, prefix: &'p str, after: Option<&str>) -> Option<Self> {
-        let (fixed, lead) = match &family.family.table {
-            None => (vec![Segment::Number(family.number.into())], ""),
+        let (fixed, rest) = match &family.family.table {
+            None => (vec![Segment::Number(family.number.into())], prefix),
             Some(table) => {
                 let mut given: Vec<_> = prefix.splitn(table.keys.len(), table.separator).collect();
                 let rest = given.pop().unwrap_or_default();
@@ -84,22 +83,22 @@ impl<'p> Range<'p> {
                     let is_canonical = key.kind.is_canonical(text);
                     is_canonical.then(|| Segment::new(key.kind, text))
                 });
-                let lead = &prefix[..prefix.len() - rest.len()];
-                (fixed.collect::<Option<_>>()?, lead)
+                (fixed.collect::<Option<_>>()?, rest)
             }
         };
-        let mut from = prefix.as_bytes().to_vec();
-        if let Some(after) = after.filter(|after| after.as_bytes() >= prefix.as_bytes()) {
+        let lead = &prefix[..prefix.len() - rest.len()];
+        let from = match after {
             // the next text in byte order
-            from = [after.as_bytes(), &[0]].concat();
-        }
-        let from = from.strip_prefix(lead.as_bytes())?.to_vec();
-        let to = match &prefix.as_bytes()[lead.len()..] {
+            Some(after) if after >= prefix => format!("{}\0", after.strip_prefix(lead)?),
+            _ => rest.to_owned(),
+        };
+        let to = match rest.as_bytes() {
             // 0xff occurs in no UTF-8 text
             [] => vec![0xff],
             // no overflow, since no byte of UTF-8 is 0xff
             [start @ .., last] => [start, &[last + 1]].concat(),
         };
+        let from = from.into_bytes();
         Some(Range {
             fixed,
             lead,
@@ -115,9 +114,11 @@ fn select(target: &Target, fixed: usize, separator: char) -> Statement {
     let rest = match rest {
         [key] => key.bytes(),
         keys => {
-            let columns: Vec<_> = keys.iter().map(StoredKey::bytes).collect();
-            let separator = hex(separator.to_string());
-            format!("CONCAT({})", columns.join(&format!(", X'{separator}', ")))
+            let separator = format!(", X'{}', ", hex(separator.to_string()));
+            format!(
+                "CONCAT({})",
+                target::join(keys, &separator, StoredKey::bytes)
+            )
         }
     };
     let fixed: String = fixed.iter().map(|key| key.equals() + " AND ").collect();
@@ -138,7 +139,6 @@ impl MysqlStore {
     ) -> Result<IdPage> {
         let target = self.target(&family.family).await?;
         let keys = target.id_keys();
-        let spelt: Vec<_> = keys.iter().map(StoredKey::bytes).collect();
         let columns: Vec<_> = keys.iter().map(|key| format!("t.{}", key.column)).collect();
         let of_family = match family.family.table {
             None => format!("t.family = {}", family.number),
@@ -152,14 +152,16 @@ impl MysqlStore {
         )?;
         let select = Statement::new(format!(
             "SELECT {} FROM {} AS t WHERE {of_family}{} ORDER BY {} LIMIT ?",
-            spelt.join(", "),
+            target::join(keys, ", ", StoredKey::bytes),
             target.name,
             after.condition,
             columns.join(", "),
         ));
         let select = target::bind(select, after.segments);
-        let rows = self.primary.fetch(select.bind(limit as u64)).await;
-        IdPage::new(family, &rows.map_err(store("ids were not listed"))?, limit)
+        let rows = self
+            .primary
+            .read("ids were not listed", select.bind(limit as u64));
+        IdPage::new(family, rows.await?, limit)
     }
 }
 
@@ -208,33 +210,40 @@ pub(crate) struct IdPage {
 
 impl IdPage {
     /// Reads the ids of up to `limit` rows, and skips those that the family cannot have.
-    pub fn new(family: &Registered, rows: &[MySqlRow], limit: usize) -> Result<Self> {
-        let ids: Result<Vec<_>, _> = rows.iter().map(|row| id(family, row)).collect();
-        let ids = ids.map_err(store("ids were not listed"))?;
-        let is_valid = |id: &String| family.family.check_id(id).is_ok();
-        let ids: Vec<_> = ids.into_iter().flatten().filter(is_valid).collect();
+    pub fn new(family: &Registered, rows: Vec<Columns>, limit: usize) -> Result<Self> {
         let is_full = rows.len() == limit;
+        let ids = rows.into_iter().filter_map(|row| row.id(family));
+        let ids = ids.filter(|id| family.family.check_id(id).is_ok());
+        let ids: Vec<_> = ids.collect();
         if ids.is_empty() && is_full {
-            let what = format!(
+            return Err(Error::mismatch(format!(
                 "{}: {limit} successive rows have keys that are not valid ids",
                 family.family
-            );
-            return Err(Error::new(ErrorKind::Mismatch, what));
+            )));
         }
         Ok(IdPage { ids, is_full })
     }
 }
 
-/// Returns the id that a row's first columns spell, or `None` if they are not text.
-pub fn id(family: &Registered, row: &MySqlRow) -> Result<Option<String>, sqlx::Error> {
-    let table = family.family.table.as_ref();
-    let mut segments = Vec::new();
-    for index in 0..table.map_or(1, |table| table.keys.len()) {
-        let bytes: Option<Vec<u8>> = row.try_get(index)?;
-        let Some(text) = bytes.and_then(|bytes| String::from_utf8(bytes).ok()) else {
-            return Ok(None);
-        };
-        segments.push(text);
+/// The columns of a row as bytes: those of a key, and others after it.
+pub struct Columns(pub Vec<Option<Vec<u8>>>);
+
+impl FromRow<'_, MySqlRow> for Columns {
+    fn from_row(row: &MySqlRow) -> Result<Self, sqlx::Error> {
+        let columns = (0..row.len()).map(|index| row.try_get(index));
+        columns.collect::<Result<_, _>>().map(Columns)
     }
-    Ok(Some(segments.join(&family.family.separator().to_string())))
+}
+
+impl Columns {
+    /// Returns the id that the first columns spell, or `None` if they are not text.
+    pub fn id(self, family: &Registered) -> Option<String> {
+        let table = family.family.table.as_ref();
+        let keys = self
+            .0
+            .into_iter()
+            .take(table.map_or(1, |table| table.keys.len()));
+        let segments: Option<Vec<_>> = keys.map(|key| String::from_utf8(key?).ok()).collect();
+        Some(segments?.join(&family.family.separator().to_string()))
+    }
 }

@@ -1,8 +1,6 @@
 //! Values and ledger as of one moment (docs/protocol.md, section 3.7), and the values that seed
 //! cached counters (section 4).
 
-use sqlx::Row;
-
 use super::fault::store;
 use super::json;
 use super::ledger;
@@ -49,19 +47,19 @@ async fn one(
     key: &[Segment<'_>],
     ledger: Option<&(u32, Incarnation)>,
 ) -> Result<Found, sqlx::Error> {
-    let lookup = ledger.map_or(&target.values, |_| &target.snapshot);
     let key = key.iter().copied();
     let key = target::family_segment(family).into_iter().chain(key);
-    let mut select = target::bind(lookup.one.clone(), key);
-    if let Some((partition, incarnation)) = ledger {
-        select = select.bind(family.number);
-        select = select.bind(partition).bind(incarnation.0);
-    }
-    let rows = database.fetch(select).await?;
-    let row = rows.first().ok_or(sqlx::Error::RowNotFound)?;
-    let mark = ledger.map(|_| ledger::mark(row, 2)).transpose()?;
-    let marks = mark.map(Option::unwrap_or_default).into_iter().collect();
-    Ok((vec![row.try_get(0)?], marks, row.try_get(1)?))
+    let Some((partition, incarnation)) = ledger else {
+        let select = target::bind(target.values.one.clone(), key);
+        let (digits, read_only) = database.fetch_one(select).await?;
+        return Ok((vec![digits], Vec::new(), read_only));
+    };
+    let select = target::bind(target.snapshot.one.clone(), key);
+    let select = select.bind(family.number).bind(partition);
+    let row = database.fetch_one(select.bind(incarnation.0)).await?;
+    let (digits, read_only, seq, nonce, position) = row;
+    let mark = ledger::mark(seq, nonce, position).unwrap_or_default();
+    Ok((vec![digits], vec![mark], read_only))
 }
 
 async fn many(
@@ -87,12 +85,13 @@ async fn many(
     json::check_all(keys.len() + ledger.len() + 1, rows.len() as u64)?;
     let (mut digits, mut marks) = (vec![None; keys.len()], vec![Mark::default(); ledger.len()]);
     let mut read_only = String::new();
-    for row in &rows {
-        let position = row.try_get(1)?;
-        match row.try_get::<i64, _>(0)? {
-            0 => *json::at(&mut digits, position)? = row.try_get(2)?,
-            1 => *json::at(&mut marks, position)? = ledger::mark(row, 3)?.unwrap_or_default(),
-            _ => read_only = row.try_get(2)?,
+    for (kind, at, text, seq, nonce, position) in rows {
+        let (kind, text): (i64, Option<String>) = (kind, text);
+        let mark = ledger::mark(seq, nonce, position);
+        match kind {
+            0 => *json::at(&mut digits, at)? = text,
+            1 => *json::at(&mut marks, at)? = mark.unwrap_or_default(),
+            _ => read_only = text.unwrap_or_default(),
         }
     }
     Ok((digits, marks, read_only))

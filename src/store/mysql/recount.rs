@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use super::MysqlStore;
 use super::add::{self, Refused};
 use super::fault::store;
-use super::json::{self, INPUT, hex};
+use super::json::{self, I64, ID, INPUT, hex};
 use super::rejects;
 use super::session::{Transaction, UnitOfWork};
 use super::statement::{Statement, schema_and_name, text, time, unix_ms};
@@ -127,21 +127,8 @@ impl MysqlStore {
         Ok(rows.into_iter().map(drift).collect())
     }
 
-    /// Begins a run, or takes over one that no process has touched for `lease`. With `every`,
-    /// begins a run only if the last one began that long ago.
-    pub(crate) async fn begin_recount(
-        &self,
-        family: &Registered,
-        holder: u64,
-        lease: Duration,
-        every: Option<Duration>,
-    ) -> Result<Begun> {
-        let begin = Begin {
-            family: family.number,
-            holder,
-            lease,
-            every,
-        };
+    /// Begins a run, or takes over one that no process has touched for a while.
+    pub(crate) async fn begin_recount(&self, begin: Begin) -> Result<Begun> {
         self.primary
             .transact("a recount was not begun", begin)
             .await
@@ -171,7 +158,13 @@ impl MysqlStore {
     #[cfg(feature = "test-hooks")]
     #[doc(hidden)]
     pub async fn correct_one(&self, family: &Registered, id: &str, delta: i64) -> Result<()> {
-        if let Begun::Run(mut run) = self.begin_recount(family, 1, Duration::ZERO, None).await? {
+        let begin = Begin {
+            family: family.number,
+            holder: 1,
+            lease: Duration::ZERO,
+            every: Duration::ZERO,
+        };
+        if let Begun::Run(mut run) = self.begin_recount(begin).await? {
             let drifted = Drifted {
                 id: id.to_owned(),
                 before: 0,
@@ -239,11 +232,16 @@ impl MysqlStore {
     }
 }
 
-struct Begin {
-    family: u64,
-    holder: u64,
-    lease: Duration,
-    every: Option<Duration>,
+/// An attempt to begin a run.
+pub(crate) struct Begin {
+    /// The number of the family.
+    pub(crate) family: u64,
+    /// A random number of this process.
+    pub(crate) holder: u64,
+    /// The time after which a run that no process has touched is taken over.
+    pub(crate) lease: Duration,
+    /// The time that must have passed since the last run began.
+    pub(crate) every: Duration,
 }
 
 impl UnitOfWork for Begin {
@@ -271,8 +269,8 @@ impl UnitOfWork for Begin {
         let age = |us: i64| Duration::from_micros(us.max(0).unsigned_abs());
         let mut write = INSERT;
         let by_family = |text| Statement::new(text).bind(self.family);
-        transaction.fetch(by_family(LOCK)).await?;
-        let last = transaction.read(by_family(LAST)).await?.pop();
+        transaction.fetch::<()>(by_family(LOCK)).await?;
+        let last = transaction.fetch(by_family(LAST)).await?.pop();
         if let Some((
             last,
             holder,
@@ -287,8 +285,8 @@ impl UnitOfWork for Begin {
         {
             let (last, holder, after): (u64, u64, Option<Vec<u8>>) = (last, holder, after);
             if is_finished {
-                let left = |every: Duration| every.checked_sub(age(started));
-                if let Some(left) = self.every.and_then(left).filter(|left| !left.is_zero()) {
+                let left = self.every.saturating_sub(age(started));
+                if !left.is_zero() {
                     return Ok(Begun::Early(left));
                 }
                 run.number = last + 1;
@@ -330,7 +328,7 @@ impl UnitOfWork for Correct {
             done = self.done(transaction).await?;
         }
         let mut open = self.drifted.clone();
-        open.retain(|one| !done.contains(&(one.id.as_bytes().to_vec(),)));
+        open.retain(|one| !done.contains(one.id.as_bytes()));
         let to_add = open.iter().enumerate();
         let to_add = to_add.filter(|(_, one)| one.only_noted.is_none() && one.delta != 0);
         let ids = to_add.map(|(index, one)| (index, one.id.as_bytes(), one.delta));
@@ -355,12 +353,12 @@ impl UnitOfWork for Correct {
             ));
         }
         let columns = [
-            ("value_before", "BIGINT"),
-            ("row_count", "BIGINT"),
-            ("value_after", "BIGINT"),
-            ("delta", "BIGINT"),
-            ("id", "VARCHAR(510)"),
-            rejects::GIVEN_REASON,
+            ("value_before", I64),
+            ("row_count", I64),
+            ("value_after", I64),
+            ("delta", I64),
+            ("id", ID),
+            ("reason", json::REASON),
         ];
         let insert = Statement::new(format!(
             "INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) \
@@ -388,22 +386,19 @@ impl Correct {
             ..
         } = self.run;
         let select = Statement::new(HELD).bind(family).bind(number).bind(holder);
-        Ok(!transaction.fetch(select).await?.is_empty())
+        Ok(!transaction.fetch::<()>(select).await?.is_empty())
     }
 
     /// Returns the ids that the run has already recorded.
-    async fn done(
-        &self,
-        transaction: &mut Transaction,
-    ) -> Result<HashSet<(Vec<u8>,)>, sqlx::Error> {
+    async fn done(&self, transaction: &mut Transaction) -> Result<HashSet<Vec<u8>>, sqlx::Error> {
         let select = Statement::new(format!(
             "SELECT d.id FROM {} STRAIGHT_JOIN counterfoil_drift AS d \
              ON d.family = ? AND d.run = ? AND d.id = UNHEX({INPUT}.id)",
-            json::table([("id", "VARCHAR(510)")])
+            json::table([("id", ID)])
         ));
-        let ids = self.drifted.iter().map(|one| (hex(&one.id),));
-        let select = select.bind_rows(ids);
+        let select = select.bind_rows(self.drifted.iter().map(|one| (hex(&one.id),)));
         let select = select.bind(self.run.family).bind(self.run.number);
-        Ok(transaction.read(select).await?.into_iter().collect())
+        let ids = transaction.fetch(select).await?.into_iter();
+        Ok(ids.map(|(id,)| id).collect())
     }
 }

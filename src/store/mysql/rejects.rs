@@ -1,13 +1,13 @@
 //! Deltas that the database refused: kept with their batch and the reason, so that they never block
 //! the others (docs/protocol.md, section 1, promise 5), until they are retried or discarded.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::MysqlStore;
 use super::add::{self, NOT_UTF8, Refused};
-use super::json::{self, INPUT, hex};
+use super::json::{self, I64, ID, INPUT, U64, hex};
 use super::session::{Transaction, UnitOfWork};
 use super::statement::{Statement, text, time, unix_ms};
 use super::target::Target;
@@ -57,14 +57,6 @@ pub enum Retried {
     NotFound,
 }
 
-/// A delta of a batch about to become a [`Reject`].
-pub struct Rejected<'b> {
-    pub batch: &'b Batch,
-    pub id: &'b [u8],
-    pub delta: i64,
-    pub reason: &'b str,
-}
-
 /// The maximum number of rejects that a transaction locks.
 const MOST: usize = 10_000;
 
@@ -77,23 +69,22 @@ const DISCARDED: &str = "discarded: ";
 const ID_BYTES: usize = 255;
 const REASON_CHARS: usize = 1024;
 
-/// The JSON column of a reason of up to [`REASON_CHARS`], and its value.
-pub const GIVEN_REASON: (&str, &str) = ("reason", "VARCHAR(8192)");
+/// The reason in a statement's JSON as text.
 pub const REASON: &str = "CONVERT(UNHEX(reason) USING utf8mb4)";
 
-/// Inserts the rejects, except those that exist.
+/// Inserts refused deltas as rejects, except those that exist, each with its batch and the reason.
 pub async fn write(
     transaction: &mut Transaction,
-    rejected: &[Rejected<'_>],
+    refused: &[(&Batch, &(Vec<u8>, i64), &String)],
 ) -> Result<(), sqlx::Error> {
     let columns = [
-        ("family", "INT UNSIGNED"),
-        ("partition_no", "INT UNSIGNED"),
-        ("incarnation", "BIGINT UNSIGNED"),
-        ("seq", "BIGINT UNSIGNED"),
-        ("delta", "BIGINT"),
-        ("id", "VARCHAR(510)"),
-        GIVEN_REASON,
+        ("family", U64),
+        ("partition_no", U64),
+        ("incarnation", U64),
+        ("seq", U64),
+        ("delta", I64),
+        ("id", ID),
+        ("reason", json::REASON),
     ];
     let insert = Statement::new(format!(
         "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
@@ -101,14 +92,21 @@ pub async fn write(
          ON DUPLICATE KEY UPDATE number = number",
         json::table(columns)
     ));
-    let row = |one: &Rejected<'_>| {
-        let (family, partition) = (one.batch.family.number, one.batch.partition);
-        let (incarnation, seq) = (one.batch.id.incarnation.0, one.batch.id.seq);
-        let (id, reason) = (hex(fitting(one.id)), hex(short(one.reason)));
-        (family, partition, incarnation, seq, one.delta, id, reason)
-    };
-    for chunk in rejected.chunks(CHUNK) {
-        let insert = insert.clone().bind_rows(chunk.iter().map(row));
+    for chunk in refused.chunks(CHUNK) {
+        let rows = chunk.iter().map(|(batch, (id, delta), reason)| {
+            let (family, partition, incarnation) = batch.ledger_key();
+            let (id, reason) = (hex(fitting(id)), hex(short(reason)));
+            (
+                family,
+                partition,
+                incarnation.0,
+                batch.id.seq,
+                delta,
+                id,
+                reason,
+            )
+        });
+        let insert = insert.clone().bind_rows(rows);
         transaction.execute(insert).await?;
     }
     Ok(())
@@ -142,51 +140,47 @@ struct Kept {
     is_done: bool,
 }
 
-/// The outcome of a reject.
-struct Resolved {
-    was_open: bool,
-    outcome: Retried,
-}
-
 impl UnitOfWork for Resolve {
-    type Output = Vec<(u64, Resolved)>;
+    /// The number of each reject, whether it was open, and its outcome.
+    type Output = Vec<(u64, bool, Retried)>;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
-        let columns = [("number", "BIGINT UNSIGNED"), ("done", "INT"), GIVEN_REASON];
-        let update = Statement::new(format!(
-            "UPDATE {} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number \
-             SET r.applied_at = IF({INPUT}.done = 1, CURRENT_TIMESTAMP(3), NULL), \
-             r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
-            json::table(columns)
-        ));
         let kept = self.lock(transaction).await?;
         let refused = match &self.retry {
             Some((family, target)) => retry(transaction, family, target, &kept).await?,
             None => Refused::new(),
         };
         let (mut resolved, mut rows) = (Vec::with_capacity(kept.len()), Vec::new());
-        for (index, reject) in kept.iter().enumerate() {
-            let again = refused.get(&index);
-            let is_discarded = if reject.is_done {
-                reject.reason.starts_with(DISCARDED)
+        for (index, reject) in kept.into_iter().enumerate() {
+            let mut reason = reject.reason;
+            let outcome = if reject.is_done {
+                if reason.starts_with(DISCARDED) {
+                    Retried::Discarded
+                } else {
+                    Retried::AppliedBefore
+                }
+            } else if self.retry.is_none() {
+                reason.insert_str(0, DISCARDED);
+                Retried::Discarded
+            } else if let Some(again) = refused.get(&index) {
+                reason.clone_from(again);
+                Retried::Refused
             } else {
-                self.retry.is_none()
+                Retried::Applied
             };
-            let outcome = match again {
-                Some(_) => Retried::Refused,
-                None if is_discarded => Retried::Discarded,
-                None if reject.is_done => Retried::AppliedBefore,
-                None => Retried::Applied,
-            };
-            let was_open = !reject.is_done;
-            if was_open {
-                let prefix = if is_discarded { DISCARDED } else { "" };
-                let reason = format!("{prefix}{}", again.unwrap_or(&reject.reason));
-                let is_done = u8::from(again.is_none());
+            if !reject.is_done {
+                let is_done = u8::from(outcome != Retried::Refused);
                 rows.push((reject.number, is_done, hex(short(&reason))));
             }
-            resolved.push((reject.number, Resolved { was_open, outcome }));
+            resolved.push((reject.number, !reject.is_done, outcome));
         }
+        let columns = [("number", U64), ("done", "INT"), ("reason", json::REASON)];
+        let update = Statement::new(format!(
+            "UPDATE {} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number \
+             SET r.applied_at = IF({INPUT}.done = 1, CURRENT_TIMESTAMP(3), NULL), \
+             r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
+            json::table(columns)
+        ));
         transaction.execute(update.bind_rows(rows)).await?;
         Ok(resolved)
     }
@@ -199,10 +193,10 @@ impl Resolve {
         let lock = Statement::new(format!(
             "SELECT r.family, r.number, r.id, r.delta, r.reason, r.applied_at IS NOT NULL FROM {} \
              STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number FOR UPDATE",
-            json::derived_table([("number", "BIGINT UNSIGNED")])
+            json::derived_table([("number", U64)])
         ));
         let numbers = self.numbers.iter().map(|number| (number,));
-        let rows = transaction.read(lock.bind_rows(numbers)).await?;
+        let rows = transaction.fetch(lock.bind_rows(numbers)).await?;
         let kept = |(family, number, id, delta, reason, is_done)| {
             let (family, retried): (u64, _) = (family, self.retry.as_ref());
             let is_wanted = retried.is_none_or(|(retried, _)| retried.number == family);
@@ -316,12 +310,11 @@ impl MysqlStore {
         let family = family.clone();
         let retry = Some((Registered { family, number }, target));
         let retried = self.resolve(retry, numbers, "rejects were not applied");
-        let retried = retried.await?;
-        let outcome = |number| {
-            retried
-                .get(number)
-                .map_or(Retried::NotFound, |found| found.outcome)
-        };
+        let retried = retried.await?.into_iter();
+        let retried: HashMap<_, _> = retried
+            .map(|(number, _, outcome)| (number, outcome))
+            .collect();
+        let outcome = |number| retried.get(number).copied().unwrap_or(Retried::NotFound);
         Ok(numbers.iter().map(outcome).collect())
     }
 
@@ -338,9 +331,11 @@ impl MysqlStore {
     /// transaction was not kept, or its outcome is unknown. Call again.
     pub async fn discard_rejects(&self, numbers: &[u64]) -> Result<Vec<u64>> {
         let discarded = self.resolve(None, numbers, "rejects were not discarded");
-        let mut discarded = discarded.await?;
-        discarded.retain(|_, reject| reject.was_open);
-        Ok(discarded.into_keys().collect())
+        let discarded = discarded.await?.into_iter();
+        let discarded = discarded.filter_map(|(number, was_open, _)| was_open.then_some(number));
+        let mut discarded: Vec<_> = discarded.collect();
+        discarded.sort_unstable();
+        Ok(discarded)
     }
 
     /// Retries rejects of a family, or discards rejects. All transactions lock rejects in the order
@@ -350,10 +345,11 @@ impl MysqlStore {
         retry: Option<(Registered, Arc<Target>)>,
         numbers: &[u64],
         failed: &'static str,
-    ) -> Result<BTreeMap<u64, Resolved>> {
-        let numbers: BTreeSet<_> = numbers.iter().copied().collect();
-        let numbers: Vec<_> = numbers.into_iter().collect();
-        let mut resolved = BTreeMap::new();
+    ) -> Result<Vec<(u64, bool, Retried)>> {
+        let mut numbers = numbers.to_vec();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut resolved = Vec::new();
         for numbers in numbers.chunks(MOST) {
             let work = Resolve {
                 retry: retry.clone(),

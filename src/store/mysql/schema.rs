@@ -3,7 +3,7 @@
 use super::fault;
 use super::session::Database;
 use super::statement::Statement;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 pub const SCHEMA: &str = include_str!("schema.sql");
 
@@ -59,7 +59,7 @@ pub async fn ensure(database: &Database, creates: bool) -> Result<()> {
             "missing in the database, or hidden from this user: {}. {ADVICE}",
             missing.join(", ")
         );
-        return Err(Error::new(ErrorKind::Mismatch, what));
+        return Err(Error::mismatch(what));
     }
     for table in tables().filter(|table| missing.contains(&table.name)) {
         let created = database.execute(Statement::once(table.create)).await;

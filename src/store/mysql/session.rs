@@ -8,15 +8,20 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, Fuse, FusedFuture};
 use sqlx::mysql::MySqlRow;
 use sqlx::pool::PoolConnection;
-use sqlx::{Connection, FromRow, MySql, MySqlPool};
+use sqlx::{AssertSqlSafe, Connection, FromRow, MySql, MySqlPool};
 use tokio::runtime::Handle;
 
 use super::fault::{self, store};
 use super::statement::Statement;
 use crate::error::{Error, ErrorKind, Result};
+
+/// A row of a reply, mostly a tuple.
+pub trait Row: for<'r> FromRow<'r, MySqlRow> {}
+
+impl<T: for<'r> FromRow<'r, MySqlRow>> Row for T {}
 
 /// The connections to one server. Any future of a database may be dropped.
 #[derive(Clone)]
@@ -27,32 +32,28 @@ pub struct Database {
 }
 
 impl Database {
-    /// Runs a SELECT outside of a transaction and returns its rows. `failed` names the failure in
-    /// the error message.
-    pub async fn read<T>(&self, failed: &'static str, select: Statement) -> Result<Vec<T>>
-    where
-        T: for<'r> FromRow<'r, MySqlRow>,
-    {
-        let rows = self.fetch(select).await.map_err(store(failed))?;
-        let rows: Result<_, _> = rows.iter().map(T::from_row).collect();
-        rows.map_err(store(failed))
+    /// Reads the rows of a SELECT outside of a transaction. `failed` names the failure in the error
+    /// message.
+    pub async fn read<T: Row>(&self, failed: &'static str, select: Statement) -> Result<Vec<T>> {
+        self.fetch(select).await.map_err(store(failed))
     }
 
     /// Reads the one row that such a SELECT always finds.
-    pub async fn read_one<T>(&self, failed: &'static str, select: Statement) -> Result<T>
-    where
-        T: for<'r> FromRow<'r, MySqlRow>,
-    {
-        let row = self.read(failed, select).await?.pop();
-        row.ok_or(sqlx::Error::RowNotFound).map_err(store(failed))
+    pub async fn read_one<T: Row>(&self, failed: &'static str, select: Statement) -> Result<T> {
+        self.fetch_one(select).await.map_err(store(failed))
+    }
+
+    pub async fn fetch_one<T: Row>(&self, select: Statement) -> Result<T, sqlx::Error> {
+        let row = self.fetch(select).await?.pop();
+        row.ok_or(sqlx::Error::RowNotFound)
     }
 
     /// Runs a SELECT outside of a transaction. It uses an idle connection without the ping of
     /// [`MySqlPool::acquire`]. If the connection turns out to be dead, it repeats the SELECT on a
     /// tested one.
-    pub async fn fetch(&self, select: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
+    pub async fn fetch<T: Row>(&self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
         let database = self.clone();
-        in_place(async move {
+        let rows = in_place(async move {
             if let Some(mut idle) = database.pool.try_acquire() {
                 database.count(1);
                 match select.clone().query().fetch_all(&mut *idle).await {
@@ -66,8 +67,8 @@ impl Database {
             let mut connection = database.tested().await?;
             database.count(1);
             select.query().fetch_all(&mut *connection).await
-        })
-        .await
+        });
+        rows.await?.iter().map(T::from_row).collect()
     }
 
     /// Runs a statement in a transaction of its own and returns the number of rows that it found.
@@ -135,11 +136,11 @@ impl Database {
             database: self.clone(),
             ended: false,
         };
-        transaction.packet(BEGIN, 3).await?;
+        transaction.packet(BEGIN.to_owned(), 3).await?;
         let done = work.run(&mut transaction).await;
         // after an error it is unknown whether the transaction was committed
-        let end = if done.is_ok() { COMMIT } else { ROLLBACK };
-        let ended = transaction.packet(end, 2).await;
+        let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
+        let ended = transaction.packet(format!("{end}; {RESTORE}"), 2).await;
         transaction.ended = ended.is_ok();
         done.and_then(|done| ended.map(|()| done))
     }
@@ -162,7 +163,7 @@ pub trait UnitOfWork: Send + Sync + 'static {
 
 /// The begin of a transaction, in one packet and so in one round trip:
 ///
-/// - The session's own mode is saved for [`COMMIT`] and [`ROLLBACK`]. In ours an out-of-range value
+/// - The session's own mode is saved for [`RESTORE`]. In ours an out-of-range value
 ///   is an error (without a strict mode MySQL clips it, which loses counts), and 0 in an
 ///   AUTO_INCREMENT column means 0. No setting of the session (ANSI_QUOTES, MariaDB's ORACLE ...)
 ///   changes the meaning of our statements.
@@ -177,11 +178,8 @@ const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
      SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \
      START TRANSACTION";
 
-const COMMIT: &str = "COMMIT; \
-     SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates";
-
-const ROLLBACK: &str = "ROLLBACK; \
-     SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates";
+/// The rest of the packet that ends a transaction.
+const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates";
 
 /// An open transaction. If it is dropped before it ended, or if its end failed, its connection is
 /// closed: the server rolls back, and no session with changed settings returns to the pool.
@@ -200,22 +198,15 @@ impl Transaction {
         Ok(done.rows_affected())
     }
 
-    pub async fn fetch(&mut self, select: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
+    pub async fn fetch<T: Row>(&mut self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
         self.database.count(1);
-        select.query().fetch_all(&mut *self.connection).await
+        let rows = select.query().fetch_all(&mut *self.connection).await?;
+        rows.iter().map(T::from_row).collect()
     }
 
-    /// Runs a SELECT and returns its rows.
-    pub async fn read<T>(&mut self, select: Statement) -> Result<Vec<T>, sqlx::Error>
-    where
-        T: for<'r> FromRow<'r, MySqlRow>,
-    {
-        self.fetch(select).await?.iter().map(T::from_row).collect()
-    }
-
-    async fn packet(&mut self, text: &'static str, statements: u64) -> Result<(), sqlx::Error> {
+    async fn packet(&mut self, text: String, statements: u64) -> Result<(), sqlx::Error> {
         self.database.count(statements);
-        let packet = sqlx::raw_sql(text).execute(&mut *self.connection);
+        let packet = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *self.connection);
         packet.await.map(drop)
     }
 }
@@ -232,31 +223,25 @@ impl Drop for Transaction {
 /// drops the future, a task finishes it: a query that is dropped half-way breaks its connection.
 /// Boxed, since an application's futures nest around it and rustc's recursion limit is 128.
 fn in_place<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> InPlace<T> {
-    InPlace(Some(work.boxed()))
+    InPlace(work.boxed().fuse())
 }
 
-struct InPlace<T: Send + 'static>(Option<BoxFuture<'static, T>>);
+struct InPlace<T: Send + 'static>(Fuse<BoxFuture<'static, T>>);
 
 impl<T: Send + 'static> Future for InPlace<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        // taken while it is polled: after a panic nothing is left to do
-        let Some(mut work) = self.0.take() else {
-            return Poll::Pending;
-        };
-        let polled = work.as_mut().poll(context);
-        if polled.is_pending() {
-            self.0 = Some(work);
-        }
-        polled
+        self.0.poll_unpin(context)
     }
 }
 
 impl<T: Send + 'static> Drop for InPlace<T> {
     fn drop(&mut self) {
-        if let (Some(work), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
-            runtime.spawn(work);
+        if !self.0.is_terminated()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(std::mem::replace(&mut self.0, Fuse::terminated()));
         }
     }
 }

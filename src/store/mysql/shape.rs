@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 
 use super::session::Database;
 use super::statement::{Statement, quoted, schema_and_name, table_name};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::family::table::{KeyType, Missing, Table};
 
 /// The properties of a table that the statements need beyond its description.
@@ -129,8 +129,7 @@ impl Shape {
             uniques,
         };
         let shape = check_kind(table, kind).and_then(|()| definition.shape());
-        let refused = |what| format!("table {}: {what}", table.name);
-        shape.map_err(|what| Error::new(ErrorKind::Mismatch, refused(what)))
+        shape.map_err(|what| Error::mismatch(format!("table {}: {what}", table.name)))
     }
 }
 
@@ -203,8 +202,8 @@ impl Definition<'_> {
             column.ok_or_else(|| format!("has no column {name}"))
         };
         let keys = self.table.keys.iter();
-        let keys = keys.map(|key| column(&key.name)?.storage(&key.name, key.kind));
-        let keys = keys.collect::<Result<_, _>>()?;
+        let storages = keys.map(|key| column(&key.name)?.storage(&key.name, key.kind));
+        let storages = storages.collect::<Result<_, _>>()?;
         let (name, value) = (&self.table.value, column(&self.table.value)?);
         if !value.is_integer() {
             let is = &value.data_type;
@@ -213,43 +212,34 @@ impl Definition<'_> {
         if value.generated {
             return Err(format!("value column {name} is generated"));
         }
-        let index = self.unique_key()?;
+        let names = self.table.keys.iter().map(|key| key.name.as_str());
+        let keys = names.clone().map(str::to_lowercase).collect();
+        // the primary key if there are several
+        let exact = self.uniques.iter().filter(|(_, columns)| **columns == keys);
+        let index = exact
+            .map(|(name, _)| name)
+            .min_by_key(|name| *name != "PRIMARY");
+        let Some(index) = index else {
+            return Err(format!(
+                "no primary or unique key is of exactly the key columns ({}), each in full",
+                names.collect::<Vec<_>>().join(", ")
+            ));
+        };
         if self.table.missing == Missing::Insert {
-            self.check_inserts()?;
-            self.check_other_uniques()?;
+            self.check_inserts(&keys, &name.to_lowercase())?;
         }
         Ok(Shape {
-            index,
-            keys,
+            index: index.clone(),
+            keys: storages,
             unsigned: value.unsigned,
             nullable: value.nullable,
         })
     }
 
-    /// Returns the names of the key columns.
-    fn keys(&self) -> BTreeSet<String> {
-        let keys = self.table.keys.iter();
-        keys.map(|key| key.name.to_lowercase()).collect()
-    }
-
-    /// Returns the name of the unique key of exactly the key columns, the primary key if there are
-    /// several.
-    fn unique_key(&self) -> Result<String, String> {
-        let keys = self.keys();
-        let exact = self.uniques.iter().filter(|(_, columns)| **columns == keys);
-        let found = exact.min_by_key(|(name, _)| *name != "PRIMARY");
-        found.map(|(name, _)| name.clone()).ok_or_else(|| {
-            let keys = self.table.keys.iter().map(|key| key.name.as_str());
-            format!(
-                "no primary or unique key is of exactly the key columns ({}), each in full",
-                keys.collect::<Vec<_>>().join(", ")
-            )
-        })
-    }
-
-    /// Refuses a table on which every insert would fail.
-    fn check_inserts(&self) -> Result<(), String> {
-        let (keys, value) = (self.keys(), self.table.value.to_lowercase());
+    /// Refuses a table on which every insert would fail, and a further unique key that an inserted
+    /// row could violate: ON DUPLICATE KEY UPDATE would then count on the row with that key, which
+    /// is another counter's.
+    fn check_inserts(&self, keys: &BTreeSet<String>, value: &str) -> Result<(), String> {
         for (name, column) in &self.columns {
             let is_key = keys.contains(name);
             if is_key && column.generated {
@@ -259,24 +249,15 @@ impl Definition<'_> {
             }
             let filled =
                 column.nullable || column.has_default || column.auto_increment || column.generated;
-            if !is_key && *name != value && !filled {
+            if !is_key && name != value && !filled {
                 return Err(format!(
                     "column {name} is NOT NULL without a default, no row could be inserted"
                 ));
             }
         }
-        Ok(())
-    }
-
-    /// Refuses a further unique key that an inserted row could violate: ON DUPLICATE KEY UPDATE
-    /// would then count on the row with that key, which is another counter's.
-    ///
-    /// A key is harmless if it includes all key columns (a row with that key also has our key), or
-    /// a column that is NULL or newly numbered in an inserted row.
-    fn check_other_uniques(&self) -> Result<(), String> {
-        let (keys, value) = (self.keys(), self.table.value.to_lowercase());
+        // a column that is NULL or newly numbered in an inserted row
         let never_clashes = |name: &String| {
-            let is_written = *name == value || keys.contains(name);
+            let is_written = name == value || keys.contains(name);
             let column = self.columns.get(name).filter(|_| !is_written);
             column.is_some_and(|column| {
                 let is_null = column.nullable && !column.has_default && !column.generated;
@@ -284,6 +265,7 @@ impl Definition<'_> {
             })
         };
         for (name, columns) in &self.uniques {
+            // a row with a key that includes all key columns also has our key
             if !keys.is_subset(columns) && !columns.iter().any(never_clashes) {
                 return Err(format!(
                     "an inserted row could violate unique key {name}, and the delta would count on another row"

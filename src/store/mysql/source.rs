@@ -14,11 +14,10 @@ use tokio::time::timeout;
 
 use super::MysqlStore;
 use super::fault::{self, store};
-use super::list::{self, After, IdPage};
-use super::session::Database;
+use super::list::{After, Columns, IdPage};
 use super::shape::Storage;
-use super::statement::{Statement, quoted, table_name};
-use super::target::{self, Segment, StoredKey};
+use super::statement::{Statement, quoted, table_name, text};
+use super::target::{self, Segment, StoredKey, join};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::table::{is_name, is_table_name};
@@ -161,16 +160,17 @@ impl Source {
         let count = async {
             match &self.rows {
                 Rows::Function(count) => {
-                    let failed = |source| {
+                    let counted = count(ids.iter().map(|&id| id.to_owned()).collect()).await;
+                    counted.map_err(|source| {
                         Error::new(ErrorKind::Store, "rows were not counted").with_source(source)
-                    };
-                    let counted = count(ids.iter().map(|&id| id.to_owned()).collect());
-                    counted.await.map_err(failed)
+                    })
                 }
                 _ => {
                     let target = mysql.target(&family.family).await?;
-                    let keys = target.id_keys();
-                    self.select(&mysql.on(replica), keys, family, ids).await
+                    let select = self.select(target.id_keys(), family, ids)?;
+                    let rows = mysql.on(replica).fetch(select).await;
+                    let rows = rows.map_err(|error| refused(&family.family, error))?;
+                    counts(family, rows)
                 }
             }
         };
@@ -191,51 +191,24 @@ impl Source {
         }
     }
 
-    async fn select(
-        &self,
-        database: &Database,
-        keys: &[StoredKey],
-        family: &Registered,
-        ids: &[&str],
-    ) -> Result<HashMap<String, i64>> {
-        let names: Vec<_> = (0..keys.len()).map(|index| format!("k{index}")).collect();
+    /// Returns the SELECT of the ids' keys and counts.
+    fn select(&self, keys: &[StoredKey], family: &Registered, ids: &[&str]) -> Result<Statement> {
         let marks = vec!["?"; keys.len()].join(", ");
-        let marks = if keys.len() == 1 {
-            marks
-        } else {
-            format!("({marks})")
-        };
-        let marks = format!("({})", vec![marks; ids.len()].join(", "));
+        // MySQL takes (?) for a row of one column as well
+        let marks = vec![format!("({marks})"); ids.len()].join(", ");
         // a text for each number of ids would fill the server's table of prepared statements
         let mut select = Statement::once(format!(
             "WITH counterfoil_source ({}, counterfoil_count) AS ({}) \
              SELECT {}, CAST(counterfoil_count AS CHAR) FROM counterfoil_source",
-            names.join(", "),
-            self.text().replacen("(?)", &marks, 1),
-            spelt(keys, &names),
+            join(keys, ", ", |key| key.name.clone()),
+            self.text().replacen("(?)", &format!("({marks})"), 1),
+            join(keys, ", ", |key| key.bytes_of(&key.name)),
         ));
         for id in ids {
             let segments = target::segments(family, id).map_err(Error::invalid)?;
             select = bind(select, keys.iter().zip(segments));
         }
-        let rows = database.fetch(select).await;
-        let rows = rows.map_err(|error| refused(&family.family, error))?;
-        let mut counts = HashMap::with_capacity(rows.len());
-        for row in &rows {
-            let read = || Ok((list::id(family, row)?, row.try_get(keys.len())?));
-            let (id, digits): (_, Option<String>) =
-                read().map_err(store("rows were not counted"))?;
-            let id =
-                id.ok_or_else(|| wrong(&family.family, "returned a key that is NULL or not text"))?;
-            let wrong = |what: &str| wrong(&family.family, format!("{id:?} {what}"));
-            let digits = digits.ok_or_else(|| wrong("has the count NULL"))?;
-            let count = integer(&digits)
-                .ok_or_else(|| wrong(&format!("has the count {digits}, not a 64-bit integer")))?;
-            if counts.insert(id.clone(), count).is_some() {
-                return Err(wrong("was returned twice"));
-            }
-        }
-        Ok(counts)
+        Ok(select)
     }
 
     fn text(&self) -> String {
@@ -284,11 +257,13 @@ impl Source {
         let columns: Vec<_> = columns.iter().map(|column| quoted(column)).collect();
         let order = columns.join(", ");
         let parameters = keys.iter().map(|_| "?".to_owned());
+        let spelt = keys.iter().zip(&columns);
+        let spelt: Vec<_> = spelt.map(|(key, column)| key.bytes_of(column)).collect();
         let after = After::new(family, after, &columns, parameters)?;
         let select = Statement::new(format!(
             "SELECT {} FROM (SELECT DISTINCT {order} FROM {} WHERE TRUE{}{} ORDER BY {order} LIMIT ?) AS counterfoil_source \
              ORDER BY {order}",
-            spelt(keys, &columns),
+            spelt.join(", "),
             table_name(name),
             after.condition,
             self.condition(),
@@ -297,7 +272,7 @@ impl Source {
         let select = bind(select, bound.zip(after.segments)).bind(limit as u64);
         let rows = mysql.on(replica).fetch(select).await;
         let rows = rows.map_err(|error| refused(&family.family, error))?;
-        IdPage::new(family, &rows, limit)
+        IdPage::new(family, rows, limit)
     }
 }
 
@@ -318,13 +293,12 @@ impl MysqlStore {
             row => row.map_err(store("the lag of a replica was not read"))?,
         };
         let Some(row) = row else { return Ok(None) };
-        let seconds = ["Seconds_Behind_Source", "Seconds_Behind_Master"]
-            .into_iter()
-            .find_map(|name| row.try_get::<Option<u64>, _>(name).ok());
+        let seconds = row.try_get("Seconds_Behind_Source");
+        let seconds = seconds.or_else(|_| row.try_get("Seconds_Behind_Master"));
         match seconds {
-            None => Ok(None),
-            Some(Some(seconds)) => Ok(Some(Duration::from_secs(seconds))),
-            Some(None) => Err(Error::new(
+            Err(_) => Ok(None),
+            Ok(Some(seconds)) => Ok(Some(Duration::from_secs(seconds))),
+            Ok(None) => Err(Error::new(
                 ErrorKind::Store,
                 "the replica does not replicate",
             )),
@@ -332,17 +306,27 @@ impl MysqlStore {
     }
 }
 
-/// Returns columns with the values of keys, in bytes as an id spells them.
-fn spelt(keys: &[StoredKey], columns: &[String]) -> String {
-    let spelt = keys.iter().zip(columns);
-    spelt
-        .map(|(key, column)| key.bytes_of(column))
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
 fn wrong(family: &Family, what: impl fmt::Display) -> Error {
     Error::invalid(format!("{family}: the source of a recount: {what}"))
+}
+
+/// Reads the rows of a source's statement, each with an id and its count.
+fn counts(family: &Registered, rows: Vec<Columns>) -> Result<HashMap<String, i64>> {
+    let mut counts = HashMap::with_capacity(rows.len());
+    for mut row in rows {
+        let digits = row.0.pop().flatten();
+        let id = row.id(family);
+        let id =
+            id.ok_or_else(|| wrong(&family.family, "returned a key that is NULL or not text"))?;
+        let wrong = |what: &str| wrong(&family.family, format!("{id:?} {what}"));
+        let digits = text(digits.ok_or_else(|| wrong("has the count NULL"))?);
+        let count = integer(&digits)
+            .ok_or_else(|| wrong(&format!("has the count {digits}, not a 64-bit integer")))?;
+        if counts.insert(id.clone(), count).is_some() {
+            return Err(wrong("was returned twice"));
+        }
+    }
+    Ok(counts)
 }
 
 /// Binds parameters that are compared with columns of the application. Each has its column's own
@@ -378,12 +362,15 @@ fn refused(family: &Family, error: sqlx::Error) -> Error {
         "{family}: the source of a recount: {}",
         fault::message(&error)
     );
-    let kind = match error.as_database_error().and_then(|error| error.code()) {
-        Some(state) if state.starts_with("42") || state.starts_with("21") => {
-            ErrorKind::InvalidInput
-        }
-        Some(state) if state == "HY000" && what.contains("column") => ErrorKind::InvalidInput,
-        _ => ErrorKind::Store,
+    let blames_text = match fault::class(&error).as_deref() {
+        Some("42" | "21") => true,
+        Some("HY") => what.contains("column"),
+        _ => false,
+    };
+    let kind = if blames_text {
+        ErrorKind::InvalidInput
+    } else {
+        ErrorKind::Store
     };
     Error::new(kind, what).with_source(error)
 }

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use super::json::{self, INPUT};
+use super::json::{self, I64, ID, INPUT, U64};
 use super::ledger;
 use super::shape::{Shape, Storage};
 use super::statement::{Statement, quoted, table_name};
@@ -81,10 +81,11 @@ impl Target {
 
     pub fn new(table: &Table, shape: &Shape, is_own: bool) -> Self {
         let (name, value) = (table_name(&table.name), quoted(&table.value));
-        let keys = table.keys.iter().zip(&shape.keys);
+        let keys = table.keys.iter().zip(&shape.keys).enumerate();
         let keys: Vec<_> = keys
-            .map(|(key, storage)| StoredKey {
+            .map(|(index, (key, storage))| StoredKey {
                 column: quoted(&key.name),
+                name: format!("k{index}"),
                 kind: key.kind,
                 storage: storage.clone(),
             })
@@ -103,24 +104,17 @@ impl Target {
             "t.{} IS NOT NULL",
             keys.first().map_or("", |key| &key.column)
         );
-        let found = if shape.nullable {
-            format!("CASE WHEN {is_found} THEN {digits} END")
-        } else {
-            digits.clone()
-        };
-        let deltas = json::table(
-            [("delta".to_owned(), "BIGINT")]
-                .into_iter()
-                .chain(columns(&keys)),
-        );
-        let given = join(&keys, ", ", |index, key| key.given(index));
-        let columns_of = join(&keys, ", ", |_, key| key.column.clone());
-        let matches = matches(&keys);
+        let found = format!("CASE WHEN {is_found} THEN {digits} END");
+        let delta = ("delta".to_owned(), I64);
+        let deltas = json::table([delta].into_iter().chain(columns(&keys)));
+        let columns_of = join(&keys, ", ", |key| key.column.clone());
+        let given = join(&keys, ", ", StoredKey::given);
+        let matches = join(&keys, " AND ", StoredKey::equals_given);
 
         // names the columns, since the reply would otherwise contain whole expressions as names
         let read_only = "CAST(@@GLOBAL.read_only AS CHAR)";
         let one = format!("SELECT {found} AS digits, {read_only} AS read_only");
-        let by_parameters = join(&keys, " AND ", |_, key| key.equals());
+        let by_parameters = join(&keys, " AND ", StoredKey::equals);
         let one_row = format!("FROM (SELECT 1) AS one LEFT JOIN {t} ON {by_parameters}");
         // the ids of a read have one family
         let family = if is_own { "t.family = ? AND " } else { "" };
@@ -131,16 +125,13 @@ impl Target {
             "SELECT 0, CAST({INPUT}.pos AS UNSIGNED), {found} AS text, {none} AS seq, {none} AS nonce, NULL AS position \
              FROM {} LEFT JOIN {t} ON {family}{}",
             json::table(columns(ids)),
-            self::matches(ids)
+            join(ids, " AND ", StoredKey::equals_given)
         );
         let last =
             format!("UNION ALL SELECT 2, CAST(0 AS UNSIGNED), {read_only}, {none}, {none}, NULL");
         let mark = ledger::MARK;
         let ledger = "LEFT JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON l.family = ?";
-        let rows = json::table([
-            ("partition_no", "INT UNSIGNED"),
-            ("incarnation", "BIGINT UNSIGNED"),
-        ]);
+        let rows = json::table([("partition_no", U64), ("incarnation", U64)]);
 
         Target {
             label: table.describe(),
@@ -196,21 +187,12 @@ impl Target {
 
 /// Returns the JSON columns of keys.
 fn columns(keys: &[StoredKey]) -> impl Iterator<Item = (String, &'static str)> {
-    let columns = keys.iter().enumerate();
-    columns.map(|(index, key)| (format!("k{index}"), key.json_type()))
+    keys.iter().map(|key| (key.name.clone(), key.json_type()))
 }
 
-/// Returns the condition that a row is the given one.
-fn matches(keys: &[StoredKey]) -> String {
-    join(keys, " AND ", |index, key| {
-        format!("t.{} = {}", key.column, key.given(index))
-    })
-}
-
-fn join(keys: &[StoredKey], between: &str, each: impl Fn(usize, &StoredKey) -> String) -> String {
-    let keys = keys.iter().enumerate();
-    let keys: Vec<_> = keys.map(|(index, key)| each(index, key)).collect();
-    keys.join(between)
+/// Joins a text for each key.
+pub fn join(keys: &[StoredKey], between: &str, each: impl Fn(&StoredKey) -> String) -> String {
+    keys.iter().map(each).collect::<Vec<_>>().join(between)
 }
 
 /// The part of an id for one key column. It sorts like the column, so that all transactions lock
@@ -283,6 +265,8 @@ pub fn family_segment(family: &Registered) -> Option<Segment<'static>> {
 pub struct StoredKey {
     /// The quoted name of the column.
     pub column: String,
+    /// The name of the value in a statement's JSON, and in a source's rows.
+    pub name: String,
     pub kind: KeyType,
     pub storage: Storage,
 }
@@ -291,22 +275,25 @@ impl StoredKey {
     /// Returns the type of the column in `JSON_TABLE`.
     fn json_type(&self) -> &'static str {
         match self.kind {
-            KeyType::Unsigned => "BIGINT UNSIGNED",
-            KeyType::Signed => "BIGINT",
+            KeyType::Unsigned => U64,
+            KeyType::Signed => I64,
             KeyType::Date => "DATE",
-            // 255 bytes as hexadecimal digits
-            KeyType::Text | KeyType::Char => "VARCHAR(510)",
+            KeyType::Text | KeyType::Char => ID,
             KeyType::Uuid => "VARCHAR(36)",
         }
     }
 
     /// Returns the value from the JSON in the form that the column takes.
-    fn given(&self, index: usize) -> String {
-        let json = format!("{INPUT}.k{index}");
+    fn given(&self) -> String {
+        let json = format!("{INPUT}.{}", self.name);
         match self.kind {
             KeyType::Text | KeyType::Char => self.stored(&format!("UNHEX({json})")),
             _ => self.stored(&json),
         }
+    }
+
+    fn equals_given(&self) -> String {
+        format!("t.{} = {}", self.column, self.given())
     }
 
     /// Returns a parameter in the form that the column takes.
@@ -340,11 +327,6 @@ impl StoredKey {
         match (self.kind, &self.storage) {
             // bare, so that a range of the column is a range of the index
             (KeyType::Text, Storage::Bytes) => column,
-            (KeyType::Text, _) => format!("CAST({column} AS BINARY)"),
-            // some sessions have CHAR padded with spaces
-            (KeyType::Char, _) | (KeyType::Uuid, Storage::Characters { .. }) => {
-                format!("CAST(CONVERT(RTRIM({column}) USING utf8mb4) AS BINARY)")
-            }
             _ => self.bytes_of(&column),
         }
     }
@@ -355,6 +337,10 @@ impl StoredKey {
             // + 0 removes the leading zeros of a ZEROFILL column
             (KeyType::Unsigned | KeyType::Signed, _) => {
                 format!("CAST(CAST({column} + 0 AS CHAR) AS BINARY)")
+            }
+            // some sessions have CHAR padded with spaces
+            (KeyType::Char, _) | (KeyType::Uuid, Storage::Characters { .. }) => {
+                format!("CAST(CAST(RTRIM({column}) AS CHAR) AS BINARY)")
             }
             (_, Storage::UuidBytes) => {
                 let groups = [(1, 4), (5, 2), (7, 2), (9, 2), (11, 6)];
