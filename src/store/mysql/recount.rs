@@ -154,34 +154,6 @@ impl MysqlStore {
         Ok(updated.map_err(store("a recount's run was not written"))? == 1)
     }
 
-    /// Corrects one counter in a run of its own, and finishes the run.
-    #[cfg(feature = "test-hooks")]
-    #[doc(hidden)]
-    pub async fn correct_one(&self, family: &Registered, id: &str, delta: i64) -> Result<()> {
-        let begin = Begin {
-            family: family.number,
-            holder: 1,
-            lease: Duration::ZERO,
-            every: Duration::ZERO,
-        };
-        if let Begun::Run(mut run) = self.begin_recount(begin).await? {
-            let drifted = Drifted {
-                id: id.to_owned(),
-                before: 0,
-                rows: delta,
-                after: 0,
-                delta,
-                only_noted: None,
-            };
-            self.correct(family, &run, vec![drifted], false).await?;
-            run.checked += 1;
-            self.save_recount(&run, RunState::Held).await?;
-            self.save_recount(&run, RunState::Finished).await?;
-            self.drift(&family.family, run.number, None, 10).await?;
-        }
-        Ok(())
-    }
-
     /// Returns the time since the family's last finished run ended; `None` if there is none.
     pub(crate) async fn recounted_ago(&self, family: &Registered) -> Result<Option<Duration>> {
         const AGE: &str = "SELECT CAST(GREATEST(TIMESTAMPDIFF(MICROSECOND, MAX(finished_at), CURRENT_TIMESTAMP(3)), 0) \

@@ -72,10 +72,13 @@ const REASON_CHARS: usize = 1024;
 /// The reason in a statement's JSON as text.
 pub const REASON: &str = "CONVERT(UNHEX(reason) USING utf8mb4)";
 
-/// Inserts refused deltas as rejects, except those that exist, each with its batch and the reason.
+/// A delta of a batch, and the reason for refusing it.
+pub type Rejected<'b> = (&'b Batch, &'b (Vec<u8>, i64), &'b String);
+
+/// Inserts the refused deltas as rejects, except those that exist.
 pub async fn write(
     transaction: &mut Transaction,
-    refused: &[(&Batch, &(Vec<u8>, i64), &String)],
+    refused: &[Rejected<'_>],
 ) -> Result<(), sqlx::Error> {
     let columns = [
         ("family", U64),

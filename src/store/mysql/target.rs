@@ -353,22 +353,3 @@ impl StoredKey {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn segments_are_cells_of_json() {
-        let row = [
-            Segment::Number(u64::MAX.into()),
-            Segment::Number(i64::MIN.into()),
-            Segment::Plain("2014-09-20"),
-            Segment::Text("a\0é"),
-        ];
-        assert_eq!(
-            serde_json::to_string(&row).expect("JSON"),
-            r#"[18446744073709551615,-9223372036854775808,"2014-09-20","6100C3A9"]"#
-        );
-    }
-}

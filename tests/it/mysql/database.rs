@@ -1,17 +1,20 @@
 //! A test's own database, batches for it, and the sums of their outcomes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use counterfoil::admin::Reject;
+use counterfoil::recount::{Recounted, Source};
 use counterfoil::store::{
     Applied, Batch, BatchId, Incarnation, Nonce, Progress, ReadFrom, Registered,
 };
 use counterfoil::{
-    BufferedCounters, ErrorKind, Family, FamilyBuilder, KeyType, MysqlStore, Result, Store, Table,
+    BufferedCounters, Counterfoil, ErrorKind, Family, FamilyBuilder, KeyType, MysqlStore, Result,
+    Store, Table,
 };
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::{AssertSqlSafe, MySqlPool};
-use testkit::MysqlServer;
+use testkit::{MysqlServer, RedisServer};
 use tokio::sync::OnceCell;
 
 use crate::support::{keyed, refused};
@@ -288,4 +291,24 @@ pub async fn complete(
         left = partial;
     }
     Ok(sums)
+}
+
+/// Recounts the family of buffered counters, each of which stands for `rows` rows, and reads the
+/// drift.
+pub async fn recounted(
+    store: &MysqlStore,
+    redis: &RedisServer,
+    name: &str,
+    rows: i64,
+) -> Result<Recounted> {
+    let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
+    let counters = counterfoil.open(Family::buffered("shop", name)).await?;
+    let source =
+        Source::function(
+            move |ids| async move { Ok(ids.into_iter().map(|id| (id, rows)).collect()) },
+        );
+    let recount = counterfoil.recount(&counters).source(source);
+    let recounted = recount.within(Duration::ZERO).run_once().await?;
+    let drift = store.drift(counters.family(), recounted.run, None, 10);
+    drift.await.map(|_| recounted)
 }

@@ -5,8 +5,9 @@ use std::time::{Duration, SystemTime};
 use counterfoil::Family;
 use counterfoil::admin::{Overview, Retried};
 use counterfoil::store::Registered;
+use testkit::{RedisOptions, RedisServer};
 
-use super::database::{Db, applied};
+use super::database::{Db, applied, batch, complete, recounted};
 
 /// Returns the overview of the family `shop/NAME`.
 async fn overview(db: &Db, name: &str) -> Overview {
@@ -66,9 +67,13 @@ async fn the_latest_recount_is_shown_also_while_it_runs() {
     let db = Db::new().await;
     let views = db.views().await;
     db.family(Family::buffered("shop", "other")).await;
-    for _ in 0..2 {
-        let corrected = db.store.correct_one(&views, "a", 5).await;
-        corrected.unwrap();
+    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    complete(&db.store, &[batch(&views, 0, 1, [("a", 2)])], None)
+        .await
+        .unwrap();
+    for drifted in [1, 0] {
+        let recount = recounted(&db.store, &redis, views.family.name(), 5).await;
+        assert_eq!(recount.unwrap().drifted, drifted);
     }
     let of_run = async |column, run| {
         let run = format!("run = {run}");
