@@ -27,6 +27,8 @@ pub async fn apply(
     batches: &[Arc<Batch>],
     max_rows: Option<u64>,
 ) -> Result<Applied> {
+    // read here, because the task may continue on another thread
+    let out = ablation::out();
     let mut targets = Vec::with_capacity(batches.len());
     for batch in batches {
         targets.push(mysql.target(&batch.family.family).await?);
@@ -41,8 +43,7 @@ pub async fn apply(
         batches: batches.to_vec(),
         targets,
         max_rows: max_rows.unwrap_or(default),
-        // read here, because the transaction may run on another thread
-        out: ablation::out(),
+        out,
     };
     let failed = "batches were not written";
     mysql.primary.transact(failed, apply).await

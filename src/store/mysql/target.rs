@@ -333,23 +333,22 @@ impl StoredKey {
 
     /// Returns an application's column with such values as spelt in an id, in bytes.
     pub fn bytes_of(&self, column: &str) -> String {
-        match (self.kind, &self.storage) {
-            // + 0 removes the leading zeros of a ZEROFILL column
-            (KeyType::Unsigned | KeyType::Signed, _) => {
-                format!("CAST(CAST({column} + 0 AS CHAR) AS BINARY)")
-            }
+        let text = match (self.kind, &self.storage) {
+            // removes the leading zeros of a ZEROFILL column
+            (KeyType::Unsigned | KeyType::Signed, _) => format!("{column} + 0"),
             // some sessions have CHAR padded with spaces
             (KeyType::Char, _) | (KeyType::Uuid, Storage::Characters { .. }) => {
-                format!("CAST(CAST(RTRIM({column}) AS CHAR) AS BINARY)")
+                format!("RTRIM({column})")
             }
             (_, Storage::UuidBytes) => {
                 let groups = [(1, 4), (5, 2), (7, 2), (9, 2), (11, 6)];
                 let groups =
                     groups.map(|(from, bytes)| format!("HEX(SUBSTR({column}, {from}, {bytes}))"));
-                let text = groups.join(", ");
-                format!("CAST(LOWER(CONCAT_WS('-', {text})) AS BINARY)")
+                format!("LOWER(CONCAT_WS('-', {}))", groups.join(", "))
             }
-            _ => format!("CAST(CAST({column} AS CHAR) AS BINARY)"),
-        }
+            _ => column.to_owned(),
+        };
+        // whatever character set the session has
+        format!("CAST(CONVERT({text} USING utf8mb4) AS BINARY)")
     }
 }
