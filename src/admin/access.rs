@@ -14,11 +14,15 @@ use crate::family::Family;
 use crate::scripts::bundle::{self, Script};
 use crate::scripts::keys::Keys;
 
-/// Trial calls of the commands that the crate needs, with arguments that change nothing. `@` is a
-/// key that does not exist, or that [`CLEANUP`] removes.
-const TRIES: [&str; 33] = [
+/// Trial calls of the commands that the crate sends, with arguments that change nothing. `@` is a
+/// key that does not exist.
+const SENT: [&str; 2] = [
     "EVAL return 1 @",
     "EVALSHA 0000000000000000000000000000000000000000 1 @",
+];
+
+/// Trial calls of the commands that scripts call. The last one removes what others may have written.
+const CALLED: [&str; 32] = [
     "EXISTS @",
     "HDEL @ field",
     "HEXISTS @ field",
@@ -50,9 +54,8 @@ const TRIES: [&str; 33] = [
     "SADD @ member",
     "PFADD @ element",
     "HSETNX @ field value",
+    "UNLINK @",
 ];
-/// The last trial, which removes what others may have written.
-const CLEANUP: &str = "UNLINK @";
 
 /// The scripts that a [`Writer`](Role::Writer) calls for the kinds that it counts in.
 const WRITING: [&str; 9] = [
@@ -87,40 +90,43 @@ const TICKETS: [&str; 2] = ["HSET", "TIME"];
 /// [`AccessDenied`](ErrorKind::AccessDenied) without credentials; [`Redis`](ErrorKind::Redis) if
 /// Redis cannot be asked.
 pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>> {
+    let sent = SENT.map(|words| try_command(redis, family, words));
+    let missing: Vec<_> = try_join_all(sent).await?.into_iter().flatten().collect();
+    if !missing.is_empty() {
+        return Ok(missing);
+    }
     let used = commands_of(family, Role::Reconciler);
-    let tries = TRIES
-        .iter()
-        .filter(|words| used.contains(command_of(words)));
-    let mut rules = try_join_all(tries.map(|words| try_command(redis, family, words))).await?;
-    rules.push(try_command(redis, family, CLEANUP).await?);
-    let rules: BTreeSet<_> = rules.into_iter().flatten().collect();
-    Ok(rules.into_iter().collect())
+    let is_used = |words: &&str| used.contains(command_of(words));
+    let called: Vec<_> = CALLED.into_iter().filter(is_used).collect();
+    let keys = [Keys::new(family, 0).probe()];
+    let mut reply = bundle::expect_ok(redis, "family_try", &keys, &called).await?;
+    reply.read_all(reply.left(), |reply| {
+        reply.text().map(|command| format!("+{command}"))
+    })
 }
 
 fn command_of(words: &str) -> &str {
     words.split(' ').next().unwrap_or_default()
 }
 
-/// Sends a trial call. Returns the ACL rule that the user lacks for it. Its other errors mean that
-/// Redis would execute the command, except for EVAL, which nothing but a missing rule can refuse.
+/// Sends a trial call. Returns the ACL rule that the user lacks for it.
 async fn try_command(redis: &Connection, family: &Family, words: &str) -> Result<Option<String>> {
     let (name, key) = (command_of(words), Keys::new(family, 0).probe());
     let mut command = redis::Cmd::new();
     for word in words.split(' ') {
         command.arg(if word == "@" { &key } else { word.as_bytes() });
     }
-    match bundle::query::<Value>(redis, &command).await {
-        Err(error)
-            if name == "EVAL"
-                || error.kind() == ErrorKind::AccessDenied
-                || error
-                    .redis_error()
-                    .is_none_or(|refusal| refusal.code().is_none()) =>
-        {
-            lacks(family, &name.to_lowercase(), error).map(Some)
-        }
-        _ => Ok(None),
+    let Err(error) = bundle::query::<Value>(redis, &command).await else {
+        return Ok(None);
+    };
+    // Redis looks for the script once the user may execute EVALSHA
+    if error
+        .redis_error()
+        .is_some_and(|error| error.code() == Some("NOSCRIPT"))
+    {
+        return Ok(None);
     }
+    lacks(family, &name.to_lowercase(), error).map(Some)
 }
 
 /// Refuses a user that lacks a permission for the family, and names the permission.
