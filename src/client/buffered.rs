@@ -166,8 +166,8 @@ impl BufferedCounters {
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed.
-    /// [`Busy`](crate::ErrorKind::Busy): not counted, because too many ids wait to be sent, or a
-    /// sum is at an end of i64. The usual cause is an unreachable Redis.
+    /// [`Busy`](crate::ErrorKind::Busy): not counted, because too many ids wait to be sent. The
+    /// usual cause is an unreachable Redis.
     pub fn record(&self, id: &str, delta: i64) -> Result<()> {
         self.family().check_id(id)?;
         self.0.writer.record(id.as_bytes(), delta)

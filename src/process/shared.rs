@@ -74,11 +74,9 @@ impl Shared {
                 number,
             })
         });
-        if let Some(same) = families
-            .in_use
-            .get(&number)
-            .filter(|(opened, _)| opened.is_same(&family, registered.as_ref()))
-        {
+        if let Some(same) = families.in_use.get(&number).filter(|(opened, writer)| {
+            opened.is_same(&family, registered.as_ref()) && !writer.has_ended()
+        }) {
             return Ok(same.clone());
         }
         self.take_in_use(&mut families, Opened::new(number, family, registered))

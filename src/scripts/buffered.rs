@@ -10,12 +10,12 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::ids::{BatchId, Incarnation, Nonce};
-use crate::scripts::bundle::{self, Arg, Reply, borrowed, owned, text};
+use crate::scripts::bundle::{self, Arg, Call, Reply, borrowed, owned, text};
 use crate::scripts::fence::Fence;
 use crate::scripts::keys::{Key, Keys};
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
-use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, salt};
+use crate::scripts::partition::{Counted, PairResult, Pairs, Partition, PartitionCall, salt};
 use crate::testing::ablation::{self, Guard};
 
 /// The reply of `buffered_rotate`.
@@ -132,41 +132,32 @@ impl Partition {
             .into_iter()
             .map(|(id, delta)| (id.as_ref(), Update::Add(delta)))
             .collect();
-        Self::add_to(
-            family,
-            fence,
-            &[PartitionCall {
-                partition: self,
-                hits,
-                pairs: &pairs,
-            }],
-        )
-        .await
+        let call = PartitionCall {
+            partition: self,
+            hits,
+            pairs: pairs.iter().copied(),
+        };
+        Self::add_to(family, fence, &[call]).await
     }
 
     /// Adds the deltas of several partitions of one node in one call. `calls` must not be empty.
-    pub async fn add_to(
+    pub async fn add_to<'a>(
         family: &Family,
         fence: Fence<'_>,
-        calls: &[PartitionCall<'_>],
+        calls: &[PartitionCall<'_, impl Pairs<'a>>],
     ) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = calls[0].partition;
-        let (mut keys, mut args) = fence.begin(borrowed(now_ms));
-        for PartitionCall {
-            partition,
-            hits,
-            pairs,
-        } in calls
-        {
-            keys.extend([partition.keys.buffer(), partition.keys.meta()]);
-            args.extend([owned(hits), owned(pairs.len())]);
-            args.extend(
-                pairs
-                    .iter()
-                    .flat_map(|(id, update)| [borrowed(*id), update.to_arg()]),
-            );
+        let mut command = Call::new("buffered_add", 2 + 2 * calls.len())?;
+        command.arg(&fence.home.fence());
+        for PartitionCall { partition, .. } in calls {
+            command.arg(&[partition.keys.buffer(), partition.keys.meta()]);
         }
-        let mut reply = bundle::call(redis, "buffered_add", &keys, &args).await?;
+        fence.write_args(&mut command, now_ms);
+        for call in calls {
+            command.arg(call.hits);
+            call.write_pairs(&mut command);
+        }
+        let mut reply = command.send(redis).await?;
         if let Some(outcome) = Counted::not_executed(&reply)? {
             return Ok(outcome);
         }
@@ -174,12 +165,12 @@ impl Partition {
         let results = if repeated {
             Self::repeated_results(&mut reply, calls).await?
         } else {
-            let mut results = Vec::new();
+            let mut results = Vec::with_capacity(reply.left());
             for (index, call) in calls.iter().enumerate() {
                 if family.is_due(call.hits, reply.number()?) {
                     due.push(index);
                 }
-                for _ in call.pairs {
+                for _ in 0..call.pairs.len() {
                     results.push(reply.read(PairResult::parse)?);
                 }
             }
@@ -195,9 +186,9 @@ impl Partition {
 
     /// Returns the results of a call that was executed before: its refusals, and the current
     /// pending values of the other ids.
-    async fn repeated_results(
+    async fn repeated_results<'a>(
         reply: &mut Reply,
-        calls: &[PartitionCall<'_>],
+        calls: &[PartitionCall<'_, impl Pairs<'a>>],
     ) -> Result<Vec<PairResult>> {
         let pairs = calls.iter().map(|call| call.pairs.len()).sum();
         let refusals = PairResult::read_refusals(reply, pairs)?;
@@ -207,10 +198,10 @@ impl Partition {
             rest = others;
             let counted = call
                 .pairs
-                .iter()
+                .clone()
                 .zip(own)
                 .filter(|(_, refusal)| refusal.is_none());
-            let ids: Vec<_> = counted.map(|((id, _), _)| *id).collect();
+            let ids: Vec<_> = counted.map(|((id, _), _)| id).collect();
             async move {
                 if ids.is_empty() {
                     return Ok(Vec::new());

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use include_dir::{Dir, include_dir};
-use redis::{Cmd, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, ServerErrorKind, ToRedisArgs, Value};
 
 use crate::connection::Connection;
 use crate::connection::refusal;
@@ -88,61 +88,112 @@ pub fn owned<'a>(word: impl fmt::Display) -> Arg<'a> {
     Cow::Owned(word.to_string().into_bytes())
 }
 
-/// Calls a script by its hash, and by its source if Redis does not know the hash, which registers
-/// it again.
-///
-/// The source is sent by EVAL, to the node of the call. SCRIPT LOAD goes to all nodes of a cluster,
-/// and fails while any is unreachable, even a replica. From 7.4 on Redis forgets EVAL's scripts
-/// among hundreds of others; they are then resent.
-///
-/// # Errors
-/// [`Redis`](ErrorKind::Redis), [`AccessDenied`](ErrorKind::AccessDenied): definitely not executed.
-/// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no reply came, or the reply does not prove that
-/// nothing was done. [`InvalidInput`](ErrorKind::InvalidInput), [`Corrupt`](ErrorKind::Corrupt):
-/// the script refused the call and did nothing.
+/// A call of a script. Keys, then arguments, are written straight into the command.
+pub struct Call {
+    script: &'static Script,
+    keys: usize,
+    command: Cmd,
+}
+
+impl Call {
+    /// Begins a call with this number of keys.
+    pub fn new(name: &'static str, keys: usize) -> Result<Self> {
+        let script = Script::named(name)
+            .ok_or_else(|| Error::corrupt(format!("the bundle has no script {name}")))?;
+        let mut command = redis::cmd("EVALSHA");
+        command.arg(&script.sha1).arg(keys);
+        Ok(Call {
+            script,
+            keys,
+            command,
+        })
+    }
+
+    /// Adds the next key or argument, or all of an array.
+    pub fn arg(&mut self, word: impl ToRedisArgs) -> &mut Self {
+        self.command.arg(word);
+        self
+    }
+
+    /// Calls the script by its hash, and by its source if Redis does not know the hash, which
+    /// registers it again.
+    ///
+    /// The source is sent by EVAL, to the node of the call. SCRIPT LOAD goes to all nodes of a
+    /// cluster, and fails while any is unreachable, even a replica. From 7.4 on Redis forgets
+    /// EVAL's scripts among hundreds of others; they are then resent.
+    ///
+    /// # Errors
+    /// [`Redis`](ErrorKind::Redis), [`AccessDenied`](ErrorKind::AccessDenied): definitely not
+    /// executed. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): no reply came, or the reply does
+    /// not prove that nothing was done. [`InvalidInput`](ErrorKind::InvalidInput),
+    /// [`Corrupt`](ErrorKind::Corrupt): the script refused the call and did nothing.
+    pub async fn send(self, redis: &Connection) -> Result<Reply> {
+        let name = self.script.name;
+        #[cfg(feature = "test-hooks")]
+        if let Some(text) = crate::testing::ablation::without_guard(self.script.source) {
+            let reply = redis.send(&self.with_source(&text)).await;
+            return Reply::new(name, self.first_key(), reply.map_err(not_executed)?);
+        }
+        let mut reply = redis.send(&self.command).await;
+        if matches!(&reply, Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript))
+        {
+            tracing::debug!(script = name, "loading");
+            reply = redis.send(&self.with_source(self.script.source)).await;
+        }
+        match reply {
+            Ok(value) => Reply::new(name, self.first_key(), value),
+            Err(error) if is_wrong_type(&error) => Err(self.wrong_type(error)),
+            Err(error) => Err(classify(redis, name, error)),
+        }
+    }
+
+    fn with_source(&self, source: &str) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        command.arg(source).arg(self.keys);
+        for word in self.words() {
+            command.arg(word);
+        }
+        command
+    }
+
+    /// Returns the keys, then the arguments.
+    fn words(&self) -> impl Iterator<Item = &[u8]> {
+        self.command.args_iter().skip(3).map(|word| match word {
+            redis::Arg::Simple(word) => word,
+            _ => &[],
+        })
+    }
+
+    fn first_key(&self) -> &[u8] {
+        self.words().next().unwrap_or_default()
+    }
+
+    /// Returns the error for a key of another type. Every script reads before it writes, so
+    /// nothing was done.
+    fn wrong_type(&self, error: RedisError) -> Error {
+        let keys = self.words().take(self.keys.min(20));
+        let keys: Vec<_> = keys.map(String::from_utf8_lossy).collect();
+        let name = self.script.name;
+        let message = format!("{name}: a key holds another type: {}", keys.join(", "));
+        Error::new(ErrorKind::Corrupt, message).with_source(error)
+    }
+}
+
+/// Makes a [`Call`] with these keys and arguments.
 pub async fn call(
     redis: &Connection,
     name: &'static str,
     keys: &[impl AsRef<[u8]>],
     args: &[impl AsRef<[u8]>],
 ) -> Result<Reply> {
-    let script = Script::named(name)
-        .ok_or_else(|| Error::corrupt(format!("the bundle has no script {name}")))?;
-    #[cfg(feature = "test-hooks")]
-    if let Some(text) = crate::testing::ablation::without_guard(script.source) {
-        let reply = redis.send(&command("EVAL", &text, keys, args)).await;
-        return Reply::new(name, keys, reply.map_err(not_executed)?);
-    }
-    let mut reply = redis
-        .send(&command("EVALSHA", &script.sha1, keys, args))
-        .await;
-    if matches!(&reply, Err(error) if error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript))
-    {
-        tracing::debug!(script = name, "loading");
-        reply = redis
-            .send(&command("EVAL", script.source, keys, args))
-            .await;
-    }
-    match reply {
-        Ok(value) => Reply::new(name, keys, value),
-        Err(error) if is_wrong_type(&error) => Err(wrong_type(name, keys, error)),
-        Err(error) => Err(classify(redis, name, error)),
-    }
-}
-
-fn command(verb: &str, what: &str, keys: &[impl AsRef<[u8]>], args: &[impl AsRef<[u8]>]) -> Cmd {
-    let mut command = Cmd::with_capacity(
-        keys.len() + args.len() + 3,
-        what.len() + 64 * (keys.len() + args.len() + 1),
-    );
-    command.arg(verb).arg(what).arg(keys.len());
+    let mut call = Call::new(name, keys.len())?;
     for key in keys {
-        command.arg(key.as_ref());
+        call.arg(key.as_ref());
     }
     for arg in args {
-        command.arg(arg.as_ref());
+        call.arg(arg.as_ref());
     }
-    command
+    call.send(redis).await
 }
 
 /// Calls a script whose header says that a repeat is safe. A lost reply is then only a reason to
@@ -195,18 +246,6 @@ fn is_wrong_type(error: &RedisError) -> bool {
         || error
             .detail()
             .is_some_and(|detail| detail.contains("WRONGTYPE"))
-}
-
-/// Returns the error for a key of another type. Every script reads before it writes, so nothing was
-/// done.
-fn wrong_type(name: &str, keys: &[impl AsRef<[u8]>], error: RedisError) -> Error {
-    let keys: Vec<_> = keys
-        .iter()
-        .take(20)
-        .map(|key| String::from_utf8_lossy(key.as_ref()))
-        .collect();
-    let message = format!("{name}: a key holds another type: {}", keys.join(", "));
-    Error::new(ErrorKind::Corrupt, message).with_source(error)
 }
 
 fn classify(redis: &Connection, name: &'static str, error: RedisError) -> Error {
@@ -280,14 +319,13 @@ pub struct Reply {
 }
 
 impl Reply {
-    fn new(script: &'static str, keys: &[impl AsRef<[u8]>], reply: Value) -> Result<Self> {
+    fn new(script: &'static str, first_key: &[u8], reply: Value) -> Result<Self> {
         let Value::Array(values) = reply else {
             return Err(Error::corrupt(format!("{script} replied {reply:?}")));
         };
-        let key = keys.first().map_or(&[][..], AsRef::as_ref);
         let mut reply = Reply {
             script,
-            key: String::from_utf8_lossy(key).into_owned(),
+            key: String::from_utf8_lossy(first_key).into_owned(),
             status: String::new(),
             values,
             next: 0,

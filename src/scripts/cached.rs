@@ -9,12 +9,14 @@ use crate::error::Result;
 use crate::family::ids::BatchId;
 use crate::family::kind::Retention;
 use crate::scripts::buffered::id_args;
-use crate::scripts::bundle::{self, borrowed, owned, text};
+use crate::scripts::bundle::{self, Call, borrowed, owned, text};
 use crate::scripts::fence::Fence;
 use crate::scripts::keys::Key;
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
-use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, Ticket, salt};
+use crate::scripts::partition::{
+    Counted, PairResult, Pairs, Partition, PartitionCall, Ticket, salt,
+};
 
 /// The lifetime of a ticket: time to read a row from the database and to seed its counter.
 pub const TICKET: Duration = Duration::from_secs(30);
@@ -60,7 +62,7 @@ impl Partition {
         let call = PartitionCall {
             partition: self,
             hits: pairs.len() as u64,
-            pairs: &pairs,
+            pairs: pairs.iter().copied(),
         };
         let seeds: Vec<_> = seeds
             .into_iter()
@@ -70,36 +72,28 @@ impl Partition {
     }
 
     /// Seeds and changes counters of several partitions of one node. `calls` must not be empty.
-    pub async fn incr_in(
+    pub async fn incr_in<'a>(
         retention: &Retention,
         fence: Fence<'_>,
         seeds: &[(&Self, Seeds<'_>)],
-        calls: &[PartitionCall<'_>],
+        calls: &[PartitionCall<'_, impl Pairs<'a>>],
     ) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = calls[0].partition;
+        let mut command = Call::new("cached_incr", 2 + 4 * calls.len())?;
+        command.arg(&fence.home.fence());
+        for PartitionCall { partition, .. } in calls {
+            command
+                .arg(&partition.cached_keys())
+                .arg(partition.keys.meta());
+        }
+        fence.write_args(&mut command, now_ms);
         let bound = |bound: Option<i64>| bound.map_or(borrowed(""), owned);
-        let (mut keys, mut args) = fence.begin(borrowed(now_ms));
-        args.extend([
-            owned(TICKET.as_millis()),
-            bound(retention.min),
-            bound(retention.max),
-        ]);
-        for PartitionCall {
-            partition, pairs, ..
-        } in calls
-        {
-            keys.extend(
-                partition
-                    .cached_keys()
-                    .into_iter()
-                    .chain([partition.keys.meta()]),
-            );
-            args.push(owned(pairs.len()));
-            args.extend(
-                pairs
-                    .iter()
-                    .flat_map(|(id, update)| [borrowed(*id), update.to_arg()]),
-            );
+        command
+            .arg(TICKET.as_millis() as u64)
+            .arg(&*bound(retention.min))
+            .arg(&*bound(retention.max));
+        for call in calls {
+            call.write_pairs(&mut command);
         }
         let seeding = join_all(
             seeds
@@ -107,7 +101,7 @@ impl Partition {
                 .map(|(partition, seeds)| partition.seed(retention, seeds)),
         );
         // both are sent together, the seeds first; a counter whose seed failed is missing again
-        let (_, reply) = join(seeding, bundle::call(redis, "cached_incr", &keys, &args)).await;
+        let (_, reply) = join(seeding, command.send(redis)).await;
         let mut reply = reply?;
         if let Some(outcome) = Counted::not_executed(&reply)? {
             return Ok(outcome);

@@ -9,7 +9,7 @@ use redis::Value;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::bundle::{Arg, Reply, borrowed, owned, text};
+use crate::scripts::bundle::{Arg, Call, Reply, borrowed, owned, text};
 use crate::scripts::keys::Keys;
 use crate::testing::simulated;
 
@@ -180,25 +180,39 @@ impl Update {
         }
     }
 
-    /// Returns the script's argument: the delta, or "=" and the value.
-    pub(crate) fn to_arg<'a>(self) -> Arg<'a> {
+    /// Writes the script's argument: the delta, or "=" and the value.
+    pub(crate) fn write(self, call: &mut Call) {
         match self {
-            Update::Add(1) => borrowed("1"),
-            Update::Add(delta) => owned(delta),
-            Update::Set(value) => owned(format_args!("={value}")),
-        }
+            Update::Add(delta) => call.arg(delta),
+            Update::Set(value) => call.arg(format!("={value}")),
+        };
     }
 }
 
 /// The part of a call that goes to one partition.
-#[derive(Debug)]
-pub struct PartitionCall<'a> {
+#[derive(Clone, Debug)]
+pub struct PartitionCall<'a, P> {
     /// The partition that counts the pairs.
     pub partition: &'a Partition,
     /// The number of hits that the pairs stand for.
     pub hits: u64,
     /// The ids, each with its update.
-    pub pairs: &'a [(&'a [u8], Update)],
+    pub pairs: P,
+}
+
+/// The ids of a call, each with its update.
+pub trait Pairs<'a>: ExactSizeIterator<Item = (&'a [u8], Update)> + Clone {}
+
+impl<'a, P: ExactSizeIterator<Item = (&'a [u8], Update)> + Clone> Pairs<'a> for P {}
+
+impl<'a, P: Pairs<'a>> PartitionCall<'_, P> {
+    /// Writes the number of pairs, and the pairs.
+    pub(crate) fn write_pairs(&self, call: &mut Call) {
+        call.arg(self.pairs.len());
+        for (id, update) in self.pairs.clone() {
+            update.write(call.arg(id));
+        }
+    }
 }
 
 impl Partition {

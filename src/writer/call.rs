@@ -1,4 +1,4 @@
-//! A call, as seen by the callers that wait for it and by the driver or leader that makes it.
+//! A call, as its waiting callers see it and as it is sent.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
@@ -9,7 +9,7 @@ use crate::scripts::partition::PairResult;
 use crate::writer::deadline::Deadline;
 use crate::writer::group::{Group, Position};
 
-/// One call, from its first hit to its reply.
+/// One call, from its first hit to its outcome.
 #[derive(Debug, Default)]
 pub struct Call {
     outcome: OnceLock<CallOutcome>,
@@ -17,20 +17,29 @@ pub struct Call {
     waiting: Mutex<Vec<Waker>>,
 }
 
-/// A call in the making, by one driver at a time.
+/// A call in flight, as its driver or lone caller sees it.
 #[derive(Debug)]
 pub struct Sending {
-    pub call: Arc<Call>,
     /// The hits that it carries, until it has ended.
     pub group: Group,
     pub caller: Caller,
     pub deadline: Deadline,
-    /// The slot where its hits gathered.
-    pub slot: usize,
     /// The epoch that every send of it names.
     pub epoch: Option<Arc<str>>,
     /// Set if a send of it may have been executed.
     pub in_doubt: bool,
+}
+
+impl Sending {
+    pub fn new(group: Group, caller: Caller, deadline: Deadline) -> Self {
+        Sending {
+            group,
+            caller,
+            deadline,
+            epoch: None,
+            in_doubt: false,
+        }
+    }
 }
 
 /// The outcome of a call.
@@ -39,7 +48,7 @@ pub enum CallOutcome {
     /// Executed, with the outcome of each pair that it carried; after a repeat, with the state at
     /// that time.
     Counted {
-        group: Box<Group>,
+        group: Group,
         results: Vec<PairResult>,
         repeated: bool,
     },
@@ -47,6 +56,15 @@ pub enum CallOutcome {
     NotExecuted(Error),
     /// An error that all callers receive.
     Failed(Error),
+}
+
+impl From<CallOutcome> for Call {
+    fn from(outcome: CallOutcome) -> Self {
+        Call {
+            outcome: OnceLock::from(outcome),
+            ..Call::default()
+        }
+    }
 }
 
 impl Call {
@@ -61,7 +79,7 @@ impl Call {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Wakes all waiting callers, so that they check the call.
+    /// Wakes all waiting callers, so that they check the time.
     pub fn wake(&self) {
         self.waiting().iter().for_each(Waker::wake_by_ref);
     }
@@ -94,26 +112,6 @@ impl Call {
                 Err(error.clone())
             }
             None => Err(Error::corrupt("a call has no outcome")),
-        }
-    }
-}
-
-impl Sending {
-    pub fn new(
-        call: Arc<Call>,
-        group: Group,
-        caller: Caller,
-        deadline: Deadline,
-        slot: usize,
-    ) -> Self {
-        Sending {
-            call,
-            group,
-            caller,
-            deadline,
-            slot,
-            epoch: None,
-            in_doubt: false,
         }
     }
 }

@@ -1,118 +1,87 @@
-//! The tasks and callers that make calls: drivers, one call after another while hits gather, and
-//! callers that lead.
+//! The tasks that make calls, on the runtime where the family was opened.
 
 use std::pin::pin;
 use std::sync::Arc;
 
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
-use crate::writer::call::{CallOutcome, Sending};
+use crate::error::ErrorKind;
+use crate::writer::call::{Call, CallOutcome, Sending};
 use crate::writer::deadline::SLOW;
-use crate::writer::queue::{Queue, Start};
+use crate::writer::queue::Queue;
 
-/// A task that makes calls as long as hits wait.
+/// A task that makes one call after another, as long as hits gather.
 #[derive(Debug)]
 pub struct Driver {
     queue: Arc<Queue>,
-    sending: Option<Box<Sending>>,
+    /// The call in flight.
+    call: Option<Arc<Call>>,
     has_exited: bool,
 }
 
 impl Driver {
-    pub fn spawn(queue: &Arc<Queue>, starts: impl IntoIterator<Item = Start>) {
-        for sending in starts {
-            let runtime = queue.register_driver();
-            let driver = Driver {
-                queue: queue.clone(),
-                sending,
-                has_exited: false,
-            };
-            if let Some(runtime) = runtime {
-                runtime.spawn(driver.run());
-            }
+    fn new(queue: &Arc<Queue>) -> Self {
+        Driver {
+            queue: queue.clone(),
+            call: None,
+            has_exited: false,
         }
+    }
+
+    /// Spawns a driver, which the queue has counted.
+    pub fn spawn(queue: &Arc<Queue>) {
+        queue.runtime.spawn(Driver::new(queue).run());
+    }
+
+    /// Spawns a task that notices the end of the runtime, also while no call is made.
+    pub fn watch_runtime(queue: &Arc<Queue>) {
+        queue.runtime.spawn(Driver::new(queue).watch());
+    }
+
+    async fn watch(mut self) {
+        self.queue.dropped.notified().await;
+        self.has_exited = true;
     }
 
     async fn run(mut self) {
-        while !self.has_exited {
-            if let Some(sending) = &mut self.sending {
-                drive(&self.queue, sending).await;
-                // the callers just notified add their next hits first, so that the next call
-                // carries more
-                yield_now().await;
-                self.sending = self
-                    .sending
-                    .take()
-                    .and_then(|ended| self.queue.finish(*ended));
-            } else {
-                self.has_exited = self.queue.exit_driver();
-                if !self.has_exited {
-                    sleep(SLOW).await;
-                    Self::spawn(&self.queue, self.queue.check_slow(None));
+        while let Some((call, sending)) = self.queue.next(self.call.take().as_ref()) {
+            self.call = Some(call.clone());
+            let mut made = pin!(make(&self.queue, &call, sending));
+            while timeout(SLOW, &mut made).await.is_err() {
+                if self.queue.check_time() {
+                    Driver::spawn(&self.queue);
                 }
             }
+            // the callers just notified add their next hits first, so that the next call carries
+            // more
+            yield_now().await;
         }
+        self.has_exited = true;
     }
 }
 
-/// Hands over the call of a driver whose runtime has ended.
+/// Runs when the runtime ends.
 impl Drop for Driver {
     fn drop(&mut self) {
-        if !self.has_exited {
-            self.queue.orphan(self.sending.take());
+        if self.has_exited {
+            return;
+        }
+        self.queue.end();
+        if let Some(call) = &self.call {
+            let what = "the runtime that made the call has ended";
+            let unknown = self.queue.error(ErrorKind::OutcomeUnknown, what);
+            call.end(CallOutcome::Failed(unknown));
         }
     }
 }
 
-/// The first caller of a call, which is quicker to make the call itself. No other caller depends on
-/// it for long.
-#[derive(Debug)]
-pub struct Leader {
-    queue: Arc<Queue>,
-    sending: Option<Box<Sending>>,
-}
-
-impl Leader {
-    pub async fn lead(queue: &Arc<Queue>, sending: Box<Sending>) {
-        let mut leader = Leader {
-            queue: queue.clone(),
-            sending: Some(sending),
-        };
-        if let Some(sending) = &mut leader.sending {
-            drive(queue, sending).await;
-        }
+/// Makes a call, and pauses if Redis refused it.
+async fn make(queue: &Queue, call: &Call, mut sending: Sending) {
+    let outcome = sending.make(queue).await;
+    let pause = queue.ended(sending.caller, &outcome);
+    call.end(outcome);
+    if let Some(pause) = pause {
+        sleep(pause).await;
     }
-}
-
-/// Runs when the call has ended, or when the leader is dropped halfway.
-impl Drop for Leader {
-    fn drop(&mut self) {
-        if let Some(mut sending) = self.sending.take() {
-            sending.give_up(&self.queue);
-            let next = self.queue.finish(*sending);
-            Driver::spawn(&self.queue, next.map(Some));
-        }
-    }
-}
-
-/// Makes a call until its outcome is known or its deadline has passed. Checks the other calls if
-/// that takes long.
-async fn drive(queue: &Arc<Queue>, sending: &mut Sending) {
-    let (call, reply_by) = (sending.call.clone(), sending.deadline.reply_by);
-    {
-        let mut made = pin!(async {
-            sending.make(queue).await;
-            match call.outcome() {
-                Some(CallOutcome::NotExecuted(refusal)) => {
-                    sleep(queue.refused(&call, refusal.clone())).await;
-                }
-                _ => queue.accepted(),
-            }
-        });
-        while Instant::now() < reply_by && timeout(SLOW, &mut made).await.is_err() {
-            Driver::spawn(queue, queue.check_slow(Some(&call)));
-        }
-    }
-    sending.give_up(queue);
 }

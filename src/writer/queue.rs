@@ -28,11 +28,11 @@ use crate::writer::group::Group;
 const PARTITION_CALLS: usize = 4;
 /// The limit of calls in flight to one node: hits gather for one while the other is in flight.
 const NODE_CALLS: usize = 2;
-/// The time after which a call is lost: whatever makes it is no longer polled, or would have
-/// checked the time.
-const LOST: Duration = SLOW.saturating_mul(3);
 /// The longest pause after refusals by Redis.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// The reason why hits are refused once no task is left to send them.
+const RUNTIME_ENDED: &str = "the runtime on which the family was opened has ended";
 
 /// The hits of one family on their way to Redis.
 #[derive(Debug)]
@@ -43,38 +43,50 @@ pub struct Queue {
     /// Set when the queue no longer accepts hits.
     closed: Arc<AtomicBool>,
     pub redis: Connection,
+    partitions: Box<[OnceLock<Partition>]>,
     homes: Box<[OnceLock<Home>]>,
     names: Names,
     state: Mutex<State>,
     /// Notified when a full group has left.
     room: Notify,
-    /// Set when a driver exited with its runtime and perhaps no other has taken over.
-    lacks_driver: AtomicBool,
+    /// Set when the runtime of the writer's tasks has ended.
+    has_ended: AtomicBool,
+    /// Notified when the writer is dropped.
+    pub dropped: Notify,
+    /// The runtime of the writer's tasks.
+    pub runtime: Handle,
 }
 
 #[derive(Debug, Default)]
 struct State {
     /// By partition if each call stays in one; otherwise all in the first entry.
     gathering: Vec<Gathering>,
-    /// The entries of `gathering` that wait for their turn.
+    /// The entries of `gathering` that wait for a driver.
     ready: VecDeque<usize>,
-    in_flight: Vec<InFlight>,
-    /// Calls whose driver exited with its runtime.
-    orphaned: Vec<Sending>,
+    /// The number of drivers.
     drivers: usize,
-    /// The runtime of the drivers.
-    runtime: Option<Handle>,
+    /// The drivers' calls in flight.
+    in_flight: Vec<InFlight>,
+    /// The deadline of the lone caller's call, while there is one.
+    lone: Option<Instant>,
+    /// The number of requests in flight.
+    requests: usize,
     /// Callers without a call in flight.
     idle: Vec<Caller>,
     refusals: Backoff,
     /// The reason why Redis refused the last call, if it did.
     refusal: Option<Error>,
-    /// The number of hits in flight in calls of their own.
-    alone: usize,
 }
 
-/// A hit in flight in a call of its own.
-pub struct Alone<'q>(&'q Queue);
+/// A driver's call in flight.
+#[derive(Debug)]
+struct InFlight {
+    call: Arc<Call>,
+    slot: usize,
+    since: Instant,
+    /// Set when the call takes long. It no longer holds up other slots.
+    is_slow: bool,
+}
 
 /// Hits that gather for a call.
 #[derive(Debug)]
@@ -87,22 +99,11 @@ struct Gathering {
     deadline: Deadline,
 }
 
-/// A call in flight.
-#[derive(Debug)]
-struct InFlight {
-    call: Arc<Call>,
-    slot: usize,
-    since: Instant,
-    reply_by: Instant,
-    slow: bool,
-    /// The last time check of the driver or leader that makes the call.
-    seen: Instant,
-    /// Set when the call is apparently no longer polled. A lost call does not hold up others.
-    lost: bool,
-}
-
 /// The result of adding hits to a group.
 pub enum Joined<T> {
+    /// Nothing else is in flight: the caller makes the call itself.
+    Alone(T, Box<Sending>, Outside),
+    /// A driver makes the call.
     Member(Member<T>),
     /// The group gathered for this call has no room.
     Full(Arc<Call>),
@@ -113,18 +114,14 @@ pub struct Member<T> {
     pub positions: T,
     pub call: Arc<Call>,
     pub deadline: Deadline,
-    pub turn: Turn,
+    /// Set if one more driver must be spawned. It is already counted.
+    pub starts_driver: bool,
 }
 
-/// The first call of a new driver, if one may start.
-pub type Start = Option<Box<Sending>>;
-
-/// The next step of the hits' caller.
-pub enum Turn {
-    /// No other call is ahead: the caller makes the call itself.
-    Leads(Box<Sending>),
-    /// The caller waits, and first starts a driver if one is missing.
-    Waits(Option<Start>),
+/// A call outside the queue: a lone caller's, or a request. It is in flight until this is dropped.
+pub struct Outside {
+    queue: Arc<Queue>,
+    is_lone: bool,
 }
 
 impl Queue {
@@ -135,26 +132,25 @@ impl Queue {
         work: Arc<Work>,
         closed: Arc<AtomicBool>,
     ) -> Result<Self> {
-        let names = Names::new()?;
-        let homes = (0..opened.family.partitions())
-            .map(|_| OnceLock::new())
-            .collect();
-        let state = Mutex::new(State {
-            runtime: Handle::try_current().ok(),
-            ..State::default()
-        });
-        let (room, lacks_driver) = (Notify::new(), AtomicBool::new(false));
+        let partitions = 0..opened.family.partitions();
+        let outside = |error| {
+            let message = "a family is opened outside of a tokio runtime";
+            Error::new(ErrorKind::InvalidInput, message).with_source(error)
+        };
         Ok(Queue {
+            runtime: Handle::try_current().map_err(outside)?,
+            partitions: partitions.clone().map(|_| OnceLock::new()).collect(),
+            homes: partitions.map(|_| OnceLock::new()).collect(),
+            names: Names::new()?,
+            state: Mutex::default(),
+            room: Notify::new(),
+            has_ended: AtomicBool::new(false),
+            dropped: Notify::new(),
             opened,
             topology,
             work,
             closed,
             redis,
-            homes,
-            names,
-            state,
-            room,
-            lacks_driver,
         })
     }
 
@@ -162,49 +158,66 @@ impl Queue {
         &self.opened.family
     }
 
-    pub fn partition(&self, number: u32) -> Partition {
-        Partition::new(self.redis.clone(), self.family(), number)
+    pub fn partition(&self, number: u32) -> &Partition {
+        self.partitions[number as usize]
+            .get_or_init(|| Partition::new(self.redis.clone(), self.family(), number))
+    }
+
+    /// Returns the home of calls to this partition.
+    pub fn home(&self, partition: u32) -> &Home {
+        let home = self.topology.home_of(partition);
+        self.homes[home as usize].get_or_init(|| {
+            let partition = self.partition(home).clone();
+            Home::new(partition, home, self.topology.clone())
+        })
+    }
+
+    pub fn error(&self, kind: ErrorKind, what: &'static str) -> Error {
+        Error::new(kind, format!("{}: {what}", self.family()))
+    }
+
+    fn closed(&self, why: &'static str) -> Error {
+        let family = self.family();
+        Error::new(ErrorKind::Closed, format!("{family}: not counted: {why}"))
+    }
+
+    /// Returns an error if no task is left to send hits.
+    fn check_runtime(&self) -> Result<()> {
+        if self.has_ended() {
+            Err(self.closed(RUNTIME_ENDED))
+        } else {
+            Ok(())
+        }
     }
 
     /// Returns an error if the queue no longer accepts hits.
     pub fn check_open(&self) -> Result<()> {
+        self.check_runtime()?;
         if self.closed.load(Ordering::Relaxed) {
-            Err(Error::new(
-                ErrorKind::Closed,
-                format!("{}: not counted: {SHUT_DOWN}", self.family()),
-            ))
+            Err(self.closed(SHUT_DOWN))
         } else {
             Ok(())
         }
     }
 
     /// Returns whether no hit is gathered or in flight. Stays `true` after closing, except for hits
-    /// recorded before.
+    /// recorded before. A lone caller that is not polled counts until its deadline.
     pub fn is_idle(&self) -> bool {
         let state = self.state();
-        let none_gathers = || {
-            state
-                .gathering
-                .iter()
-                .all(|gathering| gathering.group.is_empty())
-        };
-        state.alone == 0 && !state.in_flight.iter().any(InFlight::is_open) && none_gathers()
+        state.requests == 0
+            && state.lone.is_none_or(|by| by < Instant::now())
+            && (state.drivers == 0 || self.has_ended())
     }
 
-    /// Accepts a hit that goes in a call of its own. It is in flight until the returned guard is
-    /// dropped.
-    pub fn take_alone(&self) -> Result<Alone<'_>> {
+    /// Accepts a request.
+    pub fn take_request(self: &Arc<Self>) -> Result<Outside> {
         let mut state = self.state();
         self.check_open()?;
-        state.alone += 1;
-        Ok(Alone(self))
-    }
-
-    /// Returns the home of calls to this partition.
-    pub fn home(&self, partition: u32) -> &Home {
-        let home = self.topology.home_of(partition);
-        self.homes[home as usize]
-            .get_or_init(|| Home::new(self.partition(home), home, self.topology.clone()))
+        state.requests += 1;
+        Ok(Outside {
+            queue: self.clone(),
+            is_lone: false,
+        })
     }
 
     /// Returns whether a call may carry hits of several partitions.
@@ -229,226 +242,152 @@ impl Queue {
             .map_or(0, |gathering| gathering.group.len())
     }
 
-    /// Returns whether the group has room for `pairs` more pairs.
-    pub fn has_room_for(&self, group: &Group, pairs: usize) -> bool {
-        group.has_room_for(pairs, self.family().pairs_a_call())
-    }
-
-    /// Adds hits to a group if it has room.
+    /// Adds hits to a group if it has room for their number of pairs.
     pub fn join<T>(
-        &self,
+        self: &Arc<Self>,
         partition: u32,
+        pairs: usize,
         options: WriteOptions,
         deadline: Option<Deadline>,
-        push: &mut impl FnMut(&mut Group) -> Option<T>,
+        push: impl FnOnce(&mut Group) -> T,
     ) -> Result<Joined<T>> {
         let slot = self.slot_of(partition);
         let mut guard = self.state();
         // under the lock, so that a later check for idleness sees all accepted hits
-        if !options.accepted_before_close {
+        if options.accepted_before_close {
+            self.check_runtime()?;
+        } else {
             self.check_open()?;
         }
         let state = &mut *guard;
+        if state.drivers == 0 && state.lone.is_none() {
+            let now = Instant::now();
+            let deadline = deadline.unwrap_or_else(|| Deadline::new(now, options.timeout));
+            state.lone = Some(deadline.reply_by);
+            let caller = self.caller(state);
+            drop(guard);
+            let outside = Outside {
+                queue: self.clone(),
+                is_lone: true,
+            };
+            let mut group = Group::default();
+            let positions = push(&mut group);
+            let sending = Box::new(Sending::new(group, caller, deadline));
+            return Ok(Joined::Alone(positions, sending, outside));
+        }
         if state.gathering.len() <= slot {
-            state.gathering.resize_with(slot + 1, Gathering::new);
+            state.gathering.resize_with(slot + 1, Gathering::default);
         }
         let gathering = &mut state.gathering[slot];
         let is_first = gathering.group.is_empty();
         if is_first {
             *gathering = Gathering {
                 group: std::mem::take(&mut gathering.group),
-                ..Gathering::new()
+                ..Gathering::default()
             };
+            state.ready.push_back(slot);
+        } else if !gathering
+            .group
+            .has_room_for(pairs, self.family().pairs_a_call())
+        {
+            return Ok(Joined::Full(gathering.call.clone()));
         }
-        let call = gathering.call.clone();
-        let Some(positions) = push(&mut gathering.group) else {
-            return Ok(Joined::Full(call));
-        };
+        let positions = push(&mut gathering.group);
         let deadline = deadline.unwrap_or_else(|| Deadline::new(gathering.at, options.timeout));
         gathering.deadline = gathering.deadline.or(deadline);
-        let turn = if is_first {
-            self.begin(state, slot)
-        } else {
-            Turn::Waits(None)
-        };
+        let call = gathering.call.clone();
         Ok(Joined::Member(Member {
             positions,
             call,
             deadline,
-            turn,
+            starts_driver: is_first && self.takes_driver(state),
         }))
     }
 
-    /// Returns the turn of a call's first caller.
-    fn begin(&self, state: &mut State, slot: usize) -> Turn {
-        if state.ready.is_empty() && self.may_start(state, slot) {
-            return Turn::Leads(self.dispatch(state, slot));
-        }
-        state.ready.push_back(slot);
-        let next = self.take_next(state);
-        Turn::Waits((next.is_some() || state.drivers == 0).then_some(next))
-    }
-
-    fn take_next(&self, state: &mut State) -> Option<Box<Sending>> {
-        self.take_orphaned(state).or_else(|| self.take_ready(state))
-    }
-
-    fn take_orphaned(&self, state: &mut State) -> Option<Box<Sending>> {
-        let at = state
-            .orphaned
-            .iter()
-            .position(|one| self.may_start(state, one.slot))?;
-        let sending = Box::new(state.orphaned.swap_remove(at));
-        state.in_flight.push(InFlight::new(&sending));
-        Some(sending)
-    }
-
-    fn take_ready(&self, state: &mut State) -> Option<Box<Sending>> {
-        loop {
-            let at = state
-                .ready
-                .iter()
-                .position(|slot| self.may_start(state, *slot))?;
-            let slot = state.ready.remove(at)?;
-            if Instant::now() >= state.gathering[slot].deadline.start_by {
-                self.fail_unsent(state, slot);
-            } else if !state.gathering[slot].group.is_empty() {
-                return Some(self.dispatch(state, slot));
-            }
-        }
-    }
-
-    /// Takes the gathered hits as a call in flight.
-    fn dispatch(&self, state: &mut State, slot: usize) -> Box<Sending> {
-        let Gathering {
-            group,
-            call,
-            deadline,
-            ..
-        } = &mut state.gathering[slot];
-        let next = Group::with_capacity(group.len());
-        let mut caller = state.idle.pop().unwrap_or_else(|| self.names.caller());
-        caller.n += 1;
-        let sending = Sending::new(
-            call.clone(),
-            std::mem::replace(group, next),
-            caller,
-            *deadline,
-            slot,
-        );
-        state.in_flight.push(InFlight::new(&sending));
-        self.room.notify_waiters();
-        Box::new(sending)
-    }
-
-    fn may_start(&self, state: &State, slot: usize) -> bool {
-        let (most, to_one) = if self.spans_partitions() {
-            (NODE_CALLS, NODE_CALLS)
+    /// Counts one more driver if a call may start.
+    fn takes_driver(&self, state: &mut State) -> bool {
+        let most = if self.spans_partitions() {
+            NODE_CALLS
         } else {
-            (PARTITION_CALLS, 1)
+            let slow = state.in_flight.iter().filter(|one| one.is_slow);
+            PARTITION_CALLS + slow.count()
         };
-        let in_flight = || state.in_flight.iter().filter(|one| !one.lost);
-        let quick = in_flight()
-            .filter(|one| !one.slow || one.slot == slot)
-            .count();
-        quick < most && in_flight().filter(|one| one.slot == slot).count() < to_one
+        let is_useful = state.drivers < most && self.startable(state).is_some();
+        state.drivers += usize::from(is_useful);
+        is_useful
     }
 
-    /// Removes a call that has ended. Returns the next call that may start.
-    pub fn finish(&self, ended: Sending) -> Option<Box<Sending>> {
-        let mut state = self.state();
-        state
-            .in_flight
-            .retain(|one| !Arc::ptr_eq(&one.call, &ended.call));
-        // a call of unknown outcome may still arrive, and a caller has one call in flight
-        if matches!(
-            ended.call.outcome(),
-            Some(CallOutcome::Counted { .. } | CallOutcome::NotExecuted(_))
-        ) {
-            state.idle.push(ended.caller);
-        }
-        self.take_next(&mut state)
+    /// Returns the place in `ready` of the next slot that may start a call.
+    fn startable(&self, state: &State) -> Option<usize> {
+        let spans = self.spans_partitions();
+        let may_start = |slot| spans || state.in_flight.iter().all(|one| one.slot != slot);
+        state.ready.iter().position(|slot| may_start(*slot))
     }
 
-    /// Registers one more driver. Returns its runtime: the family's or, once that has ended, the
-    /// current one.
-    pub fn register_driver(&self) -> Option<Handle> {
-        let mut state = self.state();
-        state.drivers += 1;
-        state.runtime = state.runtime.take().or_else(|| Handle::try_current().ok());
-        state.runtime.clone()
-    }
-
-    /// Deregisters a driver without a call and returns `true`, or `false` for the last driver while
-    /// hits wait.
-    pub fn exit_driver(&self) -> bool {
-        let mut state = self.state();
-        let may_exit = state.drivers > 1 || state.ready.is_empty() && state.orphaned.is_empty();
-        state.drivers -= usize::from(may_exit);
-        may_exit
-    }
-
-    /// Deregisters a driver that exits with its runtime, and wakes the waiting callers, which start
-    /// another one.
-    pub fn orphan(&self, sending: Option<Box<Sending>>) {
-        let mut state = self.state();
-        state.drivers -= 1;
-        state.runtime = None;
-        if let Some(sending) = sending {
-            state
-                .in_flight
-                .retain(|one| !Arc::ptr_eq(&one.call, &sending.call));
-            if sending.call.outcome().is_none() {
-                state.orphaned.push(*sending);
-            }
-        }
-        self.lacks_driver.store(true, Ordering::Release);
-        state.orphaned.iter().for_each(|one| one.call.wake());
-        state.wake_ready();
-    }
-
-    /// Returns the start of a driver that replaces one that exited with its runtime, if there is
-    /// one.
-    pub fn replace_driver(&self) -> Option<Start> {
-        if !self.lacks_driver.load(Ordering::Acquire) {
-            return None;
-        }
-        let mut state = self.state();
-        self.lacks_driver
-            .swap(false, Ordering::AcqRel)
-            .then(|| self.take_next(&mut state))
-    }
-
-    /// Records that Redis refused a call. Returns the pause before the next one.
-    pub fn refused(&self, call: &Arc<Call>, refusal: Error) -> Duration {
+    /// Returns the next call for a driver, whose last one has ended. Without one, the driver is no
+    /// longer counted and must exit.
+    pub fn next(&self, last: Option<&Arc<Call>>) -> Option<(Arc<Call>, Sending)> {
         let mut guard = self.state();
         let state = &mut *guard;
-        state.refusal = Some(refusal);
-        // others need not wait until this one is retried
-        state
-            .in_flight
-            .iter_mut()
-            .filter(|one| Arc::ptr_eq(&one.call, call))
-            .for_each(|one| one.slow = true);
-        state.refusals.next().min(LONGEST_PAUSE)
+        if let Some(last) = last {
+            state.in_flight.retain(|one| !Arc::ptr_eq(&one.call, last));
+        }
+        while let Some(at) = self.startable(state) {
+            let slot = state.ready.remove(at)?;
+            let (now, gathering) = (Instant::now(), &mut state.gathering[slot]);
+            if now >= gathering.deadline.start_by {
+                self.fail_unsent(state, slot);
+                continue;
+            }
+            let next = Group::with_capacity(gathering.group.len());
+            let group = std::mem::replace(&mut gathering.group, next);
+            let (call, deadline) = (gathering.call.clone(), gathering.deadline);
+            let sending = Sending::new(group, self.caller(state), deadline);
+            state.in_flight.push(InFlight {
+                call: call.clone(),
+                slot,
+                since: now,
+                is_slow: false,
+            });
+            self.room.notify_waiters();
+            return Some((call, sending));
+        }
+        state.drivers -= 1;
+        None
     }
 
-    /// Records that Redis accepted a call.
-    pub fn accepted(&self) {
+    /// Returns a caller for its next call.
+    fn caller(&self, state: &mut State) -> Caller {
+        let mut caller = state.idle.pop().unwrap_or_else(|| self.names.caller());
+        caller.n += 1;
+        caller
+    }
+
+    /// Takes back the caller of a call that has ended. If Redis refused the call, returns the pause
+    /// before the next one.
+    pub fn ended(&self, caller: Caller, outcome: &CallOutcome) -> Option<Duration> {
         let mut state = self.state();
+        match outcome {
+            CallOutcome::NotExecuted(refusal) => {
+                state.idle.push(caller);
+                state.refusal = Some(refusal.clone());
+                return Some(state.refusals.next().min(LONGEST_PAUSE));
+            }
+            CallOutcome::Counted { .. } => state.idle.push(caller),
+            // a call of unknown outcome may still arrive, and a caller has one call in flight
+            CallOutcome::Failed(_) => {}
+        }
         if state.refusal.is_some() {
             (state.refusals, state.refusal) = (Backoff::default(), None);
         }
+        None
     }
 
     /// Ends a call of which nothing was sent, so that its callers retry.
     pub fn dismiss(&self, call: &Arc<Call>) {
         let mut state = self.state();
-        if let Some(slot) = state
-            .gathering
-            .iter()
-            .position(|one| Arc::ptr_eq(&one.call, call))
-        {
+        let is_its = |one: &Gathering| Arc::ptr_eq(&one.call, call);
+        if let Some(slot) = state.gathering.iter().position(is_its) {
             self.fail_unsent(&mut state, slot);
         }
     }
@@ -458,14 +397,11 @@ impl Queue {
         if !group.is_empty() {
             *group = Group::default();
             let silence = || {
-                self.error(
-                    ErrorKind::Redis,
-                    "not counted: Redis has not replied to earlier calls",
-                )
+                let what = "not counted: Redis has not replied to earlier calls";
+                self.error(ErrorKind::Redis, what)
             };
-            call.end(CallOutcome::NotExecuted(
-                state.refusal.as_ref().map_or_else(silence, Error::clone),
-            ));
+            let refusal = state.refusal.clone().unwrap_or_else(silence);
+            call.end(CallOutcome::NotExecuted(refusal));
             self.room.notify_waiters();
         }
         state.ready.retain(|ready| *ready != slot);
@@ -474,10 +410,8 @@ impl Queue {
     /// Waits until nothing gathers for this call any more, at most until the deadline.
     pub async fn wait_for_room(&self, full: &Arc<Call>, reply_by: Instant) -> Result<()> {
         let late = || {
-            self.error(
-                ErrorKind::Redis,
-                "not counted: too many hits were waiting for Redis",
-            )
+            let what = "not counted: too many hits were waiting for Redis";
+            self.error(ErrorKind::Redis, what)
         };
         let room = self.room.notified();
         let is_full = |one: &Gathering| Arc::ptr_eq(&one.call, full) && !one.group.is_empty();
@@ -487,80 +421,64 @@ impl Queue {
         timeout_at(reply_by, room).await.map_err(|_| late())
     }
 
-    /// Checks for slow calls, on behalf of the task that makes `own`. Wakes the callers of slow
-    /// calls to check the time, and lets other partitions continue. Returns the drivers to start.
-    pub fn check_slow(&self, own: Option<&Arc<Call>>) -> Vec<Start> {
+    /// Wakes the callers of slow calls and of gathering hits, so that they check the time. Lets other
+    /// slots continue beside slow calls. Returns whether one more driver must be spawned.
+    #[must_use]
+    pub fn check_time(&self) -> bool {
         let mut guard = self.state();
         let state = &mut *guard;
         let now = Instant::now();
         for one in &mut state.in_flight {
-            if own.is_some_and(|own| Arc::ptr_eq(own, &one.call)) {
-                one.seen = now;
-            }
-            one.lost = now - one.seen >= LOST;
-            if now - one.since >= SLOW {
-                one.slow = true;
+            one.is_slow = now - one.since >= SLOW;
+            if one.is_slow {
                 one.call.wake();
             }
         }
-        let started = std::iter::from_fn(|| self.take_next(state))
-            .map(Some)
-            .collect();
-        state
-            .ready
-            .iter()
-            .for_each(|slot| state.gathering[*slot].at = now);
-        state.wake_ready();
-        started
+        for slot in &state.ready {
+            state.gathering[*slot].at = now;
+            state.gathering[*slot].call.wake();
+        }
+        self.takes_driver(state)
     }
 
-    pub fn error(&self, kind: ErrorKind, what: &'static str) -> Error {
-        Error::new(kind, format!("{}: {what}", self.family()))
+    /// Fails all gathering hits and all later ones, because the runtime of the drivers has
+    /// ended.
+    pub fn end(&self) {
+        let mut state = self.state();
+        self.has_ended.store(true, Ordering::Relaxed);
+        for Gathering { group, call, .. } in state.gathering.drain(..) {
+            // without hits the call is in flight, or has ended
+            if !group.is_empty() {
+                call.end(CallOutcome::Failed(self.closed(RUNTIME_ENDED)));
+            }
+        }
+        state.ready.clear();
+        self.room.notify_waiters();
     }
-}
 
-impl Queue {
+    /// Returns whether the runtime of the writer's tasks has ended.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Alone<'_> {
+impl Drop for Outside {
     fn drop(&mut self) {
-        self.0.state().alone -= 1;
-    }
-}
-
-impl State {
-    fn wake_ready(&self) {
-        self.ready
-            .iter()
-            .for_each(|slot| self.gathering[*slot].call.wake());
-    }
-}
-
-impl InFlight {
-    fn new(sending: &Sending) -> Self {
-        let (call, slot, now) = (sending.call.clone(), sending.slot, Instant::now());
-        InFlight {
-            call,
-            slot,
-            since: now,
-            reply_by: sending.deadline.reply_by,
-            slow: false,
-            seen: now,
-            lost: false,
+        let mut state = self.queue.state();
+        if self.is_lone {
+            state.lone = None;
+        } else {
+            state.requests -= 1;
         }
     }
-
-    /// Returns whether the call may still be executed, whatever its callers have received.
-    fn is_open(&self) -> bool {
-        self.call.outcome().is_none() && (!self.lost || Instant::now() < self.reply_by)
-    }
 }
 
-impl Gathering {
-    fn new() -> Self {
+impl Default for Gathering {
+    fn default() -> Self {
         let at = Instant::now();
         Gathering {
             group: Group::default(),

@@ -14,16 +14,15 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::family::kind::Kind;
 use crate::metrics;
-use crate::process::work::Announced;
 use crate::scripts::bundle;
 use crate::scripts::cached::Seed;
 use crate::scripts::fence::{Epochs, Fence};
-use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall, Update};
+use crate::scripts::partition::{Counted, PairResult, Update};
 use crate::writer::Writer;
 use crate::writer::deadline::Deadline;
-use crate::writer::send::may_pass;
+use crate::writer::group::{Group, Hit};
+use crate::writer::send::{count, may_pass};
 
 /// A hit with a name given by the application.
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +151,7 @@ impl Writer {
         seed: Option<Seed>,
         timeout: Duration,
     ) -> Result<Settled> {
-        let _under_way = self.queue.take_alone()?;
+        let _in_flight = self.queue.take_request()?;
         let deadline = Deadline::new(Instant::now(), timeout);
         let done = timeout_at(
             deadline.reply_by,
@@ -194,14 +193,9 @@ impl Writer {
         deadline: Deadline,
         progress: &mut Progress,
     ) -> Result<Settled> {
-        let number = request.partition(self.queue.family());
-        let partition = self.queue.partition(number);
         let mut pause = Backoff::default();
         loop {
-            let error = match self
-                .send_alone(request, seed, (number, &partition), progress)
-                .await
-            {
+            let error = match self.send_once(request, seed, progress).await {
                 Ok(Told::Settled(done)) => return Ok(done),
                 Ok(Told::Passed) => continue,
                 Ok(Told::Expired) => self
@@ -226,14 +220,21 @@ impl Writer {
     }
 
     /// Sends the next call once.
-    async fn send_alone(
+    async fn send_once(
         &self,
         request: Request<'_>,
         seed: Option<Seed>,
-        (number, partition): (u32, &Partition),
         progress: &mut Progress,
     ) -> Result<Told> {
-        let (queue, home) = (&self.queue, self.queue.home(number));
+        let queue = &self.queue;
+        let hit = Hit {
+            partition: request.partition(queue.family()),
+            id: request.id.as_bytes(),
+            update: Update::Add(request.delta),
+            hits: 1,
+            seed,
+        };
+        let home = queue.home(hit.partition);
         let epochs = home.epochs(queue.family()).await?;
         if !progress.is_remembered(&epochs) {
             return Ok(Told::Forgotten);
@@ -247,7 +248,9 @@ impl Writer {
             n: progress.n + 1,
             epoch: &epochs.before,
         };
-        let counted = request.count(queue.family(), partition, fence, seed).await;
+        let mut group = Group::default();
+        group.push(&hit);
+        let counted = count(queue, fence, &group).await;
         // only over a connection that never resends does a refusal prove that this was the only
         // arrival
         let is_settled = match &counted {
@@ -260,15 +263,8 @@ impl Writer {
         }
         match counted {
             Ok(Counted::Executed {
-                results,
-                due,
-                repeated,
+                results, repeated, ..
             }) => {
-                if !due.is_empty() {
-                    queue
-                        .work
-                        .announce(Announced::Due(queue.opened.number, number));
-                }
                 let result = results
                     .first()
                     .copied()
@@ -286,12 +282,7 @@ impl Writer {
                 progress.next(Known::Passed(epochs.before));
                 Ok(Told::Passed)
             }
-            Err(error) => {
-                if bundle::crosses_slots(&error) {
-                    queue.topology.found_cluster();
-                }
-                Err(error)
-            }
+            Err(error) => Err(error),
         }
     }
 }
@@ -303,31 +294,5 @@ impl Request<'_> {
         family
             .home_of(self.id.as_bytes())
             .unwrap_or_else(|| family.partition_of(self.name))
-    }
-
-    /// Calls the script of the family's kind.
-    async fn count(
-        self,
-        family: &Family,
-        partition: &Partition,
-        fence: Fence<'_>,
-        seed: Option<Seed>,
-    ) -> Result<Counted> {
-        let id = self.id.as_bytes();
-        let (pairs, seeds) = (
-            [(id, Update::Add(self.delta))],
-            seed.map(|seed| (partition, vec![(id, seed)])),
-        );
-        let parts = [PartitionCall {
-            partition,
-            hits: 1,
-            pairs: &pairs,
-        }];
-        match &family.kind {
-            Kind::Cached(retention) => {
-                Partition::incr_in(retention, fence, seeds.as_slice(), &parts).await
-            }
-            _ => Partition::add_to(family, fence, &parts).await,
-        }
     }
 }

@@ -1,65 +1,84 @@
 //! The sending of a call until its outcome is known or its time is over. A repeat is harmless from
 //! any process.
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::Family;
 use crate::family::kind::Kind;
 use crate::metrics;
 use crate::process::work::Announced;
 use crate::scripts::bundle;
 use crate::scripts::fence::Fence;
-use crate::scripts::partition::{Counted, PairResult, Partition, PartitionCall};
+use crate::scripts::partition::{Counted, Partition, PartitionCall};
 use crate::writer::call::{CallOutcome, Sending};
-use crate::writer::group::{Group, PartitionGroup};
+use crate::writer::group::Group;
 use crate::writer::queue::Queue;
 
 impl Sending {
-    /// Sends the call until its outcome is known, and notifies all waiting callers.
-    pub async fn make(&mut self, queue: &Queue) {
+    /// Sends the call until its outcome is known or its deadline has passed, and records the
+    /// outcome in the metrics.
+    pub async fn make(&mut self, queue: &Queue) -> CallOutcome {
+        let in_time = timeout_at(self.deadline.reply_by, self.repeat(queue)).await;
+        let outcome = in_time.unwrap_or_else(|_| {
+            if self.in_doubt {
+                CallOutcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "no reply in time"))
+            } else {
+                let what = "not counted: no reply in time";
+                CallOutcome::NotExecuted(queue.error(ErrorKind::Redis, what))
+            }
+        });
+        match &outcome {
+            CallOutcome::Counted { group, results, .. } => {
+                let settled = group.settled_hits(results);
+                queue
+                    .opened
+                    .measure(settled.map(|(hits, result)| (hits, Some(result))));
+            }
+            CallOutcome::Failed(error) if error.outcome_unknown() => {
+                queue.opened.measure([(self.group.hits(), None)]);
+            }
+            _ => {}
+        }
+        outcome
+    }
+
+    async fn repeat(&mut self, queue: &Queue) -> CallOutcome {
         let unknown = |what, error: Error| {
-            queue
-                .error(ErrorKind::OutcomeUnknown, what)
-                .with_source(error)
+            let unknown = queue.error(ErrorKind::OutcomeUnknown, what);
+            CallOutcome::Failed(unknown.with_source(error))
         };
         let mut pause = Backoff::default();
-        let outcome = loop {
+        loop {
             let error = match self.attempt(queue).await {
-                Ok(outcome) => break outcome,
+                Ok(outcome) => return outcome,
                 Err(error) => error,
             };
-            let wait = pause.next();
             if !self.in_doubt {
-                break if may_pass(&error) {
-                    CallOutcome::NotExecuted(
-                        queue
-                            .error(ErrorKind::Redis, "not counted")
-                            .with_source(error),
-                    )
+                return if may_pass(&error) {
+                    let refused = queue.error(ErrorKind::Redis, "not counted");
+                    CallOutcome::NotExecuted(refused.with_source(error))
                 } else {
                     CallOutcome::Failed(error)
                 };
             }
             if bundle::may_be_partly_executed(&error) {
-                break CallOutcome::Failed(unknown("may be partly counted", error));
+                return unknown("may be partly counted", error);
             }
+            let wait = pause.next();
             let is_late = Instant::now() + wait >= self.deadline.reply_by;
             if !may_pass(&error) || is_late || bundle::crosses_slots(&error) {
-                break CallOutcome::Failed(unknown("a reply was lost", error));
+                return unknown("a reply was lost", error);
             }
             tracing::debug!(family = %queue.family(), error = %format_args!("{error:#}"), "a reply was lost, repeating the call");
             metrics::retried("add");
             sleep(wait).await;
-        };
-        self.end(queue, outcome);
+        }
     }
 
     /// Sends the call once. Until a reply settles it, the call may have been executed.
     async fn attempt(&mut self, queue: &Queue) -> Result<CallOutcome> {
-        let partition_groups = self.group.by_partition();
-        let home = queue.home(partition_groups[0].partition);
+        let home = queue.home(self.group.partition());
         let epoch = match &self.epoch {
             Some(epoch) => epoch,
             None => self.epoch.insert(home.epochs(queue.family()).await?.now),
@@ -71,22 +90,28 @@ impl Sending {
             epoch,
         };
         let was_in_doubt = std::mem::replace(&mut self.in_doubt, true);
-        match count(queue, fence, &self.group, &partition_groups).await {
-            Ok(Counted::Executed { results, due, repeated }) => {
-                for index in due {
-                    let family = queue.opened.number;
-                    queue.work.announce(Announced::Due(family, partition_groups[index].partition));
-                }
-                let results = in_group_order(&self.group, &partition_groups, results);
-                Ok(CallOutcome::Counted { group: Box::new(std::mem::take(&mut self.group)), results, repeated })
+        match count(queue, fence, &self.group).await {
+            Ok(Counted::Executed {
+                results, repeated, ..
+            }) => {
+                let mut group = std::mem::take(&mut self.group);
+                group.complete();
+                Ok(CallOutcome::Counted {
+                    group,
+                    results,
+                    // a repeat of a cached family's call receives the reply of the first arrival
+                    repeated: repeated && !queue.family().is_cached(),
+                })
             }
             Ok(Counted::Expired) => {
                 home.forget(epoch);
                 // only over a connection that never resends was this definitely the only arrival
                 Ok(if was_in_doubt || !queue.redis.sends_once() {
-                    CallOutcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "Redis has forgotten the epoch of the call"))
+                    let what = "Redis has forgotten the epoch of the call";
+                    CallOutcome::Failed(queue.error(ErrorKind::OutcomeUnknown, what))
                 } else {
-                    CallOutcome::NotExecuted(queue.error(ErrorKind::Redis, "not counted: the epoch of the call has expired"))
+                    let what = "not counted: the epoch of the call has expired";
+                    CallOutcome::NotExecuted(queue.error(ErrorKind::Redis, what))
                 })
             }
             Ok(Counted::Passed) => Ok(CallOutcome::Failed(queue.error(
@@ -94,46 +119,10 @@ impl Sending {
                 "Redis has executed a later call with this caller's name: two processes may share it, for example after a fork",
             ))),
             Err(error) => {
-                if bundle::crosses_slots(&error) {
-                    queue.topology.found_cluster();
-                }
                 self.in_doubt = was_in_doubt || error.outcome_unknown();
                 Err(error)
             }
         }
-    }
-
-    /// Stops sending the call and notifies all waiting callers, unless its outcome is known.
-    pub fn give_up(&mut self, queue: &Queue) {
-        if self.call.outcome().is_none() {
-            self.end(
-                queue,
-                if self.in_doubt {
-                    CallOutcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "no reply in time"))
-                } else {
-                    CallOutcome::NotExecuted(
-                        queue.error(ErrorKind::Redis, "not counted: no reply in time"),
-                    )
-                },
-            );
-        }
-    }
-
-    /// Notifies all waiting callers of the outcome, and records it in the metrics.
-    fn end(&self, queue: &Queue, outcome: CallOutcome) {
-        match &outcome {
-            CallOutcome::Counted { group, results, .. } => {
-                let settled = group
-                    .settled_hits(results)
-                    .map(|(hits, result)| (hits, Some(result)));
-                queue.opened.measure(settled);
-            }
-            CallOutcome::Failed(error) if error.outcome_unknown() => {
-                queue.opened.measure([(self.group.hits(), None)]);
-            }
-            _ => {}
-        }
-        self.call.end(outcome);
     }
 }
 
@@ -142,83 +131,48 @@ pub fn may_pass(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Redis | ErrorKind::OutcomeUnknown)
 }
 
-/// Calls the script of the family's kind.
-async fn count(
-    queue: &Queue,
-    fence: Fence<'_>,
-    group: &Group,
-    partition_groups: &[PartitionGroup<'_>],
-) -> Result<Counted> {
-    let family: &Family = queue.family();
-    let partitions: Vec<Partition> = partition_groups
-        .iter()
-        .map(|partition_group| queue.partition(partition_group.partition))
-        .collect();
-    let parts: Vec<_> = partition_groups
-        .iter()
-        .zip(&partitions)
-        .map(|(partition_group, partition)| PartitionCall {
-            partition,
-            hits: partition_group.hits,
-            pairs: &partition_group.pairs,
-        })
-        .collect();
-    let (one, clock) = (&partitions[0], &queue.opened.clock);
-    let deltas = || {
-        parts[0]
-            .pairs
-            .iter()
-            .map(|(id, change)| (*id, change.amount()))
-    };
+/// Calls the script of the family's kind once, and announces where a sync is due.
+pub async fn count(queue: &Queue, fence: Fence<'_>, group: &Group) -> Result<Counted> {
+    let counted = call_script(queue, fence, group).await;
+    match &counted {
+        Ok(Counted::Executed { due, .. }) => {
+            for index in due {
+                if let Some((partition, _)) = group.parts().nth(*index) {
+                    let due = Announced::Due(queue.opened.number, partition);
+                    queue.work.announce(due);
+                }
+            }
+        }
+        Err(error) if bundle::crosses_slots(error) => queue.topology.found_cluster(),
+        _ => {}
+    }
+    counted
+}
+
+async fn call_script(queue: &Queue, fence: Fence<'_>, group: &Group) -> Result<Counted> {
+    let calls = group.parts().map(|(number, part)| PartitionCall {
+        partition: queue.partition(number),
+        hits: part.hits,
+        pairs: part.pairs(),
+    });
+    let calls: Vec<_> = calls.collect();
+    let (family, clock) = (queue.family(), &queue.opened.clock);
+    // calls of other kinds than these two stay in one partition
+    let (one, pairs) = (calls[0].partition, || calls[0].pairs.clone());
+    let deltas = || pairs().map(|(id, update)| (id, update.amount()));
     match &family.kind {
-        Kind::Buffered => Partition::add_to(family, fence, &parts).await,
+        Kind::Buffered => Partition::add_to(family, fence, &calls).await,
         Kind::Cached(retention) => {
-            let seeds = partition_groups.iter().zip(&partitions);
-            let seeds = seeds.map(|(partition_group, partition)| {
-                (partition, group.seeds_of(partition_group.partition))
-            });
+            let seeds = group.parts().map(|(_, part)| part.seeds());
+            let seeds = calls.iter().map(|call| call.partition).zip(seeds);
             let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
-            let counted = Partition::incr_in(retention, fence, &seeds, &parts).await?;
-            Ok(match counted {
-                // a repeat receives the same reply as the first arrival
-                Counted::Executed { results, due, .. } => Counted::Executed {
-                    results,
-                    due,
-                    repeated: false,
-                },
-                other => other,
-            })
+            Partition::incr_in(retention, fence, &seeds, &calls).await
         }
         Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
         Kind::Activity(sliding) => one.touch(sliding, clock, fence, deltas()).await,
         Kind::Visitors(remember) => {
-            one.first_visits(
-                family,
-                *remember,
-                fence,
-                parts[0].pairs.iter().map(|(visit, _)| *visit),
-            )
-            .await
+            let visits = pairs().map(|(visit, _)| visit);
+            one.first_visits(family, *remember, fence, visits).await
         }
     }
-}
-
-/// Puts the results of a call, which are ordered by partition, into the order of its group.
-fn in_group_order(
-    group: &Group,
-    partition_groups: &[PartitionGroup<'_>],
-    results: Vec<PairResult>,
-) -> Vec<PairResult> {
-    if partition_groups.len() == 1 {
-        return results;
-    }
-    let mut ordered = vec![PairResult::Full; group.len()];
-    for (index, result) in partition_groups
-        .iter()
-        .flat_map(|partition_group| &partition_group.indexes)
-        .zip(results)
-    {
-        ordered[*index] = result;
-    }
-    ordered
 }

@@ -151,21 +151,39 @@ impl<O: Side, T: Side> Comparison<O, T> {
     }
 }
 
-/// Returns the median time of a hit in microseconds. The hits run in a spawned task, as in a
+/// Returns the median time of a hit in microseconds.
+pub async fn latency(side: impl Side, ids: &Ids, time: Duration) -> f64 {
+    percentile(&latencies(side, ids, 1, time).await, 0.5)
+}
+
+/// Returns the times of all hits in microseconds, ascending. The hits run in spawned tasks, as in a
 /// server.
-pub async fn latency(mut side: impl Side, ids: &Ids, time: Duration) -> f64 {
-    let ids = ids.clone();
-    let hitting = tokio::spawn(async move {
-        let (over, mut micros) = (over_after(time), Vec::new());
-        for id in ids.of_task(0, 1) {
-            let started = Instant::now();
-            side.hit(id).await;
-            micros.push(started.elapsed().as_secs_f64() * 1e6);
-            if over.load(Ordering::Relaxed) {
-                break;
+pub async fn latencies(side: impl Side, ids: &Ids, tasks: usize, time: Duration) -> Vec<f64> {
+    let over = over_after(time);
+    let hitting = (0..tasks).map(|task| {
+        let (mut side, ids, over) = (side.clone(), ids.clone(), over.clone());
+        tokio::spawn(async move {
+            let mut micros = Vec::new();
+            for id in ids.of_task(task, tasks) {
+                let started = Instant::now();
+                side.hit(id).await;
+                micros.push(started.elapsed().as_secs_f64() * 1e6);
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
             }
-        }
-        median(micros)
+            micros
+        })
     });
-    hitting.await.unwrap()
+    let mut all = Vec::new();
+    for hitting in hitting.collect::<Vec<_>>() {
+        all.extend(hitting.await.unwrap());
+    }
+    all.sort_unstable_by(f64::total_cmp);
+    all
+}
+
+/// Returns the value that this share of the ascending values does not exceed.
+pub fn percentile(ascending: &[f64], share: f64) -> f64 {
+    ascending[((ascending.len() - 1) as f64 * share) as usize]
 }

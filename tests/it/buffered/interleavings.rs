@@ -62,7 +62,7 @@ impl Counters for Buffered {
             .map(|(partition, pair)| PartitionCall {
                 partition,
                 hits: 1,
-                pairs: std::slice::from_ref(pair),
+                pairs: std::iter::once(*pair),
             })
             .collect();
         Ok(Partition::add_to(&stage.family.family, key.fence(&home), &calls).await?)

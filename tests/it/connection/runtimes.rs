@@ -4,8 +4,8 @@
 use std::thread;
 use std::time::Duration;
 
-use crate::support::{Count, Plain, family};
-use counterfoil::{Counterfoil, MemoryStore, MysqlStore, Outcome, Primary};
+use crate::support::{Count, Plain, family, refused};
+use counterfoil::{Counterfoil, ErrorKind, MemoryStore, MysqlStore, Outcome, Primary};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
@@ -34,20 +34,31 @@ fn in_threads<T: Send>(threads: i64, task: impl Fn(i64) -> T + Sync) -> Vec<T> {
     })
 }
 
+/// A family ends with the runtime that opened it. The pair outlives it, and opens it again.
 #[test]
 fn a_pair_outlives_the_runtimes_that_use_it() {
-    let home = runtime();
+    let home = home();
     let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
     let mysql = home.block_on(MysqlServer::start());
     let (database, pool) = home.block_on(mysql.database("test"));
     let created = home.block_on(MysqlStore::new(pool).create_tables());
     created.unwrap();
     // the runtime that connects ends first
-    let views = runtime().block_on(async {
+    let (pair, ended) = runtime().block_on(async {
         let (redis, mysql) = (redis.url(), mysql.url(&database));
-        let pair = Counterfoil::connect(&redis, &mysql).await;
-        pair.unwrap().open(family("views")).await.unwrap()
+        let pair = Counterfoil::connect(&redis, &mysql).await.unwrap();
+        let views = pair.open(family("views")).await.unwrap();
+        views.count("page", 1).await;
+        (pair, views)
     });
+    let why = "the runtime on which the family was opened has ended";
+    let late = home.block_on(ended.add("page", 1));
+    refused(late, ErrorKind::Closed, why);
+    let late = home.block_on(ended.add_many([("page", 1), ("other", 1)]));
+    for late in late {
+        refused(late, ErrorKind::Closed, why);
+    }
+    let views = home.block_on(pair.open(family("views"))).unwrap();
     in_threads(THREADS, |thread| {
         for round in 0..ROUNDS {
             runtime().block_on(async {
@@ -72,7 +83,49 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
             value => value,
         }
     });
-    assert_eq!(value.unwrap(), 8 * THREADS * ROUNDS);
+    assert_eq!(value.unwrap(), 1 + 8 * THREADS * ROUNDS);
+}
+
+/// Callers whose hits gather, or are in flight, when the runtime of the family ends.
+#[test]
+fn no_caller_waits_for_a_runtime_that_has_ended() {
+    let (home, doomed) = (home(), home());
+    let plain = home.block_on(Plain::new());
+    let views = doomed.block_on(plain.open(family("views").partitions(1)));
+    home.block_on(views.count("page", 1));
+    plain.redis.pause();
+    let add = |_| {
+        let views = views.clone();
+        home.spawn(async move { views.add("page", 1).await })
+    };
+    // the first one makes its own call, drivers make two, and the others gather
+    let mut callers: Vec<_> = (0..1).map(add).collect();
+    thread::sleep(Duration::from_millis(200));
+    callers.extend((0..15).map(add));
+    thread::sleep(Duration::from_millis(200));
+    // they gather, because the drivers make as many calls as they may
+    callers.extend((0..15).map(add));
+    thread::sleep(Duration::from_millis(200));
+    doomed.shutdown_background();
+    thread::sleep(Duration::from_millis(50));
+    plain.redis.resume();
+    let limit = Duration::from_secs(4);
+    let (mut acknowledged, mut unknown, mut refused) = (0, 0, 0);
+    for caller in callers {
+        match home.block_on(async { timeout(limit, caller).await.expect("nobody hangs") }) {
+            Ok(Ok(_)) => acknowledged += 1,
+            Ok(Err(error)) if error.outcome_unknown() => unknown += 1,
+            Ok(Err(error)) if error.kind() == ErrorKind::Closed => refused += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(
+        acknowledged == 1 && unknown >= 2 && refused >= 15,
+        "{acknowledged}, {unknown}, {refused}"
+    );
+    let views = home.block_on(plain.open(family("views").partitions(1)));
+    let value = home.block_on(views.get("page")).unwrap();
+    assert!((2..=2 + unknown).contains(&value), "{value}");
 }
 
 /// A thread that blocks on each hit polls nothing in between, and its timers end with its runtime.
@@ -100,11 +153,9 @@ fn threads_with_runtimes_of_their_own_share_calls() {
 fn a_search_ends_with_its_runtime() {
     let (home, doomed) = (home(), runtime());
     let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
-    let views = doomed.block_on(async {
-        let primary = Primary::connect(redis.url()).await.unwrap();
-        let pair = Counterfoil::new(primary, MemoryStore::new());
-        pair.open(family("views")).await.unwrap()
-    });
+    let primary = doomed.block_on(Primary::connect(redis.url())).unwrap();
+    let pair = Counterfoil::new(primary, MemoryStore::new());
+    let views = home.block_on(pair.open(family("views"))).unwrap();
     let _: () = home.block_on(redis.run("CLIENT KILL TYPE normal")).unwrap();
     redis.pause();
     let brief = Duration::from_millis(200);

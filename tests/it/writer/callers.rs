@@ -110,9 +110,9 @@ async fn callers_that_are_dropped_harm_nobody_on_one_thread() {
     dropped_at_random(&plain, &views).await;
 }
 
-/// The first caller makes the call, and may not be polled meanwhile.
+/// A lone caller makes its own call, and may not be polled meanwhile.
 #[tokio::test]
-async fn a_leader_that_is_not_polled_does_not_hold_up_the_others() {
+async fn a_lone_caller_that_is_not_polled_does_not_hold_up_the_others() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(1)).await;
     // before the epoch is known, and after
@@ -142,9 +142,9 @@ async fn a_leader_that_is_not_polled_does_not_hold_up_the_others() {
     }
 }
 
-/// Redis refused the leader's call, and the leader would pause before the partition continues.
+/// Redis refused the lone caller's call, which would pause before it tries again.
 #[tokio::test]
-async fn a_refused_leader_that_is_not_polled_does_not_hold_up_the_others() {
+async fn a_refused_lone_caller_that_is_not_polled_does_not_hold_up_the_others() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(1)).await;
     let _ = views.add("page", 1).await.unwrap();
@@ -175,18 +175,18 @@ async fn a_refused_leader_that_is_not_polled_does_not_hold_up_the_others() {
     );
 }
 
-/// The leaders take all permitted calls in flight, and are not polled meanwhile.
+/// Callers of each partition wait for calls in flight, and are not polled meanwhile.
 #[tokio::test]
-async fn leaders_that_are_not_polled_do_not_hold_up_another_family() {
+async fn callers_that_are_not_polled_do_not_hold_up_another_family() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(8)).await;
     let other = plain.open(family("other").partitions(1)).await;
     let ids: Vec<_> = (0..8)
         .map(|number| ids_of(views.family(), number, 1).remove(0))
         .collect();
-    let mut leaders: Vec<_> = ids.iter().map(|id| Box::pin(views.add(id, 1))).collect();
-    for leader in &mut leaders {
-        assert!(poll_once(leader.as_mut()).is_pending());
+    let mut callers: Vec<_> = ids.iter().map(|id| Box::pin(views.add(id, 1))).collect();
+    for caller in &mut callers {
+        assert!(poll_once(caller.as_mut()).is_pending());
     }
     let began = Instant::now();
     assert_eq!(
@@ -203,17 +203,17 @@ async fn leaders_that_are_not_polled_do_not_hold_up_another_family() {
         "{:?}",
         began.elapsed()
     );
-    for leader in leaders {
+    for caller in callers {
         assert_eq!(
-            counted(timeout(LONG, leader).await.expect("does not hang").unwrap()),
+            counted(timeout(LONG, caller).await.expect("does not hang").unwrap()),
             1
         );
     }
 }
 
-/// The leading caller is dropped while others wait behind it.
+/// The lone caller is dropped while others wait.
 #[tokio::test]
-async fn a_leader_that_is_dropped_hands_over() {
+async fn a_lone_caller_that_is_dropped_harms_nobody() {
     let plain = Plain::new().await;
     let views = plain.open(family("views").partitions(1)).await;
     let _ = views.add("page", 1).await.unwrap();
@@ -399,7 +399,7 @@ fn many_wait_for_room_on_one_thread() {
                     .collect::<Vec<_>>()
             };
             let parts: Vec<_> = (0..6).map(hits).collect();
-            // one caller leads, two find room, and three do not
+            // one caller is alone, two find room, and three do not
             let told = join_all(parts.into_iter().map(|part| views.add_many(part))).await;
             let told = told.into_iter().flatten();
             assert!(
@@ -483,19 +483,19 @@ async fn while_redis_stands_still_callers_give_up_in_time() {
         ids.iter().map(|id| views.add(id, 1)).collect(),
     )
     .await;
+    // a lone caller sent its call, and drivers sent two
     let unknown = errors
         .iter()
         .filter(|error| error.outcome_unknown())
         .count();
-    // one call of each partition was sent; the others were not, and their errors say so
-    assert_eq!(unknown, 2, "{errors:?}");
+    assert!(unknown >= 3, "{unknown} are unknown");
     assert!(
         errors
             .iter()
             .all(|error| error.outcome_unknown() != error.is_retryable()),
         "{errors:?}"
     );
-    // these leaders have a longer timeout, through another handle, than the callers that follow
+    // these callers have a longer timeout, through another handle, than the callers that follow
     let mut patient = JoinSet::new();
     let long = views.clone().write_timeout(LONG);
     for id in ids.clone() {
@@ -503,11 +503,16 @@ async fn while_redis_stands_still_callers_give_up_in_time() {
         patient.spawn(async move { long.add(&id, 1).await });
     }
     pause(100).await;
-    after(
+    let errors = after(
         timeout_after,
         ids.iter().map(|id| views.add(id, 1)).collect(),
     )
     .await;
+    // no driver was free, so their errors say that they do not count
+    assert!(
+        errors.iter().all(|error| !error.outcome_unknown()),
+        "{errors:?}"
+    );
     plain.redis.resume();
     for told in patient.join_all().await {
         let _ = counted(told.unwrap());
@@ -515,7 +520,8 @@ async fn while_redis_stands_still_callers_give_up_in_time() {
     let values = views.get_many(&ids).await.unwrap();
     let sum: i64 = values.iter().sum();
     assert!(
-        (160..=162).contains(&sum) && values.iter().all(|value| (2..=3).contains(value)),
+        (160..=160 + unknown as i64).contains(&sum)
+            && values.iter().all(|value| (2..=3).contains(value)),
         "{values:?}"
     );
 }

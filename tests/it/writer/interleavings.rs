@@ -599,10 +599,10 @@ const DELIVERED: Step = Step::Call {
     fate: CallFate::Delivered,
 };
 
-/// A leader was not polled for a while, and others overtook it. It then saw that its own send had
-/// been refused, and reported this for a call that had been executed.
+/// A lone caller was not polled for a while, and others overtook it. It then saw that its own send
+/// had been refused.
 #[test]
-fn a_leader_that_was_overtaken_knows_what_became_of_its_own_send() {
+fn a_lone_caller_that_was_overtaken_knows_the_outcome_of_its_own_send() {
     let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
     let refused = Step::Call {
         which: 0,
@@ -634,10 +634,10 @@ fn a_leader_that_was_overtaken_knows_what_became_of_its_own_send() {
     );
 }
 
-/// An overtaken leader returned after Redis had lost its memory of calls that were in the database.
-/// It saw that Redis had not known the script's hash, and sent the whole script.
+/// An overtaken lone caller continued after Redis had lost its memory of calls that were in the
+/// database. It saw that Redis had not known the script's hash, and sent the whole script.
 #[test]
-fn a_leader_that_was_overtaken_counts_once() {
+fn a_lone_caller_that_was_overtaken_counts_once() {
     let (first, second) = (Step::Poll { caller: 0 }, Step::Poll { caller: 1 });
     let work = [
         Step::Work(Work::delivered(0, 0)),
