@@ -272,7 +272,7 @@ async fn each_primary(redis: &Connection, command: &Cmd) -> Result<Value> {
             .route_command(command.clone(), everywhere)
             .await;
         return replies.map_err(|error| {
-            Error::new(ErrorKind::Redis, "a node of the cluster did not reply").with_source(error)
+            Error::redis("a node of the cluster did not reply").with_source(error)
         });
     }
     bundle::query(redis, command).await

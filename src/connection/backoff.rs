@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// The time for which a stopping task waits for the database, if the database did not fail before.
 pub const GRACE: Duration = Duration::from_secs(2);
@@ -58,7 +58,7 @@ pub async fn unless_stopped<T>(
     tokio::select! {
         biased;
         ended = step => ended,
-        () = stopped => Err(Error::new(ErrorKind::Store, "stopped waiting: shutting down")),
+        () = stopped => Err(Error::store("stopped waiting: shutting down")),
     }
 }
 

@@ -11,8 +11,10 @@ use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::shared::Shared;
+use crate::reconciler::flush::Flusher;
 use crate::reconciler::registry::Scope;
-use crate::reconciler::scheduler::{Scheduler, Steps};
+use crate::reconciler::scheduler::Scheduler;
+use crate::scripts::partition::salt;
 
 /// The builder of a [`Reconciler`], returned by
 /// [`Counterfoil::reconciler`](crate::Counterfoil::reconciler).
@@ -131,14 +133,16 @@ impl ReconcilerBuilder {
             looked => looked?,
         }
         admin::redis::warn_of_persistence(&redis, &families).await;
-        let steps = Steps {
+        let lease = |beyond| Ok::<_, Error>((salt()?, beyond));
+        let flusher = Flusher {
             redis,
-            lease: self.lease,
+            lease: self.lease.map(lease).transpose()?,
             max_rows: self.max_rows,
+            ..Flusher::new(self.shared)
         };
         metrics::begin_reconciler();
         let (stop, stopping) = watch::channel(false);
-        let scheduler = Scheduler::new(self.shared, steps, self.scope, stopping)?;
+        let scheduler = Scheduler::new(flusher, self.scope, stopping);
         Ok(Reconciler {
             stop,
             task: tokio::spawn(scheduler.run()),

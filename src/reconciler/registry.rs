@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::process::shared::Shared;
 use crate::store::{Registered, Store};
 
@@ -154,7 +154,7 @@ impl Scope {
 
 /// Lists the families in the database, for at most the interval of the search.
 pub async fn list(store: &dyn Store) -> Listing {
-    let late = |_| Err(Error::new(ErrorKind::Store, "the database did not reply"));
+    let late = |_| Err(Error::store("the database did not reply"));
     timeout(SEARCH_INTERVAL, store.families())
         .await
         .unwrap_or_else(late)

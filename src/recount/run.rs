@@ -326,7 +326,7 @@ impl Recounting {
                 "the replica lags by {lag:?}, within() allows less than {:?}",
                 self.within
             );
-            return Err(Error::new(ErrorKind::Store, lags));
+            return Err(Error::store(lags));
         }
         let ids: Vec<_> = before.iter().map(|(id, _)| id.as_str()).collect();
         let rows = self.rows(&ids).await?;
@@ -435,7 +435,7 @@ impl Recounting {
             (metrics::RECOUNT_BUSY, busy),
         ];
         for (name, count) in counts {
-            ::metrics::counter!(name, "family" => label.clone()).increment(count);
+            metrics::count(name, label, count);
         }
         let corrected = |direction: &'static str, is_so: fn(&&Drifted) -> bool| {
             let count = found.drifted.iter().filter(is_so).count() as u64;
