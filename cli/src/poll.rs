@@ -9,7 +9,7 @@ use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, Error, ErrorKind, MysqlStore};
 use futures_util::future::join;
 use serde::Serialize;
-use tokio::time::timeout;
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::config::{FamilyConfig, PairConfig};
 use crate::families;
@@ -167,6 +167,13 @@ async fn read_families(
 }
 
 /// Returns a server's reply, or the reason why there is none within the time limit.
+/// Returns the ticks of a repeated task; a late one delays those after it.
+pub fn ticks(time: Duration) -> Interval {
+    let mut ticks = interval(time);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
 pub async fn with_timeout<T, E: Display>(
     limit: Duration,
     reply: impl Future<Output = Result<T, E>>,

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use counterfoil::admin::{Drift, Finding, Reject, Severity};
+use counterfoil::admin::{Drift, Finding, Reject};
 use serde::Serialize;
 
 #[cfg(test)]
@@ -55,7 +55,7 @@ pub struct PairView {
     /// Families in the database that this daemon does not serve.
     pub not_served: Vec<String>,
     /// The findings of `check`, the worst first.
-    pub findings: Vec<FindingView>,
+    pub findings: Vec<Finding>,
     /// The latest rejects, the newest first.
     pub rejects: Vec<RejectView>,
     /// The latest differences that recounts found, the newest first.
@@ -140,29 +140,6 @@ impl Sample {
 pub struct Refused {
     pub family: String,
     pub reason: String,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub struct FindingView {
-    pub severity: &'static str,
-    pub subject: String,
-    pub message: String,
-    pub advice: String,
-}
-
-impl From<&Finding> for FindingView {
-    fn from(finding: &Finding) -> Self {
-        FindingView {
-            severity: match finding.severity {
-                Severity::Info => "info",
-                Severity::Warning => "warning",
-                Severity::Error => "error",
-            },
-            subject: finding.subject.clone(),
-            message: finding.message.clone(),
-            advice: finding.advice.clone(),
-        }
-    }
 }
 
 #[derive(Clone, Debug, Serialize)]

@@ -122,19 +122,14 @@ pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<
     let registered =
         registered.ok_or_else(|| Failure::usage(format!("the database has no family {family}")))?;
     let overview = overview_of(&store, family).await?;
-    let last_run = overview
-        .and_then(|one| one.recount)
-        .map(|recount| recount.run);
+    let last_run = overview.and_then(|one| Some(one.recount?.run));
     let run = run.or(last_run).ok_or_else(|| {
         Failure::warning(format!(
             "{family} was never recounted: run `counterfoil recount {family}`"
         ))
     })?;
-    let found = views(
-        family,
-        run,
-        &drift_of(&store, &registered.family, run).await?,
-    );
+    let drift = drift_of(&store, &registered.family, run).await?;
+    let found = views(family, run, &drift);
     context.output.print(&found, |found| {
         if found.is_empty() {
             vec![format!(
@@ -143,8 +138,7 @@ pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<
         } else {
             rows(found)
         }
-    })?;
-    Ok(Exit::Ok)
+    })
 }
 
 async fn drift_of(store: &MysqlStore, family: &Family, run: u64) -> Result<Vec<Drift>, Failure> {

@@ -41,8 +41,7 @@ fn entry_table(entries: &[Entry]) -> Vec<String> {
 }
 
 pub fn list(output: Output) -> Result<Exit, Failure> {
-    output.print(&entries(), |entries| entry_table(entries))?;
-    Ok(Exit::Ok)
+    output.print(&entries(), |entries| entry_table(entries))
 }
 
 /// Writes each script as `v1/NAME.lua`, and a manifest.
@@ -66,8 +65,7 @@ pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
             entries().len(),
             folder.display()
         )]
-    })?;
-    Ok(Exit::Ok)
+    })
 }
 
 /// Loads the scripts into the Redis of each pair.
@@ -91,8 +89,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
         .print(&json!({ "pairs": loaded, "scripts": entries() }), |_| {
             let heads = loaded.iter().map(|pair| format!("pair {pair}: loaded"));
             heads.chain(entry_table(&entries())).collect()
-        })?;
-    Ok(Exit::Ok)
+        })
 }
 
 /// Loads the scripts. A cluster connection sends them to all primaries; it has no connections to

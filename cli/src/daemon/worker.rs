@@ -12,7 +12,7 @@ use counterfoil::{Counterfoil, Reconciler, Result};
 use tokio::select;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
+use tokio::time::sleep;
 
 use super::families::Families;
 use super::reject_log::RejectLog;
@@ -21,9 +21,10 @@ use super::state::{PairState, is_set};
 use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
 use crate::pair;
+use crate::poll::ticks;
 use crate::sampler::Sampler;
 use crate::status::{self, LATE};
-use crate::view::{DriftView, FindingView, RecountView, RejectView};
+use crate::view::{DriftView, RecountView, RejectView};
 
 /// The interval between reads of MySQL's overview.
 const OVERVIEW: Duration = Duration::from_secs(5);
@@ -256,7 +257,7 @@ impl ConnectedWorker<'_> {
         let findings = self.counterfoil.check().await;
         let refused = self.families.refused();
         self.worker.state.update(|view| {
-            view.findings = findings.iter().map(FindingView::from).collect();
+            view.findings = findings;
             view.refused = refused;
             if let Some(not_served) = not_served {
                 view.not_served = not_served;
@@ -328,12 +329,6 @@ impl ConnectedWorker<'_> {
             tracing::error!(pair = self.worker.config.name, error = %format_args!("{error:#}"), "shutdown of the reconciler failed");
         }
     }
-}
-
-fn ticks(time: Duration) -> Interval {
-    let mut ticks = interval(time);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
 }
 
 /// Publishes the state of the families, with MySQL's last overview. It needs only Redis, and never

@@ -12,13 +12,14 @@ use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::Interval;
 
 use super::App;
 use super::page::overview::{Selection, parts};
 use super::params::Params;
 use super::problem::Problem;
 use crate::daemon::state::is_set;
+use crate::poll::ticks;
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -38,12 +39,10 @@ pub async fn stream(State(app): State<Arc<App>>, Params(selection): Params<Selec
         let problem = Problem::unavailable("too many event streams");
         return ([(RETRY_AFTER, "30")], problem).into_response();
     };
-    let mut ticks = interval(INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let subscriber = Subscriber {
         app,
         selection,
-        ticks,
+        ticks: ticks(INTERVAL),
         sent: HashMap::new(),
         _permit: permit,
     };
