@@ -144,7 +144,7 @@ impl Family {
                     series
                         .windows
                         .iter()
-                        .map(|window| (window.precision, window.slices))
+                        .map(|it| (it.precision, it.slices))
                         .collect(),
                 ),
                 keep: Some(series.kept().map(|window| window.precision).collect()),

@@ -78,17 +78,10 @@ pub enum Rotated {
     Nothing,
 }
 
-/// The outcome of a held batch.
-#[derive(Debug)]
-pub enum Flushed {
-    /// A batch in the database, or dropped after a set-back. If its release failed, the ledger
-    /// skips it next time.
-    Done,
-    /// A batch that is gone from Redis, because another reconciler flushed it.
-    Stale,
-    /// A batch that is still in Redis, and the error.
-    Failed(Error),
-}
+/// The outcome of a held batch. An error means that it is still in Redis. Otherwise it is in the
+/// database, or was dropped after a set-back, or another reconciler flushed it. If its release
+/// failed, the ledger skips it next time.
+pub type Flushed = Result<()>;
 
 impl Held {
     /// Returns when it may be fetched, by this process's clock. The server's clock decides.
@@ -257,7 +250,7 @@ impl Flusher {
         for ((held, batch), result) in fetched.into_iter().zip(batches).zip(results) {
             match result {
                 Ok(progress) => applied.push((held, batch, progress)),
-                Err(error) => ends.push((held.id, Flushed::Failed(error))),
+                Err(error) => ends.push((held.id, Err(error))),
             }
         }
         // a batch that is applied but not released is found again, and skipped by the ledger
@@ -265,7 +258,7 @@ impl Flusher {
             self.finish(held, batch, *progress).await;
         };
         each(&applied, finish).await;
-        ends.extend(applied.iter().map(|(held, ..)| (held.id, Flushed::Done)));
+        ends.extend(applied.iter().map(|(held, ..)| (held.id, Ok(()))));
         ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
         ends
     }
@@ -284,8 +277,8 @@ impl Flusher {
                     batches.push(Arc::new(held.batch(deltas)));
                     fetched.push(held);
                 }
-                Ok(None) => ends.push((held.id, Flushed::Stale)),
-                Err(error) => ends.push((held.id, Flushed::Failed(retried("fetch", error)))),
+                Ok(None) => ends.push((held.id, Ok(()))),
+                Err(error) => ends.push((held.id, Err(retried("fetch", error)))),
             }
         }
         (fetched, batches)

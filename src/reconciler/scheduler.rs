@@ -363,11 +363,11 @@ impl Scheduler {
     fn flushed(&mut self, id: PartitionId, end: Flushed) {
         let what = due(id);
         match end {
-            Flushed::Done | Flushed::Stale => {
+            Ok(()) => {
                 self.failures.remove(&what);
                 self.free(id, NEVER);
             }
-            Flushed::Failed(error) => {
+            Err(error) => {
                 if self.finishing && error.is_retryable() {
                     // a server is unreachable: the next reconciler takes over the held batches
                     self.held.clear();
