@@ -6,8 +6,6 @@ use std::sync::Arc;
 use counterfoil::admin::{Drift, Finding, Reject};
 use serde::Serialize;
 
-#[cfg(test)]
-use crate::status::State;
 use crate::status::{FamilyStatus, unix_seconds};
 
 /// The state of all pairs at one moment.
@@ -79,7 +77,7 @@ pub struct ServerView {
 }
 
 /// The state of a family, and its history.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct FamilyView {
     #[serde(flatten)]
     pub status: FamilyStatus,
@@ -103,19 +101,12 @@ impl FamilyView {
             namespace: namespace.to_owned(),
             family: family.to_owned(),
             kind: "buffered",
-            pending: 0,
-            oldest_seconds: None,
-            open: 0,
             counted: Some(0),
-            last_saved: None,
-            rejects: 0,
-            state: State::Ok,
-            problem: None,
+            ..FamilyStatus::default()
         };
         FamilyView {
             status,
-            rate: None,
-            history: Vec::new(),
+            ..FamilyView::default()
         }
     }
 }
@@ -154,16 +145,17 @@ pub struct RejectView {
     pub at: u64,
 }
 
-impl From<&Reject> for RejectView {
-    fn from(reject: &Reject) -> Self {
-        RejectView {
+impl RejectView {
+    pub fn all(rejects: Vec<Reject>) -> Vec<Self> {
+        let view = |reject: Reject| RejectView {
             number: reject.number,
             family: format!("{}/{}", reject.namespace, reject.family),
-            id: reject.id.clone(),
+            id: reject.id,
             delta: reject.delta,
-            reason: reject.reason.clone(),
+            reason: reject.reason,
             at: unix_seconds(reject.at),
-        }
+        };
+        rejects.into_iter().map(view).collect()
     }
 }
 
@@ -188,18 +180,19 @@ pub struct DriftView {
 
 impl DriftView {
     /// Creates the view of a difference that a run of NAMESPACE/FAMILY found.
-    pub fn new(family: &str, run: u64, drift: &Drift) -> Self {
-        DriftView {
+    pub fn all(family: &str, run: u64, drift: Vec<Drift>) -> Vec<Self> {
+        let view = |drift: Drift| DriftView {
             family: family.to_owned(),
             run,
-            id: drift.id.clone(),
+            id: drift.id,
             before: drift.before,
             rows: drift.rows,
             after: drift.after,
             delta: drift.delta,
-            note: drift.note.clone(),
+            note: drift.note,
             at: unix_seconds(drift.at),
-        }
+        };
+        drift.into_iter().map(view).collect()
     }
 }
 

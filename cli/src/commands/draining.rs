@@ -15,7 +15,7 @@ use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::{count, short};
-use crate::poll::{TIMEOUT, ticks, with_timeout};
+use crate::poll::{in_time, ticks};
 
 /// The interval between progress messages.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -102,7 +102,7 @@ async fn drain_pair(
     let drained = drained.await;
     let (left, mut problems) = match drained {
         Ok(Ok(())) => (Vec::new(), Vec::new()),
-        _ => match with_timeout(TIMEOUT, counterfoil.backlogs()).await {
+        _ => match in_time(counterfoil.backlogs()).await {
             Ok(backlogs) => pending(backlogs),
             Err(why) => (Vec::new(), vec![format!("Redis: {why}")]),
         },

@@ -14,7 +14,7 @@ use crate::config::{FamilyConfig, PairConfig, RedisPlace};
 use crate::exit::{Exit, Failure};
 use crate::families::registered;
 use crate::pair;
-use crate::poll::{TIMEOUT, with_timeout};
+use crate::poll::in_time;
 
 /// ACL rules for commands that the daemon needs or benefits from, in addition to the library's.
 const OF_DAEMON: [&str; 4] = ["+config|get", "+info", "+ping", "+role"];
@@ -123,7 +123,7 @@ async fn statements(
 
 /// Returns the GRANT for the table that a recount reads.
 fn recount_grant(family: &FamilyConfig, schema: &str, account: &str) -> Option<String> {
-    let Some(table) = &family.recount.as_ref()?.table else {
+    let Some(table) = &family.recount.as_ref()?.settings.table else {
         return Some(format!(
             "-- {} is recounted by its own SQL: grant SELECT on its tables",
             family.name()
@@ -158,7 +158,7 @@ async fn families<'c>(
     for family in single {
         families.push(family.sample()?);
     }
-    match with_timeout(TIMEOUT, registered(&pair::store(pair)?)).await {
+    match in_time(registered(&pair::store(pair)?)).await {
         Ok(registered) => {
             let is_new = |family: &Family| context.configured(pair, &family.to_string()).is_none();
             let registered = registered.into_iter().map(|registered| registered.family);

@@ -74,7 +74,7 @@ async fn open_rejects(
         let page = store.rejects(after, PAGE).await?;
         let is_last = (page.len() as u64) < PAGE;
         after = page.last().map_or(after, |reject| reject.number);
-        let page = page.iter().map(RejectView::from);
+        let page = RejectView::all(page).into_iter();
         open.extend(page.filter(|reject| family.is_none_or(|family| reject.family == family)));
         if is_last || open.len() as u64 >= limit {
             open.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
@@ -103,7 +103,7 @@ async fn select(store: &MysqlStore, which: &Which) -> Result<(Vec<RejectView>, V
 /// Returns the reject with this number, if it is open.
 async fn open_reject(store: &MysqlStore, number: u64) -> Result<Option<RejectView>, Failure> {
     let found = store.rejects(number.saturating_sub(1), 1).await?;
-    let mut found = found.iter().map(RejectView::from);
+    let mut found = RejectView::all(found).into_iter();
     Ok(found.find(|reject| reject.number == number))
 }
 

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{Context, connect};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, table};
-use crate::poll::{TIMEOUT, with_timeout};
+use crate::poll::in_time;
 
 #[derive(Serialize)]
 struct Entry {
@@ -73,7 +73,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
     let mut loaded = Vec::new();
     for pair in context.pairs() {
         let connected = connect(pair).await?;
-        let done = with_timeout(TIMEOUT, load_into(&connected)).await;
+        let done = in_time(load_into(&connected)).await;
         done.map_err(|why| {
             let advice =
                 "SCRIPT LOAD needs every primary of a cluster, and the ACL rule +script|load";

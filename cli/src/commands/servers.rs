@@ -19,7 +19,7 @@ use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::Output;
 use crate::pair;
-use crate::poll::{TIMEOUT, with_timeout};
+use crate::poll::in_time;
 
 /// Prints the SQL of counterfoil's own tables.
 pub fn print_schema(output: Output) -> Result<Exit, Failure> {
@@ -80,8 +80,8 @@ fn error(subject: impl Into<String>, message: String, advice: &str) -> Finding {
 async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
     let store = pair::store(pair)?;
     let (connected, registered) = join(
-        with_timeout(TIMEOUT, pair::connect(pair)),
-        with_timeout(TIMEOUT, families::registered(&store)),
+        in_time(pair::connect(pair)),
+        in_time(families::registered(&store)),
     )
     .await;
     let registered = registered.unwrap_or_default();
@@ -161,7 +161,7 @@ async fn unreadable_sources(context: &Context, pair: &PairConfig) -> Result<Vec<
     let mut findings = Vec::new();
     for family in context.families(pair) {
         let recount = family.recount.as_ref();
-        let Some(table) = recount.and_then(|recount| recount.table.as_ref()) else {
+        let Some(table) = recount.and_then(|recount| recount.settings.table.as_ref()) else {
             continue;
         };
         let names: Vec<_> = table.split('.').map(quoted).collect();
