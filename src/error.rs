@@ -119,6 +119,16 @@ impl Error {
     pub(crate) fn corrupt(message: impl Into<Cow<'static, str>>) -> Self {
         Error::new(ErrorKind::Corrupt, message)
     }
+
+    /// An error of kind [`Redis`](ErrorKind::Redis).
+    pub(crate) fn redis(message: impl Into<Cow<'static, str>>) -> Self {
+        Error::new(ErrorKind::Redis, message)
+    }
+
+    /// An error of kind [`Store`](ErrorKind::Store).
+    pub(crate) fn store(message: impl Into<Cow<'static, str>>) -> Self {
+        Error::new(ErrorKind::Store, message)
+    }
 }
 
 impl fmt::Display for Error {

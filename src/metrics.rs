@@ -69,87 +69,94 @@ pub const RETRIES: &str = "counterfoil_retries_total";
 
 /// Describes each metric to the installed recorder. Call it once, after installing the recorder.
 pub fn describe() {
-    describe_counter!(HITS, "hits acknowledged by Redis");
-    describe_counter!(REFUSED, "hits refused");
-    describe_gauge!(RECORDED, "recorded hits that are being sent");
-    describe_counter!(UNKNOWN, "hits of unknown outcome");
-    describe_gauge!(
-        PENDING_IDS,
-        "distinct ids in the batches that this reconciler holds"
-    );
-    describe_counter!(BATCHES, "batches that reached the database");
-    describe_counter!(ROWS, "rows changed in the database");
-    describe_counter!(REJECTS, "deltas that the database refused");
-    describe_counter!(
-        STRAYS,
-        "partitions beyond a family's partition count that contained hits"
-    );
-    describe_counter!(
-        SET_BACK,
-        "partitions that were reset because Redis was set back"
-    );
-    describe_counter!(DROPPED, "hits that were dropped when partitions were reset");
-    describe_counter!(
-        SEEDS,
-        "rows that were read because their cached counter was not in Redis"
-    );
-    describe_counter!(DELETED, "cached counters that left Redis");
-    describe_histogram!(
-        FLUSH_SECONDS,
-        Unit::Seconds,
-        "from fetching batches to their release"
-    );
-    describe_histogram!(
-        LAG_SECONDS,
-        Unit::Seconds,
-        "age of a batch's oldest hit when it reached the database"
-    );
-    describe_gauge!(
-        WAITING_SECONDS,
-        Unit::Seconds,
-        "age of the oldest hit in the batches that this reconciler holds"
-    );
-    describe_gauge!(
-        BACKLOG_IDS,
-        "distinct ids that wait in Redis for the database, at the last check"
-    );
-    describe_gauge!(
-        BACKLOG_SECONDS,
-        Unit::Seconds,
-        "age of the oldest hit that waits in Redis, at the last check"
-    );
-    describe_counter!(
-        RECOUNT_CHECKED,
-        "counters that were compared with their rows"
-    );
-    describe_counter!(
-        RECOUNT_DRIFTED,
-        "counters that were found different from their rows"
-    );
-    describe_counter!(RECOUNT_CORRECTED, "counters that were corrected");
-    describe_counter!(
-        RECOUNT_BUSY,
-        "counters that were too busy to be compared with their rows"
-    );
-    describe_histogram!(RECOUNT_SECONDS, Unit::Seconds, "a run of a recount");
-    describe_gauge!(
-        RECOUNT_FINISHED,
-        Unit::Seconds,
-        "when the last full run of a recount ended"
-    );
-    describe_counter!(RETRIES, "calls retried after a failure");
+    for (name, what) in [
+        (HITS, "hits acknowledged by Redis"),
+        (REFUSED, "hits refused"),
+        (UNKNOWN, "hits of unknown outcome"),
+        (BATCHES, "batches that reached the database"),
+        (ROWS, "rows changed in the database"),
+        (REJECTS, "deltas that the database refused"),
+        (
+            STRAYS,
+            "partitions beyond a family's partition count that contained hits",
+        ),
+        (
+            SET_BACK,
+            "partitions that were reset because Redis was set back",
+        ),
+        (DROPPED, "hits that were dropped when partitions were reset"),
+        (
+            SEEDS,
+            "rows that were read because their cached counter was not in Redis",
+        ),
+        (DELETED, "cached counters that left Redis"),
+        (
+            RECOUNT_CHECKED,
+            "counters that were compared with their rows",
+        ),
+        (
+            RECOUNT_DRIFTED,
+            "counters that were found different from their rows",
+        ),
+        (RECOUNT_CORRECTED, "counters that were corrected"),
+        (
+            RECOUNT_BUSY,
+            "counters that were too busy to be compared with their rows",
+        ),
+        (RETRIES, "calls retried after a failure"),
+    ] {
+        describe_counter!(name, what);
+    }
+    for (name, what) in [
+        (RECORDED, "recorded hits that are being sent"),
+        (
+            PENDING_IDS,
+            "distinct ids in the batches that this reconciler holds",
+        ),
+        (
+            BACKLOG_IDS,
+            "distinct ids that wait in Redis for the database, at the last check",
+        ),
+    ] {
+        describe_gauge!(name, what);
+    }
+    for (name, what) in [
+        (
+            WAITING_SECONDS,
+            "age of the oldest hit in the batches that this reconciler holds",
+        ),
+        (
+            BACKLOG_SECONDS,
+            "age of the oldest hit that waits in Redis, at the last check",
+        ),
+        (
+            RECOUNT_FINISHED,
+            "when the last full run of a recount ended",
+        ),
+    ] {
+        describe_gauge!(name, Unit::Seconds, what);
+    }
+    for (name, what) in [
+        (FLUSH_SECONDS, "from fetching batches to their release"),
+        (
+            LAG_SECONDS,
+            "age of a batch's oldest hit when it reached the database",
+        ),
+        (RECOUNT_SECONDS, "a run of a recount"),
+    ] {
+        describe_histogram!(name, Unit::Seconds, what);
+    }
 }
 
 /// Registers the family's metrics. It adds 0 instead of setting it, because other namespaces share
 /// the label.
 pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
-    let counter =
-        |name: &'static str| metrics::counter!(name, "family" => family.clone()).increment(0);
-    [HITS, UNKNOWN, STRAYS, SET_BACK, DROPPED]
-        .into_iter()
-        .for_each(counter);
+    for name in [HITS, UNKNOWN, STRAYS, SET_BACK, DROPPED] {
+        count(name, family, 0);
+    }
     if is_cached {
-        [SEEDS, DELETED].into_iter().for_each(counter);
+        count(SEEDS, family, 0);
+        count(DELETED, family, 0);
     }
     for reason in ["range", "full"] {
         metrics::counter!(REFUSED, "family" => family.clone(), "reason" => reason).increment(0);
@@ -162,9 +169,9 @@ pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
 
 /// Registers the metrics of a reconciler.
 pub(crate) fn begin_reconciler() {
-    [BATCHES, ROWS, REJECTS]
-        .into_iter()
-        .for_each(|name| metrics::counter!(name).increment(0));
+    for name in [BATCHES, ROWS, REJECTS] {
+        metrics::counter!(name).increment(0);
+    }
     for what in ["reconcile", "fetch", "apply", "release"] {
         metrics::counter!(RETRIES, "what" => what).increment(0);
     }
@@ -173,7 +180,7 @@ pub(crate) fn begin_reconciler() {
 /// Registers the metrics of a family's recount.
 pub(crate) fn begin_recount(family: &metrics::SharedString) {
     for name in [RECOUNT_CHECKED, RECOUNT_DRIFTED, RECOUNT_BUSY] {
-        metrics::counter!(name, "family" => family.clone()).increment(0);
+        count(name, family, 0);
     }
     for direction in ["up", "down"] {
         metrics::counter!(RECOUNT_CORRECTED, "family" => family.clone(), "direction" => direction)
@@ -187,6 +194,11 @@ pub(crate) fn retried(what: &'static str) {
 }
 
 /// Counts rows that are read as seeds.
-pub(crate) fn seeded(family: &metrics::SharedString, rows: usize) {
-    metrics::counter!(SEEDS, "family" => family.clone()).increment(rows as u64);
+/// Adds to a counter of a family.
+pub(crate) fn count(
+    name: &'static str,
+    family: &(impl Clone + Into<metrics::SharedString>),
+    by: u64,
+) {
+    metrics::counter!(name, "family" => family.clone()).increment(by);
 }

@@ -7,6 +7,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use counterfoil::Precision;
 
+use crate::config::time;
+
 /// Brings counters from Redis to MySQL exactly once, shows them, and offers tools for operators.
 ///
 /// Exit codes: 0 success, 1 something is late, was refused or failed, 2 a server is unavailable or
@@ -218,9 +220,4 @@ pub enum Scripts {
     /// Loads the scripts into Redis. In a cluster this loads every primary, so repeat it after a
     /// failover
     Load,
-}
-
-/// Parses a time such as 2.5s or 10m.
-fn time(text: &str) -> Result<Duration, String> {
-    crate::config::time(text)
 }

@@ -5,8 +5,6 @@ use std::process::{ExitCode, Termination};
 
 use counterfoil::ErrorKind;
 
-use crate::config::ConfigError;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exit {
     Ok = 0,
@@ -29,12 +27,6 @@ impl Termination for Exit {
 pub struct Failure {
     pub exit: Exit,
     pub message: String,
-}
-
-impl From<ConfigError> for Failure {
-    fn from(error: ConfigError) -> Self {
-        Failure::usage(error.to_string())
-    }
 }
 
 impl From<counterfoil::Error> for Failure {

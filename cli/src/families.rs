@@ -1,6 +1,6 @@
 //! The families of a pair, in the configuration and in the database.
 
-use counterfoil::recount::RecountBuilder;
+use counterfoil::recount::{Mode, RecountBuilder};
 use counterfoil::store::Registered;
 use counterfoil::{AnyCounters, Counterfoil, Day, Error, ErrorKind, Result, Store};
 
@@ -31,9 +31,8 @@ pub async fn open(
     name: &str,
 ) -> Result<AnyCounters> {
     let namespace = name.split('/').next().unwrap_or_default();
-    counterfoil
-        .open_any(configured.in_namespace(namespace)?)
-        .await
+    let family = configured.in_namespace(namespace)?;
+    counterfoil.open_any(family).await
 }
 
 /// Returns the families in the database that this version understands.
@@ -79,22 +78,26 @@ fn scope_and_day(id: &str, separator: char) -> Result<(&str, Day)> {
 pub fn recount(
     counterfoil: &Counterfoil,
     counters: &AnyCounters,
-    config: &Recount,
+    Recount { source, settings }: &Recount,
 ) -> Option<RecountBuilder> {
+    let mode = match settings.only_report {
+        true => Mode::Report,
+        false => Mode::Correct,
+    };
     let mut builder = match counters {
         AnyCounters::Buffered(counters) => counterfoil.recount(counters),
         AnyCounters::Cached(counters) => counterfoil.recount(counters),
         _ => return None,
     }
-    .source(config.source.clone())
-    .within(config.within)
-    .mode(config.mode)
-    .ids(config.ids)
-    .rows_are_deleted(config.rows_are_deleted);
-    if let Some(difference) = config.at_most {
+    .source(source.clone())
+    .within(settings.within.0)
+    .mode(mode)
+    .ids(settings.ids)
+    .rows_are_deleted(settings.rows_are_deleted);
+    if let Some(difference) = settings.at_most {
         builder = builder.at_most(difference);
     }
-    if let Some(ids) = config.ids_per_second {
+    if let Some(ids) = settings.ids_per_second {
         builder = builder.ids_per_second(ids);
     }
     Some(builder)

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, ErrorKind, Write};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 
 /// The format of a command's results.
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +19,7 @@ impl Output {
         self,
         value: &T,
         lines: impl FnOnce(&T) -> Vec<String>,
-    ) -> Result<(), Failure> {
+    ) -> Result<Exit, Failure> {
         self.write(|out| {
             if self.json {
                 serde_json::to_writer_pretty(&mut *out, value)?;
@@ -33,16 +33,16 @@ impl Output {
     }
 
     /// Prints a text unchanged.
-    pub fn text(self, text: &[u8]) -> Result<(), Failure> {
+    pub fn text(self, text: &[u8]) -> Result<Exit, Failure> {
         self.write(|out| out.write_all(text))
     }
 
     /// Writes to standard output. A pipe that the reader closes is not an error.
-    fn write(self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
+    fn write(self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<Exit, Failure> {
         let mut out = BufWriter::new(io::stdout().lock());
         match write(&mut out).and_then(|()| out.flush()) {
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-            written => Ok(written?),
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
+            _ => Ok(Exit::Ok),
         }
     }
 }

@@ -9,7 +9,7 @@ use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, Error, ErrorKind, MysqlStore};
 use futures_util::future::join;
 use serde::Serialize;
-use tokio::time::timeout;
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::config::{FamilyConfig, PairConfig};
 use crate::families;
@@ -17,7 +17,7 @@ use crate::pair;
 use crate::status::{self, FamilyStatus};
 
 /// The time limit of a server's reply.
-pub const TIMEOUT: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Reads a pair's state, once or periodically.
 pub struct Poller {
@@ -89,14 +89,12 @@ impl Poller {
             if is_fresh {
                 return Ok(None);
             }
-            with_timeout(TIMEOUT, Stored::read(&self.store))
-                .await
-                .map(Some)
+            in_time(Stored::read(&self.store)).await.map(Some)
         };
         let connect = async {
             match &self.connected {
                 Some(connected) => Ok(connected.clone()),
-                None => with_timeout(TIMEOUT, pair::connect(&self.config)).await,
+                None => in_time(pair::connect(&self.config)).await,
             }
         };
         let (read, connected) = join(read, connect).await;
@@ -108,7 +106,7 @@ impl Poller {
             Ok(connected) => {
                 let connected = self.connected.insert(connected);
                 let families = read_families(connected, self.stored.as_ref(), late);
-                with_timeout(TIMEOUT, families).await
+                in_time(families).await
             }
             Err(why) => Err(why),
         };
@@ -167,6 +165,20 @@ async fn read_families(
 }
 
 /// Returns a server's reply, or the reason why there is none within the time limit.
+/// Returns the ticks of a repeated task; a late one delays those after it.
+pub fn ticks(time: Duration) -> Interval {
+    let mut ticks = interval(time);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+/// Returns the reply of a server, or an error if it takes 5 s.
+pub async fn in_time<T, E: Display>(
+    reply: impl Future<Output = Result<T, E>>,
+) -> Result<T, String> {
+    with_timeout(TIMEOUT, reply).await
+}
+
 pub async fn with_timeout<T, E: Display>(
     limit: Duration,
     reply: impl Future<Output = Result<T, E>>,

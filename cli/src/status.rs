@@ -11,7 +11,7 @@ use serde::Serialize;
 pub const LATE: Duration = Duration::from_secs(120);
 
 /// The state of one family.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct FamilyStatus {
     pub namespace: String,
     pub family: String,
@@ -34,9 +34,10 @@ pub struct FamilyStatus {
     pub problem: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
+    #[default]
     Ok,
     /// A row refused a change.
     Rejects,

@@ -3,11 +3,9 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use counterfoil::admin::{Drift, Finding, Reject, Severity};
+use counterfoil::admin::{Drift, Finding, Reject};
 use serde::Serialize;
 
-#[cfg(test)]
-use crate::status::State;
 use crate::status::{FamilyStatus, unix_seconds};
 
 /// The state of all pairs at one moment.
@@ -55,7 +53,7 @@ pub struct PairView {
     /// Families in the database that this daemon does not serve.
     pub not_served: Vec<String>,
     /// The findings of `check`, the worst first.
-    pub findings: Vec<FindingView>,
+    pub findings: Vec<Finding>,
     /// The latest rejects, the newest first.
     pub rejects: Vec<RejectView>,
     /// The latest differences that recounts found, the newest first.
@@ -79,7 +77,7 @@ pub struct ServerView {
 }
 
 /// The state of a family, and its history.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct FamilyView {
     #[serde(flatten)]
     pub status: FamilyStatus,
@@ -103,19 +101,12 @@ impl FamilyView {
             namespace: namespace.to_owned(),
             family: family.to_owned(),
             kind: "buffered",
-            pending: 0,
-            oldest_seconds: None,
-            open: 0,
             counted: Some(0),
-            last_saved: None,
-            rejects: 0,
-            state: State::Ok,
-            problem: None,
+            ..FamilyStatus::default()
         };
         FamilyView {
             status,
-            rate: None,
-            history: Vec::new(),
+            ..FamilyView::default()
         }
     }
 }
@@ -143,29 +134,6 @@ pub struct Refused {
 }
 
 #[derive(Clone, Debug, Serialize)]
-pub struct FindingView {
-    pub severity: &'static str,
-    pub subject: String,
-    pub message: String,
-    pub advice: String,
-}
-
-impl From<&Finding> for FindingView {
-    fn from(finding: &Finding) -> Self {
-        FindingView {
-            severity: match finding.severity {
-                Severity::Info => "info",
-                Severity::Warning => "warning",
-                Severity::Error => "error",
-            },
-            subject: finding.subject.clone(),
-            message: finding.message.clone(),
-            advice: finding.advice.clone(),
-        }
-    }
-}
-
-#[derive(Clone, Debug, Serialize)]
 pub struct RejectView {
     pub number: u64,
     /// `NAMESPACE/FAMILY`.
@@ -177,16 +145,17 @@ pub struct RejectView {
     pub at: u64,
 }
 
-impl From<&Reject> for RejectView {
-    fn from(reject: &Reject) -> Self {
-        RejectView {
+impl RejectView {
+    pub fn all(rejects: Vec<Reject>) -> Vec<Self> {
+        let view = |reject: Reject| RejectView {
             number: reject.number,
             family: format!("{}/{}", reject.namespace, reject.family),
-            id: reject.id.clone(),
+            id: reject.id,
             delta: reject.delta,
-            reason: reject.reason.clone(),
+            reason: reject.reason,
             at: unix_seconds(reject.at),
-        }
+        };
+        rejects.into_iter().map(view).collect()
     }
 }
 
@@ -211,18 +180,19 @@ pub struct DriftView {
 
 impl DriftView {
     /// Creates the view of a difference that a run of NAMESPACE/FAMILY found.
-    pub fn new(family: &str, run: u64, drift: &Drift) -> Self {
-        DriftView {
+    pub fn all(family: &str, run: u64, drift: Vec<Drift>) -> Vec<Self> {
+        let view = |drift: Drift| DriftView {
             family: family.to_owned(),
             run,
-            id: drift.id.clone(),
+            id: drift.id,
             before: drift.before,
             rows: drift.rows,
             after: drift.after,
             delta: drift.delta,
-            note: drift.note.clone(),
+            note: drift.note,
             at: unix_seconds(drift.at),
-        }
+        };
+        drift.into_iter().map(view).collect()
     }
 }
 

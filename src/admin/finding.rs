@@ -2,8 +2,11 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 /// The severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Severity {
     /// No action is needed.
     Info,
@@ -14,7 +17,7 @@ pub enum Severity {
 }
 
 /// One result of the checks at startup.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Finding {
     /// The severity.
@@ -28,7 +31,8 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(crate) fn new(
+    /// Creates a finding.
+    pub fn new(
         severity: Severity,
         subject: impl Into<String>,
         message: impl Into<String>,
@@ -43,17 +47,22 @@ impl Finding {
     }
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let severity = match self.severity {
+        f.write_str(match self {
             Severity::Info => "info",
             Severity::Warning => "warning",
             Severity::Error => "error",
-        };
+        })
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{severity}: {}: {}. {}",
-            self.subject, self.message, self.advice
+            "{}: {}: {}. {}",
+            self.severity, self.subject, self.message, self.advice
         )
     }
 }

@@ -18,10 +18,8 @@ use crate::scripts::bundle;
 /// whose keys expire, any that evicts expiring keys.
 pub(crate) async fn eviction(redis: &Connection, families: &[Family]) -> Result<()> {
     for (_, node) in info(redis, "memory").await? {
-        if let Some(loss) = node
-            .get("maxmemory_policy")
-            .and_then(|policy| evicts(policy, families))
-        {
+        let policy = node.get("maxmemory_policy");
+        if let Some(loss) = policy.and_then(|policy| evicts(policy, families)) {
             let message =
                 format!("Redis has maxmemory-policy {loss}: set noeviction, or allow_evicting");
             return Err(Error::new(ErrorKind::Unsafe, message));
@@ -79,11 +77,8 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
                 ("cluster", message.to_owned(), "Connect with Counterfoil::connect_cluster.".to_owned())
             }),
         ];
-        let server = if name.is_empty() {
-            "redis".to_owned()
-        } else {
-            format!("redis {name}")
-        };
+        let server = format!("redis {name}");
+        let server = server.trim_end();
         findings.extend(found.into_iter().flatten().map(|(what, message, advice)| {
             Finding::new(Severity::Error, format!("{server} {what}"), message, advice)
         }));
@@ -194,10 +189,10 @@ const LOSES: &str =
 /// Logs a warning if Redis would count known visitors again after a crash.
 pub(crate) async fn warn_of_persistence(redis: &Connection, families: &[Family]) {
     let findings = self::findings(redis, families).await.into_iter();
-    for found in findings
-        .filter(|found| found.severity == Severity::Error && found.subject.ends_with("persistence"))
-    {
-        tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
+    for found in findings.filter(|found| found.severity == Severity::Error) {
+        if found.subject.ends_with("persistence") {
+            tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
+        }
     }
 }
 
@@ -218,19 +213,15 @@ type Info = HashMap<String, String>;
 
 /// Returns a section of INFO of each node by its address, or by "" for a single server.
 async fn info(redis: &Connection, section: &str) -> Result<Vec<(String, Info)>> {
-    let mut command = ::redis::cmd("INFO");
-    command.arg(section);
-    let replies = nodes(bundle::query(redis, &command).await?);
+    let replies = nodes(bundle::query(redis, ::redis::cmd("INFO").arg(section)).await?);
     let parse = |text: String| {
         let pairs = text.lines().filter_map(|line| line.split_once(':'));
-        pairs
-            .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
-            .collect()
+        let pairs = pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned()));
+        pairs.collect()
     };
-    Ok(replies
-        .into_iter()
-        .filter_map(|(node, reply)| Some((node, parse(text(reply)?))))
-        .collect())
+    let replies = replies.into_iter();
+    let replies = replies.filter_map(|(node, reply)| Some((node, parse(text(reply)?))));
+    Ok(replies.collect())
 }
 
 /// A setting that INFO does not show, by node.
@@ -247,9 +238,8 @@ impl Setting {
 }
 
 async fn config(redis: &Connection, name: &str) -> Setting {
-    let mut command = ::redis::cmd("CONFIG");
-    command.arg("GET").arg(name);
-    let replies = each_primary(redis, &command).await.map(nodes);
+    let replies = each_primary(redis, ::redis::cmd("CONFIG").arg("GET").arg(name)).await;
+    let replies = replies.map(nodes);
     let value = |(node, reply)| {
         let mut settings = HashMap::<String, String>::from_redis_value(reply).ok()?;
         Some((node, settings.remove(name)?))
@@ -272,7 +262,7 @@ async fn each_primary(redis: &Connection, command: &Cmd) -> Result<Value> {
             .route_command(command.clone(), everywhere)
             .await;
         return replies.map_err(|error| {
-            Error::new(ErrorKind::Redis, "a node of the cluster did not reply").with_source(error)
+            Error::redis("a node of the cluster did not reply").with_source(error)
         });
     }
     bundle::query(redis, command).await

@@ -1,6 +1,5 @@
 //! The handle of an activity family: counting views, and reading the current activity.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -8,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::try_join_all;
 use moka::future::Cache;
 
-use crate::client::handle::{Handle, handle_methods};
+use crate::client::handle::{Handle, borrowed_ids, by_partition, handle_methods};
 use crate::client::open::FamilyHandle;
 use crate::error::{Error, Result};
 use crate::family::Family;
@@ -127,11 +126,7 @@ impl Activity {
         self.check_page(page)?;
         self.family().check_visitor(visitor.as_ref())?;
         let key = visit::key(page, visitor.as_ref());
-        self.handle
-            .writer
-            .add(&key, 1, self.handle.timeout, true)
-            .await
-            .map(drop)
+        self.handle.add(&key, 1).await.map(drop)
     }
 
     /// Returns the page's views and distinct visitors within the window; zeros for a page without
@@ -175,56 +170,42 @@ impl Activity {
             ))
         };
         let starts = starts.ok_or_else(too_many)?;
-        let ids: Vec<_> = starts
-            .iter()
-            .flat_map(|start| kept_ids(*start, page))
-            .collect();
-        let ids: Vec<_> = ids.iter().map(String::as_str).collect();
-        let counts = self.handle.exact(&ids).await?;
+        let ids = starts.iter().flat_map(|start| kept_ids(*start, page));
+        let ids: Vec<_> = ids.collect();
+        let counts = self.handle.exact(&borrowed_ids(&ids)).await?;
         let minute = |(&start, two): (&i64, &[i64])| Minute {
             start: time_at(start),
             views: two[0],
             visitors: VisitorCount::new(self.sliding.counting, u64::try_from(two[1]).unwrap_or(0)),
         };
-        Ok(starts
-            .iter()
-            .zip(counts.chunks_exact(2))
-            .map(minute)
-            .collect())
+        let counts = starts.iter().zip(counts.chunks_exact(2));
+        Ok(counts.map(minute).collect())
     }
 
     /// Reads all stripes of the page from Redis, and sums them.
     async fn ask(&self, page: &str) -> Result<Now> {
-        let partitions = self.family().partitions();
-        let mut stripes: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-        for stripe in 0..self.sliding.stripes {
-            let home = self
-                .sliding
-                .partition_of(page.as_bytes(), stripe, partitions);
-            stripes.entry(home).or_default().push(stripe);
-        }
-        let keys = match self.sliding.counting {
+        let (sliding, partitions) = (&self.sliding, self.family().partitions());
+        let stripes = (0..sliding.stripes).map(|stripe| {
+            let home = sliding.partition_of(page.as_bytes(), stripe, partitions);
+            (home, stripe)
+        });
+        let keys = match sliding.counting {
             Counting::Exact => 2,
-            Counting::HyperLogLog => 1 + self.sliding.layers,
+            Counting::HyperLogLog => 1 + sliding.layers,
         };
         let most = (KEYS / keys).max(1) as usize;
-        let chunks = stripes
-            .iter()
-            .flat_map(|(number, stripes)| stripes.chunks(most).map(|some| (*number, some)));
         let clock = &self.handle.opened.clock;
-        let reads = chunks.map(|(number, some)| async move {
+        let stripes = by_partition(stripes, most).into_iter();
+        let reads = stripes.map(|(number, some)| async move {
             let partition = self.handle.partition(number);
-            self.handle
-                .repeating(|_| partition.seen(&self.sliding, clock, page, some))
-                .await
+            let seen = |_| partition.seen(sliding, clock, page, &some);
+            self.handle.repeating(seen).await
         });
         let seen: Vec<Seen> = try_join_all(reads).await?.into_iter().flatten().collect();
+        let visitors = seen.iter().map(|seen| seen.visitors).sum();
         Ok(Now {
             views: seen.iter().map(|seen| seen.views).sum(),
-            visitors: VisitorCount::new(
-                self.sliding.counting,
-                seen.iter().map(|seen| seen.visitors).sum(),
-            ),
+            visitors: VisitorCount::new(sliding.counting, visitors),
         })
     }
 

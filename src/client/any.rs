@@ -89,7 +89,6 @@ impl Counterfoil {
     /// # Errors
     /// [`Closed`](crate::ErrorKind::Closed) after [`shutdown`](Self::shutdown).
     pub fn open_registered(&self, registered: Registered) -> Result<AnyCounters> {
-        let handle = Handle::served(self.shared.clone(), Arc::new(registered), self.timeouts)?;
-        FamilyHandle::of(handle)
+        FamilyHandle::of(self.in_use(self.shared.serve(Arc::new(registered))?))
     }
 }

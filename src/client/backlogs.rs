@@ -54,11 +54,7 @@ impl Counterfoil {
             looked => looked?.into_iter().map(Ok).collect(),
         };
         let found: Vec<_> = families.into_iter().zip(backlogs).collect();
-        measure(
-            found
-                .iter()
-                .filter_map(|(family, backlog)| Some((family, *backlog.as_ref().ok()?))),
-        );
+        measure(&found);
         Ok(found)
     }
 
@@ -77,11 +73,13 @@ impl Counterfoil {
 
 /// Sets the gauges. Labels have no namespaces, so families of one name are combined: the sum of
 /// their ids, and the age of the oldest hit.
-fn measure<'a>(found: impl Iterator<Item = (&'a Family, Backlog)>) {
+fn measure(found: &[(Family, Result<Backlog>)]) {
     let mut by_name: BTreeMap<&str, Backlog> = BTreeMap::new();
     for (family, backlog) in found {
-        let all = by_name.entry(family.name()).or_default();
-        *all = all.join(backlog);
+        if let Ok(backlog) = backlog {
+            let all = by_name.entry(family.name()).or_default();
+            *all = all.join(*backlog);
+        }
     }
     for (name, all) in by_name {
         let seconds = all.oldest.map_or(0.0, |oldest| oldest.as_secs_f64());
@@ -109,11 +107,10 @@ impl Shared {
     }
 
     async fn read(&self, families: &[Family], pace: Pace) -> Result<Vec<Backlog>> {
-        let all: Vec<_> = families
-            .iter()
-            .enumerate()
-            .flat_map(|(index, family)| partitions_of(index, family))
-            .collect();
+        let mut all = Vec::new();
+        for (index, family) in families.iter().enumerate() {
+            all.extend((0..family.partitions()).map(|number| (index, Keys::new(family, number))));
+        }
         let mut backlogs = vec![Backlog::default(); families.len()];
         for some in all.chunks(pace.partitions * pace.calls) {
             let calls = some.chunks(pace.partitions).map(async |few| {
@@ -127,9 +124,4 @@ impl Shared {
         }
         Ok(backlogs)
     }
-}
-
-/// Returns the partitions of the family, each with the family's index.
-fn partitions_of(index: usize, family: &Family) -> impl Iterator<Item = (usize, Keys)> {
-    (0..family.partitions()).map(move |number| (index, Keys::new(family, number)))
 }

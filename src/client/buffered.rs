@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::Stream;
 
 use crate::client::exact::Shown;
-use crate::client::handle::{Handle, handle_methods};
+use crate::client::handle::{Handle, borrowed_ids, handle_methods};
 use crate::client::open::{FamilyHandle, Recountable};
 use crate::client::outcome::Outcome;
 use crate::error::Result;
@@ -60,9 +60,10 @@ impl BufferedCounters {
     async fn count(&self, id: &str, delta: i64, wait: bool) -> Result<Outcome> {
         self.family().check_id(id)?;
         let Handle {
-            writer, timeout, ..
+            writer, timeouts, ..
         } = &self.0;
-        let result = writer.add(id.as_bytes(), delta, *timeout, wait).await?;
+        let result = writer.add(id.as_bytes(), delta, timeouts.write, wait);
+        let result = result.await?;
         Outcome::of(result, false, self.family(), id)
     }
 
@@ -97,10 +98,7 @@ impl BufferedCounters {
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) as for [`add_once`](Self::add_once);
     /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
-        self.0
-            .writer
-            .request_epoch(Request::new(self.family(), request, id, 0)?)
-            .await
+        self.0.request_epoch(request, id).await
     }
 
     /// Counts like [`add_once`](Self::add_once), and never twice, however late the request is
@@ -130,11 +128,9 @@ impl BufferedCounters {
         delta: i64,
     ) -> Result<Outcome> {
         let request = Request::new(self.family(), request, id, delta)?;
-        let (result, repeated) = self
-            .0
-            .writer
-            .once(request, &mut progress, None, self.0.timeout)
-            .await?;
+        let timeout = self.0.timeouts.write;
+        let settled = self.0.writer.once(request, &mut progress, None, timeout);
+        let (result, repeated) = settled.await?;
         Outcome::of(result, repeated, self.family(), id)
     }
 
@@ -209,9 +205,8 @@ impl BufferedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<i64>> {
-        let ids: Vec<_> = ids.into_iter().collect();
-        let ids = self.family().check_ids(&ids)?;
-        self.0.exact(&ids).await
+        let ids = self.family().check_ids(ids)?;
+        self.0.exact(&borrowed_ids(&ids)).await
     }
 
     /// Returns the exact values if they can be read within `within`, or else the
@@ -226,8 +221,8 @@ impl BufferedCounters {
         ids: impl IntoIterator<Item = impl AsRef<str>>,
         within: Duration,
     ) -> Result<Shown> {
-        let ids: Vec<_> = ids.into_iter().collect();
-        let ids = self.family().check_ids(&ids)?;
+        let ids = self.family().check_ids(ids)?;
+        let ids = borrowed_ids(&ids);
         self.0.or_stored(&ids, within, self.0.exact(&ids)).await
     }
 
@@ -240,9 +235,8 @@ impl BufferedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<Option<i64>>> {
-        let ids: Vec<_> = ids.into_iter().collect();
-        let ids = self.family().check_ids(&ids)?;
-        self.0.stored(&ids).await
+        let ids = self.family().check_ids(ids)?;
+        self.0.stored(&borrowed_ids(&ids)).await
     }
 
     /// Returns the pending value of each id in Redis, without reading the database. The deltas of a
@@ -256,9 +250,8 @@ impl BufferedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<i64>> {
-        let ids: Vec<_> = ids.into_iter().collect();
-        let ids = self.family().check_ids(&ids)?;
-        self.0.pending(&ids).await
+        let ids = self.family().check_ids(ids)?;
+        self.0.pending(&borrowed_ids(&ids)).await
     }
 
     /// Returns up to `limit` ids that begin with `prefix` and follow `after` in byte order,

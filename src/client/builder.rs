@@ -140,9 +140,9 @@ impl CounterfoilBuilder {
             (true, true) => store.create_tables().await.map(|()| store)?,
             (false, _) => store,
         };
-        let Timeouts { write, read } = self.timeouts;
-        Ok(Counterfoil::new(redis, store)
-            .write_timeout(write)
-            .read_timeout(read))
+        Ok(Counterfoil {
+            timeouts: self.timeouts,
+            ..Counterfoil::new(redis, store)
+        })
     }
 }

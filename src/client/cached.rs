@@ -1,6 +1,5 @@
 //! The handle of a cached family: counting and reading.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +7,7 @@ use futures_util::future::{join, try_join_all};
 use tokio::time::Instant;
 
 use crate::client::exact::Shown;
-use crate::client::handle::{Handle, handle_methods};
+use crate::client::handle::{Handle, borrowed_ids, by_partition, handle_methods};
 use crate::client::open::{FamilyHandle, Recountable};
 use crate::client::outcome::Outcome;
 use crate::client::seeding::{Read, Seeding};
@@ -16,8 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
 use crate::scripts::cached::Seed;
-use crate::scripts::partition::Ticket;
-use crate::scripts::partition::{PairResult, Partition, Update};
+use crate::scripts::partition::{PairResult, Partition, Ticket, Update};
 use crate::writer::{Progress, Request};
 
 /// The counters of one open cached family. Each increment returns the new value, and a counter
@@ -32,6 +30,12 @@ pub struct CachedCounters {
 /// The seed of a missing counter. The read is held until Redis has the seed: callers that miss the
 /// counter meanwhile share it.
 type HeldSeed = Option<(Seed, Arc<Read>)>;
+
+/// A change of one counter.
+enum Change<'a> {
+    Update(Update),
+    Once(Request<'a>, Progress),
+}
 
 /// The maximum number of attempts when a counter leaves Redis again before the call reaches it.
 /// Each takes a whole retention, so more than one is a sign of a problem.
@@ -107,10 +111,7 @@ impl CachedCounters {
     /// [`InvalidInput`](ErrorKind::InvalidInput) as for [`incr_once`](Self::incr_once);
     /// [`Redis`](ErrorKind::Redis) if Redis is unreachable.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
-        self.handle
-            .writer
-            .request_epoch(Request::new(self.family(), request, id, 0)?)
-            .await
+        self.handle.request_epoch(request, id).await
     }
 
     /// Counts like [`incr_once`](Self::incr_once), and never twice, however late the request is
@@ -132,33 +133,13 @@ impl CachedCounters {
 
     async fn once(
         &self,
-        mut progress: Progress,
+        progress: Progress,
         request: &str,
         id: &str,
         delta: i64,
     ) -> Result<Outcome> {
         let request = Request::new(self.family(), request, id, delta)?;
-        let mut timeout = self.handle.timeout;
-        let mut held: HeldSeed = None;
-        for _ in 0..ATTEMPTS {
-            let began = Instant::now();
-            let seed = held.as_ref().map(|(seed, _)| *seed);
-            let ticket = match self
-                .handle
-                .writer
-                .once(request, &mut progress, seed, timeout)
-                .await?
-            {
-                (PairResult::Missing(ticket), _) => ticket,
-                (result, repeated) => return Outcome::of(result, repeated, self.family(), id),
-            };
-            timeout = timeout.saturating_sub(began.elapsed());
-            held = self.missed(id, ticket).await?;
-            if held.is_none() {
-                return Ok(Outcome::NoRow);
-            }
-        }
-        Err(self.comes_and_goes(id))
+        self.make(id, Change::Once(request, progress)).await
     }
 
     /// Replaces the value of `id`, and returns the new value. Increments acknowledged before are
@@ -193,8 +174,8 @@ impl CachedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<i64>> {
-        let ids: Vec<_> = ids.into_iter().collect();
-        let ids = self.family().check_ids(&ids)?;
+        let ids = self.family().check_ids(ids)?;
+        let ids = borrowed_ids(&ids);
         self.handle
             .repeating(|deadline| self.get_once(&ids, deadline))
             .await
@@ -205,18 +186,13 @@ impl CachedCounters {
         let mut left: Vec<_> = (0..ids.len()).map(|index| (index, None)).collect();
         for _ in 0..ATTEMPTS {
             let missing = self.read_values(ids, &left, &mut values).await?;
-            let rows = self
-                .handle
-                .stored_by(deadline, self.rows(ids, &missing))
-                .await?;
+            let rows = self.rows(ids, &missing);
+            let rows = self.handle.stored_by(deadline, rows).await?;
             // a counter without a row is 0, and a read does not bring it to Redis
-            let seeds = missing
-                .into_iter()
-                .zip(rows)
-                .filter_map(|((index, ticket), row)| {
-                    row.map(|value| (index, Some(Seed { ticket, value })))
-                });
-            left = seeds.collect();
+            let seed = |((index, ticket), row): (_, Option<i64>)| {
+                row.map(|value| (index, Some(Seed { ticket, value })))
+            };
+            left = missing.into_iter().zip(rows).filter_map(seed).collect();
             if left.is_empty() {
                 return Ok(values);
             }
@@ -236,11 +212,10 @@ impl CachedCounters {
         ids: impl IntoIterator<Item = impl AsRef<str>>,
         within: Duration,
     ) -> Result<Shown> {
-        let ids: Vec<_> = ids.into_iter().collect();
-        let ids = self.family().check_ids(&ids)?;
-        self.handle
-            .or_stored(&ids, within, self.get_many(&ids))
-            .await
+        let ids = self.family().check_ids(ids)?;
+        let ids = borrowed_ids(&ids);
+        let exact = self.get_many(&ids);
+        self.handle.or_stored(&ids, within, exact).await
     }
 
     /// Returns the value of each id in the database, `None` without a row. It may lag by the time
@@ -252,26 +227,34 @@ impl CachedCounters {
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<Vec<Option<i64>>> {
-        let ids: Vec<_> = ids.into_iter().collect();
-        let ids = self.family().check_ids(&ids)?;
-        self.handle.stored(&ids).await
+        let ids = self.family().check_ids(ids)?;
+        self.handle.stored(&borrowed_ids(&ids)).await
     }
 
-    async fn change(&self, id: &str, change: Update) -> Result<Outcome> {
+    async fn change(&self, id: &str, update: Update) -> Result<Outcome> {
         self.family().check_id(id)?;
-        let mut timeout = self.handle.timeout;
+        self.make(id, Change::Update(update)).await
+    }
+
+    /// Makes a change, after seeding the counter if it is missing.
+    async fn make(&self, id: &str, mut change: Change<'_>) -> Result<Outcome> {
+        let writer = &self.handle.writer;
+        let mut timeout = self.handle.timeouts.write;
         let mut held: HeldSeed = None;
         for _ in 0..ATTEMPTS {
             let began = Instant::now();
             let seed = held.as_ref().map(|(seed, _)| *seed);
-            let ticket = match self
-                .handle
-                .writer
-                .change(id.as_bytes(), change, seed, timeout, true)
-                .await?
-            {
-                PairResult::Missing(ticket) => ticket,
-                result => return Outcome::of(result, false, self.family(), id),
+            let (result, repeated) = match &mut change {
+                Change::Update(update) => {
+                    let result = writer.change(id.as_bytes(), *update, seed, timeout, true);
+                    (result.await?, false)
+                }
+                Change::Once(request, progress) => {
+                    writer.once(*request, progress, seed, timeout).await?
+                }
+            };
+            let PairResult::Missing(ticket) = result else {
+                return Outcome::of(result, repeated, self.family(), id);
             };
             timeout = timeout.saturating_sub(began.elapsed());
             held = self.missed(id, ticket).await?;
@@ -285,9 +268,7 @@ impl CachedCounters {
     /// Reads the seed of a missing counter. Returns `None` if the id has no row and the family
     /// inserts none.
     async fn missed(&self, id: &str, ticket: Ticket) -> Result<HeldSeed> {
-        let read = self
-            .seeding
-            .read(&self.handle.shared, &self.handle.opened, id, ticket);
+        let read = self.read_row(id, ticket);
         let row = read.row().await?;
         let seed = Seed {
             ticket,
@@ -304,7 +285,10 @@ impl CachedCounters {
         left: &[(usize, Option<Seed>)],
         values: &mut [i64],
     ) -> Result<Vec<(usize, Ticket)>> {
-        let chunks = self.by_partition(ids, left.iter().copied());
+        let left = left
+            .iter()
+            .map(|one| (self.family().partition_of(ids[one.0]), *one));
+        let chunks = by_partition(left, Partition::READ_IDS);
         let reads = chunks.iter().map(|(number, some)| async move {
             let partition = self.handle.partition(*number);
             let names: Vec<_> = some.iter().map(|(index, _)| ids[*index]).collect();
@@ -313,12 +297,8 @@ impl CachedCounters {
                 .filter_map(|(index, seed)| Some((ids[*index].as_bytes(), (*seed)?)))
                 .collect();
             // both are sent together, the seeds first: a counter whose seed failed is missing again
-            join(
-                partition.seed(&self.retention, &seeds),
-                partition.values(&names),
-            )
-            .await
-            .1
+            let seeded = partition.seed(&self.retention, &seeds);
+            join(seeded, partition.values(&names)).await.1
         });
         let mut missing = Vec::new();
         for ((_, some), results) in chunks.iter().zip(try_join_all(reads).await?) {
@@ -340,63 +320,30 @@ impl CachedCounters {
         Ok(missing)
     }
 
-    /// Groups items by the calls that carry them, each to one partition. Items are numbered by
-    /// their indexes in `ids`.
-    fn by_partition<T: Copy>(
-        &self,
-        ids: &[&str],
-        items: impl Iterator<Item = (usize, T)>,
-    ) -> Vec<(u32, Vec<(usize, T)>)> {
-        let mut partitions: BTreeMap<u32, Vec<(usize, T)>> = BTreeMap::new();
-        for (index, item) in items {
-            partitions
-                .entry(self.family().partition_of(ids[index]))
-                .or_default()
-                .push((index, item));
-        }
-        let chunks = |(number, all): (u32, Vec<(usize, T)>)| {
-            let chunks: Vec<_> = all
-                .chunks(Partition::READ_IDS)
-                .map(|some| (number, some.to_vec()))
-                .collect();
-            chunks
-        };
-        partitions.into_iter().flat_map(chunks).collect()
-    }
-
     /// Reads the rows of the missing counters. Other callers that miss the counter share the read
     /// of a single row; several rows take one query.
     async fn rows(&self, ids: &[&str], missing: &[(usize, Ticket)]) -> Result<Vec<Option<i64>>> {
         match missing {
             [] => Ok(Vec::new()),
-            [(index, ticket)] => {
-                let read = self.seeding.read(
-                    &self.handle.shared,
-                    &self.handle.opened,
-                    ids[*index],
-                    *ticket,
-                );
-                Ok(vec![read.row().await?])
-            }
+            [(index, ticket)] => Ok(vec![self.read_row(ids[*index], *ticket).row().await?]),
             _ => {
                 let ids: Vec<_> = missing.iter().map(|(index, _)| ids[*index]).collect();
-                metrics::seeded(&self.handle.opened.label, ids.len());
-                self.handle
-                    .shared
-                    .store
-                    .rows(self.handle.registered().await?, &ids)
-                    .await
+                metrics::count(metrics::SEEDS, &self.handle.opened.label, ids.len() as u64);
+                let family = self.handle.registered().await?;
+                self.handle.shared.store.rows(family, &ids).await
             }
         }
     }
 
+    fn read_row(&self, id: &str, ticket: Ticket) -> Arc<Read> {
+        let Handle { shared, opened, .. } = &self.handle;
+        self.seeding.read(shared, opened, id, ticket)
+    }
+
     fn comes_and_goes(&self, id: &str) -> Error {
         let family = self.family();
-        Error::new(
-            ErrorKind::Redis,
-            format!(
-                "{family}: {id:?} was dropped from Redis before it was seeded; retain may be too short"
-            ),
-        )
+        Error::redis(format!(
+            "{family}: {id:?} was dropped from Redis before it was seeded; retain may be too short"
+        ))
     }
 }

@@ -12,7 +12,7 @@ use crate::client::counterfoil::Counterfoil;
 #[cfg(feature = "cluster")]
 use crate::connection::primary;
 use crate::connection::primary::Primary;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::store::mysql::MysqlStore;
 
 /// The time limit for the first connection to a database that may be unreachable.
@@ -143,10 +143,7 @@ fn no_database(options: &MySqlConnectOptions) -> Error {
         Some(socket) => socket.display().to_string(),
         None => format!("{}:{}", options.get_host(), options.get_port()),
     };
-    Error::new(
-        ErrorKind::Store,
-        format!("the database at {address} is unreachable"),
-    )
+    Error::store(format!("the database at {address} is unreachable"))
 }
 
 impl MysqlStore {

@@ -12,7 +12,7 @@ use crate::client::open::FamilyHandle;
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::process::shared::Shared;
+use crate::process::shared::{InUse, Shared};
 use crate::reconciler::flush::Flusher;
 use crate::reconciler::lifecycle::ReconcilerBuilder;
 use crate::reconciler::upkeep;
@@ -123,7 +123,16 @@ impl Counterfoil {
             };
             unless_refused(configured.map_err(|error| access::explain(&family, error)))?;
         }
-        Handle::new(self.shared.clone(), family, registered, self.timeouts)
+        Ok(self.in_use(self.shared.open(family, registered)?))
+    }
+
+    pub(crate) fn in_use(&self, (opened, writer): InUse) -> Handle {
+        Handle {
+            shared: self.shared.clone(),
+            opened,
+            writer,
+            timeouts: self.timeouts,
+        }
     }
 
     /// Registers the family, and returns its number in the database; `None` if the database is
@@ -133,9 +142,7 @@ impl Counterfoil {
             Ok(Ok(number)) => return Ok(Some(number)),
             Ok(Err(error)) if !error.is_retryable() => return Err(error),
             Ok(Err(error)) => error,
-            Err(elapsed) => {
-                Error::new(ErrorKind::Store, "the database did not reply").with_source(elapsed)
-            }
+            Err(elapsed) => Error::store("the database did not reply").with_source(elapsed),
         };
         tracing::warn!(%family, error = %format_args!("{error:#}"), "opened without the database, which will register the family when it has recovered");
         Ok(None)
@@ -187,10 +194,8 @@ impl Counterfoil {
     }
 
     async fn drain_families(&self, closing_all: bool) -> Result<()> {
-        Flusher::new(self.shared.clone())
-            .closing_all(closing_all)
-            .drain(self.shared.opened())
-            .await
+        let flusher = Flusher::new(self.shared.clone()).closing_all(closing_all);
+        flusher.drain(self.shared.opened()).await
     }
 }
 

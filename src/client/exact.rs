@@ -1,14 +1,14 @@
 //! Exact reads of everything that reaches the database in batches: Redis, the ledger and the rows
 //! combined (docs/protocol.md, section 3.7).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::Stream;
 use futures_util::future::{join, try_join_all};
 use tokio::time::{Instant, timeout};
 
-use crate::client::handle::Handle;
+use crate::client::handle::{Handle, borrowed_ids, by_partition};
 use crate::client::pages::{self, PAGE};
 use crate::client::read::{Verdict, beyond, judge, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
@@ -26,18 +26,24 @@ pub struct Shown {
     pub exact: bool,
 }
 
-/// The ids that one call to one partition reads, as indexes into the requested ids.
+/// The ids that one call to one partition reads, as indexes into the requested ids, and its reply.
 struct PartitionRead {
     partition: u32,
     indexes: Vec<usize>,
+    pending: Pending,
 }
 
 impl PartitionRead {
     /// Adds the pending deltas of its ids to their sums.
-    fn add_to(&self, sums: &mut [i128], ids: &[&str], pending: &Pending, verdict: &Verdict) {
-        for (&index, &deltas) in self.indexes.iter().zip(&pending.deltas) {
+    fn add_to(&self, sums: &mut [i128], ids: &[&str], verdict: &Verdict) {
+        for (&index, &deltas) in self.indexes.iter().zip(&self.pending.deltas) {
             sums[index] += beyond(ids[index], deltas, verdict);
         }
+    }
+
+    /// Returns the key of the partition's row in the family's ledger, if Redis knows it.
+    fn ledger_key(&self) -> Option<(u32, Incarnation)> {
+        Some((self.partition, self.pending.last.incarnation?))
     }
 }
 
@@ -57,6 +63,9 @@ impl Handle {
     /// Returns the exact values of the rows with these ids, in their order. It takes one call per
     /// partition involved and one query.
     pub async fn exact(&self, ids: &[&str]) -> Result<Vec<i64>> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
         self.repeating(|deadline| self.exact_once(ids, deadline))
             .await
     }
@@ -73,7 +82,7 @@ impl Handle {
                 let what = format!(
                     "{family}: Redis was set back to an older state; the affected partitions were reset"
                 );
-                return Err(Error::new(ErrorKind::Redis, what));
+                return Err(Error::redis(what));
             }
         }
         Err(Error::corrupt(format!(
@@ -83,26 +92,19 @@ impl Handle {
 
     /// Resets the partitions that are behind the ledger, and returns their number.
     async fn probe(&self) -> Result<usize> {
-        set_back::probe(
-            &self.shared,
-            &self.shared.redis,
-            std::slice::from_ref(&self.opened),
-        )
-        .await
+        let family = std::slice::from_ref(&self.opened);
+        set_back::probe(&self.shared, &self.shared.redis, family).await
     }
 
     /// Returns the value of each id in the database; a replica may lag.
     pub async fn stored(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         let read = async || {
-            self.shared
-                .store
-                .read(self.registered().await?, ids, &[], ReadFrom::Nearest)
-                .await
+            let family = self.registered().await?;
+            let store = &self.shared.store;
+            store.read(family, ids, &[], ReadFrom::Nearest).await
         };
-        Ok(self
-            .repeating(|deadline| self.stored_by(deadline, read()))
-            .await?
-            .values)
+        let stored = self.repeating(|deadline| self.stored_by(deadline, read()));
+        Ok(stored.await?.values)
     }
 
     /// Returns the result of `exact` if it arrives within `within`, or else the values in the
@@ -113,34 +115,23 @@ impl Handle {
         within: Duration,
         exact: impl Future<Output = Result<Vec<i64>>>,
     ) -> Result<Shown> {
-        match timeout(within, exact).await {
-            Ok(Ok(values)) => Ok(Shown {
-                values,
-                exact: true,
-            }),
-            Ok(Err(error)) if !error.is_retryable() => Err(error),
+        let (values, exact) = match timeout(within, exact).await {
+            Ok(Ok(values)) => (values, true),
+            Ok(Err(error)) if !error.is_retryable() => return Err(error),
             _ => {
-                let values = self
-                    .stored(ids)
-                    .await?
-                    .into_iter()
-                    .map(|value| value.unwrap_or(0))
-                    .collect();
-                Ok(Shown {
-                    values,
-                    exact: false,
-                })
+                let stored = self.stored(ids).await?.into_iter();
+                (stored.map(Option::unwrap_or_default).collect(), false)
             }
-        }
+        };
+        Ok(Shown { values, exact })
     }
 
     /// Returns the pending value of each id in Redis.
     pub async fn pending(&self, ids: &[&str]) -> Result<Vec<i64>> {
-        let groups = self.groups(ids);
-        let pending = self.repeating(|_| self.read_groups(&groups, ids)).await?;
+        let reads = self.repeating(|_| self.read_partitions(ids)).await?;
         let mut sums = vec![0i128; ids.len()];
-        for (group, pending) in groups.iter().zip(&pending) {
-            group.add_to(&mut sums, ids, pending, &Verdict::AddBatch);
+        for read in reads {
+            read.add_to(&mut sums, ids, &Verdict::AddBatch);
         }
         self.in_range(ids, sums)
     }
@@ -177,31 +168,21 @@ impl Handle {
         limit: usize,
         deadline: Instant,
     ) -> Result<Vec<(String, i64)>> {
-        let partitions: Vec<_> = (0..self.family().partitions())
-            .map(|number| self.partition(number))
-            .collect();
-        let pending = try_join_all(
-            partitions
-                .iter()
-                .map(|partition| partition.pending_ids(prefix)),
-        )
-        .await?;
-        // after Redis: ids that left it meanwhile are already in the database
+        let numbers = 0..self.family().partitions();
+        let pending = numbers.map(async |number| self.partition(number).pending_ids(prefix).await);
+        let pending = try_join_all(pending).await?;
         let stored = async {
-            self.shared
-                .store
-                .list(self.registered().await?, prefix, after, limit)
-                .await
+            let family = self.registered().await?;
+            self.shared.store.list(family, prefix, after, limit).await
         };
+        // after Redis: ids that left it meanwhile are already in the database
         let stored = self.stored_by(deadline, stored).await?;
         let is_after = |id: &String| after.is_none_or(|after| id.as_bytes() > after.as_bytes());
         let pending = pending.into_iter().flatten().filter(is_after);
-        let ids: BTreeSet<_> = pending
-            .chain(stored.into_iter().map(|(id, _)| id))
-            .collect();
+        let stored = stored.into_iter().map(|(id, _)| id);
+        let ids: BTreeSet<_> = pending.chain(stored).collect();
         let page: Vec<_> = ids.into_iter().take(limit).collect();
-        let ids: Vec<_> = page.iter().map(String::as_str).collect();
-        let values = self.exact_once(&ids, deadline).await?;
+        let values = self.exact_once(&borrowed_ids(&page), deadline).await?;
         Ok(page.into_iter().zip(values).collect())
     }
 
@@ -209,9 +190,8 @@ impl Handle {
     /// concurrently: whichever is read first, the ledger shows how they fit.
     async fn try_exact(&self, ids: &[&str], at_once: bool, deadline: Instant) -> Result<Round> {
         let registered = self.stored_by(deadline, self.registered()).await?;
-        let groups = self.groups(ids);
-        let guess = if at_once { self.guess(&groups) } else { None };
-        let (guessed, pending) = match guess {
+        let guess = if at_once { self.guess(ids) } else { None };
+        let (guessed, reads) = match guess {
             Some(marks) => {
                 let snapshot = self
                     .shared
@@ -219,23 +199,19 @@ impl Handle {
                     .read(registered, ids, &marks, ReadFrom::Nearest);
                 let snapshot = self.stored_by(deadline, snapshot);
                 // not try_join: a query is better not dropped half-way
-                let (snapshot, pending) = join(snapshot, self.read_groups(&groups, ids)).await;
-                (Some((marks, snapshot)), pending?)
+                let (snapshot, reads) = join(snapshot, self.read_partitions(ids)).await;
+                (Some((marks, snapshot)), reads?)
             }
-            None => (None, self.read_groups(&groups, ids).await?),
+            None => (None, self.read_partitions(ids).await?),
         };
-        let mark = |(group, pending): (&PartitionRead, &Pending)| {
-            Some((group.partition, pending.last.incarnation?))
-        };
-        let marks: BTreeSet<_> = groups.iter().zip(&pending).filter_map(mark).collect();
-        let marks: Vec<_> = marks.into_iter().collect();
-        marks.iter().for_each(|&(partition, incarnation)| {
-            self.opened.incarnations.seen(partition, incarnation);
-        });
+        let keys = reads.iter().map(PartitionRead::ledger_key);
         // without an incarnation a replica's lag is not detectable
-        let is_known = pending
-            .iter()
-            .all(|pending| pending.last.incarnation.is_some());
+        let is_known = keys.clone().all(|key| key.is_some());
+        let marks: BTreeSet<_> = keys.flatten().collect();
+        let marks: Vec<_> = marks.into_iter().collect();
+        for &(partition, incarnation) in &marks {
+            self.opened.incarnations.seen(partition, incarnation);
+        }
         let mut guessed = guessed
             .filter(|(guess, _)| is_known && *guess == marks)
             .map(|(_, snapshot)| snapshot);
@@ -251,19 +227,15 @@ impl Handle {
                 let read = self.shared.store.read(registered, ids, &marks, copy);
                 self.stored_by(deadline, read).await?
             };
-            let mark_of = |(group, pending): (&PartitionRead, &Pending)| {
-                let index = |incarnation| marks.binary_search(&(group.partition, incarnation)).ok();
-                let index = pending.last.incarnation.and_then(index);
-                index
-                    .and_then(|index| snapshot.ledger.get(index).cloned())
-                    .unwrap_or_default()
+            let mark_of = |read: &PartitionRead| {
+                let index = marks.binary_search(&read.ledger_key()?).ok()?;
+                snapshot.ledger.get(index).cloned()
             };
-            let ledger: Vec<Mark> = groups.iter().zip(&pending).map(mark_of).collect();
-            let verdicts: Vec<_> = pending
-                .iter()
-                .zip(&ledger)
-                .map(|(pending, mark)| judge(pending, mark))
-                .collect();
+            let ledger = reads.iter().map(|read| mark_of(read).unwrap_or_default());
+            let ledger: Vec<Mark> = ledger.collect();
+            let verdicts = reads.iter().zip(&ledger);
+            let verdicts = verdicts.map(|(read, mark)| judge(&read.pending, mark));
+            let verdicts: Vec<_> = verdicts.collect();
             if verdicts.contains(&Verdict::SetBack) {
                 return Ok(Round::SetBack);
             }
@@ -273,7 +245,7 @@ impl Handle {
             if verdicts.contains(&Verdict::Behind) {
                 continue;
             }
-            if self.was_forgotten(&groups, &pending, &ledger, ids).await? {
+            if self.was_forgotten(&reads, &ledger, ids).await? {
                 return Ok(Round::Again);
             }
             let mut sums: Vec<_> = snapshot
@@ -281,8 +253,8 @@ impl Handle {
                 .iter()
                 .map(|value| i128::from(value.unwrap_or(0)))
                 .collect();
-            for ((group, pending), verdict) in groups.iter().zip(&pending).zip(&verdicts) {
-                group.add_to(&mut sums, ids, pending, verdict);
+            for (read, verdict) in reads.iter().zip(&verdicts) {
+                read.add_to(&mut sums, ids, verdict);
             }
             return self.in_range(ids, sums).map(Round::Read);
         }
@@ -290,8 +262,10 @@ impl Handle {
     }
 
     /// Returns each partition with its last seen incarnation; `None` if one is unknown.
-    fn guess(&self, groups: &[PartitionRead]) -> Option<Vec<(u32, Incarnation)>> {
-        let partitions: BTreeSet<_> = groups.iter().map(|group| group.partition).collect();
+    fn guess(&self, ids: &[&str]) -> Option<Vec<(u32, Incarnation)>> {
+        let partitions = ids.iter();
+        let partitions = partitions.flat_map(|id| self.family().partitions_of_row(id));
+        let partitions: BTreeSet<_> = partitions.collect();
         let mark = |partition| Some((partition, self.opened.incarnations.guess(partition)?));
         partitions.into_iter().map(mark).collect()
     }
@@ -299,69 +273,52 @@ impl Handle {
     /// Returns whether Redis has lost an incarnation that no ledger row confirms.
     async fn was_forgotten(
         &self,
-        groups: &[PartitionRead],
-        pending: &[Pending],
+        reads: &[PartitionRead],
         ledger: &[Mark],
         ids: &[&str],
     ) -> Result<bool> {
-        let doubtful = groups
-            .iter()
-            .zip(pending)
-            .zip(ledger)
-            .filter(|((_, pending), mark)| may_be_forgotten(pending, mark));
-        let looks = doubtful.map(|((group, pending), _)| async move {
-            let now = self
-                .partition(group.partition)
-                .read(&[ids[group.indexes[0]]])
-                .await?;
-            Ok::<_, Error>(now.last.incarnation != pending.last.incarnation)
+        let doubtful = reads.iter().zip(ledger);
+        let doubtful = doubtful.filter(|(read, mark)| may_be_forgotten(&read.pending, mark));
+        let looks = doubtful.map(|(read, _)| async move {
+            let partition = self.partition(read.partition);
+            let now = partition.read(&[ids[read.indexes[0]]]).await?;
+            Ok::<_, Error>(now.last.incarnation != read.pending.last.incarnation)
         });
         Ok(try_join_all(looks).await?.contains(&true))
     }
 
-    async fn read_groups(&self, groups: &[PartitionRead], ids: &[&str]) -> Result<Vec<Pending>> {
-        let reads = groups.iter().map(|group| async move {
-            let members: Vec<_> = group.indexes.iter().map(|&index| ids[index]).collect();
-            let partition = self.partition(group.partition);
-            if self.family().keeps_slices() {
-                partition.read_with_slices(&members).await
+    /// Reads the pending deltas of the ids from the partitions of each: its own, or all of a wide
+    /// family.
+    async fn read_partitions(&self, ids: &[&str]) -> Result<Vec<PartitionRead>> {
+        let family = self.family();
+        let indexes = ids.iter().enumerate().flat_map(|(index, id)| {
+            let partitions = family.partitions_of_row(id);
+            partitions.map(move |partition| (partition, index))
+        });
+        let groups = by_partition(indexes, Partition::READ_IDS).into_iter();
+        let reads = groups.map(|(number, indexes)| async move {
+            let members: Vec<_> = indexes.iter().map(|&index| ids[index]).collect();
+            let partition = self.partition(number);
+            let pending = if family.keeps_slices() {
+                partition.read_with_slices(&members).await?
             } else {
-                partition.read(&members).await
-            }
+                partition.read(&members).await?
+            };
+            Ok(PartitionRead {
+                partition: number,
+                indexes,
+                pending,
+            })
         });
         try_join_all(reads).await
-    }
-
-    /// Groups the ids by the partitions to read: the id's own, or all of a wide family.
-    fn groups(&self, ids: &[&str]) -> Vec<PartitionRead> {
-        let family = self.family();
-        let mut indexes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (index, id) in ids.iter().enumerate() {
-            let partitions = family.partitions_of_row(id);
-            partitions.for_each(|partition| indexes.entry(partition).or_default().push(index));
-        }
-        let group = |(partition, indexes): (u32, Vec<usize>)| {
-            let chunks: Vec<_> = indexes
-                .chunks(Partition::READ_IDS)
-                .map(<[usize]>::to_vec)
-                .collect();
-            chunks
-                .into_iter()
-                .map(move |indexes| PartitionRead { partition, indexes })
-        };
-        indexes.into_iter().flat_map(group).collect()
     }
 
     fn in_range(&self, ids: &[&str], sums: Vec<i128>) -> Result<Vec<i64>> {
         let narrow = |(sum, id): (i128, &&str)| {
             i64::try_from(sum).map_err(|_| {
-                Error::new(
-                    ErrorKind::Range,
-                    format!(
-                        "{}: the value of {id:?}, {sum}, exceeds the i64 range",
-                        self.family()
-                    ),
-                )
+                let family = self.family();
+                let what = format!("{family}: the value of {id:?}, {sum}, exceeds the i64 range");
+                Error::new(ErrorKind::Range, what)
             })
         };
         sums.into_iter().zip(ids).map(narrow).collect()

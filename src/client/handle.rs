@@ -1,5 +1,6 @@
 //! The common part of the handles of all kinds.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,10 +11,10 @@ use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::family::Opened;
-use crate::process::shared::{InUse, Shared};
+use crate::process::shared::Shared;
 use crate::scripts::partition::{PairResult, Partition};
 use crate::store::Registered;
-use crate::writer::Writer;
+use crate::writer::{Request, Writer};
 
 /// The extra time of a whole read after its deadline. The wait for the database ends at the
 /// deadline, and its error is more specific than that of the whole read.
@@ -25,15 +26,13 @@ pub struct Handle {
     pub shared: Arc<Shared>,
     pub opened: Arc<Opened>,
     pub writer: Arc<Writer>,
-    /// The time for which a failing counting call is retried.
-    pub timeout: Duration,
-    /// The time limit of a read, including retries.
-    pub read_timeout: Duration,
+    pub timeouts: Timeouts,
 }
 
 /// The time limits of calls, including retries.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
+    /// The time for which a failing counting call is retried.
     pub write: Duration,
     pub read: Duration,
 }
@@ -50,46 +49,22 @@ impl Handle {
     pub fn family(&self) -> &Family {
         &self.opened.family
     }
-}
 
-impl Handle {
     /// Returns the family as registered in the database.
     pub async fn registered(&self) -> Result<&Arc<Registered>> {
         self.opened.registered(&*self.shared.store).await
     }
-}
 
-impl Handle {
-    /// Creates the handle of a family. `registered` is its number in the database, `None` if the
-    /// database was unreachable.
-    pub fn new(
-        shared: Arc<Shared>,
-        family: Family,
-        registered: Option<u64>,
-        timeouts: Timeouts,
-    ) -> Result<Self> {
-        let in_use = shared.open(family, registered)?;
-        Ok(Self::in_use(shared, in_use, timeouts))
+    /// Counts one hit, and waits for room.
+    pub async fn add(&self, key: &[u8], delta: i64) -> Result<PairResult> {
+        let timeout = self.timeouts.write;
+        self.writer.add(key, delta, timeout, true).await
     }
 
-    /// Creates the handle of a family as registered in the database.
-    pub fn served(
-        shared: Arc<Shared>,
-        registered: Arc<Registered>,
-        timeouts: Timeouts,
-    ) -> Result<Self> {
-        let in_use = shared.serve(registered)?;
-        Ok(Self::in_use(shared, in_use, timeouts))
-    }
-
-    fn in_use(shared: Arc<Shared>, (opened, writer): InUse, timeouts: Timeouts) -> Self {
-        Handle {
-            shared,
-            opened,
-            writer,
-            timeout: timeouts.write,
-            read_timeout: timeouts.read,
-        }
+    /// Returns the epoch in which Redis remembers the request if it is made now.
+    pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
+        let request = Request::new(self.family(), request, id, 0)?;
+        self.writer.request_epoch(request).await
     }
 
     /// Counts the hits that are not refused already, and returns the outcome of each, in their
@@ -101,7 +76,7 @@ impl Handle {
             .collect();
         let mut results = self
             .writer
-            .add_many(&checked, self.timeout)
+            .add_many(&checked, self.timeouts.write)
             .await
             .into_iter();
         let mut next = || {
@@ -129,7 +104,7 @@ impl Handle {
     where
         F: Future<Output = Result<T>>,
     {
-        let deadline = Instant::now() + self.read_timeout;
+        let deadline = Instant::now() + self.timeouts.read;
         let mut pause = Backoff::default();
         loop {
             let late = |_| Err(self.late(ErrorKind::Redis));
@@ -161,15 +136,30 @@ impl Handle {
     }
 
     fn late(&self, kind: ErrorKind) -> Error {
-        Error::new(
-            kind,
-            format!(
-                "{}: no reply within the read timeout of {:?}",
-                self.family(),
-                self.read_timeout
-            ),
-        )
+        let (family, limit) = (self.family(), self.timeouts.read);
+        let late = format!("{family}: no reply within the read timeout of {limit:?}");
+        Error::new(kind, late)
     }
+}
+
+/// Groups items by their partitions, in groups of `most` items at most.
+pub fn by_partition<T: Clone>(
+    items: impl IntoIterator<Item = (u32, T)>,
+    most: usize,
+) -> Vec<(u32, Vec<T>)> {
+    let mut partitions: BTreeMap<u32, Vec<T>> = BTreeMap::new();
+    for (partition, item) in items {
+        partitions.entry(partition).or_default().push(item);
+    }
+    let mut groups = Vec::new();
+    for (partition, items) in partitions {
+        groups.extend(items.chunks(most).map(|some| (partition, some.to_vec())));
+    }
+    groups
+}
+
+pub fn borrowed_ids(ids: &[impl AsRef<str>]) -> Vec<&str> {
+    ids.iter().map(AsRef::as_ref).collect()
 }
 
 /// The methods that the handles of all kinds share.
@@ -179,7 +169,7 @@ macro_rules! handle_methods {
         /// Reads of the database are not included.
         #[must_use]
         pub fn write_timeout(mut self, timeout: std::time::Duration) -> Self {
-            self.$handle.timeout = timeout;
+            self.$handle.timeouts.write = timeout;
             self
         }
 
@@ -187,7 +177,7 @@ macro_rules! handle_methods {
         /// to 5 s.
         #[must_use]
         pub fn read_timeout(mut self, timeout: std::time::Duration) -> Self {
-            self.$handle.read_timeout = timeout;
+            self.$handle.timeouts.read = timeout;
             self
         }
 

@@ -1,17 +1,14 @@
 //! Changes to settings that all processes must agree on, for a family that has nothing pending
 //! where that matters.
 
-use futures_util::future::try_join_all;
-
 use crate::client::counterfoil::Counterfoil;
+use crate::connection::try_each;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::reconciler::upkeep;
 use crate::scripts::buffered::last_cuts;
 use crate::scripts::partition::Partition;
 
-/// The number of partitions that are called concurrently.
-const CALLS: usize = 64;
 /// The settings that may change, among those that every process must agree on.
 const CHANGEABLE: [&str; 2] = ["partitions", "durability"];
 
@@ -70,21 +67,17 @@ impl Counterfoil {
     }
 
     async fn refuse_pending(&self, family: &Family) -> Result<()> {
-        let partitions: Vec<_> = (0..family.partitions())
-            .map(|number| self.shared.partition(family, number))
-            .collect();
-        for some in partitions.chunks(CALLS) {
-            if try_join_all(some.iter().map(Partition::has_pending))
-                .await?
-                .contains(&true)
-            {
-                return Err(Error::new(
-                    ErrorKind::Busy,
-                    format!("{family}: hits are pending; drain the family first"),
-                ));
-            }
+        let numbers = 0..family.partitions();
+        let partitions = numbers.map(|number| self.shared.partition(family, number));
+        let partitions: Vec<_> = partitions.collect();
+        if !try_each(&partitions, Partition::has_pending)
+            .await?
+            .contains(&true)
+        {
+            return Ok(());
         }
-        Ok(())
+        let pending = format!("{family}: hits are pending; drain the family first");
+        Err(Error::new(ErrorKind::Busy, pending))
     }
 
     /// Drops the cached counters of the family, all of which are saved: with another number of
@@ -93,15 +86,12 @@ impl Counterfoil {
         if !family.is_cached() {
             return Ok(());
         }
-        let partitions: Vec<_> = (0..family.partitions())
-            .map(|number| self.shared.partition(family, number))
-            .collect();
-        for (number, partition) in (0..).zip(&partitions) {
-            let home = self
-                .shared
-                .partition(family, self.shared.topology.home_of(number));
-            for last in last_cuts(&self.shared.redis, std::slice::from_ref(partition)).await? {
-                partition.reset(family, &home.keys, last).await?;
+        let shared = &self.shared;
+        for number in 0..family.partitions() {
+            let partition = [shared.partition(family, number)];
+            let home = shared.partition(family, shared.topology.home_of(number));
+            for last in last_cuts(&shared.redis, &partition).await? {
+                partition[0].reset(family, &home.keys, last).await?;
             }
         }
         Ok(())
@@ -111,16 +101,11 @@ impl Counterfoil {
     async fn configure_redis(&self, before: &Family, family: &Family) -> Result<()> {
         upkeep::configure(&self.shared.redis, &self.shared.topology, family).await?;
         let beyond: Vec<_> = (family.partitions()..before.partitions()).collect();
-        for some in beyond.chunks(CALLS) {
-            try_join_all(some.iter().map(|&number| async move {
-                self.shared
-                    .partition(family, number)
-                    .configure(family, [number])
-                    .await
-            }))
-            .await?;
-        }
-        Ok(())
+        let configure = async |number: &u32| {
+            let partition = self.shared.partition(family, *number);
+            partition.configure(family, [*number]).await
+        };
+        try_each(&beyond, configure).await.map(drop)
     }
 }
 

@@ -45,7 +45,7 @@ impl Seeding {
         if let Some(read) = reads.get(&key).and_then(Weak::upgrade) {
             return read;
         }
-        metrics::seeded(&opened.label, 1);
+        metrics::count(metrics::SEEDS, &opened.label, 1);
         let (shared, opened, id) = (shared.clone(), opened.clone(), id.to_owned());
         let row = async move {
             let family = opened.registered(&*shared.store).await?;

@@ -1,6 +1,6 @@
 //! The handle of a series family: counting and reading.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use futures_util::Stream;
 use futures_util::future::try_join_all;
 
-use crate::client::handle::{Handle, handle_methods};
+use crate::client::handle::{Handle, borrowed_ids, by_partition, handle_methods};
 use crate::client::open::FamilyHandle;
 use crate::client::outcome::Outcome;
 use crate::client::pages::{self, PAGE};
@@ -16,8 +16,7 @@ use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::family::calendar::{Precision, time_at, unix_seconds};
 use crate::family::kind::{Kind, Window, Windows};
-use crate::scripts::partition::PairResult;
-use crate::scripts::partition::Partition;
+use crate::scripts::partition::{PairResult, Partition};
 use crate::scripts::series::seconds;
 use crate::writer::Recorded;
 
@@ -65,11 +64,7 @@ impl Series {
     /// was lost, and could not be requested again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, name: &str, n: u64) -> Result<Outcome> {
         let n = self.checked(name, n)?;
-        let result = self
-            .handle
-            .writer
-            .add(name.as_bytes(), n, self.handle.timeout, true)
-            .await?;
+        let result = self.handle.add(name.as_bytes(), n).await?;
         self.outcome(name, n, result)
     }
 
@@ -88,9 +83,8 @@ impl Series {
             self.checked(name, *n).map(|n| (name.as_bytes(), n))
         });
         let results = self.handle.add_many(checked.collect()).await;
+        let results = results.into_iter().zip(&hits);
         results
-            .into_iter()
-            .zip(&hits)
             .map(|(result, (name, n))| self.outcome(name.as_ref(), *n as i64, result?))
             .collect()
     }
@@ -102,9 +96,8 @@ impl Series {
     /// # Errors
     /// See [`BufferedCounters::record`](crate::BufferedCounters::record).
     pub fn record(&self, name: &str, n: u64) -> Result<()> {
-        self.handle
-            .writer
-            .record(name.as_bytes(), self.checked(name, n)?)
+        let n = self.checked(name, n)?;
+        self.handle.writer.record(name.as_bytes(), n)
     }
 
     /// Waits until Redis has counted or refused everything that was recorded before the call, and
@@ -127,11 +120,8 @@ impl Series {
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family has no such precision.
     /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
     pub async fn get(&self, name: &str, precision: Precision) -> Result<Vec<Slice>> {
-        Ok(self
-            .get_many(&[name], precision)
-            .await?
-            .pop()
-            .unwrap_or_default())
+        let mut series = self.get_many(&[name], precision).await?;
+        Ok(series.pop().unwrap_or_default())
     }
 
     /// Returns the windows of many series, in the order of their names.
@@ -144,11 +134,9 @@ impl Series {
         precision: Precision,
     ) -> Result<Vec<Vec<Slice>>> {
         let names: Vec<_> = names.into_iter().collect();
-        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
-        let windows = self.windows_of(&names, precision).await?.into_iter();
-        Ok(windows
-            .map(|window| window.into_iter().map(slice).collect())
-            .collect())
+        let windows = self.windows_of(&borrowed_ids(&names), precision).await?;
+        let slices = |window: Vec<_>| window.into_iter().map(slice).collect();
+        Ok(windows.into_iter().map(slices).collect())
     }
 
     /// Returns the windows with their starts in Unix seconds.
@@ -159,36 +147,19 @@ impl Series {
     ) -> Result<Vec<Vec<(i64, i64)>>> {
         let window = self.window(precision)?;
         names.iter().try_for_each(|name| self.check_name(name))?;
-        let mut indexes: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        for (index, name) in names.iter().enumerate() {
-            indexes
-                .entry(self.family().partition_of(name))
-                .or_default()
-                .push(index);
-        }
-        let chunks = indexes.iter().flat_map(|(number, indexes)| {
-            indexes
-                .chunks(Partition::WINDOWS)
-                .map(|some| (*number, some))
-        });
-        let reads = chunks.map(|(number, some)| {
+        let indexes = names.iter().enumerate();
+        let indexes = indexes.map(|(index, name)| (self.family().partition_of(name), index));
+        let groups = by_partition(indexes, Partition::WINDOWS).into_iter();
+        let reads = groups.map(|(number, some)| async move {
             let some_names: Vec<_> = some.iter().map(|index| names[*index]).collect();
             let partition = self.handle.partition(number);
-            async move {
-                Ok::<_, Error>((
-                    some,
-                    self.handle
-                        .repeating(|_| partition.windows(precision, &some_names))
-                        .await?,
-                ))
-            }
+            let windows = |_| partition.windows(precision, &some_names);
+            Ok::<_, Error>((some, self.handle.repeating(windows).await?))
         });
         let mut series = vec![Vec::new(); names.len()];
         for (some, (now, counts)) in try_join_all(reads).await? {
-            let starts = self
-                .windows
-                .calendar
-                .window(precision, window.slices, seconds(now))?;
+            let calendar = &self.windows.calendar;
+            let starts = calendar.window(precision, window.slices, seconds(now))?;
             for (index, counts) in some.iter().zip(counts) {
                 series[*index] = filled(&starts, counts);
             }
@@ -300,13 +271,8 @@ impl Series {
             .iter()
             .map(|start| self.windows.kept_id(precision, *start, name))
             .collect::<Result<Vec<_>>>()?;
-        let ids: Vec<_> = ids.iter().map(String::as_str).collect();
-        let counts = self.handle.exact(&ids).await?;
-        Ok(starts
-            .iter()
-            .zip(counts)
-            .map(|(&start, count)| slice((start, count)))
-            .collect())
+        let counts = self.handle.exact(&borrowed_ids(&ids)).await?;
+        Ok(starts.iter().copied().zip(counts).map(slice).collect())
     }
 
     /// Reads slices of the window in Redis.
@@ -316,11 +282,8 @@ impl Series {
         precision: Precision,
         starts: &[i64],
     ) -> Result<Vec<Slice>> {
-        let window = self
-            .windows_of(&[name], precision)
-            .await?
-            .pop()
-            .unwrap_or_default();
+        let window = self.windows_of(&[name], precision).await?.pop();
+        let window = window.unwrap_or_default();
         let first = window.first().map_or(0, |(start, _)| *start);
         if let Some(early) = starts.first().filter(|start| **start < first) {
             let family = self.family();

@@ -2,7 +2,7 @@
 
 use futures_util::Stream;
 
-use crate::client::handle::{Handle, handle_methods};
+use crate::client::handle::{Handle, borrowed_ids, handle_methods};
 use crate::client::open::FamilyHandle;
 use crate::client::outcome::Outcome;
 use crate::error::{Error, Result};
@@ -44,12 +44,8 @@ impl Visitors {
     ) -> Result<Outcome> {
         let id = self.id(scope, day)?;
         self.family().check_visitor(visitor.as_ref())?;
-        let result = self
-            .0
-            .writer
-            .add(&visit::key(&id, visitor.as_ref()), 1, self.0.timeout, true)
-            .await?;
-        Outcome::of(result, false, self.family(), &id)
+        let key = visit::key(&id, visitor.as_ref());
+        Outcome::of(self.0.add(&key, 1).await?, false, self.family(), &id)
     }
 
     /// Returns the exact number of visitors of the scope on that day.
@@ -72,8 +68,7 @@ impl Visitors {
             .into_iter()
             .map(|(scope, day)| self.id(scope.as_ref(), day))
             .collect::<Result<Vec<_>>>()?;
-        let ids: Vec<_> = ids.iter().map(String::as_str).collect();
-        self.0.exact(&ids).await
+        self.0.exact(&borrowed_ids(&ids)).await
     }
 
     /// Returns up to `limit` ids, `SCOPE/DAY`, that begin with `prefix` and follow `after` in byte

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -58,7 +59,7 @@ pub async fn unless_stopped<T>(
     tokio::select! {
         biased;
         ended = step => ended,
-        () = stopped => Err(Error::new(ErrorKind::Store, "stopped waiting: shutting down")),
+        () = stopped => Err(Error::store("stopped waiting: shutting down")),
     }
 }
 
@@ -67,4 +68,36 @@ pub async fn pause_unless_stopped(stop: &watch::Receiver<bool>, pause: Duration)
     unless_stopped(stop, Duration::ZERO, sleep(pause).map(Ok))
         .await
         .is_ok()
+}
+
+/// A task of its own that stops when it is shut down or dropped.
+#[derive(Debug)]
+pub struct Background {
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl Background {
+    /// Spawns the task, which receives the order to stop.
+    pub fn start<F>(run: impl FnOnce(watch::Receiver<bool>) -> F) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (stop, stopping) = watch::channel(false);
+        let task = tokio::spawn(run(stopping));
+        Background { stop, task }
+    }
+
+    /// Stops the task and waits for its end. `ended_early` is the error after a panic.
+    pub async fn shutdown(self, ended_early: &'static str) -> Result<()> {
+        self.stop.send_replace(true);
+        let ended = self.task.await;
+        ended.map_err(|error| Error::new(ErrorKind::Closed, ended_early).with_source(error))
+    }
+
+    /// Lets the task run until the runtime ends.
+    pub fn detach(self) {
+        // the task stops when the sender is dropped
+        std::mem::forget(self.stop);
+    }
 }

@@ -8,6 +8,7 @@ pub mod topology;
 use std::fmt;
 use std::time::Duration;
 
+use futures_util::future::{join_all, try_join_all};
 use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
 #[cfg(feature = "cluster")]
 use redis::cluster_async::ClusterConnection;
@@ -16,6 +17,7 @@ use tokio::time::timeout;
 
 use crate::connection::primary::Primary;
 use crate::connection::refusal::{is_demoted, proves_not_executed};
+use crate::error::Result;
 
 /// The time limit for a reply, for connections that would wait longer or forever.
 const REPLY: Duration = Duration::from_secs(5);
@@ -181,17 +183,6 @@ impl Connection {
         }
     }
 
-    fn link(&self) -> &dyn ConnectionLike {
-        match &self.0 {
-            Link::Primary(connection) => connection,
-            Link::Manager(connection) => connection,
-            Link::Multiplexed(connection) => connection,
-            #[cfg(feature = "cluster")]
-            Link::Cluster(connection) => connection,
-            Link::Custom { connection, .. } => &**connection,
-        }
-    }
-
     fn link_mut(&mut self) -> &mut dyn ConnectionLike {
         match &mut self.0 {
             Link::Primary(connection) => connection,
@@ -219,7 +210,7 @@ impl ConnectionLike for Connection {
     }
 
     fn get_db(&self) -> i64 {
-        self.link().get_db()
+        self.clone().link_mut().get_db()
     }
 }
 
@@ -239,6 +230,33 @@ impl fmt::Debug for Connection {
     }
 }
 
+/// The number of calls that one step has in flight at a time.
+const CALLS: usize = 64;
+
+/// Makes a call for each item, some at a time, and returns their results in the order of the items.
+pub(crate) async fn each<'a, T, F: Future>(
+    items: &'a [T],
+    call: impl Fn(&'a T) -> F,
+) -> Vec<F::Output> {
+    let mut results = Vec::with_capacity(items.len());
+    for some in items.chunks(CALLS) {
+        results.extend(join_all(some.iter().map(&call)).await);
+    }
+    results
+}
+
+/// Makes a call for each item like [`each`], until one fails.
+pub(crate) async fn try_each<'a, T, R, F: Future<Output = Result<R>>>(
+    items: &'a [T],
+    call: impl Fn(&'a T) -> F,
+) -> Result<Vec<R>> {
+    let mut results = Vec::with_capacity(items.len());
+    for some in items.chunks(CALLS) {
+        results.extend(try_join_all(some.iter().map(&call)).await?);
+    }
+    Ok(results)
+}
+
 /// Makes a connection manager reconnect after a failover behind a name; by itself it does so only
 /// when its connection breaks. Asks the server to close the connection, unless the manager has
 /// already found the primary.
@@ -250,11 +268,8 @@ async fn leave(redis: &mut ConnectionManager) {
     tracing::warn!("the connection leads to a replica, reconnecting");
     // with the second command the manager notices that the connection is closed
     for command in ["QUIT", "PING"] {
-        let _ = timeout(
-            Duration::from_secs(1),
-            redis.req_packed_command(&redis::cmd(command)),
-        )
-        .await;
+        let command = redis::cmd(command);
+        let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&command)).await;
     }
 }
 

@@ -2,7 +2,7 @@
 //! connection is lost.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -79,11 +79,8 @@ impl Primary {
             .map_err(invalid)?
             .set_tcp_settings(tcp_settings());
         let address = info.addr().to_string();
-        Self::found(
-            address,
-            Source::Address(Box::new(Client::open(info).map_err(invalid)?)),
-        )
-        .await
+        let client = Client::open(info).map_err(invalid)?;
+        Self::found(address, Source::Address(Box::new(client))).await
     }
 
     /// Connects to the primary that Sentinel names. `sentinels` are the Sentinels' URLs,
@@ -99,17 +96,10 @@ impl Primary {
         url: &str,
     ) -> Result<Self> {
         let primary = url.into_connection_info().map_err(invalid)?;
-        let sentinels: RedisResult<Vec<_>> = sentinels
-            .into_iter()
-            .map(redis::IntoConnectionInfo::into_connection_info)
-            .collect();
+        let sentinels = sentinels.into_iter().map(<&str>::into_connection_info);
+        let sentinels: RedisResult<Vec<_>> = sentinels.collect();
         let client = sentinel_client(&sentinels.map_err(invalid)?, &primary).map_err(invalid)?;
-        let address = format!("sentinel's {}", service(&primary)?);
-        Self::found(
-            address,
-            Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client))),
-        )
-        .await
+        Self::found_by(client, &service(&primary)?).await
     }
 
     /// Connects to the primary that Sentinel names, by a client of the redis crate. Such a client
@@ -121,38 +111,35 @@ impl Primary {
     /// Returns the errors of [`connect_sentinel`](Self::connect_sentinel).
     #[cfg(feature = "sentinel")]
     pub async fn connect_sentinel_client(client: SentinelClient) -> Result<Self> {
-        Self::found(
-            "sentinel's primary".to_owned(),
-            Source::Sentinel(Arc::new(tokio::sync::Mutex::new(client))),
-        )
-        .await
+        Self::found_by(client, "primary").await
+    }
+
+    #[cfg(feature = "sentinel")]
+    async fn found_by(client: SentinelClient, name: &str) -> Result<Self> {
+        let client = Arc::new(tokio::sync::Mutex::new(client));
+        Self::found(format!("sentinel's {name}"), Source::Sentinel(client)).await
     }
 
     async fn found(address: String, source: Source) -> Result<Self> {
-        let current = Mutex::new(source.clone().search());
-        let primary = Primary(Arc::new(Inner {
+        let search = source.clone().search();
+        if let Err(error) = search.clone().await {
+            return Err(unreachable(&address, error));
+        }
+        Ok(Primary(Arc::new(Inner {
             address,
             source,
-            current,
-        }));
-        let search = primary.search();
-        match search.await {
-            Ok(_) => Ok(primary),
-            Err(error) => Err(unreachable(&primary.0.address, error)),
-        }
+            current: Mutex::new(search),
+        })))
     }
 
-    fn search(&self) -> Search {
-        self.0
-            .current
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+    fn current(&self) -> MutexGuard<'_, Search> {
+        let current = self.0.current.lock();
+        current.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the connection for a command, with the search that found it.
     async fn connection(&self) -> RedisResult<(Search, MultiplexedConnection)> {
-        let search = self.search();
+        let search = self.current().clone();
         match search.clone().await {
             Ok(connection) => Ok((search, connection)),
             Err(error) => {
@@ -164,11 +151,7 @@ impl Primary {
 
     /// Starts a new search, unless another caller already has.
     fn search_again(&self, failed: &Search) {
-        let mut current = self
-            .0
-            .current
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current();
         if current.ptr_eq(failed) {
             tracing::debug!(redis = self.0.address, "reconnecting");
             *current = self.0.source.clone().search();
@@ -195,26 +178,17 @@ impl Source {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECTION))
             .set_response_timeout(Some(RESPONSE));
-        let mut connection = match self {
-            Source::Address(client) => {
-                client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await?
-            }
+        let client = match self {
+            Source::Address(client) => *client,
             #[cfg(feature = "sentinel")]
-            Source::Sentinel(client) => {
-                let client = client.lock().await.async_get_client().await?;
-                client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await?
-            }
+            Source::Sentinel(client) => client.lock().await.async_get_client().await?,
         };
+        let connection = client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = connection.await?;
         // if the user may not run ROLE, the first write detects a replica; a missing login fails
         // here
-        match redis::cmd("ROLE")
-            .query_async::<Vec<Value>>(&mut connection)
-            .await
-        {
+        let role = redis::cmd("ROLE");
+        match role.query_async::<Vec<Value>>(&mut connection).await {
             Ok(role) if matches!(role.first(), Some(Value::BulkString(role)) if role != b"master") => {
                 Err((ServerErrorKind::ReadOnly.into(), "the server is a replica").into())
             }
@@ -225,14 +199,8 @@ impl Source {
 }
 
 /// Returns whether the reply means that the primary must be searched for again.
-fn is_lost(reply: &RedisResult<Value>) -> bool {
-    match reply {
-        Ok(Value::ServerError(error)) => refusal::is_demoted(&error.clone().into()),
-        Ok(_) => false,
-        Err(error) => {
-            error.is_unrecoverable_error() || error.is_timeout() || refusal::is_demoted(error)
-        }
-    }
+fn is_lost(error: &RedisError) -> bool {
+    error.is_unrecoverable_error() || error.is_timeout() || refusal::is_demoted(error)
 }
 
 impl ConnectionLike for Primary {
@@ -240,7 +208,11 @@ impl ConnectionLike for Primary {
         async move {
             let (search, mut connection) = self.connection().await?;
             let reply = connection.req_packed_command(cmd).await;
-            if is_lost(&reply) {
+            let is_lost = match &reply {
+                Ok(Value::ServerError(error)) => refusal::is_demoted(&error.clone().into()),
+                reply => reply.as_ref().is_err_and(is_lost),
+            };
+            if is_lost {
                 self.search_again(&search);
             }
             reply
@@ -256,13 +228,9 @@ impl ConnectionLike for Primary {
     ) -> RedisFuture<'a, Vec<Value>> {
         async move {
             let (search, mut connection) = self.connection().await?;
-            let replies = connection
-                .req_packed_commands(pipeline, offset, count)
-                .await;
-            if replies
-                .as_ref()
-                .is_err_and(|error| is_lost(&Err(error.clone())))
-            {
+            let replies = connection.req_packed_commands(pipeline, offset, count);
+            let replies = replies.await;
+            if replies.as_ref().is_err_and(is_lost) {
                 self.search_again(&search);
             }
             replies
@@ -314,9 +282,10 @@ fn sentinel_client(
     let addresses = sentinels.iter().map(|info| info.addr().clone());
     let name = service(primary).unwrap_or_default();
     let builder = SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?;
+    let redis = primary.redis_settings();
     let mut builder = sentinel_settings(builder)
-        .set_client_to_redis_db(primary.redis_settings().db())
-        .set_client_to_redis_protocol(primary.redis_settings().protocol());
+        .set_client_to_redis_db(redis.db())
+        .set_client_to_redis_protocol(redis.protocol());
     if let ConnectionAddr::TcpTls { insecure, .. } = primary.addr() {
         let mode = if *insecure {
             TlsMode::Insecure
@@ -325,10 +294,10 @@ fn sentinel_client(
         };
         builder = builder.set_client_to_redis_tls_mode(mode);
     }
-    if let Some(username) = primary.redis_settings().username() {
+    if let Some(username) = redis.username() {
         builder = builder.set_client_to_redis_username(username);
     }
-    if let Some(password) = primary.redis_settings().password() {
+    if let Some(password) = redis.password() {
         builder = builder.set_client_to_redis_password(password);
     }
     if let Some(settings) = sentinels.first().map(ConnectionInfo::redis_settings) {
@@ -363,10 +332,7 @@ pub(crate) fn unreachable(address: &str, error: RedisError) -> Error {
             format!("Redis at {address} rejected the credentials"),
         )
     } else {
-        Error::new(
-            ErrorKind::Redis,
-            format!("Redis at {address} is unreachable"),
-        )
+        Error::redis(format!("Redis at {address} is unreachable"))
     };
     failure.with_source(error)
 }

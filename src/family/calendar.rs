@@ -8,10 +8,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use jiff::{Timestamp, ToSpan};
+use jiff::{Span, Timestamp, ToSpan};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// The length of the slices of a series.
 ///
@@ -97,13 +97,6 @@ impl From<Precision> for String {
     }
 }
 
-/// A span of time in Unix seconds; `end` is the start of the next span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    pub start: i64,
-    pub end: i64,
-}
-
 /// Returns the whole seconds of Unix time that the range overlaps.
 pub fn unix_seconds(range: &Range<SystemTime>) -> Range<i64> {
     const SECOND: i128 = 1_000_000_000;
@@ -130,15 +123,11 @@ pub fn time_at(seconds: i64) -> SystemTime {
 
 /// The time zone in which days and months begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Calendar {
-    zone: TimeZone,
-}
+pub struct Calendar(TimeZone);
 
 impl Calendar {
     pub fn utc() -> Self {
-        Calendar {
-            zone: TimeZone::UTC,
-        }
+        Calendar(TimeZone::UTC)
     }
 
     /// Returns the calendar of an IANA time zone, from the system's database or else from the
@@ -146,25 +135,20 @@ impl Calendar {
     pub fn of(name: &str) -> Result<Self> {
         let unknown =
             |error| Error::invalid(format!("time zone {name:?} is not known")).with_source(error);
-        TimeZone::get(name)
-            .map(|zone| Calendar { zone })
-            .map_err(unknown)
+        TimeZone::get(name).map(Calendar).map_err(unknown)
     }
 
     pub fn name(&self) -> &str {
-        self.zone.iana_name().unwrap_or("UTC")
+        self.0.iana_name().unwrap_or("UTC")
     }
 
     /// Returns the slice that contains the time, in Unix seconds.
-    pub fn slice(&self, precision: Precision, at: i64) -> Result<Span> {
+    pub fn slice(&self, precision: Precision, at: i64) -> Result<Range<i64>> {
         match precision {
             Precision::Seconds(seconds) => {
                 let length = i64::from(seconds);
                 let start = at.div_euclid(length) * length;
-                Ok(Span {
-                    start,
-                    end: start + length,
-                })
+                Ok(start..start + length)
             }
             Precision::Day => self.days(at, |date| date, 1.day()),
             Precision::Month => self.days(at, Date::first_of_month, 1.month()),
@@ -217,32 +201,23 @@ impl Calendar {
 
     fn date(&self, at: i64) -> Result<Date> {
         let time = Timestamp::from_second(at).map_err(|error| out_of_calendar(at, error))?;
-        Ok(self.zone.to_datetime(time).date())
+        Ok(self.0.to_datetime(time).date())
     }
 
     /// Returns the span of the days from the first one to the next first one.
-    fn days(&self, at: i64, first: impl Fn(Date) -> Date, length: jiff::Span) -> Result<Span> {
+    fn days(&self, at: i64, first: impl Fn(Date) -> Date, length: Span) -> Result<Range<i64>> {
         let first = first(self.date(at)?);
         let midnight = |date: Date| {
-            let midnight = date.to_zoned(self.zone.clone());
+            let midnight = date.to_zoned(self.0.clone());
             midnight.map(|time| time.timestamp().as_second())
         };
-        let span = || {
-            Ok::<_, jiff::Error>(Span {
-                start: midnight(first)?,
-                end: midnight(first.checked_add(length)?)?,
-            })
-        };
+        let span = || Ok::<_, jiff::Error>(midnight(first)?..midnight(first.checked_add(length)?)?);
         span().map_err(|error| out_of_calendar(at, error))
     }
 }
 
 fn out_of_calendar(at: i64, error: jiff::Error) -> Error {
-    Error::new(
-        ErrorKind::InvalidInput,
-        format!("{at} s of Unix time is outside the calendar"),
-    )
-    .with_source(error)
+    Error::invalid(format!("{at} s of Unix time is outside the calendar")).with_source(error)
 }
 
 #[cfg(test)]
@@ -254,39 +229,32 @@ mod tests {
     /// 2014-10-26 12:00 UTC, the day of the change back.
     const AUTUMN: i64 = 1_414_324_800;
 
+    /// Returns the day that contains the time, and its name.
+    fn day(zone: &str, at: i64) -> (Range<i64>, String) {
+        let calendar = Calendar::of(zone).expect("a zone");
+        let day = calendar.slice(Precision::Day, at).expect("a day");
+        let called = calendar.called(Precision::Day, day.start);
+        (day, called.expect("a date"))
+    }
+
     #[test]
     fn days_have_23_and_25_hours_where_the_clocks_are_changed() {
-        let berlin = Calendar::of("Europe/Berlin").expect("a zone");
         let hours = |at| {
-            let day = berlin.slice(Precision::Day, at).expect("a day");
+            let (day, _) = day("Europe/Berlin", at);
             (day.end - day.start) / 3600
         };
         assert_eq!((hours(SPRING), hours(SPRING + 86_400)), (23, 24));
         assert_eq!((hours(AUTUMN), hours(AUTUMN + 86_400)), (25, 24));
-        let day = berlin.slice(Precision::Day, SPRING).expect("a day");
-        assert_eq!(
-            berlin.called(Precision::Day, day.start).expect("a date"),
-            "2014-03-30"
-        );
+        assert_eq!(day("Europe/Berlin", SPRING).1, "2014-03-30");
     }
 
     #[test]
     fn a_day_without_midnight_begins_at_one() {
         // in Beirut clocks went from 00:00 to 01:00 on 2014-03-30
-        let beirut = Calendar::of("Asia/Beirut").expect("a zone");
-        let day = beirut.slice(Precision::Day, SPRING).expect("a day");
-        assert_eq!((day.end - day.start) / 3600, 23);
-        assert_eq!(
-            beirut.called(Precision::Day, day.start).expect("a date"),
-            "2014-03-30"
-        );
-        assert_eq!(
-            beirut
-                .slice(Precision::Day, day.start - 1)
-                .expect("a day")
-                .end,
-            day.start
-        );
+        let (spring, called) = day("Asia/Beirut", SPRING);
+        assert_eq!((spring.end - spring.start) / 3600, 23);
+        assert_eq!(called, "2014-03-30");
+        assert_eq!(day("Asia/Beirut", spring.start - 1).0.end, spring.start);
     }
 
     #[test]
@@ -307,7 +275,7 @@ mod tests {
                 );
             }
             let last = berlin.slice(precision, starts[39]).expect("a slice");
-            assert!((last.start..last.end).contains(&AUTUMN));
+            assert!(last.contains(&AUTUMN));
         }
     }
 
@@ -327,7 +295,7 @@ mod tests {
         let slice = Calendar::utc()
             .slice(Precision::MINUTE, -1)
             .expect("a slice");
-        assert_eq!(slice, Span { start: -60, end: 0 });
+        assert_eq!(slice, -60..0);
         assert!(Calendar::of("Europe/Atlantis").is_err());
     }
 }

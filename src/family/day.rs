@@ -31,23 +31,9 @@ impl Day {
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if there is no such day.
     pub fn new(year: u16, month: u8, day: u8) -> Result<Self> {
-        let date = || {
-            Date::new(
-                year.try_into().ok()?,
-                month.try_into().ok()?,
-                day.try_into().ok()?,
-            )
-            .ok()
-        };
-        let none = || {
-            Error::invalid(format!(
-                "no such day: {year:04}-{month:02}-{day:02} in the years 1000 to 9999"
-            ))
-        };
-        date()
-            .filter(|date| date.year() >= 1000)
-            .map(Day)
-            .ok_or_else(none)
+        let text = format!("{year:04}-{month:02}-{day:02}");
+        let none = |_| Error::invalid(format!("no such day: {text} in the years 1000 to 9999"));
+        text.parse().map_err(none)
     }
 
     /// Returns the current day in UTC, by the clock of this machine.
@@ -62,12 +48,13 @@ impl Day {
     /// 9999.
     pub fn of(time: SystemTime) -> Result<Self> {
         let none = || Error::invalid(format!("{time:?} is not in the years 1000 to 9999"));
-        let date = Timestamp::try_from(time)
-            .ok()
-            .map(|time| time.to_zoned(TimeZone::UTC).date());
-        date.filter(|date| date.year() >= 1000)
-            .map(Day)
+        let time = Timestamp::try_from(time).ok();
+        time.and_then(|time| Day::in_range(time.to_zoned(TimeZone::UTC).date()))
             .ok_or_else(none)
+    }
+
+    fn in_range(date: Date) -> Option<Self> {
+        (date.year() >= 1000).then_some(Day(date))
     }
 }
 
@@ -80,17 +67,15 @@ impl FromStr for Day {
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if there is no such day, or it is spelt
     /// otherwise.
     fn from_str(text: &str) -> Result<Self> {
-        let day = || {
-            let mut parts = text.splitn(3, '-');
-            let (year, month, day) = (parts.next()?, parts.next()?, parts.next()?);
-            Day::new(year.parse().ok()?, month.parse().ok()?, day.parse().ok()?).ok()
-        };
         let none = || {
             Error::invalid(format!(
                 "{text:?} is not a day YYYY-MM-DD of the years 1000 to 9999"
             ))
         };
-        day().filter(|day| day.to_string() == text).ok_or_else(none)
+        let date: Option<Date> = text.parse().ok();
+        date.and_then(Day::in_range)
+            .filter(|day| day.to_string() == text)
+            .ok_or_else(none)
     }
 }
 
@@ -132,31 +117,21 @@ mod tests {
             let error = wrong.parse::<Day>().expect_err(wrong);
             assert!(error.to_string().contains(wrong), "{error}");
         }
-        assert!(
-            Day::new(2014, 13, 1)
-                .expect_err("no month")
-                .to_string()
-                .contains("2014-13-01")
-        );
+        let error = Day::new(2014, 13, 1).expect_err("no month");
+        assert!(error.to_string().contains("2014-13-01"), "{error}");
     }
 
     #[test]
     fn a_time_falls_into_a_day_of_utc() {
         let day = Duration::from_secs(86_400);
-        assert_eq!(
-            Day::of(UNIX_EPOCH).expect("a day").to_string(),
-            "1970-01-01"
-        );
-        assert_eq!(
-            Day::of(UNIX_EPOCH - Duration::from_nanos(1))
-                .expect("a day")
-                .to_string(),
-            "1969-12-31"
-        );
-        assert_eq!(
-            Day::of(UNIX_EPOCH + day).expect("a day").to_string(),
-            "1970-01-02"
-        );
+        let before = UNIX_EPOCH - Duration::from_nanos(1);
+        for (time, expected) in [
+            (UNIX_EPOCH, "1970-01-01"),
+            (before, "1969-12-31"),
+            (UNIX_EPOCH + day, "1970-01-02"),
+        ] {
+            assert_eq!(Day::of(time).expect("a day").to_string(), expected);
+        }
         assert!(Day::of(UNIX_EPOCH - 366 * 1000 * day).is_err());
     }
 }

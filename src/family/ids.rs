@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 /// The random number that a partition's batches carry until Redis loses its memory or begins anew
 /// (docs/protocol.md, section 3).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Incarnation(pub u64);
 
 impl fmt::Display for Incarnation {
@@ -16,7 +18,7 @@ impl fmt::Display for Incarnation {
 
 /// The random number of one cut. A Redis that was set back reuses sequence numbers, but no nonce
 /// (docs/protocol.md, section 3.9).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Nonce(pub u64);
 
 impl fmt::Display for Nonce {

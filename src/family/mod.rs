@@ -197,10 +197,12 @@ impl Family {
     }
 
     /// Returns the ids, if the family can count all of them.
-    pub(crate) fn check_ids<'id>(&self, ids: &'id [impl AsRef<str>]) -> Result<Vec<&'id str>> {
-        ids.iter()
-            .map(|id| self.check_id(id.as_ref()).map(|()| id.as_ref()))
-            .collect()
+    pub(crate) fn check_ids<I: AsRef<str>>(
+        &self,
+        ids: impl IntoIterator<Item = I>,
+    ) -> Result<Vec<I>> {
+        let checked = |id: I| self.check_id(id.as_ref()).map(|()| id);
+        ids.into_iter().map(checked).collect()
     }
 
     /// Returns the partition of the id (docs/protocol.md, section 2): the IEEE CRC-32 of its bytes,

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::kind::{Counting, Kind};
 use super::{Durability, Family};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::family::calendar::Precision;
 use crate::family::table::Table;
 
@@ -107,7 +107,7 @@ impl Family {
     pub fn from_settings(namespace: &str, name: &str, settings: &str) -> Result<Family> {
         let refused = |wrong: String| {
             let what = format!("{namespace}/{name}: invalid settings in the database: {wrong}");
-            Error::new(ErrorKind::Mismatch, what)
+            Error::mismatch(what)
         };
         let settings: FamilySettings =
             serde_json::from_str(settings).map_err(|error| refused(error.to_string()))?;
@@ -144,7 +144,7 @@ impl Family {
                     series
                         .windows
                         .iter()
-                        .map(|window| (window.precision, window.slices))
+                        .map(|it| (it.precision, it.slices))
                         .collect(),
                 ),
                 keep: Some(series.kept().map(|window| window.precision).collect()),

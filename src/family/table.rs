@@ -28,7 +28,8 @@ pub struct Table {
     pub(crate) name: String,
     #[serde(rename = "write")]
     pub(crate) missing: Missing,
-    pub(crate) keys: Vec<KeyColumn>,
+    /// The key columns by name, in the order of an id's segments.
+    pub(crate) keys: Vec<(String, KeyType)>,
     pub(crate) value: String,
     #[serde(default = "slash")]
     pub(crate) separator: char,
@@ -47,26 +48,6 @@ pub(crate) enum Missing {
     /// A reject, because the application creates the rows.
     #[serde(rename = "update")]
     Reject,
-}
-
-/// A key column, written as a pair of name and type.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(from = "(String, KeyType)", into = "(String, KeyType)")]
-pub(crate) struct KeyColumn {
-    pub(crate) name: String,
-    pub(crate) kind: KeyType,
-}
-
-impl From<(String, KeyType)> for KeyColumn {
-    fn from((name, kind): (String, KeyType)) -> Self {
-        KeyColumn { name, kind }
-    }
-}
-
-impl From<KeyColumn> for (String, KeyType) {
-    fn from(column: KeyColumn) -> Self {
-        (column.name, column.kind)
-    }
 }
 
 /// Returns true if MySQL accepts it as the name of a table, with or without its schema.
@@ -130,10 +111,7 @@ impl Table {
     /// key of the table.
     #[must_use]
     pub fn key(mut self, column: impl Into<String>, kind: KeyType) -> Self {
-        self.keys.push(KeyColumn {
-            name: column.into(),
-            kind,
-        });
+        self.keys.push((column.into(), kind));
         self
     }
 
@@ -154,7 +132,7 @@ impl Table {
 
     /// Refuses a table without a key or value column, and names that MySQL does not accept.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let columns = || self.keys.iter().map(|key| &key.name).chain([&self.value]);
+        let columns = || self.keys.iter().map(|(name, _)| name).chain([&self.value]);
         let mut seen = HashSet::new();
         let wrong = if !is_table_name(&self.name) {
             "not a name that MySQL accepts".to_owned()
@@ -185,7 +163,7 @@ impl Table {
         let keys: Vec<_> = self
             .keys
             .iter()
-            .map(|key| format!("{}:{:?}", key.name, key.kind))
+            .map(|(name, kind)| format!("{name}:{kind:?}"))
             .collect();
         format!(
             "{verb} {}({}){}{}",
@@ -209,12 +187,11 @@ impl Table {
                 self.separator
             ));
         }
-        for (segment, key) in segments.iter().zip(&self.keys) {
-            if !key.kind.is_canonical(segment) {
+        for (segment, (name, kind)) in segments.iter().zip(&self.keys) {
+            if !kind.is_canonical(segment) {
                 return Err(format!(
-                    "id {id:?}: {segment:?} is not {} for column {}",
-                    key.kind.expectation(),
-                    key.name
+                    "id {id:?}: {segment:?} is not {} for column {name}",
+                    kind.expectation()
                 ));
             }
         }
@@ -272,22 +249,12 @@ mod tests {
             .value("count")
     }
 
-    fn split(id: &str) -> Result<Vec<String>, String> {
-        visitors()
-            .split(id)
-            .map(|parts| parts.into_iter().map(String::from).collect())
-    }
-
     #[test]
     fn an_id_becomes_typed_columns() {
-        assert_eq!(
-            split("12345/2014-09-20"),
-            Ok(vec!["12345".into(), "2014-09-20".into()])
-        );
-        assert_eq!(
-            split("0/2000-02-29"),
-            Ok(vec!["0".into(), "2000-02-29".into()])
-        );
+        for (number, day) in [("12345", "2014-09-20"), ("0", "2000-02-29")] {
+            let id = format!("{number}/{day}");
+            assert_eq!(visitors().split(&id), Ok(vec![number, day]));
+        }
     }
 
     #[test]
@@ -301,9 +268,10 @@ mod tests {
             "7",
             "/2014-09-20",
         ] {
-            assert!(split(id).is_err(), "{id}");
+            assert!(visitors().split(id).is_err(), "{id}");
         }
-        assert!(split("07/2014-09-20").unwrap_err().contains("store_id"));
+        let wrong = visitors().split("07/2014-09-20").unwrap_err();
+        assert!(wrong.contains("store_id"), "{wrong}");
     }
 
     #[test]
@@ -324,27 +292,15 @@ mod tests {
     #[test]
     fn a_table_must_be_complete() {
         assert!(visitors().check().is_ok());
-        assert!(Table::upsert("visitors").value("count").check().is_err());
-        assert!(
-            Table::upsert("visitors")
-                .key("id", KeyType::Text)
-                .check()
-                .is_err()
-        );
-        assert!(
-            Table::update("a`b")
-                .key("id", KeyType::Text)
-                .value("n")
-                .check()
-                .is_err()
-        );
-        assert!(
-            Table::update("t")
-                .key("n", KeyType::Text)
-                .value("n")
-                .check()
-                .is_err()
-        );
-        assert!(visitors().separator('-').check().is_err());
+        let keyed = |name: &str| Table::update(name).key("id", KeyType::Text);
+        for wrong in [
+            Table::update("t").value("n"),
+            keyed("t"),
+            keyed("a`b").value("n"),
+            keyed("t").value("id"),
+            visitors().separator('-'),
+        ] {
+            assert!(wrong.check().is_err(), "{wrong:?}");
+        }
     }
 }

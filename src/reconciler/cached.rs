@@ -7,11 +7,12 @@ use std::sync::PoisonError;
 use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
+use crate::connection::try_each;
 use crate::error::{ErrorKind, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
 use crate::process::family::Opened;
-use crate::reconciler::flush::{CALLS, Flusher, Held, Pass};
+use crate::reconciler::flush::{Flusher, Held, Pass};
 use crate::scripts::cached::Deleted;
 use crate::scripts::partition::Partition;
 use crate::store::{Batch, Registered};
@@ -38,18 +39,14 @@ impl Flusher {
         let partition = held.partition(&self.redis);
         for deltas in batch.deltas.chunks(READ_BACK) {
             // an id that is not UTF-8 has no row
-            let ids: Vec<_> = deltas
-                .iter()
-                .filter_map(|(id, _)| std::str::from_utf8(id).ok())
-                .collect();
-            let values = self.read_back(&held.registered, &ids).await?;
-            let rows: Vec<_> = deltas
-                .iter()
-                .map(|(id, _)| (&**id, values.get(&**id).copied().flatten()))
-                .collect();
-            let marks = rows
-                .chunks(SAVES)
-                .map(|some| partition.saved(retention, batch.id, some));
+            let ids = deltas.iter().map(|(id, _)| &**id);
+            let texts = ids.clone().filter_map(|id| std::str::from_utf8(id).ok());
+            let texts: Vec<_> = texts.collect();
+            let values = self.read_back(&held.registered, &texts).await?;
+            let rows = ids.map(|id| (id, values.get(id).copied().flatten()));
+            let rows: Vec<_> = rows.collect();
+            let marks = rows.chunks(SAVES);
+            let marks = marks.map(|some| partition.saved(retention, batch.id, some));
             if try_join_all(marks).await?.contains(&None) {
                 break;
             }
@@ -90,7 +87,7 @@ impl Flusher {
         let passes = || self.passes.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
         let pass = passes().get(&opened.number).cloned();
-        let mut cursors = match pass {
+        let cursors = match pass {
             Some(Pass::Next(at)) if at > started => return Ok(()),
             Some(Pass::At(cursors)) => cursors,
             _ if !self
@@ -101,17 +98,13 @@ impl Flusher {
             }
             _ => vec![Some(0); partitions.len()],
         };
-        for (some, cursors) in partitions.chunks(CALLS).zip(cursors.chunks_mut(CALLS)) {
-            let looks = some
-                .iter()
-                .zip(&*cursors)
-                .map(|(partition, cursor)| delete_in(partition, *cursor));
-            for ((deleted, next), cursor) in try_join_all(looks).await?.into_iter().zip(cursors) {
-                ::metrics::counter!(metrics::DELETED, "family" => opened.label.clone())
-                    .increment(deleted);
-                *cursor = next;
-            }
-        }
+        let delete = async |(partition, cursor): &(&Partition, Option<u64>)| {
+            let (deleted, next) = delete_in(partition, *cursor).await?;
+            metrics::count(metrics::DELETED, &opened.label, deleted);
+            Ok(next)
+        };
+        let looks: Vec<_> = partitions.iter().zip(cursors).collect();
+        let cursors = try_each(&looks, delete).await?;
         let is_over = cursors.iter().all(Option::is_none);
         let pass = if is_over {
             Pass::Next(started + retention.retain / PASSES)

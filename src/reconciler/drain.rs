@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use crate::connection::backoff::{Backoff, wait_out};
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
-use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
+use crate::reconciler::flush::{Flusher, Held, PartitionId, Rotated};
 
 impl Flusher {
     /// Brings everything in Redis to the database. A failing partition or family does not block
@@ -61,9 +61,7 @@ impl Flusher {
         while let Some(ready) = held.iter().map(Held::ready_at).max() {
             tokio::time::sleep_until(ready).await;
             for (id, end) in self.flush(self.next_flush(&mut held), &stop).await {
-                if let Flushed::Failed(error) = end {
-                    failed.push((id, error));
-                }
+                failed.extend(end.err().map(|error| (id, error)));
             }
         }
         for (id, error) in failed {

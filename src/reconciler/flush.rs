@@ -6,12 +6,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::{join_all, try_join_all};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::connection::Connection;
 use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped};
+use crate::connection::{Connection, each, try_each};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::family::Opened;
@@ -20,7 +19,7 @@ use crate::reconciler::set_back;
 use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
 use crate::scripts::bundle;
 use crate::scripts::keys::Key;
-use crate::scripts::partition::{Partition, random};
+use crate::scripts::partition::Partition;
 use crate::store::{Applied, Batch, Progress, Registered};
 use crate::testing::ablation::{self, Guard};
 
@@ -30,8 +29,7 @@ pub type PartitionId = (u64, u32);
 /// The approximate number of ids in a page of a fetch: small enough for a script to stay far below
 /// a millisecond.
 const PAGE: usize = 500;
-/// The number of concurrent calls to Redis.
-pub(super) const CALLS: usize = 64;
+
 /// The approximate number of ids in one flush, which bounds its memory. Large enough for a
 /// transaction to cost little.
 const FLUSH_IDS: u64 = 10_000;
@@ -41,9 +39,11 @@ const FLUSH_IDS: u64 = 10_000;
 pub struct Flusher {
     pub(super) shared: Arc<Shared>,
     pub(super) redis: Connection,
-    lease: Option<(String, Duration)>,
-    max_rows: Option<u64>,
-    closing_all: bool,
+    /// The name of this lease holder, and the time beyond the settle time.
+    pub(super) lease: Option<(String, Duration)>,
+    /// The limit of the rows that one transaction changes; `None` leaves it to the store.
+    pub(super) max_rows: Option<u64>,
+    pub(super) closing_all: bool,
     /// The deletion passes, by the number of the cached family.
     pub(super) passes: Mutex<HashMap<u64, Pass>>,
 }
@@ -78,17 +78,10 @@ pub enum Rotated {
     Nothing,
 }
 
-/// The outcome of a held batch.
-#[derive(Debug)]
-pub enum Flushed {
-    /// A batch in the database, or dropped after a set-back. If its release failed, the ledger
-    /// skips it next time.
-    Done,
-    /// A batch that is gone from Redis, because another reconciler flushed it.
-    Stale,
-    /// A batch that is still in Redis, and the error.
-    Failed(Error),
-}
+/// The outcome of a held batch. An error means that it is still in Redis. Otherwise it is in the
+/// database, or was dropped after a set-back, or another reconciler flushed it. If its release
+/// failed, the ledger skips it next time.
+pub type Flushed = Result<()>;
 
 impl Held {
     /// Returns when it may be fetched, by this process's clock. The server's clock decides.
@@ -126,39 +119,18 @@ impl Flusher {
         }
     }
 
-    pub fn over(mut self, redis: Connection) -> Self {
-        self.redis = redis;
-        self
-    }
-
-    /// Limits the rows that one transaction changes. `None` leaves the limit to the store.
-    pub fn max_rows(mut self, rows: Option<u64>) -> Self {
-        self.max_rows = rows;
-        self
-    }
-
     /// Also closes kept slices that are not over.
     pub fn closing_all(mut self, all: bool) -> Self {
         self.closing_all = all;
         self
     }
 
-    pub fn leasing(mut self, time: Duration) -> Result<Self> {
-        self.lease = Some((format!("{:016x}", random()?), time));
-        Ok(self)
-    }
-
     /// Returns the partitions of each family that have anything pending.
     #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
     pub async fn sweep(&self, families: Vec<Arc<Opened>>) -> Vec<(u64, Result<Vec<PartitionId>>)> {
-        let mut found = Vec::with_capacity(families.len());
-        for some in families.chunks(CALLS) {
-            let looks = some.iter().map(|opened| async move {
-                (opened.number, self.pending_partitions(opened).await)
-            });
-            found.extend(join_all(looks).await);
-        }
-        found
+        let look =
+            async |opened: &Arc<Opened>| (opened.number, self.pending_partitions(opened).await);
+        each(&families, look).await
     }
 
     /// Returns the partitions of the family that have anything pending; takes one command if it is
@@ -180,15 +152,9 @@ impl Flusher {
         {
             return Ok(Vec::new());
         }
-        let mut found = Vec::new();
-        for some in all.chunks(CALLS) {
-            found.extend(try_join_all(some.iter().map(Partition::has_pending)).await?);
-        }
-        let found = found
-            .into_iter()
-            .zip(0..)
-            .filter_map(|(pending, partition)| pending.then_some((*number, partition)));
-        Ok(found.collect())
+        let found = try_each(&all, Partition::has_pending).await?;
+        let pending = |(pending, partition): (bool, _)| pending.then_some((*number, partition));
+        Ok(found.into_iter().zip(0..).filter_map(pending).collect())
     }
 
     /// Returns true if any of the keys exists. Takes one command; a cluster is assumed to have one:
@@ -214,17 +180,14 @@ impl Flusher {
         {
             return Ok(());
         }
-        for some in partitions.chunks(CALLS) {
-            try_join_all(some.iter().map(async |partition| {
-                if self.closing_all {
-                    partition.close_all_slices().await
-                } else {
-                    partition.close_slices().await.map(drop)
-                }
-            }))
-            .await?;
-        }
-        Ok(())
+        let close = async |partition: &Partition| {
+            if self.closing_all {
+                partition.close_all_slices().await
+            } else {
+                partition.close_slices().await.map(drop)
+            }
+        };
+        try_each(partitions, close).await.map(drop)
     }
 
     /// Cuts a batch off each partition, or takes the batch in flight. With `due`, only where a sync
@@ -235,14 +198,8 @@ impl Flusher {
         partitions: &[PartitionId],
         due: bool,
     ) -> Vec<(PartitionId, Result<Rotated>)> {
-        let mut all = Vec::with_capacity(partitions.len());
-        for some in partitions.chunks(CALLS) {
-            let rotations = some
-                .iter()
-                .map(|&id| async move { (id, self.rotate_one(id, due).await) });
-            all.extend(join_all(rotations).await);
-        }
-        all
+        let rotate = async |id: &PartitionId| (*id, self.rotate_one(*id, due).await);
+        each(partitions, rotate).await
     }
 
     async fn rotate_one(&self, id: PartitionId, due: bool) -> Result<Rotated> {
@@ -293,18 +250,15 @@ impl Flusher {
         for ((held, batch), result) in fetched.into_iter().zip(batches).zip(results) {
             match result {
                 Ok(progress) => applied.push((held, batch, progress)),
-                Err(error) => ends.push((held.id, Flushed::Failed(error))),
+                Err(error) => ends.push((held.id, Err(error))),
             }
         }
         // a batch that is applied but not released is found again, and skipped by the ledger
-        for some in applied.chunks(CALLS) {
-            join_all(
-                some.iter()
-                    .map(|(held, batch, progress)| self.finish(held, batch, *progress)),
-            )
-            .await;
-        }
-        ends.extend(applied.iter().map(|(held, ..)| (held.id, Flushed::Done)));
+        let finish = async |(held, batch, progress): &(Held, Arc<Batch>, Progress)| {
+            self.finish(held, batch, *progress).await;
+        };
+        each(&applied, finish).await;
+        ends.extend(applied.iter().map(|(held, ..)| (held.id, Ok(()))));
         ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
         ends
     }
@@ -315,21 +269,16 @@ impl Flusher {
         held: Vec<Held>,
         ends: &mut Vec<(PartitionId, Flushed)>,
     ) -> (Vec<Held>, Vec<Arc<Batch>>) {
-        let (mut fetched, mut batches) = (
-            Vec::with_capacity(held.len()),
-            Vec::with_capacity(held.len()),
-        );
-        for some in chunks(held, CALLS) {
-            let contents = join_all(some.iter().map(|held| self.fetch(held))).await;
-            for (held, content) in some.into_iter().zip(contents) {
-                match content {
-                    Ok(Some(deltas)) => {
-                        batches.push(Arc::new(held.batch(deltas)));
-                        fetched.push(held);
-                    }
-                    Ok(None) => ends.push((held.id, Flushed::Stale)),
-                    Err(error) => ends.push((held.id, Flushed::Failed(retried("fetch", error)))),
+        let (mut fetched, mut batches) = (Vec::new(), Vec::new());
+        let contents = each(&held, |held| self.fetch(held)).await;
+        for (held, content) in held.into_iter().zip(contents) {
+            match content {
+                Ok(Some(deltas)) => {
+                    batches.push(Arc::new(held.batch(deltas)));
+                    fetched.push(held);
                 }
+                Ok(None) => ends.push((held.id, Ok(()))),
+                Err(error) => ends.push((held.id, Err(retried("fetch", error)))),
             }
         }
         (fetched, batches)
@@ -359,29 +308,23 @@ impl Flusher {
         for (index, batch) in batches.iter().enumerate() {
             families.entry(batch.family.number).or_default().push(index);
         }
-        let mut ends: Vec<_> = std::iter::repeat_with(|| None)
-            .take(batches.len())
-            .collect();
-        if let Err(error) = self
-            .apply_all_parts(batches, (0..batches.len()).collect(), &mut ends, stop)
-            .await
-        {
+        let mut ends: Vec<_> = batches.iter().map(|_| None).collect();
+        let all = (0..batches.len()).collect();
+        if let Err(error) = self.apply_all_parts(batches, all, &mut ends, stop).await {
             let concerns_one = families.len() > 1 && error.kind() != ErrorKind::Store;
             for indexes in families.into_values() {
-                let left: Vec<_> = indexes
-                    .into_iter()
-                    .filter(|&index| ends[index].is_none())
-                    .collect();
+                let left = indexes.into_iter().filter(|&index| ends[index].is_none());
+                let left: Vec<_> = left.collect();
                 let applied = if concerns_one {
-                    self.apply_all_parts(batches, left.clone(), &mut ends, stop)
-                        .await
+                    let left = left.clone();
+                    self.apply_all_parts(batches, left, &mut ends, stop).await
                 } else {
                     Err(error.clone())
                 };
                 if let Err(error) = applied {
-                    left.into_iter().for_each(|index| {
-                        _ = ends[index].get_or_insert_with(|| Err(error.clone()));
-                    });
+                    for index in left {
+                        ends[index].get_or_insert_with(|| Err(error.clone()));
+                    }
                 }
             }
         }
@@ -401,10 +344,8 @@ impl Flusher {
     ) -> Result<()> {
         let mut stopped = None;
         while !indexes.is_empty() {
-            let some: Vec<_> = indexes
-                .iter()
-                .map(|&index| batches[index].clone())
-                .collect();
+            let some = indexes.iter().map(|&index| batches[index].clone());
+            let some: Vec<_> = some.collect();
             let applied = self.apply_repeated(&some, stop).await?;
             record(&applied);
             let mut left = Vec::new();
@@ -422,8 +363,7 @@ impl Flusher {
                 && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE
                 && !indexes.is_empty()
             {
-                return Err(Error::new(
-                    ErrorKind::Store,
+                return Err(Error::store(
                     "stopped before the rest of a batch was applied",
                 ));
             }
@@ -562,12 +502,4 @@ fn record(applied: &Applied) {
             "the database refused rows: see counterfoil_rejects"
         );
     }
-}
-
-fn chunks<T>(all: Vec<T>, size: usize) -> impl Iterator<Item = Vec<T>> {
-    let mut all = all.into_iter();
-    std::iter::from_fn(move || {
-        let some: Vec<_> = all.by_ref().take(size).collect();
-        (!some.is_empty()).then_some(some)
-    })
 }

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
-
 use crate::admin;
 use crate::connection::Connection;
+use crate::connection::backoff::Background;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::shared::Shared;
+use crate::reconciler::flush::Flusher;
 use crate::reconciler::registry::Scope;
-use crate::reconciler::scheduler::{Scheduler, Steps};
+use crate::reconciler::scheduler::Scheduler;
+use crate::scripts::partition::salt;
 
 /// The builder of a [`Reconciler`], returned by
 /// [`Counterfoil::reconciler`](crate::Counterfoil::reconciler).
@@ -49,10 +49,7 @@ pub struct ReconcilerBuilder {
 /// ```
 #[derive(Debug)]
 #[must_use = "dropping a reconciler stops it: bind it, or call detach()"]
-pub struct Reconciler {
-    stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
-}
+pub struct Reconciler(Background);
 
 impl ReconcilerBuilder {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
@@ -131,18 +128,17 @@ impl ReconcilerBuilder {
             looked => looked?,
         }
         admin::redis::warn_of_persistence(&redis, &families).await;
-        let steps = Steps {
+        let lease = |beyond| Ok::<_, Error>((salt()?, beyond));
+        let flusher = Flusher {
             redis,
-            lease: self.lease,
+            lease: self.lease.map(lease).transpose()?,
             max_rows: self.max_rows,
+            ..Flusher::new(self.shared)
         };
         metrics::begin_reconciler();
-        let (stop, stopping) = watch::channel(false);
-        let scheduler = Scheduler::new(self.shared, steps, self.scope, stopping)?;
-        Ok(Reconciler {
-            stop,
-            task: tokio::spawn(scheduler.run()),
-        })
+        Ok(Reconciler(Background::start(|stop| {
+            Scheduler::new(flusher, self.scope, stop).run()
+        })))
     }
 }
 
@@ -155,15 +151,11 @@ impl Reconciler {
     /// # Errors
     /// [`Closed`](ErrorKind::Closed) if the reconciler had already ended by a panic.
     pub async fn shutdown(self) -> Result<()> {
-        self.stop.send_replace(true);
-        self.task.await.map_err(|error| {
-            Error::new(ErrorKind::Closed, "the reconciler ended early").with_source(error)
-        })
+        self.0.shutdown("the reconciler ended early").await
     }
 
     /// Lets the reconciler run without the handle until the tokio runtime ends.
     pub fn detach(self) {
-        // the task stops when the sender is dropped
-        std::mem::forget(self.stop);
+        self.0.detach();
     }
 }

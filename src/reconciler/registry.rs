@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::process::shared::Shared;
 use crate::store::{Registered, Store};
 
@@ -83,7 +83,9 @@ impl Registry {
         let found = match found {
             Ok(found) => found,
             Err(error) => {
-                self.not_found(&error);
+                if self.scope != Scope::Opened {
+                    tracing::warn!(error = %format_args!("{error:#}"), "searching the database for families failed, will retry");
+                }
                 return Vec::new();
             }
         };
@@ -91,11 +93,8 @@ impl Registry {
         for one in found {
             match one {
                 Ok(registered) if self.scope.has(&registered) => {
-                    if self
-                        .serves
-                        .get(&registered.number)
-                        .is_none_or(|known| **known != registered)
-                    {
+                    let known = self.serves.get(&registered.number);
+                    if known.is_none_or(|known| **known != registered) {
                         let registered = Arc::new(registered);
                         self.serves.insert(registered.number, registered.clone());
                         served.push(shared.serve(registered).map(|(opened, _)| opened.number));
@@ -108,24 +107,15 @@ impl Registry {
         }
         unserved.retain(|what| self.warned.insert(what.clone()));
         if !unserved.is_empty() {
-            let (number, names) = (
-                unserved.len(),
-                unserved[..unserved.len().min(NAMES)].join("; "),
-            );
+            let number = unserved.len();
+            let families = unserved[..number.min(NAMES)].join("; ");
             tracing::warn!(
                 number,
-                families = names,
+                families,
                 "registered families are not served by this reconciler"
             );
         }
         served
-    }
-
-    /// Logs a failed search, unless the reconciler serves opened families only.
-    fn not_found(&self, error: &Error) {
-        if self.scope != Scope::Opened {
-            tracing::warn!(error = %format_args!("{error:#}"), "searching the database for families failed, will retry");
-        }
     }
 }
 
@@ -144,9 +134,7 @@ impl Scope {
     fn has(&self, Registered { family, .. }: &Registered) -> bool {
         match self {
             Scope::Opened => false,
-            Scope::Namespaces(namespaces) => namespaces
-                .iter()
-                .any(|namespace| namespace == family.namespace()),
+            Scope::Namespaces(namespaces) => namespaces.contains(&family.namespace),
             Scope::All => true,
         }
     }
@@ -154,7 +142,7 @@ impl Scope {
 
 /// Lists the families in the database, for at most the interval of the search.
 pub async fn list(store: &dyn Store) -> Listing {
-    let late = |_| Err(Error::new(ErrorKind::Store, "the database did not reply"));
+    let late = |_| Err(Error::store("the database did not reply"));
     timeout(SEARCH_INTERVAL, store.families())
         .await
         .unwrap_or_else(late)

@@ -8,7 +8,6 @@ use tokio::sync::{Semaphore, watch};
 use tokio::task::{Id, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
-use crate::connection::Connection;
 use crate::connection::backoff::{Backoff, unless_stopped};
 use crate::error::{Error, Result};
 use crate::metrics;
@@ -50,13 +49,6 @@ enum Finished {
     Listed(Listing),
 }
 
-/// The settings of flushes.
-pub struct Steps {
-    pub redis: Connection,
-    pub lease: Option<Duration>,
-    pub max_rows: Option<u64>,
-}
-
 /// The scheduler, which decides when each partition and family is checked.
 pub struct Scheduler {
     flusher: Arc<Flusher>,
@@ -85,28 +77,15 @@ pub struct Scheduler {
     watching: Option<Id>,
 }
 
-impl Steps {
-    fn flusher(&self, shared: &Arc<Shared>) -> Result<Flusher> {
-        let flusher = Flusher::new(shared.clone())
-            .over(self.redis.clone())
-            .max_rows(self.max_rows);
-        match self.lease {
-            Some(lease) => flusher.leasing(lease),
-            None => Ok(flusher),
-        }
-    }
+fn due((family, partition): PartitionId) -> Announced {
+    Announced::Due(family, partition)
 }
 
 impl Scheduler {
-    pub fn new(
-        shared: Arc<Shared>,
-        steps: Steps,
-        scope: Scope,
-        stopping: watch::Receiver<bool>,
-    ) -> Result<Self> {
-        Ok(Scheduler {
-            flusher: Arc::new(steps.flusher(&shared)?),
-            shared,
+    pub fn new(flusher: Flusher, scope: Scope, stopping: watch::Receiver<bool>) -> Self {
+        Scheduler {
+            shared: flusher.shared.clone(),
+            flusher: Arc::new(flusher),
             stopping,
             finishing: false,
             schedule: Schedule::default(),
@@ -122,7 +101,7 @@ impl Scheduler {
             registry: Registry::new(scope),
             watch: ServerWatch::new(),
             watching: None,
-        })
+        }
     }
 
     pub async fn run(mut self) {
@@ -133,42 +112,41 @@ impl Scheduler {
                 .check(Announced::Family(opened.number), Duration::ZERO);
         }
         loop {
-            self.start_listing();
-            self.start_watching();
-            self.start_what_is_due();
+            if !self.finishing {
+                self.start_listing();
+                self.start_watching();
+                self.start_what_is_due();
+            }
             self.start_flushes();
             self.measure_waiting();
+            if self.finishing && self.tasks.is_empty() && self.held.is_empty() {
+                return;
+            }
             let next = self.next_time();
             tokio::select! {
-                announced = shared.work.take() => {
+                announced = shared.work.take(), if !self.finishing => {
                     announced.into_iter().for_each(|what| self.schedule.check(what, Duration::ZERO));
                 }
                 Some(done) = self.tasks.join_next_with_id() => self.finished(done),
                 () = sleep_until(next) => {}
                 // an error means that the handle was dropped
-                asked = stopping.wait_for(|&stop| stop) => {
+                                asked = stopping.wait_for(|&stop| stop), if !self.finishing => {
                     let held = self.held.len();
                     if asked.is_ok() {
                         tracing::info!(held, "the reconciler was shut down");
                     } else {
-                        tracing::warn!(held, "the reconciler was dropped and stops");
+                                                tracing::warn!(held, "the reconciler was dropped and stops");
                     }
-                    break;
+                    self.finishing = true;
                 }
             }
         }
-        self.finishing = true;
-        loop {
-            self.start_flushes();
-            self.measure_waiting();
-            let next = self.next_time();
-            if self.tasks.is_empty() && self.held.is_empty() {
-                return;
-            }
-            tokio::select! {
-                Some(done) = self.tasks.join_next_with_id() => self.finished(done),
-                () = sleep_until(next) => {}
-            }
+    }
+
+    /// Checks the partitions at once.
+    fn check_now(&mut self, partitions: Vec<PartitionId>) {
+        for id in partitions {
+            self.schedule.check(due(id), Duration::ZERO);
         }
     }
 
@@ -249,11 +227,13 @@ impl Scheduler {
         while let Some(what) = self.schedule.pop_due(now) {
             match what {
                 Announced::Family(number) => families.push(number),
-                Announced::Due(number, partition) if self.busy.insert((number, partition)) => {
-                    due.push((number, partition));
-                }
                 Announced::Due(number, partition) => {
-                    self.again.insert((number, partition));
+                    let id = (number, partition);
+                    if self.busy.insert(id) {
+                        due.push(id);
+                    } else {
+                        self.again.insert(id);
+                    }
                 }
             }
         }
@@ -313,14 +293,20 @@ impl Scheduler {
             .remove(&id)
             .or_else(|| self.flushing.remove(&id).map(|(ids, _)| ids));
         match done.map(|(_, done)| done) {
-            Ok(Finished::Swept(all)) => all
-                .into_iter()
-                .for_each(|(number, found)| self.swept(number, found)),
-            Ok(Finished::Rotated(all)) => all
-                .into_iter()
-                .for_each(|(id, rotated)| self.rotated(id, rotated)),
+            Ok(Finished::Swept(all)) => {
+                for (number, found) in all {
+                    self.swept(number, found);
+                }
+            }
+            Ok(Finished::Rotated(all)) => {
+                for (id, rotated) in all {
+                    self.rotated(id, rotated);
+                }
+            }
             Ok(Finished::Flushed(all)) => {
-                all.into_iter().for_each(|(id, end)| self.flushed(id, end));
+                for (id, end) in all {
+                    self.flushed(id, end);
+                }
             }
             Ok(Finished::Watched(checked)) => self.watch.end(checked),
             Ok(Finished::Kept(number, strays)) => self.kept(number, strays),
@@ -331,10 +317,9 @@ impl Scheduler {
                     self.watch
                         .end(Err(Error::corrupt("a check of Redis ended early")));
                 }
-                concerned
-                    .into_iter()
-                    .flatten()
-                    .for_each(|id| self.rest(id, MEND));
+                for id in concerned.into_iter().flatten() {
+                    self.rest(id, MEND);
+                }
             }
         }
     }
@@ -344,10 +329,7 @@ impl Scheduler {
         match found {
             Ok(found) => {
                 self.failures.remove(&what);
-                found.into_iter().for_each(|(number, partition)| {
-                    self.schedule
-                        .check(Announced::Due(number, partition), Duration::ZERO);
-                });
+                self.check_now(found);
                 if let Some(opened) = self.shared.family(number) {
                     self.schedule.check(what, opened.family.sync_time / CHECKS);
                 }
@@ -372,20 +354,20 @@ impl Scheduler {
             Ok(Rotated::Leased(time)) => self.rest(id, time),
             Ok(Rotated::Nothing) => self.free(id, NEVER),
             Err(error) => {
-                let pause = self.pause(Announced::Due(id.0, id.1), &error);
+                let pause = self.pause(due(id), &error);
                 self.rest(id, pause);
             }
         }
     }
 
     fn flushed(&mut self, id: PartitionId, end: Flushed) {
-        let what = Announced::Due(id.0, id.1);
+        let what = due(id);
         match end {
-            Flushed::Done | Flushed::Stale => {
+            Ok(()) => {
                 self.failures.remove(&what);
                 self.free(id, NEVER);
             }
-            Flushed::Failed(error) => {
+            Err(error) => {
                 if self.finishing && error.is_retryable() {
                     // a server is unreachable: the next reconciler takes over the held batches
                     self.held.clear();
@@ -406,7 +388,7 @@ impl Scheduler {
             after
         };
         if after < NEVER {
-            self.schedule.check(Announced::Due(id.0, id.1), after);
+            self.schedule.check(due(id), after);
         }
     }
 
@@ -414,8 +396,7 @@ impl Scheduler {
     fn rest(&mut self, id: PartitionId, time: Duration) {
         self.busy.remove(&id);
         self.again.remove(&id);
-        self.schedule
-            .check_not_before(Announced::Due(id.0, id.1), time);
+        self.schedule.check_not_before(due(id), time);
     }
 
     fn keep_up(&mut self, number: u64) {
@@ -440,10 +421,7 @@ impl Scheduler {
 
     fn kept(&mut self, number: u64, strays: Result<Vec<PartitionId>>) {
         match strays {
-            Ok(strays) => strays.into_iter().for_each(|(number, partition)| {
-                self.schedule
-                    .check(Announced::Due(number, partition), Duration::ZERO);
-            }),
+            Ok(strays) => self.check_now(strays),
             Err(error) => {
                 let family = self.called(Announced::Family(number));
                 tracing::warn!(family, error = %format_args!("{error:#}"), "maintenance of the family failed, will retry");

@@ -1,7 +1,7 @@
 //! The detection of a Redis that was set back to an older state, and its new start
 //! (docs/protocol.md, section 3.9).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use futures_util::future::{join_all, try_join_all};
@@ -37,27 +37,13 @@ pub async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]
             .filter_map(|opened| Some((opened.registered.get()?.number, opened)));
         let by_number: HashMap<_, _> = registered.collect();
         let numbers: Vec<_> = by_number.keys().copied().collect();
-        let ledger = if numbers.is_empty() {
-            Vec::new()
-        } else {
-            shared.store.ledger(&numbers).await?
-        };
-        let marks: HashMap<_, _> = ledger
-            .into_iter()
-            .map(
-                |LedgerRow {
-                     family,
-                     partition,
-                     incarnation,
-                     mark,
-                 }| ((family, partition, incarnation), mark),
-            )
-            .collect();
-        let mut partitions: Vec<_> = marks
-            .keys()
-            .map(|(family, partition, _)| (*family, *partition))
-            .collect();
-        partitions.sort_unstable();
+        if numbers.is_empty() {
+            continue;
+        }
+        let key = |row: LedgerRow| ((row.family, row.partition, row.incarnation), row.mark);
+        let ledger = shared.store.ledger(&numbers).await?.into_iter();
+        let marks: BTreeMap<_, _> = ledger.map(key).collect();
+        let mut partitions: Vec<_> = marks.keys().map(|key| (key.0, key.1)).collect();
         partitions.dedup();
         let size = if shared.topology.is_cluster() {
             1
@@ -66,21 +52,16 @@ pub async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]
         };
         for chunk in partitions.chunks(size * CALLS) {
             let looks = chunk.chunks(size).map(async |few| {
-                let asked: Vec<_> = few
-                    .iter()
-                    .map(|(family, number)| {
-                        Partition::new(redis.clone(), &by_number[family].family, *number)
-                    })
-                    .collect();
-                last_cuts(redis, &asked).await
+                let asked = few.iter().map(|(family, number)| {
+                    Partition::new(redis.clone(), &by_number[family].family, *number)
+                });
+                last_cuts(redis, &asked.collect::<Vec<_>>()).await
             });
             let cuts = try_join_all(looks).await?.into_iter().flatten();
             let behind = chunk.iter().zip(cuts).filter(|((family, partition), cut)| {
-                let key = cut
-                    .incarnation
-                    .map(|incarnation| (*family, *partition, incarnation));
-                key.and_then(|key| marks.get(&key))
-                    .is_some_and(|mark| is_behind(cut, mark))
+                let key = cut.incarnation.map(|it| (*family, *partition, it));
+                let mark = key.and_then(|key| marks.get(&key));
+                mark.is_some_and(|mark| is_behind(cut, mark))
             });
             let resets = behind.map(|((family, partition), cut)| {
                 begin_anew(shared, redis, by_number[family], *partition, cut)
@@ -113,10 +94,9 @@ pub async fn begin_anew(
     let home = Partition::new(redis.clone(), family, shared.topology.home_of(partition));
     let own = Partition::new(redis.clone(), family, partition);
     if let Some(dropped) = own.reset(family, &home.keys, proven).await? {
-        ::metrics::counter!(metrics::SET_BACK, "family" => opened.label.clone()).increment(1);
-        ::metrics::counter!(metrics::DROPPED, "family" => opened.label.clone())
-            .increment(dropped.hits);
         let (hits, ids) = (dropped.hits, dropped.ids);
+        metrics::count(metrics::SET_BACK, &opened.label, 1);
+        metrics::count(metrics::DROPPED, &opened.label, hits);
         tracing::error!(%family, partition, hits, ids, "Redis was set back to an older state: pending hits were dropped");
     }
     Ok(())

@@ -1,10 +1,8 @@
 //! The upkeep of a family: its settings in Redis, new epochs so that Redis forgets old callers, and
 //! the search for partitions beyond the family's number (docs/protocol.md, sections 3.2 and 8).
 
-use futures_util::future::{join_all, try_join_all};
-
-use crate::connection::Connection;
 use crate::connection::topology::Topology;
+use crate::connection::{Connection, each, try_each};
 use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
@@ -14,8 +12,6 @@ use crate::scripts::bundle;
 use crate::scripts::keys::Key;
 use crate::scripts::partition::Partition;
 
-/// The number of concurrent calls to Redis.
-const CALLS: usize = 64;
 /// The end of the search for strays: one script names some hundred keys where it may take several
 /// partitions.
 const LAST: u32 = 256;
@@ -33,14 +29,12 @@ pub async fn configure(redis: &Connection, topology: &Topology, family: &Family)
 }
 
 async fn configure_homes(redis: &Connection, topology: &Topology, family: &Family) -> Result<()> {
-    for some in homes(redis, topology, family).chunks(CALLS) {
-        let configures = some.iter().map(|(number, home)| {
-            let partitions = topology.partitions_of(*number, family.partitions());
-            home.configure(family, partitions)
-        });
-        try_join_all(configures).await?;
-    }
-    Ok(())
+    let configure = async |(number, home): &(u32, Partition)| {
+        let partitions = topology.partitions_of(*number, family.partitions());
+        home.configure(family, partitions).await
+    };
+    let homes = homes(redis, topology, family);
+    try_each(&homes, configure).await.map(drop)
 }
 
 /// Begins new epochs where they are due, and writes the family's settings. The database did not
@@ -49,9 +43,8 @@ async fn configure_homes(redis: &Connection, topology: &Topology, family: &Famil
 /// # Errors
 /// [`Mismatch`](crate::ErrorKind::Mismatch) if Redis has another kind or number of partitions.
 pub async fn begin_epochs(redis: &Connection, topology: &Topology, family: &Family) -> Result<()> {
-    for some in homes(redis, topology, family).chunks(CALLS) {
-        try_join_all(some.iter().map(|(_, home)| home.epochs(family))).await?;
-    }
+    let homes = homes(redis, topology, family);
+    try_each(&homes, |(_, home)| home.epochs(family)).await?;
     configure(redis, topology, family).await
 }
 
@@ -64,45 +57,31 @@ fn homes(redis: &Connection, topology: &Topology, family: &Family) -> Vec<(u32, 
 /// count have counted. Redis refuses these clients from here on; their counts go to the database
 /// like any batch.
 pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) -> Result<Vec<u32>> {
-    let beyond: Vec<_> = (family.partitions()..LAST).collect();
-    let partition = |number: &u32| Partition::new(redis.clone(), family, *number);
-    let mut found = Vec::new();
-    for some in beyond.chunks(if topology.is_cluster() {
-        CALLS
-    } else {
-        LAST as usize
-    }) {
-        let some: Vec<_> = some.iter().map(partition).zip(some).collect();
-        if !topology.is_cluster() {
-            let keys: Vec<_> = some
-                .iter()
-                .flat_map(|(stray, _)| used_keys(family, stray))
-                .collect();
-            if !bundle::any_exists(redis, &keys).await? {
-                continue;
-            }
+    let partition = |number| (number, Partition::new(redis.clone(), family, number));
+    let beyond: Vec<_> = (family.partitions()..LAST).map(partition).collect();
+    if !topology.is_cluster() {
+        let keys = beyond.iter().flat_map(|(_, one)| used_keys(family, one));
+        if !bundle::any_exists(redis, &keys.collect::<Vec<_>>()).await? {
+            return Ok(Vec::new());
         }
-        let looks = some.iter().map(|(stray, number)| async move {
-            let is_used = bundle::any_exists(redis, &used_keys(family, stray)).await?;
-            Ok::<_, crate::Error>(is_used.then_some((stray, **number)))
-        });
-        for (stray, number) in try_join_all(looks).await?.into_iter().flatten() {
-            tracing::error!(%family, partition = number, "a client configured with a different partition count has counted hits");
-            ::metrics::counter!(metrics::STRAYS, "family" => family.name.clone()).increment(1);
-            stray.configure(family, [number]).await?;
-            found.push(number);
-        }
+    }
+    let is_used = async |(_, one): &(u32, Partition)| {
+        bundle::any_exists(redis, &used_keys(family, one)).await
+    };
+    let mut are_used = try_each(&beyond, is_used).await?.into_iter();
+    let mut strays = beyond;
+    strays.retain(|_| are_used.next() == Some(true));
+    for (number, stray) in &strays {
+        tracing::error!(%family, partition = number, "a client configured with a different partition count has counted hits");
+        metrics::count(metrics::STRAYS, &family.name, 1);
+        stray.configure(family, [*number]).await?;
     }
     if family.keeps_slices() {
-        let closes = found
-            .iter()
-            .map(|number| async move { partition(number).close_slices().await });
-        join_all(closes)
-            .await
-            .into_iter()
-            .try_for_each(|closed| closed.map(drop))?;
+        for closed in each(&strays, |(_, stray)| stray.close_slices()).await {
+            closed?;
+        }
     }
-    Ok(found)
+    Ok(strays.iter().map(|(number, _)| *number).collect())
 }
 
 /// Returns the keys of which at least one exists if hits wait for the database.

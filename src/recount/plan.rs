@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use serde::Deserialize;
 use sqlx::MySqlPool;
 
 /// The treatment of a counter that differs from its rows.
@@ -17,7 +18,8 @@ pub enum Mode {
 }
 
 /// The counters to recount.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum RecountIds {
     /// The counters of the family's table. Rows that never had a counter are not found.

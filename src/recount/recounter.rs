@@ -4,10 +4,11 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+
 use tokio::time::{Instant, sleep};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::connection::backoff::Background;
+use crate::error::Result;
 use crate::recount::run::{Recounted, Recounting};
 use crate::store::mysql::Begun;
 
@@ -18,20 +19,15 @@ const POLL_INTERVAL: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 #[must_use = "a recount stops when its handle is dropped"]
 pub struct Recounter {
-    stop: watch::Sender<bool>,
-    task: JoinHandle<()>,
+    task: Background,
     progress: watch::Receiver<Recounted>,
 }
 
 impl Recounter {
     pub(crate) fn start(recounting: Recounting, every: RangeInclusive<Duration>) -> Self {
-        let (stop, stopping) = watch::channel(false);
         let progress = recounting.progress();
-        Recounter {
-            stop,
-            task: tokio::spawn(run(recounting, every, stopping)),
-            progress,
-        }
+        let task = Background::start(|stop| run(recounting, every, stop));
+        Recounter { task, progress }
     }
 
     /// Returns the progress of this process's current run, or the result of its last one.
@@ -44,16 +40,12 @@ impl Recounter {
     /// # Errors
     /// [`Closed`](ErrorKind::Closed) if the recount had already ended by a panic.
     pub async fn shutdown(self) -> Result<()> {
-        self.stop.send_replace(true);
-        self.task.await.map_err(|error| {
-            Error::new(ErrorKind::Closed, "the recount ended early").with_source(error)
-        })
+        self.task.shutdown("the recount ended early").await
     }
 
     /// Lets the recount run without the handle until the tokio runtime ends.
     pub fn detach(self) {
-        // the task stops when the sender is dropped
-        std::mem::forget(self.stop);
+        self.task.detach();
     }
 }
 

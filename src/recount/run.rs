@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::client::handle::Handle;
+use crate::client::handle::{Handle, borrowed_ids};
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
@@ -271,9 +271,8 @@ impl Recounting {
         let in_source = at.from_source || plan.ids == RecountIds::Source;
         let IdPage { mut ids, is_full } = if in_source {
             let replica = plan.replica.as_ref();
-            let ids = self
-                .source
-                .ids_after(&self.mysql, replica, family, after, PAGE);
+            let source = &self.source;
+            let ids = source.ids_after(&self.mysql, replica, family, after, PAGE);
             ids.await?
         } else {
             self.mysql.ids_after(family, after, PAGE).await?
@@ -295,7 +294,7 @@ impl Recounting {
         });
         if in_source && plan.ids == RecountIds::Both {
             // those that have counters were checked as counters before
-            let wanted = borrowed(&ids);
+            let wanted = borrowed_ids(&ids);
             let found = self.mysql.read(family, &wanted, &[], ReadFrom::Primary);
             let mut values = found.await?.values.into_iter();
             ids.retain(|_| values.next() == Some(None));
@@ -310,7 +309,7 @@ impl Recounting {
 
     /// Takes the first step: reads the values, and leaves out counters that are too large.
     pub async fn before(&self, ids: Vec<String>) -> Result<Before> {
-        let values = self.exact(&borrowed(&ids)).await?;
+        let values = self.handle.exact(&borrowed_ids(&ids)).await?;
         let before = ids.into_iter().zip(values);
         let before = before.filter(|(_, value)| *value <= self.plan.largest);
         Ok(before.collect())
@@ -322,11 +321,10 @@ impl Recounting {
             && let Some(lag) = self.mysql.lag(replica).await?
             && lag >= self.within
         {
-            let lags = format!(
-                "the replica lags by {lag:?}, within() allows less than {:?}",
-                self.within
-            );
-            return Err(Error::new(ErrorKind::Store, lags));
+            let within = self.within;
+            return Err(Error::store(format!(
+                "the replica lags by {lag:?}, within() allows less than {within:?}"
+            )));
         }
         let ids: Vec<_> = before.iter().map(|(id, _)| id.as_str()).collect();
         let rows = self.rows(&ids).await?;
@@ -346,11 +344,10 @@ impl Recounting {
     /// Takes the third step, after the wait: finds the differences.
     pub async fn after(&self, page: &Page) -> Result<Difference> {
         let ids: Vec<_> = page.differing.iter().map(|(id, ..)| id.as_str()).collect();
-        let values = self.exact(&ids).await?;
-        let again = if self.plan.rows_are_deleted {
-            Some(self.rows(&ids).await?)
-        } else {
-            None
+        let values = self.handle.exact(&ids).await?;
+        let again = match self.plan.rows_are_deleted {
+            true => Some(self.rows(&ids).await?),
+            false => None,
         };
         let mut difference = Difference {
             checked: page.same,
@@ -435,7 +432,7 @@ impl Recounting {
             (metrics::RECOUNT_BUSY, busy),
         ];
         for (name, count) in counts {
-            ::metrics::counter!(name, "family" => label.clone()).increment(count);
+            metrics::count(name, label, count);
         }
         let corrected = |direction: &'static str, is_so: fn(&&Drifted) -> bool| {
             let count = found.drifted.iter().filter(is_so).count() as u64;
@@ -468,10 +465,8 @@ impl Recounting {
         }
         let family = self.handle.registered().await?;
         let trusting = ablation::is_out(Guard::RecountRun);
-        let noted = self
-            .mysql
-            .correct(family, run, difference.drifted.clone(), trusting);
-        let noted = noted.await?;
+        let drifted = difference.drifted.clone();
+        let noted = self.mysql.correct(family, run, drifted, trusting).await?;
         if let Some(noted) = noted.as_ref().filter(|_| self.family().is_cached()) {
             let corrected = noted.iter().filter(|one| one.delta != 0);
             self.forget(corrected.map(|one| one.id.as_str())).await;
@@ -499,14 +494,6 @@ impl Recounting {
                 sleep(SAVING).await;
             }
         }
-    }
-
-    /// Reads exact values, without loading cached counters into Redis.
-    async fn exact(&self, ids: &[&str]) -> Result<Vec<i64>> {
-        if ids.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.handle.exact(ids).await
     }
 
     async fn rows(&self, ids: &[&str]) -> Result<Vec<i64>> {
@@ -557,8 +544,4 @@ impl Recounting {
     pub async fn end(&self, run: &Run) -> Result<bool> {
         self.mysql.save_recount(run, RunState::Finished).await
     }
-}
-
-fn borrowed(ids: &[String]) -> Vec<&str> {
-    ids.iter().map(String::as_str).collect()
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::scripts::bundle::Reply;
 use crate::testing::simulated;
 
@@ -37,10 +37,7 @@ impl ServerClock {
             ahead = reply.number::<i64>()? - sent;
             self.ahead_ms.store(ahead, Ordering::Relaxed);
         }
-        Err(Error::new(
-            ErrorKind::Redis,
-            "the server's time differs with each call",
-        ))
+        Err(Error::redis("the server's time differs with each call"))
     }
 }
 

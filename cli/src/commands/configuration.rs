@@ -24,18 +24,15 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
         json.push(json!({"pair": name, "families": families}));
     }
     lines.push("the configuration is valid".to_owned());
-    context.output.print(&json, |_| lines)?;
-    Ok(Exit::Ok)
+    context.output.print(&json, |_| lines)
 }
 
 pub fn example(output: Output) -> Result<Exit, Failure> {
-    output.text(EXAMPLE.as_bytes())?;
-    Ok(Exit::Ok)
+    output.text(EXAMPLE.as_bytes())
 }
 
 pub fn completions(output: Output, shell: Shell) -> Result<Exit, Failure> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "counterfoil", &mut script);
-    output.text(&script)?;
-    Ok(Exit::Ok)
+    output.text(&script)
 }

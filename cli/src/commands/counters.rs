@@ -3,7 +3,6 @@
 use std::io::{self, Write};
 
 use counterfoil::{AnyCounters, Outcome, Precision, Slice, VisitorCount};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{Context, connect};
@@ -27,14 +26,17 @@ pub async fn get(
     ids: &[String],
     precision: Precision,
 ) -> Result<Exit, Failure> {
-    let pair = context.pair_of(family)?;
-    let connected = connect(pair).await?;
-    let counters = context.open_to_read(pair, &connected, family).await?;
+    let counters = open_to_read(context, family).await?;
     let kind = counters.family().kind();
     let Counters { name, json, lines } = read(counters, ids, precision).await?;
     let values = json!({"family": family, "kind": kind, name: json});
-    context.output.print(&values, |_| lines)?;
-    Ok(Exit::Ok)
+    context.output.print(&values, |_| lines)
+}
+
+async fn open_to_read(context: &Context, family: &str) -> Result<AnyCounters, Failure> {
+    let pair = context.pair_of(family)?;
+    let connected = connect(pair).await?;
+    context.open_to_read(pair, &connected, family).await
 }
 
 async fn read(
@@ -139,10 +141,9 @@ pub async fn add(
     });
     let Some(refusal) = refusal else {
         let done = word.replace("counted_before", "was counted before");
-        context.output.print(&change, |_| {
+        return context.output.print(&change, |_| {
             vec![value.map_or_else(|| done.clone(), |value| format!("{done}: {id} is {value}"))]
-        })?;
-        return Ok(Exit::Ok);
+        });
     };
     if context.output.json {
         context.output.print(&change, |_| Vec::new())?;
@@ -189,9 +190,7 @@ pub async fn list(
     after: Option<String>,
     limit: usize,
 ) -> Result<Exit, Failure> {
-    let pair = context.pair_of(family)?;
-    let connected = connect(pair).await?;
-    let counters = context.open_to_read(pair, &connected, family).await?;
+    let counters = open_to_read(context, family).await?;
     write_list(&counters, prefix, after, limit, context.output.json).await?;
     Ok(Exit::Ok)
 }
@@ -211,8 +210,10 @@ async fn write_list(
         let mut out = io::BufWriter::new(io::stdout().lock());
         for (id, value) in &page {
             if json {
-                let item = serde_json::to_string(&Listed { id, value: *value })
-                    .map_err(io::Error::from)?;
+                let item = match value {
+                    Some(value) => json!({"id": id, "value": value}),
+                    None => json!({"id": id}),
+                };
                 write!(out, "{}\n  {item}", if is_first { "[" } else { "," })?;
                 is_first = false;
             } else {
@@ -235,34 +236,19 @@ async fn write_list(
     }
 }
 
-#[derive(Serialize)]
-struct Listed<'l> {
-    id: &'l str,
-    /// `None` for a series.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    value: Option<i64>,
-}
-
 async fn page(
     counters: &AnyCounters,
     prefix: &str,
     after: Option<&str>,
     limit: usize,
 ) -> Result<Vec<(String, Option<i64>)>, Failure> {
-    let valued = |page: Vec<(String, i64)>| {
-        page.into_iter()
-            .map(|(id, value)| (id, Some(value)))
-            .collect()
-    };
-    Ok(match counters {
-        AnyCounters::Buffered(counters) => valued(counters.list(prefix, after, limit).await?),
-        AnyCounters::Visitors(visitors) => valued(visitors.list(prefix, after, limit).await?),
-        AnyCounters::Series(series) => series
-            .names(prefix, after, limit)
-            .await?
-            .into_iter()
-            .map(|name| (name, None))
-            .collect(),
+    let valued = match counters {
+        AnyCounters::Buffered(counters) => counters.list(prefix, after, limit).await?,
+        AnyCounters::Visitors(visitors) => visitors.list(prefix, after, limit).await?,
+        AnyCounters::Series(series) => {
+            let names = series.names(prefix, after, limit).await?.into_iter();
+            return Ok(names.map(|name| (name, None)).collect());
+        }
         other => {
             let family = other.family();
             let what = format!(
@@ -271,5 +257,7 @@ async fn page(
             );
             return Err(Failure::usage(what));
         }
-    })
+    };
+    let valued = valued.into_iter().map(|(id, value)| (id, Some(value)));
+    Ok(valued.collect())
 }

@@ -7,7 +7,7 @@ use counterfoil::admin::Backlog;
 use counterfoil::{Counterfoil, Error, ErrorKind, Family};
 use futures_util::future::join_all;
 use serde::Serialize;
-use tokio::time::{Instant, MissedTickBehavior, interval_at, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::{Context, connect};
 use crate::config::{FamilyConfig, PairConfig};
@@ -15,7 +15,7 @@ use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::{count, short};
-use crate::poll::{TIMEOUT, with_timeout};
+use crate::poll::{in_time, ticks};
 
 /// The interval between progress messages.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -102,7 +102,7 @@ async fn drain_pair(
     let drained = drained.await;
     let (left, mut problems) = match drained {
         Ok(Ok(())) => (Vec::new(), Vec::new()),
-        _ => match with_timeout(TIMEOUT, counterfoil.backlogs()).await {
+        _ => match in_time(counterfoil.backlogs()).await {
             Ok(backlogs) => pending(backlogs),
             Err(why) => (Vec::new(), vec![format!("Redis: {why}")]),
         },
@@ -154,8 +154,8 @@ async fn open_all(
 
 /// Prints what is still pending, every second. Never returns.
 async fn print_progress<T>(pair: &str, counterfoil: &Counterfoil) -> T {
-    let mut ticks = interval_at(Instant::now() + INTERVAL, INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = ticks(INTERVAL);
+    ticks.reset();
     loop {
         ticks.tick().await;
         let Ok(backlogs) = counterfoil.backlogs().await else {

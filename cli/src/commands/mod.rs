@@ -21,7 +21,7 @@ use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::Output;
 use crate::pair;
-use crate::poll::{Poller, TIMEOUT, with_timeout};
+use crate::poll::{Poller, in_time};
 
 /// The context of most commands.
 pub struct Context {
@@ -33,7 +33,7 @@ pub struct Context {
 
 impl Context {
     fn read(path: &Path, named: Option<String>, output: Output) -> Result<Self, Failure> {
-        let config = Config::read(path)?;
+        let config = Config::read(path).map_err(Failure::usage)?;
         if let Some(named) = named
             .as_ref()
             .filter(|named| config.pairs.iter().all(|pair| pair.name != **named))
@@ -139,7 +139,7 @@ impl Context {
 
 /// Connects to a pair. The error names the pair.
 pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
-    let connected = with_timeout(TIMEOUT, pair::connect(pair)).await;
+    let connected = in_time(pair::connect(pair)).await;
     connected.map_err(|why| {
         let advice = "Check that Redis is running, and its address and password";
         Failure::critical(format!("pair {}: {why}. {advice}", pair.name))

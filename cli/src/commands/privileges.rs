@@ -14,7 +14,7 @@ use crate::config::{FamilyConfig, PairConfig, RedisPlace};
 use crate::exit::{Exit, Failure};
 use crate::families::registered;
 use crate::pair;
-use crate::poll::{TIMEOUT, with_timeout};
+use crate::poll::in_time;
 
 /// ACL rules for commands that the daemon needs or benefits from, in addition to the library's.
 const OF_DAEMON: [&str; 4] = ["+config|get", "+info", "+ping", "+role"];
@@ -34,8 +34,7 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
         ));
         json.push(json!({"pair": name, "user": user, "lines": rules}));
     }
-    context.output.print(&json, |_| lines)?;
-    Ok(Exit::Ok)
+    context.output.print(&json, |_| lines)
 }
 
 async fn rules(
@@ -88,8 +87,7 @@ pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failur
         json.push(json!({"pair": name, "user": of.user, "lines": statements}));
         lines.extend(statements);
     }
-    context.output.print(&json, |_| lines)?;
-    Ok(Exit::Ok)
+    context.output.print(&json, |_| lines)
 }
 
 async fn statements(
@@ -110,16 +108,13 @@ async fn statements(
     }
     let mut lines = counterfoil::admin::grants(&all, of.role.role(), schema, &of.user);
     if let RoleName::Daemon = of.role {
-        lines.extend(
-            context
-                .families(pair)
-                .filter_map(|family| recount_grant(family, schema, &of.user)),
-        );
+        let account = account(&of.user);
+        let families = context.families(pair);
+        lines.extend(families.filter_map(|family| recount_grant(family, schema, &account)));
         if pair.create_tables {
             lines.push(format!(
-                "GRANT CREATE ON {}.* TO {};",
-                quoted(schema),
-                account(&of.user)
+                "GRANT CREATE ON {}.* TO {account};",
+                quoted(schema)
             ));
         }
     }
@@ -127,20 +122,16 @@ async fn statements(
 }
 
 /// Returns the GRANT for the table that a recount reads.
-fn recount_grant(family: &FamilyConfig, schema: &str, user: &str) -> Option<String> {
-    let Some(table) = &family.recount.as_ref()?.table else {
+fn recount_grant(family: &FamilyConfig, schema: &str, account: &str) -> Option<String> {
+    let Some(table) = &family.recount.as_ref()?.settings.table else {
         return Some(format!(
             "-- {} is recounted by its own SQL: grant SELECT on its tables",
             family.name()
         ));
     };
     let (schema, table) = table.split_once('.').unwrap_or((schema, table));
-    Some(format!(
-        "GRANT SELECT ON {}.{} TO {};",
-        quoted(schema),
-        quoted(table),
-        account(user)
-    ))
+    let (schema, table) = (quoted(schema), quoted(table));
+    Some(format!("GRANT SELECT ON {schema}.{table} TO {account};"))
 }
 
 /// Formats the account `NAME@HOST`; a name without a host matches any host.
@@ -167,7 +158,7 @@ async fn families<'c>(
     for family in single {
         families.push(family.sample()?);
     }
-    match with_timeout(TIMEOUT, registered(&pair::store(pair)?)).await {
+    match in_time(registered(&pair::store(pair)?)).await {
         Ok(registered) => {
             let is_new = |family: &Family| context.configured(pair, &family.to_string()).is_none();
             let registered = registered.into_iter().map(|registered| registered.family);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use counterfoil::admin::{Drift, Overview};
-use counterfoil::recount::{Mode, Recounted};
+use counterfoil::recount::Recounted;
 use counterfoil::{Counterfoil, Family, MysqlStore};
 use serde_json::json;
 use tokio::time::sleep;
@@ -32,9 +32,7 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
                 "the configuration has no [family.recount] for {family}"
             ))
         })?;
-    if report {
-        recount.mode = Mode::Report;
-    }
+    recount.settings.only_report |= report;
     let connected = connect(pair).await?;
     let (recounted, drift) = run(context, pair, &connected, family, &recount).await?;
     let Recounted {
@@ -47,7 +45,7 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
         busy,
         ..
     } = recounted;
-    let drift = views(family, run, &drift);
+    let drift = DriftView::all(family, run, drift);
     let found = json!({
         "family": family,
         "run": run,
@@ -122,19 +120,14 @@ pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<
     let registered =
         registered.ok_or_else(|| Failure::usage(format!("the database has no family {family}")))?;
     let overview = overview_of(&store, family).await?;
-    let last_run = overview
-        .and_then(|one| one.recount)
-        .map(|recount| recount.run);
+    let last_run = overview.and_then(|one| Some(one.recount?.run));
     let run = run.or(last_run).ok_or_else(|| {
         Failure::warning(format!(
             "{family} was never recounted: run `counterfoil recount {family}`"
         ))
     })?;
-    let found = views(
-        family,
-        run,
-        &drift_of(&store, &registered.family, run).await?,
-    );
+    let drift = drift_of(&store, &registered.family, run).await?;
+    let found = DriftView::all(family, run, drift);
     context.output.print(&found, |found| {
         if found.is_empty() {
             vec![format!(
@@ -143,8 +136,7 @@ pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<
         } else {
             rows(found)
         }
-    })?;
-    Ok(Exit::Ok)
+    })
 }
 
 async fn drift_of(store: &MysqlStore, family: &Family, run: u64) -> Result<Vec<Drift>, Failure> {
@@ -158,13 +150,6 @@ async fn drift_of(store: &MysqlStore, family: &Family, run: u64) -> Result<Vec<D
             return Ok(all);
         }
     }
-}
-
-fn views(family: &str, run: u64, drift: &[Drift]) -> Vec<DriftView> {
-    drift
-        .iter()
-        .map(|drift| DriftView::new(family, run, drift))
-        .collect()
 }
 
 fn rows(drift: &[DriftView]) -> Vec<String> {

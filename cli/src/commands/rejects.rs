@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use counterfoil::admin::{Reject, Retried};
+use counterfoil::admin::Retried;
 use counterfoil::{Counterfoil, MysqlStore};
 use serde::Serialize;
 use serde_json::json;
@@ -37,9 +37,9 @@ async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exi
     let mut listed = Vec::new();
     for pair in context.pairs() {
         let rejects = open_rejects(&pair::store(pair)?, limit, family).await?;
-        listed.extend(rejects.iter().map(|reject| Listed {
+        listed.extend(rejects.into_iter().map(|reject| Listed {
             pair: pair.name.clone(),
-            reject: RejectView::from(reject),
+            reject,
         }));
     }
     context.output.print(&listed, |listed| {
@@ -60,8 +60,7 @@ async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exi
         let heads = ["PAIR", "NUMBER", "FAMILY", "ID", "DELTA", "SINCE", "REASON"];
         let rows: Vec<_> = listed.iter().map(row).collect();
         table(heads, &rows)
-    })?;
-    Ok(Exit::Ok)
+    })
 }
 
 /// Returns the first `limit` open rejects of a family, or of all families, ascending.
@@ -69,14 +68,14 @@ async fn open_rejects(
     store: &MysqlStore,
     limit: u64,
     family: Option<&str>,
-) -> Result<Vec<Reject>, Failure> {
+) -> Result<Vec<RejectView>, Failure> {
     let (mut open, mut after) = (Vec::new(), 0);
     loop {
-        let mut page = store.rejects(after, PAGE).await?;
+        let page = store.rejects(after, PAGE).await?;
         let is_last = (page.len() as u64) < PAGE;
         after = page.last().map_or(after, |reject| reject.number);
-        page.retain(|reject| family.is_none_or(|family| name(reject) == family));
-        open.append(&mut page);
+        let page = RejectView::all(page).into_iter();
+        open.extend(page.filter(|reject| family.is_none_or(|family| reject.family == family)));
         if is_last || open.len() as u64 >= limit {
             open.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
             return Ok(open);
@@ -84,12 +83,8 @@ async fn open_rejects(
     }
 }
 
-fn name(reject: &Reject) -> String {
-    format!("{}/{}", reject.namespace, reject.family)
-}
-
 /// Returns the open rejects that the command line names, and the numbers that match none.
-async fn select(store: &MysqlStore, which: &Which) -> Result<(Vec<Reject>, Vec<u64>), Failure> {
+async fn select(store: &MysqlStore, which: &Which) -> Result<(Vec<RejectView>, Vec<u64>), Failure> {
     if which.numbers.is_empty() {
         let rejects = open_rejects(store, u64::MAX, which.family.as_deref()).await?;
         return Ok((rejects, Vec::new()));
@@ -106,9 +101,9 @@ async fn select(store: &MysqlStore, which: &Which) -> Result<(Vec<Reject>, Vec<u
 }
 
 /// Returns the reject with this number, if it is open.
-async fn open_reject(store: &MysqlStore, number: u64) -> Result<Option<Reject>, Failure> {
+async fn open_reject(store: &MysqlStore, number: u64) -> Result<Option<RejectView>, Failure> {
     let found = store.rejects(number.saturating_sub(1), 1).await?;
-    let mut found = found.into_iter();
+    let mut found = RejectView::all(found).into_iter();
     Ok(found.find(|reject| reject.number == number))
 }
 
@@ -140,7 +135,7 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     let (selected, not_found) = select(connected.mysql()?, which).await?;
     let outcome = Outcome {
         not_found,
-        ..apply(&connected, &selected).await?
+        ..apply(&connected, selected).await?
     };
     context.output.print(&outcome, |outcome| {
         let mut lines = vec![format!("applied: {}", outcome.applied.len())];
@@ -174,21 +169,21 @@ fn not_open(number: &u64) -> String {
 }
 
 /// Retries each reject once, family by family.
-async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Outcome, Failure> {
+async fn apply(counterfoil: &Counterfoil, rejects: Vec<RejectView>) -> Result<Outcome, Failure> {
     let registered = registered(counterfoil.store()).await?;
     let mut numbers: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for reject in rejects {
-        numbers.entry(name(reject)).or_default().push(reject.number);
+    for RejectView { family, number, .. } in rejects {
+        numbers.entry(family).or_default().push(number);
     }
     let store = counterfoil.mysql()?;
     let mut outcome = Outcome::default();
     for (name, numbers) in numbers {
         let mut families = registered.iter().map(|registered| &registered.family);
         let retried = match families.find(|family| family.to_string() == name) {
-            Some(family) => store
-                .retry_rejects(family, &numbers)
-                .await
-                .map_err(|error| format!("{error:#}")),
+            Some(family) => {
+                let retried = store.retry_rejects(family, &numbers).await;
+                retried.map_err(|error| format!("{error:#}"))
+            }
             None => Err("this version does not know the family".to_owned()),
         };
         let retried = match retried {
@@ -206,8 +201,7 @@ async fn apply(counterfoil: &Counterfoil, rejects: &[Reject]) -> Result<Outcome,
             match retried {
                 Retried::Applied => outcome.applied.push(number),
                 Retried::Refused => {
-                    let reject = open_reject(store, number).await?;
-                    outcome.refused.extend(reject.iter().map(RejectView::from));
+                    outcome.refused.extend(open_reject(store, number).await?);
                 }
                 Retried::AppliedBefore | Retried::Discarded | Retried::NotFound => {
                     outcome.done_before.push(number);

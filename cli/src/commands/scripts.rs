@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{Context, connect};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, table};
-use crate::poll::{TIMEOUT, with_timeout};
+use crate::poll::in_time;
 
 #[derive(Serialize)]
 struct Entry {
@@ -41,8 +41,7 @@ fn entry_table(entries: &[Entry]) -> Vec<String> {
 }
 
 pub fn list(output: Output) -> Result<Exit, Failure> {
-    output.print(&entries(), |entries| entry_table(entries))?;
-    Ok(Exit::Ok)
+    output.print(&entries(), |entries| entry_table(entries))
 }
 
 /// Writes each script as `v1/NAME.lua`, and a manifest.
@@ -66,8 +65,7 @@ pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
             entries().len(),
             folder.display()
         )]
-    })?;
-    Ok(Exit::Ok)
+    })
 }
 
 /// Loads the scripts into the Redis of each pair.
@@ -75,7 +73,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
     let mut loaded = Vec::new();
     for pair in context.pairs() {
         let connected = connect(pair).await?;
-        let done = with_timeout(TIMEOUT, load_into(&connected)).await;
+        let done = in_time(load_into(&connected)).await;
         done.map_err(|why| {
             let advice =
                 "SCRIPT LOAD needs every primary of a cluster, and the ACL rule +script|load";
@@ -91,8 +89,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
         .print(&json!({ "pairs": loaded, "scripts": entries() }), |_| {
             let heads = loaded.iter().map(|pair| format!("pair {pair}: loaded"));
             heads.chain(entry_table(&entries())).collect()
-        })?;
-    Ok(Exit::Ok)
+        })
 }
 
 /// Loads the scripts. A cluster connection sends them to all primaries; it has no connections to

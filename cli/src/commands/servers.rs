@@ -1,5 +1,8 @@
 //! Commands about the servers themselves.
 
+use std::cmp::Reverse;
+
+use counterfoil::admin::{Finding, Severity};
 use counterfoil::redis::{RedisResult, cmd};
 use counterfoil::sqlx::{self, AssertSqlSafe, Error};
 use counterfoil::store::Registered;
@@ -16,17 +19,13 @@ use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::Output;
 use crate::pair;
-use crate::poll::{TIMEOUT, with_timeout};
-use crate::view::FindingView;
+use crate::poll::in_time;
 
 /// Prints the SQL of counterfoil's own tables.
 pub fn print_schema(output: Output) -> Result<Exit, Failure> {
-    if output.json {
-        output.print(&json!({ "sql": MysqlStore::schema() }), |_| Vec::new())?
-    } else {
-        output.text(MysqlStore::schema().as_bytes())?
-    }
-    Ok(Exit::Ok)
+    output.print(&json!({ "sql": MysqlStore::schema() }), |_| {
+        vec![MysqlStore::schema().trim_end().to_owned()]
+    })
 }
 
 /// Creates counterfoil's own tables.
@@ -46,8 +45,7 @@ pub async fn init(context: &Context) -> Result<Exit, Failure> {
         done.iter()
             .map(|pair| format!("pair {pair}: counterfoil's tables exist"))
             .collect()
-    })?;
-    Ok(Exit::Ok)
+    })
 }
 
 /// Checks both servers of each pair.
@@ -62,14 +60,11 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
         }
         for finding in &findings {
             worst = worst.max(match finding.severity {
-                "error" => Exit::Critical,
-                "warning" => Exit::Warning,
-                _ => Exit::Ok,
+                Severity::Error => Exit::Critical,
+                Severity::Warning => Exit::Warning,
+                Severity::Info => Exit::Ok,
             });
-            lines.push(format!(
-                "pair {name}: {}: {}: {}. {}",
-                finding.severity, finding.subject, finding.message, finding.advice
-            ));
+            lines.push(format!("pair {name}: {finding}"));
         }
         json.push(json!({"pair": name, "findings": findings}));
     }
@@ -77,27 +72,22 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
     Ok(worst)
 }
 
-fn error(subject: impl Into<String>, message: String, advice: &str) -> FindingView {
-    FindingView {
-        severity: "error",
-        subject: subject.into(),
-        message,
-        advice: advice.to_owned(),
-    }
+fn error(subject: impl Into<String>, message: String, advice: &str) -> Finding {
+    Finding::new(Severity::Error, subject, message, advice)
 }
 
 /// Returns the findings about a pair, the worst first.
-async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingView>, Failure> {
+async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
     let store = pair::store(pair)?;
     let (connected, registered) = join(
-        with_timeout(TIMEOUT, pair::connect(pair)),
-        with_timeout(TIMEOUT, families::registered(&store)),
+        in_time(pair::connect(pair)),
+        in_time(families::registered(&store)),
     )
     .await;
     let registered = registered.unwrap_or_default();
     // families that were never opened are checked as configured
     let mut new = Vec::new();
-    let mut findings: Vec<FindingView> = Vec::new();
+    let mut findings = Vec::new();
     for configured in context.families(pair) {
         let is_it = |family: &&Family| configured.describes(family.namespace(), family.name());
         let families = registered.iter().map(|registered| &registered.family);
@@ -128,16 +118,12 @@ async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<FindingVie
     };
     let (of_redis, of_new) = join(redis, store.check(&new)).await;
     findings.extend(of_redis?);
-    for finding in of_new.iter().map(FindingView::from) {
-        let is_same = |other: &FindingView| {
-            other.subject == finding.subject && other.message == finding.message
-        };
-        if !findings.iter().any(is_same) {
+    for finding in of_new {
+        if !findings.contains(&finding) {
             findings.push(finding);
         }
     }
-    let order = ["error", "warning", "info"];
-    findings.sort_by_key(|finding| order.iter().position(|one| *one == finding.severity));
+    findings.sort_by_key(|finding| Reverse(finding.severity));
     Ok(findings)
 }
 
@@ -145,12 +131,11 @@ async fn check_servers(
     counterfoil: &Counterfoil,
     registered: Vec<Registered>,
     has_patterns: bool,
-) -> Result<Vec<FindingView>, Failure> {
+) -> Result<Vec<Finding>, Failure> {
     for registered in registered {
         counterfoil.open_registered(registered)?;
     }
-    let findings = counterfoil.check().await;
-    let mut findings: Vec<_> = findings.iter().map(FindingView::from).collect();
+    let mut findings = counterfoil.check().await;
     if has_patterns && let Err(why) = try_scan(counterfoil.redis()).await {
         let message = format!("searching for namespaces failed: {why}");
         let advice = "Families with a * in their names need +scan";
@@ -171,15 +156,12 @@ async fn try_scan(redis: &Connection) -> RedisResult<()> {
 }
 
 /// Checks that the configured recounts can read their tables.
-async fn unreadable_sources(
-    context: &Context,
-    pair: &PairConfig,
-) -> Result<Vec<FindingView>, Failure> {
+async fn unreadable_sources(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
     let pool = pair::probe(pair)?;
     let mut findings = Vec::new();
     for family in context.families(pair) {
         let recount = family.recount.as_ref();
-        let Some(table) = recount.and_then(|recount| recount.table.as_ref()) else {
+        let Some(table) = recount.and_then(|recount| recount.settings.table.as_ref()) else {
             continue;
         };
         let names: Vec<_> = table.split('.').map(quoted).collect();

@@ -12,7 +12,7 @@ use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::output::{pair_table, short};
 use crate::pair;
-use crate::poll::{PairStatus, TIMEOUT, with_timeout};
+use crate::poll::{PairStatus, in_time};
 use crate::status::{FamilyStatus, LATE, State, unix_now};
 
 /// Prints a line for each family. The worst state decides the exit code.
@@ -144,10 +144,10 @@ struct PairFamilies {
 #[derive(Serialize)]
 struct Entry {
     family: String,
-    kind: Option<String>,
+    kind: String,
     partitions: u32,
-    durability: Option<String>,
-    table: Option<String>,
+    durability: String,
+    table: String,
     /// True if the database knows the family: it was opened at least once.
     opened: bool,
     /// The name of the configuration's entry that describes the family.
@@ -175,10 +175,10 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
                 rows.push([
                     pair.clone(),
                     name.clone(),
-                    family.kind.clone().unwrap_or_default(),
+                    family.kind.clone(),
                     family.partitions.to_string(),
-                    family.durability.clone().unwrap_or_default(),
-                    family.table.clone().unwrap_or_default(),
+                    family.durability.clone(),
+                    family.table.clone(),
                     if family.opened { "yes" } else { "never opened" }.to_owned(),
                     family.described.clone().unwrap_or_else(|| "no".to_owned()),
                 ]);
@@ -215,11 +215,10 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
 
 async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilies, Failure> {
     let store = pair::store(pair)?;
-    let found = with_timeout(TIMEOUT, store.families())
-        .await
-        .map_err(|why| {
-            Failure::critical(format!("pair {}: mysql is unavailable: {why}", pair.name))
-        })?;
+    let found = in_time(store.families()).await;
+    let found = found.map_err(|why| {
+        Failure::critical(format!("pair {}: mysql is unavailable: {why}", pair.name))
+    })?;
     let (mut registered, mut unknown) = (Vec::new(), Vec::new());
     for family in found {
         match family {
@@ -256,17 +255,13 @@ async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilie
 
 impl Entry {
     fn new(name: String, family: &Family) -> Self {
-        let identity = family.identity();
-        let setting = |wanted: &str| {
-            let found = identity.iter().find(|(name, _)| *name == wanted);
-            found.map(|(_, value)| value.clone())
-        };
+        let [kind, _, _, durability, table, _] = family.identity().map(|(_, value)| value);
         Entry {
             family: name,
-            kind: setting("kind"),
+            kind,
             partitions: family.partitions(),
-            durability: setting("durability"),
-            table: setting("table"),
+            durability,
+            table,
             opened: false,
             described: None,
             differs: Vec::new(),

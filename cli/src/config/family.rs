@@ -1,9 +1,8 @@
 //! A family, or the families in all namespaces that match a pattern.
 
 use std::ops::Range;
-use std::time::Duration;
 
-use counterfoil::recount::{Mode, RecountIds, Source};
+use counterfoil::recount::{RecountIds, Source};
 use counterfoil::{Error, Family, FamilySettings};
 use serde::Deserialize;
 use toml::Spanned;
@@ -27,15 +26,7 @@ pub struct FamilyConfig {
 #[derive(Clone, Debug)]
 pub struct Recount {
     pub source: Source,
-    /// The table with the rows; `None` if the source is SQL.
-    pub table: Option<String>,
-    pub within: Duration,
-    pub every: Duration,
-    pub mode: Mode,
-    pub ids: RecountIds,
-    pub rows_are_deleted: bool,
-    pub at_most: Option<u64>,
-    pub ids_per_second: Option<u32>,
+    pub settings: RecountSettings,
 }
 
 /// The text that replaces the `*` of a pattern for a check.
@@ -116,7 +107,7 @@ impl FamilyConfig {
                 );
             }
         };
-        let recount: Option<Spanned<RecountEntry>> = take(&mut table, "recount")?;
+        let recount: Option<Spanned<RecountSettings>> = take(&mut table, "recount")?;
         let settings: Vec<_> = table
             .keys()
             .map(|key| (key.get_ref().to_string(), key.span()))
@@ -145,10 +136,14 @@ impl FamilyConfig {
                 let others = "only buffered and cached counters are recounted";
                 return wrong(&recount.span(), others);
             }
-            match recount.get_ref().build() {
-                Ok(built) => config.recount = Some(built),
+            let source = match recount.get_ref().source() {
+                Ok(source) => source,
                 Err(what) => return wrong(&recount.span(), &format!("recount: {what}")),
-            }
+            };
+            config.recount = Some(Recount {
+                source,
+                settings: recount.into_inner(),
+            });
         }
         Ok(config)
     }
@@ -163,44 +158,37 @@ fn take<'i, T: Deserialize<'i>>(
     value.map(T::deserialize).transpose()
 }
 
-#[derive(Clone, Deserialize)]
+/// The settings of a recount, as written in the file.
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RecountEntry {
-    table: Option<String>,
+pub struct RecountSettings {
+    /// The table with the rows; `None` if the source is SQL.
+    pub table: Option<String>,
     keys: Option<Vec<String>>,
     filter: Option<String>,
     sum: Option<String>,
     sql: Option<String>,
-    within: Time,
-    every: Time,
+    pub within: Time,
+    pub every: Time,
     #[serde(default)]
-    only_report: bool,
+    pub only_report: bool,
     #[serde(default)]
-    ids: IdsEntry,
+    pub ids: RecountIds,
     #[serde(default)]
-    rows_are_deleted: bool,
-    at_most: Option<u64>,
-    ids_per_second: Option<u32>,
+    pub rows_are_deleted: bool,
+    pub at_most: Option<u64>,
+    pub ids_per_second: Option<u32>,
 }
 
-#[derive(Clone, Copy, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum IdsEntry {
-    #[default]
-    Counters,
-    Source,
-    Both,
-}
-
-impl RecountEntry {
-    fn build(&self) -> Result<Recount, String> {
+impl RecountSettings {
+    fn source(&self) -> Result<Source, &'static str> {
         let mut source = match (&self.table, &self.keys, &self.sql) {
             (Some(table), Some(keys), None) => Source::table(table, keys),
             (None, None, Some(sql)) => Source::sql(sql),
-            _ => return Err("either table and keys, or sql, are expected".into()),
+            _ => return Err("either table and keys, or sql, are expected"),
         };
         if self.sql.is_some() && (self.filter.is_some() || self.sum.is_some()) {
-            return Err("filter and sum go with a table".into());
+            return Err("filter and sum go with a table");
         }
         if let Some(filter) = &self.filter {
             source = source.filter(filter);
@@ -208,24 +196,6 @@ impl RecountEntry {
         if let Some(column) = &self.sum {
             source = source.sum(column);
         }
-        Ok(Recount {
-            source,
-            table: self.table.clone(),
-            within: self.within.0,
-            every: self.every.0,
-            mode: if self.only_report {
-                Mode::Report
-            } else {
-                Mode::Correct
-            },
-            ids: match self.ids {
-                IdsEntry::Counters => RecountIds::Counters,
-                IdsEntry::Source => RecountIds::Source,
-                IdsEntry::Both => RecountIds::Both,
-            },
-            rows_are_deleted: self.rows_are_deleted,
-            at_most: self.at_most,
-            ids_per_second: self.ids_per_second,
-        })
+        Ok(source)
     }
 }

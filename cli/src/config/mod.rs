@@ -51,7 +51,7 @@ pub struct HttpConfig {
     pub token: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     #[default]
@@ -70,26 +70,6 @@ struct File {
     #[serde(default)]
     pair: IndexMap<Spanned<String>, Spanned<PairEntry>>,
 }
-
-/// An error in a file, with its position.
-#[derive(Debug)]
-pub struct ConfigError {
-    path: PathBuf,
-    line: Option<usize>,
-    message: String,
-}
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.path.display())?;
-        if let Some(line) = self.line {
-            write!(f, ":{line}")?;
-        }
-        write!(f, ": {}", self.message)
-    }
-}
-
-impl std::error::Error for ConfigError {}
 
 /// An error, and the part of the text that it is about.
 struct Wrong {
@@ -117,22 +97,15 @@ impl From<toml::de::Error> for Wrong {
 
 impl Config {
     /// Reads the file, then other files and the environment for secrets that it lacks.
-    pub fn read(path: &Path) -> Result<Config, ConfigError> {
-        let unread = |error| ConfigError {
-            path: path.to_owned(),
-            line: None,
-            message: format!("not read: {error:#}. {ADVICE}"),
-        };
-        let text = std::fs::read_to_string(path).map_err(unread)?;
-        Config::parse(&text, &Secrets::of_process(path)).map_err(|Wrong { message, at }| {
-            let line = text
-                .get(..at.start)
-                .map(|before| before.matches('\n').count() + 1);
-            ConfigError {
-                path: path.to_owned(),
-                line,
-                message,
-            }
+    pub fn read(path: &Path) -> Result<Config, String> {
+        let file = path.display();
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| format!("{file}: not read: {error:#}. {ADVICE}"))?;
+        let parsed = Config::parse(&text, &Secrets::of_process(path));
+        parsed.map_err(|Wrong { message, at }| {
+            let before = text.get(..at.start).unwrap_or_default();
+            let line = before.matches('\n').count() + 1;
+            format!("{file}:{line}: {message}")
         })
     }
 
@@ -150,7 +123,8 @@ impl Config {
             .map_or(Ok(Some(DEFAULT_LISTEN)), address)?;
         let mut pairs = Vec::new();
         for (name, entry) in file.pair {
-            pairs.push(entry.get_ref().check(&name, &entry.span(), secrets)?);
+            let at = entry.span();
+            pairs.push(entry.into_inner().check(&name, &at, secrets)?);
         }
         if pairs.is_empty() {
             return Err(Wrong::new(
@@ -198,14 +172,13 @@ fn address(listen: &Spanned<String>) -> Result<Option<SocketAddr>, Wrong> {
     if text == "off" {
         return Ok(None);
     }
-    let expected = |_| {
-        format!(
+    let wrong = |_| {
+        let what = format!(
             "listen = {text:?} is neither ADDRESS:PORT, such as \"127.0.0.1:9292\", nor \"off\""
-        )
+        );
+        Wrong::new(&listen.span(), what)
     };
-    text.parse()
-        .map(Some)
-        .map_err(|error| Wrong::new(&listen.span(), expected(error)))
+    text.parse().map(Some).map_err(wrong)
 }
 
 #[cfg(test)]

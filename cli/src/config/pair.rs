@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use counterfoil::Durability;
+use counterfoil::redis::IntoConnectionInfo;
+use counterfoil::sqlx::mysql::MySqlConnectOptions;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -93,109 +95,96 @@ enum ServeEntry {
 
 impl PairEntry {
     pub(super) fn check(
-        &self,
+        self,
         name: &Spanned<String>,
         at: &Range<usize>,
         secrets: &Secrets,
     ) -> Result<PairConfig, Wrong> {
-        let (span, name) = (name.span(), name.get_ref());
-        let wrong = |what: String| Wrong::new(at, format!("pair {name:?}: {what}"));
+        let (name_at, name) = (name.span(), name.get_ref());
+        let wrong_at =
+            |at: &Range<usize>, what: &str| Wrong::new(at, format!("pair {name:?}: {what}"));
+        let wrong = |what: &str| wrong_at(at, what);
         if name.is_empty()
             || !name
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
         {
-            return Err(Wrong::new(
-                &span,
-                format!("pair {name:?}: a name has letters, digits, _ and -"),
-            ));
+            return Err(wrong_at(&name_at, "a name has letters, digits, _ and -"));
         }
-        let secret = |which: &str, written: &Option<String>, file: &Option<PathBuf>| {
+        let secret = |which: &str, written, file| {
             let variable = format!("{}_{which}", name.to_uppercase().replace('-', "_"));
-            secrets
-                .find(&variable, written.clone(), file.clone())
-                .map_err(&wrong)
+            let found = secrets.find(&variable, written, file);
+            found.map_err(|what| wrong(&what))
         };
-        let redis = self.redis.as_ref().map(|url| url.get_ref().clone());
-        let redis = match (redis, &self.sentinel, &self.cluster) {
+        let redis_at = self.redis.as_ref().map_or(at.clone(), Spanned::span);
+        let redis = self.redis.map(Spanned::into_inner);
+        let redis = match (redis, self.sentinel, self.cluster) {
             (Some(url), None, None) => RedisPlace::At(url),
-            (Some(primary), Some(sentinels), None) => {
-                RedisPlace::Sentinel(sentinels.clone(), primary)
-            }
-            (None, None, Some(nodes)) => RedisPlace::Cluster(nodes.clone()),
+            (Some(primary), Some(sentinels), None) => RedisPlace::Sentinel(sentinels, primary),
+            (None, None, Some(nodes)) => RedisPlace::Cluster(nodes),
             (None, Some(_), _) => {
                 return Err(wrong(
-                    "sentinel needs redis = \"redis://NAME\", the name that Sentinel knows".into(),
+                    "sentinel needs redis = \"redis://NAME\", the name that Sentinel knows",
                 ));
             }
-            (_, _, Some(_)) => return Err(wrong("cluster goes without redis and sentinel".into())),
-            (None, None, None) => return Err(wrong("redis, or cluster, is missing".into())),
+            (_, _, Some(_)) => return Err(wrong("cluster goes without redis and sentinel")),
+            (None, None, None) => return Err(wrong("redis, or cluster, is missing")),
         };
         if let RedisPlace::At(url) | RedisPlace::Sentinel(_, url) = &redis
-            && let Err(error) =
-                counterfoil::redis::IntoConnectionInfo::into_connection_info(url.as_str())
+            && let Err(error) = url.as_str().into_connection_info()
         {
-            let at = self.redis.as_ref().map_or(at.clone(), Spanned::span);
-            return Err(Wrong::new(
-                &at,
-                format!("pair {name:?}: redis is no URL of a Redis: {error:#}"),
-            ));
+            let what = format!("redis is no URL of a Redis: {error:#}");
+            return Err(wrong_at(&redis_at, &what));
         }
-        if let Err(error) = self
-            .mysql
-            .get_ref()
-            .parse::<counterfoil::sqlx::mysql::MySqlConnectOptions>()
-        {
-            let what = format!("pair {name:?}: mysql is no URL of a database: {error:#}");
-            return Err(Wrong::new(&self.mysql.span(), what));
+        let mysql_at = self.mysql.span();
+        let mysql = self.mysql.into_inner();
+        if let Err(error) = mysql.parse::<MySqlConnectOptions>() {
+            let what = format!("mysql is no URL of a database: {error:#}");
+            return Err(wrong_at(&mysql_at, &what));
         }
-        let connections = match &self.connections {
-            Some(number) if *number.get_ref() < 2 => {
-                return Err(Wrong::new(
-                    &number.span(),
-                    format!("pair {name:?}: connections: at least 2 are needed"),
-                ));
+        let connections = match self.connections.map(|it| (it.span(), it.into_inner())) {
+            Some((at, 0..2)) => {
+                return Err(wrong_at(&at, "connections: at least 2 are needed"));
             }
-            Some(number) => *number.get_ref(),
+            Some((_, number)) => number,
             None => 10,
         };
-        let serve = match self
-            .serve
-            .as_ref()
-            .map(|serve| (serve.get_ref(), serve.span()))
-        {
+        let serve = match self.serve.map(|serve| (serve.span(), serve.into_inner())) {
             None => Serve::All,
-            Some((ServeEntry::Namespaces(namespaces), _)) => Serve::Namespaces(namespaces.clone()),
-            Some((ServeEntry::Word(word), _)) if word == "all" => Serve::All,
-            Some((ServeEntry::Word(word), _)) if word == "declared" => Serve::Declared,
-            Some((ServeEntry::Word(word), at)) => {
-                let what = format!(
-                    "pair {name:?}: serve = {word:?} is neither \"all\", \"declared\" nor [\"NAMESPACE\", ...]"
-                );
-                return Err(Wrong::new(&at, what));
-            }
+            Some((_, ServeEntry::Namespaces(namespaces))) => Serve::Namespaces(namespaces),
+            Some((at, ServeEntry::Word(word))) => match word.as_str() {
+                "all" => Serve::All,
+                "declared" => Serve::Declared,
+                _ => {
+                    let what = format!(
+                        "serve = {word:?} is neither \"all\", \"declared\" nor [\"NAMESPACE\", ...]"
+                    );
+                    return Err(wrong_at(&at, &what));
+                }
+            },
         };
-        let client = match (&self.redis_cert, &self.redis_key) {
-            (Some(cert), Some(key)) => Some((secrets.path(cert), secrets.path(key))),
+        let path = |file: PathBuf| secrets.path(&file);
+        let client = match (self.redis_cert, self.redis_key) {
+            (Some(cert), Some(key)) => Some((path(cert), path(key))),
             (None, None) => None,
-            _ => return Err(wrong("redis_cert and redis_key go together".into())),
+            _ => return Err(wrong("redis_cert and redis_key go together")),
         };
         Ok(PairConfig {
             redis,
             redis_password: secret(
                 "REDIS_PASSWORD",
-                &self.redis_password,
-                &self.redis_password_file,
+                self.redis_password,
+                self.redis_password_file,
             )?,
             redis_tls: TlsFiles {
-                authority: self.redis_ca.as_ref().map(|file| secrets.path(file)),
+                authority: self.redis_ca.map(path),
                 client,
             },
-            mysql: self.mysql.get_ref().clone(),
+            mysql,
             mysql_password: secret(
                 "MYSQL_PASSWORD",
-                &self.mysql_password,
-                &self.mysql_password_file,
+                self.mysql_password,
+                self.mysql_password_file,
             )?,
             connections,
             durability: self.durability,

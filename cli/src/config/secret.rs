@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 /// The places to look for secrets.
 pub struct Secrets {
     /// The folder to which relative paths of the configuration refer.
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
     /// The folder of systemd's LoadCredential=.
-    credentials: Option<PathBuf>,
-    environment: fn(&str) -> Option<String>,
+    pub(super) credentials: Option<PathBuf>,
+    pub(super) environment: fn(&str) -> Option<String>,
 }
 
 impl Secrets {
@@ -20,19 +20,6 @@ impl Secrets {
             folder: config.parent().unwrap_or(Path::new("")).to_owned(),
             credentials: std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from),
             environment: |name| std::env::var(name).ok(),
-        }
-    }
-
-    #[cfg(test)]
-    pub fn with(
-        folder: &Path,
-        credentials: Option<PathBuf>,
-        environment: fn(&str) -> Option<String>,
-    ) -> Self {
-        Secrets {
-            folder: folder.to_owned(),
-            credentials,
-            environment,
         }
     }
 
@@ -50,23 +37,18 @@ impl Secrets {
         file: Option<PathBuf>,
     ) -> Result<Option<String>, String> {
         if written.is_some() && file.is_some() {
-            return Err(format!(
-                "{} and {0}_file are both given",
-                name.to_lowercase()
-            ));
+            let name = name.to_lowercase();
+            return Err(format!("{name} and {name}_file are both given"));
         }
         if written.is_some() {
             return Ok(written);
         }
+        let credential = self.credentials.as_ref();
+        let credential = credential.map(|folder| folder.join(name.to_lowercase()));
+        let credential = credential.filter(|credential| credential.exists());
+        let file = file.map(|file| self.path(&file)).or(credential);
         if let Some(file) = file {
-            return read(&self.path(&file)).map(Some);
-        }
-        let credential = self
-            .credentials
-            .as_ref()
-            .map(|folder| folder.join(name.to_lowercase()));
-        if let Some(credential) = credential.filter(|credential| credential.exists()) {
-            return read(&credential).map(Some);
+            return read(&file).map(Some);
         }
         Ok((self.environment)(&format!("COUNTERFOIL_{name}")))
     }

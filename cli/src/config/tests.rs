@@ -20,8 +20,7 @@ fn folder() -> TempDir {
 fn read(folder: &TempDir, text: &str) -> Result<Config, String> {
     let path = folder.path().join("counterfoil.toml");
     fs::write(&path, text).expect("written");
-    Config::read(&path).map_err(|error| {
-        let text = error.to_string();
+    Config::read(&path).map_err(|text| {
         let told = text.strip_prefix(&path.display().to_string());
         told.unwrap_or_else(|| panic!("{text} does not begin with {}", path.display()))
             .to_owned()
@@ -131,31 +130,33 @@ fn each_setting_is_in_the_example() {
     }
 }
 
-const FAMILY: &str = "[pair.a]\nredis = \"redis://a\"\nmysql = \"mysql://a/b\"\n\
-     [[family]]\nname = \"a/b\"\nkind = \"cached\"\n";
-const PAIR: &str = "[pair.main]\nredis = \"redis://a\"\nmysql = \"mysql://a/b\"\n";
+const FAMILY: &str = "[pair.a]\nredis = 'redis://a'\nmysql = 'mysql://a/b'\n\
+     [[family]]\nname = 'a/b'\nkind = 'cached'\n";
+const PAIR: &str = "[pair.main]\nredis = 'redis://a'\nmysql = 'mysql://a/b'\n";
 
 #[test]
 fn mistakes_are_told_with_file_and_line() {
-    let of_family = |more: &str| format!("{PAIR}[[family]]\nname = \"a/b\"\n{more}");
+    let of_family = |more: &str| format!("{PAIR}[[family]]\nname = 'a/b'\n{more}");
     let of_pair = |more: &str| format!("{PAIR}{more}\n");
-    let cached = "kind = \"cached\"\n[family.recount]\n";
+    let of_cached = |more: &str| of_family(&format!("kind = 'cached'\n{more}"));
+    let named = |name: &str| of_cached("").replace("'a/b'\nkind", &format!("'{name}'\nkind"));
+    let recount = |more: &str| of_cached(&format!("[family.recount]\n{more}"));
     let cases = [
         ("x =".to_owned(), ":1: ", ""),
         ("colour = 1\n".to_owned(), ":1: ", "unknown field `colour`"),
         (String::new(), ":1: ", "there is no [pair.NAME]"),
         (
-            format!("listen = \"9292\"\n{PAIR}"),
+            format!("listen = '9292'\n{PAIR}"),
             ":1: ",
             "neither ADDRESS:PORT",
         ),
         (
-            format!("shutdown = \"soon\"\n{PAIR}"),
+            format!("shutdown = 'soon'\n{PAIR}"),
             ":1: ",
             "\"soon\" is no time such as",
         ),
         (
-            format!("shutdown = \"-2s\"\n{PAIR}"),
+            format!("shutdown = '-2s'\n{PAIR}"),
             ":1: ",
             "\"-2s\" is no time such as",
         ),
@@ -165,22 +166,22 @@ fn mistakes_are_told_with_file_and_line() {
             "2 is no time such as",
         ),
         (
-            of_family("kind = \"cached\"\nretain = 600"),
+            of_cached("retain = 600"),
             ":7: ",
             "invalid type: integer `600`, expected a time such as \"2.5s\"",
         ),
         (
-            format!("log = \"xml\"\n{PAIR}"),
+            format!("log = 'xml'\n{PAIR}"),
             ":1: ",
             "unknown variant `xml`",
         ),
         (
-            format!("token = \"a\"\ntoken_file = \"token\"\n{PAIR}"),
+            format!("token = 'a'\ntoken_file = 'token'\n{PAIR}"),
             ":",
             "are both given",
         ),
         (
-            format!("token_file = \"nowhere\"\n{PAIR}"),
+            format!("token_file = 'nowhere'\n{PAIR}"),
             ":",
             "nowhere was not read",
         ),
@@ -190,12 +191,12 @@ fn mistakes_are_told_with_file_and_line() {
             "a name has letters, digits",
         ),
         (
-            PAIR.replace("redis = \"redis://a\"\n", ""),
+            PAIR.replace("redis = 'redis://a'\n", ""),
             ":1: ",
             "redis, or cluster, is missing",
         ),
         (
-            PAIR.replace("mysql = \"mysql://a/b\"\n", ""),
+            PAIR.replace("mysql = 'mysql://a/b'\n", ""),
             ":1: ",
             "missing field `mysql`",
         ),
@@ -215,94 +216,67 @@ fn mistakes_are_told_with_file_and_line() {
             "unknown field `colour`",
         ),
         (
-            of_pair("cluster = [\"redis://a\"]"),
+            of_pair("cluster = ['redis://a']"),
             ":1: ",
             "cluster goes without redis",
         ),
         (
-            PAIR.replace("redis = \"redis://a\"", "sentinel = [\"redis://a\"]"),
+            PAIR.replace("redis = 'redis://a'", "sentinel = ['redis://a']"),
             ":1: ",
             "sentinel needs redis",
         ),
         (of_pair("connections = 1"), ":4: ", "at least 2 are needed"),
         (
-            of_pair("serve = \"none\""),
+            of_pair("serve = 'none'"),
             ":4: ",
             "neither \"all\", \"declared\"",
         ),
         (
-            of_pair("durability = \"sometimes\""),
+            of_pair("durability = 'sometimes'"),
             ":4: ",
             "unknown variant `sometimes`",
         ),
-        (of_pair("redis_cert = \"a\""), ":1: ", "go together"),
+        (of_pair("redis_cert = 'a'"), ":1: ", "go together"),
         (of_family(""), ":4: ", "missing field `kind`"),
         (
-            of_family("kind = \"other\""),
+            of_family("kind = 'other'"),
             ":6: ",
             "unknown variant `other`",
         ),
+        (of_cached("colour = 1"), ":7: ", "unknown field `colour`"),
         (
-            of_family("kind = \"cached\"\ncolour = 1"),
-            ":7: ",
-            "unknown field `colour`",
-        ),
-        (
-            of_family("kind = \"cached\"\nwide = true"),
+            of_cached("wide = true"),
             ":7: ",
             "wide is not a setting of cached families",
         ),
         (
-            of_family("kind = \"cached\"\npair = \"other\""),
+            of_cached("pair = 'other'"),
             ":7: ",
             "there is no [pair.other]",
         ),
+        (of_cached("partitions = 0"), ":7: ", "partitions"),
         (
-            of_family("kind = \"cached\"\npartitions = 0"),
-            ":7: ",
-            "partitions",
-        ),
-        (
-            of_family("kind = \"cached\"\ntable = { name = \"t\", value = \"n\", keys = [] }"),
+            of_cached("table = { name = 't', value = 'n', keys = [] }"),
             ":7: ",
             "missing field `write`",
         ),
-        (of_family("kind = \"series\"\nkeep = [\"7 s\"]"), ":", ""),
+        (of_family("kind = 'series'\nkeep = ['7 s']"), ":", ""),
+        (named("ab"), ":5: ", "expected NAMESPACE/FAMILY"),
+        (named("*-*/b"), ":5: ", "or one * in the namespace"),
+        (named("A/b"), ":5: ", "family \"A/b\""),
+        (recount("every = '1h'"), ":7: ", "missing field `within`"),
         (
-            of_family("kind = \"cached\"").replace("a/b\"\nkind", "ab\"\nkind"),
-            ":5: ",
-            "expected NAMESPACE/FAMILY",
-        ),
-        (
-            of_family("kind = \"cached\"").replace("\"a/b\"\nkind", "\"*-*/b\"\nkind"),
-            ":5: ",
-            "or one * in the namespace",
-        ),
-        (
-            of_family("kind = \"cached\"").replace("\"a/b\"\nkind", "\"A/b\"\nkind"),
-            ":5: ",
-            "family \"A/b\"",
-        ),
-        (
-            of_family(&format!("{cached}every = \"1h\"\n")),
-            ":7: ",
-            "missing field `within`",
-        ),
-        (
-            of_family(&format!("{cached}within = \"1s\"\nevery = \"1h\"\n")),
+            recount("within = '1s'\nevery = '1h'"),
             ":7: ",
             "either table and keys, or sql",
         ),
         (
-            of_family("kind = \"series\"\n[family.recount]\nwithin = \"1s\"\nevery = \"1h\"\n"),
+            of_family("kind = 'series'\n[family.recount]\nwithin = '1s'\nevery = '1h'\n"),
             ":7: ",
             "only buffered and cached",
         ),
         (
-            format!(
-                "{0}[[family]]\nname = \"a/b\"\nkind = \"cached\"\n",
-                of_family("kind = \"cached\"\n")
-            ),
+            of_cached("[[family]]\nname = 'a/b'\nkind = 'cached'"),
             ":7: ",
             "described twice",
         ),
@@ -322,13 +296,13 @@ fn mistakes_are_told_with_file_and_line() {
 #[test]
 fn several_pairs_have_their_own_families() {
     let other = PAIR.replace("main", "other");
-    let family = "[[family]]\nname = \"a/b\"\nkind = \"visitors\"\n";
+    let family = "[[family]]\nname = 'a/b'\nkind = 'visitors'\n";
     let error = read(&folder(), &format!("{PAIR}{other}{family}")).expect_err("whose is it?");
     assert!(
         error.starts_with(":8: ") && error.contains("pair = \"NAME\" is missing"),
         "{error}"
     );
-    let both = format!("{PAIR}{other}{family}pair = \"main\"\n{family}pair = \"other\"\n");
+    let both = format!("{PAIR}{other}{family}pair = 'main'\n{family}pair = 'other'\n");
     let config = read(&folder(), &both).expect("right");
     assert_eq!(
         config
@@ -342,7 +316,7 @@ fn several_pairs_have_their_own_families() {
 
 #[test]
 fn a_pattern_describes_what_fits_it() {
-    let text = format!("{PAIR}[[family]]\nname = \"shop-*/views\"\nkind = \"buffered\"\n");
+    let text = format!("{PAIR}[[family]]\nname = 'shop-*/views'\nkind = 'buffered'\n");
     let family = read(&folder(), &text).expect("right").families.remove(0);
     let fits = |namespace: &str, name: &str| family.describes(namespace, name);
     assert!(fits("shop-1", "views") && fits("shop-a-b", "views"));
@@ -354,12 +328,10 @@ fn a_pattern_describes_what_fits_it() {
 #[test]
 fn secrets_come_from_the_file_a_credential_or_the_environment() {
     let folder = folder();
-    let secrets = |credentials: Option<&str>, variable: fn(&str) -> Option<String>| {
-        Secrets::with(
-            folder.path(),
-            credentials.map(|name| folder.path().join(name)),
-            variable,
-        )
+    let secrets = |credentials: Option<&str>, environment| Secrets {
+        folder: folder.path().to_owned(),
+        credentials: credentials.map(|name| folder.path().join(name)),
+        environment,
     };
     let parse = |more: &str, secrets: &Secrets| {
         let config =
@@ -377,25 +349,24 @@ fn secrets_come_from_the_file_a_credential_or_the_environment() {
     let found = |more: &str, credentials, variable| {
         parse(more, &secrets(credentials, variable)).expect("right")
     };
-    let written = "mysql_password = \"written\"\n";
-    let file = "mysql_password_file = \"mysql-password\"\n";
-    assert_eq!(found("", None, |_| None), None);
-    assert_eq!(
-        found("", None, environment).as_deref(),
-        Some("of the environment")
-    );
-    assert_eq!(
-        found("", Some("credentials"), environment).as_deref(),
-        Some("of systemd")
-    );
-    assert_eq!(
-        found(file, Some("credentials"), environment).as_deref(),
-        Some("mysql-password of the file")
-    );
-    assert_eq!(
-        found(written, Some("credentials"), environment).as_deref(),
-        Some("written")
-    );
+    let written = "mysql_password = 'written'\n";
+    let file = "mysql_password_file = 'mysql-password'\n";
+    let none: fn(&str) -> Option<String> = |_| None;
+    let folder = Some("credentials");
+    for (more, credentials, variable, expected) in [
+        ("", None, none, None),
+        ("", None, environment, Some("of the environment")),
+        ("", folder, environment, Some("of systemd")),
+        (
+            file,
+            folder,
+            environment,
+            Some("mysql-password of the file"),
+        ),
+        (written, folder, environment, Some("written")),
+    ] {
+        assert_eq!(found(more, credentials, variable).as_deref(), expected);
+    }
     let both =
         parse(&format!("{written}{file}"), &secrets(None, environment)).expect_err("which one?");
     assert!(both.contains("main_mysql_password"), "{both}");

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use counterfoil::recount::{Recounted, Recounter};
+use counterfoil::recount::{RecountBuilder, Recounted, Recounter};
 use counterfoil::{AnyCounters, Counterfoil, Family, Result};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
@@ -178,8 +178,8 @@ fn start_recount(
     let Some(recount) = &config.recount else {
         return Ok(None);
     };
-    let every = recount.every..=recount.every + recount.every / 4;
-    families::recount(counterfoil, counters, recount)
-        .map(|builder| builder.every(every).start())
-        .transpose()
+    let every = recount.settings.every.0;
+    let builder = families::recount(counterfoil, counters, recount);
+    let start = |builder: RecountBuilder| builder.every(every..=every + every / 4).start();
+    builder.map(start).transpose()
 }

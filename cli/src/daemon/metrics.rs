@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ops::Add;
 use std::time::Duration;
 
+use counterfoil::admin::Severity;
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::interval;
@@ -54,37 +55,41 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
 }
 
 fn describe() {
-    describe_gauge!(BUILD_INFO, "the version of the daemon");
-    describe_gauge!(SERVER_UP, "1 while the server replies to the daemon");
-    describe_gauge!(
-        REDIS_MEMORY,
-        "memory allocated by Redis, or by all nodes of its cluster"
-    );
-    describe_gauge!(FAMILIES, "families that the daemon serves");
-    describe_gauge!(REFUSED, "configured families that were not opened");
-    describe_gauge!(
-        NOT_SERVED,
-        "families in the database that the daemon does not serve"
-    );
-    describe_gauge!(FINDINGS, "findings of check, by severity");
+    for (name, what) in [
+        (BUILD_INFO, "the version of the daemon"),
+        (SERVER_UP, "1 while the server replies to the daemon"),
+        (
+            REDIS_MEMORY,
+            "memory allocated by Redis, or by all nodes of its cluster",
+        ),
+        (FAMILIES, "families that the daemon serves"),
+        (REFUSED, "configured families that were not opened"),
+        (
+            NOT_SERVED,
+            "families in the database that the daemon does not serve",
+        ),
+        (FINDINGS, "findings of check, by severity"),
+        (UNSAVED_IDS, "distinct ids that wait in Redis for MySQL"),
+        (
+            UNSAVED_OLDEST,
+            "age of the oldest hit that waits in Redis for MySQL, 0 if none waits",
+        ),
+        (OPEN_SLICES, "kept slices that have not ended"),
+        (OPEN_REJECTS, "rejects neither applied nor discarded"),
+        (LATE, "families that are late or broken"),
+        (
+            LAST_SAVED,
+            "time at which a part of a batch last reached MySQL, in Unix seconds",
+        ),
+        (
+            RECOUNT_DRIFTED,
+            "counters that differed from their rows in the last recount",
+        ),
+        (SINCE_RECOUNT, "time since the end of the last recount"),
+    ] {
+        describe_gauge!(name, what);
+    }
     describe_counter!(COUNTED, "hits that Redis has counted from all clients");
-    describe_gauge!(UNSAVED_IDS, "distinct ids that wait in Redis for MySQL");
-    describe_gauge!(
-        UNSAVED_OLDEST,
-        "age of the oldest hit that waits in Redis for MySQL, 0 if none waits"
-    );
-    describe_gauge!(OPEN_SLICES, "kept slices that have not ended");
-    describe_gauge!(OPEN_REJECTS, "rejects neither applied nor discarded");
-    describe_gauge!(LATE, "families that are late or broken");
-    describe_gauge!(
-        LAST_SAVED,
-        "time at which a part of a batch last reached MySQL, in Unix seconds"
-    );
-    describe_gauge!(
-        RECOUNT_DRIFTED,
-        "counters that differed from their rows in the last recount"
-    );
-    describe_gauge!(SINCE_RECOUNT, "time since the end of the last recount");
 }
 
 /// Adds the hits that Redis has counted in a family since the last call.
@@ -118,10 +123,10 @@ fn set_pair_gauges(pair: &PairView) {
     for (name, value) in gauges {
         gauge!(name, "pair" => pair.name.clone()).set(value);
     }
-    for severity in ["error", "warning", "info"] {
+    for severity in [Severity::Error, Severity::Warning, Severity::Info] {
         let findings = pair.findings.iter();
         let number = findings.filter(|finding| finding.severity == severity);
-        gauge!(FINDINGS, "pair" => pair.name.clone(), "severity" => severity)
+        gauge!(FINDINGS, "pair" => pair.name.clone(), "severity" => severity.to_string())
             .set(number.count() as f64);
     }
 }
@@ -218,10 +223,7 @@ mod tests {
 
     #[test]
     fn the_families_of_one_name_are_joined() {
-        let text = rendered(|| {
-            count_hits("main", "views", 12_345_678_901);
-            set_gauges(&view());
-        });
+        let text = every_metric();
         let lines: Vec<_> = text.lines().collect();
         for (name, value) in [
             (UNSAVED_IDS, "7"),
@@ -271,7 +273,7 @@ mod tests {
     /// Returns metrics of every name.
     fn every_metric() -> String {
         rendered(|| {
-            count_hits("main", "views", 1);
+            count_hits("main", "views", 12_345_678_901);
             set_gauges(&view());
         })
     }

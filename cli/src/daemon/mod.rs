@@ -138,7 +138,7 @@ fn reload(path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) {
             );
         }
         Err(error) => {
-            tracing::error!(error = %format_args!("{error:#}"), "reload failed, configuration unchanged")
+            tracing::error!(error = %error, "reload failed, configuration unchanged")
         }
     }
 }

@@ -7,25 +7,14 @@ use counterfoil::admin::Reject;
 const MAX_PER_MINUTE: u32 = 10;
 
 /// The rejects that were logged.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RejectLog {
     /// `None` before the first read: older rejects are only on the page.
     last: Option<u64>,
     /// The beginning of the current minute.
-    since: Instant,
+    since: Option<Instant>,
     logged: u32,
     suppressed: u64,
-}
-
-impl Default for RejectLog {
-    fn default() -> Self {
-        RejectLog {
-            last: None,
-            since: Instant::now(),
-            logged: 0,
-            suppressed: 0,
-        }
-    }
 }
 
 impl RejectLog {
@@ -35,12 +24,13 @@ impl RejectLog {
         let Some(last) = self.last.replace(newest.max(self.last.unwrap_or(0))) else {
             return;
         };
-        if self.since.elapsed() >= Duration::from_secs(60) {
+        let minute = Duration::from_secs(60);
+        if self.since.is_none_or(|since| since.elapsed() >= minute) {
             if self.suppressed > 0 {
                 let rejects = self.suppressed;
                 tracing::error!(pair, rejects, "further rejects in the last minute");
             }
-            (self.since, self.logged, self.suppressed) = (Instant::now(), 0, 0);
+            (self.since, self.logged, self.suppressed) = (Some(Instant::now()), 0, 0);
         }
         for reject in latest.iter().rev().filter(|reject| reject.number > last) {
             if self.logged == MAX_PER_MINUTE {

@@ -8,10 +8,9 @@ use counterfoil::redis::{InfoDict, Value, cmd};
 use counterfoil::sqlx::{self, MySqlPool};
 use futures_util::future::join;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
 
 use super::state::PairState;
-use crate::poll::with_timeout;
+use crate::poll::{ticks, with_timeout};
 use crate::status::unix_now;
 use crate::view::ServerView;
 
@@ -102,8 +101,7 @@ pub async fn watch(
     state: Arc<PairState>,
     both_up: watch::Sender<bool>,
 ) {
-    let mut ticks = interval(INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = ticks(INTERVAL);
     loop {
         ticks.tick().await;
         // counted before the check: waiting hits are saved as soon as a server recovers

@@ -12,7 +12,7 @@ use counterfoil::{Counterfoil, Reconciler, Result};
 use tokio::select;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
+use tokio::time::sleep;
 
 use super::families::Families;
 use super::reject_log::RejectLog;
@@ -21,9 +21,10 @@ use super::state::{PairState, is_set};
 use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
 use crate::pair;
+use crate::poll::ticks;
 use crate::sampler::Sampler;
 use crate::status::{self, LATE};
-use crate::view::{DriftView, FindingView, RecountView, RejectView};
+use crate::view::{DriftView, RecountView, RejectView};
 
 /// The interval between reads of MySQL's overview.
 const OVERVIEW: Duration = Duration::from_secs(5);
@@ -199,14 +200,12 @@ impl ConnectedWorker<'_> {
         for one in &overview {
             let Some(run) = &one.recount else { continue };
             let family = format!("{}/{}", one.namespace, one.family);
-            let own = self
-                .families
-                .recount(&family)
-                .filter(|own| own.run == run.run);
+            let own = self.families.recount(&family);
+            let own = own.filter(|own| own.run == run.run);
             recounts.push(RecountView {
                 run: run.run,
-                checked: own.as_ref().map_or(run.checked, |own| own.checked),
-                drifted: own.as_ref().map_or(run.drifted, |own| own.drifted),
+                checked: own.map_or(run.checked, |own| own.checked),
+                drifted: own.map_or(run.drifted, |own| own.drifted),
                 about: own.map(|own| own.about),
                 started: status::unix_seconds(run.started),
                 finished: run.finished.map(status::unix_seconds),
@@ -216,7 +215,7 @@ impl ConnectedWorker<'_> {
         self.overview.send_replace(overview);
         let drift = self.drift(&recounts).await;
         self.worker.state.update(|view| {
-            view.rejects = latest.iter().map(RejectView::from).collect();
+            view.rejects = RejectView::all(latest);
             view.recounts = recounts;
             view.drift = drift;
         });
@@ -225,6 +224,9 @@ impl ConnectedWorker<'_> {
     /// Returns the latest differences, with those that current runs found since the last call.
     async fn drift(&mut self, recounts: &[RecountView]) -> Vec<DriftView> {
         let mut all = self.worker.state.view.borrow().drift.clone();
+        let Ok(store) = self.counterfoil.mysql() else {
+            return all;
+        };
         for recount in recounts {
             let (family, run) = (&recount.family, recount.run);
             let seen = (run, recount.drifted);
@@ -234,15 +236,12 @@ impl ConnectedWorker<'_> {
             let Some(Registered { family: known, .. }) = self.worker.state.known(family) else {
                 continue;
             };
-            let Ok(store) = self.counterfoil.mysql() else {
-                continue;
-            };
             let Ok(drift) = store.drift(&known, run, None, MAX_SHOWN).await else {
                 continue;
             };
             self.drift_of.insert(family.clone(), seen);
             all.retain(|one| one.family != *family || one.run != run);
-            all.extend(drift.iter().map(|drift| DriftView::new(family, run, drift)));
+            all.extend(DriftView::all(family, run, drift));
         }
         all.sort_by_key(|drift| Reverse(drift.at));
         all.truncate(MAX_SHOWN as usize);
@@ -256,7 +255,7 @@ impl ConnectedWorker<'_> {
         let findings = self.counterfoil.check().await;
         let refused = self.families.refused();
         self.worker.state.update(|view| {
-            view.findings = findings.iter().map(FindingView::from).collect();
+            view.findings = findings;
             view.refused = refused;
             if let Some(not_served) = not_served {
                 view.not_served = not_served;
@@ -280,12 +279,8 @@ impl ConnectedWorker<'_> {
             }
         }
         let before = self.worker.state.view.borrow().not_served.clone();
-        let new: Vec<_> = not_served
-            .iter()
-            .filter(|name| !before.contains(name))
-            .take(MAX_NAMES)
-            .cloned()
-            .collect();
+        let new = not_served.iter().filter(|name| !before.contains(name));
+        let new: Vec<_> = new.take(MAX_NAMES).cloned().collect();
         if !new.is_empty() {
             let (pair, number) = (&self.worker.config.name, not_served.len());
             tracing::warn!(
@@ -328,12 +323,6 @@ impl ConnectedWorker<'_> {
             tracing::error!(pair = self.worker.config.name, error = %format_args!("{error:#}"), "shutdown of the reconciler failed");
         }
     }
-}
-
-fn ticks(time: Duration) -> Interval {
-    let mut ticks = interval(time);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
 }
 
 /// Publishes the state of the families, with MySQL's last overview. It needs only Redis, and never

@@ -3,17 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::extract::State;
 use axum::routing::get;
 use axum::{Json, Router};
 use counterfoil::{Precision, VisitorCount};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::App;
 use super::family::connected;
 use super::params::Params;
 use super::problem::Problem;
+use super::{App, AppState};
 use crate::status::{FamilyStatus, unix_seconds};
 use crate::view::{DriftView, PairView, RejectView};
 
@@ -111,17 +110,18 @@ fn pair_page(pair: &PairView, selection: &Selection) -> Value {
 }
 
 /// Returns the whole state, with some families of each pair.
-async fn state(State(app): State<Arc<App>>, Params(selection): Params<Selection>) -> Reply {
-    let view = app.view(selection.pair.as_deref())?;
+async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
+    let view = app.view(&selection.pair)?;
     let pairs = view.pairs.iter().map(|pair| pair_page(pair, &selection));
-    let pairs: Vec<_> = pairs.collect();
-    Ok(Json(
-        json!({"at": view.at, "version": view.version, "pairs": pairs}),
-    ))
+    Ok(Json(json!({
+        "at": view.at,
+        "version": view.version,
+        "pairs": pairs.collect::<Vec<_>>(),
+    })))
 }
 
 /// Returns the families of all pairs without their history, those in trouble first.
-async fn families(State(app): State<Arc<App>>, Params(selection): Params<Selection>) -> Reply {
+async fn families(app: AppState, Params(selection): Params<Selection>) -> Reply {
     #[derive(Serialize)]
     struct Family<'a> {
         pair: &'a str,
@@ -129,7 +129,7 @@ async fn families(State(app): State<Arc<App>>, Params(selection): Params<Selecti
         status: &'a FamilyStatus,
         rate: Option<f64>,
     }
-    let view = app.view(selection.pair.as_deref())?;
+    let view = app.view(&selection.pair)?;
     let families = view.families(&selection.family);
     let total = families.len();
     let families = families.into_iter().map(|(pair, family)| Family {
@@ -151,17 +151,18 @@ struct ValuesParams {
     id: Vec<String>,
 }
 
-async fn values(State(app): State<Arc<App>>, Params(params): Params<ValuesParams>) -> Reply {
+async fn values(app: AppState, Params(params): Params<ValuesParams>) -> Reply {
     let ids = &params.id;
     if ids.is_empty() || ids.len() > MAX_IDS {
         let message = format!("expected 1 to {MAX_IDS} ids, not {}", ids.len());
         return Err(Problem::parameter("id", message));
     }
-    let family = app.family(params.pair.as_deref(), &params.family).await?;
+    let family = app.family(&params.pair, &params.family).await?;
     let values = family.values(ids).await?;
     let values = ids.iter().zip(values);
-    let values = values.map(|(id, value)| json!({"id": id, "value": value}));
-    let values: Vec<_> = values.collect();
+    let values: Vec<_> = values
+        .map(|(id, value)| json!({"id": id, "value": value}))
+        .collect();
     Ok(Json(json!({"family": family.name, "values": values})))
 }
 
@@ -176,7 +177,7 @@ struct SeriesParams {
     to: Option<u32>,
 }
 
-async fn series(State(app): State<Arc<App>>, Params(params): Params<SeriesParams>) -> Reply {
+async fn series(app: AppState, Params(params): Params<SeriesParams>) -> Reply {
     let time = |seconds: u32| UNIX_EPOCH + Duration::from_secs(seconds.into());
     let range = match (params.from, params.to) {
         (None, None) => None,
@@ -184,7 +185,7 @@ async fn series(State(app): State<Arc<App>>, Params(params): Params<SeriesParams
         (None, Some(_)) => return Err(Problem::parameter("from", "required with `to`")),
     };
     let precision = precision(&params.precision)?;
-    let family = app.family(params.pair.as_deref(), &params.family).await?;
+    let family = app.family(&params.pair, &params.family).await?;
     let slices = family.slices(&params.name, precision, range).await?;
     let slices = slices.iter().map(|slice| {
         let start = unix_seconds(slice.start);
@@ -214,9 +215,9 @@ struct NamesParams {
     limit: Option<Limit>,
 }
 
-async fn series_names(State(app): State<Arc<App>>, Params(params): Params<NamesParams>) -> Reply {
+async fn series_names(app: AppState, Params(params): Params<NamesParams>) -> Reply {
     let limit = params.limit.unwrap_or_default();
-    let family = app.family(params.pair.as_deref(), &params.family).await?;
+    let family = app.family(&params.pair, &params.family).await?;
     let after = params.after.as_deref();
     let names = family.names(&params.prefix, after, limit.0.into()).await?;
     let next = limit.next(&names, String::clone);
@@ -231,8 +232,8 @@ struct ActivityParams {
     page: String,
 }
 
-async fn activity(State(app): State<Arc<App>>, Params(params): Params<ActivityParams>) -> Reply {
-    let family = app.family(params.pair.as_deref(), &params.family).await?;
+async fn activity(app: AppState, Params(params): Params<ActivityParams>) -> Reply {
+    let family = app.family(&params.pair, &params.family).await?;
     let now = family.activity(&params.page).await?;
     let standard_error = match now.visitors {
         VisitorCount::Estimated { standard_error, .. } => Some(standard_error),
@@ -255,14 +256,14 @@ struct RejectsParams {
     limit: Option<Limit>,
 }
 
-async fn rejects(State(app): State<Arc<App>>, Params(params): Params<RejectsParams>) -> Reply {
+async fn rejects(app: AppState, Params(params): Params<RejectsParams>) -> Reply {
     let limit = params.limit.unwrap_or_default();
-    let counterfoil = connected(app.pair(params.pair.as_deref())?)?;
+    let counterfoil = connected(app.pair(&params.pair)?)?;
     let _permit = app.query_permit().await?;
     let after = params.after.unwrap_or(0);
     let rejects = counterfoil.mysql()?.rejects(after, limit.0.into()).await?;
     let next = limit.next(&rejects, |reject| reject.number);
-    let rejects: Vec<_> = rejects.iter().map(RejectView::from).collect();
+    let rejects = RejectView::all(rejects);
     Ok(Json(json!({"rejects": rejects, "next": next})))
 }
 
@@ -276,9 +277,9 @@ struct DriftParams {
     limit: Option<Limit>,
 }
 
-async fn drift(State(app): State<Arc<App>>, Params(params): Params<DriftParams>) -> Reply {
+async fn drift(app: AppState, Params(params): Params<DriftParams>) -> Reply {
     let limit = params.limit.unwrap_or_default();
-    let family = app.family(params.pair.as_deref(), &params.family).await?;
+    let family = app.family(&params.pair, &params.family).await?;
     let last_run = || {
         let view = family.pair.view.borrow();
         let mut recounts = view.recounts.iter();
@@ -292,10 +293,7 @@ async fn drift(State(app): State<Arc<App>>, Params(params): Params<DriftParams>)
         .drift(&family.registered.family, run, after, limit.0.into())
         .await?;
     let next = limit.next(&drift, |drift| drift.id.clone());
-    let drift = drift
-        .iter()
-        .map(|drift| DriftView::new(&family.name, run, drift));
-    let drift: Vec<_> = drift.collect();
+    let drift = DriftView::all(&family.name, run, drift);
     Ok(Json(
         json!({"family": family.name, "run": run, "drift": drift, "next": next}),
     ))

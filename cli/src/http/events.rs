@@ -5,20 +5,20 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::extract::State;
 use axum::http::header::RETRY_AFTER;
 use axum::response::sse::{Event, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, Stream};
 use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::time::Interval;
 
-use super::App;
 use super::page::overview::{Selection, parts};
 use super::params::Params;
 use super::problem::Problem;
+use super::{App, AppState};
 use crate::daemon::state::is_set;
+use crate::poll::ticks;
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -33,17 +33,15 @@ struct Subscriber {
 
 /// Streams the parts of the page with the same parameters: first all of them, then those that
 /// changed.
-pub async fn stream(State(app): State<Arc<App>>, Params(selection): Params<Selection>) -> Response {
+pub async fn stream(app: AppState, Params(selection): Params<Selection>) -> Response {
     let Ok(permit) = app.streams.clone().try_acquire_owned() else {
         let problem = Problem::unavailable("too many event streams");
         return ([(RETRY_AFTER, "30")], problem).into_response();
     };
-    let mut ticks = interval(INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let subscriber = Subscriber {
-        app,
+        app: app.0,
         selection,
-        ticks,
+        ticks: ticks(INTERVAL),
         sent: HashMap::new(),
         _permit: permit,
     };

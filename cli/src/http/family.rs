@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use counterfoil::store::Registered;
-use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Now, Precision, Slice};
+use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Now, Precision, Series, Slice};
 use tokio::sync::SemaphorePermit;
 
 use super::App;
@@ -35,8 +35,8 @@ pub fn connected(pair: &PairState) -> Result<Counterfoil, Problem> {
 
 impl App {
     /// Returns the pair `name`, or the only one.
-    pub fn pair(&self, name: Option<&str>) -> Result<&Arc<PairState>, Problem> {
-        self.daemon.pair(name).ok_or_else(|| match name {
+    pub fn pair(&self, name: &Option<String>) -> Result<&Arc<PairState>, Problem> {
+        self.daemon.pair(name.as_deref()).ok_or_else(|| match name {
             Some(name) => Problem::not_found(format!("no pair {name:?}")),
             None => Problem::parameter("pair", "required, because there are several pairs"),
         })
@@ -46,7 +46,7 @@ impl App {
     /// opening it would start to serve it.
     pub async fn family(
         &self,
-        pair: Option<&str>,
+        pair: &Option<String>,
         name: &str,
     ) -> Result<ServedFamily<'_>, Problem> {
         let pair = self.pair(pair)?;
@@ -93,10 +93,8 @@ impl ServedFamily<'_> {
 
     fn wrong_kind(&self, expected: &str) -> Problem {
         let (name, kind) = (&self.name, self.kind());
-        Problem::parameter(
-            "family",
-            format!("{name} has the kind {kind}, not {expected}"),
-        )
+        let wrong = format!("{name} has the kind {kind}, not {expected}");
+        Problem::parameter("family", wrong)
     }
 
     /// Returns exact values in the order of the ids. For visitors, ids are `SCOPE/DAY`.
@@ -118,13 +116,11 @@ impl ServedFamily<'_> {
         precision: Precision,
         range: Option<Range<SystemTime>>,
     ) -> Result<Vec<Slice>, Problem> {
-        match (self.counters()?, range) {
-            (AnyCounters::Series(series), Some(range)) => {
-                Ok(series.get_range(name, precision, range).await?)
-            }
-            (AnyCounters::Series(series), None) => Ok(series.get(name, precision).await?),
-            _ => Err(self.wrong_kind("series")),
-        }
+        let series = self.series()?;
+        Ok(match range {
+            Some(range) => series.get_range(name, precision, range).await?,
+            None => series.get(name, precision).await?,
+        })
     }
 
     /// Returns the names of a series' counters.
@@ -134,8 +130,12 @@ impl ServedFamily<'_> {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<String>, Problem> {
+        Ok(self.series()?.names(prefix, after, limit).await?)
+    }
+
+    fn series(&self) -> Result<Series, Problem> {
         match self.counters()? {
-            AnyCounters::Series(series) => Ok(series.names(prefix, after, limit).await?),
+            AnyCounters::Series(series) => Ok(series),
             _ => Err(self.wrong_kind("series")),
         }
     }

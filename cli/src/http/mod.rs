@@ -45,9 +45,12 @@ struct App {
     stopping: watch::Receiver<bool>,
 }
 
+/// The application, as handlers receive it.
+type AppState = State<Arc<App>>;
+
 impl App {
     /// Returns the last known state of the pair `name`, or of all pairs.
-    fn view(&self, name: Option<&str>) -> Result<View, Problem> {
+    fn view(&self, name: &Option<String>) -> Result<View, Problem> {
         let mut view = self.daemon.view();
         if name.is_some() {
             view.pairs = vec![self.pair(name)?.view.borrow().clone()];
@@ -106,14 +109,14 @@ fn router(app: App, keys: Option<Keys>) -> Router {
         .with_state(Arc::new(app))
 }
 
-async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+async fn metrics(app: AppState) -> impl IntoResponse {
     set_gauges(&app.daemon.view());
     let format = "text/plain; version=0.0.4; charset=utf-8";
     ([(CONTENT_TYPE, format)], app.prometheus.render())
 }
 
 /// Returns 200 if every server is up, or 503 with a line for each that is not.
-async fn readyz(State(app): State<Arc<App>>) -> (StatusCode, String) {
+async fn readyz(app: AppState) -> (StatusCode, String) {
     let mut unavailable = String::new();
     for pair in &app.daemon.view().pairs {
         for (name, server) in [("Redis", &pair.redis), ("MySQL", &pair.mysql)] {

@@ -4,10 +4,9 @@
 use sqlx::mysql::MySqlRow;
 use sqlx::{FromRow, Row};
 
-use super::fault::store;
 use super::session::Database;
 use super::statement::{Statement, text};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::store::Registered;
 
@@ -44,17 +43,15 @@ impl Known {
     }
 }
 
-/// Reads the registered families that match a condition.
-async fn select(database: &Database, condition: &str, name: &[&str]) -> Result<Vec<Known>> {
-    let select = Statement::new(format!(
+/// Returns the statement that reads the registered families that meet a condition.
+fn select(condition: &str) -> Statement {
+    Statement::new(format!(
         "SELECT number, namespace, name, settings, kind, CAST(partitions AS CHAR), wide, durability, target, shape \
          FROM counterfoil_families {condition}"
-    ));
-    let select = name
-        .iter()
-        .fold(select, |select, word| select.bind(word.as_bytes()));
-    database.read("families were not read", select).await
+    ))
 }
+
+const UNREAD: &str = "families were not read";
 
 /// Registers the family unless it is registered, and returns its number.
 pub(super) async fn register(database: &Database, family: &Family) -> Result<u64> {
@@ -67,15 +64,11 @@ pub(super) async fn register(database: &Database, family: &Family) -> Result<u64
     }
     let insert = bind_name(Statement::new(INSERT), family);
     let insert = bind_identity(insert.bind(family.settings()), family);
-    let inserted = database.execute(insert).await;
-    inserted.map_err(store("a family was not registered"))?;
+    database
+        .write("a family was not registered", insert)
+        .await?;
     // another process may have been first, with another configuration
-    let absent = || {
-        Error::new(
-            ErrorKind::Store,
-            format!("{family} was registered, but is missing"),
-        )
-    };
+    let absent = || Error::store(format!("{family} was registered, but is missing"));
     find(database, family).await?.ok_or_else(absent)
 }
 
@@ -92,8 +85,8 @@ fn bind_identity(statement: Statement, family: &Family) -> Statement {
 
 /// Returns the family's number, and writes this process's settings beside its identity.
 async fn find(database: &Database, family: &Family) -> Result<Option<u64>> {
-    let by_name = "WHERE namespace = ? AND name = ?";
-    let found = select(database, by_name, &[&family.namespace, &family.name]).await?;
+    let by_name = bind_name(select("WHERE namespace = ? AND name = ?"), family);
+    let found: Vec<Known> = database.read(UNREAD, by_name).await?;
     let Some(known) = found.first() else {
         return Ok(None);
     };
@@ -107,8 +100,8 @@ async fn find(database: &Database, family: &Family) -> Result<Option<u64>> {
         let update =
             Statement::new("UPDATE counterfoil_families SET settings = ? WHERE number = ?");
         let update = update.bind(settings).bind(known.number);
-        let updated = database.execute(update).await;
-        updated.map_err(store(format!("{family}: its settings were not written")))?;
+        let failed = format!("{family}: its settings were not written");
+        database.write(failed, update).await?;
     }
     Ok(Some(known.number))
 }
@@ -125,8 +118,7 @@ pub(super) async fn reconfigure(
          AND kind = ? AND partitions = ? AND wide = ? AND durability = ? AND target = ? AND shape = ?";
     let update = bind_identity(Statement::new(UPDATE).bind(after.settings()), after);
     let update = bind_identity(bind_name(update, after), before);
-    let updated = database.execute(update).await;
-    match updated.map_err(store("a family was not changed"))? {
+    match database.write("a family was not changed", update).await? {
         0 => Err(Error::mismatch(format!(
             "{after} was changed by another process at the same time"
         ))),
@@ -137,7 +129,7 @@ pub(super) async fn reconfigure(
 /// Returns all families, each with the settings of the process that opened it last, or the error in
 /// them.
 pub(super) async fn list(database: &Database) -> Result<Vec<Result<Registered>>> {
-    let known = select(database, "ORDER BY number", &[]).await?;
+    let known = database.read(UNREAD, select("ORDER BY number")).await?;
     Ok(known.iter().map(registered).collect())
 }
 

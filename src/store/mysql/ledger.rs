@@ -51,10 +51,7 @@ pub async fn lock(
     let keys: Vec<_> = keys.into_iter().collect();
     let mut rows = BTreeMap::new();
     for keys in keys.chunks(CHUNK) {
-        let given = keys.iter();
-        let given =
-            given.map(|(family, partition, incarnation)| (family, partition, incarnation.0));
-        let found = transaction.fetch(lock.clone().bind_rows(given)).await?;
+        let found = transaction.fetch(lock.clone().bind_rows(keys)).await?;
         let found = found.into_iter();
         let found = found.map(|(at, seq, nonce, position)| (at, mark(seq, nonce, position)));
         let marks = json::by_position(found.collect(), keys.len())?;
@@ -85,15 +82,14 @@ pub async fn write(
     let (updates, inserts): (Vec<_>, Vec<_>) =
         marks.iter().partition(|(key, _)| known.contains_key(key));
     let row = |(key, mark): &(&LedgerKey, &Mark)| {
-        let (family, partition, incarnation) = key;
+        let &(family, partition, incarnation) = *key;
         let position = mark.position.as_ref().map_or("-".to_owned(), hex);
-        let incarnation = incarnation.0;
         (
-            *family,
-            *partition,
+            family,
+            partition,
             incarnation,
             mark.seq,
-            mark.nonce.0,
+            mark.nonce,
             position,
         )
     };
@@ -117,18 +113,11 @@ pub async fn read(database: &Database, families: &[u64]) -> Result<Vec<LedgerRow
     let families: BTreeSet<_> = families.iter().collect();
     let select = select.bind_rows(families.into_iter().map(|family| (family,)));
     let rows = database.read("the ledger was not read", select).await?;
-    let row = |(family, partition, incarnation, seq, nonce, position)| {
-        let nonce = Nonce(nonce);
-        LedgerRow {
-            family,
-            partition,
-            incarnation: Incarnation(incarnation),
-            mark: Mark {
-                seq,
-                nonce,
-                position,
-            },
-        }
+    let row = |(family, partition, incarnation, seq, nonce, position)| LedgerRow {
+        family,
+        partition,
+        incarnation: Incarnation(incarnation),
+        mark: mark(Some(seq), Some(nonce), position).unwrap_or_default(),
     };
     Ok(rows.into_iter().map(row).collect())
 }

@@ -79,9 +79,9 @@ impl<'p> Range<'p> {
             Some(table) => {
                 let mut given: Vec<_> = prefix.splitn(table.keys.len(), table.separator).collect();
                 let rest = given.pop().unwrap_or_default();
-                let fixed = given.into_iter().zip(&table.keys).map(|(text, key)| {
-                    let is_canonical = key.kind.is_canonical(text);
-                    is_canonical.then(|| Segment::new(key.kind, text))
+                let fixed = given.into_iter().zip(&table.keys).map(|(text, (_, kind))| {
+                    let is_canonical = kind.is_canonical(text);
+                    is_canonical.then(|| Segment::new(*kind, text))
                 });
                 (fixed.collect::<Option<_>>()?, rest)
             }

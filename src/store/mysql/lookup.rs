@@ -76,9 +76,7 @@ async fn many(
     let select = lookup.many.clone().bind_rows(keys);
     let mut select = target::bind(select, target::family_segment(family));
     if !ledger.is_empty() {
-        let rows = ledger.iter();
-        let rows = rows.map(|(partition, incarnation)| (partition, incarnation.0));
-        select = select.bind_rows(rows).bind(family.number);
+        select = select.bind_rows(ledger).bind(family.number);
     }
     let rows = database.fetch(select).await?;
     // an incomplete reply must not pass for missing rows

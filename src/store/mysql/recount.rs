@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use super::MysqlStore;
 use super::add::{self, Refused};
-use super::fault::store;
+
 use super::json::{self, I64, ID, INPUT, hex};
 use super::rejects;
 use super::session::{Transaction, UnitOfWork};
@@ -149,9 +149,11 @@ impl MysqlStore {
             .bind(state == RunState::Held)
             .bind(state == RunState::Finished);
         let update = update.bind(run.family).bind(run.number).bind(run.holder);
-        let updated = self.primary.execute(update).await;
         // sqlx asks the server for rows found
-        Ok(updated.map_err(store("a recount's run was not written"))? == 1)
+        let updated = self
+            .primary
+            .write("a recount's run was not written", update);
+        Ok(updated.await? == 1)
     }
 
     /// Returns the time since the family's last finished run ended; `None` if there is none.

@@ -102,7 +102,7 @@ pub async fn write(
             (
                 family,
                 partition,
-                incarnation.0,
+                incarnation,
                 batch.id.seq,
                 delta,
                 id,
@@ -181,7 +181,7 @@ impl UnitOfWork for Resolve {
         let update = Statement::new(format!(
             "UPDATE {} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number \
              SET r.applied_at = IF({INPUT}.done = 1, CURRENT_TIMESTAMP(3), NULL), \
-             r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
+                          r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
             json::table(columns)
         ));
         transaction.execute(update.bind_rows(rows)).await?;
@@ -224,12 +224,9 @@ async fn retry(
 ) -> Result<Refused, sqlx::Error> {
     // an id that was cut could be another counter's
     let is_cut = |reject: &Kept| {
-        let was_too_long = || {
-            reject
-                .reason
-                .starts_with(&format!("{}: id ", family.family))
-        };
-        reject.reason == NOT_UTF8 || reject.id.len() > ID_BYTES - 4 && was_too_long()
+        let too_long = format!("{}: id ", family.family);
+        let was_too_long = reject.id.len() > ID_BYTES - 4 && reject.reason.starts_with(&too_long);
+        reject.reason == NOT_UTF8 || was_too_long
     };
     let open = kept.iter().enumerate();
     let (cut, open): (Vec<_>, Vec<_>) = open

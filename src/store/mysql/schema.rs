@@ -1,6 +1,5 @@
 //! Counterfoil's own tables: their creation, and the check that none is missing.
 
-use super::fault;
 use super::session::Database;
 use super::statement::Statement;
 use crate::error::{Error, Result};
@@ -62,11 +61,13 @@ pub async fn ensure(database: &Database, creates: bool) -> Result<()> {
         return Err(Error::mismatch(what));
     }
     for table in tables().filter(|table| missing.contains(&table.name)) {
-        let created = database.execute(Statement::once(table.create)).await;
-        created.map_err(fault::store(format!(
+        let failed = format!(
             "{} is missing in the database, and could not be created",
             table.name
-        )))?;
+        );
+        database
+            .write(failed, Statement::once(table.create))
+            .await?;
     }
     Ok(())
 }

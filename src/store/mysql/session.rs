@@ -1,5 +1,6 @@
 //! Statements and transactions on the application's own pool, whatever state its sessions are in.
 
+use std::borrow::Cow;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use tokio::runtime::Handle;
 
 use super::fault::{self, store};
 use super::statement::Statement;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// A row of a reply, mostly a tuple.
 pub trait Row: for<'r> FromRow<'r, MySqlRow> {}
@@ -72,11 +73,16 @@ impl Database {
     }
 
     /// Runs a statement in a transaction of its own and returns the number of rows that it found.
-    pub async fn execute(&self, statement: Statement) -> Result<u64, sqlx::Error> {
+    /// `failed` names the failure in the error message.
+    pub async fn write(
+        &self,
+        failed: impl Into<Cow<'static, str>>,
+        statement: Statement,
+    ) -> Result<u64> {
         self.count(1);
         let pool = self.pool.clone();
         let done = in_place(async move { statement.query().execute(&pool).await });
-        Ok(done.await?.rows_affected())
+        Ok(done.await.map_err(store(failed))?.rows_affected())
     }
 
     /// Counts statements as sent.
@@ -109,7 +115,7 @@ impl Database {
         let done = tokio::spawn(async move { database.repeat_conflicts(&work).await }).await;
         let lost = |error| {
             let lost = "the task of a database call ended early";
-            Error::new(ErrorKind::Store, lost).with_source(error)
+            Error::store(lost).with_source(error)
         };
         done.map_err(lost)?.map_err(store(failed))
     }

@@ -184,9 +184,9 @@ fn creation(table: &Table) -> String {
     let columns: String = table
         .keys
         .iter()
-        .map(|key| format!("{} {} NOT NULL, ", quoted(&key.name), kind(key.kind)))
+        .map(|(name, of)| format!("{} {} NOT NULL, ", quoted(name), kind(*of)))
         .collect();
-    let keys: Vec<_> = table.keys.iter().map(|key| quoted(&key.name)).collect();
+    let keys: Vec<_> = table.keys.iter().map(|(name, _)| quoted(name)).collect();
     let (name, value) = (table_name(&table.name), quoted(&table.value));
     format!(
         "CREATE TABLE {name} ({columns}{value} BIGINT NOT NULL, PRIMARY KEY ({}))",
@@ -202,7 +202,7 @@ impl Definition<'_> {
             column.ok_or_else(|| format!("has no column {name}"))
         };
         let keys = self.table.keys.iter();
-        let storages = keys.map(|key| column(&key.name)?.storage(&key.name, key.kind));
+        let storages = keys.map(|(name, kind)| column(name)?.storage(name, *kind));
         let storages = storages.collect::<Result<_, _>>()?;
         let (name, value) = (&self.table.value, column(&self.table.value)?);
         if !value.is_integer() {
@@ -212,7 +212,7 @@ impl Definition<'_> {
         if value.generated {
             return Err(format!("value column {name} is generated"));
         }
-        let names = self.table.keys.iter().map(|key| key.name.as_str());
+        let names = self.table.keys.iter().map(|(name, _)| name.as_str());
         let keys = names.clone().map(str::to_lowercase).collect();
         // the primary key if there are several
         let exact = self.uniques.iter().filter(|(_, columns)| **columns == keys);

@@ -161,23 +161,17 @@ impl Source {
             match &self.rows {
                 Rows::Function(count) => {
                     let counted = count(ids.iter().map(|&id| id.to_owned()).collect()).await;
-                    counted.map_err(|source| {
-                        Error::new(ErrorKind::Store, "rows were not counted").with_source(source)
-                    })
+                    counted
+                        .map_err(|source| Error::store("rows were not counted").with_source(source))
                 }
                 _ => {
                     let target = mysql.target(&family.family).await?;
                     let select = self.select(target.id_keys(), family, ids)?;
-                    let rows = mysql.on(replica).fetch(select).await;
-                    let rows = rows.map_err(|error| refused(&family.family, error))?;
-                    counts(family, rows)
+                    counts(family, rows(mysql, replica, family, select).await?)
                 }
             }
         };
-        let late = |_| {
-            let late = format!("rows were not counted within {limit:?}");
-            Error::new(ErrorKind::Store, late)
-        };
+        let late = |_| Error::store(format!("rows were not counted within {limit:?}"));
         let mut counts = timeout(limit, count).await.map_err(late)??;
         let rows = ids.iter().map(|id| counts.remove(*id).unwrap_or(0));
         let rows: Vec<_> = rows.collect();
@@ -270,9 +264,7 @@ impl Source {
         ));
         let bound = keys.iter().take(1).chain(keys);
         let select = bind(select, bound.zip(after.segments)).bind(limit as u64);
-        let rows = mysql.on(replica).fetch(select).await;
-        let rows = rows.map_err(|error| refused(&family.family, error))?;
-        IdPage::new(family, rows, limit)
+        IdPage::new(family, rows(mysql, replica, family, select).await?, limit)
     }
 }
 
@@ -298,16 +290,17 @@ impl MysqlStore {
         match seconds {
             Err(_) => Ok(None),
             Ok(Some(seconds)) => Ok(Some(Duration::from_secs(seconds))),
-            Ok(None) => Err(Error::new(
-                ErrorKind::Store,
-                "the replica does not replicate",
-            )),
+            Ok(None) => Err(Error::store("the replica does not replicate")),
         }
     }
 }
 
 fn wrong(family: &Family, what: impl fmt::Display) -> Error {
-    Error::invalid(format!("{family}: the source of a recount: {what}"))
+    Error::invalid(about(family, what))
+}
+
+fn about(family: &Family, what: impl fmt::Display) -> String {
+    format!("{family}: the source of a recount: {what}")
 }
 
 /// Reads the rows of a source's statement, each with an id and its count.
@@ -355,24 +348,25 @@ fn integer(digits: &str) -> Option<i64> {
     is_integer.then(|| integer.parse().ok())?
 }
 
-/// Returns the error of a source's statement. If the server refuses the text, the application made
-/// a mistake.
-fn refused(family: &Family, error: sqlx::Error) -> Error {
-    let what = format!(
-        "{family}: the source of a recount: {}",
-        fault::message(&error)
-    );
-    let blames_text = match fault::class(&error).as_deref() {
-        Some("42" | "21") => true,
-        Some("HY") => what.contains("column"),
-        _ => false,
+/// Reads the rows of a source's statement. If the server refuses the text, the application made a
+/// mistake.
+async fn rows(
+    mysql: &MysqlStore,
+    replica: Option<&MySqlPool>,
+    family: &Registered,
+    select: Statement,
+) -> Result<Vec<Columns>> {
+    let refused = |error| {
+        let message = fault::message(&error);
+        let kind = match fault::class(&error).as_deref() {
+            Some("42" | "21") => ErrorKind::InvalidInput,
+            Some("HY") if message.contains("column") => ErrorKind::InvalidInput,
+            _ => ErrorKind::Store,
+        };
+        Error::new(kind, about(&family.family, message)).with_source(error)
     };
-    let kind = if blames_text {
-        ErrorKind::InvalidInput
-    } else {
-        ErrorKind::Store
-    };
-    Error::new(kind, what).with_source(error)
+    let rows = mysql.on(replica).fetch(select).await;
+    rows.map_err(refused)
 }
 
 #[cfg(test)]

@@ -83,10 +83,10 @@ impl Target {
         let (name, value) = (table_name(&table.name), quoted(&table.value));
         let keys = table.keys.iter().zip(&shape.keys).enumerate();
         let keys: Vec<_> = keys
-            .map(|(index, (key, storage))| StoredKey {
-                column: quoted(&key.name),
+            .map(|(index, ((name, kind), storage))| StoredKey {
+                column: quoted(name),
                 name: format!("k{index}"),
-                kind: key.kind,
+                kind: *kind,
                 storage: storage.clone(),
             })
             .collect();
@@ -251,7 +251,7 @@ pub fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Segment<'i
     };
     let parts = table.split(id)?.into_iter().zip(&table.keys);
     Ok(parts
-        .map(|(part, key)| Segment::new(key.kind, part))
+        .map(|(part, (_, kind))| Segment::new(*kind, part))
         .collect())
 }
 

@@ -10,12 +10,11 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
 
 use self::table::Table;
 use super::Context;
 use crate::exit::{Exit, Failure};
-use crate::poll::{Poller, ServerStatus};
+use crate::poll::{Poller, ServerStatus, ticks};
 use crate::sampler::Sampler;
 use crate::status::LATE;
 use crate::view::FamilyView;
@@ -70,8 +69,7 @@ fn start_polling(pollers: Vec<Poller>) -> watch::Receiver<Vec<Snapshot>> {
         let snapshots = snapshots.clone();
         tokio::spawn(async move {
             let mut sampler = Sampler::new(poller.pair());
-            let mut ticks = interval(INTERVAL);
-            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            let mut ticks = ticks(INTERVAL);
             loop {
                 ticks.tick().await;
                 let status = poller.poll(LATE, MYSQL_AGE).await;

@@ -1,9 +1,6 @@
 //! The pages that show counters of a family: the exact value of one id, and the slices of a series
 //! as a table and, with JavaScript, as a chart.
 
-use std::sync::Arc;
-
-use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Html;
 use counterfoil::{Precision, Slice};
@@ -12,7 +9,7 @@ use serde::Deserialize;
 
 use super::format::{number, time};
 use super::{ProblemPage, address, page, problem};
-use crate::http::App;
+use crate::http::AppState;
 use crate::http::api::precision;
 use crate::http::family::ServedFamily;
 use crate::http::params::Params;
@@ -53,11 +50,11 @@ pub struct CounterParams {
 }
 
 pub async fn counter(
-    State(app): State<Arc<App>>,
+    app: AppState,
     params: Result<Params<CounterParams>, Problem>,
 ) -> Result<(StatusCode, Html<String>), ProblemPage> {
     let Params(params) = params?;
-    let family = app.family(params.pair.as_deref(), &params.family).await?;
+    let family = app.family(&params.pair, &params.family).await?;
     let (id, mut status) = (params.id.unwrap_or_default(), StatusCode::OK);
     let result = match exact_value(&family, &id).await {
         Ok(value) => value,
@@ -106,11 +103,11 @@ pub struct SeriesParams {
 }
 
 pub async fn series(
-    State(app): State<Arc<App>>,
+    app: AppState,
     params: Result<Params<SeriesParams>, Problem>,
 ) -> Result<Html<String>, ProblemPage> {
     let Params(params) = params?;
-    let family = app.family(params.pair.as_deref(), &params.family).await?;
+    let family = app.family(&params.pair, &params.family).await?;
     let precisions = family.registered.family.precisions();
     let precisions: Vec<_> = precisions.iter().map(Precision::to_string).collect();
     let name = &params.name;

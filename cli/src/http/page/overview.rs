@@ -1,18 +1,15 @@
 //! The status page, and its parts for events.
 
-use std::sync::Arc;
-
-use axum::extract::State;
 use axum::response::Html;
 use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::{ProblemPage, address, page, tables};
-use crate::http::App;
+use crate::http::AppState;
 use crate::http::params::Params;
 use crate::http::problem::Problem;
 use crate::output::count;
-use crate::status::State as FamilyState;
+use crate::status::State;
 use crate::view::View;
 
 /// The maximum number of families on a page.
@@ -40,7 +37,7 @@ impl Selection {
 }
 
 pub async fn overview(
-    State(app): State<Arc<App>>,
+    app: AppState,
     params: Result<Params<Selection>, Problem>,
 ) -> Result<Html<String>, ProblemPage> {
     let Params(selection) = params?;
@@ -88,17 +85,15 @@ fn summary(view: &View) -> Markup {
     let families: Vec<_> = view.of_pairs(|pair| &pair.families).collect();
     let with = |state| {
         let families = families.iter();
-        families
-            .filter(|(_, family)| family.status.state == state)
-            .count()
+        families.filter(|one| one.1.status.state == state).count()
     };
     let (mut down, mut refused) = (0, 0);
     for pair in &view.pairs {
         down += usize::from(!pair.redis.up) + usize::from(!pair.mysql.up);
         refused += pair.refused.len();
     }
-    let (broken, late) = (with(FamilyState::Broken), with(FamilyState::Late));
-    let rejects = with(FamilyState::Rejects);
+    let (broken, late) = (with(State::Broken), with(State::Late));
+    let rejects = with(State::Rejects);
     let problems = [
         (down, "server is unavailable", "servers are unavailable"),
         (broken, "family is broken", "families are broken"),
@@ -138,6 +133,8 @@ fn families(view: &View, selection: &Selection) -> Markup {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::view::{FamilyView, PairView, Refused};
 
@@ -145,7 +142,7 @@ mod tests {
         let mut families: Vec<_> = (0..120)
             .map(|number| FamilyView::idle("shop", &format!("f{number:03}")))
             .collect();
-        families[77].status.state = FamilyState::Late;
+        families[77].status.state = State::Late;
         families[77].status.pending = 1234;
         let refused = Refused {
             family: "shop/<script>".to_owned(),

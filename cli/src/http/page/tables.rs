@@ -2,14 +2,14 @@
 
 use std::fmt::Write;
 
+use counterfoil::admin::Finding;
 use maud::{Markup, html};
 
 use super::address;
 use super::format::{duration, grouped, number, rate, time};
 use crate::status::FamilyStatus;
 use crate::view::{
-    DriftView, FamilyView, FindingView, PairView, RecountView, Refused, RejectView, Sample,
-    ServerView, View,
+    DriftView, FamilyView, PairView, RecountView, Refused, RejectView, Sample, ServerView, View,
 };
 
 /// The maximum number of names in the list of families that are not served.
@@ -68,7 +68,7 @@ pub fn servers(view: &View) -> Markup {
 pub fn findings(view: &View) -> Markup {
     let caption = "Findings of check";
     let heads = ["Subject", "Severity", "Finding", "Advice"];
-    let row = |pair: &str, finding: &FindingView| {
+    let row = |pair: &str, finding: &Finding| {
         html! {
             th scope="row" { (pair) ": " (finding.subject) }
             td { span.state.(finding.severity) { (finding.severity) } }
