@@ -5,10 +5,8 @@
 mod support;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::io;
 use std::sync::Once;
-use std::time::Duration;
 
 use counterfoil::admin::Backlog;
 use counterfoil::metrics::{
@@ -16,11 +14,8 @@ use counterfoil::metrics::{
     RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN, WAITING_SECONDS,
     describe,
 };
-use counterfoil::{Durability, Family, KeyType, Table};
-use metrics_util::debugging::{DebuggingRecorder, Snapshotter};
-use support::state::State;
-use support::{Count, Pair, eventually, family, look};
-use testkit::{MysqlServer, RedisOptions};
+
+use support::*;
 
 /// Metrics since the last look. One thread runs the test and all its tasks.
 struct Metrics {
@@ -262,7 +257,7 @@ async fn a_set_back_is_measured_and_logged() {
 async fn cached_counters_are_measured_until_they_leave() {
     let metrics = Metrics::record();
     let pair = Pair::new().await;
-    let moment = Duration::from_millis(10);
+    let moment = millis(10);
     let votes = Family::cached("test", "votes")
         .durability(Durability::Immediate)
         .sync_time(moment)
@@ -325,11 +320,11 @@ async fn backlogs_are_measured_over_namespaces() {
     // one handle knows of one namespace
     assert!(!metrics.look().contains_key(BACKLOG_IDS));
     let backlogs = pair.counterfoil.backlogs().await.unwrap();
-    let oldest = |(_, backlog): (Family, counterfoil::Result<Backlog>)| backlog.unwrap().oldest;
+    let oldest = |(_, backlog): (Family, Result<Backlog>)| backlog.unwrap().oldest;
     let ages: Vec<_> = backlogs.into_iter().map(oldest).collect();
     let (first, second) = (ages[0].unwrap(), ages[1].unwrap());
     metrics.expect([(BACKLOG_IDS, 3.0), (BACKLOG_SECONDS, first.as_secs_f64())]);
-    assert!(first >= second + Duration::from_millis(100), "{ages:?}");
+    assert!(first >= second + millis(100), "{ages:?}");
     pair.drain().await;
     let _ = pair.counterfoil.backlogs().await.unwrap();
     metrics.expect([(BACKLOG_IDS, 0.0), (BACKLOG_SECONDS, 0.0)]);

@@ -3,22 +3,15 @@
 //! pending at the kill, or was reported as dropped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::time::Duration;
+#[path = "it/support/mod.rs"]
+mod support;
+
+use std::sync::atomic::AtomicI64;
 
 use counterfoil::metrics::{DROPPED, SET_BACK};
-use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Counterfoil, Day, Durability, Family, MysqlStore,
-    Outcome, Precision, Series, Visitors,
-};
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use rand::{RngExt, SeedableRng};
-use sqlx::MySqlPool;
-use testkit::{MysqlServer, RedisOptions, RedisServer};
-use tokio::task::JoinHandle;
 use tokio::time::sleep;
+
+use support::*;
 
 const KINDS: [&str; 5] = ["views", "votes", "hits", "site", "people"];
 /// The number of ids of each kind.
@@ -35,7 +28,7 @@ struct Tally {
 
 impl Tally {
     /// Notes the result of a call, and returns whether it received a reply.
-    fn count<T>(&self, result: counterfoil::Result<T>, is_counted: impl Fn(&T) -> bool) -> bool {
+    fn count<T>(&self, result: Result<T>, is_counted: impl Fn(&T) -> bool) -> bool {
         let number = match result {
             Ok(done) if is_counted(&done) => &self.acknowledged,
             Err(error) if error.outcome_unknown() => &self.unknown,
@@ -61,7 +54,7 @@ struct Handles {
 
 impl Handles {
     async fn open(counterfoil: &Counterfoil, durability: Durability) -> Self {
-        let soon = Duration::from_millis(50);
+        let soon = millis(50);
         let windows = [(Precision::Seconds(1), 60)];
         let views = Family::buffered("test", "views").sync_hits(1);
         let hits = Family::series("test", "hits").windows(windows);
@@ -144,7 +137,7 @@ impl Site {
 
     /// Kills Redis under load and starts it from older data.
     async fn set_back(&mut self, restore: Restore, random: &mut rand::rngs::StdRng) {
-        let mut wait = |most: u64| Duration::from_millis(random.random_range(0..most));
+        let mut wait = |most: u64| millis(random.random_range(0..most));
         let (before, after) = (wait(400), wait(800));
         sleep(before).await;
         let mut length = 0;
@@ -183,7 +176,7 @@ fn load(
                         return;
                     }
                     if !handles.call(kind, number, &tallies[kind]).await {
-                        sleep(Duration::from_millis(5)).await;
+                        sleep(millis(5)).await;
                     }
                 }
             })
@@ -223,7 +216,7 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
         site.set_back(restore, &mut random).await;
     }
     // the set-back is detected while hits are counted
-    sleep(Duration::from_secs(4)).await;
+    sleep(secs(4)).await;
     stop.store(true, Ordering::Relaxed);
     for task in tasks {
         task.await.unwrap();
@@ -264,6 +257,6 @@ async fn snapshots_only_never_double_a_hit() {
 
 #[tokio::test]
 async fn an_older_append_only_file_never_doubles_a_hit() {
-    let settle = Durability::Settle(Duration::from_millis(100));
+    let settle = Durability::Settle(millis(100));
     rounds(RedisOptions::aof("everysec"), settle, Restore::OlderFile).await;
 }

@@ -6,29 +6,11 @@
 #[path = "it/support/mod.rs"]
 mod support;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use counterfoil::Counting;
+use counterfoil::test_hooks::{set_clock_error, set_time};
 
-use counterfoil::test_hooks::{Guard, set_clock_error, set_time, take_out};
-use counterfoil::{
-    Activity, Counterfoil, Counting, Durability, Family, FamilyBuilder, KeyType, MemoryStore,
-    Precision, Series, Slice, Table,
-};
-use futures_util::future::try_join_all;
-use proptest::prelude::*;
-use proptest::test_runner::TestError;
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
-use redis::aio::ConnectionManager;
-use support::interleaving::connect::Connect;
-use support::interleaving::hunt::{cases, expect_failure, hunt, runtime};
-use support::interleaving::{Checked, Crashes};
-use support::load::Load;
-use support::tally::now_ms;
-use support::{Count, Pair, Plain, calls, eventually, pause, random, sum, times, trouble, unix};
-use testkit::{MysqlServer, Proxy, RedisOptions, RedisServer};
-use tokio::sync::RwLock;
+use support::interleaving::*;
+use support::*;
 
 /// The program's only clock, which the tests lock in turn.
 struct Clock(#[expect(dead_code, reason = "held")] MutexGuard<'static, ()>);
@@ -379,13 +361,13 @@ fn a_clock_that_stepped_back_would_drop_what_lies_ahead() {
 
 fn online(name: &str, counting: Counting) -> FamilyBuilder<Activity> {
     Family::activity("test", name)
-        .window(Duration::from_secs(60), Duration::from_secs(3))
+        .window(secs(60), secs(3))
         .stripes(5)
         .partitions(3)
         .visitors(counting)
         .keep_minutes(true)
-        .durability(Durability::Settle(Duration::from_millis(20)))
-        .sync_time(Duration::from_millis(200))
+        .durability(Durability::Settle(millis(20)))
+        .sync_time(millis(200))
 }
 
 /// Opens a family whose reads are not cached.
@@ -440,9 +422,9 @@ fn layers_are_known_over_a_long_way() {
         let online = online("online", Counting::HyperLogLog)
             .keep_minutes(false)
             .stripes(1)
-            .window(Duration::from_secs(20), Duration::from_millis(40));
+            .window(secs(20), millis(40));
         let online = open(&far, online).await;
-        proxy.delay_replies(Duration::from_millis(60));
+        proxy.delay_replies(millis(60));
         // makes the caller learn the server's time
         clock.machine_is_ahead(3 * HOUR * 1000);
         for visitor in 0..20u32 {
@@ -477,7 +459,7 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
             clock.machine_is_ahead(hours * HOUR * 1000);
             eventually("a connection", async || {
                 let mut redis = redis.clone();
-                let pong = redis::cmd("PING").query_async::<()>(&mut redis).await;
+                let pong = cmd("PING").query_async::<()>(&mut redis).await;
                 pong.is_ok()
             })
             .await;
@@ -551,7 +533,7 @@ fn the_window_slides_by_layers() {
 async fn no_view_is_lost(clock: &Clock, rate: i64, group: usize) {
     let plain = Plain::new().await;
     let family = online("online", Counting::Exact).partitions(1).stripes(15);
-    let family = family.window(Duration::from_secs(600), Duration::from_secs(3));
+    let family = family.window(secs(600), secs(3));
     let online = open(&plain.counterfoil, family).await;
     let views: Vec<_> = (0..195 * rate)
         .map(|view| (view * 1000 / rate, view * view % 9973))
@@ -698,7 +680,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
         let proxy = Proxy::to(&pair.redis);
         let touched = pair.over(proxy.manager().await).open(family()).await;
-        let touched = touched.unwrap().write_timeout(Duration::from_secs(20));
+        let touched = touched.unwrap().write_timeout(secs(20));
         // long over, so that its counts go to the database at once
         let first = now_ms() / 60_000 - 30;
         clock.set(first * 60_000);

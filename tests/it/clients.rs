@@ -5,18 +5,12 @@
 //! `COUNTERFOIL_PYTHON` names a Python with redis-py, `COUNTERFOIL_NODE_MODULES` a folder that
 //! contains ioredis; php needs phpredis. Tests of missing clients are skipped with a message.
 
-use std::fs;
 use std::process::Command;
-use std::sync::Arc;
-
-use counterfoil::store::{Batch, BatchId, Incarnation, Nonce, Progress, Registered};
-use counterfoil::{Family, MysqlStore, Store};
-use sqlx::{AssertSqlSafe, MySqlPool, Row};
-use testkit::{RedisOptions, RedisServer};
 
 use crate::scripts::{fenced, keys};
-use crate::support::database;
 use crate::vectors::{Run, client, lua, node_modules, python, run};
+
+use crate::support::*;
 
 /// Runs a client, prints its figures, and expects that it passed.
 fn expect_passed(command: &mut Command) {

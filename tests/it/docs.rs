@@ -1,11 +1,9 @@
 //! The consistency of the documents: links have targets, and everything that documents and code
 //! name exists.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+use crate::support::*;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

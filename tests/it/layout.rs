@@ -1,8 +1,6 @@
 //! The folders of `src/` use each other in one direction, and no two files import each other.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
+use crate::support::*;
 
 /// The layers. Each uses only earlier ones. Modules of one layer may use each other's types, but
 /// not in a circle.

@@ -1,22 +1,14 @@
 //! The life of a service, from its start to its shutdown.
 
-use std::time::{Duration, Instant, SystemTime};
-
-use crate::support::{
-    Count, Pair, Plain, calls, day, days, eventually, family, pause, refused, sum, times, unix,
-    votes, within,
-};
+use counterfoil::Remaining;
 use counterfoil::admin::Backlog;
-use counterfoil::{
-    Counterfoil, Durability, ErrorKind, Family, MysqlStore, Precision, Primary, Remaining,
-};
-use testkit::{MysqlServer, RedisOptions, RedisServer};
-use tokio::task::JoinSet;
+
+use crate::support::*;
 
 /// The time limit of a shutdown without the database, including a second for a busy machine.
-const SOON: Duration = Duration::from_secs(3);
+const SOON: Duration = secs(3);
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = secs(20);
 
 /// Makes the database unreachable: it is killed, or it is silent.
 fn lose(mysql: &MysqlServer, is_silent: bool) {
@@ -54,7 +46,7 @@ impl Pair {
     /// Shuts the client down, and returns the only family that has something left.
     async fn left(&self, limit: Duration) -> Remaining {
         let shutdown = self.counterfoil.shutdown(limit);
-        let left = within(limit + Duration::from_millis(500), shutdown).await;
+        let left = within(limit + millis(500), shutdown).await;
         let mut left = left.unwrap();
         assert_eq!(left.len(), 1, "{left:?}");
         left.remove(0)
@@ -87,7 +79,7 @@ async fn a_reconciler_stops_soon_also_while_the_database_is_unreachable() {
 async fn a_backlog_grows_older_while_the_database_is_unavailable() {
     let (mysql, pair) = on_own_mysql().await;
     let views = pair.open(family("views")).await;
-    let votes = votes().sync_time(Duration::from_millis(20));
+    let votes = votes().sync_time(millis(20));
     let votes = pair.open(votes).await;
     votes.count("a", 1).await;
     pair.drain().await;
@@ -102,7 +94,7 @@ async fn a_backlog_grows_older_while_the_database_is_unavailable() {
         (views.backlog().await.unwrap(), 2),
         (votes.backlog().await.unwrap(), 1),
     ] {
-        let is_old = backlog.oldest.unwrap() >= Duration::from_millis(600);
+        let is_old = backlog.oldest.unwrap() >= millis(600);
         assert!(backlog.ids == ids && is_old, "{backlog:?}");
     }
 }
@@ -220,9 +212,9 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
     }
     pause(50).await;
     let numbers = async || {
-        let numbers = |(family, backlog): (Family, counterfoil::Result<Backlog>)| {
+        let numbers = |(family, backlog): (Family, Result<Backlog>)| {
             let backlog = backlog.unwrap();
-            let is_old = |age| (Duration::from_millis(50)..LONG).contains(&age);
+            let is_old = |age| (millis(50)..LONG).contains(&age);
             let has_age = backlog.oldest.is_some_and(is_old);
             assert_eq!(has_age, backlog.ids > 0, "{family}: {backlog:?}");
             let numbers = (backlog.ids, backlog.open, backlog.counted);
@@ -256,7 +248,7 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
     let pair = Pair::new().await;
-    let settle = Durability::Settle(Duration::from_millis(300));
+    let settle = Durability::Settle(millis(300));
     let views = pair.open(family("views").durability(settle)).await;
     let votes = pair.open(votes()).await;
     // hits arrive all the time, until they are refused
@@ -307,7 +299,7 @@ async fn a_shutdown_without_the_database_returns_in_time_and_reports_what_is_lef
     views.count("a", 1).await;
     views.count("b", 1).await;
     views.record("c", 1).unwrap();
-    let left = pair.left(Duration::from_secs(3)).await;
+    let left = pair.left(secs(3)).await;
     let found = (left.family.name(), left.recorded, left.backlog.unwrap().ids);
     assert_eq!(found, ("views", 0, 3));
     mysql.start_again().await;
@@ -323,7 +315,7 @@ async fn a_shutdown_without_redis_reports_what_was_recorded() {
     for _ in 0..3 {
         views.record("page", 1).unwrap();
     }
-    let left = pair.left(Duration::from_secs(3)).await;
+    let left = pair.left(secs(3)).await;
     assert_eq!((left.recorded, left.backlog), (3, None));
     pair.redis.resume();
     pair.leaves_nothing().await;
@@ -352,7 +344,7 @@ async fn a_drain_of_all_closes_slices_that_are_not_over() {
     let pair = Pair::new().await;
     let hits = pair.open(days()).await;
     let online = Family::activity("test", "online")
-        .window(Duration::from_secs(60), Duration::from_secs(3))
+        .window(secs(60), secs(3))
         .keep_minutes(true);
     let online = pair.open(online).await;
     let open = async || {
@@ -394,7 +386,7 @@ async fn an_application_starts_without_the_database() {
     let store = MysqlStore::connect_lazy(&mysql.url(&database)).unwrap();
     let client = Counterfoil::new(redis.manager().await, store);
     let views = client.open(family("views"));
-    let views = within(Duration::from_secs(4), views).await.unwrap();
+    let views = within(secs(4), views).await.unwrap();
     let hits = Family::series("test", "hits")
         .windows([(Precision::SECOND, 3)])
         .keep([Precision::SECOND]);
@@ -416,7 +408,7 @@ async fn an_application_starts_without_the_database() {
     // a mismatch with the database's family is detected when the database is up, and the counts
     // stay in Redis
     mysql.kill();
-    let settle = Durability::Settle(Duration::from_secs(1));
+    let settle = Durability::Settle(secs(1));
     let other = client.open(family("views").durability(settle));
     let other = other.await.unwrap();
     // Redis knows its partitions
@@ -440,7 +432,7 @@ async fn an_application_starts_without_the_database() {
 #[tokio::test]
 async fn a_builder_takes_a_connection_and_a_pool() {
     let mysql = MysqlServer::start().await;
-    let limit = Duration::from_millis(200);
+    let limit = millis(200);
     for without_mysql in [false, true] {
         let redis = RedisServer::start(RedisOptions::volatile()).await;
         let (_, pool) = mysql.database("test").await;
@@ -459,7 +451,7 @@ async fn a_builder_takes_a_connection_and_a_pool() {
         let began = Instant::now();
         assert!(views.add("page", 1).await.is_err() && views.get("page").await.is_err());
         let took = began.elapsed();
-        assert!(took < Duration::from_secs(2), "{took:?}");
+        assert!(took < secs(2), "{took:?}");
         redis.resume();
     }
 }
@@ -490,7 +482,7 @@ async fn a_builder_starts_without_the_database_if_configured() {
         if !is_silent {
             refused(connect(&url, false).await, ErrorKind::Store, "");
         }
-        let client = within(Duration::from_secs(4), connect(&url, true)).await;
+        let client = within(secs(4), connect(&url, true)).await;
         let client = client.unwrap();
         let views = client.open(family("views")).await.unwrap();
         let votes = client.open(votes()).await.unwrap();

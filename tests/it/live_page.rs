@@ -8,13 +8,13 @@ mod site;
 
 use std::env;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::Stdio;
 
 use site::Site;
-use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::net::TcpListener;
 use tokio::process::Command;
+
+use crate::support::*;
 
 /// Returns the program that opens a page, without the page's address, or the reason why it cannot
 /// run.

@@ -1,13 +1,8 @@
 //! The store in memory, as an application's tests use it.
 
-use std::sync::Arc;
-
-use counterfoil::store::Registered;
-use counterfoil::{Durability, ErrorKind, Family, KeyType, Outcome, Store, Table};
-
 use crate::mysql::{applied, batch, complete, keeps_the_contract};
-use crate::support::kinds::{KINDS, OfKind};
-use crate::support::{Plain, counted, eventually, family};
+
+use crate::support::*;
 
 fn items() -> Table {
     Table::update("item")
@@ -31,13 +26,7 @@ async fn every_kind_counts_without_mysql() {
         assert_eq!(opened.shown().await.unwrap(), expected, "{kind}, drained");
         opened.hit().await.unwrap();
     }
-    assert!(
-        counterfoil
-            .shutdown(std::time::Duration::from_secs(20))
-            .await
-            .unwrap()
-            .is_empty()
-    );
+    assert!(counterfoil.shutdown(secs(20)).await.unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -1,13 +1,10 @@
 //! Mistakes of clients that lost or doubled hits silently. Each is an error (docs/protocol.md,
 //! section 8).
 
-use std::time::{Duration, SystemTime};
-
 use counterfoil::admin::Script;
-use counterfoil::test_hooks::{Counted, Fence, Partition};
-use counterfoil::{ErrorKind, Family, Outcome, Result};
+use counterfoil::test_hooks::{Counted, Partition};
 
-use crate::support::{Pair, eventually, family, refused, unix, votes};
+use crate::support::*;
 
 /// The home of a family, as a client in another language uses it.
 struct Client<'f> {
@@ -77,8 +74,8 @@ async fn a_caller_name_that_is_used_twice_is_noticed() {
 async fn a_client_learns_all_settings_from_the_epoch() {
     let pair = Pair::new().await;
     let votes = votes().partitions(3).min(-5).max(9);
-    let votes = pair.open(votes.retain(Duration::from_secs(77))).await;
-    let mut call = redis::cmd("EVAL");
+    let votes = pair.open(votes.retain(secs(77))).await;
+    let mut call = cmd("EVAL");
     call.arg(Script::named("family_epoch").unwrap().source);
     call.arg(2)
         .arg("cf1:{test/votes/0}:calls")

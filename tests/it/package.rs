@@ -1,7 +1,8 @@
 //! What `cargo package` puts into both crates.
 
-use std::path::Path;
 use std::process::Command;
+
+use crate::support::*;
 
 /// Returns the files of a package.
 fn files_of(package: &str) -> String {
@@ -33,7 +34,7 @@ fn check(package: &str, expected: &[&str]) {
 #[test]
 fn the_package_contains_scripts_and_documents() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
-    let names = std::fs::read_dir(folder)
+    let names = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().file_name());
     let scripts: Vec<_> = names

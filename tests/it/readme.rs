@@ -4,12 +4,8 @@
 use std::sync::OnceLock;
 
 use counterfoil::admin::Retried;
-use counterfoil::{Counterfoil, Family, KeyType, MysqlStore, Table};
-use sqlx::MySqlPool;
-use testkit::{MysqlServer, RedisOptions, RedisServer};
 
-use crate::support::tls::Tls;
-use crate::support::{counted, family};
+use crate::support::*;
 
 const README: &str = include_str!("../../README.md");
 const GUIDE: &str = include_str!("../../docs/guide.md");
@@ -156,7 +152,7 @@ async fn start() -> (RedisServer, MysqlServer, MySqlPool) {
     (redis, mysql, pool)
 }
 
-async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
+async fn the_others(pool: &MySqlPool) -> Result<()> {
     for block in GUIDE.split("\n```sql\n").skip(1) {
         let sql = block.split("\n```").next().expect("a block");
         sqlx::raw_sql(sql).execute(pool).await.expect(sql);
@@ -215,10 +211,7 @@ async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
 }
 
 /// Retries a hit whose row is created later.
-async fn a_reject_is_retried(
-    counterfoil: Counterfoil,
-    pool: &MySqlPool,
-) -> counterfoil::Result<()> {
+async fn a_reject_is_retried(counterfoil: Counterfoil, pool: &MySqlPool) -> Result<()> {
     let table = Table::update("item")
         .key("id", KeyType::Unsigned)
         .value("vote_count");

@@ -1,14 +1,13 @@
 //! Families that a process serves or changes without having opened them, as registered in the
 //! database.
 
-use std::time::{Duration, SystemTime};
-
-use crate::support::{Count, Pair, day, eventually, family, keyed, pause, refused, sum, votes};
+use counterfoil::Counting;
 use counterfoil::KeyType::{Date, Signed, Text, Unsigned};
-use counterfoil::{Counting, Durability, ErrorKind, Family, Outcome, Precision, Table};
 
-const MOMENT: Duration = Duration::from_millis(20);
-const HOUR: Duration = Duration::from_secs(3600);
+use crate::support::*;
+
+const MOMENT: Duration = millis(20);
+const HOUR: Duration = secs(3600);
 
 /// Returns the sum of the family's values in the database.
 async fn stored(pair: &Pair, name: &str) -> i64 {
@@ -278,7 +277,7 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         assert_eq!(pair.number(sum).await, expected, "{sum}");
     }
     let now = SystemTime::now();
-    let two_days = now - 24 * HOUR..now + Duration::from_secs(1);
+    let two_days = now - 24 * HOUR..now + secs(1);
     for page in 0..5 {
         let page = format!("page/{page}");
         let days = hits.get_range(&page, Precision::Day, two_days.clone());

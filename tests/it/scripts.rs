@@ -1,17 +1,17 @@
 //! What vectors cannot express: scripts on a full Redis, and the server's clock.
 
-use std::collections::BTreeSet;
-
 use redis::ToRedisArgs;
 use serde_json::{Value as Json, json};
 
 use crate::vectors::{Run, equal, value};
 
+use crate::support::*;
+
 const FENCE: &str = "calls calls_before";
 const EPOCH: &str = "e2";
 
 /// Returns the keys of these kinds, which single spaces separate.
-pub(crate) fn keys(kinds: &str) -> Vec<String> {
+pub fn keys(kinds: &str) -> Vec<String> {
     let kinds = kinds.split(' ');
     kinds
         .map(|kind| format!("cf1:{{shop/views/0}}:{kind}"))
@@ -19,13 +19,13 @@ pub(crate) fn keys(kinds: &str) -> Vec<String> {
 }
 
 /// Returns the keys of a counting script.
-pub(crate) fn fenced(kinds: &str) -> Vec<String> {
+pub fn fenced(kinds: &str) -> Vec<String> {
     keys(&format!("{FENCE} {kinds}"))
 }
 
 impl Run {
     /// Returns the strings of a reply, with integers as text.
-    pub(crate) fn strings(
+    pub fn strings(
         &mut self,
         script: &str,
         keys: &[impl ToRedisArgs],

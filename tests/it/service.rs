@@ -4,24 +4,17 @@
 #[path = "../../examples/service/counts.rs"]
 mod counts;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, SystemTime};
 use std::{env, io};
 
-use counterfoil::{Counterfoil, MysqlStore, Precision};
 use counts::Counts;
-use sqlx::MySqlPool;
-use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-use tokio::sync::{OnceCell, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::sync::watch;
 
-use crate::support::{eventually, sum, times};
+use crate::support::*;
 
 /// Returns the path of the program, and builds it if its sources have changed.
 async fn program() -> &'static str {
@@ -149,7 +142,7 @@ impl Service {
         let mut kill = std::process::Command::new("kill");
         let sent = kill.args(["-TERM", &pid]).status().expect("kill runs");
         assert!(sent.success());
-        let ended = tokio::time::timeout(Duration::from_secs(40), self.process.wait());
+        let ended = tokio::time::timeout(secs(40), self.process.wait());
         let status = ended.await.expect("it ends").expect("its status");
         let log = self.log.await.expect("its log");
         assert_eq!(status.code(), Some(0), "{log}");

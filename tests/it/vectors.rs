@@ -3,20 +3,16 @@
 //! `COUNTERFOIL_PYTHON` names a Python with redis-py, `COUNTERFOIL_NODE_MODULES` a folder that
 //! contains ioredis. Without them, the tests that need them are skipped.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use redis::{
-    Connection, ConnectionLike, FromRedisValue, RedisError, RedisResult, ToRedisArgs, Value, cmd,
-};
+use redis::{Connection, ConnectionLike, RedisError, ToRedisArgs, Value};
 use serde::Deserialize;
 use serde_json::Value as Json;
-use testkit::{RedisOptions, RedisServer};
 
 use crate::support::model::scripts;
+
+use crate::support::*;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -70,7 +66,7 @@ type Bytes = Vec<u8>;
 type Hash = BTreeMap<Bytes, Bytes>;
 
 #[derive(Debug, PartialEq)]
-pub(crate) enum Content {
+pub enum Content {
     Hash(Hash),
     /// Members with their scores.
     Zset(Hash),
@@ -82,12 +78,12 @@ pub(crate) enum Content {
 }
 
 /// A Redis with the scripts.
-pub(crate) struct Run {
+pub struct Run {
     redis: Connection,
     hashes: HashMap<String, String>,
 }
 
-pub(crate) fn lua() -> PathBuf {
+pub fn lua() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")
 }
 
@@ -144,7 +140,7 @@ fn all_bytes(items: &[Json]) -> Vec<Bytes> {
 }
 
 /// Returns a reply as the redis crate represents it.
-pub(crate) fn value(item: &Json) -> Value {
+pub fn value(item: &Json) -> Value {
     match item {
         Json::Number(number) => Value::Int(number.as_i64().unwrap()),
         Json::Array(items) => Value::Array(expanded(items).iter().map(value).collect()),
@@ -187,7 +183,7 @@ fn content(fields: &BTreeMap<String, Json>) -> Content {
 }
 
 impl Run {
-    pub(crate) async fn new() -> (RedisServer, Self) {
+    pub async fn new() -> (RedisServer, Self) {
         let server = RedisServer::start(RedisOptions::volatile()).await;
         let redis = server.client().get_connection().unwrap();
         let hashes = HashMap::new();
@@ -204,11 +200,11 @@ impl Run {
     }
 
     /// Sends a command.
-    pub(crate) fn get<T: FromRedisValue>(&mut self, words: &[impl ToRedisArgs]) -> T {
+    pub fn get<T: FromRedisValue>(&mut self, words: &[impl ToRedisArgs]) -> T {
         redis::Cmd::new().arg(words).query(&mut self.redis).unwrap()
     }
 
-    pub(crate) fn send(
+    pub fn send(
         &mut self,
         script: &str,
         keys: &[impl ToRedisArgs],
@@ -221,7 +217,7 @@ impl Run {
     }
 
     /// Returns every key of the database with its content.
-    pub(crate) fn contents(&mut self) -> BTreeMap<Bytes, Content> {
+    pub fn contents(&mut self) -> BTreeMap<Bytes, Content> {
         let keys: Vec<Bytes> = self.get(&["KEYS", "*"]);
         let mut contents = BTreeMap::new();
         for key in keys {
@@ -388,11 +384,7 @@ impl Run {
     }
 }
 
-pub(crate) fn equal<T: PartialEq + std::fmt::Debug>(
-    what: &str,
-    got: &T,
-    expected: &T,
-) -> Result<(), String> {
+pub fn equal<T: PartialEq + Debug>(what: &str, got: &T, expected: &T) -> Result<(), String> {
     if got == expected {
         Ok(())
     } else {
@@ -427,7 +419,7 @@ async fn rust() {
 }
 
 /// The scripts that share the fence.
-pub(crate) const FENCED: [&str; 6] = [
+pub const FENCED: [&str; 6] = [
     "buffered_add",
     "cached_incr",
     "series_add",
@@ -666,7 +658,7 @@ async fn a_script_without_a_guard_fails_its_vector() {
 }
 
 /// Returns the Python with redis-py, or reports that it is missing.
-pub(crate) fn python() -> Option<Command> {
+pub fn python() -> Option<Command> {
     let python = std::env::var_os("COUNTERFOIL_PYTHON");
     if python.is_none() {
         eprintln!("COUNTERFOIL_PYTHON is not set: the test in Python is skipped");
@@ -680,7 +672,7 @@ pub(crate) fn python() -> Option<Command> {
 }
 
 /// Returns the folder that contains ioredis, or reports that it is missing.
-pub(crate) fn node_modules() -> Option<OsString> {
+pub fn node_modules() -> Option<OsString> {
     let modules = std::env::var_os("COUNTERFOIL_NODE_MODULES");
     let modules = modules.filter(|path| Path::new(path).exists());
     if modules.is_none() {
@@ -689,13 +681,13 @@ pub(crate) fn node_modules() -> Option<OsString> {
     modules
 }
 
-pub(crate) fn client(name: &str) -> PathBuf {
+pub fn client(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients");
     folder.join(name)
 }
 
 /// Runs the command to its end, and returns its output.
-pub(crate) fn run(command: &mut Command) -> String {
+pub fn run(command: &mut Command) -> String {
     let output = command.output();
     let output = output.unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

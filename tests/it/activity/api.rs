@@ -1,15 +1,13 @@
 //! Activity on real servers: current views and visitors, and the kept minutes.
 
-use std::time::Duration;
+use counterfoil::Counting;
 
-use crate::support::{Pair, calls, pause, times};
-use counterfoil::{Activity, Counting, Durability, ErrorKind, Family, FamilyBuilder, VisitorCount};
-use futures_util::future::{join_all, try_join_all};
+use crate::support::*;
 
 fn family(name: &str) -> FamilyBuilder<Activity> {
     Family::activity("test", name)
         .durability(Durability::Immediate)
-        .sync_time(Duration::from_millis(200))
+        .sync_time(millis(200))
 }
 
 /// Counts 2,000 views by 500 visitors.
@@ -65,7 +63,7 @@ async fn an_estimate_says_what_it_is() {
 async fn a_result_is_returned_again_for_a_while() {
     let pair = Pair::new().await;
     let online = pair.open(family("cached")).await;
-    let online = online.cache_for(Duration::from_secs(3));
+    let online = online.cache_for(secs(3));
     online.touch("/", "a").await.unwrap();
     let calls = async || calls(&pair.redis, "evalsha").await;
     online.now("/").await.unwrap();

@@ -1,16 +1,12 @@
 //! The model of activity and daily visitors: random sequences of script calls, on a real Redis and
 //! on a plain reference written from the scripts' headers.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use crate::support::model::{
-    Called, Checked, Content, Counted, Counting, Deltas, FENCE, Family, Frame, Keys, Kind,
-    Partition, Sent, Step, agrees, called, notices, reply, text,
-};
 use proptest::collection::vec;
-use proptest::prelude::*;
 use proptest::sample::select;
 use redis::Value;
+
+use crate::support::model::{Family, *};
+use crate::support::*;
 
 /// The stripe and page of each place.
 const PLACES: [&str; 4] = ["0:p", "1:p", "0:é/q", "12:p:"];

@@ -1,18 +1,11 @@
 //! The crate as a user uses it, on real servers: counting, reading, syncing and refusals.
 
-use std::sync::Mutex;
-use std::time::{Duration, Instant, SystemTime};
-
-use crate::support::{
-    Count, Pair, calls, counted, day, epoch, eventually, family, keyed, refused, unix,
-};
 use counterfoil::KeyType::{Date, Signed, Unsigned};
 use counterfoil::admin::Severity;
-use counterfoil::test_hooks::{Counted, Cut, Fence, Lease, Partition, RotateReply};
-use counterfoil::{Counterfoil, Durability, ErrorKind, Family, MysqlStore, Outcome, Table};
-use futures_util::future::join_all;
+use counterfoil::test_hooks::{Counted, Lease, Partition};
 use futures_util::{StreamExt, TryStreamExt};
-use testkit::RedisOptions;
+
+use crate::support::*;
 
 /// Waits until the sum of counterfoil's own values is this.
 async fn arrived(pair: &Pair, sum: i64) {
@@ -309,10 +302,7 @@ async fn all_ids_come_as_a_stream() {
         (format!("page/{number:04}"), value)
     });
     assert!(found.into_iter().eq(expected));
-    let hasty = pair
-        .counterfoil
-        .clone()
-        .read_timeout(Duration::from_millis(50));
+    let hasty = pair.counterfoil.clone().read_timeout(millis(50));
     let hasty = hasty.open(family("views")).await.unwrap();
     pair.redis.kill();
     let mut ended = hasty.list_all("page/");
@@ -359,7 +349,7 @@ async fn check_reports_how_durable_redis_is() {
         (&[("appendfsync", "everysec")], Some(Severity::Warning)),
     ] {
         for (name, value) in settings {
-            let mut set = redis::cmd("CONFIG");
+            let mut set = cmd("CONFIG");
             let set = set.arg(&["SET", *name, *value]);
             set.exec_async(&mut redis).await.unwrap();
         }
@@ -414,7 +404,7 @@ async fn starting_warns_where_a_crash_can_double_counts() {
         let subscriber = tracing_subscriber::fmt().with_writer(writer).finish();
         let _logging = tracing::subscriber::set_default(subscriber);
         pair.reconcile().await.shutdown().await.unwrap();
-        let text = std::fs::read_to_string(log.path()).unwrap();
+        let text = fs::read_to_string(log.path()).unwrap();
         let warned = text
             .lines()
             .filter(|line| line.contains("WARN") && line.contains("visitors counts them again"));
@@ -448,7 +438,7 @@ async fn an_error_names_the_address() {
 #[tokio::test]
 async fn a_shutdown_waits_until_a_batch_is_durable() {
     let pair = Pair::new().await;
-    let settling = Durability::Settle(Duration::from_millis(700));
+    let settling = Durability::Settle(millis(700));
     let views = pair.open(family("settling").durability(settling)).await;
     let reconciler = pair.reconcile().await;
     views.count("page", 1).await;
@@ -466,14 +456,14 @@ async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
     let partition = Partition::new(pair.redis.manager().await, views.family(), 0);
     let elsewhere = Lease {
         owner: "elsewhere",
-        time: Duration::from_secs(1),
+        time: secs(1),
     };
     partition.rotate(Some(elsewhere), Cut::Now).await.unwrap();
     let reconciler = pair.reconcile().await;
     // a rotation asks for the time, a hit in a buffer that is not empty does not
     let rotations = async || calls(&pair.redis, "time").await;
     let (before, started, mut hits) = (rotations().await, Instant::now(), 0);
-    while started.elapsed() < Duration::from_millis(700) {
+    while started.elapsed() < millis(700) {
         views.count("page", 1).await;
         hits += 1;
     }
@@ -509,7 +499,7 @@ async fn many_writers_and_reconcilers_are_exact_without_leases() {
         let _views = elsewhere.open(family("views")).await.unwrap();
         reconcilers.push(elsewhere.reconciler().lease(None).start().await.unwrap());
     }
-    let mut writers = tokio::task::JoinSet::new();
+    let mut writers = JoinSet::new();
     for writer in 0..8 {
         let views = views.clone();
         writers.spawn(async move {
@@ -551,7 +541,7 @@ async fn an_id_that_no_row_can_have_holds_no_batch_up() {
     items.count("7", 1).await;
     let mut redis = pair.redis.manager().await;
     for (id, delta) in [(&b"\xff\xfe"[..], 5), (b"no number", 3)] {
-        let mut count = redis::cmd("HINCRBY");
+        let mut count = cmd("HINCRBY");
         let count = count.arg("cf1:{test/items/0}:buffer").arg(id).arg(delta);
         count.exec_async(&mut redis).await.unwrap();
     }

@@ -2,26 +2,15 @@
 //! die. After each fault the database holds all acknowledged hits.
 
 use std::io::{self, ErrorKind::ConnectionReset};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
-use crate::support::custom::custom;
-use crate::support::hits::{Hit, Hits, Reckoning};
-use crate::support::load::Load;
 use crate::support::trouble::doomed;
-use crate::support::{Count, Pair, eventually, family, keyed, look, pause, refused, votes, within};
 use counterfoil::KeyType::{Signed, Text};
+use counterfoil::Shown;
 use counterfoil::metrics::{DROPPED, SET_BACK};
-use counterfoil::{
-    BufferedCounters, Connection, Counterfoil, Durability, ErrorKind, Family, FamilyBuilder,
-    MysqlStore, Shown, Table,
-};
-use metrics_util::debugging::DebuggingRecorder;
-use redis::aio::{ConnectionLike, ConnectionManager};
+use redis::aio::ConnectionLike;
 use sqlx::mysql::MySqlPoolOptions;
-use testkit::{MysqlServer, RedisOptions};
-use tokio::sync::RwLock;
+
+use crate::support::*;
 
 /// Returns a connection that loses every n-th call, alternately before and after its execution.
 async fn lossy(pair: &Pair, every: u64) -> Connection {
@@ -108,7 +97,7 @@ fn is_taken_back(crashes: &Crashes, hit: &Hit) -> bool {
 }
 
 /// The time that each crash takes back.
-const TAKEN: Duration = Duration::from_millis(250);
+const TAKEN: Duration = millis(250);
 
 /// Counts under crashes that take back the end of Redis's file. Returns the outcome, and the
 /// number of lost hits that were durable.
@@ -121,7 +110,7 @@ async fn crashes_that_take_back(durability: Durability) -> (Reckoning, usize) {
     for _ in 0..8 {
         let started = Instant::now();
         let mut lengths = Vec::new();
-        while started.elapsed() < Duration::from_millis(900) {
+        while started.elapsed() < millis(900) {
             lengths.push((Instant::now(), pair.redis.aof_len()));
             pause(5).await;
         }
@@ -145,7 +134,7 @@ async fn crashes_that_take_back(durability: Durability) -> (Reckoning, usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_takes_back_what_was_not_durable_and_nothing_else() {
-    let settle = Durability::Settle(TAKEN + Duration::from_millis(150));
+    let settle = Durability::Settle(TAKEN + millis(150));
     let (found, wronged) = crashes_that_take_back(settle).await;
     assert!(found.doubled.is_empty() && wronged == 0, "{found:?}");
     assert!(
@@ -186,12 +175,12 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
         hits.more(200).await;
         let saved = Instant::now();
         pair.command::<()>("SAVE").await;
-        let older = std::fs::read(&snapshot).unwrap();
+        let older = fs::read(&snapshot).unwrap();
         hits.more(400).await;
         pair.command::<()>("SAVE").await;
         hits.more(100).await;
         pair.redis.kill();
-        std::fs::write(&snapshot, older).unwrap();
+        fs::write(&snapshot, older).unwrap();
         pair.redis.start_again().await;
         crashes.push((saved, Instant::now()));
         eventually("it is detected", || {
@@ -231,8 +220,7 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_stands_still_longer_than_a_call_waits() {
     let pair = Pair::new().await;
-    let hasty = redis::aio::ConnectionManagerConfig::new()
-        .set_response_timeout(Some(Duration::from_millis(100)));
+    let hasty = ConnectionManagerConfig::new().set_response_timeout(Some(millis(100)));
     let hasty = ConnectionManager::new_with_config(pair.redis.client(), hasty).await;
     let counterfoil = pair.over(hasty.unwrap());
     let views = counterfoil.open(family("views")).await.unwrap();
@@ -252,7 +240,7 @@ async fn redis_stands_still_longer_than_a_call_waits() {
 async fn an_outcome_that_cannot_be_learnt_is_reported_as_unknown() {
     let pair = Pair::new().await;
     let quick = pair.over(lossy(&pair, 1).await);
-    let quick = quick.write_timeout(Duration::from_millis(300));
+    let quick = quick.write_timeout(millis(300));
     let views = quick.open(family("views")).await.unwrap();
     // a read can be repeated: its outcome is never unknown; and nothing is counted before the
     // writer knows the epoch
@@ -305,7 +293,7 @@ async fn without_the_database_hits_go_on() {
 }
 
 fn settling() -> FamilyBuilder<BufferedCounters> {
-    family("views").durability(Durability::Settle(Duration::from_millis(20)))
+    family("views").durability(Durability::Settle(millis(20)))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -490,7 +478,7 @@ async fn a_read_survives_an_idle_connection_that_was_closed() {
             let before = views.get("page").await.unwrap();
             let idle = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&pool);
             let idle: u64 = idle.await.unwrap();
-            let kill = sqlx::raw_sql(sqlx::AssertSqlSafe(format!("KILL {idle}")));
+            let kill = sqlx::raw_sql(AssertSqlSafe(format!("KILL {idle}")));
             pause(50).await;
             kill.execute(&pair.pool).await.unwrap();
             pause(50).await;
@@ -541,12 +529,12 @@ async fn a_page_may_show_what_is_stored() {
             assert_eq!(shown, Shown { values, exact });
         }
     };
-    expect(Duration::from_secs(5), 4, true).await;
+    expect(secs(5), 4, true).await;
     pair.redis.pause();
-    let limit = Duration::from_millis(200);
+    let limit = millis(200);
     expect(limit, 3, false).await;
     let hasty = views.clone().read_timeout(limit);
-    let read = within(Duration::from_secs(4), hasty.get("page")).await;
+    let read = within(secs(4), hasty.get("page")).await;
     refused(read, ErrorKind::Redis, "");
     pair.redis.resume();
 }

@@ -11,19 +11,11 @@
 
 use std::convert::Infallible;
 
-use crate::support::interleaving::hunt::Case;
-use crate::support::interleaving::kind::{
-    Given, Kind, breaks, breaks_in_the_real_database, exact, exact_in_the_real_database, replay,
-};
-use crate::support::interleaving::token::{delta, digit, fault};
-use crate::support::interleaving::workers::Work;
-use crate::support::interleaving::world::{Counters, Step, Token, World, steps};
-use crate::support::interleaving::writer::Key;
-use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, SETTLE, failed};
-use counterfoil::test_hooks::{Counted, Guard, Partition, PartitionCall, Update};
-use counterfoil::{BufferedCounters, Family, FamilyBuilder, Result, Store};
+use counterfoil::test_hooks::{Counted, Partition, PartitionCall};
 use proptest::option;
-use proptest::prelude::*;
+
+use crate::support::interleaving::*;
+use crate::support::*;
 
 const IDS: [&str; 4] = ["a", "b", "c", "page/é"];
 

@@ -2,16 +2,11 @@
 //! a real Redis and on a plain reference written from the scripts' headers. What was counted must
 //! equal what left with the batches plus what is still there.
 
-use std::collections::BTreeMap;
-
-use crate::support::model::{
-    BatchCall, Called, Checked, Counting, Deltas, FENCE, Frame, Keys, Kind, LIMITS, Partition,
-    Step, Which, agrees, amount, called, int, notices, record, reply, text, words,
-};
 use proptest::collection::vec;
-use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::TestCaseError;
+
+use crate::support::model::*;
+use crate::support::*;
 
 /// Buffer, batch and meta of two partitions. One call may carry hits for both.
 const PARTITIONS: [[&str; 3]; 2] = [

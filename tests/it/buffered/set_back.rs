@@ -6,32 +6,12 @@
 //!
 //! Every hit has its own id.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
+use crate::support::kinds::family;
+use crate::support::{self};
+use counterfoil::test_hooks::{Counted, last_cuts};
 
-use crate::support::between::{Gate, Wrapped};
-use crate::support::interleaving::database::{Database, is_behind};
-use crate::support::interleaving::hunt::{
-    Case, cases, expect_exact, expect_failure, hunt, runtime,
-};
-use crate::support::interleaving::reader::Reader;
-use crate::support::interleaving::stage::Stage;
-use crate::support::interleaving::token::State as TokenState;
-use crate::support::interleaving::workers::{Task, WORKERS, Work, Workers};
-use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
-use crate::support::interleaving::{Checked, Crashes, Fate, PARTITIONS, failed};
-use crate::support::kinds::{KINDS, OfKind, family};
-use crate::support::state::State;
-use crate::support::{self, Pair, Plain, day};
-use counterfoil::store::{LedgerRow, Registered};
-use counterfoil::test_hooks::{Counted, Guard, LastCut, last_cuts};
-use counterfoil::{
-    BufferedCounters, Counterfoil, Durability, Family, MemoryStore, Outcome, Result, Store,
-};
-use proptest::prelude::*;
-use proptest::test_runner::TestError;
-use redis::aio::ConnectionManager;
-use testkit::RedisServer;
+use crate::support::interleaving::*;
+use crate::support::*;
 
 const HITS: usize = 24;
 

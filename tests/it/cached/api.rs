@@ -1,11 +1,8 @@
 //! Cached counters from the first increment to the row, as an application uses them.
 
-use std::time::Duration;
-
 use super::{family, items, row};
-use crate::support::{Count, Pair, Plain, calls, counted, eventually};
-use counterfoil::{CachedCounters, ErrorKind, FamilyBuilder, KeyType, Outcome, Table};
-use futures_util::future::{join_all, try_join_all};
+
+use crate::support::*;
 
 #[tokio::test]
 async fn bounds_refuse_and_return_the_value() {
@@ -91,7 +88,7 @@ async fn rows_that_do_not_exist_are_inserted_on_request() {
 #[tokio::test]
 async fn many_increments_make_few_saves() {
     let pair = Pair::new().await;
-    let votes = items(&pair, family("votes").sync_time(Duration::from_millis(700))).await;
+    let votes = items(&pair, family("votes").sync_time(millis(700))).await;
     let reconciler = pair.reconcile().await;
     for _ in 0..200 {
         votes.count("1", 1).await;
@@ -165,7 +162,7 @@ async fn both_ends_of_i64_are_reached_and_not_passed() {
 #[tokio::test]
 async fn a_set_among_increments_overwrites_what_was_before_it() {
     let pair = Pair::new().await;
-    let votes = items(&pair, family("votes").sync_time(Duration::from_millis(1))).await;
+    let votes = items(&pair, family("votes").sync_time(millis(1))).await;
     let reconciler = pair.reconcile().await;
     let mut last = 0;
     for round in 1..=20 {

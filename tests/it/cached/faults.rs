@@ -1,28 +1,19 @@
 //! Cached counters under faults: other programs write rows, rows and servers disappear, and values
 //! do not fit.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
 use super::{columns, items, items_in, row};
-use crate::support::between::{Between, Wrapped};
-use crate::support::{Count, Pair, counted, eventually, pause};
 use counterfoil::admin::Retried;
-use counterfoil::store::Registered;
-use counterfoil::{
-    CachedCounters, Counterfoil, Durability, ErrorKind, FamilyBuilder, MemoryStore, Outcome, Store,
-    Table,
-};
-use testkit::{MysqlServer, RedisOptions, RedisServer};
+
+use crate::support::*;
 
 fn family() -> FamilyBuilder<CachedCounters> {
     let family = super::family("votes").partitions(2);
-    family.retain(Duration::from_millis(100))
+    family.retain(millis(100))
 }
 
 /// Returns a family whose batches settle first.
 fn settling(ms: u64) -> FamilyBuilder<CachedCounters> {
-    family().durability(Durability::Settle(Duration::from_millis(ms)))
+    family().durability(Durability::Settle(millis(ms)))
 }
 
 /// Checks the open rejects, (id, delta, part of the reason).

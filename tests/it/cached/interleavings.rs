@@ -8,33 +8,10 @@
 //! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the
 //! number of times that it contains that increment. The test controls the time.
 
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use counterfoil::test_hooks::{Counted, Retention, Seed, Ticket, retention};
 
-use crate::support::between::{Gate, Wrapped};
-use crate::support::interleaving::database::{Database, is_behind};
-use crate::support::interleaving::hunt::Case;
-use crate::support::interleaving::kind::{
-    Given, Kind, breaks, exact, exact_in_the_real_database, replay,
-};
-use crate::support::interleaving::reader::Reader;
-use crate::support::interleaving::stage::{Gone, Stage};
-use crate::support::interleaving::token::{self, delta, digit, fault};
-use crate::support::interleaving::workers::{Task, WORKERS, Work, Workers};
-use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
-use crate::support::interleaving::{
-    Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate,
-};
-use crate::support::state::State;
-use crate::support::{epoch, unix};
-use counterfoil::store::{Batch, BatchId, Incarnation, LedgerRow, Nonce, Registered};
-use counterfoil::test_hooks::{
-    Counted, Dropped, Guard, LastCut, PairResult, Retention, Seed, Ticket, Update, retention,
-};
-use counterfoil::{CachedCounters, Counterfoil, Family, FamilyBuilder, Store};
-use proptest::prelude::*;
-use redis::aio::ConnectionManager;
-use redis::pipe;
+use crate::support::interleaving::*;
+use crate::support::*;
 
 const RETAIN: u64 = 1200;
 /// A time longer than the life of a ticket.
@@ -303,7 +280,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         } = given;
         let cached = Family::cached(name, "votes")
             .partitions(PARTITIONS)
-            .retain(Duration::from_millis(RETAIN))
+            .retain(millis(RETAIN))
             .durability(crashes.durability());
         let family = cached.build().expect("a valid family");
         let retention = retention(&family).expect("cached").clone();
@@ -635,8 +612,8 @@ impl<'s, S: Store + Clone> World<'s, S> {
         for (number, token) in tokens.filter(|_| !self.was_set_back) {
             let value = seen.found[token.id];
             let state = match token.state {
-                Counting::Forgotten | Counting::Replaced => token::State::Forgotten,
-                _ => token::State::InDoubt,
+                Counting::Forgotten | Counting::Replaced => TokenState::Forgotten,
+                _ => TokenState::InDoubt,
             };
             if let Some(word) = fault(digit(value.into(), number), seen.bounds(number, state)) {
                 return Err(failed(format!(

@@ -3,18 +3,14 @@ mod faults;
 mod interleavings;
 mod model;
 
-use std::time::Duration;
-
-use counterfoil::{CachedCounters, Durability, Family, FamilyBuilder, KeyType, Table};
-
-use crate::support::Pair;
+use crate::support::*;
 
 /// Returns a family that is durable and due at once.
 fn family(name: &str) -> FamilyBuilder<CachedCounters> {
     Family::cached("test", name)
         .partitions(4)
         .durability(Durability::Immediate)
-        .sync_time(Duration::from_millis(20))
+        .sync_time(millis(20))
 }
 
 /// Creates the application's table with items 1 to 3, and opens the family on it.

@@ -1,17 +1,13 @@
 //! The model of cached counters: random sequences of script calls, on a real Redis and on a plain
 //! reference written from the scripts' headers. No ticket may be given out twice.
 
-use std::collections::BTreeMap;
-
-use crate::support::model::{
-    BatchCall, Called, Checked, Content, Counting, EPOCH_MS, FENCE, Frame, Keys, Kind, LIMITS,
-    Partition, Step, Which, agrees, amount, called, int, notices, record, reply, text, words,
-};
 use proptest::collection::vec;
 use proptest::option::weighted;
-use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use redis::Value;
+
+use crate::support::model::*;
+use crate::support::*;
 
 /// Two partitions. One call may change counters of both. Only the first one is configured.
 const PARTITIONS: [[&str; 4]; 2] = [

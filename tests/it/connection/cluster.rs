@@ -2,23 +2,19 @@
 
 use std::collections::HashSet;
 use std::ops::Deref;
-use std::time::{Duration, Instant};
 
 use super::{Clustered, builder, connect};
 use crate::support::custom::unknown;
-use crate::support::hits::{Hit, Hits, Reckoning};
-use crate::support::load::Load;
-use crate::support::{Count, day, eventually, family, pause, sum};
 use counterfoil::admin::{Backlog, Script};
-use counterfoil::{BufferedCounters, Counterfoil, Durability, Error, Family, Outcome, Precision};
-use testkit::{RedisCluster, RedisOptions};
+
+use crate::support::*;
 
 /// The number of partitions, enough for each primary to have some.
 const PARTITIONS: u32 = 6;
 
 /// A time longer than any disruption. Nodes write their configuration to a shared disk, and each
 /// attempt at a manual failover blocks writes for five seconds.
-const LONG: Duration = Duration::from_secs(45);
+const LONG: Duration = secs(45);
 
 /// A cluster with an open family.
 struct Rig {
@@ -64,7 +60,7 @@ impl Rig {
     async fn under_load(&self, trouble: impl AsyncFnOnce()) -> Vec<Hit> {
         let reconciler = self.counterfoil.reconciler().start().await.unwrap();
         // a writer counts nothing while it waits for a read
-        let load = Hits::on(&self.views.clone().read_timeout(Duration::from_millis(300)));
+        let load = Hits::on(&self.views.clone().read_timeout(millis(300)));
         load.more(700).await;
         trouble().await;
         load.more(700).await;
@@ -98,9 +94,7 @@ impl Rig {
     async fn move_slots(&self, family: &str, pause_ms: u64) {
         for (round, slot) in self.slots(family).await.into_iter().enumerate() {
             let to = (self.cluster.primary_of_slot(slot).await + 1 + round % 2) % 3;
-            let moved = self
-                .cluster
-                .move_slots(slot..=slot, to, Duration::from_millis(pause_ms));
+            let moved = self.cluster.move_slots(slot..=slot, to, millis(pause_ms));
             moved.await;
         }
     }
@@ -239,9 +233,7 @@ async fn slots_move_key_by_key() {
         .await;
     // no slot is half moved for as long as a caller's timeout, but callers had to wait
     let waited = hits.iter().map(|hit| hit.told - hit.asked);
-    let waited = waited
-        .filter(|time| *time > Duration::from_millis(40))
-        .count();
+    let waited = waited.filter(|time| *time > millis(40)).count();
     println!("{waited} calls waited for a key that was moved");
     assert!(
         waited > 10,
@@ -289,7 +281,7 @@ struct Deaths {
 }
 
 /// The approximate lag of a replica when its primary dies.
-const BEHIND: Duration = Duration::from_millis(150);
+const BEHIND: Duration = millis(150);
 
 /// The moments when a replica was cut off and when its primary died.
 type Death = (Instant, Instant);
@@ -344,7 +336,7 @@ async fn primaries_die(durability: Durability) -> Deaths {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
-    let deaths = primaries_die(Durability::Settle(BEHIND + Duration::from_millis(250))).await;
+    let deaths = primaries_die(Durability::Settle(BEHIND + millis(250))).await;
     let reckoning = &deaths.reckoning;
     assert!(
         reckoning.doubled.is_empty() && reckoning.refused_counted.is_empty(),
@@ -383,10 +375,10 @@ async fn other_kinds_count_while_slots_move() {
         .keep([Precision::SECOND])
         .partitions(PARTITIONS)
         .durability(Durability::Immediate)
-        .sync_time(Duration::from_millis(400));
+        .sync_time(millis(400));
     let series = rig.open(series).await.write_timeout(LONG);
     let online = Family::activity("test", "online")
-        .window(Duration::from_secs(1800), Duration::from_secs(3))
+        .window(secs(1800), secs(3))
         .stripes(10)
         .partitions(PARTITIONS)
         .durability(Durability::Immediate);
@@ -472,8 +464,8 @@ async fn cached_counters_count_while_slots_move() {
     let votes = Family::cached("test", "votes")
         .partitions(PARTITIONS)
         .durability(Durability::Immediate)
-        .sync_time(Duration::from_millis(10))
-        .retain(Duration::from_millis(20));
+        .sync_time(millis(10))
+        .retain(millis(20));
     let votes = rig.open(votes).await.write_timeout(LONG);
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let load = Load::start(6, |task, stop| {

@@ -1,21 +1,15 @@
 //! The connections that an application can pass in: refused ones, their calls, and their recovery.
 
 use std::os::unix::fs::symlink;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use super::{Clustered, builder, connect};
-use crate::support::custom::custom;
-use crate::support::{Count, Pair, eventually, family, pause};
 use counterfoil::admin::{Finding, Severity};
-use counterfoil::test_hooks::{Cut, FetchReply, Partition, RotateReply};
-use counterfoil::{BufferedCounters, Connection, Counterfoil, ErrorKind, Family, Outcome, Primary};
-use futures_util::future::join_all;
-use redis::aio::{ConnectionLike, ConnectionManager, ConnectionManagerConfig};
+use counterfoil::test_hooks::Partition;
+use redis::Value;
+use redis::aio::ConnectionLike;
 use redis::cluster_read_routing::RandomReplicaStrategy;
-use redis::{Value, cmd};
-use testkit::{Held, MysqlServer, Proxy, RedisOptions, RedisServer, Sentinel};
+
+use crate::support::*;
 
 /// Starts a cluster, and opens a family in it.
 async fn clustered(options: RedisOptions) -> (Clustered, BufferedCounters) {
@@ -33,7 +27,7 @@ async fn count_until_counted(counters: &BufferedCounters, id: &str) -> Duration 
             Ok(other) => panic!("{other:?}"),
             Err(error) => {
                 eprintln!("{:?}: {error:?}", started.elapsed());
-                assert!(started.elapsed() < Duration::from_secs(40), "{error}");
+                assert!(started.elapsed() < secs(40), "{error}");
             }
         }
     }
@@ -60,7 +54,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
         let ids: Vec<usize> = ask.query_async(&mut redis).await.unwrap();
         ids.iter().sum::<usize>() == 1 + hits.len()
     };
-    proxy.delay_replies(Duration::from_secs(2));
+    proxy.delay_replies(secs(2));
     let counting = tokio::spawn({
         let (views, hits) = (views.clone(), hits.clone());
         async move { views.add_many(hits).await }
@@ -180,7 +174,7 @@ async fn a_drain_waits_for_a_node_that_is_unreachable() {
     let replica = rig.cluster.replica_of(0).await;
     rig.cluster.node(replica).kill();
     node.kill();
-    let brief = views.write_timeout(Duration::from_secs(1));
+    let brief = views.write_timeout(secs(1));
     let error = brief.add(&format!("page/{number}"), 0).await.unwrap_err();
     assert!(error.is_retryable() || error.outcome_unknown(), "{error}");
     let drain = tokio::spawn({
@@ -271,7 +265,7 @@ async fn a_primary_that_is_silent_is_replaced() {
     rig.cluster.node(0).pause();
     let took = join_all(ids.iter().map(|id| count_until_counted(&views, id))).await;
     eprintln!("silent: all went on after {:?}", paused.elapsed());
-    assert!(took.iter().all(|took| *took < Duration::from_secs(20)));
+    assert!(took.iter().all(|took| *took < secs(20)));
     rig.cluster.wait_promoted(replica).await;
     rig.cluster.node(0).resume();
 }
@@ -339,12 +333,12 @@ impl Name {
         name
     }
 
-    fn path(&self) -> std::path::PathBuf {
+    fn path(&self) -> PathBuf {
         self.0.path().join("redis.sock")
     }
 
     fn move_to(&self, server: &RedisServer) {
-        std::fs::remove_file(self.path()).unwrap();
+        fs::remove_file(self.path()).unwrap();
         symlink(server.socket(), self.path()).unwrap();
     }
 
@@ -381,7 +375,7 @@ async fn a_name_moves_with_a_failover() {
     });
     let manager = manager.await;
     eprintln!("counting again: primary {ours:?}, manager {manager:?}");
-    assert!(ours.max(manager) < Duration::from_secs(2));
+    assert!(ours.max(manager) < secs(2));
 }
 
 /// A connection sends a number of commands to one server, and all later ones to another.
@@ -448,7 +442,7 @@ async fn a_server_that_is_silent_is_left() {
     name.move_to(&second);
     let took = count_until_counted(&views, "page").await;
     eprintln!("silent and moved: {took:?}");
-    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(took < secs(5), "{took:?}");
     first.resume();
 }
 
@@ -457,7 +451,7 @@ async fn an_unreachable_redis_counts_nothing() {
     let pair = Pair::new().await;
     let counterfoil = pair.over(Primary::connect(pair.redis.url()).await.unwrap());
     let views = counterfoil.open(family("views")).await.unwrap();
-    let views = views.write_timeout(Duration::from_millis(500));
+    let views = views.write_timeout(millis(500));
     views.count("page", 1).await;
     pair.redis.kill();
     // a call over the broken connection may have arrived

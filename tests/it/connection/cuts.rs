@@ -1,17 +1,10 @@
 //! The connection to Redis, cut after every single byte.
 
-use std::time::{Duration, SystemTime};
-
-use crate::support::{Count, Pair, day, eventually, family, pause, sum, times, unix};
-use counterfoil::test_hooks::{Guard, take_out};
-use counterfoil::{
-    BufferedCounters, CachedCounters, Counterfoil, Counting, Durability, Family, Outcome,
-    Precision, Series, VisitorCount, Visitors,
-};
-use redis::aio::ConnectionManager;
+use counterfoil::Counting;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
-use testkit::{Proxy, RedisOptions, RedisServer};
+
+use crate::support::*;
 
 const STORED: &str = "SELECT value FROM counterfoil_values";
 const NOW: Durability = Durability::Immediate;
@@ -76,7 +69,7 @@ impl Frail {
     async fn reconnected(&self) {
         eventually("a connection", || async {
             let mut redis = self.redis.clone();
-            let pong = redis::cmd("PING").query_async::<()>(&mut redis).await;
+            let pong = cmd("PING").query_async::<()>(&mut redis).await;
             pong.is_ok()
         })
         .await;
@@ -127,7 +120,7 @@ impl Frail {
 
     /// Brings everything to the database over the frail network.
     async fn drain(&self, counterfoil: &Counterfoil) {
-        let drained = tokio::time::timeout(Duration::from_secs(20), counterfoil.drain()).await;
+        let drained = tokio::time::timeout(secs(20), counterfoil.drain()).await;
         drained.expect("a drain ends").unwrap();
     }
 
@@ -381,8 +374,7 @@ async fn a_visitor_is_new_once_wherever_the_call_is_cut() {
 async fn a_touch_is_counted_once(counting: Counting) {
     let frail = Frail::new().await;
     // no layer leaves the window during the test
-    let window = Family::activity("test", "online")
-        .window(Duration::from_secs(1800), Duration::from_secs(60));
+    let window = Family::activity("test", "online").window(secs(1800), secs(60));
     let family = window.visitors(counting).keep_minutes(true);
     let family = family.partitions(1).durability(NOW);
     let online = frail.counterfoil().open(family.clone()).await.unwrap();

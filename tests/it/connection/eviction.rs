@@ -1,11 +1,9 @@
 //! A Redis that evicts keys when its memory is full: the kinds for which that is safe, and the
 //! refused ones.
 
-use crate::support::Plain;
-use crate::support::kinds::{KINDS, OfKind};
-use counterfoil::ErrorKind;
 use counterfoil::admin::Severity;
-use testkit::RedisServer;
+
+use crate::support::*;
 
 /// The keys with a time to live, by kind: their parts after the hash tag.
 const EXPIRING: [(&str, &[&str]); 6] = [

@@ -8,15 +8,10 @@ mod pools;
 mod runtimes;
 mod tls;
 
-use std::time::Duration;
-
-use counterfoil::{Connection, Counterfoil, FamilyBuilder, FamilyHandle, MysqlStore};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
-use sqlx::MySqlPool;
-use testkit::{RedisCluster, RedisOptions};
 
-use crate::support::database;
+use crate::support::*;
 
 /// Returns the client that counterfoil recommends for the cluster.
 fn builder(cluster: &RedisCluster) -> ClusterClientBuilder {
@@ -56,7 +51,7 @@ impl Clustered {
     }
 
     async fn drain(&self) {
-        let drained = tokio::time::timeout(Duration::from_secs(30), self.counterfoil.drain());
+        let drained = tokio::time::timeout(secs(30), self.counterfoil.drain());
         drained.await.expect("a drain ends").expect("a drain");
     }
 

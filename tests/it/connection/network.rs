@@ -1,20 +1,15 @@
 //! A network that fails silently, and a Redis that is up and refuses to work.
 
-use std::time::{Duration, Instant};
-
-use crate::support::hits::{HitOutcome, Hits, Reckoning};
-use crate::support::{Pair, eventually, family, pause};
-use counterfoil::test_hooks::{Guard, take_out};
 use redis::AsyncConnectionConfig;
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
-use testkit::{Held, Proxy, RedisOptions};
+
+use crate::support::*;
 
 /// The longest delay of a timer on this machine so far.
 struct Lateness(tokio::sync::watch::Sender<Duration>);
 
 impl Lateness {
     fn measure() -> Self {
-        const DUE: Duration = Duration::from_millis(10);
+        const DUE: Duration = millis(10);
         let most = tokio::sync::watch::Sender::new(Duration::ZERO);
         let noted = most.clone();
         tokio::spawn(async move {
@@ -34,7 +29,7 @@ impl Lateness {
 
 /// Drops all traffic for ten seconds under load. It then either arrives late or never.
 async fn vanishes(held: Held) {
-    const TIMEOUT: Duration = Duration::from_secs(3);
+    const TIMEOUT: Duration = secs(3);
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
     let counterfoil = pair.over(proxy.manager().await);
@@ -70,7 +65,7 @@ async fn vanishes(held: Held) {
     let waited = hits.iter().map(|hit| hit.told - hit.asked).max().unwrap();
     let late = lateness.most();
     assert!(
-        waited < TIMEOUT + Duration::from_millis(500) + late,
+        waited < TIMEOUT + millis(500) + late,
         "a caller waited {waited:?}, the machine is {late:?} late"
     );
     let again = hits
@@ -96,7 +91,7 @@ async fn late_replies() -> Reckoning {
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
     let brief = ConnectionManagerConfig::new();
-    let brief = brief.set_response_timeout(Some(Duration::from_millis(50)));
+    let brief = brief.set_response_timeout(Some(millis(50)));
     let redis = ConnectionManager::new_with_config(proxy.client(), brief).await;
     let counterfoil = pair.over(redis.unwrap());
     let views = counterfoil.open(family("views")).await.unwrap();
@@ -104,7 +99,7 @@ async fn late_replies() -> Reckoning {
     let load = Hits::on(&views);
     for _ in 0..4 {
         pause(200).await;
-        proxy.delay_replies(Duration::from_millis(80));
+        proxy.delay_replies(millis(80));
         pause(400).await;
         proxy.delay_replies(Duration::ZERO);
     }
@@ -114,7 +109,7 @@ async fn late_replies() -> Reckoning {
     reconciler.shutdown().await.unwrap();
     let waited = hits
         .iter()
-        .filter(|hit| hit.told - hit.asked > Duration::from_millis(50))
+        .filter(|hit| hit.told - hit.asked > millis(50))
         .count();
     assert!(waited > 4, "{waited} calls had to wait");
     Reckoning::of(&hits, &pair.pool).await
@@ -150,7 +145,7 @@ impl Refusal {
         let views = pair.open(family("views")).await;
         // shorter than the refusal, but longer than a reply takes on a busy machine, which would
         // leave the outcome open
-        let load = Hits::on(&views.write_timeout(Duration::from_secs(2)));
+        let load = Hits::on(&views.write_timeout(secs(2)));
         load.more(300).await;
         Refusal { pair, load }
     }
@@ -188,7 +183,7 @@ async fn redis_is_busy_with_a_script() {
     let client = refusal.pair.redis.client();
     let busy = client.get_multiplexed_async_connection_with_config(&unlimited);
     let mut busy = busy.await.unwrap();
-    let mut endless = redis::cmd("EVAL");
+    let mut endless = cmd("EVAL");
     endless.arg("while true do end").arg(0);
     let endless =
         tokio::spawn(async move { endless.query_async::<()>(&mut busy).await.unwrap_err() });
@@ -210,7 +205,7 @@ async fn redis_has_no_memory_left() {
     limit(1).await;
     pause(4_000).await;
     // a drain makes room, so it still works
-    let drained = tokio::time::timeout(Duration::from_secs(10), pair.drain()).await;
+    let drained = tokio::time::timeout(secs(10), pair.drain()).await;
     drained.expect("a drain needs no memory");
     let counted = pair.stored().await;
     assert!(counted > 100, "{counted} hits came to the database");
@@ -223,7 +218,7 @@ async fn redis_cannot_write_its_snapshot() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
     // a Redis without configured snapshots refuses nothing
     let redis = &refusal.pair.redis;
-    let mut snapshots = redis::cmd("CONFIG");
+    let mut snapshots = cmd("CONFIG");
     snapshots.arg("SET").arg("save").arg("3600 1000000");
     let set = snapshots.exec_async(&mut redis.manager().await).await;
     set.unwrap();
@@ -238,10 +233,10 @@ async fn redis_cannot_write_its_snapshot() {
     };
     // a directory in the file's place, since permissions would not stop root
     let file = redis.socket().with_file_name("dump.rdb");
-    std::fs::create_dir_all(file.join("in the way")).unwrap();
+    fs::create_dir_all(file.join("in the way")).unwrap();
     snapshot("err").await;
     pause(4_000).await;
-    std::fs::remove_dir_all(&file).unwrap();
+    fs::remove_dir_all(&file).unwrap();
     // the error lasts until a snapshot succeeds
     snapshot("ok").await;
     refusal.ends("MISCONF").await;

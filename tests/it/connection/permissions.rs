@@ -1,18 +1,14 @@
 //! The permissions of the Redis user. A missing one is named when a family is opened, and doubles
 //! nothing when it is revoked later. Wrong credentials fail at once.
 
-use std::time::{Duration, Instant};
-
-use crate::support::kinds::{self, KINDS, OfKind};
-use crate::support::{Plain, calls};
+use crate::support::kinds::{self};
 use counterfoil::admin::{Role, Script, Severity, acl_rules};
-use counterfoil::{Counterfoil, Error, ErrorKind, Family, MemoryStore, Primary};
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
 use redis::{Client, IntoConnectionInfo, ToRedisArgs};
-use testkit::{RedisCluster, RedisOptions, RedisServer};
+
+use crate::support::*;
 
 /// The time limit of permanent failures, which are never retried.
-const AT_ONCE: Duration = Duration::from_secs(2);
+const AT_ONCE: Duration = secs(2);
 
 /// Creates the user `shop` with these rules, and connects as this user.
 async fn connect_with(redis: &RedisServer, rules: &[String]) -> Counterfoil {
@@ -29,13 +25,13 @@ fn user(redis: &RedisServer) -> Client {
 }
 
 async fn manager(client: Client) -> ConnectionManager {
-    let config = ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_secs(5)));
+    let config = ConnectionManagerConfig::new().set_response_timeout(Some(secs(5)));
     let manager = ConnectionManager::new_with_config(client, config);
     manager.await.unwrap()
 }
 
 async fn allow(redis: &RedisServer, rules: &[impl ToRedisArgs]) {
-    let mut command = redis::cmd("ACL");
+    let mut command = cmd("ACL");
     command.arg("SETUSER").arg("shop").arg(rules);
     let set = command.exec_async(&mut redis.manager().await).await;
     set.unwrap();
@@ -62,7 +58,7 @@ async fn open_all(counterfoil: &Counterfoil) -> Vec<(&'static str, OfKind)> {
 }
 
 /// Asserts that the user may do it.
-fn allowed(kind: &str, result: counterfoil::Result<()>) {
+fn allowed(kind: &str, result: Result<()>) {
     result.unwrap_or_else(|error| panic!("{kind}: {error}"));
 }
 
@@ -180,7 +176,7 @@ async fn a_reader_sees_what_others_count_and_changes_nothing() {
         assert_eq!(family.shown().await.unwrap(), counted, "{kind}");
         restrict(redis, &all_rules()).await;
     }
-    let mut cold = redis::cmd("EVAL");
+    let mut cold = cmd("EVAL");
     cold.arg(Script::named("cached_get").unwrap().source).arg(3);
     cold.arg(&["base", "buffer", "batch"].map(|key| format!("cf1:{{shop/cached/0}}:{key}")));
     cold.arg(&["0", "", "", "cold"]);
@@ -308,7 +304,7 @@ async fn opening_checks_once_for_each_kind() {
 }
 
 /// Returns the error, which must be permanent.
-fn refused<T>(result: counterfoil::Result<T>) -> Error {
+fn refused<T>(result: Result<T>) -> Error {
     let error = result.map(drop).expect_err("it is refused");
     assert_eq!(error.kind(), ErrorKind::AccessDenied, "{error}");
     assert!(!error.is_retryable() && !error.outcome_unknown(), "{error}");

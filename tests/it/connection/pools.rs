@@ -2,12 +2,9 @@
 
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
-use counterfoil::{Counterfoil, MemoryStore};
 use redis::aio::ConnectionLike;
-use testkit::{RedisOptions, RedisServer};
 
-use crate::support::custom::custom;
-use crate::support::{Count, family};
+use crate::support::*;
 
 #[tokio::test]
 async fn a_pool_counts_and_flushes() {

@@ -2,13 +2,11 @@
 //! others need.
 
 use std::thread;
-use std::time::Duration;
 
-use crate::support::{Count, Plain, family};
-use counterfoil::{Counterfoil, MemoryStore, MysqlStore, Outcome, Primary};
-use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout;
+
+use crate::support::*;
 
 const THREADS: i64 = 4;
 const ROUNDS: i64 = 60;
@@ -107,7 +105,7 @@ fn a_search_ends_with_its_runtime() {
     });
     let _: () = home.block_on(redis.run("CLIENT KILL TYPE normal")).unwrap();
     redis.pause();
-    let brief = Duration::from_millis(200);
+    let brief = millis(200);
     let waited = doomed.block_on(async { timeout(brief, views.add("page", 1)).await });
     assert!(waited.is_err(), "the search takes long: {waited:?}");
     drop(doomed);
@@ -129,8 +127,8 @@ async fn time_that_is_paused_does_not_affect_other_runtimes() {
         views.get("page").await.unwrap()
     });
     let began = tokio::time::Instant::now();
-    tokio::time::sleep(Duration::from_secs(3600)).await;
-    assert!(began.elapsed() >= Duration::from_secs(3600));
+    tokio::time::sleep(secs(3600)).await;
+    assert!(began.elapsed() >= secs(3600));
     assert_eq!(counted.await.unwrap(), 100);
     home.shutdown_background();
 }

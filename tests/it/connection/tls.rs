@@ -1,17 +1,15 @@
 //! TLS to servers that require it, with an application's own authority; and a password without TLS.
 
-use std::time::{Duration, Instant};
-
 use counterfoil::redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use counterfoil::redis::{
     Client, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo, TlsCertificates, TlsMode,
 };
+use counterfoil::sentinel_settings;
 use counterfoil::sqlx::{AssertSqlSafe, raw_sql};
-use counterfoil::{Counterfoil, ErrorKind, MemoryStore, Primary, sentinel_settings};
-use testkit::{Certificates, MysqlServer, RedisCluster, RedisOptions, RedisServer, Sentinel};
 
-use crate::support::tls::{CERTIFIED, Tls};
-use crate::support::{Count, family, pause};
+use crate::support::tls::CERTIFIED;
+
+use crate::support::*;
 
 /// A client's certificates: those of the authority, and its own.
 type Chosen = (bool, bool);
@@ -30,7 +28,7 @@ fn certified(
     certificates: &Certificates,
     (with_authority, with_client): Chosen,
 ) -> TlsCertificates {
-    let read = |file| std::fs::read(certificates.file(file)).unwrap();
+    let read = |file| fs::read(certificates.file(file)).unwrap();
     let client = || ClientTlsConfig {
         client_cert: read("client.pem"),
         client_key: read("client.key"),
@@ -46,7 +44,7 @@ async fn refused(redis: impl IntoConnectionInfo, mysql: String, kind: ErrorKind,
     let (started, builder) = (Instant::now(), Counterfoil::builder());
     let connected = builder.redis(redis).mysql(mysql).connect().await;
     let error = connected.expect_err(words);
-    assert!(started.elapsed() < Duration::from_secs(5), "{error}");
+    assert!(started.elapsed() < secs(5), "{error}");
     let message = format!("{error:#}");
     let is_named = words.split('|').any(|words| message.contains(words));
     assert!(error.kind() == kind && is_named, "{words}: {error:?}");

@@ -1,17 +1,9 @@
 //! Batches against a real server: each counts once, whatever interrupts it.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use counterfoil::store::{
-    Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
-};
-use counterfoil::test_hooks::{Guard, take_out};
-use counterfoil::{Error, ErrorKind, Family, KeyType, Store, Table};
-use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
-use super::database::{Db, I1, applied, batch, by_id, complete, many};
+use super::database::*;
+use crate::support::*;
 
 fn with_id(batch: &Batch, id: BatchId) -> Arc<Batch> {
     Arc::new(Batch {
@@ -258,7 +250,7 @@ async fn a_deadlock_is_retried() {
         let batches = [batch(&views, 0, 2 + round, [("a", 1), ("b", 1)])];
         let store = db.store.clone();
         let apply = tokio::spawn(async move { complete(&store, &batches, None).await });
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        tokio::time::sleep(millis(200)).await;
         // the store has locked "a" and waits for "b"
         let locked = touch(&views, "a").execute(&mut *other).await;
         locked.expect("the store's transaction is aborted");
@@ -320,7 +312,7 @@ async fn a_connection_cut_keeps_nothing() {
         if let Some(row) = rows.await.unwrap().iter().find(ours) {
             break row.try_get_unchecked::<u64, _>(0).expect("an id");
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        tokio::time::sleep(millis(10)).await;
     };
     db.run(&format!("KILL {waiting}")).await;
     expect_retryable(&apply.await.unwrap().expect_err("cut"));

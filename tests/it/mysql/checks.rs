@@ -1,14 +1,11 @@
 //! The check of a database: its findings name what is wrong.
 
-use std::time::Duration;
-
 use counterfoil::KeyType::Signed;
 use counterfoil::admin::Severity;
-use counterfoil::store::Registered;
-use counterfoil::{Error, ErrorKind, Family, MysqlStore, Store, Table};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 
-use super::database::{Db, batch, by_id, views};
+use super::database::*;
+use crate::support::*;
 
 async fn findings(store: &MysqlStore, families: &[Family]) -> Vec<(Severity, String)> {
     let findings = store.check(families).await.into_iter();
@@ -119,7 +116,7 @@ async fn what_is_wrong_with_the_database_is_found() {
 #[tokio::test]
 async fn an_unreachable_database_is_a_finding_and_an_error() {
     let options = MySqlConnectOptions::new().socket("/nowhere/mysql.sock");
-    let pool = MySqlPoolOptions::new().acquire_timeout(Duration::from_millis(200));
+    let pool = MySqlPoolOptions::new().acquire_timeout(millis(200));
     let store = MysqlStore::new(pool.connect_lazy_with(options));
     let found = findings(&store, &[]).await;
     assert!(matches!(&found[..], [(Severity::Error, text)] if text.starts_with("mysql: ")));

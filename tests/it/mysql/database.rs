@@ -1,23 +1,10 @@
 //! A test's own database, batches for it, and the sums of their outcomes.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use counterfoil::admin::Reject;
 use counterfoil::recount::{Recounted, Source};
-use counterfoil::store::{
-    Applied, Batch, BatchId, Incarnation, Nonce, Progress, ReadFrom, Registered,
-};
-use counterfoil::{
-    BufferedCounters, Counterfoil, ErrorKind, Family, FamilyBuilder, KeyType, MysqlStore, Result,
-    Store, Table,
-};
 use sqlx::mysql::MySqlPoolOptions;
-use sqlx::{AssertSqlSafe, MySqlPool};
-use testkit::{MysqlServer, RedisServer};
-use tokio::sync::OnceCell;
 
-use crate::support::{keyed, refused};
+use crate::support::*;
 
 static SERVER: OnceCell<MysqlServer> = OnceCell::const_new();
 

@@ -1,13 +1,9 @@
 //! The overview of families.
 
-use std::time::{Duration, SystemTime};
-
-use counterfoil::Family;
 use counterfoil::admin::{Overview, Retried};
-use counterfoil::store::Registered;
-use testkit::{RedisOptions, RedisServer};
 
-use super::database::{Db, applied, batch, complete, recounted};
+use super::database::*;
+use crate::support::*;
 
 /// Returns the overview of the family `shop/NAME`.
 async fn overview(db: &Db, name: &str) -> Overview {
@@ -25,7 +21,7 @@ async fn time(db: &Db, column: &str, table: &str, family: &Registered, row: &str
         "SELECT UNIX_TIMESTAMP({column}) * 1000 FROM counterfoil_{table} WHERE family = {number} AND {row}"
     );
     let ms = db.number(&time).await.cast_unsigned();
-    SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
+    SystemTime::UNIX_EPOCH + millis(ms)
 }
 
 #[tokio::test]
@@ -50,7 +46,7 @@ async fn each_family_has_what_the_tables_have_of_it() {
     // the newest of the partitions
     assert_eq!((seen.last_saved, seen.rejects), (Some(latest), 3));
     let age = SystemTime::now().duration_since(latest).unwrap();
-    assert!(age < Duration::from_secs(60), "{age:?}");
+    assert!(age < secs(60), "{age:?}");
     assert_eq!(overview(&db, "other").await.rejects, 0);
     let idle = overview(&db, "idle").await;
     let idle = (idle.last_saved, idle.rejects, idle.recount);
@@ -94,7 +90,7 @@ async fn the_latest_recount_is_shown_also_while_it_runs() {
     assert_eq!((recount.run, recount.finished), (3, None));
     assert_eq!((recount.checked, recount.drifted), (1000, 4));
     let ran = recount.touched.duration_since(recount.started).unwrap();
-    assert_eq!(ran, Duration::from_millis(1125));
+    assert_eq!(ran, millis(1125));
     assert_eq!(recount.started, of_run("started_at", 3).await);
     assert_eq!(overview(&db, "other").await.recount, None);
 }

@@ -1,16 +1,12 @@
 //! The privileges of each role suffice, and a missing one is reported by name. docs/operations.md
 //! lists them.
 
-use std::sync::Arc;
-
 use counterfoil::KeyType::Signed;
 use counterfoil::admin::{Retried, Role, Severity, grants};
-use counterfoil::store::{ReadFrom, Registered};
-use counterfoil::{Family, MysqlStore, Result, Store, Table};
 use sqlx::mysql::MySqlPoolOptions;
-use testkit::{RedisOptions, RedisServer};
 
-use super::database::{Db, I1, applied, batch, by_id, complete, recounted};
+use super::database::*;
+use crate::support::*;
 
 fn table(name: &str) -> Option<Table> {
     match name {

@@ -1,17 +1,10 @@
 //! Reads: exact values with the ledger, rows by every type of key, and listings.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
 use counterfoil::admin::Severity;
-use counterfoil::store::{Mark, ReadFrom, Registered};
-use counterfoil::{ErrorKind, Family, MysqlStore, Store, Table};
-use sqlx::Row;
-use testkit::MysqlServer;
 
-use super::database::{Db, I1, Keys, applied, batch, by_id, complete, many};
-use crate::support::{keyed, refused};
+use super::database::*;
+use crate::support::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_is_never_torn() {
@@ -53,10 +46,10 @@ async fn expect_no_wait(
     rows: u64,
 ) {
     let mut other = db.pool.begin().await.unwrap();
-    let lock = sqlx::raw_sql(sqlx::AssertSqlSafe(lock.to_owned()));
+    let lock = sqlx::raw_sql(AssertSqlSafe(lock.to_owned()));
     lock.execute(&mut *other).await.unwrap();
     let apply = complete(&db.store, batches, None);
-    let sums = tokio::time::timeout(Duration::from_secs(20), apply).await;
+    let sums = tokio::time::timeout(secs(20), apply).await;
     assert_eq!(
         sums.expect("did not wait").unwrap(),
         applied(batches.len() as u64, 0, rows, 0)

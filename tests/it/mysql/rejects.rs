@@ -1,16 +1,11 @@
 //! Rejects that are retried or discarded. Each counts at most once, also for concurrent callers,
 //! and a reject that is refused again stays.
 
-use std::sync::Arc;
-
 use counterfoil::KeyType::Text;
 use counterfoil::admin::Retried;
-use counterfoil::store::Registered;
-use counterfoil::{ErrorKind, Family, MysqlStore, Table};
-use futures_util::future::join_all;
 
-use super::database::{Db, applied, by_id};
-use crate::support::{eventually, refused};
+use super::database::*;
+use crate::support::*;
 
 const MEND: &str = "ALTER TABLE small MODIFY n SMALLINT NOT NULL";
 const SUM: &str = "SELECT COALESCE(SUM(n), 0) FROM small WHERE id <> 'good'";

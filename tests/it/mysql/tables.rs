@@ -1,12 +1,9 @@
 //! Families and tables: what counterfoil registers, and what it refuses by name.
 
-use std::time::Duration;
-
 use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
-use counterfoil::{Durability, ErrorKind, Family, MysqlStore, Store, Table};
 
-use super::database::{Db, Keys, applied, by_id, views};
-use crate::support::{keyed, refused};
+use super::database::*;
+use crate::support::*;
 
 #[tokio::test]
 async fn a_family_has_one_number_and_one_identity() {
@@ -26,7 +23,7 @@ async fn a_family_has_one_number_and_one_identity() {
     }
     assert_eq!(numbers, vec![numbers[0]; 8]);
     assert_ne!(numbers[0], registered.number);
-    let second = Duration::from_secs(1);
+    let second = secs(1);
     let again = views().sync_hits(1).sync_time(second).max_pending(7);
     assert_eq!(db.family(again).await.number, registered.number);
     let other = db.family(Family::buffered("shop2", "views")).await;

@@ -1,11 +1,7 @@
 //! Ids and values of every kind: each reaches its row unchanged, or is rejected with a reason.
 
-use std::time::{Duration, SystemTime};
-
-use counterfoil::{ErrorKind, Family, KeyType, Store, Table};
-
-use super::database::{Db, I1, applied, batch, by_id, views};
-use crate::support::{keyed, refused};
+use super::database::*;
+use crate::support::*;
 
 const ODD: [&str; 14] = [
     "a",
@@ -209,7 +205,7 @@ async fn a_row_out_of_range_does_not_hold_back_the_others() {
     assert_eq!((one.partition, one.incarnation, one.seq), (5, I1, 9));
     let age = one.at.elapsed().unwrap_or_default();
     let now = SystemTime::now();
-    assert!(age < Duration::from_secs(60), "{:?} at {now:?}", one.at);
+    assert!(age < secs(60), "{:?} at {now:?}", one.at);
     let page = async |after, limit| db.store.rejects(after, limit).await.unwrap();
     assert_eq!(page(one.number, 10).await, rejects[1..]);
     assert_eq!(page(0, 1).await, rejects[..1]);

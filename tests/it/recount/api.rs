@@ -1,18 +1,15 @@
 //! The options of a recount, and its reports.
 
-use std::collections::HashMap;
-use std::time::{Duration, UNIX_EPOCH};
-
 use counterfoil::KeyType::{Date, Unsigned};
 use counterfoil::metrics::{
     RECOUNT_BUSY, RECOUNT_CHECKED, RECOUNT_CORRECTED, RECOUNT_DRIFTED, RECOUNT_FINISHED,
 };
 use counterfoil::recount::{Mode, RecountBuilder, RecountIds, Source};
-use counterfoil::{BufferedCounters, CachedCounters, Durability, ErrorKind, Table};
-use metrics_util::debugging::DebuggingRecorder;
 
 use super::{WITHIN, saves};
-use crate::support::{self, Count, Pair, eventually, family, keyed, look, pause, refused};
+use crate::support::{self};
+
+use crate::support::*;
 
 const ROWS: [i64; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
@@ -221,7 +218,7 @@ async fn votes(durability: Durability) -> (Pair, CachedCounters) {
     .await;
     let table = keyed(Table::update("item"), [("id", Unsigned)]);
     let votes = support::votes().table(table).durability(durability);
-    let votes = pair.open(votes.sync_time(Duration::from_millis(1))).await;
+    let votes = pair.open(votes.sync_time(millis(1))).await;
     votes.count("1", 3).await;
     (pair, votes)
 }
@@ -248,7 +245,7 @@ async fn a_cached_counter_shows_its_correction_at_once() {
 
 #[tokio::test]
 async fn a_cached_counter_that_is_being_saved_shows_its_correction() {
-    let (pair, votes) = votes(Durability::Settle(Duration::from_millis(700))).await;
+    let (pair, votes) = votes(Durability::Settle(millis(700))).await;
     let counterfoil = pair.counterfoil.clone();
     let draining = tokio::spawn(async move { counterfoil.drain().await });
     eventually("it is cut", async || pair.batches().await == 1).await;
@@ -260,7 +257,7 @@ async fn a_cached_counter_that_is_being_saved_shows_its_correction() {
 #[tokio::test]
 async fn it_runs_again_and_again_in_one_of_several_processes() {
     let (pair, saves) = drained(|_| 1).await;
-    let every = Duration::from_millis(200);
+    let every = millis(200);
     let start = |()| {
         let recount = pair.recount(&saves).every(every..=2 * every);
         recount.start().unwrap()
@@ -312,7 +309,7 @@ async fn what_is_missing_or_not_allowed_is_named() {
     }
     let error = pair.recount(&saves).start().unwrap_err();
     assert!(format!("{error:#}").contains("every()"), "{error}");
-    let backwards = Duration::from_secs(3600)..=Duration::ZERO;
+    let backwards = secs(3600)..=Duration::ZERO;
     let backwards = pair.recount(&saves).every(backwards);
     assert!(backwards.start().is_err());
 }

@@ -1,19 +1,13 @@
 //! Bad input, unavailable servers, and recounters whose runs are taken over.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
 use counterfoil::KeyType::Unsigned;
 use counterfoil::recount::{RecountIds, Source};
-use counterfoil::{BufferedCounters, ErrorKind, Table};
-use testkit::{MysqlServer, RedisOptions};
 
 use super::WITHIN;
-use crate::support::{Count, Pair, eventually, family, keyed, pause, refused, within};
 
-const MINUTE: Duration = Duration::from_secs(60);
+use crate::support::*;
+
+const MINUTE: Duration = secs(60);
 
 /// Creates counter 1 with the value 3 and 5 rows.
 async fn stage_on(pair: &Pair) -> BufferedCounters {
@@ -99,21 +93,21 @@ async fn a_source_that_is_slow_or_unavailable_is_asked_again() {
         }
     });
     let recount = pair.recount(&saves).source(source);
-    let recount = recount.timeout(Duration::from_millis(100));
+    let recount = recount.timeout(millis(100));
     assert_eq!(recount.run_once().await.unwrap().raised, 1);
     let slow = Source::sql(
         "SELECT user_id, COUNT(*) FROM saves WHERE user_id IN (?) AND SLEEP(0.3) = 0 GROUP BY user_id",
     );
     let recount = pair.recount(&saves).source(slow);
-    let recount = recount.timeout(Duration::from_millis(300));
-    let stopped = tokio::time::timeout(Duration::from_secs(3), recount.run_once()).await;
+    let recount = recount.timeout(millis(300));
+    let stopped = tokio::time::timeout(secs(3), recount.run_once()).await;
     assert!(stopped.is_err(), "it is asked again and again");
 }
 
 #[tokio::test]
 async fn a_database_that_is_killed_holds_a_run_up_and_is_corrected_once() {
     let (mysql, pair, saves) = on_own_mysql().await;
-    let recount = pair.recount(&saves).within(Duration::from_millis(500));
+    let recount = pair.recount(&saves).within(millis(500));
     let run = tokio::spawn(recount.run_once());
     for _ in 0..4 {
         pause(200).await;
@@ -151,7 +145,7 @@ async fn a_second_run_is_refused_and_an_abandoned_one_is_continued() {
     let first = long.clone().every(MINUTE..=MINUTE).start().unwrap();
     eventually("a run", async || pair.number(HELD).await == 1).await;
     refused(long.run_once().await, ErrorKind::Busy, "");
-    let limit = Duration::from_secs(5);
+    let limit = secs(5);
     within(limit, first.shutdown()).await.unwrap();
     let done = pair.recount(&saves).run_once().await.unwrap();
     assert_eq!((done.run, done.checked, done.raised), (1, 1, 1), "{done:?}");
@@ -161,10 +155,10 @@ async fn a_second_run_is_refused_and_an_abandoned_one_is_continued() {
 #[tokio::test]
 async fn a_run_whose_lease_has_ended_is_taken_over() {
     let (pair, saves) = stage().await;
-    let recount = pair.recount(&saves).timeout(Duration::from_secs(1));
+    let recount = pair.recount(&saves).timeout(secs(1));
     let died = recount.clone().steps().unwrap().take().await.unwrap();
     assert!(died.is_some());
-    let short = recount.lease(Duration::from_millis(100));
+    let short = recount.lease(millis(100));
     refused(short.clone().run_once().await, ErrorKind::Busy, "");
     pause(1_200).await;
     let done = short.run_once().await.unwrap();
@@ -273,7 +267,7 @@ async fn a_table_that_is_altered_fails_the_run_and_loses_nothing() {
     )
     .await;
     let saves = of_users(&pair).await;
-    let slow = pair.recount(&saves).within(Duration::from_millis(500));
+    let slow = pair.recount(&saves).within(millis(500));
     let run = tokio::spawn(slow.run_once());
     pause(200).await;
     pair.sql("ALTER TABLE users RENAME COLUMN total TO kept")
@@ -304,13 +298,13 @@ async fn a_recounter_stops_at_once_also_while_a_server_is_silent() {
     let recounter = start(1).await;
     pair.redis.pause();
     pause(100).await;
-    let stopped = within(Duration::from_secs(2), recounter.shutdown()).await;
+    let stopped = within(secs(2), recounter.shutdown()).await;
     stopped.unwrap();
     pair.redis.resume();
     assert_eq!(pair.number(HELD).await, 0, "it is released");
     let recounter = start(5_000).await;
     mysql.pause();
-    let stopped = within(Duration::from_secs(4), recounter.shutdown()).await;
+    let stopped = within(secs(4), recounter.shutdown()).await;
     stopped.unwrap();
     mysql.resume();
 }

@@ -3,14 +3,10 @@
 //! leaves the range that its rows explain, and a quiet run ends the drift. Without one of the
 //! guards it does leave it.
 
-use counterfoil::test_hooks::{Before, Difference, Guard, Page, Recounting, Run, take_out};
-use counterfoil::{BufferedCounters, CachedCounters, KeyType, Table};
-use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
-use std::time::Duration;
-use testkit::RedisOptions;
+use counterfoil::test_hooks::{Before, Difference, Page, Recounting, Run};
+use proptest::test_runner::Config;
 
-use crate::support::{Count, Pair, family, keyed, random, votes};
+use crate::support::*;
 
 const USERS: usize = 2;
 /// The most rows of a user that are never counted, and that are counted twice.
@@ -137,7 +133,7 @@ impl World {
             None => Counters::Buffered(pair.open(family("saves")).await),
             Some(retain) => {
                 let users = keyed(Table::update("users"), [("id", KeyType::Unsigned)]);
-                let saves = votes().table(users).sync_time(Duration::from_millis(1));
+                let saves = votes().table(users).sync_time(millis(1));
                 Counters::Cached(pair.open(saves.retain(retain)).await)
             }
         };
@@ -382,13 +378,13 @@ fn exact_for_buffered_counters() {
 /// The counters enter and leave Redis.
 #[test]
 fn exact_for_cached_counters() {
-    exact(Some(Duration::from_millis(1)), false);
+    exact(Some(millis(1)), false);
 }
 
 /// The values show a correction although the counters stay in Redis.
 #[test]
 fn exact_for_cached_counters_that_stay_in_redis() {
-    exact(Some(Duration::from_secs(600)), false);
+    exact(Some(secs(600)), false);
 }
 
 #[test]
@@ -398,7 +394,7 @@ fn exact_for_buffered_counters_when_redis_goes_back_to_its_last_fsync() {
 
 #[test]
 fn exact_for_cached_counters_when_redis_goes_back_to_its_last_fsync() {
-    exact(Some(Duration::from_millis(1)), true);
+    exact(Some(millis(1)), true);
 }
 
 /// Checks that the steps fail without the guard. They are the shortest ones that the model knows.

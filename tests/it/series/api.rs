@@ -1,18 +1,15 @@
 //! Series on real servers, from the hit to the chart and to the rows of slices that are over.
 
-use std::time::Duration;
-
-use crate::support::{Count, Pair, Plain, pause, sum, times, unix};
-use counterfoil::{
-    Durability, ErrorKind, Family, FamilyBuilder, Outcome, Precision, Recorded, Series,
-};
+use counterfoil::Recorded;
 use futures_util::TryStreamExt;
-use futures_util::future::{join, try_join_all};
+use futures_util::future::join;
+
+use crate::support::*;
 
 fn family(name: &str) -> FamilyBuilder<Series> {
     Family::series("test", name)
         .durability(Durability::Immediate)
-        .sync_time(Duration::from_millis(200))
+        .sync_time(millis(200))
 }
 
 /// Returns the server's time in whole seconds.
@@ -118,7 +115,7 @@ async fn slices_that_are_over_are_kept_once_each() {
             let slices = hits.get_range(name, Precision::SECOND, range.clone());
             let slices = slices.await.unwrap();
             assert_eq!(sum(&slices), 30, "{slices:?}");
-            let second = Duration::from_secs(1);
+            let second = secs(1);
             let mut pairs = slices.windows(2);
             assert!(pairs.all(|two| two[0].start + second == two[1].start));
         }

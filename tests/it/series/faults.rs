@@ -1,35 +1,24 @@
 //! Series under faults and under load, on real servers. Whatever dies, each finished slice is in
 //! the database once, and every window is complete.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use counterfoil::Counting;
 
-use crate::support::load::Load;
-use crate::support::tally::{Tally, now_ms};
-use crate::support::{Count, Pair, Plain, pause, random, sum, trouble, unix};
-use counterfoil::test_hooks::{Guard, take_out};
-use counterfoil::{
-    Counterfoil, Counting, Durability, Family, FamilyBuilder, Outcome, Precision, Series, Slice,
-};
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
-use testkit::{MysqlServer, Proxy, RedisOptions};
-use tokio::task::JoinSet;
+use crate::support::*;
 
 fn family() -> FamilyBuilder<Series> {
     Family::series("test", "hits")
         .windows([(Precision::SECOND, 120), (Precision::Day, 3)])
         .keep([Precision::SECOND])
         .partitions(2)
-        .durability(Durability::Settle(Duration::from_millis(20)))
-        .sync_time(Duration::from_millis(200))
+        .durability(Durability::Settle(millis(20)))
+        .sync_time(millis(200))
 }
 
 const NAMES: [&str; 3] = ["a", "b/c", "é"];
 
 /// Starts writers that count until they are stopped.
 fn start(hits: Series) -> ([Tally; NAMES.len()], Load<()>) {
-    let hits = hits.write_timeout(Duration::from_secs(20));
+    let hits = hits.write_timeout(secs(20));
     let tallies: [Tally; NAMES.len()] = Default::default();
     let load = Load::start(6, |writer, stop| {
         let (hits, tallies) = (hits.clone(), tallies.clone());
@@ -118,7 +107,7 @@ async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
             assert!(bounds.contains(&row), "{what}: {row}, not {bounds:?}");
             slices += usize::from(*count > 0);
         }
-        let range = window[0].start..window[119].start + Duration::from_secs(1);
+        let range = window[0].start..window[119].start + secs(1);
         let read = hits.get_range(name, Precision::SECOND, range).await;
         assert_eq!(read.unwrap(), window, "{name}");
         let days = hits.get(name, Precision::Day).await.unwrap();
@@ -208,8 +197,7 @@ async fn windows_that_are_trimmed_and_expire() -> Vec<String> {
 /// Compares layers of one second in this way: views, and visitors that differ each time.
 async fn layers_that_are_trimmed_and_expire(counting: Counting) -> Vec<String> {
     let plain = Plain::new().await;
-    let window =
-        Family::activity("test", "online").window(Duration::from_secs(3), Duration::from_secs(1));
+    let window = Family::activity("test", "online").window(secs(3), secs(1));
     let family = window.visitors(counting).stripes(2).partitions(1);
     let online = plain.open(family).await.cache_for(Duration::ZERO);
     let touch = {

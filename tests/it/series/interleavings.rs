@@ -6,20 +6,10 @@
 //! Every hit is a token: the k-th of a case adds 4^k. In base 4, each digit of a slice is the
 //! number of times that it contains that hit.
 
-use std::collections::{BTreeMap, BTreeSet};
+use counterfoil::test_hooks::{Counted, ServerClock, windows};
 
-use crate::support::interleaving::hunt::Case;
-use crate::support::interleaving::kind::{
-    Given, Kind, breaks, breaks_in_the_real_database, exact, exact_in_the_real_database,
-};
-use crate::support::interleaving::token::{delta, digit};
-use crate::support::interleaving::world::{self, Counters, Token, steps};
-use crate::support::interleaving::writer::Key;
-use crate::support::interleaving::{Checked, Crashes, PARTITIONS, failed};
-use crate::support::times;
-use counterfoil::test_hooks::{Counted, Guard, ServerClock, windows};
-use counterfoil::{Family, FamilyBuilder, Precision, Result, Series, Slice, Store};
-use proptest::prelude::*;
+use crate::support::interleaving::*;
+use crate::support::*;
 
 const NAMES: [&str; 2] = ["a", "page/é"];
 

@@ -1,17 +1,12 @@
 //! The model of series: random sequences of script calls, on a real Redis and on a plain reference
 //! written from the scripts' headers.
 
-use std::collections::BTreeMap;
-
-use crate::support::model::{
-    Called, Checked, Content, Counting, Deltas, FENCE, Frame, Keys, Kind, Partition, Sent, Step,
-    agrees, called, int, notices, record, reply, text, words,
-};
 use proptest::collection::vec;
-use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
-use proptest::test_runner::TestCaseError;
 use redis::Value;
+
+use crate::support::model::*;
+use crate::support::*;
 
 /// The names of pairs. The last two are refused.
 const NAMES: [&str; 7] = ["a", "a b", "b/1", "é", LONG, "", TOO_LONG];

@@ -2,15 +2,12 @@
 //! read.
 
 use std::future::{Future, ready};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use async_trait::async_trait;
-use counterfoil::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered, Snapshot};
-use counterfoil::{Family, Result, Store};
+use counterfoil::store::Snapshot;
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
+
+use crate::support::*;
 
 /// The test's code between a caller and its store.
 pub trait Between: Send + Sync + 'static {

@@ -1,15 +1,8 @@
 //! Distinct hits: each has its own id, so its value is the number of times it was counted.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-use counterfoil::{BufferedCounters, Outcome};
-use sqlx::MySqlPool;
-
 use super::load::Load;
-use super::pause;
+
+use crate::support::*;
 
 const WRITERS: usize = 8;
 
@@ -90,7 +83,7 @@ impl Hits {
                 pause(5).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), come)
+        tokio::time::timeout(secs(30), come)
             .await
             .expect("hits go on");
     }

@@ -1,13 +1,8 @@
 //! A family of each kind, opened and used in the same way.
 
-use std::time::Duration;
+use counterfoil::Counting;
 
-use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Counterfoil, Counting, Durability, Error,
-    ErrorKind, Family, FamilyBuilder, Outcome, Precision, Result, Series, Visitors,
-};
-
-use crate::support::{day, times};
+use crate::support::*;
 
 /// The kinds, with both ways to count visitors.
 pub const KINDS: [&str; 6] = [

@@ -1,5 +1,5 @@
 //! Helpers that several test programs share.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code, missing_docs, unused_imports)]
 
 pub mod between;
 pub mod custom;
@@ -14,22 +14,49 @@ pub mod tally;
 pub mod tls;
 pub mod trouble;
 
-use std::collections::HashMap;
-use std::fmt::Debug;
 use std::ops::Range;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use counterfoil::test_hooks::Partition;
-use counterfoil::{
-    BufferedCounters, CachedCounters, Connection, Counterfoil, Day, Durability, Error, ErrorKind,
-    Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore, MysqlStore, Outcome, Precision,
-    Reconciler, Result, Series, Slice, Table,
+pub use counterfoil::store::{
+    Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
 };
-use metrics_util::debugging::{DebugValue, Snapshotter};
-use redis::FromRedisValue;
-use sqlx::{AssertSqlSafe, MySqlPool};
-use testkit::{MysqlServer, RedisOptions, RedisServer};
-use tokio::sync::OnceCell;
+pub use counterfoil::test_hooks::{
+    Cut, Dropped, Fence, FetchReply, Guard, LastCut, PairResult, RotateReply, Update, take_out,
+};
+pub use counterfoil::{
+    Activity, BufferedCounters, CachedCounters, Connection, Counterfoil, Day, Durability, Error,
+    ErrorKind, Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore, MysqlStore, Outcome,
+    Precision, Primary, Reconciler, Result, Series, Slice, Store, Table, VisitorCount, Visitors,
+};
+pub use futures_util::future::{join_all, try_join_all};
+pub use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+pub use proptest::prelude::*;
+pub use proptest::test_runner::{TestCaseError, TestError, TestRunner};
+pub use rand::rngs::StdRng;
+pub use rand::{RngExt, SeedableRng};
+pub use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+pub use redis::{Cmd, FromRedisValue, RedisResult, cmd, pipe};
+pub use sqlx::{AssertSqlSafe, MySqlPool, Row};
+pub use std::collections::{BTreeMap, BTreeSet, HashMap};
+pub use std::fmt::Debug;
+pub use std::fs;
+pub use std::path::{Path, PathBuf};
+pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+pub use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+pub use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+pub use testkit::{
+    Certificates, Held, MysqlServer, Proxy, RedisCluster, RedisOptions, RedisServer, Sentinel,
+};
+pub use tokio::sync::{OnceCell, RwLock};
+pub use tokio::task::{JoinHandle, JoinSet};
+
+pub use between::{Between, Gate, Wrapped};
+pub use custom::{custom, unknown};
+pub use hits::{Hit, HitOutcome, Hits, Reckoning};
+pub use kinds::{KINDS, OfKind};
+pub use load::{Load, Stop};
+pub use state::State;
+pub use tally::{Tally, now_ms};
+pub use tls::Tls;
 
 static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
 
@@ -229,7 +256,7 @@ pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
 }
 
 /// Returns the home's epoch. A family that Redis does not know is configured first.
-pub async fn epoch(home: &Partition, family: &Family) -> Result<String> {
+pub async fn epoch(home: &counterfoil::test_hooks::Partition, family: &Family) -> Result<String> {
     loop {
         match home.epochs(family).await? {
             Some(epochs) => return Ok(epochs.now.to_string()),
@@ -241,8 +268,8 @@ pub async fn epoch(home: &Partition, family: &Family) -> Result<String> {
 /// Returns the range of times between these Unix seconds.
 pub fn times(seconds: Range<i64>) -> Range<SystemTime> {
     let time = |seconds: i64| match u64::try_from(seconds) {
-        Ok(after) => UNIX_EPOCH + Duration::from_secs(after),
-        Err(_) => UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs()),
+        Ok(after) => UNIX_EPOCH + secs(after),
+        Err(_) => UNIX_EPOCH - secs(seconds.unsigned_abs()),
     };
     time(seconds.start)..time(seconds.end)
 }
@@ -260,8 +287,16 @@ pub fn day(text: &str) -> Day {
     text.parse().expect("a day")
 }
 
+pub const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
+}
+
 pub async fn pause(ms: u64) {
-    tokio::time::sleep(Duration::from_millis(ms)).await;
+    tokio::time::sleep(millis(ms)).await;
 }
 
 /// Creates a database with counterfoil's tables, on the test program's one MySQL.
@@ -284,7 +319,7 @@ pub fn family(name: &str) -> FamilyBuilder<BufferedCounters> {
         .partitions(4)
         .durability(Durability::Immediate)
         .sync_hits(1)
-        .sync_time(Duration::from_millis(50))
+        .sync_time(millis(50))
 }
 
 /// Returns a cached family that is durable immediately.
@@ -327,10 +362,7 @@ pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
     let started = Instant::now();
     while !is_so().await {
-        assert!(
-            started.elapsed() < Duration::from_secs(20),
-            "waited for: {what}"
-        );
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert!(started.elapsed() < secs(20), "waited for: {what}");
+        tokio::time::sleep(millis(5)).await;
     }
 }

@@ -1,8 +1,8 @@
 //! The state of a family in Redis, to which it can be set back.
 
-use counterfoil::Family;
 use redis::aio::ConnectionLike;
-use redis::{cmd, pipe};
+
+use crate::support::*;
 
 /// The keys of a family with their contents.
 pub struct State {

@@ -1,10 +1,9 @@
 //! The tally of a series by this machine's clock, which is also the server's: the least and the
 //! most that each slice of a second may have.
 
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::support::*;
 
 /// Returns the current Unix time in milliseconds.
 pub fn now_ms() -> i64 {

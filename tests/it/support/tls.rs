@@ -1,9 +1,8 @@
 //! Servers that accept only TLS, from clients with a certificate.
 
-use std::{fs, io};
+use std::io;
 
-use sqlx::MySqlPool;
-use testkit::{Certificates, MysqlServer, RedisOptions, RedisServer};
+use crate::support::*;
 
 /// A database's URL with everything that the server requires.
 pub const CERTIFIED: &str = "mysql://shop@mysql.internal/shop?ssl-mode=VERIFY_IDENTITY&ssl-ca=ca.pem&ssl-cert=client.pem&ssl-key=client.key";

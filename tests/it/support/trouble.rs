@@ -1,16 +1,10 @@
 //! Trouble for a pair: cut networks, forgotten scripts, a killed database, and reconcilers that
 //! die.
 
-use std::sync::Arc;
-
-use counterfoil::{Counterfoil, MysqlStore, Result};
-use rand::RngExt;
-use rand::rngs::StdRng;
 use sqlx::mysql::MySqlConnectOptions;
-use testkit::{MysqlServer, Proxy};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Pair, pause};
+use crate::support::*;
 
 /// Starts a reconciler in its own runtime, whose shutdown drops the tasks at any point.
 pub fn doomed<F>(

@@ -1,12 +1,9 @@
 //! Visitors of a day on real servers. Each counts once, and the caller learns whether it was the
 //! first visit.
 
-use std::time::{Duration, SystemTime};
-
-use crate::support::{Pair, day, keyed, refused};
 use counterfoil::KeyType::{Date, Text, Unsigned};
-use counterfoil::{Day, Durability, ErrorKind, Family, FamilyBuilder, Outcome, Table, Visitors};
-use futures_util::future::join_all;
+
+use crate::support::*;
 
 fn daily(name: &str) -> FamilyBuilder<Visitors> {
     Family::visitors("test", name).durability(Durability::Immediate)
@@ -43,7 +40,7 @@ async fn a_visitor_of_a_day_counts_once() {
     );
     let visit = daily.first_visit("no number", first, "a").await;
     refused(visit, ErrorKind::InvalidInput, "no number");
-    let midnight = SystemTime::UNIX_EPOCH + Duration::from_secs(1_411_171_200);
+    let midnight = SystemTime::UNIX_EPOCH + secs(1_411_171_200);
     let midnight = Day::of(midnight).unwrap();
     assert_eq!(daily.get("12345", midnight).await.unwrap(), 250);
 }

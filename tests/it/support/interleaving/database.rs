@@ -1,20 +1,9 @@
 //! The database of a case, which may be killed.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use counterfoil::test_hooks::Pending;
 
-use counterfoil::store::{Batch, LedgerRow, Progress, ReadFrom};
-use counterfoil::test_hooks::{Guard, LastCut, Pending};
-use counterfoil::{MysqlStore, Result, Store};
-use sqlx::MySqlPool;
-use testkit::MysqlServer;
-
-use super::connect::Connect;
-use super::stage::Stage;
-use super::{Checked, Fate};
-use crate::support::database_on;
+use super::*;
+use crate::support::*;
 
 /// The store of a case: in memory, which is faster and so tries more cases, or in a real database.
 #[derive(Clone)]

@@ -1,18 +1,14 @@
 //! The hunt for an order of steps that breaks an invariant.
 
 use std::cell::RefCell;
-use std::fmt::Debug;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use counterfoil::test_hooks::{Guard, take_out};
-use proptest::prelude::Strategy;
-use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
-use testkit::RedisServer;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng};
 use tokio::runtime::Runtime;
 
-use super::{Checked, Crashes};
-use crate::support::random;
+use super::*;
+use crate::support::*;
+
 pub use crate::support::random::cases;
 
 /// A case under way.

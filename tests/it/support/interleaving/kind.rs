@@ -1,18 +1,9 @@
 //! The hunt in kinds of counters.
 
-use std::fmt::Debug;
-
-use counterfoil::test_hooks::Guard;
-use counterfoil::{MemoryStore, MysqlStore, Store};
-use proptest::prelude::Strategy;
-use proptest::test_runner::TestError;
-use testkit::{MysqlServer, RedisServer};
 use tokio::runtime::Runtime;
 
-use super::database::{Database, Mortal};
-use super::hunt::{Case, cases, expect_failure, hunt, runtime};
-use super::{Checked, Crashes};
-use crate::support::database_on;
+use super::*;
+use crate::support::*;
 
 /// The environment of a case.
 pub struct Given<'s, S, D> {

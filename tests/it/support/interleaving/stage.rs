@@ -2,18 +2,12 @@
 
 use std::collections::VecDeque;
 use std::ops::RangeFrom;
-use std::sync::Arc;
 
-use counterfoil::store::Registered;
-use counterfoil::test_hooks::{Dropped, LastCut, Partition};
-use redis::{Cmd, FromRedisValue, Pipeline};
-use testkit::RedisServer;
+use counterfoil::test_hooks::Partition;
+use redis::Pipeline;
 
-use super::connect::Connect;
-use super::hunt::runtime;
-use super::writer::Writer;
-use super::{Checked, Crashes, Mishap, PARTITIONS, SETTLE, failed};
-use crate::support::state::State;
+use super::*;
+use crate::support::*;
 
 /// The lengths of the append-only file whose effects are lost.
 pub type Gone = RangeFrom<u64>;

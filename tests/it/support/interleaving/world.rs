@@ -1,24 +1,9 @@
 //! Cases of kinds whose deltas are buffered: writers, workers and a reader take steps.
 
-use std::fmt::Debug;
+use counterfoil::test_hooks::Counted;
 
-use counterfoil::store::Registered;
-use counterfoil::test_hooks::{Counted, PairResult};
-use counterfoil::{Counterfoil, Durability, FamilyBuilder, FamilyHandle, Result, Store};
-use proptest::prelude::*;
-use redis::aio::ConnectionManager;
-use std::time::Duration;
-
-use super::database::Database;
-use super::hunt::Case;
-use super::kind::Given;
-use super::reader::{Reader, Seen};
-use super::stage::{Gone, Stage};
-use super::token::{State, fault};
-use super::workers::{WORKERS, Work, Workers};
-use super::writer::{Key, Writer, turn_epoch};
-use super::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
-use crate::support::between::{Gate, Wrapped};
+use super::*;
+use crate::support::*;
 
 const WRITERS: usize = 3;
 
@@ -139,7 +124,7 @@ pub trait Counters: Default {
 #[derive(Clone, Copy, Debug)]
 pub struct Token {
     pub id: usize,
-    pub state: State,
+    pub state: TokenState,
 }
 
 pub struct World<'s, S, K: Counters> {
@@ -167,7 +152,7 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
             database,
             ..
         } = given;
-        let settle = Durability::Settle(Duration::from_millis(SETTLE));
+        let settle = Durability::Settle(millis(SETTLE));
         let builder = K::family(name).partitions(PARTITIONS).durability(settle);
         let family = builder.build().expect("a valid family");
         let number = database.store.register(&family).await.expect("registered");
@@ -200,7 +185,7 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
         let ids = std::iter::once(ids.0).chain(ids.1);
         let first = self.tokens.len();
         if writer.open.is_none() && first + ids.clone().count() <= K::TOKENS {
-            let state = State::InDoubt;
+            let state = TokenState::InDoubt;
             self.tokens.extend(ids.map(|id| Token { id, state }));
             writer.begin((first..self.tokens.len()).collect());
         }
@@ -222,7 +207,7 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
                     if !matches!(result, PairResult::Counted(_)) {
                         return Err(failed(format!("REFUSED: {result:?}")));
                     }
-                    self.tokens[token].state = State::Acknowledged { at };
+                    self.tokens[token].state = TokenState::Acknowledged { at };
                 }
             }
             // the caller receives an error: the outcome is unknown

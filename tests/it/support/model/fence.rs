@@ -1,11 +1,9 @@
 //! The reference of the fence: epochs, and the callers that a family remembers.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use proptest::prelude::*;
 use redis::Value;
 
-use super::{Checked, EPOCH_MS, Fields, Frame, reply, text, words};
+use super::*;
+use crate::support::*;
 
 const CALLERS: [&str; 3] = ["w1", "w2", "careless"];
 /// The caller that names any epoch with any number. The others follow the headers.

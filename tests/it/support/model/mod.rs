@@ -6,24 +6,19 @@ mod partition;
 
 // no test program but `it` uses all of it
 #[allow(unused_imports)]
+use crate::support::*;
+
 pub use fence::{Called, Family, Sent, called};
 #[allow(unused_imports)]
 pub use partition::{BatchCall, Deltas, Partition, Which};
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt::Debug;
-use std::path::Path;
+use std::io;
 use std::rc::Rc;
-use std::{fs, io};
 
 use proptest::collection::vec;
-use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
-use redis::{
-    Connection, ConnectionLike, FromRedisValue, Pipeline, Value, cmd, from_redis_value, pipe,
-};
-use testkit::{RedisOptions, RedisServer};
+use proptest::test_runner::Config;
+use redis::{Connection, ConnectionLike, Pipeline, Value, from_redis_value};
 
 use super::random;
 use fence::{Callers, Refusal};

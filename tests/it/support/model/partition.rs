@@ -1,11 +1,9 @@
 //! The reference of a partition's buffer and batch, which all kinds with rows share.
 
-use std::collections::BTreeMap;
-
-use proptest::prelude::*;
 use redis::{Value, from_redis_value};
 
-use super::{Checked, Content, Frame, Keys, int, reply, text, words};
+use super::*;
+use crate::support::*;
 
 pub type Deltas = BTreeMap<String, i64>;
 
