@@ -8,7 +8,6 @@ use std::cell::RefCell;
 use std::io;
 use std::sync::Once;
 
-use counterfoil::admin::Backlog;
 use counterfoil::metrics::{
     BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, DELETED, DROPPED, HITS, LAG_SECONDS, PENDING_IDS,
     RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN, WAITING_SECONDS,
@@ -57,12 +56,11 @@ impl Metrics {
 async fn every_boundary_is_measured() {
     let metrics = Metrics::record();
     describe();
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL)")
         .await;
     pair.sql("INSERT INTO item VALUES (1, 0)").await;
-    let table = Table::update("item").key("id", KeyType::Signed).value("n");
+    let table = Table::update("item").key("id", Signed).value("n");
     let items = family("items").max_pending(2).partitions(1);
     let items = pair.open(items.table(table)).await;
     for id in ["1", "1", "2", "3"] {
@@ -102,8 +100,7 @@ async fn every_boundary_is_measured() {
 #[tokio::test]
 async fn every_count_begins_at_0() {
     let metrics = Metrics::record();
-    let pair = Pair::new().await;
-    let _views = pair.open(family("views")).await;
+    let (pair, _views) = Pair::of(family("views")).await;
     let _votes = pair.open(Family::cached("test", "votes")).await;
     let counts = [
         HITS,
@@ -169,8 +166,7 @@ impl Log {
 #[tokio::test]
 async fn a_reconciler_that_ends_is_logged() {
     let log = Log::begin();
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (pair, views) = Pair::of(family("views")).await;
     drop(pair.reconcile().await);
     eventually("a warning", || async {
         let lines = log.lines_with("WARN");
@@ -259,7 +255,7 @@ async fn cached_counters_are_measured_until_they_leave() {
     let pair = Pair::new().await;
     let moment = millis(10);
     let votes = Family::cached("test", "votes")
-        .durability(Durability::Immediate)
+        .at_once()
         .sync_time(moment)
         .retain(moment);
     let votes = pair.open(votes.min(0)).await;
@@ -283,8 +279,7 @@ async fn cached_counters_are_measured_until_they_leave() {
 #[tokio::test]
 async fn ids_of_a_drain_that_is_given_up_are_not_pending() {
     let metrics = Metrics::record();
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     for id in ["a", "b"] {
         views.count(id, 1).await;
@@ -307,7 +302,7 @@ async fn backlogs_are_measured_over_namespaces() {
     let metrics = Metrics::record();
     let pair = Pair::new().await;
     let open = async |tenant: &str| {
-        let views = Family::buffered(tenant, "views").durability(Durability::Immediate);
+        let views = Family::buffered(tenant, "views").at_once();
         pair.open(views).await
     };
     let (first, second) = (open("first").await, open("second").await);

@@ -6,7 +6,6 @@
 #[path = "it/support/mod.rs"]
 mod support;
 
-use counterfoil::Counting;
 use counterfoil::test_hooks::{set_clock_error, set_time};
 
 use support::interleaving::*;
@@ -195,8 +194,8 @@ impl<'c> World<'c> {
             .keep(KEPT)
             .time_zone("Europe/Berlin")
             .partitions(1)
-            .durability(Durability::Immediate);
-        let series = counterfoil.open(family).await.expect("opened");
+            .at_once();
+        let series = counterfoil.open(family).await.unwrap();
         let now_ms = (SPRING - 3 * HOUR) * 1000;
         clock.machine_is_ahead(0);
         clock.set(now_ms);
@@ -372,7 +371,7 @@ fn online(name: &str, counting: Counting) -> FamilyBuilder<Activity> {
 
 /// Opens a family whose reads are not cached.
 async fn open(counterfoil: &Counterfoil, family: FamilyBuilder<Activity>) -> Activity {
-    let online = counterfoil.open(family).await.expect("opened");
+    let online = counterfoil.open(family).await.unwrap();
     online.cache_for(Duration::ZERO)
 }
 
@@ -404,10 +403,8 @@ fn a_layer_is_the_servers_whatever_the_caller_believes() {
         assert_eq!(seen_by_a_wrong_clock(&clock).await, (10, 5));
         take_out(Some(Guard::Outside));
         let (views, visitors) = seen_by_a_wrong_clock(&clock).await;
-        assert!(
-            views < 10 && visitors < 5,
-            "counted in other layers, and seen all the same"
-        );
+        // counted in other layers, and seen all the same
+        assert!(views < 10 && visitors < 5);
     });
 }
 
@@ -603,11 +600,8 @@ async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
     let all = || online.minutes("page", times(AUTUMN..AUTUMN + 11 * HOUR));
     let before = all().await.unwrap();
     plain.drain().await;
-    assert_eq!(
-        all().await.unwrap(),
-        before,
-        "what was read is what is stored"
-    );
+    // what was read is what is stored
+    assert_eq!(all().await.unwrap(), before);
     assert_eq!(before.iter().map(|minute| minute.views).sum::<i64>(), 47);
     let visitors: u64 = before.iter().map(|minute| minute.visitors.count()).sum();
     assert!(
@@ -676,8 +670,7 @@ fn kept_minutes_are_exact_whatever_dies() {
     let mut random = random::numbers();
     runtime.block_on(async {
         let family = || online("online", Counting::Exact);
-        let mysql = MysqlServer::start().await;
-        let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+        let (mysql, pair) = Pair::on_own_mysql().await;
         let proxy = Proxy::to(&pair.redis);
         let touched = pair.over(proxy.manager().await).open(family()).await;
         let touched = touched.unwrap().write_timeout(secs(20));
@@ -735,7 +728,6 @@ fn kept_minutes_are_exact_whatever_dies() {
             views > 500 && minutes >= 20,
             "{views} views in {minutes} minutes"
         );
-        println!("{views} views in {minutes} minutes of pages");
     });
 }
 
@@ -747,15 +739,15 @@ async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
     pair.sql("CREATE TABLE page_days (day DATE, page VARBINARY(200), hits INT NOT NULL, PRIMARY KEY (day, page))")
         .await;
     let table = Table::upsert("page_days")
-        .key("day", KeyType::Date)
-        .key("page", KeyType::Text)
+        .key("day", Date)
+        .key("page", Text)
         .value("hits");
     let family = Family::series("test", "days")
         .windows([(Precision::HOUR, 30), (Precision::Day, 3)])
         .time_zone("Europe/Berlin")
         .keep([Precision::Day])
         .table(table)
-        .durability(Durability::Immediate);
+        .at_once();
     let hits = pair.open(family).await;
     for change in [SPRING, AUTUMN] {
         let midnight = start(Precision::Day, change);

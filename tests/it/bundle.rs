@@ -5,7 +5,6 @@
 //!
 //! `COUNTERFOIL_WRITE_MANIFEST=1` rewrites the manifest.
 
-use counterfoil::admin::{Role, acl_rules};
 use serde::Serialize;
 use serde_json::Value as Json;
 

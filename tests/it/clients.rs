@@ -21,7 +21,7 @@ fn expect_passed(command: &mut Command) {
 
 #[tokio::test]
 async fn python_of_the_documentation_counts_exactly() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     if let Some(mut python) = python() {
         expect_passed(
             python
@@ -34,7 +34,7 @@ async fn python_of_the_documentation_counts_exactly() {
 
 #[tokio::test]
 async fn ioredis_counts_exactly() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     if let (Some(modules), Some(mut python)) = (node_modules(), python()) {
         let lossy = python
             .arg(client("lossy.py"))
@@ -48,7 +48,7 @@ async fn ioredis_counts_exactly() {
 
 #[tokio::test]
 async fn php_of_the_documentation_counts_exactly() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     let modules = Command::new("php").arg("-m").output();
     let has_redis = |text: &str| text.lines().any(|name| name == "redis");
     if !modules.is_ok_and(|modules| has_redis(&String::from_utf8_lossy(&modules.stdout))) {

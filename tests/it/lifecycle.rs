@@ -1,7 +1,6 @@
 //! The life of a service, from its start to its shutdown.
 
 use counterfoil::Remaining;
-use counterfoil::admin::Backlog;
 
 use crate::support::*;
 
@@ -35,13 +34,6 @@ fn counted(counted: u64) -> Backlog {
     }
 }
 
-/// Starts a MySQL, and a pair on it.
-async fn on_own_mysql() -> (MysqlServer, Pair) {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    (mysql, pair)
-}
-
 impl Pair {
     /// Shuts the client down, and returns the only family that has something left.
     async fn left(&self, limit: Duration) -> Remaining {
@@ -60,7 +52,7 @@ impl Pair {
 
 #[tokio::test]
 async fn a_reconciler_stops_soon_also_while_the_database_is_unreachable() {
-    let (mysql, pair) = on_own_mysql().await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     for is_silent in [false, true] {
         let reconciler = pair.reconcile().await;
@@ -77,7 +69,7 @@ async fn a_reconciler_stops_soon_also_while_the_database_is_unreachable() {
 /// While the database is unavailable, a batch is as old as its hits.
 #[tokio::test]
 async fn a_backlog_grows_older_while_the_database_is_unavailable() {
-    let (mysql, pair) = on_own_mysql().await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     let votes = votes().sync_time(millis(20));
     let votes = pair.open(votes).await;
@@ -102,14 +94,13 @@ async fn a_backlog_grows_older_while_the_database_is_unavailable() {
 /// Counted hits stay counted in the buffer, in a batch and in the database.
 #[tokio::test]
 async fn hits_are_counted_over_rotations_and_drains() {
-    let (mysql, pair) = on_own_mysql().await;
-    let at_once = Durability::Immediate;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     let wide = pair.open(family("wide").wide(true)).await;
-    let visitors = Family::visitors("test", "visitors").durability(at_once);
+    let visitors = Family::visitors("test", "visitors").at_once();
     let visitors = pair.open(visitors).await;
     let hits = pair.open(days()).await;
-    let online = Family::activity("test", "online").durability(at_once);
+    let online = Family::activity("test", "online").at_once();
     let online = pair.open(online).await;
     let votes = pair.open(votes()).await;
     let count = async |round: u64| {
@@ -182,18 +173,17 @@ async fn the_backlogs_of_idle_families_take_few_calls() {
 #[tokio::test]
 async fn the_backlogs_of_all_families_are_those_of_each() {
     let pair = Pair::new().await;
-    let at_once = Durability::Immediate;
     assert!(pair.counterfoil.backlogs().await.unwrap().is_empty());
     let mut expected = Vec::new();
     for (tenant, many) in [("a", 40), ("b", 3)] {
         let views = Family::buffered(tenant, "views").partitions(130);
-        let views = pair.open(views.durability(at_once)).await;
+        let views = pair.open(views.at_once()).await;
         let votes = Family::cached(tenant, "votes").partitions(130);
-        let votes = pair.open(votes.durability(at_once)).await;
+        let votes = pair.open(votes.at_once()).await;
         let hits = Family::series(tenant, "hits")
             .windows([(Precision::Day, 3)])
             .keep([Precision::Day]);
-        let hits = pair.open(hits.durability(at_once)).await;
+        let hits = pair.open(hits.at_once()).await;
         let _idle = pair.open(Family::cached(tenant, "idle")).await;
         for number in 0..many {
             let id = format!("page/{number}");
@@ -292,7 +282,7 @@ async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
 
 #[tokio::test]
 async fn a_shutdown_without_the_database_returns_in_time_and_reports_what_is_left() {
-    let (mysql, pair) = on_own_mysql().await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     let _idle = pair.open(family("idle")).await;
     mysql.kill();
@@ -309,8 +299,7 @@ async fn a_shutdown_without_the_database_returns_in_time_and_reports_what_is_lef
 
 #[tokio::test]
 async fn a_shutdown_without_redis_reports_what_was_recorded() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (pair, views) = Pair::of(family("views")).await;
     pair.redis.pause();
     for _ in 0..3 {
         views.record("page", 1).unwrap();
@@ -341,8 +330,7 @@ async fn a_shutdown_reports_once_which_recorded_hits_were_refused() {
 /// The next hit reopens a slice that was closed early. Its count is neither lost nor doubled.
 #[tokio::test]
 async fn a_drain_of_all_closes_slices_that_are_not_over() {
-    let pair = Pair::new().await;
-    let hits = pair.open(days()).await;
+    let (pair, hits) = Pair::of(days()).await;
     let online = Family::activity("test", "online")
         .window(secs(60), secs(3))
         .keep_minutes(true);
@@ -361,7 +349,8 @@ async fn a_drain_of_all_closes_slices_that_are_not_over() {
         online.touch("/", "a visitor").await.unwrap();
         online.touch("/", format!("visitor {round}")).await.unwrap();
         pair.drain().await;
-        assert_eq!(open().await.0, 1, "a day is not over");
+        // a day is not over
+        assert_eq!(open().await.0, 1);
         assert_eq!(stored("20%/").await, 5 * (round - 1));
         pair.counterfoil.drain_all().await.unwrap();
         assert_eq!(open().await, (0, false));
@@ -381,7 +370,7 @@ async fn an_application_starts_without_the_database() {
     let mysql = MysqlServer::start().await;
     let (database, pool) = mysql.database("test").await;
     MysqlStore::new(pool.clone()).create_tables().await.unwrap();
-    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let redis = new_redis().await;
     mysql.kill();
     let store = MysqlStore::connect_lazy(&mysql.url(&database)).unwrap();
     let client = Counterfoil::new(redis.manager().await, store);
@@ -434,7 +423,7 @@ async fn a_builder_takes_a_connection_and_a_pool() {
     let mysql = MysqlServer::start().await;
     let limit = millis(200);
     for without_mysql in [false, true] {
-        let redis = RedisServer::start(RedisOptions::volatile()).await;
+        let redis = new_redis().await;
         let (_, pool) = mysql.database("test").await;
         let builder = Counterfoil::builder()
             .connection(Primary::connect(redis.url()).await.unwrap())
@@ -460,7 +449,7 @@ async fn a_builder_takes_a_connection_and_a_pool() {
 async fn a_builder_starts_without_the_database_if_configured() {
     let mysql = MysqlServer::start().await;
     let (database, pool) = mysql.database("test").await;
-    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let redis = new_redis().await;
     let connect = |url: &str, without_mysql| {
         let builder = Counterfoil::builder().redis(redis.url()).mysql(url);
         let builder = builder.create_tables(true);

@@ -5,9 +5,7 @@ use crate::mysql::{applied, batch, complete, keeps_the_contract};
 use crate::support::*;
 
 fn items() -> Table {
-    Table::update("item")
-        .key("id", KeyType::Unsigned)
-        .value("n")
+    Table::update("item").key("id", Unsigned).value("n")
 }
 
 #[tokio::test]
@@ -36,9 +34,7 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
         store,
         counterfoil,
     } = Plain::new().await;
-    let votes = Family::cached("test", "votes")
-        .durability(Durability::Immediate)
-        .table(items());
+    let votes = Family::cached("test", "votes").at_once().table(items());
     let votes = counterfoil.open(votes).await.unwrap();
     assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::NoRow);
     store.set(votes.family(), "7", 40);
@@ -73,11 +69,8 @@ async fn the_contract_of_a_store_is_kept() {
     let store = counterfoil::MemoryStore::new();
     let family = family("views").build().unwrap().clone();
     let number = store.register(&family).await.unwrap();
-    assert_eq!(
-        store.clone().register(&family).await.unwrap(),
-        number,
-        "a clone is the same database"
-    );
+    // a clone is the same database
+    assert_eq!(store.clone().register(&family).await.unwrap(), number);
     let other = crate::support::family("views")
         .partitions(8)
         .build()

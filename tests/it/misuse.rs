@@ -1,7 +1,6 @@
 //! Mistakes of clients that lost or doubled hits silently. Each is an error (docs/protocol.md,
 //! section 8).
 
-use counterfoil::admin::Script;
 use counterfoil::test_hooks::{Counted, Partition};
 
 use crate::support::*;
@@ -38,19 +37,14 @@ impl<'f> Client<'f> {
         for epoch in 1..=epochs {
             let now_ms = unix(SystemTime::now()).unsigned_abs() * 1000 + epoch * 61_000;
             let later = self.home.clone().at(now_ms);
-            later
-                .epochs(self.family)
-                .await
-                .unwrap()
-                .expect("configured");
+            later.epochs(self.family).await.unwrap().unwrap();
         }
     }
 }
 
 #[tokio::test]
 async fn a_caller_name_that_is_used_twice_is_noticed() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views").partitions(1)).await;
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
     let client = Client::new(&pair, views.family()).await;
     let epoch = client.epoch().await.unwrap();
     // after the second call, the copy of the process is still at its first call
@@ -100,8 +94,7 @@ async fn a_family_that_is_not_configured_is_not_counted_in() {
 
 #[tokio::test]
 async fn an_emptied_redis_is_configured_again_without_a_writer() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (pair, views) = Pair::of(family("views")).await;
     let reconciler = pair.reconcile().await;
     let client = Client::new(&pair, views.family()).await;
     for _ in 0..2 {
@@ -113,8 +106,7 @@ async fn an_emptied_redis_is_configured_again_without_a_writer() {
 
 #[tokio::test]
 async fn a_call_of_another_kind_is_refused() {
-    let pair = Pair::new().await;
-    let votes = pair.open(votes().partitions(1)).await;
+    let (pair, votes) = Pair::of(votes().partitions(1)).await;
     let client = Client::new(&pair, votes.family()).await;
     let epoch = client.epoch().await.unwrap();
     let text = "the family is cached, not buffered";
@@ -125,8 +117,7 @@ async fn a_call_of_another_kind_is_refused() {
 
 #[tokio::test]
 async fn a_request_that_names_its_epoch_never_counts_twice() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views").partitions(1)).await;
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
     let client = Client::new(&pair, views.family()).await;
     let epoch = views.request_epoch("order-17", "page").await.unwrap();
     let once = async || views.add_once_since(&epoch, "order-17", "page", 1).await;

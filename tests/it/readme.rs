@@ -3,8 +3,6 @@
 
 use std::sync::OnceLock;
 
-use counterfoil::admin::Retried;
-
 use crate::support::*;
 
 const README: &str = include_str!("../../README.md");
@@ -15,11 +13,11 @@ const OPERATIONS: &str = include_str!("../../docs/operations.md");
 static URLS: OnceLock<(String, String)> = OnceLock::new();
 
 pub fn redis_url() -> &'static str {
-    &URLS.get().expect("servers run").0
+    &URLS.get().unwrap().0
 }
 
 pub fn mysql_url() -> &'static str {
-    &URLS.get().expect("servers run").1
+    &URLS.get().unwrap().1
 }
 
 mod first {
@@ -91,7 +89,7 @@ program!(recounting, "/guide_12.rs", recounting);
 static TLS: OnceLock<Tls> = OnceLock::new();
 
 pub fn tls() -> &'static Tls {
-    TLS.get().expect("servers run")
+    TLS.get().unwrap()
 }
 
 /// A replacement for `std::fs`.
@@ -103,64 +101,48 @@ mod files {
 
 #[tokio::test]
 async fn the_program_with_tls_runs() {
-    assert!(TLS.set(Tls::start().await).is_ok(), "one test");
-    let counterfoil = secure::run().await.expect("connected");
-    counterfoil
-        .mysql()
-        .expect("MySQL")
-        .create_tables()
-        .await
-        .expect("created");
-    let views = counterfoil.open(family("views")).await.expect("opened");
-    assert_eq!(
-        counted(views.add("product/7", 1).await.expect("counted")),
-        1
-    );
-    counterfoil.drain().await.expect("drained");
+    // one test
+    assert!(TLS.set(Tls::start().await).is_ok());
+    let counterfoil = secure::run().await.unwrap();
+    counterfoil.mysql().unwrap().create_tables().await.unwrap();
+    let views = counterfoil.open(family("views")).await.unwrap();
+    assert_eq!(counted(views.add("product/7", 1).await.unwrap()), 1);
+    counterfoil.drain().await.unwrap();
     let counted: i64 = sqlx::query_scalar("SELECT value FROM counterfoil_values")
         .fetch_one(&tls().pool)
         .await
-        .expect("read");
+        .unwrap();
     assert_eq!(counted, 1);
 }
 
 #[test]
 fn every_program_of_the_documents_runs() {
     for (document, programs) in [(README, 1), (GUIDE, 15), (OPERATIONS, 1)] {
-        assert_eq!(
-            document.matches("\n```rust").count(),
-            programs,
-            "a program that is not run here"
-        );
+        // a program that is not run here
+        assert_eq!(document.matches("\n```rust").count(), programs);
     }
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
     let (_redis, _mysql, pool) = runtime.block_on(start());
-    first::run().expect("the first program");
-    runtime
-        .block_on(the_others(&pool))
-        .expect("the other programs");
+    first::run().unwrap();
+    runtime.block_on(the_others(&pool)).unwrap();
 }
 
 async fn start() -> (RedisServer, MysqlServer, MySqlPool) {
-    let (redis, mysql) = (
-        RedisServer::start(RedisOptions::volatile()).await,
-        MysqlServer::start().await,
-    );
+    let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
     let (database, pool) = mysql.database("shop").await;
-    URLS.set((redis.url(), mysql.url(&database)))
-        .expect("one test");
+    URLS.set((redis.url(), mysql.url(&database))).unwrap();
     (redis, mysql, pool)
 }
 
 async fn the_others(pool: &MySqlPool) -> Result<()> {
     for block in GUIDE.split("\n```sql\n").skip(1) {
-        let sql = block.split("\n```").next().expect("a block");
+        let sql = block.split("\n```").next().unwrap();
         sqlx::raw_sql(sql).execute(pool).await.expect(sql);
     }
     let counterfoil = Counterfoil::connect(redis_url(), mysql_url()).await?;
     let redis = deadpool_redis::Config::from_url(redis_url())
         .create_pool(None)
-        .expect("a pool");
+        .unwrap();
     let over_a_pool = pooled::run(redis, MysqlStore::new(pool.clone()));
     own_table::run(over_a_pool.clone()).await?;
     over_a_pool.drain().await?;
@@ -223,7 +205,7 @@ async fn a_reject_is_retried(counterfoil: Counterfoil, pool: &MySqlPool) -> Resu
     sqlx::raw_sql("INSERT INTO item (id, name) VALUES (4712, 'Raspberry')")
         .execute(pool)
         .await
-        .expect("inserted");
+        .unwrap();
 
     assert_eq!(
         rejects::run(counterfoil, downloads.family()).await?,
@@ -233,7 +215,7 @@ async fn a_reject_is_retried(counterfoil: Counterfoil, pool: &MySqlPool) -> Resu
         sqlx::query_scalar("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = 4712")
             .fetch_one(pool)
             .await
-            .expect("read");
+            .unwrap();
     assert_eq!(found, 3);
     Ok(())
 }

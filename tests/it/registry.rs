@@ -1,9 +1,6 @@
 //! Families that a process serves or changes without having opened them, as registered in the
 //! database.
 
-use counterfoil::Counting;
-use counterfoil::KeyType::{Date, Signed, Text, Unsigned};
-
 use crate::support::*;
 
 const MOMENT: Duration = millis(20);
@@ -25,7 +22,7 @@ async fn arrives(pair: &Pair, name: &str, sum: i64) {
 #[tokio::test]
 async fn a_process_that_opened_nothing_serves_all_kinds() {
     const GONE: &str = "CREATE TABLE gone (id INT PRIMARY KEY, n INT NOT NULL)";
-    let (pair, now) = (Pair::new().await, Durability::Immediate);
+    let pair = Pair::new().await;
     pair.sql(GONE).await;
     pair.sql("CREATE TABLE item LIKE gone; INSERT INTO item VALUES (1, 0)")
         .await;
@@ -38,17 +35,17 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
     let hits = Family::series("test", "hits")
         .windows([(Precision::SECOND, 9), (Precision::Day, 3)])
         .keep([Precision::SECOND])
-        .durability(now)
+        .at_once()
         .sync_time(MOMENT)
         .time_zone("Europe/Berlin");
     let hits = pair.open(hits).await;
     let online = Family::activity("test", "online")
-        .durability(now)
+        .at_once()
         .keep_minutes(true)
         .stripes(3)
         .visitors(Counting::HyperLogLog);
     let online = pair.open(online).await;
-    let visitors = Family::visitors("test", "visitors").durability(now);
+    let visitors = Family::visitors("test", "visitors").at_once();
     let visitors = pair.open(visitors).await;
     for number in 0..3 {
         gone.count("1", 1).await;
@@ -100,13 +97,15 @@ async fn later_or_changed_families_are_served_and_an_open_one_keeps_its_settings
     slow.count("page", 1).await;
     pair.open(family("later")).await.count("page", 1).await;
     arrives(&pair, "later", 1).await;
-    assert_eq!(stored(&pair, "slow").await, 1, "as it was opened");
+    // as it was opened
+    assert_eq!(stored(&pair, "slow").await, 1);
     own.count("page", 1).await;
     arrives(&pair, "own", 2).await;
     pair.open(family("slow").sync_hits(1).sync_time(MOMENT))
         .await;
     arrives(&pair, "slow", 2).await;
-    assert_eq!(stored(&pair, "foreign").await, 0, "another namespace");
+    // another namespace
+    assert_eq!(stored(&pair, "foreign").await, 0);
 }
 
 #[tokio::test]
@@ -114,7 +113,7 @@ async fn partitions_change_once_nothing_is_pending() {
     let pair = Pair::new().await;
     let [of_4, of_16] = [4, 16].map(|partitions| family("views").partitions(partitions));
     let before = pair.open(of_4.clone()).await;
-    let ids: Vec<_> = (0..40).map(|number| format!("page/{number}")).collect();
+    let ids = pages(40);
     for id in &ids {
         assert_eq!(before.count(id, 1).await, 1);
     }
@@ -206,7 +205,7 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
 /// of another name uses the same table.
 #[tokio::test]
 async fn other_kinds_change_their_partitions_under_another_name() {
-    let (pair, at_once) = (Pair::new().await, Durability::Immediate);
+    let pair = Pair::new().await;
     pair.sql(
         "CREATE TABLE page_days (day DATE, page VARBINARY(200), n BIGINT NOT NULL, PRIMARY KEY (day, page));
          CREATE TABLE minutes (what VARBINARY(16), minute BIGINT, page VARBINARY(200), n BIGINT NOT NULL, \
@@ -230,12 +229,9 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         );
         let visitors = Family::visitors("test", format!("visitors{name}")).table(stores);
         (
-            pair.open(hits.durability(at_once).partitions(partitions))
-                .await,
-            pair.open(online.durability(at_once).partitions(partitions))
-                .await,
-            pair.open(visitors.durability(at_once).partitions(partitions))
-                .await,
+            pair.open(hits.at_once().partitions(partitions)).await,
+            pair.open(online.at_once().partitions(partitions)).await,
+            pair.open(visitors.at_once().partitions(partitions)).await,
         )
     };
     let (old_hits, old_online, old_visitors) = open("", 4).await;

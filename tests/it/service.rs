@@ -41,25 +41,20 @@ async fn program() -> &'static str {
                 cargo.env_remove(name);
             }
         }
-        let built = cargo
-            .args(args)
-            .arg(manifest)
-            .output()
-            .await
-            .expect("cargo runs");
+        let built = cargo.args(args).arg(manifest).output().await.unwrap();
         assert!(
             built.status.success(),
             "{}",
             String::from_utf8_lossy(&built.stderr)
         );
-        let lines = String::from_utf8(built.stdout).expect("text");
+        let lines = String::from_utf8(built.stdout).unwrap();
         let messages = lines
             .lines()
             .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
         let mut programs = messages.filter(|message| message["target"]["name"] == "service");
         programs
             .find_map(|message| message["executable"].as_str().map(str::to_owned))
-            .expect("the example's program")
+            .unwrap()
     };
     PROGRAM.get_or_init(build).await
 }
@@ -67,15 +62,12 @@ async fn program() -> &'static str {
 /// Returns the program that cargo built along with this test, unless a source has changed since.
 fn built() -> Option<String> {
     fn newest(path: &Path) -> SystemTime {
-        let own = path
-            .metadata()
-            .and_then(|of| of.modified())
-            .expect("a source");
+        let own = path.metadata().and_then(|of| of.modified()).unwrap();
         let below = path
             .read_dir()
             .into_iter()
             .flatten()
-            .map(|entry| newest(&entry.expect("a source").path()));
+            .map(|entry| newest(&entry.unwrap().path()));
         below.fold(own, SystemTime::max)
     }
     let program = env::current_exe()
@@ -109,16 +101,12 @@ impl Service {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .expect("it starts");
-        let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let address = loop {
-            let line = lines
-                .next_line()
-                .await
-                .expect("text")
-                .expect("it listens before it ends");
+            let line = lines.next_line().await.unwrap().unwrap();
             if let Some((_, address)) = line.split_once("listening address=") {
-                break address.trim().parse().expect("an address");
+                break address.trim().parse().unwrap();
             }
         };
         let log = tokio::spawn(async move {
@@ -138,13 +126,13 @@ impl Service {
 
     /// Terminates the process, and waits for its successful end. Returns its log.
     async fn terminate(mut self) -> String {
-        let pid = self.process.id().expect("it runs").to_string();
+        let pid = self.process.id().unwrap().to_string();
         let mut kill = std::process::Command::new("kill");
-        let sent = kill.args(["-TERM", &pid]).status().expect("kill runs");
+        let sent = kill.args(["-TERM", &pid]).status().unwrap();
         assert!(sent.success());
         let ended = tokio::time::timeout(secs(40), self.process.wait());
-        let status = ended.await.expect("it ends").expect("its status");
-        let log = self.log.await.expect("its log");
+        let status = ended.await.unwrap().unwrap();
+        let log = self.log.await.unwrap();
         assert_eq!(status.code(), Some(0), "{log}");
         log
     }
@@ -173,8 +161,8 @@ async fn request(address: SocketAddr, line: &str) -> Option<io::Result<(u16, Str
 
 /// Returns the body of a reply with this status.
 async fn expect(status: u16, address: SocketAddr, line: &str) -> String {
-    let reply = request(address, line).await.expect("connected");
-    let (found, body) = reply.expect("a reply");
+    let reply = request(address, line).await.unwrap();
+    let (found, body) = reply.unwrap();
     assert_eq!(found, status, "{line}");
     body
 }
@@ -186,14 +174,11 @@ async fn servers() -> (RedisServer, MysqlServer, String, MySqlPool) {
         MysqlServer::start().await,
     );
     let (database, pool) = mysql.database("shop").await;
-    MysqlStore::new(pool.clone())
-        .create_tables()
-        .await
-        .expect("counterfoil's tables");
+    MysqlStore::new(pool.clone()).create_tables().await.unwrap();
     sqlx::raw_sql(include_str!("../../examples/service/schema.sql"))
         .execute(&pool)
         .await
-        .expect("the service's tables");
+        .unwrap();
     let url = mysql.url(&database);
     (redis, mysql, url, pool)
 }
@@ -229,7 +214,7 @@ impl Counted {
                 Some(Ok((status, body))) => {
                     assert!((200..300).contains(&status), "{path}: {status}");
                     if kind == "votes" {
-                        let vote = body.parse().expect("a number");
+                        let vote = body.parse().unwrap();
                         all.votes.entry(path.clone()).or_default().push(vote);
                     }
                     let is_counted = kind != "visitors" || body == "true";
@@ -275,7 +260,7 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
         clients.spawn(Counted::client(address, client, progress.clone()));
     }
     let many = requests.wait_for(|requests| *requests > 1000).await;
-    drop(many.expect("clients"));
+    drop(many.unwrap());
     let metrics = expect(200, address, "GET /metrics").await;
     for family in KINDS {
         let line = format!("counterfoil_hits_total{{family=\"{family}\"}} ");
@@ -287,13 +272,13 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
     assert!(log.contains("ended families_left=0"), "{log}");
     let mut all = Counted::default();
     while let Some(client) = clients.join_next().await {
-        all.join(client.expect("a client"));
+        all.join(client.unwrap());
     }
 
     // The process has ended: what is not in MySQL is in Redis.
     let counterfoil = Counterfoil::connect(&redis.url(), &url).await;
-    let counterfoil = counterfoil.expect("connected");
-    let counts = Counts::open(&counterfoil).await.expect("opened");
+    let counterfoil = counterfoil.unwrap();
+    let counts = Counts::open(&counterfoil).await.unwrap();
     for article in 1..=3 {
         let counted = |kind| all.counted[&format!("articles/{article}/{kind}")];
         let views = "SELECT views FROM article_views WHERE article = ?";
@@ -312,22 +297,20 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
         let now = jiff::Timestamp::now().as_second();
         let day = times(now - 86_400..now + 1);
         let days = counts.downloads.get_range(&name, Precision::Day, day);
-        let days = days.await.expect("read");
+        let days = days.await.unwrap();
         assert_eq!(sum(&days), counted("downloads"));
         // the day is not over
-        let open = counts.downloads.backlog().await.expect("read").open;
+        let open = counts.downloads.backlog().await.unwrap().open;
         assert_eq!(open, 3);
-        let views = counts.readers.now(&name).await.expect("read").views;
+        let views = counts.readers.now(&name).await.unwrap().views;
         assert_eq!(views.cast_signed(), counted("readers"));
         let days = counts.visitors.list(&format!("{name}/"), None, 9).await;
-        assert_eq!(days.expect("read").len(), 1);
-        assert_eq!(counts.votes.get(&name).await.expect("read"), votes);
-        assert_eq!(counts.views.pending(&[&name]).await.expect("read"), [0]);
+        assert_eq!(days.unwrap().len(), 1);
+        assert_eq!(counts.votes.get(&name).await.unwrap(), votes);
+        assert_eq!(counts.views.pending(&[&name]).await.unwrap(), [0]);
     }
     let rejects = "SELECT COUNT(*) FROM counterfoil_rejects WHERE delta <> ?";
     assert_eq!(number(&pool, rejects, 0).await, 0);
-    let counted: i64 = all.counted.values().sum();
-    println!("{counted} requests counted, {} cut", all.cut);
 }
 
 #[tokio::test]

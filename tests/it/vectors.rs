@@ -10,8 +10,6 @@ use redis::{Connection, ConnectionLike, RedisError, ToRedisArgs, Value};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
-use crate::support::model::scripts;
-
 use crate::support::*;
 
 #[derive(Deserialize)]
@@ -184,7 +182,7 @@ fn content(fields: &BTreeMap<String, Json>) -> Content {
 
 impl Run {
     pub async fn new() -> (RedisServer, Self) {
-        let server = RedisServer::start(RedisOptions::volatile()).await;
+        let server = new_redis().await;
         let redis = server.client().get_connection().unwrap();
         let hashes = HashMap::new();
         let mut run = Run { redis, hashes };
@@ -703,7 +701,7 @@ fn passed(output: &str) {
 
 #[tokio::test]
 async fn python_runs_the_vectors() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     if let Some(mut python) = python() {
         let vectors = python.arg(client("vectors.py")).arg(server.socket());
         passed(&run(vectors.arg(lua())));
@@ -712,7 +710,7 @@ async fn python_runs_the_vectors() {
 
 #[tokio::test]
 async fn node_runs_the_vectors() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     let Some(modules) = node_modules() else {
         return;
     };

@@ -1,12 +1,10 @@
 //! Activity on real servers: current views and visitors, and the kept minutes.
 
-use counterfoil::Counting;
-
 use crate::support::*;
 
 fn family(name: &str) -> FamilyBuilder<Activity> {
     Family::activity("test", name)
-        .durability(Durability::Immediate)
+        .at_once()
         .sync_time(millis(200))
 }
 
@@ -61,8 +59,7 @@ async fn an_estimate_says_what_it_is() {
 
 #[tokio::test]
 async fn a_result_is_returned_again_for_a_while() {
-    let pair = Pair::new().await;
-    let online = pair.open(family("cached")).await;
+    let (pair, online) = Pair::of(family("cached")).await;
     let online = online.cache_for(secs(3));
     online.touch("/", "a").await.unwrap();
     let calls = async || calls(&pair.redis, "evalsha").await;
@@ -72,18 +69,19 @@ async fn a_result_is_returned_again_for_a_while() {
     for now in join_all((0..100).map(|_| online.now("/"))).await {
         assert_eq!(now.unwrap().views, 1);
     }
-    assert_eq!(calls().await, before + 1, "the touch, and no question");
+    // the touch, and no question
+    assert_eq!(calls().await, before + 1);
     pause(3_100).await;
     for now in join_all((0..100).map(|_| online.now("/"))).await {
         assert_eq!(now.unwrap().views, 2);
     }
-    assert_eq!(calls().await, before + 2, "callers share the question");
+    // callers share the question
+    assert_eq!(calls().await, before + 2);
 }
 
 #[tokio::test]
 async fn a_wrong_touch_is_refused_by_name() {
-    let pair = Pair::new().await;
-    let online = pair.open(family("refused")).await;
+    let (pair, online) = Pair::of(family("refused")).await;
     for (page, visitor, what) in [
         ("", vec![1], "page"),
         ("/", vec![], "0 bytes"),

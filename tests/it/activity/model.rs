@@ -560,7 +560,7 @@ impl Activity {
         let mut sent = frame.sent(called, &keys);
         // within a layer, the script writes before it reads the visitors' key
         sent.spoilt = sent.spoilt.filter(|key| !in_use.contains(key));
-        let counting = Counting {
+        let counting = CountingCall {
             script: window.script("activity_touch", "activity_touch_hll"),
             kind: "activity",
             keys: &keys,
@@ -606,7 +606,7 @@ impl Activity {
             args.extend(visitors.iter().map(|&visitor| VISITORS[visitor].to_owned()));
         }
         let (sent, now) = (frame.sent(called, &keys), frame.now);
-        let counting = Counting {
+        let counting = CountingCall {
             script: "visitors_first",
             kind: "visitors",
             keys: &keys,

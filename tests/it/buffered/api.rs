@@ -1,7 +1,5 @@
 //! The crate as a user uses it, on real servers: counting, reading, syncing and refusals.
 
-use counterfoil::KeyType::{Date, Signed, Unsigned};
-use counterfoil::admin::Severity;
 use counterfoil::test_hooks::{Counted, Lease, Partition};
 use futures_util::{StreamExt, TryStreamExt};
 
@@ -113,10 +111,7 @@ async fn bad_input_is_refused_by_name_and_nothing_is_written() {
 
 #[tokio::test]
 async fn a_hit_that_cannot_be_counted_is_refused_alone() {
-    let pair = Pair::new().await;
-    let small = pair
-        .open(family("small").partitions(1).max_pending(2))
-        .await;
+    let (pair, small) = Pair::of(family("small").partitions(1).max_pending(2)).await;
     let (max, min) = (i64::MAX, i64::MIN);
     for (id, delta, expected) in [
         ("a", max, Outcome::Counted(max)),
@@ -150,8 +145,7 @@ async fn callers(pair: &Pair, key: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn however_many_tasks_count_redis_remembers_few_callers() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views").partitions(1)).await;
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
     join_all((0..200).map(|_| views.count("page", 1))).await;
     assert_eq!(views.get("page").await.unwrap(), 200);
     let callers = callers(&pair, "calls").await;
@@ -192,7 +186,6 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     }
     let full = used_memory().await;
     assert_eq!(callers(&pair, "calls").await.len(), names.len());
-    println!("{} bytes a caller", (full - before) / 100_000);
     let now = unix(SystemTime::now()).cast_unsigned() * 1000;
     for minutes in 1..=2 {
         let later = home.clone().at(now + minutes * 61_000);
@@ -212,8 +205,7 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
 
 #[tokio::test]
 async fn a_wide_family_sums_over_its_partitions() {
-    let pair = Pair::new().await;
-    let hot = pair.open(family("hot").wide(true)).await;
+    let (pair, hot) = Pair::of(family("hot").wide(true)).await;
     join_all((0..40).map(|_| hot.count("front", 1))).await;
     assert_eq!(hot.get("front").await.unwrap(), 40);
     assert_eq!(hot.pending(&["front"]).await.unwrap(), [40]);
@@ -251,8 +243,7 @@ async fn an_exact_read_does_not_trust_a_replica_that_is_behind() {
 
 #[tokio::test]
 async fn a_list_has_what_is_stored_and_what_is_pending() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (pair, views) = Pair::of(family("views")).await;
     for id in ["a/1", "a/2", "b/1", "a*", "a/[x]"] {
         views.count(id, 1).await;
     }
@@ -284,8 +275,7 @@ async fn a_list_has_what_is_stored_and_what_is_pending() {
 /// The ids fill more than one page, some in MySQL and some in Redis.
 #[tokio::test]
 async fn all_ids_come_as_a_stream() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (pair, views) = Pair::of(family("views")).await;
     assert_eq!(views.list_all("page/").count().await, 0);
     let ids = |from, to| (from..to).map(|number| (format!("page/{number:04}"), 1));
     let add = async |ids: Vec<(String, i64)>| {
@@ -315,7 +305,7 @@ async fn namespaces_do_not_see_each_other() {
     let pair = Pair::new().await;
     let views = |namespace| {
         let views = Family::buffered(namespace, "views");
-        pair.open(views.durability(Durability::Immediate))
+        pair.open(views.at_once())
     };
     let (one, two) = (views("shop-1").await, views("shop-2").await);
     one.count("page", 1).await;
@@ -338,8 +328,7 @@ async fn namespaces_do_not_see_each_other() {
 
 #[tokio::test]
 async fn check_reports_how_durable_redis_is() {
-    let pair = Pair::new().await;
-    let _views = pair.open(family("views")).await;
+    let (pair, _views) = Pair::of(family("views")).await;
     let mut redis = pair.redis.manager().await;
     for (settings, expected) in [
         // the tests' private Redis persists nothing
@@ -364,7 +353,7 @@ async fn check_reports_how_durable_redis_is() {
 #[tokio::test]
 async fn check_reports_visitors_that_are_counted_again_without_persistence() {
     let pair = Pair::new().await;
-    let visitors = Family::visitors("test", "visitors").durability(Durability::Immediate);
+    let visitors = Family::visitors("test", "visitors").at_once();
     let visitors = pair.open(visitors).await;
     let findings = pair.counterfoil.check().await;
     let is_reported = findings.iter().any(|finding| {
@@ -443,15 +432,15 @@ async fn a_shutdown_waits_until_a_batch_is_durable() {
     let reconciler = pair.reconcile().await;
     views.count("page", 1).await;
     eventually("a batch", async || pair.batches().await == 1).await;
-    assert_eq!(pair.stored().await, 0, "not before it is durable");
+    // not before it is durable
+    assert_eq!(pair.stored().await, 0);
     reconciler.shutdown().await.unwrap();
     assert_eq!(pair.stored().await, 1);
 }
 
 #[tokio::test]
 async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views").partitions(1)).await;
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
     views.count("page", 1).await;
     let partition = Partition::new(pair.redis.manager().await, views.family(), 0);
     let elsewhere = Lease {
@@ -491,8 +480,7 @@ async fn one_process_serves_several_pairs() {
 
 #[tokio::test]
 async fn many_writers_and_reconcilers_are_exact_without_leases() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (pair, views) = Pair::of(family("views")).await;
     let mut reconcilers = Vec::new();
     for _ in 0..3 {
         let elsewhere = pair.other().await;
@@ -509,7 +497,7 @@ async fn many_writers_and_reconcilers_are_exact_without_leases() {
             }
         });
     }
-    let ids: Vec<_> = (0..7).map(|page| format!("page/{page}")).collect();
+    let ids = pages(7);
     let sum = async || views.get_many(&ids).await.unwrap().iter().sum::<i64>();
     let mut last = 0;
     while !writers.is_empty() {
@@ -592,8 +580,7 @@ async fn a_client_configured_with_another_partition_count_is_refused_and_loses_n
 
 #[tokio::test]
 async fn a_key_of_another_type_is_named() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views").partitions(1)).await;
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
     let key = "cf1:{test/views/0}:meta";
     pair.command::<()>(&format!("SET {key} x")).await;
     refused(views.add("page", 1).await, ErrorKind::Corrupt, key);

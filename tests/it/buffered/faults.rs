@@ -3,8 +3,6 @@
 
 use std::io::{self, ErrorKind::ConnectionReset};
 
-use crate::support::trouble::doomed;
-use counterfoil::KeyType::{Signed, Text};
 use counterfoil::Shown;
 use counterfoil::metrics::{DROPPED, SET_BACK};
 use redis::aio::ConnectionLike;
@@ -56,8 +54,7 @@ async fn calls_whose_reply_is_lost_are_repeated() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mysql_is_killed_in_the_middle_of_commits() {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     let reconciler = pair.reconcile().await;
     let hits = Hits::on(&views);
@@ -128,7 +125,6 @@ async fn crashes_that_take_back(durability: Durability) -> (Reckoning, usize) {
     let reckoning = Reckoning::of(&hits, &pair.pool).await;
     let wronged = reckoning.lost.iter();
     let wronged = wronged.filter(|hit| !is_taken_back(&crashes, hit)).count();
-    println!("{wronged} of them were durable");
     (reckoning, wronged)
 }
 
@@ -197,10 +193,7 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
     let taken_back = found.lost.iter().filter(|hit| is_taken_back(&crashes, hit));
     let taken_back = taken_back.count();
     let lost = found.lost.len() - taken_back;
-    let (dropped, set_back) = measure();
-    println!(
-        "{taken_back} hits taken back, {lost} lost besides, {dropped} dropped in {set_back} partitions"
-    );
+    let (dropped, _) = measure();
     assert!(
         found.doubled.is_empty() && found.refused_counted.is_empty(),
         "{found:?}"
@@ -251,8 +244,7 @@ async fn an_outcome_that_cannot_be_learnt_is_reported_as_unknown() {
         assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
     }
     // Redis itself disappears with a call in flight
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (pair, views) = Pair::of(family("views")).await;
     views.count("page", 1).await;
     pair.redis.pause();
     let in_flight = tokio::spawn({
@@ -272,8 +264,7 @@ async fn an_outcome_that_cannot_be_learnt_is_reported_as_unknown() {
 
 #[tokio::test]
 async fn without_the_database_hits_go_on() {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     let reconciler = pair.reconcile().await;
     views.count("page", 1).await;
@@ -298,8 +289,7 @@ fn settling() -> FamilyBuilder<BufferedCounters> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reconcilers_that_die_anywhere_lose_nothing() {
-    let pair = Pair::new().await;
-    let views = pair.open(settling()).await;
+    let (pair, views) = Pair::of(settling()).await;
     let hits = Hits::on(&views);
     for round in 0..20 {
         let (redis, pool) = (pair.redis.client(), pair.pool.connect_options());
@@ -309,7 +299,8 @@ async fn reconcilers_that_die_anywhere_lose_nothing() {
         pause(60 + 17 * round).await;
         doomed.shutdown_background();
     }
-    assert!(pair.stored().await > 0, "some of it got through");
+    // some of it got through
+    assert!(pair.stored().await > 0);
     expect_exact(hits, &pair.counterfoil, &pair).await;
 }
 
@@ -371,15 +362,12 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
     assert_eq!(pair.number(all).await, IDS);
     let log = "SELECT CAST(position AS CHAR) FROM parts ORDER BY number";
     let log: Vec<Option<String>> = sqlx::query_scalar(log).fetch_all(&pair.pool).await.unwrap();
-    println!("{reads} reads while {} parts were applied", log.len());
     assert!(reads > 10);
     let ends = ids.chunks(500).map(|part| part.last().cloned());
     let mut ends: Vec<_> = ends.collect();
     *ends.last_mut().unwrap() = None;
-    assert_eq!(
-        log, ends,
-        "each part of 500 rows once, and none after the last"
-    );
+    // each part of 500 rows once, and none after the last
+    assert_eq!(log, ends);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -390,7 +378,7 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
     let table = keyed(Table::upsert("doomed"), [("id", Signed)]);
     let doomed = pair.open(family("doomed").table(table)).await;
     let healthy = Family::buffered("other-shop", "views");
-    let healthy = pair.open(healthy.durability(Durability::Immediate)).await;
+    let healthy = pair.open(healthy.at_once()).await;
     pair.sql("RENAME TABLE doomed TO hidden").await;
     doomed.count("7", 1).await;
     healthy.count("page", 1).await;
@@ -407,8 +395,7 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
 /// before Redis replies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_is_exact_although_the_database_replies_first() {
-    let pair = Pair::new().await;
-    let writer = pair.open(family("views")).await;
+    let (pair, writer) = Pair::of(family("views")).await;
     // a connection that sends nothing while the gate is locked
     let (redis, gate) = (pair.redis.manager().await, Arc::new(RwLock::new(())));
     let late = custom({

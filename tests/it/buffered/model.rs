@@ -253,7 +253,7 @@ impl Buffered {
             args.extend(pairs.flat_map(|&(id, delta)| [IDS[id].to_owned(), delta.to_string()]));
         }
         let (sent, now) = (frame.sent(called, &keys), frame.now);
-        let counting = Counting {
+        let counting = CountingCall {
             script: "buffered_add",
             kind: "buffered",
             keys: &keys,

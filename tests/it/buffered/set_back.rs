@@ -105,10 +105,10 @@ impl<'s> World<'s> {
         let database = Database::new(MemoryStore::new());
         let family = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
-            .durability(Durability::Immediate);
+            .at_once();
         let buffered = family;
-        let family = buffered.build().expect("a valid family");
-        let number = database.store.register(&family).await.expect("registered");
+        let family = buffered.build().unwrap();
+        let number = database.store.register(&family).await.unwrap();
         let stage = Stage::<ConnectionManager>::new(
             server,
             Crashes::None,
@@ -126,11 +126,9 @@ impl<'s> World<'s> {
             between: gate.clone(),
         };
         let counterfoil = Counterfoil::new(stage.redis.clone(), store);
-        let counters = counterfoil.open(buffered).await.expect("opened");
+        let counters = counterfoil.open(buffered).await.unwrap();
         // the second state has an epoch, so that calls can be executed there
-        support::epoch(&stage.partition(0), &family)
-            .await
-            .expect("an epoch");
+        support::epoch(&stage.partition(0), &family).await.unwrap();
         let begun = State::of(&stage.redis, &family).await;
         let mut world = World {
             stage,
@@ -150,7 +148,7 @@ impl<'s> World<'s> {
             executed: BTreeSet::new(),
             reported: BTreeSet::new(),
         };
-        world.pending = world.look().await.expect("a partition");
+        world.pending = world.look().await.unwrap();
         world
     }
 
@@ -163,12 +161,7 @@ impl<'s> World<'s> {
         let cuts = last_cuts(&self.stage.redis.clone().into(), &partitions).await?;
         for (partition, cut) in partitions.iter().zip(cuts) {
             let ids = partition.pending_ids("hit/").await?;
-            let hit = |id: &String| {
-                self.ids
-                    .iter()
-                    .position(|known| known == id)
-                    .expect("a hit of this case")
-            };
+            let hit = |id: &String| self.ids.iter().position(|known| known == id).unwrap();
             found.push(Pending {
                 cut,
                 hits: ids.iter().map(hit).collect(),

@@ -73,7 +73,7 @@ async fn rows_that_do_not_exist_are_inserted_on_request() {
     let pair = Pair::new().await;
     pair.sql("CREATE TABLE likes (page VARBINARY(100) PRIMARY KEY, likes BIGINT)")
         .await;
-    let table = Table::upsert("likes").key("page", KeyType::Text);
+    let table = Table::upsert("likes").key("page", Text);
     let likes = family("likes").table(table.value("likes"));
     let likes = pair.open(likes).await;
     assert_eq!(likes.count("a/b", 2).await, 2);
@@ -103,8 +103,7 @@ async fn many_increments_make_few_saves() {
 
 #[tokio::test]
 async fn a_cold_start_queries_the_database_once() {
-    let pair = Pair::new().await;
-    let values = pair.open(family("values")).await;
+    let (pair, values) = Pair::of(family("values")).await;
     pair.sql(
         "INSERT INTO counterfoil_values (family, id, value) \
          WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000) \
@@ -142,8 +141,7 @@ async fn concurrent_misses_of_an_id_query_the_database_once() {
 
 #[tokio::test]
 async fn both_ends_of_i64_are_reached_and_not_passed() {
-    let pair = Pair::new().await;
-    let values = pair.open(family("values")).await;
+    let (pair, values) = Pair::of(family("values")).await;
     for (id, end, beyond) in [("top", i64::MAX, 1), ("bottom", i64::MIN, -1)] {
         let refused = Outcome::OutOfRange(Some(end));
         assert_eq!(counted(values.set(id, end).await.unwrap()), end);

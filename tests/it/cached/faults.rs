@@ -2,7 +2,6 @@
 //! do not fit.
 
 use super::{columns, items, items_in, row};
-use counterfoil::admin::Retried;
 
 use crate::support::*;
 
@@ -235,8 +234,7 @@ async fn an_id_that_no_row_can_have_holds_no_other_up() {
 
 #[tokio::test]
 async fn a_database_that_takes_no_writes_is_refused() {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (_mysql, pair) = Pair::on_own_mysql().await;
     let votes = items(&pair, family()).await;
     pair.sql("SET GLOBAL read_only = 1").await;
     let family = family().table(columns(Table::update("item")));
@@ -255,8 +253,7 @@ async fn a_database_that_takes_no_writes_is_refused() {
 
 #[tokio::test]
 async fn without_the_database_counters_in_redis_count_and_others_are_an_error() {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let votes = items(&pair, family()).await;
     let reconciler = pair.reconcile().await;
     assert_eq!(votes.count("1", 1).await, 1);
@@ -299,7 +296,7 @@ impl Between for Copied {
 
 #[tokio::test]
 async fn rows_from_a_database_that_is_behind_cost_no_count() {
-    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let redis = new_redis().await;
     let store = Wrapped {
         store: MemoryStore::new(),
         between: Copied::default(),

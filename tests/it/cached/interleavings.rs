@@ -282,15 +282,15 @@ impl<'s, S: Store + Clone> World<'s, S> {
             .partitions(PARTITIONS)
             .retain(millis(RETAIN))
             .durability(crashes.durability());
-        let family = cached.build().expect("a valid family");
-        let retention = retention(&family).expect("cached").clone();
-        let number = database.store.register(&family).await.expect("registered");
+        let family = cached.build().unwrap();
+        let retention = retention(&family).unwrap().clone();
+        let number = database.store.register(&family).await.unwrap();
         // the reader's calls use the server's clock
-        let now = u64::try_from(unix(SystemTime::now()) * 1000).expect("after 1970");
+        let now = u64::try_from(unix(SystemTime::now()) * 1000).unwrap();
         let mut stage = Stage::new(server, crashes, Registered { family, number }, now).await;
         epoch(&stage.partition(0), &stage.family.family)
             .await
-            .expect("configured");
+            .unwrap();
         stage.note_length();
         World {
             database,
@@ -554,7 +554,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
         }
         let (now, values) = (self.rows(&ids[..marks.len()]).await?, self.values().await?);
         for ((id, (_, row)), now) in ids.iter().zip(&marks).zip(now) {
-            let id = IDS.iter().position(|one| one == id).expect("one of them");
+            let id = IDS.iter().position(|one| one == id).unwrap();
             self.is_fresh[id] |= *row == now && values[id].is_some();
         }
         let from = from + marks.len();

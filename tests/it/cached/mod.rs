@@ -9,7 +9,7 @@ use crate::support::*;
 fn family(name: &str) -> FamilyBuilder<CachedCounters> {
     Family::cached("test", name)
         .partitions(4)
-        .durability(Durability::Immediate)
+        .at_once()
         .sync_time(millis(20))
 }
 
@@ -33,12 +33,12 @@ async fn items_in(
 
 /// Adds the columns of the application's table.
 fn columns(table: Table) -> Table {
-    table.key("id", KeyType::Unsigned).value("vote_count")
+    table.key("id", Unsigned).value("vote_count")
 }
 
 /// Returns the value in the row, or 0.
 async fn row(pair: &Pair, id: u32) -> i64 {
     let row = sqlx::query_scalar("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = ?");
     let row = row.bind(id).fetch_optional(&pair.pool).await;
-    row.expect("a row").unwrap_or(0)
+    row.unwrap().unwrap_or(0)
 }

@@ -416,7 +416,7 @@ impl Cached {
             args.extend(pairs.flat_map(|&(id, change)| [pair_id(id), change.argument()]));
         }
         let (sent, now) = (frame.sent(called, &keys), frame.now);
-        let counting = Counting {
+        let counting = CountingCall {
             script: "cached_incr",
             kind: "cached",
             keys: &keys,

@@ -4,8 +4,6 @@ use std::collections::HashSet;
 use std::ops::Deref;
 
 use super::{Clustered, builder, connect};
-use crate::support::custom::unknown;
-use counterfoil::admin::{Backlog, Script};
 
 use crate::support::*;
 
@@ -186,10 +184,10 @@ async fn backlogs_are_read_on_all_nodes() {
     let views = family("views").partitions(PARTITIONS);
     let views = unknown.open(views).await.unwrap();
     let votes = Family::cached("test", "votes").partitions(PARTITIONS);
-    let votes = votes.durability(Durability::Immediate);
+    let votes = votes.at_once();
     let _votes = unknown.open(votes.clone()).await.unwrap();
     let votes = rig.open(votes).await;
-    let ids: Vec<_> = (0..30).map(|number| format!("page/{number}")).collect();
+    let ids = pages(30);
     for n in 1..=2 {
         for added in views.add_many(ids.iter().map(|id| (id, 1))).await {
             assert_eq!(added.unwrap(), Outcome::Counted(n));
@@ -215,7 +213,8 @@ async fn backlogs_are_read_on_all_nodes() {
         let expected = [("views", 60), ("votes", 30)]
             .map(|(name, counted)| (name.to_owned(), left, has_oldest, counted));
         assert_eq!(numbers(&rig.counterfoil).await, expected);
-        assert_eq!(numbers(&unknown).await, expected, "unknown");
+        // unknown
+        assert_eq!(numbers(&unknown).await, expected);
         unknown.drain().await.unwrap();
     }
     assert_eq!(rig.stored("%").await, 90);
@@ -234,7 +233,6 @@ async fn slots_move_key_by_key() {
     // no slot is half moved for as long as a caller's timeout, but callers had to wait
     let waited = hits.iter().map(|hit| hit.told - hit.asked);
     let waited = waited.filter(|time| *time > millis(40)).count();
-    println!("{waited} calls waited for a key that was moved");
     assert!(
         waited > 10,
         "{waited} calls waited for a key that was moved"
@@ -326,7 +324,6 @@ async fn primaries_die(durability: Durability) -> Deaths {
     let reckoning = Reckoning::of(&hits, &rig.pool).await;
     let taken_back = |hit: &&Hit| is_taken_back(&deaths, hit.asked, hit.told);
     let forgotten = reckoning.lost.iter().filter(taken_back).count();
-    println!("of the lost {forgotten} were counted while the replica was cut off");
     Deaths {
         wronged: reckoning.lost.len() - forgotten,
         forgotten,
@@ -346,10 +343,8 @@ async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
     let is_stored = |hit: &&Hit| reckoning.lost.iter().all(|lost| lost.id != hit.id);
     let misread: Vec<_> = reckoning.misread.iter().filter(is_stored).collect();
     assert!(misread.is_empty(), "stored, and not read: {misread:?}");
-    assert!(
-        deaths.forgotten > 0 && reckoning.acknowledged > 1000,
-        "nothing was tried"
-    );
+    // nothing was tried
+    assert!(deaths.forgotten > 0 && reckoning.acknowledged > 1000);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -374,14 +369,14 @@ async fn other_kinds_count_while_slots_move() {
         .windows([(Precision::SECOND, 300), (Precision::Day, 3)])
         .keep([Precision::SECOND])
         .partitions(PARTITIONS)
-        .durability(Durability::Immediate)
+        .at_once()
         .sync_time(millis(400));
     let series = rig.open(series).await.write_timeout(LONG);
     let online = Family::activity("test", "online")
         .window(secs(1800), secs(3))
         .stripes(10)
         .partitions(PARTITIONS)
-        .durability(Durability::Immediate);
+        .at_once();
     let online = rig
         .open(online)
         .await
@@ -389,7 +384,7 @@ async fn other_kinds_count_while_slots_move() {
         .write_timeout(LONG);
     let daily = Family::visitors("test", "daily")
         .partitions(PARTITIONS)
-        .durability(Durability::Immediate);
+        .at_once();
     let (daily, today) = (rig.open(daily).await.write_timeout(LONG), day("2014-09-20"));
     let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
     let load = Load::start(6, |task, stop| {
@@ -433,27 +428,25 @@ async fn other_kinds_count_while_slots_move() {
     reconciler.shutdown().await.unwrap();
 
     let hits = 3 * turns.cast_signed();
-    let names: Vec<_> = (0..7).map(|page| format!("page/{page}")).collect();
+    let names = pages(7);
     for precision in [Precision::SECOND, Precision::Day] {
         let windows = series.get_many(&names, precision).await.unwrap();
         let windows: i64 = windows.iter().map(|window| sum(window)).sum();
         assert_eq!(windows, hits, "{precision}");
     }
-    assert_eq!(rig.stored("%/page/%").await, hits, "rows");
+    // rows
+    assert_eq!(rig.stored("%/page/%").await, hits);
     let now = online.now("/").await.unwrap();
     assert_eq!(
         (now.views, now.visitors.count()),
         (turns, seen.len() as u64)
     );
-    assert_eq!(firsts, been.len() as u64, "first visits, and visitors");
+    // first visits, and visitors
+    assert_eq!(firsts, been.len() as u64);
     assert_eq!(rig.stored("%/2014-09-20").await, firsts.cast_signed());
     let scopes = [("a", today), ("b", today)];
     let visitors = daily.get_many(scopes).await.unwrap();
     assert_eq!(visitors.iter().sum::<i64>(), firsts.cast_signed());
-    println!(
-        "{turns} turns by {} visitors, {firsts} first visits",
-        seen.len()
-    );
 }
 
 /// Slots move and primaries change while cached counters enter and leave Redis.
@@ -463,7 +456,7 @@ async fn cached_counters_count_while_slots_move() {
     let rig = Rig::steady().await;
     let votes = Family::cached("test", "votes")
         .partitions(PARTITIONS)
-        .durability(Durability::Immediate)
+        .at_once()
         .sync_time(millis(10))
         .retain(millis(20));
     let votes = rig.open(votes).await.write_timeout(LONG);
@@ -493,7 +486,8 @@ async fn cached_counters_count_while_slots_move() {
     for (id, mut told) in told.into_iter().enumerate() {
         told.sort_unstable();
         let votes = told.len() as i64;
-        assert!(votes > 20, "nothing was tried");
+        // nothing was tried
+        assert!(votes > 20);
         assert_eq!(told, (1..=votes).collect::<Vec<_>>(), "item/{id}");
         assert_eq!(rig.stored(&format!("item/{id}")).await, votes, "item/{id}");
     }

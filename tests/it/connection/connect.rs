@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 
 use super::{Clustered, builder, connect};
-use counterfoil::admin::{Finding, Severity};
+use counterfoil::admin::Finding;
 use counterfoil::test_hooks::Partition;
 use redis::Value;
 use redis::aio::ConnectionLike;
@@ -26,7 +26,6 @@ async fn count_until_counted(counters: &BufferedCounters, id: &str) -> Duration 
             Ok(Outcome::Counted(_)) => return started.elapsed(),
             Ok(other) => panic!("{other:?}"),
             Err(error) => {
-                eprintln!("{:?}: {error:?}", started.elapsed());
                 assert!(started.elapsed() < secs(40), "{error}");
             }
         }
@@ -81,10 +80,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
 
 #[tokio::test]
 async fn the_builder_creates_tables_only_on_request() {
-    let (redis, mysql) = (
-        RedisServer::start(RedisOptions::volatile()).await,
-        MysqlServer::start().await,
-    );
+    let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
     let (database, _) = mysql.database("shop").await;
     let (on_redis, on_mysql) = (
         Counterfoil::builder().redis(redis.url()),
@@ -182,7 +178,8 @@ async fn a_drain_waits_for_a_node_that_is_unreachable() {
         async move { counterfoil.drain().await }
     });
     pause(1000).await;
-    assert!(!drain.is_finished(), "the hit is not in the database");
+    // the hit is not in the database
+    assert!(!drain.is_finished());
     node.start_again().await;
     drain.await.unwrap().unwrap();
     assert_eq!(rig.stored("%").await, number);
@@ -257,14 +254,13 @@ async fn scripts_are_loaded_again_while_a_replica_is_unreachable() {
 #[tokio::test]
 async fn a_primary_that_is_silent_is_replaced() {
     let (rig, views) = clustered(RedisOptions::volatile()).await;
-    let ids: Vec<_> = (0..50).map(|number| format!("page/{number}")).collect();
+    let ids = pages(50);
     for id in &ids {
         views.count(id, 1).await;
     }
-    let (replica, paused) = (rig.cluster.replica_of(0).await, Instant::now());
+    let replica = rig.cluster.replica_of(0).await;
     rig.cluster.node(0).pause();
     let took = join_all(ids.iter().map(|id| count_until_counted(&views, id))).await;
-    eprintln!("silent: all went on after {:?}", paused.elapsed());
     assert!(took.iter().all(|took| *took < secs(20)));
     rig.cluster.wait_promoted(replica).await;
     rig.cluster.node(0).resume();
@@ -280,18 +276,13 @@ async fn sentinel_names_the_new_primary() {
         let counterfoil = pair.over(redis.await.unwrap());
         let views = counterfoil.open(family("views")).await.unwrap();
         views.count("page", 1).await;
-        let died = Instant::now();
         if silently {
             first.pause()
         } else {
             first.kill()
         }
-        let took = count_until_counted(&views, "page").await;
+        count_until_counted(&views, "page").await;
         assert!(second.is_primary().await);
-        eprintln!(
-            "sentinel, silently {silently}: counting again {took:?} after, {:?}",
-            died.elapsed()
-        );
         if silently {
             first.resume();
         }
@@ -374,7 +365,6 @@ async fn a_name_moves_with_a_failover() {
         manager.await.unwrap()
     });
     let manager = manager.await;
-    eprintln!("counting again: primary {ours:?}, manager {manager:?}");
     assert!(ours.max(manager) < secs(2));
 }
 
@@ -400,7 +390,7 @@ async fn a_failover_between_two_pages_of_a_batch_loses_none_of_it() {
     });
     let family = family("views").partitions(1).build().unwrap();
     let partition = Partition::new(moving, &family, 0);
-    let ids: Vec<_> = (0..2000).map(|number| format!("page/{number}")).collect();
+    let ids = pages(2000);
     for ids in ids.chunks(1000) {
         let pairs = ids.iter().map(|id| (id.as_str(), 1));
         let added = partition.add(&family, partition.unfenced(), 1000, pairs);
@@ -441,7 +431,6 @@ async fn a_server_that_is_silent_is_left() {
     first.pause();
     name.move_to(&second);
     let took = count_until_counted(&views, "page").await;
-    eprintln!("silent and moved: {took:?}");
     assert!(took < secs(5), "{took:?}");
     first.resume();
 }

@@ -1,13 +1,11 @@
 //! The connection to Redis, cut after every single byte.
 
-use counterfoil::Counting;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 
 use crate::support::*;
 
 const STORED: &str = "SELECT value FROM counterfoil_values";
-const NOW: Durability = Durability::Immediate;
 
 /// A direction: the number of bytes that it has carried, and a cut after a number of bytes.
 type Direction = (fn(&Proxy) -> usize, fn(&Proxy, usize));
@@ -26,7 +24,6 @@ async fn cut_after_each(
     for cuts in 0.. {
         attempt(&|| cut(proxy, step * cuts)).await;
         if proxy.call_off() {
-            println!("{cuts} cuts");
             return cuts;
         }
     }
@@ -121,7 +118,7 @@ impl Frail {
     /// Brings everything to the database over the frail network.
     async fn drain(&self, counterfoil: &Counterfoil) {
         let drained = tokio::time::timeout(secs(20), counterfoil.drain()).await;
-        drained.expect("a drain ends").unwrap();
+        drained.unwrap().unwrap();
     }
 
     async fn is_in_mysql(&self, hits: i64) {
@@ -182,7 +179,8 @@ async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
             counters.count("page", 1).await;
             hits += 1;
             let pending = counters.pending(&["page"]).await.unwrap();
-            assert_eq!(pending, [hits], "after a cut");
+            // after a cut
+            assert_eq!(pending, [hits]);
         })
         .await;
         assert!(cuts > 5, "{cuts} cuts");
@@ -206,7 +204,6 @@ async fn without_the_fence_it_is_counted_twice() {
     })
     .await;
     take_out(None);
-    println!("{doubled} of {hits} counted twice");
     assert!(doubled > 0, "none of {hits} hits was counted twice");
 }
 
@@ -238,7 +235,7 @@ async fn first_calls_count_once_wherever_they_are_cut() {
 /// Opens a cached family over this pair.
 async fn votes(counterfoil: &Counterfoil) -> CachedCounters {
     let family = Family::cached("test", "votes").partitions(1);
-    counterfoil.open(family.durability(NOW)).await.unwrap()
+    counterfoil.open(family.at_once()).await.unwrap()
 }
 
 #[tokio::test]
@@ -314,9 +311,9 @@ impl Kinds {
         let hits = Family::series("test", "hits")
             .windows([(Precision::SECOND, 2), (Precision::Day, 3)])
             .keep([Precision::SECOND]);
-        let hits = hits.partitions(1).durability(NOW);
+        let hits = hits.partitions(1).at_once();
         let daily = Family::visitors("test", "daily").partitions(1);
-        let daily = daily.durability(NOW);
+        let daily = daily.at_once();
         Kinds {
             hits: over.open(hits.clone()).await.unwrap(),
             exact_hits: safe.open(hits).await,
@@ -376,7 +373,7 @@ async fn a_touch_is_counted_once(counting: Counting) {
     // no layer leaves the window during the test
     let window = Family::activity("test", "online").window(secs(1800), secs(60));
     let family = window.visitors(counting).keep_minutes(true);
-    let family = family.partitions(1).durability(NOW);
+    let family = family.partitions(1).at_once();
     let online = frail.counterfoil().open(family.clone()).await.unwrap();
     let exact = frail.pair.open(family).await.cache_for(Duration::ZERO);
     let mut views = 0u64;
@@ -437,6 +434,5 @@ async fn without_the_fence_hits_double_and_first_visits_are_not_reported() {
         .await;
     }
     take_out(None);
-    println!("{doubled} hits doubled, {unreported} first visits were not reported");
     assert!(doubled > 0 && unreported > 0);
 }

@@ -1,8 +1,6 @@
 //! A Redis that evicts keys when its memory is full: the kinds for which that is safe, and the
 //! refused ones.
 
-use counterfoil::admin::Severity;
-
 use crate::support::*;
 
 /// The keys with a time to live, by kind: their parts after the hash tag.

@@ -19,8 +19,8 @@ fn builder(cluster: &RedisCluster) -> ClusterClientBuilder {
 }
 
 async fn connect(builder: ClusterClientBuilder) -> ClusterConnection {
-    let client = builder.build().expect("a client");
-    client.get_async_connection().await.expect("a cluster")
+    let client = builder.build().unwrap();
+    client.get_async_connection().await.unwrap()
 }
 
 /// A cluster, and a separate database.
@@ -47,12 +47,12 @@ impl Clustered {
     }
 
     async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
-        self.counterfoil.open(family).await.expect("opened")
+        self.counterfoil.open(family).await.unwrap()
     }
 
     async fn drain(&self) {
         let drained = tokio::time::timeout(secs(30), self.counterfoil.drain());
-        drained.await.expect("a drain ends").expect("a drain");
+        drained.await.unwrap().unwrap();
     }
 
     /// Returns the sum of the values whose ids match the pattern.
@@ -60,6 +60,6 @@ impl Clustered {
         let sum = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values \
              WHERE id LIKE ?";
         let sum = sqlx::query_scalar(sum).bind(ids);
-        sum.fetch_one(&self.pool).await.expect("a sum")
+        sum.fetch_one(&self.pool).await.unwrap()
     }
 }

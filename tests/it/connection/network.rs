@@ -47,10 +47,8 @@ async fn vanishes(held: Held) {
     counterfoil.drain().await.unwrap();
     let reckoning = Reckoning::of(&hits, &pair.pool).await;
     reckoning.is_exact();
-    assert!(
-        reckoning.unknown > 0,
-        "calls were in the air when the network went"
-    );
+    // calls were in the air when the network went
+    assert!(reckoning.unknown > 0);
     match held {
         Held::Delivered => assert!(
             reckoning.unknown_counted > 0,
@@ -206,7 +204,7 @@ async fn redis_has_no_memory_left() {
     pause(4_000).await;
     // a drain makes room, so it still works
     let drained = tokio::time::timeout(secs(10), pair.drain()).await;
-    drained.expect("a drain needs no memory");
+    drained.unwrap();
     let counted = pair.stored().await;
     assert!(counted > 100, "{counted} hits came to the database");
     limit(0).await;

@@ -2,7 +2,6 @@
 //! nothing when it is revoked later. Wrong credentials fail at once.
 
 use crate::support::kinds::{self};
-use counterfoil::admin::{Role, Script, Severity, acl_rules};
 use redis::{Client, IntoConnectionInfo, ToRedisArgs};
 
 use crate::support::*;
@@ -192,7 +191,8 @@ async fn a_reader_sees_what_others_count_and_changes_nothing() {
     }
     restrict(redis, &rules_without("", Role::Reader)).await;
     let reply: Vec<String> = cold.query_async(&mut reader).await.unwrap();
-    assert_eq!(reply, ["OK", "MISS:"], "without a ticket");
+    // without a ticket
+    assert_eq!(reply, ["OK", "MISS:"]);
 }
 
 #[tokio::test]
@@ -229,10 +229,8 @@ async fn a_command_that_goes_missing_doubles_nothing() {
             }
         }
     }
-    assert!(
-        half_done > 0,
-        "no command was refused in the middle of a script"
-    );
+    // no command was refused in the middle of a script
+    assert!(half_done > 0);
 }
 
 #[tokio::test]
@@ -296,11 +294,8 @@ async fn opening_checks_once_for_each_kind() {
     for number in 1..=10 {
         let _other = open(number).await;
     }
-    assert_eq!(
-        stats().await,
-        [eval, evalsha + 10],
-        "each family is configured, and nothing else"
-    );
+    // each family is configured, and nothing else
+    assert_eq!(stats().await, [eval, evalsha + 10]);
 }
 
 /// Returns the error, which must be permanent.

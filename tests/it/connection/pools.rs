@@ -8,7 +8,7 @@ use crate::support::*;
 
 #[tokio::test]
 async fn a_pool_counts_and_flushes() {
-    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let redis = new_redis().await;
     let manager = RedisConnectionManager::new(redis.url()).unwrap();
     let pool = Pool::builder().max_size(3).build(manager).await.unwrap();
     let connection = custom(move |cmd| {

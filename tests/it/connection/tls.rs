@@ -7,8 +7,6 @@ use counterfoil::redis::{
 use counterfoil::sentinel_settings;
 use counterfoil::sqlx::{AssertSqlSafe, raw_sql};
 
-use crate::support::tls::CERTIFIED;
-
 use crate::support::*;
 
 /// A client's certificates: those of the authority, and its own.
@@ -61,7 +59,7 @@ async fn what_is_not_certified_is_refused() {
     let url = tls.redis_url();
     let (both, certified) = (redis(&tls, &url, BOTH), tls.mysql_url(CERTIFIED));
     let pair = Counterfoil::builder().redis(both.clone());
-    pair.mysql(&certified).connect().await.expect("certified");
+    pair.mysql(&certified).connect().await.unwrap();
 
     let plain = url.replace("rediss", "redis").into_connection_info();
     for (words, redis) in [
@@ -95,10 +93,7 @@ async fn what_is_not_certified_is_refused() {
 /// TLS.
 #[tokio::test]
 async fn a_password_is_taken_also_without_certificates() {
-    let (redis, mysql) = (
-        RedisServer::start(RedisOptions::volatile()).await,
-        MysqlServer::start_tcp(None).await,
-    );
+    let (redis, mysql) = (new_redis().await, MysqlServer::start_tcp(None).await);
     let (database, pool) = mysql.database("shop").await;
     for user in ["shop@'%'", "local@localhost"] {
         let sql = format!("CREATE USER {user} IDENTIFIED BY 'secret'; GRANT ALL ON *.* TO {user}");
@@ -140,7 +135,7 @@ async fn a_cluster_that_takes_tls_alone_counts_also_after_a_failover() {
 
     let pair = Counterfoil::new(connect(BOTH).await.unwrap(), MemoryStore::new());
     let views = pair.open(family("views")).await.unwrap();
-    let ids: Vec<_> = (0..20).map(|number| format!("page/{number}")).collect();
+    let ids = pages(20);
     for round in 1..=2 {
         for id in &ids {
             views.count(id, 1).await;

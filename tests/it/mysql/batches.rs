@@ -47,7 +47,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     };
     let expect_marks = async |expected: &[LedgerRow]| {
         let families = [family.number, family.number, u64::from(u32::MAX)];
-        let mut rows = store.ledger(&families).await.expect("the ledger");
+        let mut rows = store.ledger(&families).await.unwrap();
         rows.sort_by_key(|row| row.partition);
         assert_eq!(rows, expected);
     };
@@ -86,10 +86,10 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     );
     let later = batch(family, 0, 3, [("1", 1)]);
     for behind in [other_cut(&next), one.clone(), later] {
+        // while a batch is partial
         assert_eq!(
             apply(&[behind], None).await,
-            part([Progress::SetBack], 0, 0),
-            "while a batch is partial"
+            part([Progress::SetBack], 0, 0)
         );
     }
     expect_marks(&[mark(0, 2, Some(b"1")), mark(1, 1, None)]).await;
@@ -159,7 +159,7 @@ async fn the_contract_of_a_store_is_kept() {
     keeps_the_contract(&db.store, &db.views().await).await;
     db.run("CREATE TABLE t (id BIGINT UNSIGNED PRIMARY KEY, n INT NOT NULL)")
         .await;
-    let table = by_id(Table::upsert("t"), KeyType::Unsigned);
+    let table = by_id(Table::upsert("t"), Unsigned);
     keeps_the_contract(&db.store, &db.table("t", table).await).await;
     let rejects = db.rejects().await;
     let of_first = |seq, delta| (seq, delta) == (1, 9);
@@ -253,7 +253,7 @@ async fn a_deadlock_is_retried() {
         tokio::time::sleep(millis(200)).await;
         // the store has locked "a" and waits for "b"
         let locked = touch(&views, "a").execute(&mut *other).await;
-        locked.expect("the store's transaction is aborted");
+        locked.unwrap();
         other.rollback().await.unwrap();
         let sums = apply.await.unwrap().unwrap();
         assert_eq!(sums, applied(1, 0, 2, 0));
@@ -310,7 +310,7 @@ async fn a_connection_cut_keeps_nothing() {
             text(3) == db.name && text(7).starts_with("INSERT INTO `counterfoil_values`")
         };
         if let Some(row) = rows.await.unwrap().iter().find(ours) {
-            break row.try_get_unchecked::<u64, _>(0).expect("an id");
+            break row.try_get_unchecked::<u64, _>(0).unwrap();
         }
         tokio::time::sleep(millis(10)).await;
     };

@@ -1,7 +1,5 @@
 //! The check of a database: its findings name what is wrong.
 
-use counterfoil::KeyType::Signed;
-use counterfoil::admin::Severity;
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 
 use super::database::*;

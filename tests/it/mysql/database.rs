@@ -119,8 +119,7 @@ impl Db {
     pub async fn numbers(&self, name: &str, value: &str) -> Arc<Registered> {
         let columns = format!("(id INT PRIMARY KEY, n {value} NOT NULL)");
         self.run(&format!("CREATE TABLE {name} {columns}")).await;
-        self.table(name, by_id(Table::upsert(name), KeyType::Signed))
-            .await
+        self.table(name, by_id(Table::upsert(name), Signed)).await
     }
 
     pub async fn values(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {

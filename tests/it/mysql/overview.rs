@@ -1,6 +1,6 @@
 //! The overview of families.
 
-use counterfoil::admin::{Overview, Retried};
+use counterfoil::admin::Overview;
 
 use super::database::*;
 use crate::support::*;
@@ -63,7 +63,7 @@ async fn the_latest_recount_is_shown_also_while_it_runs() {
     let db = Db::new().await;
     let views = db.views().await;
     db.family(Family::buffered("shop", "other")).await;
-    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let redis = new_redis().await;
     complete(&db.store, &[batch(&views, 0, 1, [("a", 2)])], None)
         .await
         .unwrap();
@@ -75,7 +75,7 @@ async fn the_latest_recount_is_shown_also_while_it_runs() {
         let run = format!("run = {run}");
         time(&db, column, "recounts", &views, &run).await
     };
-    let recount = overview(&db, "views").await.recount.expect("two runs");
+    let recount = overview(&db, "views").await.recount.unwrap();
     assert_eq!((recount.run, recount.checked, recount.drifted), (2, 1, 0));
     assert_eq!(recount.started, of_run("started_at", 2).await);
     assert_eq!(recount.finished, Some(of_run("finished_at", 2).await));
@@ -86,7 +86,7 @@ async fn the_latest_recount_is_shown_also_while_it_runs() {
         views.number
     ))
     .await;
-    let recount = overview(&db, "views").await.recount.expect("three runs");
+    let recount = overview(&db, "views").await.recount.unwrap();
     assert_eq!((recount.run, recount.finished), (3, None));
     assert_eq!((recount.checked, recount.drifted), (1000, 4));
     let ran = recount.touched.duration_since(recount.started).unwrap();

@@ -1,8 +1,7 @@
 //! The privileges of each role suffice, and a missing one is reported by name. docs/operations.md
 //! lists them.
 
-use counterfoil::KeyType::Signed;
-use counterfoil::admin::{Retried, Role, Severity, grants};
+use counterfoil::admin::grants;
 use sqlx::mysql::MySqlPoolOptions;
 
 use super::database::*;
@@ -65,9 +64,9 @@ struct Granted<'g> {
 /// Returns the privileges of all statements.
 fn each(grants: &[String]) -> impl Iterator<Item = Granted<'_>> {
     grants.iter().flat_map(|grant| {
-        let grant = grant.strip_prefix("GRANT ").expect("a grant");
-        let (privileges, rest) = grant.split_once(" ON ").expect("a grant");
-        let (table, user) = rest.split_once(" TO ").expect("a grant");
+        let grant = grant.strip_prefix("GRANT ").unwrap();
+        let (privileges, rest) = grant.split_once(" ON ").unwrap();
+        let (table, user) = rest.split_once(" TO ").unwrap();
         let user = user.trim_end_matches(';');
         privileges.split(", ").map(move |privilege| Granted {
             privilege,
@@ -80,7 +79,7 @@ fn each(grants: &[String]) -> impl Iterator<Item = Granted<'_>> {
 impl Granted<'_> {
     /// Returns the table's name alone.
     fn name(&self) -> &str {
-        let name = self.table.rsplit('.').next().expect("a table");
+        let name = self.table.rsplit('.').next().unwrap();
         name.trim_matches('`')
     }
 
@@ -177,8 +176,8 @@ impl Work {
 fn the_documentation_has_the_privileges_of_a_reconciler() {
     let document = include_str!("../../../docs/operations.md");
     let sections = document.split("\n## MySQL\n");
-    let section = sections.last().expect("a section on MySQL");
-    let block = section.split("```sql\n").nth(1).expect("a block of SQL");
+    let section = sections.last().unwrap();
+    let block = section.split("```sql\n").nth(1).unwrap();
     let lines = block.split("```").next().into_iter().flat_map(str::lines);
     let documented: Vec<_> = lines.filter(|line| line.starts_with("GRANT ")).collect();
     assert_eq!(
@@ -190,10 +189,10 @@ fn the_documentation_has_the_privileges_of_a_reconciler() {
 #[tokio::test]
 async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
     let (db, grants) = granted(&families(), Role::Reconciler).await;
-    let redis = Arc::new(RedisServer::start(RedisOptions::volatile()).await);
+    let redis = Arc::new(new_redis().await);
     let work = Work::done(&db, &redis, 1).await;
     assert_eq!(work.failures, [""; 0]);
-    work.store.create_tables().await.expect("all exist");
+    work.store.create_tables().await.unwrap();
     let findings = work.store.check(&families()).await;
     let mut severities = findings.iter().map(|finding| finding.severity);
     assert!(
@@ -230,7 +229,7 @@ async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
 
 /// Does the work with the role's privileges, and without each of them.
 async fn try_each(db: &Db, grants: &[String], work: impl AsyncFn(MysqlStore) -> Result<()>) {
-    work(store(db)).await.expect("the privileges are enough");
+    work(store(db)).await.unwrap();
     for granted in each(grants) {
         granted.revoke(db).await;
         let error = work(store(db)).await.expect_err(granted.table);
@@ -272,7 +271,7 @@ async fn a_writer_reads_the_rows_of_cached_counters_and_writes_none() {
         Family::cached("shop", "votes"),
         Family::cached("shop", "likes"),
     );
-    let likes = likes.table(table("item").expect("a table"));
+    let likes = likes.table(table("item").unwrap());
     let families = [votes, likes].map(|family| family.build().unwrap());
     let (db, grants) = granted(&families, Role::Writer).await;
     fill(&db, &families, 9).await;

@@ -1,8 +1,5 @@
 //! Reads: exact values with the ledger, rows by every type of key, and listings.
 
-use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
-use counterfoil::admin::Severity;
-
 use super::database::*;
 use crate::support::*;
 
@@ -51,7 +48,7 @@ async fn expect_no_wait(
     let apply = complete(&db.store, batches, None);
     let sums = tokio::time::timeout(secs(20), apply).await;
     assert_eq!(
-        sums.expect("did not wait").unwrap(),
+        sums.unwrap().unwrap(),
         applied(batches.len() as u64, 0, rows, 0)
     );
     other.rollback().await.unwrap();
@@ -139,9 +136,7 @@ impl Db {
         let rows = sqlx::query("SHOW SESSION STATUS LIKE 'Handler_read%'").fetch_all(&self.pool);
         let rows = rows.await.unwrap();
         let counts = rows.iter().map(|row| row.get::<String, _>(1));
-        counts
-            .map(|count| count.parse::<usize>().expect("a number"))
-            .sum()
+        counts.map(|count| count.parse::<usize>().unwrap()).sum()
     }
 
     /// Lists the ids page by page for each prefix, and compares with the known ids.
@@ -200,7 +195,8 @@ async fn a_uuid_finds_its_row_in_every_column() {
         }
         if index == 0 {
             let stored = "SELECT n FROM t WHERE id = X'5D41402ABC4B4A76B9719D911017C592'";
-            assert_eq!(db.number(stored).await, 6, "in the order of the text");
+            // in the order of the text
+            assert_eq!(db.number(stored).await, 6);
         }
     }
 }

@@ -1,9 +1,6 @@
 //! Rejects that are retried or discarded. Each counts at most once, also for concurrent callers,
 //! and a reject that is refused again stays.
 
-use counterfoil::KeyType::Text;
-use counterfoil::admin::Retried;
-
 use super::database::*;
 use crate::support::*;
 
@@ -62,10 +59,10 @@ async fn a_reject_is_applied_again_once() {
     db.run(MEND).await;
     db.run("INSERT INTO small VALUES ('bad/1', 32600)").await;
     let asked = [numbers[3], numbers[0], 1_000_000, numbers[1], numbers[0]];
+    // in the order of the arguments
     assert_eq!(
         db.retry(&family, &asked).await,
-        [Applied, Applied, NotFound, Refused, Applied],
-        "in the order of the arguments"
+        [Applied, Applied, NotFound, Refused, Applied]
     );
     assert_eq!(db.number(SUM).await, 32600 + 400);
     assert_eq!(
@@ -94,7 +91,7 @@ async fn a_reject_that_is_refused_again_has_the_new_reason() {
     let reason = async || {
         let mut rejects = db.rejects().await.into_iter();
         let reject = rejects.find(|one| one.number == numbers[0]);
-        reject.expect("a reject").reason
+        reject.unwrap().reason
     };
     let before = reason().await;
     db.run(MEND).await;
@@ -142,7 +139,8 @@ async fn a_discarded_reject_is_neither_listed_nor_applied() {
     assert_eq!(db.retry(&family, &numbers[..1]).await, [Applied]);
     let asked = [numbers[2], numbers[0], 1_000_000, numbers[1], numbers[2]];
     let expected = ascending(&numbers, &[1, 2]);
-    assert_eq!(db.discard(&asked).await, expected, "each once, ascending");
+    // each once, ascending
+    assert_eq!(db.discard(&asked).await, expected);
     assert_eq!(db.discard(&asked).await, [0; 0]);
     assert_eq!(db.discard(&[]).await, [0; 0]);
 
@@ -206,7 +204,8 @@ async fn a_retry_and_a_discard_share_no_reject() {
     assert!(counts.0 > 0 && counts.1 > 0, "{counts:?}");
     let mut both = [applied, discarded].concat();
     both.sort_unstable();
-    assert_eq!(both, numbers, "each once");
+    // each once
+    assert_eq!(both, numbers);
     assert_eq!(db.number(SUM).await, 200 * counts.0 as i64);
     db.expect_rejects(&[]).await;
 }
@@ -246,7 +245,8 @@ async fn an_id_of_which_a_part_is_kept_is_refused_again() {
     for _ in 0..2 {
         assert_eq!(db.retry(&family, &numbers).await, [Retried::Refused; 2]);
     }
-    assert_eq!(db.rejects().await, rejects, "with the same reasons");
+    // with the same reasons
+    assert_eq!(db.rejects().await, rejects);
 }
 
 #[tokio::test]

@@ -1,7 +1,5 @@
 //! Families and tables: what counterfoil registers, and what it refuses by name.
 
-use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
-
 use super::database::*;
 use crate::support::*;
 
@@ -10,7 +8,7 @@ async fn a_family_has_one_number_and_one_identity() {
     let db = Db::new().await;
     db.run("CREATE TABLE t (id INT PRIMARY KEY, n INT NOT NULL)")
         .await;
-    db.store.create_tables().await.expect("created before");
+    db.store.create_tables().await.unwrap();
     let registered = db.views().await;
     let tasks = (0..8).map(|_| {
         let store = db.store.clone();
@@ -29,7 +27,7 @@ async fn a_family_has_one_number_and_one_identity() {
     let other = db.family(Family::buffered("shop2", "views")).await;
     assert_ne!(other.number, registered.number);
 
-    let at_once = views().durability(Durability::Immediate);
+    let at_once = views().at_once();
     let table = by_id(Table::upsert("t"), Signed);
     for (setting, known, builder) in [
         ("partitions", "\"4\"", views().partitions(8)),
@@ -65,7 +63,7 @@ async fn tables_that_exist_need_no_privilege_to_create() {
     let db = Db::new().await;
     let user = db.user(&["SELECT, INSERT, UPDATE ON *"]).await;
     let store = MysqlStore::new(db.connect(&user, "DO 0").await);
-    store.create_tables().await.expect("all exist");
+    store.create_tables().await.unwrap();
     db.run("DROP TABLE counterfoil_rejects").await;
     let created = store.create_tables().await;
     let error = refused(created, ErrorKind::Mismatch, "counterfoil_rejects");

@@ -30,8 +30,8 @@ async fn every_id_arrives_byte_by_byte() {
         db.exact()
     ))
     .await;
-    let by_k = |table| keyed(table, [("k", KeyType::Text)]);
-    let two = [("a", KeyType::Text), ("b", KeyType::Text)];
+    let by_k = |table| keyed(table, [("k", Text)]);
+    let two = [("a", Text), ("b", Text)];
     let two = keyed(Table::upsert("two"), two).separator('é');
     let long = "é".repeat(127);
     let ids = [&ODD[..], &[&long]].concat();
@@ -96,11 +96,7 @@ async fn keys_of_every_type_find_their_row() {
          PRIMARY KEY (day, store_id, delta_col))",
     )
     .await;
-    let keys = [
-        ("store_id", KeyType::Unsigned),
-        ("delta_col", KeyType::Signed),
-        ("day", KeyType::Date),
-    ];
+    let keys = [("store_id", Unsigned), ("delta_col", Signed), ("day", Date)];
     let ids = [
         "0/-1/2014-09-20",
         "18446744073709551615/2147483647/9999-12-31",
@@ -156,7 +152,7 @@ async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
             2,
         ),
     ] {
-        let family = odd.table(name, by_id(table, KeyType::Unsigned)).await;
+        let family = odd.table(name, by_id(table, Unsigned)).await;
         let ids = ["0", "1", "2"];
         assert_eq!(
             odd.add(&family, 0, 1, ids.into_iter().zip(deltas)).await,
@@ -211,7 +207,8 @@ async fn a_row_out_of_range_does_not_hold_back_the_others() {
     assert_eq!(page(0, 1).await, rejects[..1]);
 
     assert_eq!(db.add(&views, 5, 9, ids).await, applied(0, 1, 0, 0));
-    assert_eq!(db.rejects().await.len(), 2, "not again");
+    // not again
+    assert_eq!(db.rejects().await.len(), 2);
 }
 
 #[tokio::test]
@@ -232,11 +229,11 @@ async fn what_the_schema_refuses_is_rejected_with_its_reason() {
     .await;
     let mut seen = 0;
     for (name, kind, bad, delta, reason) in [
-        ("child", KeyType::Signed, "3", 1, "foreign key"),
-        ("checked", KeyType::Signed, "3", 11, "few"),
-        ("watched", KeyType::Signed, "3", 1, "not the third"),
-        ("parts", KeyType::Signed, "3", 1, "partition"),
-        ("short", KeyType::Text, "333", 1, "too long"),
+        ("child", Signed, "3", 1, "foreign key"),
+        ("checked", Signed, "3", 11, "few"),
+        ("watched", Signed, "3", 1, "not the third"),
+        ("parts", Signed, "3", 1, "partition"),
+        ("short", Text, "333", 1, "too long"),
     ] {
         let family = db.table(name, by_id(Table::upsert(name), kind)).await;
         assert_eq!(
@@ -288,7 +285,7 @@ async fn an_update_rejects_rows_that_are_missing() {
          INSERT INTO items VALUES (1, 'a', 10), (2, 'b', NULL), (4, 'd', 2147483647)",
     )
     .await;
-    let votes = by_id(Table::update("items"), KeyType::Unsigned);
+    let votes = by_id(Table::update("items"), Unsigned);
     let votes = db.table("votes", votes).await;
     let beyond = "18446744073709551615";
     let deltas = [("1", -3), ("2", 5), ("3", 1), ("4", 1), (beyond, 1)];
@@ -310,7 +307,7 @@ async fn an_unsigned_column_goes_down_but_not_below_zero() {
          INSERT INTO stock VALUES (1, 5, 9223372036854775808), (2, 5, 9223372036854775807), (3, 5, 0)",
     )
     .await;
-    let table = || by_id(Table::upsert("stock"), KeyType::Signed);
+    let table = || by_id(Table::upsert("stock"), Signed);
     let stock = db.table("stock", table()).await;
     let deltas = [("1", -5), ("2", -6), ("3", 2), ("4", -1), ("5", 4)];
     assert_eq!(db.add(&stock, 0, 1, deltas).await, applied(1, 0, 3, 2));
@@ -339,7 +336,7 @@ async fn one_counter_in_many_batches_is_one_row() {
     db.run("CREATE TABLE t (id INT PRIMARY KEY, n INT UNSIGNED NOT NULL)")
         .await;
     let family = async |namespace, name, verb: fn(&'static str) -> Table, is_wide| {
-        let table = by_id(verb("t"), KeyType::Signed);
+        let table = by_id(verb("t"), Signed);
         let family = Family::buffered(namespace, name).table(table);
         db.family(family.wide(is_wide)).await
     };
@@ -349,10 +346,10 @@ async fn one_counter_in_many_batches_is_one_row() {
     let batches = (0..8).flat_map(|partition| {
         [&one, &two, &update].map(|family| batch(family, partition, 1, [("1", 1), ("2", 2)]))
     });
+    // updates go before upserts, and find no row
     assert_eq!(
         db.apply(&batches.collect::<Vec<_>>()).await,
-        applied(24, 0, 48 - 16, 16),
-        "updates go before upserts, and find no row"
+        applied(24, 0, 48 - 16, 16)
     );
     assert_eq!(db.values(&one, &["1", "2"]).await, [Some(16), Some(32)]);
     let batches = (0..8).map(|partition| batch(&update, partition, 2, [("1", 1), ("2", -1)]));

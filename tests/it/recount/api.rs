@@ -1,6 +1,5 @@
 //! The options of a recount, and its reports.
 
-use counterfoil::KeyType::{Date, Unsigned};
 use counterfoil::metrics::{
     RECOUNT_BUSY, RECOUNT_CHECKED, RECOUNT_CORRECTED, RECOUNT_DRIFTED, RECOUNT_FINISHED,
 };

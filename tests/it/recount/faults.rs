@@ -1,6 +1,5 @@
 //! Bad input, unavailable servers, and recounters whose runs are taken over.
 
-use counterfoil::KeyType::Unsigned;
 use counterfoil::recount::{RecountIds, Source};
 
 use super::WITHIN;
@@ -29,8 +28,7 @@ async fn stage() -> (Pair, BufferedCounters) {
 }
 
 async fn on_own_mysql() -> (MysqlServer, Pair, BufferedCounters) {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let saves = stage_on(&pair).await;
     (mysql, pair, saves)
 }
@@ -101,7 +99,8 @@ async fn a_source_that_is_slow_or_unavailable_is_asked_again() {
     let recount = pair.recount(&saves).source(slow);
     let recount = recount.timeout(millis(300));
     let stopped = tokio::time::timeout(secs(3), recount.run_once()).await;
-    assert!(stopped.is_err(), "it is asked again and again");
+    // it is asked again and again
+    assert!(stopped.is_err());
 }
 
 #[tokio::test]
@@ -301,7 +300,8 @@ async fn a_recounter_stops_at_once_also_while_a_server_is_silent() {
     let stopped = within(secs(2), recounter.shutdown()).await;
     stopped.unwrap();
     pair.redis.resume();
-    assert_eq!(pair.number(HELD).await, 0, "it is released");
+    // it is released
+    assert_eq!(pair.number(HELD).await, 0);
     let recounter = start(5_000).await;
     mysql.pause();
     let stopped = within(secs(4), recounter.shutdown()).await;

@@ -132,7 +132,7 @@ impl World {
         let counters = match retain {
             None => Counters::Buffered(pair.open(family("saves")).await),
             Some(retain) => {
-                let users = keyed(Table::update("users"), [("id", KeyType::Unsigned)]);
+                let users = keyed(Table::update("users"), [("id", Unsigned)]);
                 let saves = votes().table(users).sync_time(millis(1));
                 Counters::Cached(pair.open(saves.retain(retain)).await)
             }

@@ -8,20 +8,19 @@ use crate::support::*;
 
 fn family(name: &str) -> FamilyBuilder<Series> {
     Family::series("test", name)
-        .durability(Durability::Immediate)
+        .at_once()
         .sync_time(millis(200))
 }
 
 /// Returns the server's time in whole seconds.
 async fn server_time(pair: &Pair) -> i64 {
-    let time: (i64, i64) = pair.redis.run("TIME").await.expect("TIME");
+    let time: (i64, i64) = pair.redis.run("TIME").await.unwrap();
     time.0
 }
 
 #[tokio::test]
 async fn a_hit_counts_in_the_current_slice_of_every_precision() {
-    let pair = Pair::new().await;
-    let hits = pair.open(family("hits")).await;
+    let (pair, hits) = Pair::of(family("hits")).await;
     hits.count("site", 1).await;
     hits.count("site", 41).await;
     let now = server_time(&pair).await;
@@ -43,9 +42,8 @@ async fn a_hit_counts_in_the_current_slice_of_every_precision() {
 
 #[tokio::test]
 async fn callers_share_calls_and_none_is_lost() {
-    let pair = Pair::new().await;
-    let hits = pair.open(family("hits")).await;
-    let names: Vec<_> = (0..50).map(|number| format!("page/{number}")).collect();
+    let (_pair, hits) = Pair::of(family("hits")).await;
+    let names = pages(50);
     let adds = (0..2_000).map(|hit| hits.add(&names[hit % 50], 1));
     let added = try_join_all(adds).await.unwrap();
     assert_eq!(added, [Outcome::Counted(1); 2_000]);
@@ -62,8 +60,7 @@ async fn callers_share_calls_and_none_is_lost() {
 
 #[tokio::test]
 async fn names_come_in_order_and_page_by_page() {
-    let pair = Pair::new().await;
-    let hits = pair.open(family("hits")).await;
+    let (pair, hits) = Pair::of(family("hits")).await;
     let mut names: Vec<_> = (0..250).map(|number| format!("n{number}")).collect();
     for done in hits.add_many(names.iter().map(|name| (name, 1))).await {
         assert_eq!(done.unwrap(), Outcome::Counted(1));

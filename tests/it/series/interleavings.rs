@@ -69,7 +69,7 @@ impl Counters for Slices {
             stage.partition(stage.partition_of(name)),
             stage.partition(0),
         );
-        let windows = windows(&stage.family.family).expect("a series");
+        let windows = windows(&stage.family.family).unwrap();
         let pair = (name.as_bytes(), delta(token));
         Ok(partition
             .add_to_series(windows, &world.kind.clock, key.fence(&home), [pair])

@@ -520,7 +520,7 @@ impl Series {
         let pairs = add.pairs.iter();
         let pairs = pairs.flat_map(|&(name, amount)| [NAMES[name].to_owned(), amount.to_string()]);
         let sent = frame.sent(called, &keys);
-        let counting = Counting {
+        let counting = CountingCall {
             script: "series_add",
             kind: "series",
             keys: &keys,

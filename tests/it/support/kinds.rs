@@ -1,7 +1,5 @@
 //! A family of each kind, opened and used in the same way.
 
-use counterfoil::Counting;
-
 use crate::support::*;
 
 /// The kinds, with both ways to count visitors.
@@ -17,9 +15,7 @@ pub const KINDS: [&str; 6] = [
 /// Returns the family `shop/KIND` in one partition.
 macro_rules! of_kind {
     ($new:ident, $kind:expr) => {
-        Family::$new("shop", $kind)
-            .partitions(1)
-            .durability(Durability::Immediate)
+        Family::$new("shop", $kind).partitions(1).at_once()
     };
 }
 
@@ -46,7 +42,7 @@ pub fn family(kind: &str) -> Family {
         "visitors" => of_kind!(visitors, kind).build(),
         _ => activity(kind).build(),
     };
-    family.expect("a valid family")
+    family.unwrap()
 }
 
 /// A family of one kind, in one partition, that keeps everything its kind can keep.

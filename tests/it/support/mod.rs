@@ -16,6 +16,8 @@ pub mod trouble;
 
 use std::ops::Range;
 
+pub use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
+pub use counterfoil::admin::{Backlog, Retried, Role, Script, Severity, acl_rules};
 pub use counterfoil::store::{
     Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
 };
@@ -23,9 +25,10 @@ pub use counterfoil::test_hooks::{
     Cut, Dropped, Fence, FetchReply, Guard, LastCut, PairResult, RotateReply, Update, take_out,
 };
 pub use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Connection, Counterfoil, Day, Durability, Error,
-    ErrorKind, Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore, MysqlStore, Outcome,
-    Precision, Primary, Reconciler, Result, Series, Slice, Store, Table, VisitorCount, Visitors,
+    Activity, BufferedCounters, CachedCounters, Connection, Counterfoil, Counting, Day, Durability,
+    Error, ErrorKind, Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore, MysqlStore,
+    Outcome, Precision, Primary, Reconciler, Result, Series, Slice, Store, Table, VisitorCount,
+    Visitors,
 };
 pub use futures_util::future::{join_all, try_join_all};
 pub use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
@@ -54,9 +57,11 @@ pub use custom::{custom, unknown};
 pub use hits::{Hit, HitOutcome, Hits, Reckoning};
 pub use kinds::{KINDS, OfKind};
 pub use load::{Load, Stop};
+pub use model::scripts;
 pub use state::State;
 pub use tally::{Tally, now_ms};
-pub use tls::Tls;
+pub use tls::{CERTIFIED, Tls};
+pub use trouble::doomed;
 
 static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
 
@@ -87,8 +92,22 @@ impl Pair {
         }
     }
 
+    /// Starts a pair with this family open.
+    pub async fn of<H: FamilyHandle>(family: FamilyBuilder<H>) -> (Self, H) {
+        let pair = Pair::new().await;
+        let counters = pair.open(family).await;
+        (pair, counters)
+    }
+
+    /// Starts a pair on a MySQL that the test may stop.
+    pub async fn on_own_mysql() -> (MysqlServer, Self) {
+        let mysql = MysqlServer::start().await;
+        let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+        (mysql, pair)
+    }
+
     pub fn mysql(&self) -> &MysqlStore {
-        self.counterfoil.mysql().expect("MySQL")
+        self.counterfoil.mysql().unwrap()
     }
 
     /// Returns a client of another process, with this database and another connection.
@@ -102,16 +121,16 @@ impl Pair {
     }
 
     pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
-        self.counterfoil.open(family).await.expect("opened")
+        self.counterfoil.open(family).await.unwrap()
     }
 
     pub async fn drain(&self) {
-        self.counterfoil.drain().await.expect("a drain");
+        self.counterfoil.drain().await.unwrap();
     }
 
     pub async fn reconcile(&self) -> Reconciler {
         let reconciler = self.counterfoil.reconciler();
-        reconciler.start().await.expect("a reconciler")
+        reconciler.start().await.unwrap()
     }
 
     /// Runs SQL that returns nothing.
@@ -149,6 +168,11 @@ impl Pair {
     }
 }
 
+/// Starts a Redis that persists nothing.
+pub async fn new_redis() -> RedisServer {
+    RedisServer::start(RedisOptions::volatile()).await
+}
+
 /// A separate Redis, and the store in memory.
 pub struct Plain {
     pub redis: RedisServer,
@@ -173,11 +197,11 @@ impl Plain {
     }
 
     pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
-        self.counterfoil.open(family).await.expect("opened")
+        self.counterfoil.open(family).await.unwrap()
     }
 
     pub async fn drain(&self) {
-        self.counterfoil.drain().await.expect("a drain");
+        self.counterfoil.drain().await.unwrap();
     }
 }
 
@@ -223,11 +247,11 @@ pub fn sum(slices: &[Slice]) -> i64 {
 
 /// Returns how often a server has executed a command.
 pub async fn calls(redis: &RedisServer, command: &str) -> u64 {
-    let info: String = redis.run("INFO commandstats").await.expect("INFO");
+    let info: String = redis.run("INFO commandstats").await.unwrap();
     let prefix = format!("cmdstat_{command}:calls=");
     let line = info.lines().find_map(|line| line.strip_prefix(&prefix));
     line.and_then(|line| line.split(',').next())
-        .map_or(0, |calls| calls.parse().expect("a number"))
+        .map_or(0, |calls| calls.parse().unwrap())
 }
 
 /// Asserts that the error is of this kind and contains this text.
@@ -255,6 +279,11 @@ pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
         .collect()
 }
 
+/// Returns this number of ids.
+pub fn pages(many: usize) -> Vec<String> {
+    (0..many).map(|number| format!("page/{number}")).collect()
+}
+
 /// Returns the home's epoch. A family that Redis does not know is configured first.
 pub async fn epoch(home: &counterfoil::test_hooks::Partition, family: &Family) -> Result<String> {
     loop {
@@ -277,14 +306,14 @@ pub fn times(seconds: Range<i64>) -> Range<SystemTime> {
 /// Returns a time in whole Unix seconds.
 pub fn unix(time: SystemTime) -> i64 {
     time.duration_since(UNIX_EPOCH)
-        .expect("after 1970")
+        .unwrap()
         .as_secs()
         .cast_signed()
 }
 
 /// Parses a day.
 pub fn day(text: &str) -> Day {
-    text.parse().expect("a day")
+    text.parse().unwrap()
 }
 
 pub const fn millis(millis: u64) -> Duration {
@@ -306,10 +335,7 @@ pub async fn database() -> MySqlPool {
 
 async fn database_on(mysql: &MysqlServer) -> MySqlPool {
     let (_, pool) = mysql.database("test").await;
-    MysqlStore::new(pool.clone())
-        .create_tables()
-        .await
-        .expect("counterfoil's tables");
+    MysqlStore::new(pool.clone()).create_tables().await.unwrap();
     pool
 }
 
@@ -322,9 +348,20 @@ pub fn family(name: &str) -> FamilyBuilder<BufferedCounters> {
         .sync_time(millis(50))
 }
 
+/// A family whose batches are durable immediately.
+pub trait AtOnce {
+    fn at_once(self) -> Self;
+}
+
+impl<H> AtOnce for FamilyBuilder<H> {
+    fn at_once(self) -> Self {
+        self.durability(Durability::Immediate)
+    }
+}
+
 /// Returns a cached family that is durable immediately.
 pub fn votes() -> FamilyBuilder<CachedCounters> {
-    Family::cached("test", "votes").durability(Durability::Immediate)
+    Family::cached("test", "votes").at_once()
 }
 
 /// Returns a series of days that is durable immediately.
@@ -332,7 +369,7 @@ pub fn days() -> FamilyBuilder<Series> {
     Family::series("test", "hits")
         .windows([(Precision::Day, 3)])
         .keep([Precision::Day])
-        .durability(Durability::Immediate)
+        .at_once()
 }
 
 /// Adds these key columns and the value column `n` to the table.

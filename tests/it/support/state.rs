@@ -18,7 +18,7 @@ impl State {
             .arg(&pattern)
             .query_async(&mut redis)
             .await
-            .expect("KEYS");
+            .unwrap();
         let mut dumps = pipe();
         for key in &keys {
             dumps.cmd("DUMP").arg(key);
@@ -26,7 +26,7 @@ impl State {
         let contents: Vec<Vec<u8>> = if keys.is_empty() {
             Vec::new()
         } else {
-            dumps.query_async(&mut redis).await.expect("DUMP")
+            dumps.query_async(&mut redis).await.unwrap()
         };
         State {
             pattern,
@@ -41,7 +41,7 @@ impl State {
             .arg(&self.pattern)
             .query_async(&mut redis)
             .await
-            .expect("KEYS");
+            .unwrap();
         let mut restores = pipe();
         restores.atomic();
         for key in present {
@@ -55,6 +55,6 @@ impl State {
                 .arg(content)
                 .ignore();
         }
-        let () = restores.query_async(&mut redis).await.expect("RESTORE");
+        let () = restores.query_async(&mut redis).await.unwrap();
     }
 }

@@ -19,7 +19,7 @@ where
         .worker_threads(1)
         .enable_all()
         .build()
-        .expect("a runtime");
+        .unwrap();
     doomed.spawn(async move {
         let store = MysqlStore::new(sqlx::MySqlPool::connect_lazy_with((*pool).clone()));
         // cut off before it could begin
@@ -63,10 +63,7 @@ pub async fn round<F>(
         cut(proxy, random.random_range(0..3000));
     }
     if number.is_multiple_of(3) {
-        pair.redis
-            .run::<()>("SCRIPT FLUSH")
-            .await
-            .expect("SCRIPT FLUSH");
+        pair.redis.run::<()>("SCRIPT FLUSH").await.unwrap();
     }
     if number % 5 == 4 {
         mysql.kill();

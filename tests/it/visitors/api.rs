@@ -1,12 +1,10 @@
 //! Visitors of a day on real servers. Each counts once, and the caller learns whether it was the
 //! first visit.
 
-use counterfoil::KeyType::{Date, Text, Unsigned};
-
 use crate::support::*;
 
 fn daily(name: &str) -> FamilyBuilder<Visitors> {
-    Family::visitors("test", name).durability(Durability::Immediate)
+    Family::visitors("test", name).at_once()
 }
 
 #[tokio::test]
@@ -71,8 +69,7 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
 
 #[tokio::test]
 async fn a_visit_out_of_range_is_refused() {
-    let pair = Pair::new().await;
-    let daily = pair.open(daily("daily").partitions(1)).await;
+    let (pair, daily) = Pair::of(daily("daily").partitions(1)).await;
     let full = i64::MAX;
     let full = format!("HSET cf1:{{test/daily/0}}:buffer shop/2014-09-20 {full}");
     pair.command::<()>(&full).await;

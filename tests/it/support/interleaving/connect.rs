@@ -25,7 +25,7 @@ impl Connect for ConnectionManager {
             .set_min_delay(millis(2))
             .set_max_delay(millis(50));
         let manager = ConnectionManager::new_with_config(server.client(), config).await;
-        manager.expect("a connection to the private Redis")
+        manager.unwrap()
     }
 
     async fn again(&mut self, _: &RedisServer) {
@@ -37,10 +37,7 @@ impl Connect for ConnectionManager {
 
 impl Connect for Direct {
     async fn to(server: &RedisServer) -> Self {
-        let connection = server
-            .client()
-            .get_connection()
-            .expect("a connection to the private Redis");
+        let connection = server.client().get_connection().unwrap();
         Direct(Arc::new(Mutex::new(connection)))
     }
 }

@@ -36,7 +36,7 @@ pub fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .expect("a runtime")
+        .unwrap()
 }
 
 /// The number of the program's next case, so that no two cases share a family.

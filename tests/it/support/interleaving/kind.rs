@@ -94,7 +94,7 @@ pub fn replay<K: Kind>(disturbed: K::Disturbed, steps: &[K::Step]) {
             database: Database::new(MemoryStore::new()),
         };
         let mut case = K::begin(given).await;
-        case.play(steps.iter().cloned()).await.expect("exact");
+        case.play(steps.iter().cloned()).await.unwrap();
     });
 }
 

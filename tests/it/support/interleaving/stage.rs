@@ -88,7 +88,7 @@ impl<'s, C: Connect> Stage<'s, C> {
             lengths,
             names: 0,
         };
-        stage.run("FLUSHALL").await.expect("FLUSHALL");
+        stage.run("FLUSHALL").await.unwrap();
         stage.note_length();
         stage
     }
@@ -205,5 +205,5 @@ impl<'s, C: Connect> Stage<'s, C> {
 /// Starts the server on a runtime whose clock runs, which the test's own clock may not do.
 fn start_again(server: &RedisServer) {
     let start = || runtime().block_on(server.start_again());
-    std::thread::scope(|scope| scope.spawn(start).join()).expect("it starts");
+    std::thread::scope(|scope| scope.spawn(start).join()).unwrap();
 }

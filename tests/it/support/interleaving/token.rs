@@ -5,12 +5,12 @@ use super::*;
 
 /// Returns the delta of the increment with this number.
 pub fn delta(token: usize) -> i64 {
-    4i64.pow(u32::try_from(token).expect("few tokens"))
+    4i64.pow(u32::try_from(token).unwrap())
 }
 
 /// Returns how often the increment with this number is in the value.
 pub fn digit(value: i128, token: usize) -> u8 {
-    u8::try_from((value >> (2 * token)) & 3).expect("two bits")
+    u8::try_from((value >> (2 * token)) & 3).unwrap()
 }
 
 /// Returns the fault if an increment is in a value less often than it must be, or more often than

@@ -154,8 +154,8 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
         } = given;
         let settle = Durability::Settle(millis(SETTLE));
         let builder = K::family(name).partitions(PARTITIONS).durability(settle);
-        let family = builder.build().expect("a valid family");
-        let number = database.store.register(&family).await.expect("registered");
+        let family = builder.build().unwrap();
+        let number = database.store.register(&family).await.unwrap();
         let family = Registered { family, number };
         let mut stage = Stage::<ConnectionManager>::new(server, crashes, family, K::START).await;
         let gate = Gate::new();
@@ -167,7 +167,7 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
             },
         );
         World {
-            counters: counterfoil.open(builder).await.expect("opened"),
+            counters: counterfoil.open(builder).await.unwrap(),
             gate,
             database,
             kind: K::default(),

@@ -165,7 +165,7 @@ struct Scripts {
 }
 
 /// A counting call.
-pub struct Counting<'a> {
+pub struct CountingCall<'a> {
     pub script: &'static str,
     /// The kind of families that the script counts for.
     pub kind: &'static str,
@@ -265,12 +265,12 @@ impl Frame {
     /// the reference is one that changes nothing. Returns the words of a call that was executed.
     pub fn count<R: Clone>(
         &mut self,
-        counting: Counting<'_>,
+        counting: CountingCall<'_>,
         sent: &Sent,
         reference: &mut R,
         count: impl FnOnce(&mut R, &Family, Option<&Value>) -> Result<Counted, &'static str>,
     ) -> Checked<Option<Vec<String>>> {
-        let Counting { script, keys, .. } = counting;
+        let CountingCall { script, keys, .. } = counting;
         let args = [&sent.fence(self.now)[..], &counting.args].concat();
         self.disturb(sent, true);
         let got = self.call(script, keys, &args);
@@ -412,7 +412,7 @@ impl Frame {
             return Err(TestCaseError::fail(format!("{got:?} is no epoch")));
         };
         prop_assert_eq!(status, "OK");
-        let settings = self.family.known().expect("a configured family");
+        let settings = self.family.known().unwrap();
         prop_assert_eq!(known, &settings[..]);
         let last = self.family.get("=now").cloned();
         prop_assert_eq!(before, last.as_ref().unwrap_or(name));
@@ -539,7 +539,7 @@ fn play<K: Kind>(
 
 /// Expects that the scripts match the reference in `COUNTERFOIL_CASES` sequences, 100 by default.
 pub async fn agrees<K: Kind>() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     let config = random::config(random::cases(100));
     let redis = server.client().get_connection().unwrap();
     play::<K>(redis, &scripts(), config).unwrap_or_else(|error| panic!("{error}"));
@@ -556,7 +556,7 @@ const WITHOUT_FENCE: [(&str, &str); 5] = [
 
 /// Expects that no script passes with one of its changes, (from, to), or without its fence.
 pub async fn notices<K: Kind>(changes: &[(&str, &[(&str, &str)])]) {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     let fences = K::FENCED.iter().map(|name| (*name, &WITHOUT_FENCE[..]));
     for (name, changes) in fences.chain(changes.iter().copied()) {
         for (from, to) in changes {
