@@ -114,18 +114,14 @@ enum Step {
         n: u64,
     },
     /// The server's clock moves forward or back.
-    Jump {
-        ms: i64,
-    },
+    Jump(i64),
     /// The server's clock moves close to a moment at which something changes.
     Goto {
         edge: usize,
         ms: i64,
     },
     /// The machine's clock becomes wrong.
-    MachineAhead {
-        ms: i64,
-    },
+    MachineAhead(i64),
     /// A window is read.
     Get {
         name: usize,
@@ -161,9 +157,9 @@ fn step() -> impl Strategy<Value = Step> {
     let jump = prop_oneof![6 => 0..10_000i64, 2 => -12_000..0i64, 2 => hours(4), 1 => hours(60)];
     prop_oneof![
         10 => (0..NAMES.len(), 1..1000u64).prop_map(|(name, n)| Step::Add { name, n }),
-        6 => jump.prop_map(|ms| Step::Jump { ms }),
+        6 => jump.prop_map(Step::Jump),
         2 => (0..EDGES.len(), -3000..3000i64).prop_map(|(edge, ms)| Step::Goto { edge, ms }),
-        1 => hours(40).prop_map(|ms| Step::MachineAhead { ms }),
+        1 => hours(40).prop_map(Step::MachineAhead),
         6 => (0..NAMES.len(), 0..WINDOWS.len()).prop_map(|(name, window)| Step::Get { name, window }),
         3 => (0..NAMES.len(), 0..KEPT.len(), 0..12i64, 0..3i64)
             .prop_map(|(name, kept, before, after)| Step::Range { name, kept, before, after }),
@@ -225,9 +221,9 @@ impl<'c> World<'c> {
                 let _ = self.series.add(NAMES[name], n).await?;
                 self.count(name, n.cast_signed());
             }
-            Step::Jump { ms } => self.go_to(self.now_ms + ms),
+            Step::Jump(ms) => self.go_to(self.now_ms + ms),
             Step::Goto { edge, ms } => self.go_to(EDGES[edge] * 1000 + ms),
-            Step::MachineAhead { ms } => self.clock.machine_is_ahead(ms),
+            Step::MachineAhead(ms) => self.clock.machine_is_ahead(ms),
             Step::Get { name, window } => self.get(name, window).await?,
             Step::Range {
                 name,

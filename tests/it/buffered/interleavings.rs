@@ -128,8 +128,8 @@ const WRITE: Step<Infallible> = Step::Write {
     ids: (0, None),
     fate: Fate::Delivered,
 };
-const READ_BEGINS: Step<Infallible> = Step::ReadBegins { id: 0 };
-const TICK: Step<Infallible> = Step::Tick { ms: SETTLE };
+const READ_BEGINS: Step<Infallible> = Step::ReadBegins(0);
+const TICK: Step<Infallible> = Step::Tick(SETTLE);
 /// Steps of two workers.
 const ONE: Step<Infallible> = Step::Work(Work::delivered(0, 1));
 const OTHER: Step<Infallible> = Step::Work(Work::delivered(1, 0));

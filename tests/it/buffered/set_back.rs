@@ -18,23 +18,15 @@ const HITS: usize = 24;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// A new caller counts a hit.
-    Hit {
-        fate: Fate,
-    },
+    Hit(Fate),
     /// An earlier call arrives again.
-    Echo {
-        call: usize,
-    },
+    Echo(usize),
     TurnEpoch,
     /// The current state of Redis is kept.
     Keep,
-    SetBack {
-        state: usize,
-    },
+    SetBack(usize),
     Work(Work),
-    WorkerDies {
-        worker: usize,
-    },
+    WorkerDies(usize),
     /// An application's drain flushes everything.
     Drain,
     /// A probe reads the ledger.
@@ -50,13 +42,13 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let fate = prop_oneof![6 => Just(Fate::Delivered), 1 => Just(Fate::LostBefore)];
     prop_oneof![
-        8 => fate.prop_map(|fate| Step::Hit { fate }),
-        4 => (0..1000_usize).prop_map(|call| Step::Echo { call }),
+        8 => fate.prop_map(Step::Hit),
+        4 => (0..1000_usize).prop_map(Step::Echo),
         1 => Just(Step::TurnEpoch),
         3 => Just(Step::Keep),
-        3 => (0..1000_usize).prop_map(|state| Step::SetBack { state }),
+        3 => (0..1000_usize).prop_map(Step::SetBack),
         20 => Work::any().prop_map(Step::Work),
-        1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+        1 => (0..WORKERS).prop_map(Step::WorkerDies),
         1 => Just(Step::Drain),
         2 => Just(Step::ProbeBegins),
         2 => Just(Step::ProbeGoesOn),
@@ -299,14 +291,14 @@ impl<'s> World<'s> {
 
     async fn take(&mut self, step: Step) -> Checked {
         match step {
-            Step::Hit { fate } => self.hit(fate).await?,
-            Step::Echo { call } if !self.sent.is_empty() => {
+            Step::Hit(fate) => self.hit(fate).await?,
+            Step::Echo(call) if !self.sent.is_empty() => {
                 self.arrive(call % self.sent.len()).await?
             }
-            Step::Echo { .. } => {}
+            Step::Echo(_) => {}
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
             Step::Keep => self.kept.push(self.stage.state().await),
-            Step::SetBack { state } => self.set_back(state).await?,
+            Step::SetBack(state) => self.set_back(state).await?,
             Step::Work(work) => {
                 let advanced = self.workers.advance(work, &self.stage, &self.database);
                 let dropped = advanced.await?;
@@ -320,7 +312,7 @@ impl<'s> World<'s> {
                     prop_assert!(is_true, "WRONG REPORT: {:?} of {:?}", dropped, hits);
                 }
             }
-            Step::WorkerDies { worker } => self.workers.die(worker),
+            Step::WorkerDies(worker) => self.workers.die(worker),
             Step::Drain => self.counterfoil.drain().await?,
             Step::ProbeBegins => self.probe = Some(self.database.ledger(&self.stage).await?),
             Step::ProbeGoesOn => self.probe_goes_on().await?,
@@ -340,7 +332,7 @@ impl Case for World<'_> {
         self.take(step).await?;
         let after = self.look().await?;
         let before = std::mem::replace(&mut self.pending, after);
-        if matches!(step, Step::SetBack { .. }) {
+        if matches!(step, Step::SetBack(_)) {
             Ok(())
         } else {
             self.note_resets(before).await
@@ -394,9 +386,7 @@ impl Case for World<'_> {
         for step in [
             Step::ProbeBegins,
             Step::ProbeGoesOn,
-            Step::Hit {
-                fate: Fate::Delivered,
-            },
+            Step::Hit(Fate::Delivered),
             Step::Drain,
         ] {
             self.step(step).await?;

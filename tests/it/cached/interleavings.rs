@@ -33,22 +33,14 @@ enum Step {
         fate: Fate,
     },
     /// An earlier call arrives again.
-    Echo {
-        call: usize,
-    },
+    Echo(usize),
     TurnEpoch,
     /// The client dies with its call, and another one replaces it.
-    ClientDies {
-        client: usize,
-    },
+    ClientDies(usize),
     Work(Work),
     /// A worker that never stalls brings the partition's batch to the database.
-    Save {
-        partition: u32,
-    },
-    WorkerDies {
-        worker: usize,
-    },
+    Save(u32),
+    WorkerDies(usize),
     /// Due counters are deleted, or this one, due or not.
     Delete {
         partition: u32,
@@ -61,16 +53,12 @@ enum Step {
         id: usize,
         replaces: bool,
     },
-    Tick {
-        ms: u64,
-    },
+    Tick(u64),
     Mishap(Mishap),
     /// Keeps the state of Redis.
     Keep,
     /// Sets Redis back to a kept state.
-    SetBack {
-        state: usize,
-    },
+    SetBack(usize),
     /// Reads the ledger; the next probe compares it with Redis.
     Probe,
 }
@@ -139,7 +127,7 @@ impl Kind for Cached {
         });
         let set_back = prop_oneof![
             2 => Just(Step::Keep),
-            2 => (0..1000_usize).prop_map(|state| Step::SetBack { state }),
+            2 => (0..1000_usize).prop_map(Step::SetBack),
             3 => Just(Step::Probe),
         ];
         let mishap = disturbed.crashes.mishap().prop_map(Step::Mishap);
@@ -149,15 +137,15 @@ impl Kind for Cached {
         let delete = (partition(), prop::option::of(id()));
         prop_oneof![
             20 => count.prop_map(|(client, id, many, fate)| Step::Count { client, id, many: many < 100, fate }),
-            3 => (0..1000_usize).prop_map(|call| Step::Echo { call }),
+            3 => (0..1000_usize).prop_map(Step::Echo),
             1 => Just(Step::TurnEpoch),
-            1 => (0..CLIENTS).prop_map(|client| Step::ClientDies { client }),
+            1 => (0..CLIENTS).prop_map(Step::ClientDies),
             18 => (Work::any(), partition()).prop_map(|(work, partition)| Step::Work(Work { partition, ..work })),
-            6 => partition().prop_map(|partition| Step::Save { partition }),
-            1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+            6 => partition().prop_map(Step::Save),
+            1 => (0..WORKERS).prop_map(Step::WorkerDies),
             8 => delete.prop_map(|(partition, id)| Step::Delete { partition, id }),
             4 => Just(Step::Read),
-            8 => ticks.prop_map(|ms| Step::Tick { ms }),
+            8 => ticks.prop_map(Step::Tick),
             1 => nothing(),
             1 => or_nothing(!disturbed.set_back, mishap.boxed()),
             2 => or_nothing(disturbed.outsider, outside.boxed()),
@@ -823,26 +811,26 @@ impl<S: Store + Clone> Case for World<'_, S> {
                 many,
                 fate,
             } => self.count(client, id, many, fate).await?,
-            Step::Echo { call } => self.echo(call).await?,
+            Step::Echo(call) => self.echo(call).await?,
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
-            Step::ClientDies { client } => self.client_dies(client),
+            Step::ClientDies(client) => self.client_dies(client),
             Step::Work(work) => self.work(STALLING, work).await?,
-            Step::Save { partition } => self.save_all(partition).await?,
-            Step::WorkerDies { worker } => {
+            Step::Save(partition) => self.save_all(partition).await?,
+            Step::WorkerDies(worker) => {
                 self.savers[STALLING].workers.die(worker);
                 self.savers[STALLING].saving[worker] = None;
             }
             Step::Delete { partition, id } => self.delete(partition, id).await?,
             Step::Read => self.read().await?,
             Step::Outside { id, replaces } => self.write_from_outside(id, replaces).await?,
-            Step::Tick { ms } => self.stage.pass(ms),
+            Step::Tick(ms) => self.stage.pass(ms),
             Step::Mishap(mishap) => {
                 if let Some(gone) = self.stage.suffer(mishap).await? {
                     self.forget(&gone).await?;
                 }
             }
             Step::Keep => self.kept.push(self.stage.state().await),
-            Step::SetBack { state } => self.set_back(state).await?,
+            Step::SetBack(state) => self.set_back(state).await?,
             Step::Probe => self.probe().await?,
         }
         self.stage.note_length();

@@ -58,9 +58,7 @@ enum Call {
         retain_ms: u64,
         rows: Vec<(usize, Option<i64>)>,
     },
-    Delete {
-        ids: Vec<usize>,
-    },
+    Delete(Vec<usize>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -298,8 +296,8 @@ fn call() -> impl Strategy<Value = Call> {
         6 => (Which::any(16), retain_ms(), ids(1), rows).prop_map(|(which, retain_ms, ids, rows)| {
             Call::Saved { which, retain_ms, rows: ids.into_iter().zip(rows).collect() }
         }),
-        3 => ids(1).prop_map(|ids| Call::Delete { ids }),
-        3 => Just(Call::Delete { ids: vec![] }),
+        3 => ids(1).prop_map(Call::Delete),
+        3 => Just(Call::Delete(vec![])),
     ]
 }
 
@@ -488,7 +486,7 @@ impl Cached {
                 let got = frame.call("cached_saved", keys, &args)?;
                 prop_assert_eq!(got, held.saved(now, &named, *retain_ms, rows));
             }
-            Call::Delete { ids } => {
+            Call::Delete(ids) => {
                 let args = [vec!["0".into(), "1".into(), now_ms], names(ids)].concat();
                 let got = frame.call("cached_delete", &[base, buffer, batch], &args)?;
                 let mut got = words(&got);

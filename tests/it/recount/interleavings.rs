@@ -15,52 +15,38 @@ const WRONG: usize = 2;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// A row that will be counted later.
-    Insert {
-        user: usize,
-    },
+    Insert(usize),
     /// An uncounted row is counted once, never or twice.
-    Count {
-        which: usize,
-    },
-    Never {
-        which: usize,
-    },
-    Twice {
-        which: usize,
-    },
+    Count(usize),
+    Never(usize),
+    Twice(usize),
     /// Everything in Redis reaches the database.
     Flush,
     /// Redis loses everything, or all but this share of what followed the last fsync. Lost hits are
     /// never counted.
     Emptied,
-    Crash {
-        kept: u8,
-    },
+    Crash(u8),
     /// The recounter's next step.
-    Recount {
-        who: usize,
-    },
-    Die {
-        who: usize,
-    },
+    Recount(usize),
+    Die(usize),
 }
 
 fn steps(crashes: bool) -> impl Strategy<Value = Vec<Step>> {
     let user = 0..USERS;
     let loss = if crashes {
-        any::<u8>().prop_map(|kept| Step::Crash { kept }).boxed()
+        any::<u8>().prop_map(Step::Crash).boxed()
     } else {
         Just(Step::Emptied).boxed()
     };
     let step = prop_oneof![
-        4 => user.prop_map(|user| Step::Insert { user }),
-        4 => (0..8_usize).prop_map(|which| Step::Count { which }),
-        1 => (0..8_usize).prop_map(|which| Step::Never { which }),
-        1 => (0..8_usize).prop_map(|which| Step::Twice { which }),
+        4 => user.prop_map(Step::Insert),
+        4 => (0..8_usize).prop_map(Step::Count),
+        1 => (0..8_usize).prop_map(Step::Never),
+        1 => (0..8_usize).prop_map(Step::Twice),
         2 => Just(Step::Flush),
         1 => loss,
-        8 => (0..2_usize).prop_map(|who| Step::Recount { who }),
-        1 => (0..2_usize).prop_map(|who| Step::Die { who }),
+        8 => (0..2_usize).prop_map(Step::Recount),
+        1 => (0..2_usize).prop_map(Step::Die),
     ];
     prop::collection::vec(step, 1..60)
 }
@@ -152,7 +138,7 @@ impl World {
 
     async fn take(&mut self, step: Step) {
         match step {
-            Step::Insert { user } => {
+            Step::Insert(user) => {
                 let insert = sqlx::query("INSERT INTO saves VALUES (?, ?)").bind(self.next);
                 let insert = insert.bind(user as u64 + 1).execute(&self.pair.pool);
                 insert.await.unwrap();
@@ -160,11 +146,11 @@ impl World {
                 self.next += 1;
                 self.explained[user].rows += 1;
             }
-            Step::Count { which } => self.count(which, 1).await,
-            Step::Never { which } => self.count(which, 0).await,
-            Step::Twice { which } => self.count(which, 2).await,
+            Step::Count(which) => self.count(which, 1).await,
+            Step::Never(which) => self.count(which, 0).await,
+            Step::Twice(which) => self.count(which, 2).await,
             Step::Flush => self.pair.drain().await,
-            Step::Emptied | Step::Crash { .. } => {
+            Step::Emptied | Step::Crash(_) => {
                 let mut before = [0; USERS];
                 for (user, before) in before.iter_mut().enumerate() {
                     *before = self.value(user).await;
@@ -175,8 +161,8 @@ impl World {
                     self.explained[user].never += usize::try_from(lost).unwrap_or(0);
                 }
             }
-            Step::Die { who } => self.recounters[who].1 = At::Idle,
-            Step::Recount { who } => {
+            Step::Die(who) => self.recounters[who].1 = At::Idle,
+            Step::Recount(who) => {
                 let at = std::mem::replace(&mut self.recounters[who].1, At::Idle);
                 self.recounters[who].1 = self.recount(who, at).await;
             }
@@ -185,7 +171,7 @@ impl World {
 
     async fn lose(&mut self, step: Step) {
         let redis = &self.pair.redis;
-        let Step::Crash { kept } = step else {
+        let Step::Crash(kept) = step else {
             return redis.run("FLUSHALL").await.unwrap();
         };
         let left = self.lengths[(self.lengths.len() - 1) * usize::from(kept) / 255];
@@ -325,7 +311,7 @@ fn recounting(pair: &Pair, counters: &Counters) -> Recounting {
 }
 
 fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<(), String> {
-    let crashes = steps.iter().any(|step| matches!(step, Step::Crash { .. }));
+    let crashes = steps.iter().any(|step| matches!(step, Step::Crash(_)));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -405,10 +391,10 @@ fn breaks(without: Without, steps: &[Step]) {
     play(None, Without::Nothing, steps).unwrap();
 }
 
-const RECOUNT: [Step; 5] = [Step::Recount { who: 0 }; 5];
-const OTHER: [Step; 5] = [Step::Recount { who: 1 }; 5];
-const INSERT: Step = Step::Insert { user: 0 };
-const COUNT: Step = Step::Count { which: 0 };
+const RECOUNT: [Step; 5] = [Step::Recount(0); 5];
+const OTHER: [Step; 5] = [Step::Recount(1); 5];
+const INSERT: Step = Step::Insert(0);
+const COUNT: Step = Step::Count(0);
 
 #[test]
 fn without_the_wait_what_is_on_its_way_counts_twice() {
@@ -418,7 +404,7 @@ fn without_the_wait_what_is_on_its_way_counts_twice() {
 #[test]
 fn without_the_run_two_recounters_correct_twice() {
     let (first, second) = (&RECOUNT[..4], &OTHER[..4]);
-    let never = [INSERT, Step::Never { which: 0 }];
+    let never = [INSERT, Step::Never(0)];
     let both = [&never[..], first, second, &RECOUNT[4..], &OTHER[4..]].concat();
     breaks(Without::Guard(Guard::RecountRun), &both);
 }

@@ -16,9 +16,9 @@ const NAMES: [&str; 2] = ["a", "page/é"];
 #[derive(Clone, Copy, Debug)]
 enum Own {
     /// Slices that are over move to the buffer.
-    Close { partition: u32 },
+    Close(u32),
     /// The server's clock is set back.
-    SetBack { ms: u64 },
+    SetBack(u64),
 }
 
 /// Series whose slices are kept.
@@ -78,10 +78,10 @@ impl Counters for Slices {
 
     async fn own<S: Store + Clone>(world: &mut World<'_, S>, step: Own) -> Checked {
         match step {
-            Own::Close { partition } => {
+            Own::Close(partition) => {
                 let _wait = world.stage.partition(partition).close_slices().await?;
             }
-            Own::SetBack { ms } => world.stage.set_back(ms),
+            Own::SetBack(ms) => world.stage.set_back(ms),
         }
         Ok(())
     }
@@ -136,7 +136,7 @@ impl Counters for Slices {
     async fn close_all<S: Store + Clone>(world: &mut World<'_, S>) -> Checked {
         world.stage.pass(100_000);
         for partition in 0..PARTITIONS {
-            Self::own(world, Own::Close { partition }).await?;
+            Self::own(world, Own::Close(partition)).await?;
         }
         Ok(())
     }
@@ -193,8 +193,8 @@ impl Kind for Slices {
 
     fn step(crashes: Crashes) -> impl Strategy<Value = Self::Step> {
         let name = (0..NAMES.len()).prop_map(|name| (name, None));
-        let close = (0..PARTITIONS).prop_map(|partition| Own::Close { partition });
-        let set_back = prop_oneof![Just(300), Just(2500)].prop_map(|ms| Own::SetBack { ms });
+        let close = (0..PARTITIONS).prop_map(Own::Close);
+        let set_back = prop_oneof![Just(300), Just(2500)].prop_map(Own::SetBack);
         prop_oneof![
             49 => steps(crashes, name),
             6 => close.prop_map(world::Step::Own),

@@ -144,9 +144,7 @@ impl Window {
 #[derive(Clone, Debug)]
 enum Own {
     /// The clock moves to the end of the next slice or the next idle time, or to just before it.
-    Edge {
-        early: u64,
-    },
+    Edge(u64),
     Add(Called, Add),
     Get(Vec<(usize, usize)>),
     Names {
@@ -371,7 +369,7 @@ fn own() -> impl Strategy<Value = Own> {
         kept,
     });
     prop_oneof![
-        2 => (0..2_u64).prop_map(|early| Own::Edge { early }),
+        2 => (0..2_u64).prop_map(Own::Edge),
         14 => add,
         2 => places().prop_map(Own::Get),
         2 => names,
@@ -420,7 +418,7 @@ impl Kind for Series {
         let now = frame.now;
         let ms = now.to_string();
         match step {
-            Own::Edge { early } => {
+            Own::Edge(early) => {
                 let edges = self.schedule.values().chain(self.idle.values());
                 let next = edges.filter(|at| **at > now).min();
                 frame.now = next.map_or(now, |at| at - early);

@@ -19,31 +19,19 @@ pub enum Step<Own> {
         fate: Fate,
     },
     /// An earlier call arrives again, from any sender and at any time.
-    Echo {
-        call: usize,
-    },
+    Echo(usize),
     /// The writer's epoch is old: it requests the epoch before its next call.
-    Ask {
-        writer: usize,
-    },
+    Ask(usize),
     TurnEpoch,
     /// The writer dies with its call in flight, and another one replaces it.
-    WriterDies {
-        writer: usize,
-    },
+    WriterDies(usize),
     Work(Work),
-    WorkerDies {
-        worker: usize,
-    },
+    WorkerDies(usize),
     /// A reader begins to read, up to its database query.
-    ReadBegins {
-        id: usize,
-    },
+    ReadBegins(usize),
     /// The reader's database query runs.
     ReadGoesOn,
-    Tick {
-        ms: u64,
-    },
+    Tick(u64),
     Mishap(Mishap),
     /// A step that only this kind takes.
     Own(Own),
@@ -55,20 +43,20 @@ pub fn steps<Own: Copy + Debug + 'static>(
     ids: impl Strategy<Value = Ids> + Clone + 'static,
 ) -> impl Strategy<Value = Step<Own>> {
     let writer = 0..WRITERS;
-    let read = ids.clone().prop_map(|(id, _)| Step::ReadBegins { id });
+    let read = ids.clone().prop_map(|(id, _)| Step::ReadBegins(id));
     let tick = prop_oneof![Just(100), Just(600), Just(1000), Just(1500)];
     prop_oneof![
         12 => (writer.clone(), ids, fate())
             .prop_map(|(writer, ids, fate)| Step::Write { writer, ids, fate }),
-        4 => (0..1000usize).prop_map(|call| Step::Echo { call }),
-        2 => writer.clone().prop_map(|writer| Step::Ask { writer }),
+        4 => (0..1000usize).prop_map(Step::Echo),
+        2 => writer.clone().prop_map(Step::Ask),
         1 => Just(Step::TurnEpoch),
-        1 => writer.prop_map(|writer| Step::WriterDies { writer }),
+        1 => writer.prop_map(Step::WriterDies),
         16 => Work::any().prop_map(Step::Work),
-        1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+        1 => (0..WORKERS).prop_map(Step::WorkerDies),
         4 => read,
         6 => Just(Step::ReadGoesOn),
-        6 => tick.prop_map(|ms| Step::Tick { ms }),
+        6 => tick.prop_map(Step::Tick),
         1 => Just(Step::Mishap(Mishap::ScriptFlush)),
         1 => crashes.mishap().prop_map(Step::Mishap),
     ]
@@ -260,21 +248,19 @@ impl<S: Store + Clone, K: Counters> Case for World<'_, S, K> {
     async fn step(&mut self, step: Self::Step) -> Checked {
         match step {
             Step::Write { writer, ids, fate } => self.write(writer, ids, fate).await?,
-            Step::Echo { call } => {
+            Step::Echo(call) => {
                 if let Some((key, tokens)) = self.sent.get(call % self.sent.len().max(1)).cloned() {
                     K::arrive(self, &key, &tokens).await?;
                 }
             }
-            Step::Ask { writer } => self.writers[writer].ask(),
+            Step::Ask(writer) => self.writers[writer].ask(),
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
-            Step::WriterDies { writer } => {
-                self.writers[writer] = Writer::new(self.stage.new_name())
-            }
+            Step::WriterDies(writer) => self.writers[writer] = Writer::new(self.stage.new_name()),
             Step::Work(work) => self.workers.step(work, &self.stage, &self.database).await?,
-            Step::WorkerDies { worker } => self.workers.die(worker),
-            Step::ReadBegins { id } => self.read_begins(id).await,
+            Step::WorkerDies(worker) => self.workers.die(worker),
+            Step::ReadBegins(id) => self.read_begins(id).await,
             Step::ReadGoesOn => self.read_goes_on().await?,
-            Step::Tick { ms } => self.stage.pass(ms),
+            Step::Tick(ms) => self.stage.pass(ms),
             Step::Mishap(mishap) => {
                 if let Some(gone) = self.stage.suffer(mishap).await? {
                     self.forget(&gone);
