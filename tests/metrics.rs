@@ -102,23 +102,24 @@ async fn every_count_begins_at_0() {
     let metrics = Metrics::record();
     let (pair, _views) = Pair::of(family("views")).await;
     let _votes = pair.open(Family::cached("test", "votes")).await;
-    let counts = [
-        HITS,
-        REFUSED,
-        UNKNOWN,
-        RECORDED,
-        PENDING_IDS,
-        STRAYS,
-        SET_BACK,
-        DROPPED,
-        SEEDS,
-        DELETED,
-        RETRIES,
-    ];
-    metrics.expect(counts.map(|name| (name, 0.0)));
+    metrics.expect(
+        [
+            HITS,
+            REFUSED,
+            UNKNOWN,
+            RECORDED,
+            PENDING_IDS,
+            STRAYS,
+            SET_BACK,
+            DROPPED,
+            SEEDS,
+            DELETED,
+            RETRIES,
+        ]
+        .map(|name| (name, 0.0)),
+    );
     pair.reconcile().await.shutdown().await.unwrap();
-    let counts = [BATCHES, ROWS, REJECTS, RETRIES, WAITING_SECONDS];
-    metrics.expect(counts.map(|name| (name, 0.0)));
+    metrics.expect([BATCHES, ROWS, REJECTS, RETRIES, WAITING_SECONDS].map(|name| (name, 0.0)));
 }
 
 thread_local! {
@@ -169,8 +170,9 @@ async fn a_reconciler_that_ends_is_logged() {
     let (pair, views) = Pair::of(family("views")).await;
     drop(pair.reconcile().await);
     eventually("a warning", || async {
-        let lines = log.lines_with("WARN");
-        lines.iter().any(|line| line.contains("was dropped"))
+        log.lines_with("WARN")
+            .iter()
+            .any(|line| line.contains("was dropped"))
     })
     .await;
     pair.reconcile().await.shutdown().await.unwrap();
@@ -212,7 +214,7 @@ async fn families_that_are_not_served_are_named() {
         assert!(lines[0].contains(part), "{part} is not in {lines:?}");
     }
     all.shutdown().await.unwrap();
-    let _running = pair.other().await.reconciler().start().await.unwrap();
+    let _running = pair.other().await.reconcile().await;
     eventually("a warning", || async {
         log.lines_with("not served").len() == 2
     })
@@ -301,10 +303,7 @@ async fn ids_of_a_drain_that_is_given_up_are_not_pending() {
 async fn backlogs_are_measured_over_namespaces() {
     let metrics = Metrics::record();
     let pair = Pair::new().await;
-    let open = async |tenant: &str| {
-        let views = Family::buffered(tenant, "views").at_once();
-        pair.open(views).await
-    };
+    let open = async |tenant: &str| pair.open(Family::buffered(tenant, "views").at_once()).await;
     let (first, second) = (open("first").await, open("second").await);
     let _idle = open("third").await;
     first.count("a", 1).await;
@@ -314,13 +313,13 @@ async fn backlogs_are_measured_over_namespaces() {
     assert_eq!(first.backlog().await.unwrap().ids, 1);
     // one handle knows of one namespace
     assert!(!metrics.look().contains_key(BACKLOG_IDS));
-    let backlogs = pair.counterfoil.backlogs().await.unwrap();
+    let backlogs = pair.backlogs().await.unwrap();
     let oldest = |(_, backlog): (Family, Result<Backlog>)| backlog.unwrap().oldest;
     let ages: Vec<_> = backlogs.into_iter().map(oldest).collect();
     let (first, second) = (ages[0].unwrap(), ages[1].unwrap());
     metrics.expect([(BACKLOG_IDS, 3.0), (BACKLOG_SECONDS, first.as_secs_f64())]);
     assert!(first >= second + millis(100), "{ages:?}");
     pair.drain().await;
-    let _ = pair.counterfoil.backlogs().await.unwrap();
+    let _ = pair.backlogs().await.unwrap();
     metrics.expect([(BACKLOG_IDS, 0.0), (BACKLOG_SECONDS, 0.0)]);
 }

@@ -63,9 +63,10 @@ impl Handles {
         let people = Family::visitors("test", "people").sync_hits(1);
         macro_rules! open {
             ($family:expr) => {{
-                let family = $family.durability(durability).sync_time(soon);
-                let handle = counterfoil.open(family).await.unwrap();
-                handle.write_timeout(soon * 10)
+                counterfoil
+                    .opened($family.durability(durability).sync_time(soon))
+                    .await
+                    .write_timeout(soon * 10)
             }};
         }
         Handles {
@@ -87,10 +88,12 @@ impl Handles {
             1 => tally.count(self.votes.incr(&id, 1).await, is_counted),
             2 => tally.count(self.hits.add(&id, 1).await, |_| true),
             3 => tally.count(self.site.touch(&id, "somebody").await, |()| true),
-            _ => {
-                let visited = self.people.first_visit(&id, today, number.to_be_bytes());
-                tally.count(visited.await, is_counted)
-            }
+            _ => tally.count(
+                self.people
+                    .first_visit(&id, today, number.to_be_bytes())
+                    .await,
+                is_counted,
+            ),
         }
     }
 }
@@ -118,8 +121,11 @@ impl Site {
     async fn stored(&self, kind: usize) -> i64 {
         const SUM: &str = "SELECT CAST(COALESCE(SUM(v.value), 0) AS SIGNED) FROM counterfoil_values AS v \
              JOIN counterfoil_families AS f ON f.number = v.family WHERE f.name = ? AND v.id NOT LIKE 'visitors/%'";
-        let sum = sqlx::query_scalar(SUM).bind(KINDS[kind]);
-        sum.fetch_one(&self.pool).await.unwrap()
+        sqlx::query_scalar(SUM)
+            .bind(KINDS[kind])
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
     }
 
     /// Returns the values of these two metrics by family. A snapshot resets them to 0.
@@ -128,8 +134,10 @@ impl Site {
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
             let index = names.iter().position(|name| *name == key.key().name());
             if let (Some(index), DebugValue::Counter(count)) = (index, value) {
-                let family = key.key().labels().next().unwrap().value();
-                found[index].insert(family.to_owned(), count.cast_signed());
+                found[index].insert(
+                    key.key().labels().next().unwrap().value().to_owned(),
+                    count.cast_signed(),
+                );
             }
         }
         found
@@ -202,7 +210,7 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
     if restore == Restore::Snapshot {
         let _: () = redis.run("SAVE").await.unwrap();
     }
-    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let reconciler = counterfoil.reconcile().await;
     let (tallies, stop) = (Arc::<[Tally; 5]>::default(), Arc::default());
     let tasks = load(&handles, &tallies, &stop);
     let mut site = Site {
@@ -245,8 +253,12 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
 #[tokio::test]
 async fn snapshots_only_never_double_a_hit() {
     // Redis's default `save` lines
-    let options = RedisOptions::volatile().arg("save", "3600 1 300 100 60 10000");
-    rounds(options, Durability::Immediate, Restore::Snapshot).await;
+    rounds(
+        RedisOptions::volatile().arg("save", "3600 1 300 100 60 10000"),
+        Durability::Immediate,
+        Restore::Snapshot,
+    )
+    .await;
 }
 
 #[tokio::test]

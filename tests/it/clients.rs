@@ -36,13 +36,15 @@ async fn python_of_the_documentation_counts_exactly() {
 async fn ioredis_counts_exactly() {
     let server = new_redis().await;
     if let (Some(modules), Some(mut python)) = (node_modules(), python()) {
-        let lossy = python
-            .arg(client("lossy.py"))
-            .arg(server.socket())
-            .arg(lua())
-            .arg("node")
-            .arg(client("lossy.mjs"));
-        expect_passed(lossy.env("NODE_PATH", modules));
+        expect_passed(
+            python
+                .arg(client("lossy.py"))
+                .arg(server.socket())
+                .arg(lua())
+                .arg("node")
+                .arg(client("lossy.mjs"))
+                .env("NODE_PATH", modules),
+        );
     }
 }
 
@@ -55,12 +57,11 @@ async fn php_of_the_documentation_counts_exactly() {
         return eprintln!("there is no php with phpredis: its test is skipped");
     }
     if let Some(mut python) = python() {
-        let lossy = python
-            .arg(client("lossy.py"))
-            .arg(server.socket())
-            .arg(lua());
         expect_passed(
-            lossy
+            python
+                .arg(client("lossy.py"))
+                .arg(server.socket())
+                .arg(lua())
                 .args(["php", "-d", "apc.enable_cli=1"])
                 .arg(client("readme.php")),
         );
@@ -224,11 +225,14 @@ async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
     reader.add(2);
     let cut = reader.expect(7).await;
     for left in [2, 1] {
-        let applied = store
-            .apply(std::slice::from_ref(&batch), Some(1))
-            .await
-            .unwrap();
-        assert_eq!(applied.progress, [Progress::Partial { left }]);
+        assert_eq!(
+            store
+                .apply(std::slice::from_ref(&batch), Some(1))
+                .await
+                .unwrap()
+                .progress,
+            [Progress::Partial { left }]
+        );
         reader.expect(7).await;
     }
     assert_eq!(

@@ -241,8 +241,11 @@ fn a_link_that_leads_nowhere_is_noticed() {
         (FILES, "examples/votes.rs", file),
     ] {
         let link = format!("{base}{link}");
-        let fault = broken(&documents, Path::new("docs/guide.md"), &link);
-        assert_eq!(fault, expected, "{link}");
+        assert_eq!(
+            broken(&documents, Path::new("docs/guide.md"), &link),
+            expected,
+            "{link}"
+        );
     }
 }
 
@@ -308,10 +311,9 @@ fn every_item_that_a_document_names_exists() {
 /// Returns the cited sections of the protocol: `3.2` and `8` of "docs/protocol.md, sections 3.2 and
 /// 8".
 fn cited(text: &str) -> Vec<String> {
-    let lines = text
+    let words = text
         .lines()
-        .map(|line| line.trim_start().trim_start_matches(['/', '!', '-']).trim());
-    let words = lines
+        .map(|line| line.trim_start().trim_start_matches(['/', '!', '-']).trim())
         .flat_map(str::split_whitespace)
         .collect::<Vec<_>>()
         .join(" ");

@@ -66,8 +66,11 @@ fn uses() -> Uses {
 /// Returns the sources of the crate by module, without comments and tests.
 fn sources() -> BTreeMap<String, String> {
     let mut sources = BTreeMap::new();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    read(&folder, "", &mut sources);
+    read(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        "",
+        &mut sources,
+    );
     sources
 }
 
@@ -170,8 +173,9 @@ fn rust_contains_no_script() {
 #[test]
 fn the_crate_root_has_few_names() {
     let root = include_str!("../../src/lib.rs");
-    let uses = root.split("\npub use ").skip(1);
-    let names: usize = uses
+    let names: usize = root
+        .split("\npub use ")
+        .skip(1)
         .map(|used| used.split(';').next().unwrap())
         .map(|used| match used.split_once('{') {
             Some((_, names)) => names

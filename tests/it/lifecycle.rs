@@ -86,8 +86,10 @@ async fn a_backlog_grows_older_while_the_database_is_unavailable() {
         (views.backlog().await.unwrap(), 2),
         (votes.backlog().await.unwrap(), 1),
     ] {
-        let is_old = backlog.oldest.unwrap() >= millis(600);
-        assert!(backlog.ids == ids && is_old, "{backlog:?}");
+        assert!(
+            backlog.ids == ids && backlog.oldest.unwrap() >= millis(600),
+            "{backlog:?}"
+        );
     }
 }
 
@@ -110,8 +112,10 @@ async fn hits_are_counted_over_rotations_and_drains() {
             hits.count(id, 1).await;
             votes.count(id, 1).await;
             let visitor = format!("{id} {round}");
-            let visit = visitors.first_visit("shop", day("2014-09-20"), visitor);
-            let _ = visit.await.unwrap();
+            let _ = visitors
+                .first_visit("shop", day("2014-09-20"), visitor)
+                .await
+                .unwrap();
             online.touch("page", id).await.unwrap();
         }
     };
@@ -127,8 +131,10 @@ async fn hits_are_counted_over_rotations_and_drains() {
         ];
         let counted = backlogs.map(|backlog| backlog.unwrap().counted);
         let of_ids = 3 * rounds;
-        let expected = [of_ids, of_ids, of_ids, 2 * rounds, 2 * rounds_over, 0];
-        assert_eq!(counted, expected);
+        assert_eq!(
+            counted,
+            [of_ids, of_ids, of_ids, 2 * rounds, 2 * rounds_over, 0]
+        );
     };
     expect(0, 0).await;
     for round in 0..3 {
@@ -136,7 +142,7 @@ async fn hits_are_counted_over_rotations_and_drains() {
         expect(round + 1, round).await;
         pair.drain().await;
         expect(round + 1, round).await;
-        pair.counterfoil.drain_all().await.unwrap();
+        pair.drain_all().await.unwrap();
         expect(round + 1, round + 1).await;
     }
     mysql.kill();
@@ -159,11 +165,17 @@ async fn the_backlogs_of_idle_families_take_few_calls() {
         plain.open(Family::cached(&tenant, "votes")).await;
     }
     // the first time Redis does not know the script
-    plain.counterfoil.backlogs().await.unwrap();
+    plain.backlogs().await.unwrap();
     let _: () = plain.redis.run("CONFIG RESETSTAT").await.unwrap();
     let counterfoil = plain.counterfoil.clone();
-    let backlogs = tokio::spawn(async move { counterfoil.backlogs().await });
-    assert_eq!(backlogs.await.unwrap().unwrap().len(), 50);
+    assert_eq!(
+        tokio::spawn(async move { counterfoil.backlogs().await })
+            .await
+            .unwrap()
+            .unwrap()
+            .len(),
+        50
+    );
     for (command, expected) in [("eval", 0), ("evalsha", 2)] {
         assert_eq!(calls(&plain.redis, command).await, expected, "{command}");
     }
@@ -173,7 +185,7 @@ async fn the_backlogs_of_idle_families_take_few_calls() {
 #[tokio::test]
 async fn the_backlogs_of_all_families_are_those_of_each() {
     let pair = Pair::new().await;
-    assert!(pair.counterfoil.backlogs().await.unwrap().is_empty());
+    assert!(pair.backlogs().await.unwrap().is_empty());
     let mut expected = Vec::new();
     for (tenant, many) in [("a", 40), ("b", 3)] {
         let views = Family::buffered(tenant, "views").partitions(130);
@@ -205,13 +217,20 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
         let numbers = |(family, backlog): (Family, Result<Backlog>)| {
             let backlog = backlog.unwrap();
             let is_old = |age| (millis(50)..LONG).contains(&age);
-            let has_age = backlog.oldest.is_some_and(is_old);
-            assert_eq!(has_age, backlog.ids > 0, "{family}: {backlog:?}");
+            assert_eq!(
+                backlog.oldest.is_some_and(is_old),
+                backlog.ids > 0,
+                "{family}: {backlog:?}"
+            );
             let numbers = (backlog.ids, backlog.open, backlog.counted);
             (family.to_string(), numbers)
         };
-        let backlogs = pair.counterfoil.backlogs().await.unwrap().into_iter();
-        backlogs.map(numbers).collect::<Vec<_>>()
+        pair.backlogs()
+            .await
+            .unwrap()
+            .into_iter()
+            .map(numbers)
+            .collect::<Vec<_>>()
     };
     assert_eq!(numbers().await, expected);
     pair.drain().await;
@@ -223,13 +242,15 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
     let _running = other.reconciler().namespace("b").start().await.unwrap();
     let served = async || other.backlogs().await.unwrap();
     eventually("the families", async || served().await.len() == 4).await;
-    let served = served().await.into_iter();
-    let mut views = served.filter(|(family, _)| family.to_string() == "b/views");
+    let mut views = served()
+        .await
+        .into_iter()
+        .filter(|(family, _)| family.to_string() == "b/views");
     assert_eq!(views.next().unwrap().1.unwrap(), counted(6));
 
     // another program overwrote a family's buffer
     pair.command::<()>("SET cf1:{b/views/7}:buffer oops").await;
-    let backlogs = pair.counterfoil.backlogs().await.unwrap();
+    let backlogs = pair.backlogs().await.unwrap();
     let broken = backlogs.iter().filter(|(_, found)| found.is_err());
     let broken: Vec<_> = broken.map(|(family, _)| family.name()).collect();
     assert_eq!((backlogs.len(), broken), (8, vec!["views"]));
@@ -273,10 +294,15 @@ async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
     let stored = pair.stored().await;
     assert_eq!(stored, tasks.join_all().await.into_iter().sum::<i64>());
     // reads continue, and refused hits are not counted
-    let read = views.get("page").await.unwrap() + votes.get("page").await.unwrap();
-    assert_eq!(read, stored);
-    let later = pair.counterfoil.open(family("later")).await;
-    refused(later, ErrorKind::Closed, "");
+    assert_eq!(
+        views.get("page").await.unwrap() + votes.get("page").await.unwrap(),
+        stored
+    );
+    refused(
+        pair.counterfoil.open(family("later")).await,
+        ErrorKind::Closed,
+        "",
+    );
     pair.leaves_nothing().await;
 }
 
@@ -290,8 +316,10 @@ async fn a_shutdown_without_the_database_returns_in_time_and_reports_what_is_lef
     views.count("b", 1).await;
     views.record("c", 1).unwrap();
     let left = pair.left(secs(3)).await;
-    let found = (left.family.name(), left.recorded, left.backlog.unwrap().ids);
-    assert_eq!(found, ("views", 0, 3));
+    assert_eq!(
+        (left.family.name(), left.recorded, left.backlog.unwrap().ids),
+        ("views", 0, 3)
+    );
     mysql.start_again().await;
     pair.leaves_nothing().await;
     assert_eq!(pair.stored().await, 3);
@@ -321,8 +349,10 @@ async fn a_shutdown_reports_once_which_recorded_hits_were_refused() {
         views.record(id, 1).unwrap();
     }
     let left = pair.left(LONG).await;
-    let found = (left.recorded, left.refused, left.backlog.unwrap().ids);
-    assert_eq!(found, (0, 3, 0));
+    assert_eq!(
+        (left.recorded, left.refused, left.backlog.unwrap().ids),
+        (0, 3, 0)
+    );
     pair.leaves_nothing().await;
     assert_eq!(pair.stored().await, i64::MAX);
 }
@@ -352,7 +382,7 @@ async fn a_drain_of_all_closes_slices_that_are_not_over() {
         // a day is not over
         assert_eq!(open().await.0, 1);
         assert_eq!(stored("20%/").await, 5 * (round - 1));
-        pair.counterfoil.drain_all().await.unwrap();
+        pair.drain_all().await.unwrap();
         assert_eq!(open().await, (0, false));
         assert_eq!(stored("20%/").await, 5 * round);
         let days = hits.get_range("/", Precision::Day, times(now - 86_400..now + 1));
@@ -379,8 +409,8 @@ async fn an_application_starts_without_the_database() {
     let hits = Family::series("test", "hits")
         .windows([(Precision::SECOND, 3)])
         .keep([Precision::SECOND]);
-    let hits = client.open(hits).await.unwrap();
-    let _running = client.reconciler().start().await.unwrap();
+    let hits = client.opened(hits).await;
+    let _running = client.reconcile().await;
     for _ in 0..3 {
         views.count("page", 1).await;
         hits.count("page", 1).await;
@@ -401,20 +431,25 @@ async fn an_application_starts_without_the_database() {
     let other = client.open(family("views").durability(settle));
     let other = other.await.unwrap();
     // Redis knows its partitions
-    let wrong = client.open(family("views").partitions(8)).await;
-    refused(wrong, ErrorKind::Mismatch, "");
+    refused(
+        client.open(family("views").partitions(8)).await,
+        ErrorKind::Mismatch,
+        "",
+    );
     other.count("page", 1).await;
     mysql.start_again().await;
     let is_refused = async || {
-        let read = other.get("page").await;
-        read.is_err_and(|error| error.kind() == ErrorKind::Mismatch)
+        other
+            .get("page")
+            .await
+            .is_err_and(|error| error.kind() == ErrorKind::Mismatch)
     };
     eventually("the refusal", is_refused).await;
     pause(300).await;
     assert_eq!(views.pending(&["page"]).await.unwrap(), [1]);
     assert_eq!(views.get("page").await.unwrap(), 4);
-    client.open(family("views")).await.unwrap();
-    client.drain().await.unwrap();
+    client.opened(family("views")).await;
+    client.drained().await;
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(4)]);
 }
 
@@ -432,8 +467,12 @@ async fn a_builder_takes_a_connection_and_a_pool() {
             .start_without_mysql(without_mysql)
             .write_timeout(limit)
             .read_timeout(limit);
-        let client = builder.connect().await.unwrap();
-        let views = client.open(family("views")).await.unwrap();
+        let views = builder
+            .connect()
+            .await
+            .unwrap()
+            .opened(family("views"))
+            .await;
         views.count("page", 1).await;
         assert_eq!(views.get("page").await.unwrap(), 1);
         redis.pause();
@@ -451,9 +490,12 @@ async fn a_builder_starts_without_the_database_if_configured() {
     let (database, pool) = mysql.database("test").await;
     let redis = new_redis().await;
     let connect = |url: &str, without_mysql| {
-        let builder = Counterfoil::builder().redis(redis.url()).mysql(url);
-        let builder = builder.create_tables(true);
-        builder.start_without_mysql(without_mysql).connect()
+        Counterfoil::builder()
+            .redis(redis.url())
+            .mysql(url)
+            .create_tables(true)
+            .start_without_mysql(without_mysql)
+            .connect()
     };
     let (url, elsewhere) = (mysql.url(&database), mysql.url("nowhere"));
     // a permanent error is reported at once
@@ -473,8 +515,8 @@ async fn a_builder_starts_without_the_database_if_configured() {
         }
         let client = within(secs(4), connect(&url, true)).await;
         let client = client.unwrap();
-        let views = client.open(family("views")).await.unwrap();
-        let votes = client.open(votes()).await.unwrap();
+        let views = client.opened(family("views")).await;
+        let votes = client.opened(votes()).await;
         let _running = client.reconciler().all().start().await.unwrap();
         views.count("page", 1).await;
         if !is_silent {
@@ -489,7 +531,7 @@ async fn a_builder_starts_without_the_database_if_configured() {
         };
         eventually("what was counted", stored).await;
         assert_eq!(votes.count("item", 1).await, value);
-        client.drain().await.unwrap();
+        client.drained().await;
         assert_eq!(votes.stored(&["item"]).await.unwrap(), [Some(value)]);
     }
 }

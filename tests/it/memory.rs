@@ -35,27 +35,24 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
         counterfoil,
     } = Plain::new().await;
     let votes = Family::cached("test", "votes").at_once().table(items());
-    let votes = counterfoil.open(votes).await.unwrap();
+    let votes = counterfoil.opened(votes).await;
     assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::NoRow);
     store.set(votes.family(), "7", 40);
     assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::Counted(41));
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     assert_eq!(votes.stored(&["7", "8"]).await.unwrap(), [Some(41), None]);
     // the store keeps another program's write
     store.set(votes.family(), "7", 100);
     assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::Counted(42));
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     assert_eq!(votes.get("7").await.unwrap(), 101);
 
-    let views = counterfoil
-        .open(family("views").table(items()))
-        .await
-        .unwrap();
+    let views = counterfoil.opened(family("views").table(items())).await;
     store.set(views.family(), "7", 5);
     for id in ["7", "8"] {
         assert_eq!(counted(views.add(id, 1).await.unwrap()), 1);
     }
-    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let reconciler = counterfoil.reconcile().await;
     eventually("both leave Redis", || async {
         views.pending(&["7", "8"]).await.unwrap() == [0, 0]
     })
@@ -71,13 +68,17 @@ async fn the_contract_of_a_store_is_kept() {
     let number = store.register(&family).await.unwrap();
     // a clone is the same database
     assert_eq!(store.clone().register(&family).await.unwrap(), number);
-    let other = crate::support::family("views")
-        .partitions(8)
-        .build()
-        .unwrap();
-    assert_eq!(
-        store.register(&other).await.unwrap_err().kind(),
-        ErrorKind::Mismatch
+    refused(
+        store
+            .register(
+                &crate::support::family("views")
+                    .partitions(8)
+                    .build()
+                    .unwrap(),
+            )
+            .await,
+        ErrorKind::Mismatch,
+        "",
     );
     keeps_the_contract(&store, &Arc::new(Registered { family, number })).await;
 }
@@ -89,14 +90,18 @@ async fn a_delta_that_no_row_takes_holds_nothing_back() {
     let number = store.register(&family).await.unwrap();
     let family = Arc::new(Registered { family, number });
     store.set(&family.family, "full", i64::MAX);
-    let sums = complete(
-        &store,
-        &[batch(&family, 0, 1, [("a", 2), ("full", 1)])],
-        None,
-    )
-    .await
-    .unwrap();
-    assert_eq!(sums, applied(1, 0, 1, 1));
-    let listed = store.list(&family, "", None, 10).await.unwrap();
-    assert_eq!(listed, [("a".to_owned(), 2), ("full".to_owned(), i64::MAX)]);
+    assert_eq!(
+        complete(
+            &store,
+            &[batch(&family, 0, 1, [("a", 2), ("full", 1)])],
+            None,
+        )
+        .await
+        .unwrap(),
+        applied(1, 0, 1, 1)
+    );
+    assert_eq!(
+        store.list(&family, "", None, 10).await.unwrap(),
+        [("a".to_owned(), 2), ("full".to_owned(), i64::MAX)]
+    );
 }

@@ -36,8 +36,13 @@ impl<'f> Client<'f> {
     async fn pass_epochs(&self, epochs: u64) {
         for epoch in 1..=epochs {
             let now_ms = unix(SystemTime::now()).unsigned_abs() * 1000 + epoch * 61_000;
-            let later = self.home.clone().at(now_ms);
-            later.epochs(self.family).await.unwrap().unwrap();
+            self.home
+                .clone()
+                .at(now_ms)
+                .epochs(self.family)
+                .await
+                .unwrap()
+                .unwrap();
         }
     }
 }
@@ -78,8 +83,10 @@ async fn a_client_learns_all_settings_from_the_epoch() {
     let reply = call.query_async(&mut pair.redis.manager().await).await;
     let reply: Vec<String> = reply.unwrap();
     assert_eq!([&*reply[0], &*reply[3], &*reply[4]], ["OK", "cached", "3"]);
-    let known = Family::from_settings("test", "votes", &reply[5]).unwrap();
-    assert_eq!(known, *votes.family());
+    assert_eq!(
+        Family::from_settings("test", "votes", &reply[5]).unwrap(),
+        *votes.family()
+    );
 }
 
 #[tokio::test]
@@ -110,8 +117,7 @@ async fn a_call_of_another_kind_is_refused() {
     let client = Client::new(&pair, votes.family()).await;
     let epoch = client.epoch().await.unwrap();
     let text = "the family is cached, not buffered";
-    let added = client.add(1, &epoch).await;
-    refused(added, ErrorKind::InvalidInput, text);
+    refused(client.add(1, &epoch).await, ErrorKind::InvalidInput, text);
     assert_eq!(votes.backlog().await.unwrap().ids, 0);
 }
 
@@ -130,6 +136,8 @@ async fn a_request_that_names_its_epoch_never_counts_twice() {
     assert!(error.outcome_unknown(), "{error}");
     assert_eq!(views.get("page").await.unwrap(), 1);
     // without the epoch, it is a new request
-    let new = views.add_once("order-17", "page", 1).await;
-    assert_eq!(new.unwrap(), Outcome::Counted(2));
+    assert_eq!(
+        views.add_once("order-17", "page", 1).await.unwrap(),
+        Outcome::Counted(2)
+    );
 }

@@ -26,18 +26,18 @@ fn files_of(package: &str) -> String {
 fn check(package: &str, expected: &[&str]) {
     let files = files_of(package);
     for file in expected {
-        let has_it = files.lines().any(|line| line == *file);
-        assert!(has_it, "the package {package} lacks {file}:\n{files}");
+        assert!(
+            files.lines().any(|line| line == *file),
+            "the package {package} lacks {file}:\n{files}"
+        );
     }
 }
 
 #[test]
 fn the_package_contains_scripts_and_documents() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
-    let names = fs::read_dir(folder)
+    let scripts: Vec<_> = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1"))
         .unwrap()
-        .map(|entry| entry.unwrap().file_name());
-    let scripts: Vec<_> = names
+        .map(|entry| entry.unwrap().file_name())
         .map(|name| format!("lua/v1/{}", name.to_str().unwrap()))
         .collect();
     assert!(scripts.len() > 20, "{scripts:?}");

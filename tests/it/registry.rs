@@ -54,8 +54,10 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
         hits.count("page", 1).await;
         online.touch("page", "visitor").await.unwrap();
         let visitor = format!("visitor {number}");
-        let visit = visitors.first_visit("shop", day("2014-09-20"), visitor);
-        let _ = visit.await.unwrap();
+        let _ = visitors
+            .first_visit("shop", day("2014-09-20"), visitor)
+            .await
+            .unwrap();
     }
     pair.sql("DROP TABLE gone").await;
 
@@ -83,7 +85,7 @@ async fn later_or_changed_families_are_served_and_an_open_one_keeps_its_settings
     let pair = Pair::new().await;
     let other = pair.other().await;
     let rare = |name, time| family(name).sync_hits(1000).sync_time(time);
-    let _own = other.open(rare("own", MOMENT)).await.unwrap();
+    let _own = other.opened(rare("own", MOMENT)).await;
     let own = pair.open(rare("own", HOUR)).await;
     let slow = pair.open(rare("slow", HOUR)).await;
     let foreign = pair.open(Family::buffered("foreign", "foreign")).await;
@@ -127,16 +129,19 @@ async fn partitions_change_once_nothing_is_pending() {
     // number
     refused(before.add("page/0", 1).await, ErrorKind::Mismatch, "");
     let _old = pair.reconcile().await;
-    let opened = pair.counterfoil.open(of_4.clone()).await;
-    refused(opened, ErrorKind::Mismatch, "");
+    refused(
+        pair.counterfoil.open(of_4.clone()).await,
+        ErrorKind::Mismatch,
+        "",
+    );
     pause(500).await;
     let home = "HGET cf1:{test/views/0}:calls =partitions";
     assert_eq!(pair.command::<String>(home).await, "16");
-    let after = operator.open(of_16).await.unwrap();
+    let after = operator.opened(of_16).await;
     for id in &ids {
         assert_eq!(after.count(id, 1).await, 1);
     }
-    operator.drain().await.unwrap();
+    operator.drained().await;
     assert_eq!(stored(&pair, "views").await, 81);
     assert_eq!(after.get("page/0").await.unwrap(), 3);
     // and back
@@ -155,7 +160,7 @@ async fn cached_counters_follow_their_partitions() {
         let votes = votes().partitions(partitions);
         if value > 1 {
             let family = votes.build().unwrap();
-            let reconfigure = async || pair.counterfoil.reconfigure(&family).await;
+            let reconfigure = async || pair.reconfigure(&family).await;
             refused(reconfigure().await, ErrorKind::Busy, "");
             pair.drain().await;
             reconfigure().await.unwrap();
@@ -170,21 +175,27 @@ async fn cached_counters_follow_their_partitions() {
 #[tokio::test]
 async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
     let pair = Pair::new().await;
-    let reconfigure = async |family: Family| pair.counterfoil.reconfigure(&family).await;
+    let reconfigure = async |family: Family| pair.reconfigure(&family).await;
     let views = pair.open(family("views")).await;
     views.count("page", 1).await;
     let settling = || family("views").durability(Durability::Settle(MOMENT));
     reconfigure(settling().build().unwrap()).await.unwrap();
-    let opened = pair.counterfoil.open(family("views")).await;
-    refused(opened, ErrorKind::Mismatch, "");
+    refused(
+        pair.counterfoil.open(family("views")).await,
+        ErrorKind::Mismatch,
+        "",
+    );
     let views = pair.open(settling()).await;
     pair.drain().await;
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(1)]);
 
     let _votes = pair.open(votes().min(0)).await;
     let wider = votes().min(-2);
-    let opened = pair.counterfoil.open(wider.clone()).await;
-    refused(opened, ErrorKind::Mismatch, "");
+    refused(
+        pair.counterfoil.open(wider.clone()).await,
+        ErrorKind::Mismatch,
+        "",
+    );
     reconfigure(wider.build().unwrap()).await.unwrap();
     assert_eq!(pair.open(wider).await.count("item", -1).await, -1);
 
@@ -196,8 +207,11 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
         (hits(8).build(), "another name"),
         (family("unknown").build(), "not registered"),
     ] {
-        let result = reconfigure(wrong.unwrap()).await;
-        refused(result, ErrorKind::InvalidInput, text);
+        refused(
+            reconfigure(wrong.unwrap()).await,
+            ErrorKind::InvalidInput,
+            text,
+        );
     }
 }
 
@@ -245,7 +259,7 @@ async fn other_kinds_change_their_partitions_under_another_name() {
             .await
             .unwrap();
     }
-    pair.counterfoil.drain_all().await.unwrap();
+    pair.drain_all().await.unwrap();
     let (hits, online, visitors) = open("-9", 9).await;
     for number in 0..50 {
         let visitor = format!("visitor {number}");
@@ -257,12 +271,19 @@ async fn other_kinds_change_their_partitions_under_another_name() {
             ..30 => Outcome::CountedBefore(0),
             _ => Outcome::Counted(1),
         };
-        let visited = old_visitors.first_visit("1", before, &visitor).await;
-        assert_eq!(visited.unwrap(), expected);
-        let visited = visitors.first_visit("1", after, &visitor).await;
-        assert_eq!(visited.unwrap(), Outcome::Counted(1));
+        assert_eq!(
+            old_visitors
+                .first_visit("1", before, &visitor)
+                .await
+                .unwrap(),
+            expected
+        );
+        assert_eq!(
+            visitors.first_visit("1", after, &visitor).await.unwrap(),
+            Outcome::Counted(1)
+        );
     }
-    pair.counterfoil.drain_all().await.unwrap();
+    pair.drain_all().await.unwrap();
     for (sum, expected) in [
         ("SELECT SUM(n) FROM page_days", 80),
         ("SELECT SUM(n) FROM minutes WHERE what = 'views'", 80),

@@ -12,8 +12,8 @@ const EPOCH: &str = "e2";
 
 /// Returns the keys of these kinds, which single spaces separate.
 pub fn keys(kinds: &str) -> Vec<String> {
-    let kinds = kinds.split(' ');
     kinds
+        .split(' ')
         .map(|kind| format!("cf1:{{shop/views/0}}:{kind}"))
         .collect()
 }
@@ -35,8 +35,12 @@ impl Run {
     }
 
     fn expect(&mut self, script: &str, keys: &[String], args: &[impl ToRedisArgs], expected: Json) {
-        let reply = self.send(script, keys, args).unwrap();
-        equal(script, &reply, &value(&expected)).unwrap();
+        equal(
+            script,
+            &self.send(script, keys, args).unwrap(),
+            &value(&expected),
+        )
+        .unwrap();
     }
 
     /// Begins an epoch, so that calls may have a caller.
@@ -87,8 +91,10 @@ impl Run {
 
 /// Returns the arguments of a call on a batch.
 fn with_id<'a>(id: &'a [String; 3], rest: &[&'a str]) -> Vec<&'a str> {
-    let id = id.iter().map(String::as_str);
-    id.chain(rest.iter().copied()).collect()
+    id.iter()
+        .map(String::as_str)
+        .chain(rest.iter().copied())
+        .collect()
 }
 
 /// A full Redis leaves no call half done, and still executes calls that free memory.
@@ -184,8 +190,10 @@ async fn a_full_redis_accepts_no_changes_and_can_be_drained() {
         (&["b"], &["KEPT:batch"]),
     ] {
         let deleted = [&["0", "1000", "3000"], ids].concat();
-        let deleted = run.strings("cached_delete", &get, &deleted);
-        assert_eq!(deleted, [&["OK", "0"], outcomes].concat());
+        assert_eq!(
+            run.strings("cached_delete", &get, &deleted),
+            [&["OK", "0"], outcomes].concat()
+        );
     }
     run.limit("0");
 }
@@ -246,8 +254,10 @@ async fn a_full_redis_accepts_no_visitors() {
 }
 
 fn expect_between(from: i64, to: i64, times: &[i64]) {
-    let are_between = times.iter().all(|time| (from..=to).contains(time));
-    assert!(are_between, "{times:?} are not between {from} and {to}");
+    assert!(
+        times.iter().all(|time| (from..=to).contains(time)),
+        "{times:?} are not between {from} and {to}"
+    );
 }
 
 /// Times that scripts write without `now_ms` lie between two readings of the server's clock.

@@ -48,10 +48,10 @@ async fn program() -> &'static str {
             String::from_utf8_lossy(&built.stderr)
         );
         let lines = String::from_utf8(built.stdout).unwrap();
-        let messages = lines
+        let mut programs = lines
             .lines()
-            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-        let mut programs = messages.filter(|message| message["target"]["name"] == "service");
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+            .filter(|message| message["target"]["name"] == "service");
         programs
             .find_map(|message| message["executable"].as_str().map(str::to_owned))
             .unwrap()
@@ -63,12 +63,11 @@ async fn program() -> &'static str {
 fn built() -> Option<String> {
     fn newest(path: &Path) -> SystemTime {
         let own = path.metadata().and_then(|of| of.modified()).unwrap();
-        let below = path
-            .read_dir()
+        path.read_dir()
             .into_iter()
             .flatten()
-            .map(|entry| newest(&entry.unwrap().path()));
-        below.fold(own, SystemTime::max)
+            .map(|entry| newest(&entry.unwrap().path()))
+            .fold(own, SystemTime::max)
     }
     let program = env::current_exe()
         .ok()?
@@ -128,10 +127,11 @@ impl Service {
     async fn terminate(mut self) -> String {
         let pid = self.process.id().unwrap().to_string();
         let mut kill = std::process::Command::new("kill");
-        let sent = kill.args(["-TERM", &pid]).status().unwrap();
-        assert!(sent.success());
-        let ended = tokio::time::timeout(secs(40), self.process.wait());
-        let status = ended.await.unwrap().unwrap();
+        assert!(kill.args(["-TERM", &pid]).status().unwrap().success());
+        let status = tokio::time::timeout(secs(40), self.process.wait())
+            .await
+            .unwrap()
+            .unwrap();
         let log = self.log.await.unwrap();
         assert_eq!(status.code(), Some(0), "{log}");
         log
@@ -150,11 +150,13 @@ async fn request(address: SocketAddr, line: &str) -> Option<io::Result<(u16, Str
         let (head, body) = reply
             .split_once("\r\n\r\n")
             .ok_or(io::ErrorKind::UnexpectedEof)?;
-        let status = head
-            .split(' ')
-            .nth(1)
-            .and_then(|status| status.parse().ok());
-        Ok((status.ok_or(io::ErrorKind::InvalidData)?, body.to_owned()))
+        Ok((
+            head.split(' ')
+                .nth(1)
+                .and_then(|status| status.parse().ok())
+                .ok_or(io::ErrorKind::InvalidData)?,
+            body.to_owned(),
+        ))
     };
     Some(exchange.await)
 }
@@ -259,14 +261,23 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
     for client in 0..8 {
         clients.spawn(Counted::client(address, client, progress.clone()));
     }
-    let many = requests.wait_for(|requests| *requests > 1000).await;
-    drop(many.unwrap());
+    drop(
+        requests
+            .wait_for(|requests| *requests > 1000)
+            .await
+            .unwrap(),
+    );
     let metrics = expect(200, address, "GET /metrics").await;
     for family in KINDS {
         let line = format!("counterfoil_hits_total{{family=\"{family}\"}} ");
         let mut lines = metrics.lines();
-        let hits = lines.find_map(|metric| metric.strip_prefix(&line));
-        assert_ne!(hits.expect(&metrics), "0", "{family}");
+        assert_ne!(
+            lines
+                .find_map(|metric| metric.strip_prefix(&line))
+                .expect(&metrics),
+            "0",
+            "{family}"
+        );
     }
     let log = service.terminate().await;
     assert!(log.contains("ended families_left=0"), "{log}");
@@ -276,9 +287,9 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
     }
 
     // The process has ended: what is not in MySQL is in Redis.
-    let counterfoil = Counterfoil::connect(&redis.url(), &url).await;
-    let counterfoil = counterfoil.unwrap();
-    let counts = Counts::open(&counterfoil).await.unwrap();
+    let counts = Counts::open(&Counterfoil::connect(&redis.url(), &url).await.unwrap())
+        .await
+        .unwrap();
     for article in 1..=3 {
         let counted = |kind| all.counted[&format!("articles/{article}/{kind}")];
         let views = "SELECT views FROM article_views WHERE article = ?";
@@ -296,16 +307,27 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
         let name = article.to_string();
         let now = jiff::Timestamp::now().as_second();
         let day = times(now - 86_400..now + 1);
-        let days = counts.downloads.get_range(&name, Precision::Day, day);
-        let days = days.await.unwrap();
-        assert_eq!(sum(&days), counted("downloads"));
+        assert_eq!(
+            sum(&counts
+                .downloads
+                .get_range(&name, Precision::Day, day)
+                .await
+                .unwrap()),
+            counted("downloads")
+        );
         // the day is not over
-        let open = counts.downloads.backlog().await.unwrap().open;
-        assert_eq!(open, 3);
+        assert_eq!(counts.downloads.backlog().await.unwrap().open, 3);
         let views = counts.readers.now(&name).await.unwrap().views;
         assert_eq!(views.cast_signed(), counted("readers"));
-        let days = counts.visitors.list(&format!("{name}/"), None, 9).await;
-        assert_eq!(days.unwrap().len(), 1);
+        assert_eq!(
+            counts
+                .visitors
+                .list(&format!("{name}/"), None, 9)
+                .await
+                .unwrap()
+                .len(),
+            1
+        );
         assert_eq!(counts.votes.get(&name).await.unwrap(), votes);
         assert_eq!(counts.views.pending(&[&name]).await.unwrap(), [0]);
     }
@@ -329,8 +351,12 @@ async fn it_starts_counts_and_ends_while_mysql_is_unavailable() {
     mysql.start_again().await;
     let service = Service::start(&redis, &url, "20").await;
     let stored = async || {
-        let views = sqlx::query_scalar("SELECT views FROM article_views WHERE article = 1");
-        matches!(views.fetch_optional(&pool).await, Ok(Some(3_i64)))
+        matches!(
+            sqlx::query_scalar("SELECT views FROM article_views WHERE article = 1")
+                .fetch_optional(&pool)
+                .await,
+            Ok(Some(3_i64))
+        )
     };
     eventually("the views that were left", stored).await;
     service.terminate().await;

@@ -90,8 +90,8 @@ fn vectors() -> Vec<Vectors> {
     let parse = |path: PathBuf| {
         let text = fs::read_to_string(&path).unwrap();
         let prefix = serde_json::from_str::<Json>(&text).unwrap()["prefix"].clone();
-        let text = text.replace("\"@", &format!("\"{}", prefix.as_str().unwrap()));
-        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        serde_json::from_str(&text.replace("\"@", &format!("\"{}", prefix.as_str().unwrap())))
+            .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     };
     files.map(|entry| parse(entry.unwrap().path())).collect()
 }
@@ -155,8 +155,8 @@ fn hash(fields: &BTreeMap<String, Json>) -> Hash {
             .map(|field| (field, fill.value.clone().into()))
             .collect();
     }
-    let fields = fields.iter();
     fields
+        .iter()
         .map(|(field, value)| (name(field), bytes(value)))
         .collect()
 }
@@ -169,8 +169,12 @@ fn hash_of(json: &Json) -> Hash {
 /// Returns the expected content of a key: a hash, or `{"zset": {...}}`, `{"set": [...]}`, `{"hll":
 /// N}`.
 fn content(fields: &BTreeMap<String, Json>) -> Content {
-    let only = fields.iter().next().filter(|_| fields.len() == 1);
-    match only.map(|(kind, content)| (kind.as_str(), content)) {
+    match fields
+        .iter()
+        .next()
+        .filter(|_| fields.len() == 1)
+        .map(|(kind, content)| (kind.as_str(), content))
+    {
         Some(("zset", scores @ Json::Object(_))) => Content::Zset(hash_of(scores)),
         Some(("set", Json::Array(members))) => {
             Content::Set(all_bytes(members).into_iter().collect())
@@ -232,8 +236,7 @@ impl Run {
             let content = match &*self.get::<String>(&one("TYPE")) {
                 "hash" => Content::Hash(self.get(&one("HGETALL"))),
                 "zset" => {
-                    let with_scores = [&all("ZRANGE")[..], &["WITHSCORES".into()]].concat();
-                    Content::Zset(self.get(&with_scores))
+                    Content::Zset(self.get(&[&all("ZRANGE")[..], &["WITHSCORES".into()]].concat()))
                 }
                 "set" => Content::Set(self.get(&one("SMEMBERS"))),
                 "string" => match self.get::<Bytes>(&one("GET")) {
@@ -368,8 +371,11 @@ impl Run {
     /// Checks that without the guard the vector with this id fails.
     fn check_guard(&mut self, vectors: &[Vectors], script: &str, [guard, instead, id]: [&str; 3]) {
         let source = scripts().remove(script).unwrap();
-        let count = source.matches(guard).count();
-        assert_eq!(count, 1, "{script} has no {guard:?}, or more than one");
+        assert_eq!(
+            source.matches(guard).count(),
+            1,
+            "{script} has no {guard:?}, or more than one"
+        );
         self.load(script, &source.replace(guard, instead));
         let own = vectors.iter().filter(|vectors| vectors.script == script);
         let (_, failed) = self.run(own);
@@ -680,8 +686,9 @@ pub fn node_modules() -> Option<OsString> {
 }
 
 pub fn client(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients");
-    folder.join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/clients")
+        .join(name)
 }
 
 /// Runs the command to its end, and returns its output.
@@ -703,8 +710,10 @@ fn passed(output: &str) {
 async fn python_runs_the_vectors() {
     let server = new_redis().await;
     if let Some(mut python) = python() {
-        let vectors = python.arg(client("vectors.py")).arg(server.socket());
-        passed(&run(vectors.arg(lua())));
+        passed(&run(python
+            .arg(client("vectors.py"))
+            .arg(server.socket())
+            .arg(lua())));
     }
 }
 
@@ -715,6 +724,9 @@ async fn node_runs_the_vectors() {
         return;
     };
     let mut node = Command::new("node");
-    let vectors = node.arg(client("vectors.mjs")).arg(server.socket());
-    passed(&run(vectors.arg(lua()).env("NODE_PATH", modules)));
+    passed(&run(node
+        .arg(client("vectors.mjs"))
+        .arg(server.socket())
+        .arg(lua())
+        .env("NODE_PATH", modules)));
 }

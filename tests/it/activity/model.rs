@@ -262,8 +262,10 @@ impl Activity {
         visitors: impl Iterator<Item = &'static str>,
     ) -> i64 {
         let visitors: Members = visitors.collect();
-        let of_layer = self.logs.entry(layer_key(place, layer)).or_default();
-        of_layer.extend(&visitors);
+        self.logs
+            .entry(layer_key(place, layer))
+            .or_default()
+            .extend(&visitors);
         if !keep {
             return 0;
         }
@@ -284,15 +286,20 @@ impl Activity {
         let of_place = |place: &'static str| {
             let views = self.views[window.kind()].get(place);
             let visitors = if window.logs.is_none() {
-                let seen = self.visitors.get(place).into_iter().flatten();
-                seen.filter(|(_, last)| layer_of(**last as u64) >= since)
+                self.visitors
+                    .get(place)
+                    .into_iter()
+                    .flatten()
+                    .filter(|(_, last)| layer_of(**last as u64) >= since)
                     .count()
             } else {
                 let logs = (since..=layer).filter_map(|at| self.logs.get(&layer_key(place, at)));
                 logs.flatten().collect::<BTreeSet<_>>().len()
             };
-            let views = views.map_or(0, |views| views.sum(since));
-            [Value::Int(views), Value::Int(visitors as i64)]
+            [
+                Value::Int(views.map_or(0, |views| views.sum(since))),
+                Value::Int(visitors as i64),
+            ]
         };
         reply("OK", window.places().flat_map(of_place))
     }
@@ -309,8 +316,7 @@ impl Activity {
         sent.look_at("buffer")?;
         let (mut words, mut counted) = (vec![], 0);
         for (id, visitors) in &first.visits {
-            let max_pending = family.max_pending();
-            counted += self.count(sent, max_pending, IDS[*id], visitors, &mut words);
+            counted += self.count(sent, family.max_pending(), IDS[*id], visitors, &mut words);
         }
         let hits = self.partition.number("hits").unwrap_or(0) + counted;
         if counted > 0 {
@@ -475,15 +481,15 @@ impl Kind for Activity {
 
     fn keys(&self) -> Keys {
         let [exact, logged] = &self.views;
-        let all = exact
+        let views = exact
             .iter()
-            .map(|(place, views)| (format!("views:{place}"), views));
-        let all = all.chain(
-            logged
-                .iter()
-                .map(|(place, views)| (format!("views:9{place}"), views)),
-        );
-        let views = all.map(|(key, views)| (key, Content::hash(&views.0)));
+            .map(|(place, views)| (format!("views:{place}"), views))
+            .chain(
+                logged
+                    .iter()
+                    .map(|(place, views)| (format!("views:9{place}"), views)),
+            )
+            .map(|(key, views)| (key, Content::hash(&views.0)));
         let visitors = self.visitors.iter().map(|(place, seen)| {
             // scores are negative times
             let scores = seen.iter().map(|(visitor, at)| (visitor, -at)).collect();
@@ -585,11 +591,18 @@ impl Activity {
             keys.push(others);
         }
         let numbers = [frame.now as i64, LAYER_MS as i64, window.layers].into_iter();
-        let numbers = numbers.chain(window.logs.map(|_| layer));
-        let args: Vec<_> = numbers.map(|number| number.to_string()).collect();
-        let script = window.script("activity_now", "activity_now_hll");
-        let got = frame.call(script, &keys, &args)?;
-        prop_assert_eq!(got, self.now(frame.now, window));
+        let args: Vec<_> = numbers
+            .chain(window.logs.map(|_| layer))
+            .map(|number| number.to_string())
+            .collect();
+        prop_assert_eq!(
+            frame.call(
+                window.script("activity_now", "activity_now_hll"),
+                &keys,
+                &args,
+            )?,
+            self.now(frame.now, window)
+        );
         Ok(())
     }
 

@@ -129,8 +129,10 @@ async fn a_hit_that_cannot_be_counted_is_refused_alone() {
     assert_eq!(small.get_many(&["b", "c"]).await.unwrap(), [min, 1]);
     // the column cannot hold the sum: the delta goes to the rejects, and the row keeps its value
     pair.drain().await;
-    let values = small.get_many(&["a", "b", "c"]).await.unwrap();
-    assert_eq!(values, [max - 1, min, 1]);
+    assert_eq!(
+        small.get_many(&["a", "b", "c"]).await.unwrap(),
+        [max - 1, min, 1]
+    );
     let delta = "SELECT delta FROM counterfoil_rejects";
     assert_eq!(pair.number(delta).await, 2);
 }
@@ -162,8 +164,12 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     let used_memory = async || -> u64 {
         let info: String = pair.command("INFO memory").await;
         let mut lines = info.lines();
-        let used = lines.find_map(|line| line.strip_prefix("used_memory:"));
-        used.unwrap().trim().parse().unwrap()
+        lines
+            .find_map(|line| line.strip_prefix("used_memory:"))
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap()
     };
     let add = async |caller: &String| {
         let fence = Fence {
@@ -188,8 +194,9 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     assert_eq!(callers(&pair, "calls").await.len(), names.len());
     let now = unix(SystemTime::now()).cast_unsigned() * 1000;
     for minutes in 1..=2 {
-        let later = home.clone().at(now + minutes * 61_000);
-        epoch(&later, &views).await.unwrap();
+        epoch(&home.clone().at(now + minutes * 61_000), &views)
+            .await
+            .unwrap();
     }
     for key in ["calls", "calls_before"] {
         assert_eq!(callers(&pair, key).await, [""; 0], "{key}");
@@ -209,8 +216,10 @@ async fn a_wide_family_sums_over_its_partitions() {
     join_all((0..40).map(|_| hot.count("front", 1))).await;
     assert_eq!(hot.get("front").await.unwrap(), 40);
     assert_eq!(hot.pending(&["front"]).await.unwrap(), [40]);
-    let all = hot.list("fr", None, 10).await.unwrap();
-    assert_eq!(all, listed([("front", 40)]));
+    assert_eq!(
+        hot.list("fr", None, 10).await.unwrap(),
+        listed([("front", 40)])
+    );
     pair.drain().await;
     assert_eq!(hot.stored(&["front"]).await.unwrap(), [Some(40)]);
     assert_eq!(hot.get("front").await.unwrap(), 40);
@@ -224,20 +233,24 @@ async fn an_exact_read_does_not_trust_a_replica_that_is_behind() {
     behind.open(views()).await;
     let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
     let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
-    let views = counterfoil.open(views()).await.unwrap();
+    let views = counterfoil.opened(views()).await;
     for batches in 1..=3 {
         views.count("page", 1).await;
         assert_eq!(views.get("page").await.unwrap(), batches);
-        counterfoil.drain().await.unwrap();
+        counterfoil.drained().await;
         assert_eq!(views.get("page").await.unwrap(), batches);
         // a plain read asks the nearest copy
         assert_eq!(views.stored(&["page"]).await.unwrap(), [None]);
     }
     // one batch is in flight, and the copy also lacks the earlier ones
     views.count("page", 1).await;
-    let partition = Partition::new(pair.redis.manager().await, views.family(), 0);
-    let cut = partition.rotate(None, Cut::Now).await.unwrap();
-    assert!(matches!(cut, RotateReply::Batch(_)));
+    assert!(matches!(
+        Partition::new(pair.redis.manager().await, views.family(), 0)
+            .rotate(None, Cut::Now)
+            .await
+            .unwrap(),
+        RotateReply::Batch(_)
+    ));
     assert_eq!(views.get("page").await.unwrap(), 4);
 }
 
@@ -293,37 +306,11 @@ async fn all_ids_come_as_a_stream() {
     });
     assert!(found.into_iter().eq(expected));
     let hasty = pair.counterfoil.clone().read_timeout(millis(50));
-    let hasty = hasty.open(family("views")).await.unwrap();
+    let hasty = hasty.opened(family("views")).await;
     pair.redis.kill();
     let mut ended = hasty.list_all("page/");
     assert!(ended.next().await.unwrap().unwrap_err().is_retryable());
     assert!(ended.next().await.is_none());
-}
-
-#[tokio::test]
-async fn namespaces_do_not_see_each_other() {
-    let pair = Pair::new().await;
-    let views = |namespace| {
-        let views = Family::buffered(namespace, "views");
-        pair.open(views.at_once())
-    };
-    let (one, two) = (views("shop-1").await, views("shop-2").await);
-    one.count("page", 1).await;
-    two.count("page", 10).await;
-    for drained in [false, true] {
-        if drained {
-            pair.drain().await;
-        }
-        let values = [
-            one.get("page").await.unwrap(),
-            two.get("page").await.unwrap(),
-        ];
-        assert_eq!(values, [1, 10], "drained: {drained}");
-    }
-    assert_eq!(
-        two.list("", None, 10).await.unwrap(),
-        listed([("page", 10)])
-    );
 }
 
 #[tokio::test]
@@ -339,13 +326,21 @@ async fn check_reports_how_durable_redis_is() {
     ] {
         for (name, value) in settings {
             let mut set = cmd("CONFIG");
-            let set = set.arg(&["SET", *name, *value]);
-            set.exec_async(&mut redis).await.unwrap();
+            set.arg(&["SET", *name, *value])
+                .exec_async(&mut redis)
+                .await
+                .unwrap();
         }
-        let findings = pair.counterfoil.check().await.into_iter();
-        let mut found = findings.filter(|finding| finding.subject == "redis persistence");
-        let severity = found.next().map(|finding| finding.severity);
-        assert_eq!(severity, expected, "{settings:?}");
+        let mut found = pair
+            .check()
+            .await
+            .into_iter()
+            .filter(|finding| finding.subject == "redis persistence");
+        assert_eq!(
+            found.next().map(|finding| finding.severity),
+            expected,
+            "{settings:?}"
+        );
     }
 }
 
@@ -355,7 +350,7 @@ async fn check_reports_visitors_that_are_counted_again_without_persistence() {
     let pair = Pair::new().await;
     let visitors = Family::visitors("test", "visitors").at_once();
     let visitors = pair.open(visitors).await;
-    let findings = pair.counterfoil.check().await;
+    let findings = pair.check().await;
     let is_reported = findings.iter().any(|finding| {
         finding.severity == Severity::Error
             && finding.subject == "redis persistence"
@@ -383,8 +378,12 @@ async fn check_reports_visitors_that_are_counted_again_without_persistence() {
 #[tokio::test]
 async fn starting_warns_where_a_crash_can_double_counts() {
     for (aof, has_visitors, warnings) in [("no", true, 1), ("yes", true, 0), ("no", false, 0)] {
-        let options = RedisOptions::volatile().arg("appendonly", aof);
-        let pair = Pair::with(options.arg("save", "3600 1 300 100 60 10000")).await;
+        let pair = Pair::with(
+            RedisOptions::volatile()
+                .arg("appendonly", aof)
+                .arg("save", "3600 1 300 100 60 10000"),
+        )
+        .await;
         if has_visitors {
             pair.open(Family::visitors("test", "visitors")).await;
         }
@@ -394,11 +393,10 @@ async fn starting_warns_where_a_crash_can_double_counts() {
         let _logging = tracing::subscriber::set_default(subscriber);
         pair.reconcile().await.shutdown().await.unwrap();
         let text = fs::read_to_string(log.path()).unwrap();
-        let warned = text
-            .lines()
-            .filter(|line| line.contains("WARN") && line.contains("visitors counts them again"));
         assert_eq!(
-            warned.count(),
+            text.lines()
+                .filter(|line| line.contains("WARN") && line.contains("visitors counts them again"))
+                .count(),
             warnings,
             "appendonly {aof}, visitors: {has_visitors}: {text}"
         );
@@ -463,60 +461,6 @@ async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
     reconciler.shutdown().await.unwrap();
 }
 
-#[tokio::test]
-async fn one_process_serves_several_pairs() {
-    let pairs = [Pair::new().await, Pair::new().await];
-    let mut reconcilers = Vec::new();
-    for (pair, hits) in pairs.iter().zip(1..) {
-        reconcilers.push(pair.reconcile().await);
-        pair.open(family("views")).await.count("page", hits).await;
-    }
-    arrived(&pairs[0], 1).await;
-    arrived(&pairs[1], 2).await;
-    for reconciler in reconcilers {
-        reconciler.shutdown().await.unwrap();
-    }
-}
-
-#[tokio::test]
-async fn many_writers_and_reconcilers_are_exact_without_leases() {
-    let (pair, views) = Pair::of(family("views")).await;
-    let mut reconcilers = Vec::new();
-    for _ in 0..3 {
-        let elsewhere = pair.other().await;
-        let _views = elsewhere.open(family("views")).await.unwrap();
-        reconcilers.push(elsewhere.reconciler().lease(None).start().await.unwrap());
-    }
-    let mut writers = JoinSet::new();
-    for writer in 0..8 {
-        let views = views.clone();
-        writers.spawn(async move {
-            for hit in 0..250 {
-                let page = format!("page/{}", (writer + hit) % 7);
-                views.count(&page, 1).await;
-            }
-        });
-    }
-    let ids = pages(7);
-    let sum = async || views.get_many(&ids).await.unwrap().iter().sum::<i64>();
-    let mut last = 0;
-    while !writers.is_empty() {
-        tokio::select! {
-            Some(done) = writers.join_next() => done.unwrap(),
-            sum = sum() => {
-                assert!((last..=2000).contains(&sum), "{sum} after {last}");
-                last = sum;
-            }
-        }
-    }
-    assert_eq!(sum().await, 2000);
-    pair.drain().await;
-    assert_eq!(pair.stored().await, 2000);
-    for reconciler in reconcilers {
-        reconciler.shutdown().await.unwrap();
-    }
-}
-
 /// A client in another language counted for an id that is not text, and for one that no row can
 /// have.
 #[tokio::test]
@@ -530,8 +474,13 @@ async fn an_id_that_no_row_can_have_holds_no_batch_up() {
     let mut redis = pair.redis.manager().await;
     for (id, delta) in [(&b"\xff\xfe"[..], 5), (b"no number", 3)] {
         let mut count = cmd("HINCRBY");
-        let count = count.arg("cf1:{test/items/0}:buffer").arg(id).arg(delta);
-        count.exec_async(&mut redis).await.unwrap();
+        count
+            .arg("cf1:{test/items/0}:buffer")
+            .arg(id)
+            .arg(delta)
+            .exec_async(&mut redis)
+            .await
+            .unwrap();
     }
     pair.drain().await;
     assert_eq!(items.list("", None, 10).await.unwrap(), listed([("7", 1)]));
@@ -587,19 +536,4 @@ async fn a_key_of_another_type_is_named() {
     refused(views.get("page").await, ErrorKind::Corrupt, key);
     // nothing is pending
     pair.drain().await;
-}
-
-#[tokio::test]
-async fn the_usual_setup_has_no_errors() {
-    let pair = Pair::with(RedisOptions::aof("everysec")).await;
-    let views = pair.open(Family::buffered("shop", "views")).await;
-    let findings = pair.counterfoil.check().await;
-    let mut severities = findings.iter().map(|finding| finding.severity);
-    assert!(
-        severities.all(|severity| severity < Severity::Error),
-        "{findings:?}"
-    );
-    views.count("page", 1).await;
-    pair.drain().await;
-    assert_eq!(pair.stored().await, 1);
 }

@@ -30,7 +30,7 @@ async fn lossy(pair: &Pair, every: u64) -> Connection {
 /// Ends the hits, and asserts that each outcome is known and true.
 async fn expect_exact(hits: Hits, counterfoil: &Counterfoil, pair: &Pair) {
     let hits = hits.end().await;
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     let reckoning = Reckoning::of(&hits, &pair.pool).await;
     reckoning.is_exact();
     assert_eq!(reckoning.unknown, 0);
@@ -40,7 +40,7 @@ async fn expect_exact(hits: Hits, counterfoil: &Counterfoil, pair: &Pair) {
 async fn calls_whose_reply_is_lost_are_repeated() {
     let pair = Pair::new().await;
     let counterfoil = pair.over(lossy(&pair, 7).await);
-    let views = counterfoil.open(family("views")).await.unwrap();
+    let views = counterfoil.opened(family("views")).await;
     // the start makes a call too, which may be lost
     let mut started = counterfoil.reconciler().start().await;
     if started.is_err() {
@@ -160,8 +160,7 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
         set_back += seen[SET_BACK];
         (dropped, set_back)
     };
-    let options = RedisOptions::volatile().arg("save", "3600 1 300 100 60 10000");
-    let pair = Pair::with(options).await;
+    let pair = Pair::with(RedisOptions::volatile().arg("save", "3600 1 300 100 60 10000")).await;
     let views = pair.open(family("views")).await;
     let reconciler = pair.reconcile().await;
     let hits = Hits::on(&views);
@@ -214,10 +213,13 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
 async fn redis_stands_still_longer_than_a_call_waits() {
     let pair = Pair::new().await;
     let hasty = ConnectionManagerConfig::new().set_response_timeout(Some(millis(100)));
-    let hasty = ConnectionManager::new_with_config(pair.redis.client(), hasty).await;
-    let counterfoil = pair.over(hasty.unwrap());
-    let views = counterfoil.open(family("views")).await.unwrap();
-    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let counterfoil = pair.over(
+        ConnectionManager::new_with_config(pair.redis.client(), hasty)
+            .await
+            .unwrap(),
+    );
+    let views = counterfoil.opened(family("views")).await;
+    let reconciler = counterfoil.reconcile().await;
     let hits = Hits::on(&views);
     for _ in 0..5 {
         pause(200).await;
@@ -232,9 +234,11 @@ async fn redis_stands_still_longer_than_a_call_waits() {
 #[tokio::test]
 async fn an_outcome_that_cannot_be_learnt_is_reported_as_unknown() {
     let pair = Pair::new().await;
-    let quick = pair.over(lossy(&pair, 1).await);
-    let quick = quick.write_timeout(millis(300));
-    let views = quick.open(family("views")).await.unwrap();
+    let views = pair
+        .over(lossy(&pair, 1).await)
+        .write_timeout(millis(300))
+        .opened(family("views"))
+        .await;
     // a read can be repeated: its outcome is never unknown; and nothing is counted before the
     // writer knows the epoch
     for error in [
@@ -327,8 +331,13 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
     .await;
     let items = pair.open(self::items()).await;
     let ids: Vec<_> = (0..IDS).map(|id| format!("{id:05}")).collect();
-    let added = items.add_many(ids.iter().map(|id| (id, 7))).await;
-    assert!(added.iter().all(Result::is_ok));
+    assert!(
+        items
+            .add_many(ids.iter().map(|id| (id, 7)))
+            .await
+            .iter()
+            .all(Result::is_ok)
+    );
     let reading = Load::start(1, |_, stop| {
         let items = items.clone();
         let ids: Vec<_> = ids.iter().step_by(499).cloned().collect();
@@ -344,8 +353,10 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
 
     // locks a row of the middle part
     let mut other = pair.pool.begin().await.unwrap();
-    let lock = sqlx::query("SELECT * FROM item WHERE id = '10000' FOR UPDATE");
-    lock.execute(&mut *other).await.unwrap();
+    sqlx::query("SELECT * FROM item WHERE id = '10000' FOR UPDATE")
+        .execute(&mut *other)
+        .await
+        .unwrap();
     let (redis, pool) = (pair.redis.client(), pair.pool.connect_options());
     let open =
         |counterfoil: Counterfoil| async move { counterfoil.open(self::items()).await.map(drop) };
@@ -410,7 +421,7 @@ async fn a_read_is_exact_although_the_database_replies_first() {
     });
     let store = MysqlStore::new(pair.pool.clone());
     let reader = Counterfoil::new(late, store.clone());
-    let reader = reader.open(family("views")).await.unwrap();
+    let reader = reader.opened(family("views")).await;
     let mut total = 0;
     // the number of hits counted and drained before the read, and during it
     for [counted, drained, counted_then, drained_then] in [
@@ -453,14 +464,15 @@ async fn a_read_is_exact_although_the_database_replies_first() {
 async fn a_read_survives_an_idle_connection_that_was_closed() {
     let pair = Pair::new().await;
     for is_tested in [true, false] {
-        let options = MySqlPoolOptions::new().max_connections(1);
-        let pool = options
+        let pool = MySqlPoolOptions::new()
+            .max_connections(1)
             .test_before_acquire(is_tested)
             .connect_with((*pair.pool.connect_options()).clone());
         let pool = pool.await.unwrap();
         let store = MysqlStore::new(pool.clone());
-        let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
-        let views = counterfoil.open(family("views")).await.unwrap();
+        let views = Counterfoil::new(pair.redis.manager().await, store)
+            .opened(family("views"))
+            .await;
         for _ in 0..3 {
             let before = views.get("page").await.unwrap();
             let idle = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&pool);
@@ -521,7 +533,10 @@ async fn a_page_may_show_what_is_stored() {
     let limit = millis(200);
     expect(limit, 3, false).await;
     let hasty = views.clone().read_timeout(limit);
-    let read = within(secs(4), hasty.get("page")).await;
-    refused(read, ErrorKind::Redis, "");
+    refused(
+        within(secs(4), hasty.get("page")).await,
+        ErrorKind::Redis,
+        "",
+    );
     pair.redis.resume();
 }

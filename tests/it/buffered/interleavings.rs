@@ -45,8 +45,10 @@ impl Counters for Buffered {
         let (stage, home) = (&world.stage, world.stage.partition(0));
         let calls = tokens.iter().map(|&token| {
             let id = IDS[world.tokens[token].id];
-            let partition = stage.partition(stage.partition_of(id));
-            (partition, (id.as_bytes(), Update::Add(delta(token))))
+            (
+                stage.partition(stage.partition_of(id)),
+                (id.as_bytes(), Update::Add(delta(token))),
+            )
         });
         let calls: Vec<_> = calls.collect();
         let calls: Vec<_> = calls
@@ -148,8 +150,15 @@ fn a_batch_that_is_cut_and_applied_between_two_reads_is_noticed() {
 /// reached the database under another one before the reader's query.
 #[test]
 fn an_incarnation_that_a_crash_takes_back_is_not_compared_with() {
-    let crash = Step::Mishap(Mishap::Crash { kept: 0 });
-    let steps = [WRITE, TICK, READ_BEGINS, crash, ONE, OTHER, TICK];
+    let steps = [
+        WRITE,
+        TICK,
+        READ_BEGINS,
+        Step::Mishap(Mishap::Crash { kept: 0 }),
+        ONE,
+        OTHER,
+        TICK,
+    ];
     let end = [ONE, OTHER, ONE, OTHER, Step::ReadGoesOn, WRITE];
     replay::<Buffered>(Crashes::BackToTheLastFsync, &[&steps[..], &end].concat());
 }

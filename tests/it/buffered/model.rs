@@ -164,8 +164,8 @@ impl Kind for Buffered {
             Own::Ask { kind, partitions } => frame.epoch(kind, partitions),
             Own::Add(called, groups) => self.add(frame, called, groups),
             Own::Batch(at, call) => {
-                let partition = &mut self.partitions[*at];
-                let released = frame.batch_call(partition, PARTITIONS[*at], call)?;
+                let released =
+                    frame.batch_call(&mut self.partitions[*at], PARTITIONS[*at], call)?;
                 self.left(released);
                 Ok(())
             }
@@ -194,8 +194,9 @@ impl Kind for Buffered {
     }
 
     fn keys(&self) -> Keys {
-        let partitions = PARTITIONS.iter().zip(&self.partitions);
-        partitions
+        PARTITIONS
+            .iter()
+            .zip(&self.partitions)
             .flat_map(|(kinds, partition)| partition.keys(*kinds))
             .collect()
     }
@@ -228,12 +229,16 @@ impl Buffered {
         max_pending: usize,
         metas: usize,
     ) -> Checked {
-        let metas = PARTITIONS
-            .map(|keys| keys[2])
-            .into_iter()
-            .zip(&mut self.partitions)
-            .take(metas);
-        frame.configure(kind, partitions, max_pending, metas)
+        frame.configure(
+            kind,
+            partitions,
+            max_pending,
+            PARTITIONS
+                .map(|keys| keys[2])
+                .into_iter()
+                .zip(&mut self.partitions)
+                .take(metas),
+        )
     }
 
     /// Adds deltas that have left Redis to the books.
@@ -249,8 +254,12 @@ impl Buffered {
             let [buffer, _, meta] = PARTITIONS[group.partition];
             keys.extend([buffer, meta].map(str::to_owned));
             args.extend([group.hits.to_string(), group.pairs.len().to_string()]);
-            let pairs = group.pairs.iter();
-            args.extend(pairs.flat_map(|&(id, delta)| [IDS[id].to_owned(), delta.to_string()]));
+            args.extend(
+                group
+                    .pairs
+                    .iter()
+                    .flat_map(|&(id, delta)| [IDS[id].to_owned(), delta.to_string()]),
+            );
         }
         let (sent, now) = (frame.sent(called, &keys), frame.now);
         let counting = CountingCall {

@@ -95,10 +95,9 @@ struct World<'s> {
 impl<'s> World<'s> {
     async fn new(server: &'s RedisServer, name: String, guard: Option<Guard>) -> Self {
         let database = Database::new(MemoryStore::new());
-        let family = Family::buffered(name, "hits")
+        let buffered = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
             .at_once();
-        let buffered = family;
         let family = buffered.build().unwrap();
         let number = database.store.register(&family).await.unwrap();
         let stage = Stage::<ConnectionManager>::new(
@@ -118,7 +117,7 @@ impl<'s> World<'s> {
             between: gate.clone(),
         };
         let counterfoil = Counterfoil::new(stage.redis.clone(), store);
-        let counters = counterfoil.open(buffered).await.unwrap();
+        let counters = counterfoil.opened(buffered).await;
         // the second state has an epoch, so that calls can be executed there
         support::epoch(&stage.partition(0), &family).await.unwrap();
         let begun = State::of(&stage.redis, &family).await;
@@ -164,8 +163,13 @@ impl<'s> World<'s> {
 
     async fn stored(&self) -> Checked<Vec<i64>> {
         let ids: Vec<_> = self.ids.iter().map(String::as_str).collect();
-        let values = self.database.rows(&self.stage, &ids).await?;
-        Ok(values.into_iter().map(|value| value.unwrap_or(0)).collect())
+        Ok(self
+            .database
+            .rows(&self.stage, &ids)
+            .await?
+            .into_iter()
+            .map(|value| value.unwrap_or(0))
+            .collect())
     }
 
     async fn hit(&mut self, fate: Fate) -> Checked {
@@ -187,10 +191,15 @@ impl<'s> World<'s> {
     /// Delivers the call, for the first time or again.
     async fn arrive(&mut self, hit: usize) -> Checked {
         let (id, home) = (&self.ids[hit], self.stage.partition(0));
-        let partition = self.stage.partition(self.stage.partition_of(id));
-        let fence = self.sent[hit].fence(&home);
-        let counted = partition
-            .add(&self.stage.family.family, fence, 1, [(id, 1)])
+        let counted = self
+            .stage
+            .partition(self.stage.partition_of(id))
+            .add(
+                &self.stage.family.family,
+                self.sent[hit].fence(&home),
+                1,
+                [(id, 1)],
+            )
             .await?;
         if matches!(
             counted,
@@ -300,16 +309,22 @@ impl<'s> World<'s> {
             Step::Keep => self.kept.push(self.stage.state().await),
             Step::SetBack(state) => self.set_back(state).await?,
             Step::Work(work) => {
-                let advanced = self.workers.advance(work, &self.stage, &self.database);
-                let dropped = advanced.await?;
+                let dropped = self
+                    .workers
+                    .advance(work, &self.stage, &self.database)
+                    .await?;
                 if let Some(dropped) = dropped {
                     let hits: BTreeSet<_> = self
                         .pending
                         .iter()
                         .flat_map(|pending| &pending.hits)
                         .collect();
-                    let is_true = dropped.hits == dropped.ids && dropped.ids <= hits.len() as u64;
-                    prop_assert!(is_true, "WRONG REPORT: {:?} of {:?}", dropped, hits);
+                    prop_assert!(
+                        dropped.hits == dropped.ids && dropped.ids <= hits.len() as u64,
+                        "WRONG REPORT: {:?} of {:?}",
+                        dropped,
+                        hits
+                    );
                 }
             }
             Step::WorkerDies(worker) => self.workers.die(worker),
@@ -356,11 +371,9 @@ impl Case for World<'_> {
             .collect();
         for task in &self.workers.tasks {
             if let Task::Apply(batch) = task {
-                let ids = batch
-                    .deltas
-                    .iter()
-                    .filter_map(|(id, _)| self.ids.iter().position(|known| known.as_bytes() == id));
-                there.extend(ids);
+                there.extend(batch.deltas.iter().filter_map(|(id, _)| {
+                    self.ids.iter().position(|known| known.as_bytes() == id)
+                }));
             }
         }
         let is_gone = |hit: &&usize| {
@@ -417,16 +430,18 @@ async fn no_kind_counts_twice() {
         let redis = pair.redis.manager().await;
         let hit = async |number: i64| match &counters {
             OfKind::Visitors(visitors) => {
-                let visited = visitors
-                    .first_visit("page", day("2014-09-20"), &number.to_string())
-                    .await
-                    .unwrap();
-                assert_eq!(visited, Outcome::Counted(1));
+                assert_eq!(
+                    visitors
+                        .first_visit("page", day("2014-09-20"), &number.to_string())
+                        .await
+                        .unwrap(),
+                    Outcome::Counted(1)
+                );
             }
             others => others.hit().await.unwrap(),
         };
         let flush = async |expected| {
-            pair.counterfoil.drain_all().await.unwrap();
+            pair.drain_all().await.unwrap();
             let stored = "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id NOT LIKE 'visitors/%'";
             assert_eq!(pair.number(stored).await, expected, "{kind}");
         };
@@ -453,7 +468,7 @@ async fn a_reader_names_the_set_back_unless_it_has_the_time_to_repeat() {
     for round in 0..3 {
         let count = async || {
             let _ = views.add("page", 1).await.unwrap();
-            plain.counterfoil.drain().await.unwrap();
+            plain.counterfoil.drained().await;
         };
         count().await;
         let before = State::of(&redis, views.family()).await;

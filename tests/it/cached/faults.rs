@@ -6,8 +6,7 @@ use super::{columns, items, items_in, row};
 use crate::support::*;
 
 fn family() -> FamilyBuilder<CachedCounters> {
-    let family = super::family("votes").partitions(2);
-    family.retain(millis(100))
+    super::family("votes").partitions(2).retain(millis(100))
 }
 
 /// Returns a family whose batches settle first.
@@ -31,10 +30,21 @@ async fn expect_rejects(pair: &Pair, expected: &[(&str, i64, &str)]) {
 /// Retries the only reject, and saves the counter. Returns its value in Redis, which is the one in
 /// the row.
 async fn retry_the_reject(pair: &Pair, votes: &CachedCounters) -> i64 {
-    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
-    let numbers: Vec<_> = rejects.iter().map(|reject| reject.number).collect();
-    let retried = pair.mysql().retry_rejects(votes.family(), &numbers).await;
-    assert_eq!(retried.unwrap(), [Retried::Applied]);
+    let numbers: Vec<_> = pair
+        .mysql()
+        .rejects(0, 10)
+        .await
+        .unwrap()
+        .iter()
+        .map(|reject| reject.number)
+        .collect();
+    assert_eq!(
+        pair.mysql()
+            .retry_rejects(votes.family(), &numbers)
+            .await
+            .unwrap(),
+        [Retried::Applied]
+    );
     expect_rejects(pair, &[]).await;
     // the counter's next save shows the row
     votes.count("1", 0).await;
@@ -192,7 +202,7 @@ async fn a_row_beyond_i64_holds_no_other_up() {
         pair.drain().await;
         assert_eq!(votes.stored(["2", "3"]).await.unwrap(), [Some(round); 2]);
     }
-    assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Range);
+    refused(votes.get("1").await, ErrorKind::Range, "");
     pair.sql("UPDATE item SET vote_count = 7 WHERE id = 1")
         .await;
     assert_eq!(votes.get("1").await.unwrap(), 7);
@@ -223,8 +233,10 @@ async fn an_id_that_no_row_can_have_holds_no_other_up() {
     pair.drain().await;
     let rejects = pair.mysql().rejects(0, 10).await.unwrap();
     assert_eq!(rejects.len(), 1, "{rejects:?}");
-    let reject = (rejects[0].delta, &*rejects[0].reason);
-    assert_eq!(reject, (5, "the id is not UTF-8"));
+    assert_eq!(
+        (rejects[0].delta, &*rejects[0].reason),
+        (5, "the id is not UTF-8")
+    );
     let mut left = redis::pipe();
     let left = left.hexists(base, id).hexists(batch, id);
     let left: [bool; 2] = left.query_async(&mut redis).await.unwrap();
@@ -278,10 +290,8 @@ async fn keys_of_another_type_are_an_error_that_names_them() {
         let spoil = format!("SET cf1:{{test/votes/{partition}}}:base x");
         pair.redis.run::<()>(&spoil).await.unwrap();
     }
-    let error = votes.incr("1", 1).await.unwrap_err();
-    let is_named = error.to_string().contains(":base");
-    assert!(error.kind() == ErrorKind::Corrupt && is_named, "{error}");
-    assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Corrupt);
+    refused(votes.incr("1", 1).await, ErrorKind::Corrupt, ":base");
+    refused(votes.get("1").await, ErrorKind::Corrupt, "");
 }
 
 /// A store that returns old rows, like a replica that does not report its role.
@@ -302,22 +312,22 @@ async fn rows_from_a_database_that_is_behind_cost_no_count() {
         between: Copied::default(),
     };
     let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-    let votes = counterfoil.open(family()).await.unwrap();
+    let votes = counterfoil.opened(family()).await;
     assert_eq!(votes.count("a", 5).await, 5);
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     let registered = Registered {
         family: votes.family().clone(),
         number: 0,
     };
     let behind = store.store.rows(&registered, &["a"]).await.unwrap();
     assert_eq!(votes.count("a", 10).await, 15);
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     redis.run::<()>("FLUSHALL").await.unwrap();
     *store.between.0.lock().unwrap() = Some(behind);
     // the value is wrong until the next save
     assert_eq!(votes.count("a", 1).await, 6);
     *store.between.0.lock().unwrap() = None;
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     assert_eq!(votes.get("a").await.unwrap(), 16);
     assert_eq!(votes.stored(&["a"]).await.unwrap(), [Some(16)]);
 }

@@ -366,8 +366,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     async fn send(&mut self, number: usize, mut call: Call, fate: Fate) -> Checked {
-        let home = self.stage.partition(0);
-        let key = self.clients[number].key(&self.stage, &home).await?;
+        let key = self.clients[number]
+            .key(&self.stage, &self.stage.partition(0))
+            .await?;
         self.sent.push((key.clone(), call.clone()));
         if fate == Fate::LostBefore {
             self.clients[number].open = Some(call);
@@ -448,8 +449,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
             }
             // its client died, or a crash took the reply
             None => call.tokens.iter().all(|token| {
-                let state = self.tokens[*token].state;
-                matches!(state, Counting::Waiting | Counting::Forgotten)
+                matches!(
+                    self.tokens[*token].state,
+                    Counting::Waiting | Counting::Forgotten
+                )
             }),
         };
         if is_first {
@@ -475,11 +478,14 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     fn returned(&mut self, number: usize, call: &Call, words: &[PairResult]) {
-        let words = call.tokens.iter().zip(words);
-        let missing = words.filter_map(|(token, word)| match word {
-            PairResult::Missing(ticket) => Some((*token, *ticket)),
-            _ => None,
-        });
+        let missing = call
+            .tokens
+            .iter()
+            .zip(words)
+            .filter_map(|(token, word)| match word {
+                PairResult::Missing(ticket) => Some((*token, *ticket)),
+                _ => None,
+            });
         let (tokens, missing): (Vec<_>, Vec<_>) = missing.unzip();
         if !tokens.is_empty() {
             let was_counted = |token: &usize| self.tokens[*token].state != Counting::Waiting;
@@ -505,8 +511,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
             return Ok(());
         }
         let before = savers.workers.tasks[work.worker].clone();
-        let advanced = savers.workers.advance(work, &self.stage, &self.database);
-        let dropped = advanced.await?;
+        let dropped = savers
+            .workers
+            .advance(work, &self.stage, &self.database)
+            .await?;
         let task = &mut savers.workers.tasks[work.worker];
         match (before, &task) {
             (Task::Apply(batch), Task::Release(..)) if self.without != Some(Guard::ReadBack) => {
@@ -533,11 +541,18 @@ impl<'s, S: Store + Clone> World<'s, S> {
             let rows = Some(self.rows(&ids).await?);
             return Ok(Some(Saving { batch, from, rows }));
         };
-        let bytes = ids.iter().map(|id| id.as_bytes());
-        let marks: Vec<_> = bytes.zip(rows.iter().copied()).collect();
-        let partition = self.stage.partition(batch.partition);
-        let saved = partition.saved(&self.retention, batch.id, &marks).await?;
-        if saved.is_none() {
+        let marks: Vec<_> = ids
+            .iter()
+            .map(|id| id.as_bytes())
+            .zip(rows.iter().copied())
+            .collect();
+        if self
+            .stage
+            .partition(batch.partition)
+            .saved(&self.retention, batch.id, &marks)
+            .await?
+            .is_none()
+        {
             return Ok(None);
         }
         let (now, values) = (self.rows(&ids[..marks.len()]).await?, self.values().await?);
@@ -585,8 +600,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 store: self.database.store.clone(),
                 between: gate.clone(),
             };
-            let counterfoil = Counterfoil::new(self.stage.redis.clone(), store);
-            let votes = counterfoil.open(self.family.clone()).await?;
+            let votes = Counterfoil::new(self.stage.redis.clone(), store)
+                .open(self.family.clone())
+                .await?;
             let is_counted = |token: &Token| matches!(token.state, Counting::Counted { .. });
             let before = self.tokens.iter().map(is_counted).collect();
             let read = async move { votes.get_many(IDS).await };
@@ -659,8 +675,11 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 token.state = Counting::Forgotten;
             }
         }
-        let clients = self.clients.iter_mut();
-        for call in clients.filter_map(|client| client.open.as_mut()) {
+        for call in self
+            .clients
+            .iter_mut()
+            .filter_map(|client| client.open.as_mut())
+        {
             call.executed = call.executed.take().filter(|(_, at)| !gone.contains(at));
         }
         if let Some(reader) = &mut self.reader {
@@ -672,8 +691,11 @@ impl<'s, S: Store + Clone> World<'s, S> {
     async fn set_back(&mut self, state: usize) -> Checked {
         // the state may contain what the earlier call counted: docs/protocol.md, 3.9
         for number in 0..CLIENTS {
-            let open = self.clients[number].open.as_ref();
-            if open.is_some_and(|call| call.is_second) {
+            if self.clients[number]
+                .open
+                .as_ref()
+                .is_some_and(|call| call.is_second)
+            {
                 self.client_dies(number);
             }
         }
@@ -699,8 +721,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
 
     /// Returns whether the ledger proves that the partition was set back.
     async fn is_behind(&self, partition: u32) -> Checked<bool> {
-        let ledger = self.database.ledger(&self.stage).await?;
-        Ok(self.proof(partition, &ledger).await?.is_some())
+        Ok(self
+            .proof(partition, &self.database.ledger(&self.stage).await?)
+            .await?
+            .is_some())
     }
 
     /// Returns the last cut of a partition if it is behind the ledger.
@@ -716,8 +740,8 @@ impl<'s, S: Store + Clone> World<'s, S> {
         };
         for number in 0..PARTITIONS {
             if let Some(proven) = self.proof(number, &ledger).await? {
-                let dropped = self.stage.reset(number, proven).await?;
-                self.note_dropped(number, dropped).await?;
+                self.note_dropped(number, self.stage.reset(number, proven).await?)
+                    .await?;
             }
         }
         Ok(())
@@ -867,8 +891,11 @@ impl<S: Store + Clone> Case for World<'_, S> {
                 self.read().await?;
             }
         }
-        let is_over = self.reader.is_none() && self.clients.iter().all(|one| one.open.is_none());
-        prop_assert!(is_over, "WEDGED: still {:?}", self.clients);
+        prop_assert!(
+            self.reader.is_none() && self.clients.iter().all(|one| one.open.is_none()),
+            "WEDGED: still {:?}",
+            self.clients
+        );
         self.check().await?;
         for partition in 0..PARTITIONS {
             // the batch in flight, and the buffer behind it
@@ -915,12 +942,11 @@ fn a_late_mark_of_a_counter_that_has_left_the_batch_changes_nothing() {
         partition: 1,
         id: Some(0),
     };
-    let seeded = [count(false); 3];
     let steps = [
         &counted[..],
         &read_back,
         &[outside, delete],
-        &seeded,
+        &[count(false); 3],
         &[work(0)],
     ]
     .concat();
@@ -952,8 +978,10 @@ fn exact_when_another_program_writes_the_rows() {
 
 #[test]
 fn exact_with_the_real_database() {
-    let crashes = [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty];
-    let disturbed = crashes.map(with_outsider).into_iter().chain([BY_SET_BACKS]);
+    let disturbed = [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty]
+        .map(with_outsider)
+        .into_iter()
+        .chain([BY_SET_BACKS]);
     exact_in_the_real_database::<Cached>(8, disturbed.map(|disturbed| (disturbed, 26)));
 }
 

@@ -38,7 +38,10 @@ fn columns(table: Table) -> Table {
 
 /// Returns the value in the row, or 0.
 async fn row(pair: &Pair, id: u32) -> i64 {
-    let row = sqlx::query_scalar("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = ?");
-    let row = row.bind(id).fetch_optional(&pair.pool).await;
-    row.unwrap().unwrap_or(0)
+    sqlx::query_scalar("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = ?")
+        .bind(id)
+        .fetch_optional(&pair.pool)
+        .await
+        .unwrap()
+        .unwrap_or(0)
 }

@@ -45,8 +45,11 @@ impl Rig {
     }
 
     async fn without_failover(options: RedisOptions) -> Self {
-        let options = options.arg("cluster-node-timeout", "4000");
-        Rig::start(options, Durability::Immediate).await
+        Rig::start(
+            options.arg("cluster-node-timeout", "4000"),
+            Durability::Immediate,
+        )
+        .await
     }
 
     /// Returns the client of a process that takes the server for a single node at first.
@@ -56,7 +59,7 @@ impl Rig {
 
     /// Disrupts the cluster under load, and returns the hits with their outcomes.
     async fn under_load(&self, trouble: impl AsyncFnOnce()) -> Vec<Hit> {
-        let reconciler = self.counterfoil.reconciler().start().await.unwrap();
+        let reconciler = self.counterfoil.reconcile().await;
         // a writer counts nothing while it waits for a read
         let load = Hits::on(&self.views.clone().read_timeout(millis(300)));
         load.more(700).await;
@@ -91,8 +94,11 @@ impl Rig {
     /// Moves all slots of the family key by key, each to one of the other primaries.
     async fn move_slots(&self, family: &str, pause_ms: u64) {
         for (round, slot) in self.slots(family).await.into_iter().enumerate() {
-            let to = (self.cluster.primary_of_slot(slot).await + 1 + round % 2) % 3;
-            let moved = self.cluster.move_slots(slot..=slot, to, millis(pause_ms));
+            let moved = self.cluster.move_slots(
+                slot..=slot,
+                (self.cluster.primary_of_slot(slot).await + 1 + round % 2) % 3,
+                millis(pause_ms),
+            );
             moved.await;
         }
     }
@@ -100,8 +106,9 @@ impl Rig {
     /// Makes each primary hand over to its replica.
     async fn fail_over(&self) {
         for primary in self.cluster.primaries().await {
-            let replica = self.cluster.replica_of(primary).await;
-            self.cluster.failover(replica).await;
+            self.cluster
+                .failover(self.cluster.replica_of(primary).await)
+                .await;
             pause(100).await;
         }
         self.cluster.wait_until_ok().await;
@@ -139,7 +146,7 @@ async fn the_main_path() {
             node.run::<()>("SCRIPT FLUSH").await.unwrap();
         }
     }
-    let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
+    let reconciler = rig.counterfoil.reconcile().await;
     eventually("what the reconciler brings", async || {
         rig.stored("%").await == 400
     })
@@ -163,13 +170,19 @@ async fn a_request_counts_once_whoever_makes_it_again() {
         let views = family(&format!("wide_{wide}")).partitions(PARTITIONS);
         let views = views.wide(wide);
         let here = rig.open(views.clone()).await;
-        let there = unknown.open(views).await.unwrap();
+        let there = unknown.opened(views).await;
         for number in 0..20 {
             let (request, id) = (format!("job/{number}"), format!("page/{number}"));
-            let first = there.add_once(&request, &id, 1).await.unwrap();
-            assert_eq!(first, Outcome::Counted(1), "{request}");
-            let again = here.add_once(&request, &id, 1).await.unwrap();
-            assert_eq!(again, Outcome::CountedBefore(1), "{request}");
+            assert_eq!(
+                there.add_once(&request, &id, 1).await.unwrap(),
+                Outcome::Counted(1),
+                "{request}"
+            );
+            assert_eq!(
+                here.add_once(&request, &id, 1).await.unwrap(),
+                Outcome::CountedBefore(1),
+                "{request}"
+            );
             assert_eq!(here.get(&id).await.unwrap(), 1);
         }
     }
@@ -182,10 +195,10 @@ async fn backlogs_are_read_on_all_nodes() {
     let rig = Rig::steady().await;
     let unknown = rig.unknown().await;
     let views = family("views").partitions(PARTITIONS);
-    let views = unknown.open(views).await.unwrap();
+    let views = unknown.opened(views).await;
     let votes = Family::cached("test", "votes").partitions(PARTITIONS);
     let votes = votes.at_once();
-    let _votes = unknown.open(votes.clone()).await.unwrap();
+    let _votes = unknown.opened(votes.clone()).await;
     let votes = rig.open(votes).await;
     let ids = pages(30);
     for n in 1..=2 {
@@ -206,8 +219,13 @@ async fn backlogs_are_read_on_all_nodes() {
             } = backlog.unwrap();
             (family.name().to_owned(), ids, oldest.is_some(), counted)
         };
-        let backlogs = counterfoil.backlogs().await.unwrap().into_iter();
-        backlogs.map(numbers).collect::<Vec<_>>()
+        counterfoil
+            .backlogs()
+            .await
+            .unwrap()
+            .into_iter()
+            .map(numbers)
+            .collect::<Vec<_>>()
     };
     for (left, has_oldest) in [(30, true), (0, false)] {
         let expected = [("views", 60), ("votes", 30)]
@@ -215,7 +233,7 @@ async fn backlogs_are_read_on_all_nodes() {
         assert_eq!(numbers(&rig.counterfoil).await, expected);
         // unknown
         assert_eq!(numbers(&unknown).await, expected);
-        unknown.drain().await.unwrap();
+        unknown.drained().await;
     }
     assert_eq!(rig.stored("%").await, 90);
 }
@@ -320,8 +338,7 @@ async fn primaries_die(durability: Durability) -> Deaths {
     let slots = [slots[0], slots[2], slots[0]];
     let mut deaths = Vec::new();
     let trouble = async || deaths = kill_primaries(&rig.cluster, &slots).await;
-    let hits = rig.under_load(trouble).await;
-    let reckoning = Reckoning::of(&hits, &rig.pool).await;
+    let reckoning = Reckoning::of(&rig.under_load(trouble).await, &rig.pool).await;
     let taken_back = |hit: &&Hit| is_taken_back(&deaths, hit.asked, hit.told);
     let forgotten = reckoning.lost.iter().filter(taken_back).count();
     Deaths {
@@ -386,7 +403,7 @@ async fn other_kinds_count_while_slots_move() {
         .partitions(PARTITIONS)
         .at_once();
     let (daily, today) = (rig.open(daily).await.write_timeout(LONG), day("2014-09-20"));
-    let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
+    let reconciler = rig.counterfoil.reconcile().await;
     let load = Load::start(6, |task, stop| {
         let (series, online, daily) = (series.clone(), online.clone(), daily.clone());
         async move {
@@ -444,9 +461,15 @@ async fn other_kinds_count_while_slots_move() {
     // first visits, and visitors
     assert_eq!(firsts, been.len() as u64);
     assert_eq!(rig.stored("%/2014-09-20").await, firsts.cast_signed());
-    let scopes = [("a", today), ("b", today)];
-    let visitors = daily.get_many(scopes).await.unwrap();
-    assert_eq!(visitors.iter().sum::<i64>(), firsts.cast_signed());
+    assert_eq!(
+        daily
+            .get_many([("a", today), ("b", today)])
+            .await
+            .unwrap()
+            .iter()
+            .sum::<i64>(),
+        firsts.cast_signed()
+    );
 }
 
 /// Slots move and primaries change while cached counters enter and leave Redis.
@@ -460,7 +483,7 @@ async fn cached_counters_count_while_slots_move() {
         .sync_time(millis(10))
         .retain(millis(20));
     let votes = rig.open(votes).await.write_timeout(LONG);
-    let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
+    let reconciler = rig.counterfoil.reconcile().await;
     let load = Load::start(6, |task, stop| {
         let votes = votes.clone();
         async move {

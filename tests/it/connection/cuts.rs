@@ -58,8 +58,7 @@ impl Frail {
     }
 
     async fn open(counterfoil: &Counterfoil) -> BufferedCounters {
-        let views = family("views").partitions(1);
-        counterfoil.open(views).await.unwrap()
+        counterfoil.opened(family("views").partitions(1)).await
     }
 
     /// Waits for a connection, since a cut must hit the attempt and not the connecting.
@@ -117,8 +116,10 @@ impl Frail {
 
     /// Brings everything to the database over the frail network.
     async fn drain(&self, counterfoil: &Counterfoil) {
-        let drained = tokio::time::timeout(secs(20), counterfoil.drain()).await;
-        drained.unwrap().unwrap();
+        tokio::time::timeout(secs(20), counterfoil.drain())
+            .await
+            .unwrap()
+            .unwrap();
     }
 
     async fn is_in_mysql(&self, hits: i64) {
@@ -158,8 +159,12 @@ async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> ClusterConnection
     })
     .await;
     // the default client, with shorter pauses between its retries
-    let client = ClusterClient::builder([format!("redis://127.0.0.1:{port}")]);
-    super::connect(client.min_retry_wait(1).max_retry_wait(20)).await
+    super::connect(
+        ClusterClient::builder([format!("redis://127.0.0.1:{port}")])
+            .min_retry_wait(1)
+            .max_retry_wait(20),
+    )
+    .await
 }
 
 /// The redis crate's cluster client resends calls by itself. The scripts recognize a repeat from
@@ -185,7 +190,7 @@ async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
         .await;
         assert!(cuts > 5, "{cuts} cuts");
     }
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     assert_eq!(pair.number(STORED).await, hits);
 }
 
@@ -234,8 +239,9 @@ async fn first_calls_count_once_wherever_they_are_cut() {
 
 /// Opens a cached family over this pair.
 async fn votes(counterfoil: &Counterfoil) -> CachedCounters {
-    let family = Family::cached("test", "votes").partitions(1);
-    counterfoil.open(family.at_once()).await.unwrap()
+    counterfoil
+        .opened(Family::cached("test", "votes").partitions(1).at_once())
+        .await
 }
 
 #[tokio::test]
@@ -315,9 +321,9 @@ impl Kinds {
         let daily = Family::visitors("test", "daily").partitions(1);
         let daily = daily.at_once();
         Kinds {
-            hits: over.open(hits.clone()).await.unwrap(),
+            hits: over.opened(hits.clone()).await,
             exact_hits: safe.open(hits).await,
-            daily: over.open(daily.clone()).await.unwrap(),
+            daily: over.opened(daily.clone()).await,
             exact_daily: safe.open(daily).await,
             frail,
         }
@@ -355,13 +361,27 @@ async fn a_visitor_is_new_once_wherever_the_call_is_cut() {
         .frail
         .cut_each_byte(async || {
             let visitor = format!("visitor {visitors}");
-            let first = kinds.daily.first_visit("site", today, &visitor).await;
-            assert_eq!(first.unwrap(), Outcome::Counted(1));
-            let again = kinds.exact_daily.first_visit("site", today, &visitor);
-            assert_eq!(again.await.unwrap(), Outcome::CountedBefore(0));
+            assert_eq!(
+                kinds
+                    .daily
+                    .first_visit("site", today, &visitor)
+                    .await
+                    .unwrap(),
+                Outcome::Counted(1)
+            );
+            assert_eq!(
+                kinds
+                    .exact_daily
+                    .first_visit("site", today, &visitor)
+                    .await
+                    .unwrap(),
+                Outcome::CountedBefore(0)
+            );
             visitors += 1;
-            let counted = kinds.exact_daily.get("site", today).await;
-            assert_eq!(counted.unwrap(), visitors);
+            assert_eq!(
+                kinds.exact_daily.get("site", today).await.unwrap(),
+                visitors
+            );
         })
         .await;
     kinds.frail.is_in_mysql(visitors).await;
@@ -371,10 +391,12 @@ async fn a_visitor_is_new_once_wherever_the_call_is_cut() {
 async fn a_touch_is_counted_once(counting: Counting) {
     let frail = Frail::new().await;
     // no layer leaves the window during the test
-    let window = Family::activity("test", "online").window(secs(1800), secs(60));
-    let family = window.visitors(counting).keep_minutes(true);
+    let family = Family::activity("test", "online")
+        .window(secs(1800), secs(60))
+        .visitors(counting)
+        .keep_minutes(true);
     let family = family.partitions(1).at_once();
-    let online = frail.counterfoil().open(family.clone()).await.unwrap();
+    let online = frail.counterfoil().opened(family.clone()).await;
     let exact = frail.pair.open(family).await.cache_for(Duration::ZERO);
     let mut views = 0u64;
     frail
@@ -423,8 +445,14 @@ async fn without_the_fence_hits_double_and_first_visits_are_not_reported() {
             calls += 1;
             if is_visit {
                 let visitor = format!("visitor {calls}");
-                let first = kinds.daily.first_visit("site", day("2014-09-20"), visitor);
-                unreported += i32::from(first.await.unwrap() != Outcome::Counted(1));
+                unreported += i32::from(
+                    kinds
+                        .daily
+                        .first_visit("site", day("2014-09-20"), visitor)
+                        .await
+                        .unwrap()
+                        != Outcome::Counted(1),
+                );
             } else {
                 let before = kinds.hits().await;
                 kinds.hits.count("a", 1).await;

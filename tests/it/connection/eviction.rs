@@ -22,8 +22,12 @@ async fn set_policy(redis: &RedisServer, policy: &str) {
 async fn kept_slices_and_pending_hits_never_expire() {
     let plain = Plain::new().await;
     for (kind, expected) in EXPIRING {
-        let family = OfKind::open(&plain.counterfoil, kind).await.unwrap();
-        family.hit().await.unwrap();
+        OfKind::open(&plain.counterfoil, kind)
+            .await
+            .unwrap()
+            .hit()
+            .await
+            .unwrap();
         let keys = format!("KEYS cf1:{{shop/{kind}/*");
         let keys: Vec<String> = plain.redis.run(&keys).await.unwrap();
         let mut expiring = Vec::new();
@@ -63,16 +67,26 @@ async fn a_policy_is_refused_where_it_throws_away_what_counts() {
             set_policy(&plain.redis, "noeviction").await;
             let _family = OfKind::open(&plain.counterfoil, kind).await.unwrap();
             set_policy(&plain.redis, policy).await;
-            let mut findings = plain.counterfoil.check().await.into_iter();
+            let mut findings = plain.check().await.into_iter();
             let found = findings.find(|finding| finding.subject == "redis maxmemory-policy");
-            let is_error = found.is_some_and(|found| {
-                found.severity == Severity::Error && found.message.contains(policy)
-            });
-            assert_eq!(is_error, !is_safe, "{kind} on {policy}");
-            let started = plain.counterfoil.reconciler().start().await;
+            assert_eq!(
+                found.is_some_and(|found| {
+                    found.severity == Severity::Error && found.message.contains(policy)
+                }),
+                !is_safe,
+                "{kind} on {policy}"
+            );
+            let started = plain.reconciler().start().await;
             assert_eq!(started.is_ok(), is_safe, "{kind} on {policy}");
-            let allowed = plain.counterfoil.reconciler().allow_evicting(true);
-            allowed.start().await.unwrap().shutdown().await.unwrap();
+            plain
+                .reconciler()
+                .allow_evicting(true)
+                .start()
+                .await
+                .unwrap()
+                .shutdown()
+                .await
+                .unwrap();
         }
     }
 }
@@ -83,9 +97,13 @@ async fn a_client_that_allows_it_opens_and_starts() {
     set_policy(&plain.redis, "volatile-lru").await;
     let counterfoil = plain.counterfoil.clone().allow_evicting(true);
     for kind in KINDS {
-        let family = OfKind::open(&counterfoil, kind).await.unwrap();
-        family.hit().await.unwrap();
+        OfKind::open(&counterfoil, kind)
+            .await
+            .unwrap()
+            .hit()
+            .await
+            .unwrap();
     }
-    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let reconciler = counterfoil.reconcile().await;
     reconciler.shutdown().await.unwrap();
 }

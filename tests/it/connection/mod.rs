@@ -19,8 +19,12 @@ fn builder(cluster: &RedisCluster) -> ClusterClientBuilder {
 }
 
 async fn connect(builder: ClusterClientBuilder) -> ClusterConnection {
-    let client = builder.build().unwrap();
-    client.get_async_connection().await.unwrap()
+    builder
+        .build()
+        .unwrap()
+        .get_async_connection()
+        .await
+        .unwrap()
 }
 
 /// A cluster, and a separate database.
@@ -47,19 +51,24 @@ impl Clustered {
     }
 
     async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
-        self.counterfoil.open(family).await.unwrap()
+        self.counterfoil.opened(family).await
     }
 
     async fn drain(&self) {
-        let drained = tokio::time::timeout(secs(30), self.counterfoil.drain());
-        drained.await.unwrap().unwrap();
+        tokio::time::timeout(secs(30), self.counterfoil.drain())
+            .await
+            .unwrap()
+            .unwrap();
     }
 
     /// Returns the sum of the values whose ids match the pattern.
     async fn stored(&self, ids: &str) -> i64 {
         let sum = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values \
              WHERE id LIKE ?";
-        let sum = sqlx::query_scalar(sum).bind(ids);
-        sum.fetch_one(&self.pool).await.unwrap()
+        sqlx::query_scalar(sum)
+            .bind(ids)
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
     }
 }

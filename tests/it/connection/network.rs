@@ -33,9 +33,9 @@ async fn vanishes(held: Held) {
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
     let counterfoil = pair.over(proxy.manager().await);
-    let views = counterfoil.open(family("views")).await.unwrap();
+    let views = counterfoil.opened(family("views")).await;
     let views = views.write_timeout(TIMEOUT);
-    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let reconciler = counterfoil.reconcile().await;
     let (load, lateness) = (Hits::on(&views), Lateness::measure());
     load.more(300).await;
     proxy.black_hole();
@@ -44,7 +44,7 @@ async fn vanishes(held: Held) {
     let healed = Instant::now();
     load.more(500).await;
     let hits = load.end().await;
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     let reckoning = Reckoning::of(&hits, &pair.pool).await;
     reckoning.is_exact();
     // calls were in the air when the network went
@@ -92,8 +92,8 @@ async fn late_replies() -> Reckoning {
     let brief = brief.set_response_timeout(Some(millis(50)));
     let redis = ConnectionManager::new_with_config(proxy.client(), brief).await;
     let counterfoil = pair.over(redis.unwrap());
-    let views = counterfoil.open(family("views")).await.unwrap();
-    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let views = counterfoil.opened(family("views")).await;
+    let reconciler = counterfoil.reconcile().await;
     let load = Hits::on(&views);
     for _ in 0..4 {
         pause(200).await;
@@ -103,7 +103,7 @@ async fn late_replies() -> Reckoning {
     }
     pause(200).await;
     let hits = load.end().await;
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     reconciler.shutdown().await.unwrap();
     let waited = hits
         .iter()
@@ -203,8 +203,7 @@ async fn redis_has_no_memory_left() {
     limit(1).await;
     pause(4_000).await;
     // a drain makes room, so it still works
-    let drained = tokio::time::timeout(secs(10), pair.drain()).await;
-    drained.unwrap();
+    tokio::time::timeout(secs(10), pair.drain()).await.unwrap();
     let counted = pair.stored().await;
     assert!(counted > 100, "{counted} hits came to the database");
     limit(0).await;
@@ -218,8 +217,10 @@ async fn redis_cannot_write_its_snapshot() {
     let redis = &refusal.pair.redis;
     let mut snapshots = cmd("CONFIG");
     snapshots.arg("SET").arg("save").arg("3600 1000000");
-    let set = snapshots.exec_async(&mut redis.manager().await).await;
-    set.unwrap();
+    snapshots
+        .exec_async(&mut redis.manager().await)
+        .await
+        .unwrap();
     let snapshot = async |status: &str| {
         redis.run::<()>("BGSAVE").await.unwrap();
         let status = format!("rdb_last_bgsave_status:{status}\r");

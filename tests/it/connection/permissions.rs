@@ -24,16 +24,21 @@ fn user(redis: &RedisServer) -> Client {
 }
 
 async fn manager(client: Client) -> ConnectionManager {
-    let config = ConnectionManagerConfig::new().set_response_timeout(Some(secs(5)));
-    let manager = ConnectionManager::new_with_config(client, config);
-    manager.await.unwrap()
+    ConnectionManager::new_with_config(
+        client,
+        ConnectionManagerConfig::new().set_response_timeout(Some(secs(5))),
+    )
+    .await
+    .unwrap()
 }
 
 async fn allow(redis: &RedisServer, rules: &[impl ToRedisArgs]) {
     let mut command = cmd("ACL");
     command.arg("SETUSER").arg("shop").arg(rules);
-    let set = command.exec_async(&mut redis.manager().await).await;
-    set.unwrap();
+    command
+        .exec_async(&mut redis.manager().await)
+        .await
+        .unwrap();
 }
 
 /// Leaves the user only these rules.
@@ -81,9 +86,15 @@ async fn the_rules_of_a_kind_are_enough_for_it() {
     for kind in KINDS {
         redis.run::<()>("FLUSHALL").await.unwrap();
         let counterfoil = connect_with(redis, &rules_of(kind, Role::Reconciler)).await;
-        let family = OfKind::open(&counterfoil, kind).await.unwrap();
-        allowed(kind, family.use_all().await);
-        let reconciler = counterfoil.reconciler().start().await.unwrap();
+        allowed(
+            kind,
+            OfKind::open(&counterfoil, kind)
+                .await
+                .unwrap()
+                .use_all()
+                .await,
+        );
+        let reconciler = counterfoil.reconcile().await;
         allowed(kind, counterfoil.drain_all().await);
         reconciler.shutdown().await.unwrap();
         let findings = counterfoil.check().await;
@@ -97,9 +108,17 @@ async fn the_rules_of_a_kind_are_enough_for_it() {
     }
     redis.run::<()>("FLUSHALL").await.unwrap();
     let _counterfoil = connect_with(redis, &all_rules()).await;
-    let own = Primary::connect(format!("{}?user=shop&pass=secret", redis.url())).await;
-    let own = Counterfoil::new(own.unwrap(), MemoryStore::new());
-    let family = OfKind::open(&own, "buffered").await.unwrap();
+    let family = OfKind::open(
+        &Counterfoil::new(
+            Primary::connect(format!("{}?user=shop&pass=secret", redis.url()))
+                .await
+                .unwrap(),
+            MemoryStore::new(),
+        ),
+        "buffered",
+    )
+    .await
+    .unwrap();
     family.use_all().await.unwrap();
 }
 
@@ -113,23 +132,29 @@ async fn opening_and_checking_name_each_rule_that_is_missing() {
             let rest = rules.iter().filter(|rule| *rule != missing);
             let rest: Vec<_> = rest.cloned().collect();
             plain.redis.run::<()>("FLUSHALL").await.unwrap();
-            let counterfoil = connect_with(&plain.redis, &rest).await;
-            let opened = OfKind::open(&counterfoil, kind).await.map(drop);
-            let error = opened.expect_err(&what);
+            let error = OfKind::open(&connect_with(&plain.redis, &rest).await, kind)
+                .await
+                .map(drop)
+                .expect_err(&what);
             assert_eq!(error.kind(), ErrorKind::AccessDenied, "{what}: {error}");
             let message = format!("{error:#}");
-            let is_named = message.split_whitespace().any(|word| word == missing);
-            assert!(is_named, "{what}: {error}");
+            assert!(
+                message.split_whitespace().any(|word| word == missing),
+                "{what}: {error}"
+            );
             // revoked while the application runs
             let counterfoil = connect_with(&plain.redis, &rules).await;
             let _family = OfKind::open(&counterfoil, kind).await.unwrap();
             restrict(&plain.redis, &rest).await;
             let findings = counterfoil.check().await;
             let names = |text: &str| text.split([' ', ',', '.']).any(|word| word == missing);
-            let is_named = findings.iter().any(|found| {
-                found.severity == Severity::Error && (names(&found.message) || names(&found.advice))
-            });
-            assert!(is_named, "{what}: {findings:?}");
+            assert!(
+                findings.iter().any(|found| {
+                    found.severity == Severity::Error
+                        && (names(&found.message) || names(&found.advice))
+                }),
+                "{what}: {findings:?}"
+            );
         }
     }
 }
@@ -163,7 +188,7 @@ async fn a_reader_sees_what_others_count_and_changes_nothing() {
         family.hit_often().await.unwrap();
     }
     // a part of each value is in the database
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     for (kind, family) in &families {
         family.hit().await.unwrap();
         let counted = if *kind == "visitors" { 1 } else { 4 };
@@ -203,8 +228,9 @@ async fn a_command_that_goes_missing_doubles_nothing() {
         for kind in KINDS {
             for before in [0, 1] {
                 plain.redis.run::<()>("FLUSHALL").await.unwrap();
-                let counterfoil = connect_with(&plain.redis, &all_rules()).await;
-                let family = OfKind::open(&counterfoil, kind).await.unwrap();
+                let family = OfKind::open(&connect_with(&plain.redis, &all_rules()).await, kind)
+                    .await
+                    .unwrap();
                 for _ in 0..before {
                     family.hit().await.unwrap();
                 }
@@ -238,17 +264,21 @@ async fn keys_of_another_namespace_are_named() {
     let plain = Plain::new().await;
     let counterfoil = connect_with(&plain.redis, &all_rules()).await;
     let open = async |namespace: &str| {
-        let family = Family::buffered(namespace, "buffered");
-        counterfoil.open(family).await.map(drop)
+        counterfoil
+            .open(Family::buffered(namespace, "buffered"))
+            .await
+            .map(drop)
     };
     // once as the first of its kind, and once after a family of another namespace was checked
     for round in 0..2 {
         let error = open("elsewhere").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AccessDenied, "{round}: {error}");
-        let is_named = error
-            .to_string()
-            .contains("lacks ~cf1:{elsewhere/buffered/* ");
-        assert!(is_named, "{round}: {error}");
+        assert!(
+            error
+                .to_string()
+                .contains("lacks ~cf1:{elsewhere/buffered/* "),
+            "{round}: {error}"
+        );
         open("shop").await.unwrap();
     }
 }
@@ -261,18 +291,23 @@ async fn a_cluster_needs_one_rule_more() {
         allow(node, &["reset", "on", ">secret", "+cluster|slots"]).await;
         allow(node, &all_rules()).await;
     }
-    let builder = super::builder(&cluster).username("shop").password("secret");
-    let connection = super::connect(builder).await;
+    let connection =
+        super::connect(super::builder(&cluster).username("shop").password("secret")).await;
     let counterfoil = Counterfoil::new(connection.clone(), MemoryStore::new());
     for (kind, family) in open_all(&counterfoil).await {
         allowed(kind, family.use_all().await);
     }
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     for number in cluster.primaries().await {
         allow(cluster.node(number), &["-pexpire"]).await;
     }
-    let fresh = Counterfoil::new(connection, MemoryStore::new());
-    let error = refused(OfKind::open(&fresh, "visitors").await);
+    let error = refused(
+        OfKind::open(
+            &Counterfoil::new(connection, MemoryStore::new()),
+            "visitors",
+        )
+        .await,
+    );
     assert!(format!("{error:#}").contains("lacks +pexpire "), "{error}");
 }
 
@@ -286,8 +321,9 @@ async fn opening_checks_once_for_each_kind() {
         ]
     };
     let open = async |number: u32| {
-        let family = Family::buffered("shop", format!("views-{number}"));
-        plain.open(family).await
+        plain
+            .open(Family::buffered("shop", format!("views-{number}")))
+            .await
     };
     let _first = open(0).await;
     let [eval, evalsha] = stats().await;
@@ -318,10 +354,12 @@ async fn connecting_without_the_right_password_fails_at_once() {
     let nobody = format!("{}?user=nobody&pass=right", redis.url());
     for url in [&redis.url(), &wrong, &nobody] {
         let error = refused(Primary::connect(url.as_str()).await);
-        let is_named = error
-            .to_string()
-            .contains("redis.sock rejected the credentials");
-        assert!(is_named, "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("redis.sock rejected the credentials"),
+            "{error}"
+        );
         refused(Counterfoil::connect(url, "mysql://root@localhost/x").await);
     }
     let right = format!("{}?pass=right", redis.url());
@@ -341,8 +379,10 @@ async fn opening_and_starting_without_a_password_fails_at_once() {
     refused(counterfoil.reconciler().start().await);
     let findings = counterfoil.check().await;
     let mut advice = findings.iter().map(|found| &found.advice);
-    let is_named = advice.any(|advice| advice.contains("user and password"));
-    assert!(is_named, "{findings:?}");
+    assert!(
+        advice.any(|advice| advice.contains("user and password")),
+        "{findings:?}"
+    );
     assert!(started.elapsed() < AT_ONCE);
 }
 

@@ -19,11 +19,11 @@ async fn a_pool_counts_and_flushes() {
         }
     });
     let counterfoil = Counterfoil::new(connection.sending_once(), MemoryStore::new());
-    let views = counterfoil.open(family("views")).await.unwrap();
-    let adding = (0..100).map(|_| views.count("page", 1));
-    let mut pending = futures_util::future::join_all(adding).await;
+    let views = counterfoil.opened(family("views")).await;
+    let mut pending =
+        futures_util::future::join_all((0..100).map(|_| views.count("page", 1))).await;
     pending.sort_unstable();
     assert_eq!(pending, (1..=100).collect::<Vec<_>>());
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(100)]);
 }

@@ -27,8 +27,10 @@ fn in_threads<T: Send>(threads: i64, task: impl Fn(i64) -> T + Sync) -> Vec<T> {
         let task = &task;
         let spawn = |number| scope.spawn(move || task(number));
         let threads: Vec<_> = (0..threads).map(spawn).collect();
-        let threads = threads.into_iter();
-        threads.map(|thread| thread.join().unwrap()).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
     })
 }
 
@@ -38,13 +40,13 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
     let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
     let mysql = home.block_on(MysqlServer::start());
     let (database, pool) = home.block_on(mysql.database("test"));
-    let created = home.block_on(MysqlStore::new(pool).create_tables());
-    created.unwrap();
+    home.block_on(MysqlStore::new(pool).create_tables())
+        .unwrap();
     // the runtime that connects ends first
     let views = runtime().block_on(async {
         let (redis, mysql) = (redis.url(), mysql.url(&database));
         let pair = Counterfoil::connect(&redis, &mysql).await;
-        pair.unwrap().open(family("views")).await.unwrap()
+        pair.unwrap().opened(family("views")).await
     });
     in_threads(THREADS, |thread| {
         for round in 0..ROUNDS {
@@ -64,13 +66,16 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
         }
     });
     // the connection has ended with its runtime, which one read may notice
-    let value = home.block_on(async {
-        match views.get("page").await {
-            Err(error) if error.is_retryable() => views.get("page").await,
-            value => value,
-        }
-    });
-    assert_eq!(value.unwrap(), 8 * THREADS * ROUNDS);
+    assert_eq!(
+        home.block_on(async {
+            match views.get("page").await {
+                Err(error) if error.is_retryable() => views.get("page").await,
+                value => value,
+            }
+        })
+        .unwrap(),
+        8 * THREADS * ROUNDS
+    );
 }
 
 /// A thread that blocks on each hit polls nothing in between, and its timers end with its runtime.
@@ -97,9 +102,11 @@ fn a_search_ends_with_its_runtime() {
     let (home, doomed) = (home(), runtime());
     let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
     let views = doomed.block_on(async {
-        let primary = Primary::connect(redis.url()).await.unwrap();
-        let pair = Counterfoil::new(primary, MemoryStore::new());
-        pair.open(family("views")).await.unwrap()
+        let pair = Counterfoil::new(
+            Primary::connect(redis.url()).await.unwrap(),
+            MemoryStore::new(),
+        );
+        pair.opened(family("views")).await
     });
     let _: () = home.block_on(redis.run("CLIENT KILL TYPE normal")).unwrap();
     redis.pause();

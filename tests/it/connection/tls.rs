@@ -17,8 +17,10 @@ const INCOMPLETE: [Chosen; 2] = [(false, true), (true, false)];
 
 /// Returns the connection info of Redis with the chosen certificates.
 fn redis(tls: &Tls, url: &str, chosen: Chosen) -> ConnectionInfo {
-    let client = Client::build_with_tls(url, certified(tls.certificates(), chosen));
-    client.unwrap().get_connection_info().clone()
+    Client::build_with_tls(url, certified(tls.certificates(), chosen))
+        .unwrap()
+        .get_connection_info()
+        .clone()
 }
 
 /// Returns the chosen certificates of a client.
@@ -40,8 +42,12 @@ fn certified(
 /// Asserts that the connection is refused at once, with one of these words in the message.
 async fn refused(redis: impl IntoConnectionInfo, mysql: String, kind: ErrorKind, words: &str) {
     let (started, builder) = (Instant::now(), Counterfoil::builder());
-    let connected = builder.redis(redis).mysql(mysql).connect().await;
-    let error = connected.expect_err(words);
+    let error = builder
+        .redis(redis)
+        .mysql(mysql)
+        .connect()
+        .await
+        .expect_err(words);
     assert!(started.elapsed() < secs(5), "{error}");
     let message = format!("{error:#}");
     let is_named = words.split('|').any(|words| message.contains(words));
@@ -121,20 +127,26 @@ async fn a_cluster_that_takes_tls_alone_counts_also_after_a_failover() {
     let certificates = Certificates::issue();
     let cluster = RedisCluster::start(RedisOptions::volatile().tls_node(&certificates)).await;
     let connect = async |chosen| {
-        let builder = super::builder(&cluster).certs(certified(&certificates, chosen));
-        builder.build().unwrap().get_async_connection().await
+        super::builder(&cluster)
+            .certs(certified(&certificates, chosen))
+            .build()
+            .unwrap()
+            .get_async_connection()
+            .await
     };
     for chosen in INCOMPLETE {
         assert!(connect(chosen).await.is_err(), "{chosen:?}");
     }
-    let urls = cluster.urls();
-    let urls = urls.iter().map(String::as_str);
-    let uncertified = Counterfoil::connect_cluster(urls, "mysql://localhost/shop").await;
+    let uncertified = Counterfoil::connect_cluster(
+        cluster.urls().iter().map(String::as_str),
+        "mysql://localhost/shop",
+    )
+    .await;
     let error = uncertified.err().unwrap();
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
 
     let pair = Counterfoil::new(connect(BOTH).await.unwrap(), MemoryStore::new());
-    let views = pair.open(family("views")).await.unwrap();
+    let views = pair.opened(family("views")).await;
     let ids = pages(20);
     for round in 1..=2 {
         for id in &ids {
@@ -146,7 +158,7 @@ async fn a_cluster_that_takes_tls_alone_counts_also_after_a_failover() {
             cluster.wait_until_ok().await;
         }
     }
-    pair.drain().await.unwrap();
+    pair.drained().await;
     assert_eq!(views.stored(&ids).await.unwrap(), [Some(2); 20]);
 }
 
@@ -174,14 +186,15 @@ async fn sentinel_and_its_primary_take_tls_alone_also_after_a_failover() {
         assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
     }
     // the system does not know the authority
-    let unknown = Primary::connect_sentinel([url.as_str()], "rediss://primary").await;
-    let error = unknown.unwrap_err();
+    let error = Primary::connect_sentinel([url.as_str()], "rediss://primary")
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
 
     let pair = Counterfoil::new(connect(BOTH).await.unwrap(), MemoryStore::new());
-    let views = pair.open(family("views")).await.unwrap();
+    let views = pair.opened(family("views")).await;
     views.count("page", 1).await;
-    pair.drain().await.unwrap();
+    pair.drained().await;
     // the replica has the hit too
     pause(500).await;
     first.kill();

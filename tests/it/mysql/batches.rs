@@ -46,8 +46,10 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         },
     };
     let expect_marks = async |expected: &[LedgerRow]| {
-        let families = [family.number, family.number, u64::from(u32::MAX)];
-        let mut rows = store.ledger(&families).await.unwrap();
+        let mut rows = store
+            .ledger(&[family.number, family.number, u64::from(u32::MAX)])
+            .await
+            .unwrap();
         rows.sort_by_key(|row| row.partition);
         assert_eq!(rows, expected);
     };
@@ -121,8 +123,10 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         incarnation,
         ..again.id
     };
-    let again = [with_id(&again, id)];
-    assert_eq!(apply(&again, None).await, part([Progress::Complete], 2, 0));
+    assert_eq!(
+        apply(&[with_id(&again, id)], None).await,
+        part([Progress::Complete], 2, 0)
+    );
     assert_eq!(rows(&["1", "2"]).await, [Some(110), Some(-2)]);
 
     for (seq, guard, doubled) in [
@@ -144,9 +148,11 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         let progress = apply(&[again], None).await.progress;
         take_out(None);
         let after = rows(&["5", "6"]).await;
-        let added = [0, 1].map(|at| after[at].unwrap_or(0) - before[at].unwrap_or(0));
         assert_eq!(
-            (progress, added),
+            (
+                progress,
+                [0, 1].map(|at| after[at].unwrap_or(0) - before[at].unwrap_or(0))
+            ),
             (vec![Progress::Complete], [doubled, 1]),
             "{guard:?}"
         );
@@ -176,16 +182,21 @@ async fn a_part_is_short() {
     let db = Db::new().await;
     let (table, own) = (db.numbers("t", "INT").await, db.views().await);
     for (family, rows) in [(&table, 500), (&own, 10_000)] {
-        let batches = [batch(family, 0, 1, many(10_100, 1))];
-        let applied = db.store.apply(&batches, None).await.unwrap();
+        let applied = db
+            .store
+            .apply(&[batch(family, 0, 1, many(10_100, 1))], None)
+            .await
+            .unwrap();
         let left = 10_100 - rows;
         assert_eq!(applied, part([Progress::Partial { left }], rows, 0));
     }
     // small batches share a transaction
     let few = [&own, &table].map(|family| batch(family, 1, 1, many(300, 1)));
     let progress = [Progress::Partial { left: 100 }, Progress::Complete];
-    let shared = db.store.apply(&few, None).await.unwrap();
-    assert_eq!(shared, part(progress, 500, 0));
+    assert_eq!(
+        db.store.apply(&few, None).await.unwrap(),
+        part(progress, 500, 0)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -243,8 +254,7 @@ async fn a_deadlock_is_retried() {
         };
         // the server aborts the transaction that has changed fewer rows
         for (family, id) in [(&others, "%"), (&views, "b")] {
-            let locked = touch(family, id).execute(&mut *other).await;
-            locked.unwrap();
+            touch(family, id).execute(&mut *other).await.unwrap();
         }
         let before = db.store.statements();
         let batches = [batch(&views, 0, 2 + round, [("a", 1), ("b", 1)])];
@@ -252,11 +262,9 @@ async fn a_deadlock_is_retried() {
         let apply = tokio::spawn(async move { complete(&store, &batches, None).await });
         tokio::time::sleep(millis(200)).await;
         // the store has locked "a" and waits for "b"
-        let locked = touch(&views, "a").execute(&mut *other).await;
-        locked.unwrap();
+        touch(&views, "a").execute(&mut *other).await.unwrap();
         other.rollback().await.unwrap();
-        let sums = apply.await.unwrap().unwrap();
-        assert_eq!(sums, applied(1, 0, 2, 0));
+        assert_eq!(apply.await.unwrap().unwrap(), applied(1, 0, 2, 0));
         let statements = db.store.statements() - before;
         assert!(statements > 8, "{statements}: it was not aborted");
     }
@@ -266,15 +274,19 @@ async fn a_deadlock_is_retried() {
 /// Returns a transaction that has inserted the value of `a`.
 async fn inserting(db: &Db, views: &Registered) -> sqlx::Transaction<'static, sqlx::MySql> {
     let mut other = db.pool.begin().await.unwrap();
-    let insert = sqlx::query("INSERT INTO counterfoil_values VALUES (?, 'a', 1)");
-    let inserted = insert.bind(views.number).execute(&mut *other).await;
-    inserted.unwrap();
+    sqlx::query("INSERT INTO counterfoil_values VALUES (?, 'a', 1)")
+        .bind(views.number)
+        .execute(&mut *other)
+        .await
+        .unwrap();
     other
 }
 
 fn expect_retryable(error: &Error) {
-    let is_retryable = error.kind() == ErrorKind::Store && error.is_retryable();
-    assert!(is_retryable, "{error}");
+    assert!(
+        error.kind() == ErrorKind::Store && error.is_retryable(),
+        "{error}"
+    );
 }
 
 #[tokio::test]

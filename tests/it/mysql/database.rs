@@ -55,8 +55,9 @@ impl Db {
         let pool = pool.after_connect(move |connection, _| {
             Box::pin(async move { sqlx::raw_sql(begin).execute(connection).await.map(drop) })
         });
-        let options = (*self.pool.connect_options()).clone().username(user);
-        pool.connect_with(options).await.unwrap()
+        pool.connect_with((*self.pool.connect_options()).clone().username(user))
+            .await
+            .unwrap()
     }
 
     /// Creates a user with these privileges on the database's tables, and returns its name.
@@ -72,16 +73,18 @@ impl Db {
     }
 
     pub async fn run(&self, sql: &str) {
-        let query = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
-        let done = query.execute(&self.pool).await;
-        done.unwrap_or_else(|e| panic!("{sql}: {e}"));
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
+            .execute(&self.pool)
+            .await
+            .unwrap_or_else(|e| panic!("{sql}: {e}"));
     }
 
     pub async fn number(&self, sql: &str) -> i64 {
         let sql = format!("SELECT CAST(({sql}) AS SIGNED)");
         let query = sqlx::query_scalar::<_, Option<i64>>(AssertSqlSafe(sql.clone()));
-        let number = query.fetch_one(&self.pool).await;
-        number
+        query
+            .fetch_one(&self.pool)
+            .await
             .unwrap_or_else(|e| panic!("{sql}: {e}"))
             .unwrap_or_else(|| panic!("{sql}: none"))
     }
@@ -123,8 +126,11 @@ impl Db {
     }
 
     pub async fn values(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
-        let read = self.store.read(family, ids, &[], ReadFrom::Primary).await;
-        read.unwrap().values
+        self.store
+            .read(family, ids, &[], ReadFrom::Primary)
+            .await
+            .unwrap()
+            .values
     }
 
     pub async fn rows(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
@@ -138,8 +144,7 @@ impl Db {
         after: Option<&str>,
         limit: usize,
     ) -> Vec<(String, i64)> {
-        let listed = self.store.list(family, prefix, after, limit).await;
-        listed.unwrap()
+        self.store.list(family, prefix, after, limit).await.unwrap()
     }
 
     /// Lists all ids with the prefix, page by page.
@@ -188,8 +193,7 @@ impl Db {
     }
 
     pub async fn mismatch(&self, builder: FamilyBuilder<BufferedCounters>) -> String {
-        let family = builder.build().unwrap();
-        let registered = self.store.register(&family).await;
+        let registered = self.store.register(&builder.build().unwrap()).await;
         format!("{:#}", refused(registered, ErrorKind::Mismatch, ""))
     }
 }
@@ -293,8 +297,14 @@ pub async fn recounted(
         Source::function(
             move |ids| async move { Ok(ids.into_iter().map(|id| (id, rows)).collect()) },
         );
-    let recount = counterfoil.recount(&counters).source(source);
-    let recounted = recount.within(Duration::ZERO).run_once().await?;
-    let drift = store.drift(counters.family(), recounted.run, None, 10);
-    drift.await.map(|_| recounted)
+    let recounted = counterfoil
+        .recount(&counters)
+        .source(source)
+        .within(Duration::ZERO)
+        .run_once()
+        .await?;
+    store
+        .drift(counters.family(), recounted.run, None, 10)
+        .await
+        .map(|_| recounted)
 }

@@ -20,8 +20,7 @@ async fn time(db: &Db, column: &str, table: &str, family: &Registered, row: &str
     let time = format!(
         "SELECT UNIX_TIMESTAMP({column}) * 1000 FROM counterfoil_{table} WHERE family = {number} AND {row}"
     );
-    let ms = db.number(&time).await.cast_unsigned();
-    SystemTime::UNIX_EPOCH + millis(ms)
+    SystemTime::UNIX_EPOCH + millis(db.number(&time).await.cast_unsigned())
 }
 
 #[tokio::test]
@@ -30,11 +29,16 @@ async fn each_family_has_what_the_tables_have_of_it() {
     let small = db.numbers("small", "TINYINT").await;
     let other = db.family(Family::buffered("shop", "other")).await;
     db.family(Family::buffered("shop", "idle")).await;
-    let first = [("1", 200), ("2", 200), ("3", 1)];
-    assert_eq!(db.add(&small, 0, 1, first).await, applied(1, 0, 1, 2));
+    assert_eq!(
+        db.add(&small, 0, 1, [("1", 200), ("2", 200), ("3", 1)])
+            .await,
+        applied(1, 0, 1, 2)
+    );
     assert_eq!(db.add(&other, 0, 1, [("a", 1)]).await, applied(1, 0, 1, 0));
-    let second = [("4", 200), ("3", 1)];
-    assert_eq!(db.add(&small, 1, 1, second).await, applied(1, 0, 1, 1));
+    assert_eq!(
+        db.add(&small, 1, 1, [("4", 200), ("3", 1)]).await,
+        applied(1, 0, 1, 1)
+    );
     db.run(&format!(
         "UPDATE counterfoil_ledger SET applied_at = '2020-02-02 20:20:20' WHERE family = {} AND partition_no = 0",
         small.number
@@ -49,8 +53,10 @@ async fn each_family_has_what_the_tables_have_of_it() {
     assert!(age < secs(60), "{age:?}");
     assert_eq!(overview(&db, "other").await.rejects, 0);
     let idle = overview(&db, "idle").await;
-    let idle = (idle.last_saved, idle.rejects, idle.recount);
-    assert_eq!(idle, (None, 0, None));
+    assert_eq!(
+        (idle.last_saved, idle.rejects, idle.recount),
+        (None, 0, None)
+    );
 
     db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
     let numbers = db.reject_numbers().await;
@@ -68,8 +74,13 @@ async fn the_latest_recount_is_shown_also_while_it_runs() {
         .await
         .unwrap();
     for drifted in [1, 0] {
-        let recount = recounted(&db.store, &redis, views.family.name(), 5).await;
-        assert_eq!(recount.unwrap().drifted, drifted);
+        assert_eq!(
+            recounted(&db.store, &redis, views.family.name(), 5)
+                .await
+                .unwrap()
+                .drifted,
+            drifted
+        );
     }
     let of_run = async |column, run| {
         let run = format!("run = {run}");
@@ -89,8 +100,10 @@ async fn the_latest_recount_is_shown_also_while_it_runs() {
     let recount = overview(&db, "views").await.recount.unwrap();
     assert_eq!((recount.run, recount.finished), (3, None));
     assert_eq!((recount.checked, recount.drifted), (1000, 4));
-    let ran = recount.touched.duration_since(recount.started).unwrap();
-    assert_eq!(ran, millis(1125));
+    assert_eq!(
+        recount.touched.duration_since(recount.started).unwrap(),
+        millis(1125)
+    );
     assert_eq!(recount.started, of_run("started_at", 3).await);
     assert_eq!(overview(&db, "other").await.recount, None);
 }

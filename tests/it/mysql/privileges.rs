@@ -49,8 +49,11 @@ async fn granted(families: &[Family], role: Role) -> (Db, Vec<String>) {
 /// Returns the user's store with new connections.
 fn store(db: &Db) -> MysqlStore {
     let options = (*db.pool.connect_options()).clone();
-    let pool = MySqlPoolOptions::new().max_connections(2);
-    MysqlStore::new(pool.connect_lazy_with(options.username(&format!("u{}", db.name))))
+    MysqlStore::new(
+        MySqlPoolOptions::new()
+            .max_connections(2)
+            .connect_lazy_with(options.username(&format!("u{}", db.name))),
+    )
 }
 
 /// A granted privilege on a table.
@@ -79,8 +82,7 @@ fn each(grants: &[String]) -> impl Iterator<Item = Granted<'_>> {
 impl Granted<'_> {
     /// Returns the table's name alone.
     fn name(&self) -> &str {
-        let name = self.table.rsplit('.').next().unwrap();
-        name.trim_matches('`')
+        self.table.rsplit('.').next().unwrap().trim_matches('`')
     }
 
     async fn revoke(&self, db: &Db) {
@@ -134,20 +136,24 @@ impl Work {
         let family = self.register(family).await?;
         for seq in 1..=2 {
             // the second id matches no row
-            let batches = [batch(&family, 0, seq, [("1", 1), ("", 1)])];
-            let done = complete(&self.store, &batches, None).await;
+            let done = complete(
+                &self.store,
+                &[batch(&family, 0, seq, [("1", 1), ("", 1)])],
+                None,
+            )
+            .await;
             if let Some(done) = self.note(done) {
                 assert_eq!(done, applied(1, 0, 1, 1), "{}", family.family);
             }
         }
         let (ids, ledger) = (["1"], [(0, I1)]);
-        let read = self.store.read(&family, &ids, &ledger, ReadFrom::Primary);
-        let read = read.await;
-        self.note(read);
-        let rows = self.store.rows(&family, &ids).await;
-        self.note(rows);
-        let ledger = self.store.ledger(&[family.number]).await;
-        self.note(ledger);
+        self.note(
+            self.store
+                .read(&family, &ids, &ledger, ReadFrom::Primary)
+                .await,
+        );
+        self.note(self.store.rows(&family, &ids).await);
+        self.note(self.store.ledger(&[family.number]).await);
         None
     }
 
@@ -159,8 +165,10 @@ impl Work {
             let numbers: Vec<_> = rejects.iter().map(|reject| reject.number).collect();
             let again = self.store.retry_rejects(&family, &numbers).await;
             let again = self.note(again).unwrap_or_default();
-            let is_refused = again.iter().all(|one| *one == Retried::Refused);
-            assert!(is_refused, "{again:?}");
+            assert!(
+                again.iter().all(|one| *one == Retried::Refused),
+                "{again:?}"
+            );
         }
         let corrected = recounted(&self.store, &self.redis, family.name(), 5).await;
         let corrected = self.note(corrected)?;
@@ -175,10 +183,17 @@ impl Work {
 #[test]
 fn the_documentation_has_the_privileges_of_a_reconciler() {
     let document = include_str!("../../../docs/operations.md");
-    let sections = document.split("\n## MySQL\n");
-    let section = sections.last().unwrap();
-    let block = section.split("```sql\n").nth(1).unwrap();
-    let lines = block.split("```").next().into_iter().flat_map(str::lines);
+    let lines = document
+        .split("\n## MySQL\n")
+        .last()
+        .unwrap()
+        .split("```sql\n")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .into_iter()
+        .flat_map(str::lines);
     let documented: Vec<_> = lines.filter(|line| line.starts_with("GRANT ")).collect();
     assert_eq!(
         documented,
@@ -260,8 +275,10 @@ async fn fill(db: &Db, families: &[Family], value: i64) {
             applied(1, 0, 1, 0)
         );
         let next = [batch(&family, 0, 2, [("1", value)])];
-        let refused = store(db).apply(&next, None).await;
-        refused.expect_err("a user without privileges");
+        store(db)
+            .apply(&next, None)
+            .await
+            .expect_err("a user without privileges");
     }
 }
 
@@ -277,9 +294,13 @@ async fn a_writer_reads_the_rows_of_cached_counters_and_writes_none() {
     fill(&db, &families, 9).await;
     let seed = async |store: MysqlStore| {
         for name in ["votes", "likes"] {
-            let family = registered(&store, name).await?;
-            let rows = store.rows(&family, &["1", "2"]).await?;
-            assert_eq!(rows, [Some(9), None], "{name}");
+            assert_eq!(
+                store
+                    .rows(&registered(&store, name).await?, &["1", "2"])
+                    .await?,
+                [Some(9), None],
+                "{name}"
+            );
         }
         Ok(())
     };
@@ -298,8 +319,11 @@ async fn a_reader_reads_exactly_and_writes_nothing() {
                 let read = read.await?;
                 assert_eq!((read.values[0], read.ledger[0].seq), (Some(5), 1), "{name}");
             }
-            let listed = store.list(&family, "", None, 10).await?;
-            assert_eq!(listed, [("1".to_owned(), 5)], "{name}");
+            assert_eq!(
+                store.list(&family, "", None, 10).await?,
+                [("1".to_owned(), 5)],
+                "{name}"
+            );
         }
         Ok(())
     };

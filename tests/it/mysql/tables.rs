@@ -22,10 +22,16 @@ async fn a_family_has_one_number_and_one_identity() {
     assert_eq!(numbers, vec![numbers[0]; 8]);
     assert_ne!(numbers[0], registered.number);
     let second = secs(1);
-    let again = views().sync_hits(1).sync_time(second).max_pending(7);
-    assert_eq!(db.family(again).await.number, registered.number);
-    let other = db.family(Family::buffered("shop2", "views")).await;
-    assert_ne!(other.number, registered.number);
+    assert_eq!(
+        db.family(views().sync_hits(1).sync_time(second).max_pending(7))
+            .await
+            .number,
+        registered.number
+    );
+    assert_ne!(
+        db.family(Family::buffered("shop2", "views")).await.number,
+        registered.number
+    );
 
     let at_once = views().at_once();
     let table = by_id(Table::upsert("t"), Signed);
@@ -61,12 +67,17 @@ async fn a_database_without_tables_is_refused_with_what_to_do() {
 #[tokio::test]
 async fn tables_that_exist_need_no_privilege_to_create() {
     let db = Db::new().await;
-    let user = db.user(&["SELECT, INSERT, UPDATE ON *"]).await;
-    let store = MysqlStore::new(db.connect(&user, "DO 0").await);
+    let store = MysqlStore::new(
+        db.connect(&db.user(&["SELECT, INSERT, UPDATE ON *"]).await, "DO 0")
+            .await,
+    );
     store.create_tables().await.unwrap();
     db.run("DROP TABLE counterfoil_rejects").await;
-    let created = store.create_tables().await;
-    let error = refused(created, ErrorKind::Mismatch, "counterfoil_rejects");
+    let error = refused(
+        store.create_tables().await,
+        ErrorKind::Mismatch,
+        "counterfoil_rejects",
+    );
     assert!(format!("{error:#}").contains("CREATE"), "{error}");
 }
 
@@ -203,8 +214,8 @@ async fn a_table_that_could_lose_counts_is_refused_by_name() {
         "utf8mb4_0900_as_cs"
     };
     let collated = |text: &str| {
-        let text = text.replace("EXACT", db.exact());
-        text.replace("FOLDING", folding)
+        text.replace("EXACT", db.exact())
+            .replace("FOLDING", folding)
     };
     let all = REFUSED.iter();
     let all = all.flat_map(|(keys, tables)| tables.iter().map(move |table| (*keys, table)));

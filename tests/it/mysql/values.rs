@@ -167,8 +167,7 @@ async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
     }
     let (views, id) = (odd.views().await, "😀'\"\\");
     odd.add(&views, 0, 1, [(id, 1)]).await;
-    let listed = odd.list(&views, "😀", None, 9).await;
-    assert_eq!(listed, [(id.to_owned(), 1)]);
+    assert_eq!(odd.list(&views, "😀", None, 9).await, [(id.to_owned(), 1)]);
     assert_eq!(modes().await, before);
     // the same bytes for a connection in utf8mb4
     for db in [&odd, &db] {
@@ -181,11 +180,11 @@ async fn a_row_out_of_range_does_not_hold_back_the_others() {
     let db = Db::new().await;
     let views = db.views().await;
     let ids = (0..500).map(|id| (format!("{id:03}"), i64::MAX));
-    let batches = [
+    db.apply(&[
         batch(&views, 3, 1, [("007", i64::MAX)]),
         batch(&views, 4, 1, [("400", i64::MAX)]),
-    ];
-    db.apply(&batches).await;
+    ])
+    .await;
     assert_eq!(
         db.add(&views, 5, 9, ids.clone()).await,
         applied(1, 0, 498, 2)
@@ -193,8 +192,8 @@ async fn a_row_out_of_range_does_not_hold_back_the_others() {
     let full = "SELECT COUNT(*) FROM counterfoil_values WHERE value = 9223372036854775807";
     assert_eq!(db.number(full).await, 500);
 
-    let expected = ["007", "400"].map(|id| (id, i64::MAX, "out of range"));
-    db.expect_rejects(&expected).await;
+    db.expect_rejects(&["007", "400"].map(|id| (id, i64::MAX, "out of range")))
+        .await;
     let rejects = db.rejects().await;
     let one = &rejects[0];
     assert_eq!((&*one.namespace, &*one.family), ("shop", "views"));
@@ -264,11 +263,14 @@ async fn an_id_that_matches_no_row_is_rejected_in_words() {
     let db = Db::new().await;
     let (family, views) = (db.numbers("t", "INT").await, db.views().await);
     let long = "é".repeat(200);
-    let batches = [
-        batch(&family, 0, 1, [("07", 7), ("7", 1)]),
-        batch(&views, 0, 1, [("", 1), (&long, 2), ("ok", 3)]),
-    ];
-    assert_eq!(db.apply(&batches).await, applied(2, 0, 2, 3));
+    assert_eq!(
+        db.apply(&[
+            batch(&family, 0, 1, [("07", 7), ("7", 1)]),
+            batch(&views, 0, 1, [("", 1), (&long, 2), ("ok", 3)]),
+        ])
+        .await,
+        applied(2, 0, 2, 3)
+    );
     db.expect_rejects(&[
         ("07", 7, "leading zeros"),
         ("", 1, "0 bytes"),
@@ -288,8 +290,16 @@ async fn an_update_rejects_rows_that_are_missing() {
     let votes = by_id(Table::update("items"), Unsigned);
     let votes = db.table("votes", votes).await;
     let beyond = "18446744073709551615";
-    let deltas = [("1", -3), ("2", 5), ("3", 1), ("4", 1), (beyond, 1)];
-    assert_eq!(db.add(&votes, 0, 1, deltas).await, applied(1, 0, 2, 3));
+    assert_eq!(
+        db.add(
+            &votes,
+            0,
+            1,
+            [("1", -3), ("2", 5), ("3", 1), ("4", 1), (beyond, 1)]
+        )
+        .await,
+        applied(1, 0, 2, 3)
+    );
     assert_eq!(
         db.values(&votes, &["1", "2", "3", "4"]).await,
         [Some(7), Some(5), None, Some(i64::from(i32::MAX))]
@@ -309,8 +319,16 @@ async fn an_unsigned_column_goes_down_but_not_below_zero() {
     .await;
     let table = || by_id(Table::upsert("stock"), Signed);
     let stock = db.table("stock", table()).await;
-    let deltas = [("1", -5), ("2", -6), ("3", 2), ("4", -1), ("5", 4)];
-    assert_eq!(db.add(&stock, 0, 1, deltas).await, applied(1, 0, 3, 2));
+    assert_eq!(
+        db.add(
+            &stock,
+            0,
+            1,
+            [("1", -5), ("2", -6), ("3", 2), ("4", -1), ("5", 4)]
+        )
+        .await,
+        applied(1, 0, 3, 2)
+    );
     assert_eq!(
         db.values(&stock, &["1", "2", "3", "4", "5"]).await,
         [Some(0), Some(5), Some(7), None, Some(4)]
@@ -325,8 +343,11 @@ async fn an_unsigned_column_goes_down_but_not_below_zero() {
     for (ids, text) in [(&["1"][..], value), (&["2", "1"], value), (&["2", "1"], id)] {
         refused(db.store.rows(&big, ids).await, ErrorKind::Range, text);
     }
-    let listed = db.store.list(&big, "", None, 9).await;
-    refused(listed, ErrorKind::Range, value);
+    refused(
+        db.store.list(&big, "", None, 9).await,
+        ErrorKind::Range,
+        value,
+    );
     assert_eq!(db.values(&big, &["2"]).await, [Some(i64::MAX)]);
 }
 
@@ -360,9 +381,16 @@ async fn one_counter_in_many_batches_is_one_row() {
 
     // the sum is below zero without a row: the positive deltas create it
     let rejected = db.rejects().await.len();
-    let batches = [(0, -7), (1, 3), (2, 2)];
-    let batches = batches.map(|(partition, delta)| batch(&one, partition, 3, [("9", delta)]));
-    assert_eq!(db.apply(&batches).await, applied(3, 0, 2, 1));
+    assert_eq!(
+        db.apply(&[(0, -7), (1, 3), (2, 2)].map(|(partition, delta)| batch(
+            &one,
+            partition,
+            3,
+            [("9", delta)]
+        )))
+        .await,
+        applied(3, 0, 2, 1)
+    );
     assert_eq!(db.values(&one, &["9"]).await, [Some(5)]);
     let last = &db.rejects().await[rejected];
     assert_eq!((last.delta, last.partition), (-7, 0));
@@ -372,8 +400,11 @@ async fn one_counter_in_many_batches_is_one_row() {
 async fn a_sum_that_leaves_the_range_goes_one_by_one() {
     let db = Db::new().await;
     let (wide, most) = (db.family(views().wide(true)).await, i64::MAX - 1);
-    let batches = [0, 1, 2].map(|partition| batch(&wide, partition, 1, [("a", most), ("b", 1)]));
-    assert_eq!(db.apply(&batches).await, applied(3, 0, 4, 2));
+    assert_eq!(
+        db.apply(&[0, 1, 2].map(|partition| batch(&wide, partition, 1, [("a", most), ("b", 1)])))
+            .await,
+        applied(3, 0, 4, 2)
+    );
     assert_eq!(db.values(&wide, &["a", "b"]).await, [Some(most), Some(3)]);
     db.expect_rejects(&[("a", most, ""); 2]).await;
     let rejects = db.rejects().await;
@@ -403,8 +434,10 @@ async fn many_rows_of_any_bytes_of_which_one_is_out_of_range() {
         let expected = ids
             .iter()
             .map(|&id| Some(if id == "id-77" { i64::MAX } else { value }));
-        let values = db.values(&views, &ids).await;
-        assert!(values.into_iter().eq(expected), "batch {seq}");
+        assert!(
+            db.values(&views, &ids).await.into_iter().eq(expected),
+            "batch {seq}"
+        );
     };
     add(1, 3, i64::MAX, 0).await;
     add(2, i64::MIN, 1, 1).await;

@@ -38,8 +38,10 @@ async fn drained(off: impl Fn(i64) -> i64) -> (Pair, BufferedCounters) {
 }
 
 async fn values(saves: &BufferedCounters) -> Vec<i64> {
-    let ids = ROWS.map(|user| user.to_string());
-    saves.get_many(ids).await.unwrap()
+    saves
+        .get_many(ROWS.map(|user| user.to_string()))
+        .await
+        .unwrap()
 }
 
 /// Runs the recount, and asserts these numbers of its report.
@@ -103,24 +105,27 @@ async fn drift_is_noted_and_paged() {
     let (pair, saves) = stage(|user| if user == 9 { -9 } else { user % 2 }).await;
     expect(pair.recount(&saves), &[("run", 1), ("checked", 0)]).await;
     pair.drain().await;
-    let report = pair.recount(&saves).mode(Mode::Report);
-    let noted = [
-        ("run", 2),
-        ("checked", 8),
-        ("drifted", 4),
-        ("only_noted", 4),
-    ];
-    expect(report, &noted).await;
-    let both = pair.recount(&saves).ids(RecountIds::Both);
     expect(
-        both,
+        pair.recount(&saves).mode(Mode::Report),
+        &[
+            ("run", 2),
+            ("checked", 8),
+            ("drifted", 4),
+            ("only_noted", 4),
+        ],
+    )
+    .await;
+    expect(
+        pair.recount(&saves).ids(RecountIds::Both),
         &[("run", 3), ("checked", 9), ("raised", 1), ("lowered", 4)],
     )
     .await;
     assert_eq!(values(&saves).await, ROWS);
     let drift = async |run, after, limit| {
-        let drift = pair.mysql().drift(saves.family(), run, after, limit);
-        drift.await.unwrap()
+        pair.mysql()
+            .drift(saves.family(), run, after, limit)
+            .await
+            .unwrap()
     };
     let page = drift(3, None, 3).await;
     let page: Vec<_> = page.iter().map(|one| (&*one.id, one.delta)).collect();
@@ -130,10 +135,14 @@ async fn drift_is_noted_and_paged() {
         panic!("{rest:?}")
     };
     assert_eq!((&*seven.id, &*seven.note), ("7", ""));
-    let numbers = (seven.before, seven.rows, seven.after, seven.delta);
-    assert_eq!(numbers, (8, 7, 8, -1));
-    let numbers = (&*nine.id, nine.before, nine.rows, nine.delta);
-    assert_eq!(numbers, ("9", 0, 9, 9));
+    assert_eq!(
+        (seven.before, seven.rows, seven.after, seven.delta),
+        (8, 7, 8, -1)
+    );
+    assert_eq!(
+        (&*nine.id, nine.before, nine.rows, nine.delta),
+        ("9", 0, 9, 9)
+    );
     for one in drift(2, None, 9).await {
         assert_eq!((one.delta, &*one.note), (0, "reported only"), "{one:?}");
     }
@@ -200,8 +209,11 @@ async fn ids_of_several_columns_are_counted() {
     }
     pair.drain().await;
     let source = Source::table("visits", ["store_id", "day"]);
-    let recount = pair.recount(&visitors).source(source).ids(RecountIds::Both);
-    expect(recount, &[("checked", 4), ("raised", 2), ("lowered", 1)]).await;
+    expect(
+        pair.recount(&visitors).source(source).ids(RecountIds::Both),
+        &[("checked", 4), ("raised", 2), ("lowered", 1)],
+    )
+    .await;
     assert_eq!(visitors.get_many(ids).await.unwrap(), [3, 1, 2, 4]);
 }
 
@@ -223,8 +235,10 @@ async fn votes(durability: Durability) -> (Pair, CachedCounters) {
 }
 
 async fn shown_and_stored(votes: &CachedCounters) -> (i64, Vec<Option<i64>>) {
-    let shown = votes.get("1").await.unwrap();
-    (shown, votes.stored(["1"]).await.unwrap())
+    (
+        votes.get("1").await.unwrap(),
+        votes.stored(["1"]).await.unwrap(),
+    )
 }
 
 #[tokio::test]
@@ -309,8 +323,7 @@ async fn what_is_missing_or_not_allowed_is_named() {
     let error = pair.recount(&saves).start().unwrap_err();
     assert!(format!("{error:#}").contains("every()"), "{error}");
     let backwards = secs(3600)..=Duration::ZERO;
-    let backwards = pair.recount(&saves).every(backwards);
-    assert!(backwards.start().is_err());
+    assert!(pair.recount(&saves).every(backwards).start().is_err());
 }
 
 #[tokio::test]

@@ -64,8 +64,11 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
         (found("1", -1), "below 0"),
     ] {
         let what = format!("{source:?}");
-        let done = pair.recount(&saves).source(source).run_once().await;
-        refused(done, ErrorKind::InvalidInput, text);
+        refused(
+            pair.recount(&saves).source(source).run_once().await,
+            ErrorKind::InvalidInput,
+            text,
+        );
         assert_eq!(saves.get("1").await.unwrap(), 3, "{what}");
     }
     // the run that all calls left is finished
@@ -106,8 +109,7 @@ async fn a_source_that_is_slow_or_unavailable_is_asked_again() {
 #[tokio::test]
 async fn a_database_that_is_killed_holds_a_run_up_and_is_corrected_once() {
     let (mysql, pair, saves) = on_own_mysql().await;
-    let recount = pair.recount(&saves).within(millis(500));
-    let run = tokio::spawn(recount.run_once());
+    let run = tokio::spawn(pair.recount(&saves).within(millis(500)).run_once());
     for _ in 0..4 {
         pause(200).await;
         mysql.kill();
@@ -117,9 +119,14 @@ async fn a_database_that_is_killed_holds_a_run_up_and_is_corrected_once() {
     let done = run.await.unwrap().unwrap();
     assert_eq!((done.checked, done.drifted), (1, 1), "{done:?}");
     assert_eq!(saves.get("1").await.unwrap(), 5);
-    let noted = pair.mysql().drift(saves.family(), done.run, None, 9);
-    let noted = noted.await.unwrap();
-    let deltas: Vec<_> = noted.iter().map(|one| one.delta).collect();
+    let deltas: Vec<_> = pair
+        .mysql()
+        .drift(saves.family(), done.run, None, 9)
+        .await
+        .unwrap()
+        .iter()
+        .map(|one| one.delta)
+        .collect();
     assert_eq!(deltas, [2]);
 }
 
@@ -144,8 +151,7 @@ async fn a_second_run_is_refused_and_an_abandoned_one_is_continued() {
     let first = long.clone().every(MINUTE..=MINUTE).start().unwrap();
     eventually("a run", async || pair.number(HELD).await == 1).await;
     refused(long.run_once().await, ErrorKind::Busy, "");
-    let limit = secs(5);
-    within(limit, first.shutdown()).await.unwrap();
+    within(secs(5), first.shutdown()).await.unwrap();
     let done = pair.recount(&saves).run_once().await.unwrap();
     assert_eq!((done.run, done.checked, done.raised), (1, 1, 1), "{done:?}");
 }
@@ -171,9 +177,15 @@ async fn a_run_that_was_taken_over_corrects_nothing() {
     let measured = async || {
         let steps = pair.recount(&saves).steps().unwrap();
         let run = steps.take().await.unwrap().unwrap();
-        let before = steps.before(vec!["1".to_owned()]).await.unwrap();
-        let page = steps.count(&before).await.unwrap();
-        let difference = steps.after(&page).await.unwrap();
+        let difference = steps
+            .after(
+                &steps
+                    .count(&steps.before(vec!["1".to_owned()]).await.unwrap())
+                    .await
+                    .unwrap(),
+            )
+            .await
+            .unwrap();
         (steps, run, difference)
     };
     let (old, begun, difference) = measured().await;
@@ -202,10 +214,18 @@ async fn a_correction_that_the_database_refuses_is_noted() {
     )
     .await;
     let saves = of_users(&pair).await;
-    let recount = pair.recount(&saves).source(super::saves().sum("points"));
-    let done = recount.ids(RecountIds::Both).run_once().await.unwrap();
-    let noted = (done.checked, done.drifted, done.only_noted);
-    assert_eq!(noted, (2, 2, 2), "{done:?}");
+    let done = pair
+        .recount(&saves)
+        .source(super::saves().sum("points"))
+        .ids(RecountIds::Both)
+        .run_once()
+        .await
+        .unwrap();
+    assert_eq!(
+        (done.checked, done.drifted, done.only_noted),
+        (2, 2, 2),
+        "{done:?}"
+    );
     let noted = pair.mysql().drift(saves.family(), 1, None, 9);
     let noted = noted.await.unwrap();
     for (one, note) in noted.iter().zip(["range", "no such row"]) {
@@ -221,8 +241,12 @@ async fn a_counter_at_an_end_of_i64_stays_there() {
     pair.drain().await;
     // the count of the source, and the expected corrections
     for (count, raised, lowered) in [(i64::MAX, 0, 0), (0, 0, 1), (i64::MAX, 1, 0)] {
-        let recount = pair.recount(&saves).source(found("1", count));
-        let done = recount.run_once().await.unwrap();
+        let done = pair
+            .recount(&saves)
+            .source(found("1", count))
+            .run_once()
+            .await
+            .unwrap();
         assert_eq!((done.raised, done.lowered), (raised, lowered), "{count}");
         assert_eq!(done.drifted, raised + lowered, "{count}");
         assert_eq!(saves.get("1").await.unwrap(), count);
@@ -246,8 +270,7 @@ async fn a_replica_that_does_not_replicate_is_waited_for() {
         )
     };
     pair.sql(begin).await;
-    let recount = pair.recount(&saves).replica(pair.pool.clone());
-    let run = tokio::spawn(recount.run_once());
+    let run = tokio::spawn(pair.recount(&saves).replica(pair.pool.clone()).run_once());
     pause(500).await;
     assert!(!run.is_finished());
     pair.sql(end).await;
@@ -266,8 +289,7 @@ async fn a_table_that_is_altered_fails_the_run_and_loses_nothing() {
     )
     .await;
     let saves = of_users(&pair).await;
-    let slow = pair.recount(&saves).within(millis(500));
-    let run = tokio::spawn(slow.run_once());
+    let run = tokio::spawn(pair.recount(&saves).within(millis(500)).run_once());
     pause(200).await;
     pair.sql("ALTER TABLE users RENAME COLUMN total TO kept")
         .await;
@@ -297,14 +319,12 @@ async fn a_recounter_stops_at_once_also_while_a_server_is_silent() {
     let recounter = start(1).await;
     pair.redis.pause();
     pause(100).await;
-    let stopped = within(secs(2), recounter.shutdown()).await;
-    stopped.unwrap();
+    within(secs(2), recounter.shutdown()).await.unwrap();
     pair.redis.resume();
     // it is released
     assert_eq!(pair.number(HELD).await, 0);
     let recounter = start(5_000).await;
     mysql.pause();
-    let stopped = within(secs(4), recounter.shutdown()).await;
-    stopped.unwrap();
+    within(secs(4), recounter.shutdown()).await.unwrap();
     mysql.resume();
 }

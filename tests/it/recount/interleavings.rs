@@ -119,8 +119,10 @@ impl World {
             None => Counters::Buffered(pair.open(family("saves")).await),
             Some(retain) => {
                 let users = keyed(Table::update("users"), [("id", Unsigned)]);
-                let saves = votes().table(users).sync_time(millis(1));
-                Counters::Cached(pair.open(saves.retain(retain)).await)
+                Counters::Cached(
+                    pair.open(votes().table(users).sync_time(millis(1)).retain(retain))
+                        .await,
+                )
             }
         };
         let recounter = || (recounting(&pair, &counters), At::Idle);
@@ -157,8 +159,8 @@ impl World {
                 }
                 self.lose(step).await;
                 for (user, before) in before.into_iter().enumerate() {
-                    let lost = before - self.value(user).await;
-                    self.explained[user].never += usize::try_from(lost).unwrap_or(0);
+                    self.explained[user].never +=
+                        usize::try_from(before - self.value(user).await).unwrap_or(0);
                 }
             }
             Step::Die(who) => self.recounters[who].1 = At::Idle,
@@ -218,10 +220,13 @@ impl World {
         let recounting = &self.recounters[who].0;
         match at {
             At::Idle => recounting.take().await.unwrap().map_or(At::Idle, At::Begun),
-            At::Begun(run) => {
-                let ids = (0..USERS).map(id).collect();
-                At::Before(run, recounting.before(ids).await.unwrap())
-            }
+            At::Begun(run) => At::Before(
+                run,
+                recounting
+                    .before((0..USERS).map(id).collect())
+                    .await
+                    .unwrap(),
+            ),
             At::Before(run, before) => {
                 let due = self.coming.iter().map(|(event, _)| *event).collect();
                 At::Counted(run, recounting.count(&before).await.unwrap(), due)

@@ -13,8 +13,10 @@ const WITHIN: Duration = millis(20);
 impl Pair {
     /// Recounts the rows of `saves` by `user_id`, which are counted at once.
     fn recount(&self, counters: &impl Recountable) -> RecountBuilder {
-        let recount = self.counterfoil.recount(counters);
-        recount.source(saves()).within(WITHIN)
+        self.counterfoil
+            .recount(counters)
+            .source(saves())
+            .within(WITHIN)
     }
 }
 

@@ -70,7 +70,7 @@ async fn finished_slices_are_exact_whatever_dies() {
     let (mysql, pair) = Pair::on_own_mysql().await;
     let proxy = Proxy::to(&pair.redis);
     let frail = pair.over(proxy.manager().await);
-    let (tallies, load) = start(frail.open(family()).await.unwrap());
+    let (tallies, load) = start(frail.opened(family()).await);
     let mut random = random::numbers();
     for round in 0..10 {
         let open =
@@ -104,11 +104,19 @@ async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
             assert!(bounds.contains(&row), "{what}: {row}, not {bounds:?}");
             slices += usize::from(*count > 0);
         }
-        let range = window[0].start..window[119].start + secs(1);
-        let read = hits.get_range(name, Precision::SECOND, range).await;
+        let read = hits
+            .get_range(
+                name,
+                Precision::SECOND,
+                window[0].start..window[119].start + secs(1),
+            )
+            .await;
         assert_eq!(read.unwrap(), window, "{name}");
-        let days = hits.get(name, Precision::Day).await.unwrap();
-        assert_eq!(sum(&days), bounds.acknowledged, "{name}");
+        assert_eq!(
+            sum(&hits.get(name, Precision::Day).await.unwrap()),
+            bounds.acknowledged,
+            "{name}"
+        );
         acknowledged += bounds.acknowledged;
     }
     let stored: i64 = rows.values().sum();
@@ -158,9 +166,13 @@ async fn compared<F: Future<Output = ()> + Send + 'static>(
 /// Compares windows of three one-second slices.
 async fn windows_that_are_trimmed_and_expire() -> Vec<String> {
     let plain = Plain::new().await;
-    let family = Family::series("test", "hits")
-        .windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)]);
-    let hits = plain.open(family.partitions(1)).await;
+    let hits = plain
+        .open(
+            Family::series("test", "hits")
+                .windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)])
+                .partitions(1),
+        )
+        .await;
     let add = {
         let hits = hits.clone();
         move |name: String, _| {
@@ -195,8 +207,10 @@ async fn windows_that_are_trimmed_and_expire() -> Vec<String> {
 async fn layers_that_are_trimmed_and_expire(counting: Counting) -> Vec<String> {
     let plain = Plain::new().await;
     let window = Family::activity("test", "online").window(secs(3), secs(1));
-    let family = window.visitors(counting).stripes(2).partitions(1);
-    let online = plain.open(family).await.cache_for(Duration::ZERO);
+    let online = plain
+        .open(window.visitors(counting).stripes(2).partitions(1))
+        .await
+        .cache_for(Duration::ZERO);
     let touch = {
         let online = online.clone();
         move |page: String, visitor: u32| {

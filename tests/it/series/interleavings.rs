@@ -62,8 +62,12 @@ impl Counters for Slices {
         tokens: &[usize],
     ) -> Checked<Counted> {
         let (token, stage) = (tokens[0], &world.stage);
-        let slices = world.kind.current.entry(token).or_default();
-        slices.insert((stage.now / 1000).cast_signed());
+        world
+            .kind
+            .current
+            .entry(token)
+            .or_default()
+            .insert((stage.now / 1000).cast_signed());
         let name = NAMES[world.tokens[token].id];
         let (partition, home) = (
             stage.partition(stage.partition_of(name)),
@@ -96,8 +100,12 @@ impl Counters for Slices {
         let last = slices.max().copied().unwrap_or(first);
         let (series, range) = (world.counters.clone(), times(first - 1..last + 2));
         async move {
-            let read = series.get_range(NAMES[name], Precision::SECOND, range);
-            Ok((name, read.await?))
+            Ok((
+                name,
+                series
+                    .get_range(NAMES[name], Precision::SECOND, range)
+                    .await?,
+            ))
         }
     }
 
@@ -173,14 +181,20 @@ async fn slices<S: Store + Clone>(world: &World<'_, S>) -> Checked<BTreeMap<Stri
         }
         let id_refs: Vec<_> = ids.iter().map(String::as_str).collect();
         let number = world.stage.partition_of(name);
-        let pending = world
-            .stage
-            .partition(number)
-            .read_with_slices(&id_refs)
-            .await?;
         let totals = world
             .database
-            .totals(&world.stage, (number, pending), &id_refs)
+            .totals(
+                &world.stage,
+                (
+                    number,
+                    world
+                        .stage
+                        .partition(number)
+                        .read_with_slices(&id_refs)
+                        .await?,
+                ),
+                &id_refs,
+            )
             .await?;
         all.extend(ids.into_iter().zip(totals));
     }

@@ -232,8 +232,9 @@ impl Series {
         sent: &Sent,
     ) -> Result<(), &'static str> {
         let is_kept_too_long = slices.iter().any(|(precision, slice)| {
-            let kept = precision.kept(*slice, name);
-            kept.is_some_and(|id| id.len() > 255)
+            precision
+                .kept(*slice, name)
+                .is_some_and(|id| id.len() > 255)
         });
         if name.is_empty() || name.len() > 200 || is_kept_too_long {
             return Err("BADID");
@@ -271,8 +272,12 @@ impl Series {
 
     fn names(&self, now: u64, prefix: &str, after: &str, limit: usize) -> Value {
         let is_next = |name: &str| name.starts_with(prefix) && name > after;
-        let names = self.idle.iter().filter(|(name, _)| is_next(name));
-        let page: Vec<_> = names.take(limit).collect();
+        let page: Vec<_> = self
+            .idle
+            .iter()
+            .filter(|(name, _)| is_next(name))
+            .take(limit)
+            .collect();
         let last = page.get(limit - 1).map_or("", |(name, _)| name);
         let names = page.iter().filter(|(_, idle)| **idle > now);
         let names = names.map(|(name, _)| text(name));
@@ -290,8 +295,12 @@ impl Series {
         due.sort();
         let buffer = &mut self.partition.buffer;
         for (_, id) in due.into_iter().take(limit) {
-            let pending = buffer.get(&id).copied().unwrap_or_default();
-            match pending.checked_add(self.open[&id]) {
+            match buffer
+                .get(&id)
+                .copied()
+                .unwrap_or_default()
+                .checked_add(self.open[&id])
+            {
                 None => drop(self.schedule.insert(id, now + 60_000)),
                 Some(sum) => {
                     self.schedule.remove(&id);
@@ -332,13 +341,18 @@ fn own() -> impl Strategy<Value = Own> {
     );
     let wrong_by = prop_oneof![8 => Just(0), 1 => -600_000..600_000_i64];
     let name = prop_oneof![15 => 0..VALID, 1 => VALID..NAMES.len()];
-    let amount = prop_oneof![
-        20 => 1..5_i64,
-        2 => Just(999_999_999_999_999),
-        1 => Just(i64::MAX),
-        1 => -1..=0_i64
-    ];
-    let pairs = vec((name, amount), 1..5);
+    let pairs = vec(
+        (
+            name,
+            prop_oneof![
+                20 => 1..5_i64,
+                2 => Just(999_999_999_999_999),
+                1 => Just(i64::MAX),
+                1 => -1..=0_i64
+            ],
+        ),
+        1..5,
+    );
     let add = (
         called((0.12, 0.1)),
         precisions.prop_shuffle(),
@@ -419,9 +433,13 @@ impl Kind for Series {
         let ms = now.to_string();
         match step {
             Own::Edge(early) => {
-                let edges = self.schedule.values().chain(self.idle.values());
-                let next = edges.filter(|at| **at > now).min();
-                frame.now = next.map_or(now, |at| at - early);
+                frame.now = self
+                    .schedule
+                    .values()
+                    .chain(self.idle.values())
+                    .filter(|at| **at > now)
+                    .min()
+                    .map_or(now, |at| at - early);
             }
             Own::Add(called, add) => self.add(frame, called, add)?,
             Own::Get(places) => self.get(frame, places)?,
@@ -433,8 +451,10 @@ impl Kind for Series {
                 let after = after.map_or("", |name| NAMES[name]);
                 let after = if after.starts_with(prefix) { after } else { "" };
                 let args = [prefix, after, &limit.to_string(), &ms];
-                let got = frame.call("series_names", &["names", "idle"], &args)?;
-                prop_assert_eq!(got, self.names(now, prefix, after, *limit));
+                prop_assert_eq!(
+                    frame.call("series_names", &["names", "idle"], &args)?,
+                    self.names(now, prefix, after, *limit)
+                );
             }
             Own::Close { limit, full } => {
                 let keys = ["open", "schedule", "buffer", "meta"];
@@ -446,8 +466,10 @@ impl Kind for Series {
             Own::Read(places) => {
                 let id = |&(precision, name): &(usize, usize)| {
                     let precision: &Precision = &PRECISIONS[precision];
-                    let kept = precision.kept(precision.slice(now), NAMES[name]);
-                    kept.filter(|id| id.len() <= 255).unwrap_or("other".into())
+                    precision
+                        .kept(precision.slice(now), NAMES[name])
+                        .filter(|id| id.len() <= 255)
+                        .unwrap_or("other".into())
                 };
                 let ids = places.iter().map(id).chain(self.next().map(|(_, id)| id));
                 let ids: Vec<_> = ids.collect();
@@ -569,9 +591,13 @@ impl Series {
             slices.collect::<BTreeMap<_, _>>()
         };
         let got: Vec<_> = got[2..].iter().map(slices).collect();
-        let windows = keys.iter().map(|key| self.windows.get(key));
-        let slices = windows.map(|window| window.map(|w| w.slices.clone()).unwrap_or_default());
-        prop_assert_eq!(got, slices.collect::<Vec<_>>());
+        prop_assert_eq!(
+            got,
+            keys.iter()
+                .map(|key| self.windows.get(key))
+                .map(|window| window.map(|w| w.slices.clone()).unwrap_or_default())
+                .collect::<Vec<_>>()
+        );
         Ok(())
     }
 
@@ -589,8 +615,11 @@ impl Series {
             self.open.insert(id, count);
         } else {
             frame.write("HSET", &window, &[&slice.start.to_string(), &digits]);
-            let window = self.windows.entry(window).or_default();
-            window.slices.insert(slice.start, count);
+            self.windows
+                .entry(window)
+                .or_default()
+                .slices
+                .insert(slice.start, count);
         }
     }
 }

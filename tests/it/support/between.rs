@@ -64,8 +64,7 @@ impl<S: Store, B: Between> Store for Wrapped<S, B> {
     }
 
     async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        let rows = self.store.rows(family, ids).await?;
-        Ok(self.between.seen(rows).await)
+        Ok(self.between.seen(self.store.rows(family, ids).await?).await)
     }
 }
 

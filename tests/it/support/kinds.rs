@@ -62,10 +62,12 @@ impl OfKind {
             "cached" => OfKind::Cached(counterfoil.open(of_kind!(cached, kind)).await?),
             "series" => OfKind::Series(counterfoil.open(series()).await?),
             "visitors" => OfKind::Visitors(counterfoil.open(of_kind!(visitors, kind)).await?),
-            _ => {
-                let online = counterfoil.open(activity(kind)).await?;
-                OfKind::Activity(online.cache_for(Duration::ZERO))
-            }
+            _ => OfKind::Activity(
+                counterfoil
+                    .open(activity(kind))
+                    .await?
+                    .cache_for(Duration::ZERO),
+            ),
         })
     }
 

@@ -14,7 +14,7 @@ pub mod tally;
 pub mod tls;
 pub mod trouble;
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 pub use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
 pub use counterfoil::admin::{Backlog, Retried, Role, Script, Severity, acl_rules};
@@ -128,11 +128,6 @@ impl Pair {
         self.counterfoil.drain().await.unwrap();
     }
 
-    pub async fn reconcile(&self) -> Reconciler {
-        let reconciler = self.counterfoil.reconciler();
-        reconciler.start().await.unwrap()
-    }
-
     /// Runs SQL that returns nothing.
     pub async fn sql(&self, sql: &'static str) {
         sqlx::raw_sql(sql)
@@ -145,8 +140,9 @@ impl Pair {
     pub async fn number(&self, sql: &str) -> i64 {
         let number = format!("SELECT CAST(({sql}) AS SIGNED)");
         let number = sqlx::query_scalar::<_, Option<i64>>(AssertSqlSafe(number));
-        let number = number.fetch_one(&self.pool).await;
         number
+            .fetch_one(&self.pool)
+            .await
             .unwrap_or_else(|error| panic!("{sql}: {error}"))
             .unwrap_or(0)
     }
@@ -205,6 +201,44 @@ impl Plain {
     }
 }
 
+impl Deref for Pair {
+    type Target = Counterfoil;
+
+    fn deref(&self) -> &Counterfoil {
+        &self.counterfoil
+    }
+}
+
+impl Deref for Plain {
+    type Target = Counterfoil;
+
+    fn deref(&self) -> &Counterfoil {
+        &self.counterfoil
+    }
+}
+
+/// Counterfoils whose calls must succeed.
+pub trait Use {
+    async fn opened<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H;
+    async fn drained(&self);
+    /// Starts a reconciler.
+    async fn reconcile(&self) -> Reconciler;
+}
+
+impl Use for Counterfoil {
+    async fn opened<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
+        self.open(family).await.unwrap()
+    }
+
+    async fn drained(&self) {
+        self.drain().await.unwrap();
+    }
+
+    async fn reconcile(&self) -> Reconciler {
+        self.reconciler().start().await.unwrap()
+    }
+}
+
 /// A family over the store in memory.
 pub type PlainCounters = BufferedCounters;
 
@@ -258,8 +292,10 @@ pub async fn calls(redis: &RedisServer, command: &str) -> u64 {
 #[track_caller]
 pub fn refused<T: Debug>(result: Result<T>, kind: ErrorKind, text: &str) -> Error {
     let error = result.expect_err(text);
-    let is_expected = error.kind() == kind && format!("{error:#}").contains(text);
-    assert!(is_expected, "{error:#} is not {kind:?} with {text:?}");
+    assert!(
+        error.kind() == kind && format!("{error:#}").contains(text),
+        "{error:#} is not {kind:?} with {text:?}"
+    );
     error
 }
 
@@ -374,8 +410,8 @@ pub fn days() -> FamilyBuilder<Series> {
 
 /// Adds these key columns and the value column `n` to the table.
 pub fn keyed<'k>(table: Table, keys: impl IntoIterator<Item = (&'k str, KeyType)>) -> Table {
-    let keys = keys.into_iter();
-    keys.fold(table, |table, (column, kind)| table.key(column, kind))
+    keys.into_iter()
+        .fold(table, |table, (column, kind)| table.key(column, kind))
         .value("n")
 }
 

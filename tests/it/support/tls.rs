@@ -45,10 +45,11 @@ impl Tls {
         let url = url
             .replace("mysql.internal", &address)
             .replace("/shop?", &format!("/{}?", self.database));
-        let files = ["ca.pem", "client.pem", "client.key"];
-        files.iter().fold(url, |url, file| {
-            url.replace(file, &format!("{folder}{file}"))
-        })
+        ["ca.pem", "client.pem", "client.key"]
+            .iter()
+            .fold(url, |url, file| {
+                url.replace(file, &format!("{folder}{file}"))
+            })
     }
 
     pub fn certificates(&self) -> &Certificates {

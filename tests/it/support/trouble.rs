@@ -51,8 +51,8 @@ pub async fn round<F>(
 ) where
     F: Future<Output = Result<()>> + Send + 'static,
 {
-    let clients = [pair.redis.client(), proxy.client()];
-    let reconcilers = clients.map(|redis| doomed(redis, pair.pool.connect_options(), open));
+    let reconcilers = [pair.redis.client(), proxy.client()]
+        .map(|redis| doomed(redis, pair.pool.connect_options(), open));
     let cut = if number.is_multiple_of(2) {
         Proxy::cut_requests_after
     } else {

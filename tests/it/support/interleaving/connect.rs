@@ -24,8 +24,9 @@ impl Connect for ConnectionManager {
             .set_response_timeout(limit)
             .set_min_delay(millis(2))
             .set_max_delay(millis(50));
-        let manager = ConnectionManager::new_with_config(server.client(), config).await;
-        manager.unwrap()
+        ConnectionManager::new_with_config(server.client(), config)
+            .await
+            .unwrap()
     }
 
     async fn again(&mut self, _: &RedisServer) {
@@ -37,8 +38,9 @@ impl Connect for ConnectionManager {
 
 impl Connect for Direct {
     async fn to(server: &RedisServer) -> Self {
-        let connection = server.client().get_connection().unwrap();
-        Direct(Arc::new(Mutex::new(connection)))
+        Direct(Arc::new(Mutex::new(
+            server.client().get_connection().unwrap(),
+        )))
     }
 }
 

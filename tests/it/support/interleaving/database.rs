@@ -68,13 +68,20 @@ impl<S: Store + Clone> Database<'_, S> {
     ) -> Checked<BTreeMap<&'i str, i128>> {
         let mut by_partition = BTreeMap::<u32, Vec<&str>>::new();
         for id in ids {
-            let partition = stage.partition_of(id);
-            by_partition.entry(partition).or_default().push(id);
+            by_partition
+                .entry(stage.partition_of(id))
+                .or_default()
+                .push(id);
         }
         let mut sums = BTreeMap::new();
         for (number, ids) in by_partition {
-            let pending = stage.partition(number).read(&ids).await?;
-            let totals = self.totals(stage, (number, pending), &ids).await?;
+            let totals = self
+                .totals(
+                    stage,
+                    (number, stage.partition(number).read(&ids).await?),
+                    &ids,
+                )
+                .await?;
             sums.extend(ids.into_iter().zip(totals));
         }
         Ok(sums)

@@ -100,8 +100,8 @@ impl<'s, C: Connect> Stage<'s, C> {
     /// Resets the partition if its last cut is the proven one.
     pub async fn reset(&self, number: u32, proven: LastCut) -> Checked<Option<Dropped>> {
         let home = self.partition(0);
-        let partition = self.partition(number);
-        Ok(partition
+        Ok(self
+            .partition(number)
             .reset(&self.family.family, home.keys(), proven)
             .await?)
     }

@@ -155,7 +155,7 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
             },
         );
         World {
-            counters: counterfoil.open(builder).await.unwrap(),
+            counters: counterfoil.opened(builder).await,
             gate,
             database,
             kind: K::default(),
@@ -234,8 +234,9 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
     }
 
     fn forget(&mut self, gone: &Gone) {
-        let tokens = self.tokens.iter_mut();
-        tokens.for_each(|token| token.state.forget(gone));
+        self.tokens
+            .iter_mut()
+            .for_each(|token| token.state.forget(gone));
         if let Some(reader) = &mut self.reader {
             reader.has_crashed = true;
         }

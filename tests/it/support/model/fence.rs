@@ -152,11 +152,12 @@ impl Family {
             sent.look_at("calls_before")?;
             last = self.calls_before.get(sent.caller());
         }
-        let last = last.filter(|(n, _)| sent.n <= *n);
-        Ok(last.map(|(n, record)| match sent.n == *n {
-            true => Refusal::Dup(record.clone()),
-            false => Refusal::Passed,
-        }))
+        Ok(last
+            .filter(|(n, _)| sent.n <= *n)
+            .map(|(n, record)| match sent.n == *n {
+                true => Refusal::Dup(record.clone()),
+                false => Refusal::Passed,
+            }))
     }
 
     pub(super) fn note(&mut self, sent: &Sent, record: String) {

@@ -119,8 +119,10 @@ impl Content {
 }
 
 fn texts<K: ToString, V: ToString>(fields: &BTreeMap<K, V>) -> Fields {
-    let texts = fields.iter().map(|(k, v)| (k.to_string(), v.to_string()));
-    texts.collect()
+    fields
+        .iter()
+        .map(|(k, v)| (k.to_string(), v.to_string()))
+        .collect()
 }
 
 pub fn text(text: impl ToString) -> Value {
@@ -146,8 +148,10 @@ pub fn reply(status: &str, words: impl IntoIterator<Item = Value>) -> Value {
 
 /// Returns the items of a reply as text.
 pub fn words(reply: &Value) -> Vec<String> {
-    let items = reply.as_sequence().unwrap_or_default().iter();
-    items
+    reply
+        .as_sequence()
+        .unwrap_or_default()
+        .iter()
         .map(|item| from_redis_value(item.clone()).unwrap_or_default())
         .collect()
 }
@@ -339,10 +343,14 @@ impl Frame {
 
     /// Checks that a name from a script is valid and new.
     pub fn made(&mut self, what: &'static str, name: &str) -> Checked {
-        let is_name = name.len() == 16 && u64::from_str_radix(name, 16).is_ok();
-        prop_assert!(is_name, "{name:?} is no {what}");
-        let is_new = self.names.insert((what, name.into()));
-        prop_assert!(is_new, "the {what} {name} was given before");
+        prop_assert!(
+            name.len() == 16 && u64::from_str_radix(name, 16).is_ok(),
+            "{name:?} is no {what}"
+        );
+        prop_assert!(
+            self.names.insert((what, name.into())),
+            "the {what} {name} was given before"
+        );
         Ok(())
     }
 
@@ -428,8 +436,12 @@ impl Frame {
 
     /// Compares every key of the server with those of the reference.
     fn check_keys(&self, mut expected: Keys) -> Checked {
-        let fence = FENCE.into_iter().zip(self.family.keys());
-        expected.extend(fence.map(|(kind, fields)| (kind.into(), (Content::Hash(fields), None))));
+        expected.extend(
+            FENCE
+                .into_iter()
+                .zip(self.family.keys())
+                .map(|(kind, fields)| (kind.into(), (Content::Hash(fields), None))),
+        );
         expected.retain(|_, (content, _)| !content.is_empty());
         let (keys,): (BTreeSet<String>,) = self.ask(pipe().cmd("KEYS").arg("*"));
         let expected_keys: BTreeSet<_> = expected.keys().map(|kind| self.key(kind)).collect();
@@ -462,8 +474,10 @@ impl Frame {
             };
             prop_assert_eq!(&value, content, "{}", kind);
             // the clock of the sequence stands still meanwhile
-            let is_right = lives.map_or(left == -1, |ms| (ms - TAKES_MS..=ms).contains(&left));
-            prop_assert!(is_right, "{kind} lives {left} ms, expected {lives:?}");
+            prop_assert!(
+                lives.map_or(left == -1, |ms| (ms - TAKES_MS..=ms).contains(&left)),
+                "{kind} lives {left} ms, expected {lives:?}"
+            );
         }
         Ok(())
     }
@@ -499,8 +513,10 @@ pub fn scripts() -> HashMap<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
     let script = |entry: io::Result<fs::DirEntry>| {
         let path = entry.unwrap().path();
-        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        (name, fs::read_to_string(path).unwrap())
+        (
+            path.file_stem().unwrap().to_str().unwrap().to_owned(),
+            fs::read_to_string(path).unwrap(),
+        )
     };
     fs::read_dir(folder).unwrap().map(script).collect()
 }
@@ -562,8 +578,11 @@ pub async fn notices<K: Kind>(changes: &[(&str, &[(&str, &str)])]) {
         for (from, to) in changes {
             let mut sources = scripts();
             let source = sources.get_mut(name).unwrap();
-            let found = source.matches(from).count();
-            assert_eq!(found, 1, "{name} has no {from:?}, or more than one");
+            assert_eq!(
+                source.matches(from).count(),
+                1,
+                "{name} has no {from:?}, or more than one"
+            );
             *source = source.replace(from, to);
             let config = Config {
                 max_shrink_iters: 0,

@@ -154,8 +154,10 @@ impl Partition {
             if self.buffer.is_empty() {
                 return reply("EMPTY", []);
             }
-            let due = self.number("rotated_at").filter(|&at| at <= now);
-            let left = due.map_or(0, |at| (at + sync_ms).saturating_sub(now));
+            let left = self
+                .number("rotated_at")
+                .filter(|&at| at <= now)
+                .map_or(0, |at| (at + sync_ms).saturating_sub(now));
             if left > 0 && number("hits") < sync_hits {
                 return reply("EARLY", [int(left)]);
             }
@@ -191,8 +193,14 @@ impl Partition {
         }
         let age = |field| int(now.saturating_sub(self.number(field).unwrap_or(now)));
         let ages = [age("rotated_at"), age("batch_first_at")];
-        let cut = self.cut().map(text).into_iter();
-        reply(status, cut.chain([int(self.batch.len())]).chain(ages))
+        reply(
+            status,
+            self.cut()
+                .map(text)
+                .into_iter()
+                .chain([int(self.batch.len())])
+                .chain(ages),
+        )
     }
 
     /// Returns the reply, or `None` if the batch is handed out.
@@ -254,8 +262,10 @@ impl Frame {
                 if words[0] == "OK" {
                     self.made("nonce", &words[3])?;
                 }
-                let nonce = words.get(3).map_or("", |nonce| nonce);
-                prop_assert_eq!(got, partition.rotate(now, nonce, owner, numbers));
+                prop_assert_eq!(
+                    got,
+                    partition.rotate(now, words.get(3).map_or("", |nonce| nonce), owner, numbers)
+                );
             }
             BatchCall::Fetch { which, settle_ms } => {
                 let named = partition.named(which);
@@ -288,8 +298,7 @@ impl Frame {
             BatchCall::Release { which } => {
                 let (named, held) = (partition.named(which), partition.batch.clone());
                 let got = self.call("buffered_release", &[batch, meta], &named)?;
-                let expected = partition.release(&named);
-                prop_assert_eq!(&got, &expected);
+                prop_assert_eq!(&got, &partition.release(&named));
                 if got == reply("OK", []) {
                     return Ok(held);
                 }
