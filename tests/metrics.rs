@@ -77,7 +77,7 @@ async fn every_boundary_is_measured() {
     };
     let reconciler = pair.reconcile().await;
     stored(2).await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     metrics.expect([
         (BATCHES, 1.0),
         (ROWS, 1.0),
@@ -94,7 +94,7 @@ async fn every_boundary_is_measured() {
     metrics.is_above(0.0, RETRIES).await;
     mysql.start_again().await;
     stored(3).await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn every_count_begins_at_0() {
         ]
         .map(|name| (name, 0.0)),
     );
-    pair.reconcile().await.shutdown().await.unwrap();
+    pair.reconcile().await.stop().await;
     metrics.expect([BATCHES, ROWS, REJECTS, RETRIES, WAITING_SECONDS].map(|name| (name, 0.0)));
 }
 
@@ -175,7 +175,7 @@ async fn a_reconciler_that_ends_is_logged() {
             .any(|line| line.contains("was dropped"))
     })
     .await;
-    pair.reconcile().await.shutdown().await.unwrap();
+    pair.reconcile().await.stop().await;
     let lines = log.lines_with("was shut down");
     assert!(lines.len() == 1 && lines[0].contains("INFO"), "{lines:?}");
     // a detached reconciler continues
@@ -213,7 +213,7 @@ async fn families_that_are_not_served_are_named() {
     ] {
         assert!(lines[0].contains(part), "{part} is not in {lines:?}");
     }
-    all.shutdown().await.unwrap();
+    all.stop().await;
     let _running = pair.other().await.reconcile().await;
     eventually("a warning", || async {
         log.lines_with("not served").len() == 2
@@ -256,10 +256,7 @@ async fn cached_counters_are_measured_until_they_leave() {
     let metrics = Metrics::record();
     let pair = Pair::new().await;
     let moment = millis(10);
-    let votes = Family::cached("test", "votes")
-        .at_once()
-        .sync_time(moment)
-        .retain(moment);
+    let votes = votes().sync_time(moment).retain(moment);
     let votes = pair.open(votes.min(0)).await;
     for (id, delta) in [("a", 1), ("a", 1), ("b", 1), ("b", -2)] {
         let _ = votes.incr(id, delta).await.unwrap();
@@ -275,7 +272,7 @@ async fn cached_counters_are_measured_until_they_leave() {
     })
     .await;
     assert_eq!(seen.0, 2.0);
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]

@@ -208,7 +208,7 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
     let counterfoil = Counterfoil::new(redis.manager().await, store);
     let handles = Handles::open(&counterfoil, durability).await;
     if restore == Restore::Snapshot {
-        let _: () = redis.run("SAVE").await.unwrap();
+        redis.does("SAVE").await;
     }
     let reconciler = counterfoil.reconcile().await;
     let (tallies, stop) = (Arc::<[Tally; 5]>::default(), Arc::default());
@@ -229,7 +229,7 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
     for task in tasks {
         task.await.unwrap();
     }
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     counterfoil.drain_all().await.unwrap();
 
     let [resets, dropped] = site.measured([SET_BACK, DROPPED]);

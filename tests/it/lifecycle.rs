@@ -166,7 +166,7 @@ async fn the_backlogs_of_idle_families_take_few_calls() {
     }
     // the first time Redis does not know the script
     plain.backlogs().await.unwrap();
-    let _: () = plain.redis.run("CONFIG RESETSTAT").await.unwrap();
+    plain.redis.does("CONFIG RESETSTAT").await;
     let counterfoil = plain.counterfoil.clone();
     assert_eq!(
         tokio::spawn(async move { counterfoil.backlogs().await })
@@ -280,7 +280,7 @@ async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
                     if result.is_ok() {
                         hits += 1;
                     } else {
-                        refused(result, ErrorKind::Closed, "");
+                        refused(result, Closed, "");
                         is_open = false;
                     }
                 }
@@ -298,11 +298,7 @@ async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
         views.get("page").await.unwrap() + votes.get("page").await.unwrap(),
         stored
     );
-    refused(
-        pair.counterfoil.open(family("later")).await,
-        ErrorKind::Closed,
-        "",
-    );
+    refused(pair.counterfoil.open(family("later")).await, Closed, "");
     pair.leaves_nothing().await;
 }
 
@@ -433,7 +429,7 @@ async fn an_application_starts_without_the_database() {
     // Redis knows its partitions
     refused(
         client.open(family("views").partitions(8)).await,
-        ErrorKind::Mismatch,
+        Mismatch,
         "",
     );
     other.count("page", 1).await;
@@ -442,7 +438,7 @@ async fn an_application_starts_without_the_database() {
         other
             .get("page")
             .await
-            .is_err_and(|error| error.kind() == ErrorKind::Mismatch)
+            .is_err_and(|error| error.kind() == Mismatch)
     };
     eventually("the refusal", is_refused).await;
     pause(300).await;
@@ -501,8 +497,8 @@ async fn a_builder_starts_without_the_database_if_configured() {
     // a permanent error is reported at once
     let bad_mode = "mysql://localhost/shop?ssl-mode=NONE";
     for (wrong, kind) in [
-        ("localhost/shop", ErrorKind::InvalidInput),
-        (bad_mode, ErrorKind::InvalidInput),
+        ("localhost/shop", InvalidInput),
+        (bad_mode, InvalidInput),
         (&*elsewhere, ErrorKind::Store),
     ] {
         refused(connect(wrong, true).await, kind, "");

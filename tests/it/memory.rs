@@ -34,7 +34,7 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
         store,
         counterfoil,
     } = Plain::new().await;
-    let votes = Family::cached("test", "votes").at_once().table(items());
+    let votes = votes().table(items());
     let votes = counterfoil.opened(votes).await;
     assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::NoRow);
     store.set(votes.family(), "7", 40);
@@ -57,7 +57,7 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
         views.pending(&["7", "8"]).await.unwrap() == [0, 0]
     })
     .await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     assert_eq!(views.stored(&["7", "8"]).await.unwrap(), [Some(6), None]);
 }
 
@@ -77,7 +77,7 @@ async fn the_contract_of_a_store_is_kept() {
                     .unwrap(),
             )
             .await,
-        ErrorKind::Mismatch,
+        Mismatch,
         "",
     );
     keeps_the_contract(&store, &Arc::new(Registered { family, number })).await;

@@ -108,7 +108,7 @@ async fn an_emptied_redis_is_configured_again_without_a_writer() {
         pair.command::<()>("FLUSHALL").await;
         eventually("the family", async || client.epoch().await.is_some()).await;
     }
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
@@ -117,7 +117,7 @@ async fn a_call_of_another_kind_is_refused() {
     let client = Client::new(&pair, votes.family()).await;
     let epoch = client.epoch().await.unwrap();
     let text = "the family is cached, not buffered";
-    refused(client.add(1, &epoch).await, ErrorKind::InvalidInput, text);
+    refused(client.add(1, &epoch).await, InvalidInput, text);
     assert_eq!(votes.backlog().await.unwrap().ids, 0);
 }
 

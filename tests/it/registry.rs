@@ -121,19 +121,15 @@ async fn partitions_change_once_nothing_is_pending() {
     }
     let operator = pair.other().await;
     let to_16 = of_16.build().unwrap();
-    refused(operator.reconfigure(&to_16).await, ErrorKind::Busy, "");
+    refused(operator.reconfigure(&to_16).await, Busy, "");
     before.count("page/0", 1).await;
     pair.drain().await;
     operator.reconfigure(&to_16).await.unwrap();
     // Redis and the database refuse a client with the old number, and it does not restore that
     // number
-    refused(before.add("page/0", 1).await, ErrorKind::Mismatch, "");
+    refused(before.add("page/0", 1).await, Mismatch, "");
     let _old = pair.reconcile().await;
-    refused(
-        pair.counterfoil.open(of_4.clone()).await,
-        ErrorKind::Mismatch,
-        "",
-    );
+    refused(pair.counterfoil.open(of_4.clone()).await, Mismatch, "");
     pause(500).await;
     let home = "HGET cf1:{test/views/0}:calls =partitions";
     assert_eq!(pair.command::<String>(home).await, "16");
@@ -146,7 +142,7 @@ async fn partitions_change_once_nothing_is_pending() {
     assert_eq!(after.get("page/0").await.unwrap(), 3);
     // and back
     operator.reconfigure(&of_4.build().unwrap()).await.unwrap();
-    refused(after.add("page/0", 1).await, ErrorKind::Mismatch, "");
+    refused(after.add("page/0", 1).await, Mismatch, "");
     assert_eq!(before.count("page/0", 1).await, 1);
 }
 
@@ -161,7 +157,7 @@ async fn cached_counters_follow_their_partitions() {
         if value > 1 {
             let family = votes.build().unwrap();
             let reconfigure = async || pair.reconfigure(&family).await;
-            refused(reconfigure().await, ErrorKind::Busy, "");
+            refused(reconfigure().await, Busy, "");
             pair.drain().await;
             reconfigure().await.unwrap();
         }
@@ -180,22 +176,14 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
     views.count("page", 1).await;
     let settling = || family("views").durability(Durability::Settle(MOMENT));
     reconfigure(settling().build().unwrap()).await.unwrap();
-    refused(
-        pair.counterfoil.open(family("views")).await,
-        ErrorKind::Mismatch,
-        "",
-    );
+    refused(pair.counterfoil.open(family("views")).await, Mismatch, "");
     let views = pair.open(settling()).await;
     pair.drain().await;
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(1)]);
 
     let _votes = pair.open(votes().min(0)).await;
     let wider = votes().min(-2);
-    refused(
-        pair.counterfoil.open(wider.clone()).await,
-        ErrorKind::Mismatch,
-        "",
-    );
+    refused(pair.counterfoil.open(wider.clone()).await, Mismatch, "");
     reconfigure(wider.build().unwrap()).await.unwrap();
     assert_eq!(pair.open(wider).await.count("item", -1).await, -1);
 
@@ -207,11 +195,7 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
         (hits(8).build(), "another name"),
         (family("unknown").build(), "not registered"),
     ] {
-        refused(
-            reconfigure(wrong.unwrap()).await,
-            ErrorKind::InvalidInput,
-            text,
-        );
+        refused(reconfigure(wrong.unwrap()).await, InvalidInput, text);
     }
 }
 

@@ -126,8 +126,13 @@ impl Service {
     /// Terminates the process, and waits for its successful end. Returns its log.
     async fn terminate(mut self) -> String {
         let pid = self.process.id().unwrap().to_string();
-        let mut kill = std::process::Command::new("kill");
-        assert!(kill.args(["-TERM", &pid]).status().unwrap().success());
+        assert!(
+            std::process::Command::new("kill")
+                .args(["-TERM", &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
         let status = tokio::time::timeout(secs(40), self.process.wait())
             .await
             .unwrap()
@@ -270,9 +275,9 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
     let metrics = expect(200, address, "GET /metrics").await;
     for family in KINDS {
         let line = format!("counterfoil_hits_total{{family=\"{family}\"}} ");
-        let mut lines = metrics.lines();
         assert_ne!(
-            lines
+            metrics
+                .lines()
                 .find_map(|metric| metric.strip_prefix(&line))
                 .expect(&metrics),
             "0",

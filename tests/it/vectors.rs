@@ -723,8 +723,7 @@ async fn node_runs_the_vectors() {
     let Some(modules) = node_modules() else {
         return;
     };
-    let mut node = Command::new("node");
-    passed(&run(node
+    passed(&run(Command::new("node")
         .arg(client("vectors.mjs"))
         .arg(server.socket())
         .arg(lua())

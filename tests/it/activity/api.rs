@@ -92,11 +92,7 @@ async fn a_wrong_touch_is_refused_by_name() {
         ("/", vec![], "0 bytes"),
         ("/", vec![7; 256], "256 bytes"),
     ] {
-        refused(
-            online.touch(page, visitor).await,
-            ErrorKind::InvalidInput,
-            what,
-        );
+        refused(online.touch(page, visitor).await, InvalidInput, what);
     }
     let error = online.minutes("/", times(0..60)).await;
     let error = error.expect_err("refused").to_string();
@@ -105,7 +101,7 @@ async fn a_wrong_touch_is_refused_by_name() {
     assert_eq!(online.now("/").await.unwrap().views, 1);
     refused(
         pair.counterfoil.open(family("refused").stripes(2)).await,
-        ErrorKind::Mismatch,
+        Mismatch,
         "2 stripes",
     );
 }

@@ -43,7 +43,7 @@ async fn a_hit_is_seen_at_once_and_stored_soon() {
     arrived(&pair, 7).await;
     assert_eq!(views.stored(&[id]).await.unwrap(), [Some(7)]);
     assert_eq!(views.get_many(&[id, "never"]).await.unwrap(), [7, 0]);
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
@@ -100,10 +100,10 @@ async fn bad_input_is_refused_by_name_and_nothing_is_written() {
         (&visitors, "12345/2014-02-30", "column day"),
         (&visitors, "012345/2014-02-28", "column store_id"),
     ] {
-        let error = refused(counters.add(id, 1).await, ErrorKind::InvalidInput, text);
+        let error = refused(counters.add(id, 1).await, InvalidInput, text);
         assert!(!error.is_retryable() && !error.outcome_unknown(), "{error}");
     }
-    refused(own.get("").await, ErrorKind::InvalidInput, "0 bytes");
+    refused(own.get("").await, InvalidInput, "0 bytes");
     let keys: Vec<String> = pair.command("KEYS *").await;
     let is_empty = |key: &String| key.ends_with(":calls") || key.ends_with(":meta");
     assert!(keys.iter().all(is_empty), "{keys:?}");
@@ -163,8 +163,7 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     let begun = epoch(&home, &views).await.unwrap();
     let used_memory = async || -> u64 {
         let info: String = pair.command("INFO memory").await;
-        let mut lines = info.lines();
-        lines
+        info.lines()
             .find_map(|line| line.strip_prefix("used_memory:"))
             .unwrap()
             .trim()
@@ -325,19 +324,19 @@ async fn check_reports_how_durable_redis_is() {
         (&[("appendfsync", "everysec")], Some(Severity::Warning)),
     ] {
         for (name, value) in settings {
-            let mut set = cmd("CONFIG");
-            set.arg(&["SET", *name, *value])
+            cmd("CONFIG")
+                .arg(&["SET", *name, *value])
                 .exec_async(&mut redis)
                 .await
                 .unwrap();
         }
-        let mut found = pair
-            .check()
-            .await
-            .into_iter()
-            .filter(|finding| finding.subject == "redis persistence");
         assert_eq!(
-            found.next().map(|finding| finding.severity),
+            pair.check()
+                .await
+                .into_iter()
+                .filter(|finding| finding.subject == "redis persistence")
+                .next()
+                .map(|finding| finding.severity),
             expected,
             "{settings:?}"
         );
@@ -391,7 +390,7 @@ async fn starting_warns_where_a_crash_can_double_counts() {
         let writer = Mutex::new(log.reopen().unwrap());
         let subscriber = tracing_subscriber::fmt().with_writer(writer).finish();
         let _logging = tracing::subscriber::set_default(subscriber);
-        pair.reconcile().await.shutdown().await.unwrap();
+        pair.reconcile().await.stop().await;
         let text = fs::read_to_string(log.path()).unwrap();
         assert_eq!(
             text.lines()
@@ -415,7 +414,7 @@ async fn an_error_names_the_address() {
             ErrorKind::Store,
             "/nonexistent/mysql.sock",
         ),
-        ("http://localhost", ErrorKind::InvalidInput, ""),
+        ("http://localhost", InvalidInput, ""),
     ] {
         let error = refused(Counterfoil::connect(redis, mysql).await, kind, text);
         assert!(!format!("{error:#}").contains("secret"), "{error}");
@@ -432,7 +431,7 @@ async fn a_shutdown_waits_until_a_batch_is_durable() {
     eventually("a batch", async || pair.batches().await == 1).await;
     // not before it is durable
     assert_eq!(pair.stored().await, 0);
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     assert_eq!(pair.stored().await, 1);
 }
 
@@ -458,7 +457,7 @@ async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
     assert!(rotations < 20, "{rotations} rotations beside {hits} hits");
     // with the batch of the owner that died
     arrived(&pair, hits + 1).await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 /// A client in another language counted for an id that is not text, and for one that no row can
@@ -473,8 +472,7 @@ async fn an_id_that_no_row_can_have_holds_no_batch_up() {
     items.count("7", 1).await;
     let mut redis = pair.redis.manager().await;
     for (id, delta) in [(&b"\xff\xfe"[..], 5), (b"no number", 3)] {
-        let mut count = cmd("HINCRBY");
-        count
+        cmd("HINCRBY")
             .arg("cf1:{test/items/0}:buffer")
             .arg(id)
             .arg(delta)
@@ -515,7 +513,7 @@ async fn a_client_configured_with_another_partition_count_is_refused_and_loses_n
 
     let views = pair.open(family("views").partitions(8)).await;
     let text = "8 partitions, not buffered with 16";
-    refused(epoch(&home, &wrong).await, ErrorKind::Mismatch, text);
+    refused(epoch(&home, &wrong).await, Mismatch, text);
     assert!(epoch(&home, views.family()).await.is_ok());
     views.count("page", 1).await;
     let reconciler = pair.reconcile().await;
@@ -523,8 +521,8 @@ async fn a_client_configured_with_another_partition_count_is_refused_and_loses_n
     assert_eq!(views.get("page").await.unwrap(), 4);
     // from here on it is refused
     assert_eq!(add(2).await, Counted::Expired);
-    refused(epoch(&stray, &wrong).await, ErrorKind::Mismatch, "");
-    reconciler.shutdown().await.unwrap();
+    refused(epoch(&stray, &wrong).await, Mismatch, "");
+    reconciler.stop().await;
 }
 
 #[tokio::test]
@@ -532,8 +530,8 @@ async fn a_key_of_another_type_is_named() {
     let (pair, views) = Pair::of(family("views").partitions(1)).await;
     let key = "cf1:{test/views/0}:meta";
     pair.command::<()>(&format!("SET {key} x")).await;
-    refused(views.add("page", 1).await, ErrorKind::Corrupt, key);
-    refused(views.get("page").await, ErrorKind::Corrupt, key);
+    refused(views.add("page", 1).await, Corrupt, key);
+    refused(views.get("page").await, Corrupt, key);
     // nothing is pending
     pair.drain().await;
 }

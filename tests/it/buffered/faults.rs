@@ -49,7 +49,7 @@ async fn calls_whose_reply_is_lost_are_repeated() {
     let hits = Hits::on(&views);
     hits.more(1200).await;
     expect_exact(hits, &counterfoil, &pair).await;
-    started.unwrap().shutdown().await.unwrap();
+    started.unwrap().stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -65,7 +65,7 @@ async fn mysql_is_killed_in_the_middle_of_commits() {
         mysql.start_again().await;
     }
     expect_exact(hits, &pair.counterfoil, &pair).await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -82,15 +82,16 @@ async fn redis_is_killed_and_starts_again_with_its_file() {
         pair.redis.start_again().await;
     }
     expect_exact(hits, &pair.counterfoil, &pair).await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 /// The times from which, and until which, crashes took back what was counted.
 type Crashes = Vec<(Instant, Instant)>;
 
 fn is_taken_back(crashes: &Crashes, hit: &Hit) -> bool {
-    let mut crashes = crashes.iter();
-    crashes.any(|(kept, killed)| hit.told >= *kept && hit.asked <= *killed)
+    crashes
+        .iter()
+        .any(|(kept, killed)| hit.told >= *kept && hit.asked <= *killed)
 }
 
 /// The time that each crash takes back.
@@ -121,7 +122,7 @@ async fn crashes_that_take_back(durability: Durability) -> (Reckoning, usize) {
     }
     let hits = hits.end().await;
     pair.drain().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     let reckoning = Reckoning::of(&hits, &pair.pool).await;
     let wronged = reckoning.lost.iter();
     let wronged = wronged.filter(|hit| !is_taken_back(&crashes, hit)).count();
@@ -186,7 +187,7 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
     hits.more(200).await;
     let hits = hits.end().await;
     pair.drain().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 
     let found = Reckoning::of(&hits, &pair.pool).await;
     let taken_back = found.lost.iter().filter(|hit| is_taken_back(&crashes, hit));
@@ -197,8 +198,10 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
         found.doubled.is_empty() && found.refused_counted.is_empty(),
         "{found:?}"
     );
-    let mut misread = found.misread.iter();
-    assert!(misread.all(|hit| hit.read == Some(0)), "{found:?}");
+    assert!(
+        found.misread.iter().all(|hit| hit.read == Some(0)),
+        "{found:?}"
+    );
     assert!(
         taken_back > 0 && found.acknowledged > 1000,
         "little was tried: {found:?}"
@@ -228,7 +231,7 @@ async fn redis_stands_still_longer_than_a_call_waits() {
         pair.redis.resume();
     }
     expect_exact(hits, &counterfoil, &pair).await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
@@ -284,11 +287,11 @@ async fn without_the_database_hits_go_on() {
     mysql.start_again().await;
     eventually("the rest", async || pair.stored().await == 101).await;
     assert_eq!(views.get("page").await.unwrap(), 101);
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 fn settling() -> FamilyBuilder<BufferedCounters> {
-    family("views").durability(Durability::Settle(millis(20)))
+    family("views").settle(20)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -399,7 +402,7 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
     // the reconciler checks again after half a minute, a drain at once
     pair.drain().await;
     assert_eq!(pair.number("SELECT n FROM doomed").await, 1);
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 /// An exact read queries both servers at once. Here the database replies first, and hits arrive

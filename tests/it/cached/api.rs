@@ -40,7 +40,7 @@ async fn a_process_with_other_bounds_or_another_kind_is_refused() {
         |family| family.min(0).max(11),
     ];
     for other in others {
-        refused(open(other).await, ErrorKind::Mismatch, "min 0, max 10");
+        refused(open(other).await, Mismatch, "min 0, max 10");
     }
     // the change that the documentation describes
     pair.sql("UPDATE counterfoil_families SET shape = 'min 0' WHERE namespace = 'test' AND name = 'stock'").await;
@@ -49,7 +49,7 @@ async fn a_process_with_other_bounds_or_another_kind_is_refused() {
     let _views = pair.open(crate::support::family("votes")).await;
     refused(
         pair.counterfoil.open(family("votes")).await,
-        ErrorKind::Mismatch,
+        Mismatch,
         "kind",
     );
 }
@@ -65,7 +65,7 @@ async fn the_application_s_own_column_is_counted_up() {
         votes.get_many(&["1", "2", "3", "4"]).await.unwrap(),
         [5, 1, 0, 0]
     );
-    refused(votes.incr("01", 1).await, ErrorKind::InvalidInput, "");
+    refused(votes.incr("01", 1).await, InvalidInput, "");
     pair.drain().await;
     assert_eq!(row(&pair, 1).await, 5);
     assert_eq!(pair.number("SELECT COUNT(*) FROM item").await, 3);
@@ -103,7 +103,7 @@ async fn many_increments_make_few_saves() {
     let saves = "SELECT CAST(seq AS SIGNED) FROM counterfoil_ledger";
     let saves = pair.number(saves).await;
     assert!(saves <= 3, "{saves} saves");
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
@@ -181,5 +181,5 @@ async fn a_set_among_increments_overwrites_what_was_before_it() {
     }
     pair.drain().await;
     assert_eq!(row(&pair, 1).await, last);
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }

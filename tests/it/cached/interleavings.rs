@@ -439,8 +439,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
             return Ok(());
         };
         let at = self.stage.note_length();
-        let mut clients = self.clients.iter_mut();
-        let sender = clients.find(|client| client.is_of_open_call(&key));
+        let sender = self
+            .clients
+            .iter_mut()
+            .find(|client| client.is_of_open_call(&key));
         let is_first = match sender.and_then(|client| client.open.as_mut()) {
             Some(open) => {
                 let is_first = open.executed.is_none();

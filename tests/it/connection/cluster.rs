@@ -68,7 +68,7 @@ impl Rig {
         let hits = load.end().await;
         self.cluster.wait_until_ok().await;
         self.drain().await;
-        reconciler.shutdown().await.unwrap();
+        reconciler.stop().await;
         hits
     }
 
@@ -143,7 +143,7 @@ async fn the_main_path() {
             let node = rig.cluster.node(primary);
             let known: Vec<bool> = node.run(&exists).await.unwrap();
             assert_eq!(known, [true], "node {primary}");
-            node.run::<()>("SCRIPT FLUSH").await.unwrap();
+            node.does("SCRIPT FLUSH").await;
         }
     }
     let reconciler = rig.counterfoil.reconcile().await;
@@ -151,7 +151,7 @@ async fn the_main_path() {
         rig.stored("%").await == 400
     })
     .await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     rig.views.count("page/000", -2).await;
     rig.drain().await;
     assert_eq!(
@@ -304,8 +304,9 @@ type Death = (Instant, Instant);
 
 /// Returns whether the replica may have missed a call of this period.
 fn is_taken_back(deaths: &[Death], asked: Instant, told: Instant) -> bool {
-    let mut deaths = deaths.iter();
-    deaths.any(|(cut_off, died)| told >= *cut_off && asked <= *died)
+    deaths
+        .iter()
+        .any(|(cut_off, died)| told >= *cut_off && asked <= *died)
 }
 
 /// Kills the primary of each slot while its replica lags, and waits until the replica is promoted.
@@ -317,7 +318,7 @@ async fn kill_primaries(cluster: &RedisCluster, slots: &[u16]) -> Vec<Death> {
         let (dying, heir) = (cluster.node(primary), cluster.node(replica));
         let cut_off = Instant::now();
         heir.pause();
-        dying.run::<()>("CLIENT KILL TYPE replica").await.unwrap();
+        dying.does("CLIENT KILL TYPE replica").await;
         tokio::time::sleep(BEHIND).await;
         dying.kill();
         deaths.push((cut_off, Instant::now()));
@@ -442,7 +443,7 @@ async fn other_kinds_count_while_slots_move() {
     assert!(turns > 300, "nothing was tried: {turns} turns");
     pause(1100).await;
     rig.drain().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 
     let hits = 3 * turns.cast_signed();
     let names = pages(7);
@@ -505,7 +506,7 @@ async fn cached_counters_count_while_slots_move() {
         told[id].push(value);
     }
     rig.drain().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     for (id, mut told) in told.into_iter().enumerate() {
         told.sort_unstable();
         let votes = told.len() as i64;

@@ -68,7 +68,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     proxy.delay_replies(Duration::ZERO);
     proxy.heal(Held::Lost);
     for added in counting.await.unwrap() {
-        refused(added, ErrorKind::OutcomeUnknown, "");
+        refused(added, OutcomeUnknown, "");
     }
     eventually("the cluster takes calls", || async {
         let info: String = pair.redis.run("CLUSTER INFO").await.unwrap();
@@ -94,7 +94,7 @@ async fn the_builder_creates_tables_only_on_request() {
             .mysql(mysql.url(&database))
     };
     let bare = builder().connect().await.unwrap();
-    refused(bare.open(family("views")).await, ErrorKind::Mismatch, "");
+    refused(bare.open(family("views")).await, Mismatch, "");
     assert_eq!(
         builder()
             .create_tables(true)
@@ -114,7 +114,7 @@ async fn the_builder_creates_tables_only_on_request() {
         (on_mysql, "redis is required"),
         (builder().redis("http://localhost"), "Redis URL"),
     ] {
-        refused(half.connect().await, ErrorKind::InvalidInput, missing);
+        refused(half.connect().await, InvalidInput, missing);
     }
 }
 
@@ -123,12 +123,7 @@ async fn a_cluster_is_checked_node_by_node() {
     let rig = Clustered::start(RedisOptions::aof("everysec")).await;
     let _views = rig.open(Family::buffered("shop", "views")).await;
     let findings = rig.counterfoil.check().await;
-    assert!(
-        findings
-            .iter()
-            .all(|finding| finding.severity < Severity::Error),
-        "{findings:?}"
-    );
+    has_no_errors(&findings);
     let persistence = findings.iter().map(|finding| &finding.subject);
     assert_eq!(
         persistence
@@ -141,7 +136,7 @@ async fn a_cluster_is_checked_node_by_node() {
     let other = rig.cluster.node(1);
     for setting in ["maxmemory-policy allkeys-lru", "appendfsync no"] {
         let set = format!("CONFIG SET {setting}");
-        other.run::<()>(&set).await.unwrap();
+        other.does(&set).await;
     }
     let findings = rig.counterfoil.check().await;
     let is_bad = |finding: &&Finding| {
@@ -154,11 +149,7 @@ async fn a_cluster_is_checked_node_by_node() {
         bad.iter().all(|finding| finding.subject.contains(&address)),
         "{bad:?}"
     );
-    refused(
-        rig.counterfoil.reconciler().start().await,
-        ErrorKind::Unsafe,
-        "",
-    );
+    refused(rig.counterfoil.reconciler().start().await, Unsafe, "");
     // a connection that sees a third of the cluster
     let findings = rig.over(rig.cluster.node(0).manager().await).check().await;
     assert!(
@@ -315,7 +306,7 @@ async fn sentinel_names_the_new_primary() {
     }
     for (sentinels, kind) in [
         (vec!["redis://127.0.0.1:1"], ErrorKind::Redis),
-        (vec![], ErrorKind::InvalidInput),
+        (vec![], InvalidInput),
     ] {
         assert_eq!(
             Primary::connect_sentinel(sentinels, "redis://primary")
@@ -342,7 +333,7 @@ async fn promote(replica: &RedisServer, keys: &str) {
         !found.is_empty()
     })
     .await;
-    replica.run::<()>("REPLICAOF NO ONE").await.unwrap();
+    replica.does("REPLICAOF NO ONE").await;
 }
 
 /// A name that moves from one server to another.

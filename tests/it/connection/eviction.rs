@@ -15,7 +15,7 @@ const EXPIRING: [(&str, &[&str]); 6] = [
 
 async fn set_policy(redis: &RedisServer, policy: &str) {
     let set = format!("CONFIG SET maxmemory-policy {policy}");
-    redis.run::<()>(&set).await.unwrap();
+    redis.does(&set).await;
 }
 
 #[tokio::test]
@@ -60,15 +60,18 @@ async fn a_policy_is_refused_where_it_throws_away_what_counts() {
             let opened = OfKind::open(&plain.counterfoil, kind).await;
             assert_eq!(opened.is_ok(), is_safe, "{kind} on {policy}");
             if let Err(error) = opened {
-                assert_eq!(error.kind(), ErrorKind::Unsafe, "{kind} on {policy}");
+                assert_eq!(error.kind(), Unsafe, "{kind} on {policy}");
                 assert!(format!("{error:#}").contains(policy), "{error}");
             }
             // set while the application runs
             set_policy(&plain.redis, "noeviction").await;
             let _family = OfKind::open(&plain.counterfoil, kind).await.unwrap();
             set_policy(&plain.redis, policy).await;
-            let mut findings = plain.check().await.into_iter();
-            let found = findings.find(|finding| finding.subject == "redis maxmemory-policy");
+            let found = plain
+                .check()
+                .await
+                .into_iter()
+                .find(|finding| finding.subject == "redis maxmemory-policy");
             assert_eq!(
                 found.is_some_and(|found| {
                     found.severity == Severity::Error && found.message.contains(policy)
@@ -84,9 +87,8 @@ async fn a_policy_is_refused_where_it_throws_away_what_counts() {
                 .start()
                 .await
                 .unwrap()
-                .shutdown()
-                .await
-                .unwrap();
+                .stop()
+                .await;
         }
     }
 }
@@ -105,5 +107,5 @@ async fn a_client_that_allows_it_opens_and_starts() {
             .unwrap();
     }
     let reconciler = counterfoil.reconcile().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }

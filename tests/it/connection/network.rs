@@ -71,7 +71,7 @@ async fn vanishes(held: Held) {
         .filter(|hit| hit.asked > healed && hit.outcome == HitOutcome::Acknowledged)
         .count();
     assert!(again > 100, "{again} hits after the network had healed");
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -104,7 +104,7 @@ async fn late_replies() -> Reckoning {
     pause(200).await;
     let hits = load.end().await;
     counterfoil.drained().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     let waited = hits
         .iter()
         .filter(|hit| hit.told - hit.asked > millis(50))
@@ -186,7 +186,7 @@ async fn redis_is_busy_with_a_script() {
     let endless =
         tokio::spawn(async move { endless.query_async::<()>(&mut busy).await.unwrap_err() });
     pause(4_000).await;
-    refusal.pair.redis.run::<()>("SCRIPT KILL").await.unwrap();
+    refusal.pair.redis.does("SCRIPT KILL").await;
     let killed = endless.await.unwrap().to_string();
     assert!(killed.contains("killed"), "{killed}");
     refusal.ends("BUSY").await;
@@ -198,7 +198,7 @@ async fn redis_has_no_memory_left() {
     let pair = &refusal.pair;
     let limit = async |bytes: u8| {
         let set = format!("CONFIG SET maxmemory {bytes}");
-        pair.redis.run::<()>(&set).await.unwrap();
+        pair.redis.does(&set).await;
     };
     limit(1).await;
     pause(4_000).await;
@@ -222,7 +222,7 @@ async fn redis_cannot_write_its_snapshot() {
         .await
         .unwrap();
     let snapshot = async |status: &str| {
-        redis.run::<()>("BGSAVE").await.unwrap();
+        redis.does("BGSAVE").await;
         let status = format!("rdb_last_bgsave_status:{status}\r");
         eventually("a snapshot with this status", || async {
             let info: String = redis.run("INFO persistence").await.unwrap();

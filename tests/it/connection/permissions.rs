@@ -19,8 +19,7 @@ async fn connect_with(redis: &RedisServer, rules: &[String]) -> Counterfoil {
 fn user(redis: &RedisServer) -> Client {
     let info = redis.url().into_connection_info().unwrap();
     let user = info.redis_settings().clone();
-    let user = user.set_username("shop").set_password("secret");
-    Client::open(info.set_redis_settings(user)).unwrap()
+    Client::open(info.set_redis_settings(user.set_username("shop").set_password("secret"))).unwrap()
 }
 
 async fn manager(client: Client) -> ConnectionManager {
@@ -84,7 +83,7 @@ async fn the_rules_of_a_kind_are_enough_for_it() {
     let plain = Plain::new().await;
     let redis = &plain.redis;
     for kind in KINDS {
-        redis.run::<()>("FLUSHALL").await.unwrap();
+        redis.does("FLUSHALL").await;
         let counterfoil = connect_with(redis, &rules_of(kind, Role::Reconciler)).await;
         allowed(
             kind,
@@ -96,17 +95,16 @@ async fn the_rules_of_a_kind_are_enough_for_it() {
         );
         let reconciler = counterfoil.reconcile().await;
         allowed(kind, counterfoil.drain_all().await);
-        reconciler.shutdown().await.unwrap();
+        reconciler.stop().await;
         let findings = counterfoil.check().await;
-        let mut findings = findings.iter();
-        let error = findings.find(|finding| {
+        let error = findings.iter().find(|finding| {
             finding.severity == Severity::Error && finding.subject != "redis persistence"
         });
         assert!(error.is_none(), "{kind}: {error:?}");
         let probes: Vec<String> = redis.run("KEYS *:probe").await.unwrap();
         assert_eq!(probes, [""; 0]);
     }
-    redis.run::<()>("FLUSHALL").await.unwrap();
+    redis.does("FLUSHALL").await;
     let _counterfoil = connect_with(redis, &all_rules()).await;
     let family = OfKind::open(
         &Counterfoil::new(
@@ -131,12 +129,12 @@ async fn opening_and_checking_name_each_rule_that_is_missing() {
             let what = format!("{kind} without {missing}");
             let rest = rules.iter().filter(|rule| *rule != missing);
             let rest: Vec<_> = rest.cloned().collect();
-            plain.redis.run::<()>("FLUSHALL").await.unwrap();
+            plain.redis.does("FLUSHALL").await;
             let error = OfKind::open(&connect_with(&plain.redis, &rest).await, kind)
                 .await
                 .map(drop)
                 .expect_err(&what);
-            assert_eq!(error.kind(), ErrorKind::AccessDenied, "{what}: {error}");
+            assert_eq!(error.kind(), AccessDenied, "{what}: {error}");
             let message = format!("{error:#}");
             assert!(
                 message.split_whitespace().any(|word| word == missing),
@@ -168,7 +166,7 @@ async fn a_writer_counts_and_brings_nothing_to_the_database() {
         let counterfoil = connect_with(&plain.redis, &all_rules()).await;
         let family = OfKind::open(&counterfoil, kind).await.unwrap();
         restrict(&plain.redis, &rules_of(kind, Role::Writer)).await;
-        plain.redis.run::<()>("SCRIPT FLUSH").await.unwrap();
+        plain.redis.does("SCRIPT FLUSH").await;
         allowed(kind, family.hit_often().await);
         counterfoil.drain_all().await.expect_err(kind);
         restrict(&plain.redis, &all_rules()).await;
@@ -193,7 +191,7 @@ async fn a_reader_sees_what_others_count_and_changes_nothing() {
         family.hit().await.unwrap();
         let counted = if *kind == "visitors" { 1 } else { 4 };
         restrict(redis, &rules_of(kind, Role::Reader)).await;
-        redis.run::<()>("SCRIPT FLUSH").await.unwrap();
+        redis.does("SCRIPT FLUSH").await;
         assert_eq!(family.shown().await.unwrap(), counted, "{kind}");
         allowed(kind, family.read().await);
         family.hit().await.expect_err(kind);
@@ -207,7 +205,7 @@ async fn a_reader_sees_what_others_count_and_changes_nothing() {
     let mut reader = manager(user(redis)).await;
     for missing in rules_without("", Role::Reader) {
         restrict(redis, &rules_without(&missing, Role::Reader)).await;
-        redis.run::<()>("SCRIPT FLUSH").await.unwrap();
+        redis.does("SCRIPT FLUSH").await;
         let mut refused = cold.exec_async(&mut reader).await.is_err();
         for (_, family) in &families {
             refused |= family.read().await.is_err();
@@ -227,7 +225,7 @@ async fn a_command_that_goes_missing_doubles_nothing() {
     for missing in all_rules().into_iter().filter(|rule| rule.starts_with('+')) {
         for kind in KINDS {
             for before in [0, 1] {
-                plain.redis.run::<()>("FLUSHALL").await.unwrap();
+                plain.redis.does("FLUSHALL").await;
                 let family = OfKind::open(&connect_with(&plain.redis, &all_rules()).await, kind)
                     .await
                     .unwrap();
@@ -272,7 +270,7 @@ async fn keys_of_another_namespace_are_named() {
     // once as the first of its kind, and once after a family of another namespace was checked
     for round in 0..2 {
         let error = open("elsewhere").await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::AccessDenied, "{round}: {error}");
+        assert_eq!(error.kind(), AccessDenied, "{round}: {error}");
         assert!(
             error
                 .to_string()
@@ -337,7 +335,7 @@ async fn opening_checks_once_for_each_kind() {
 /// Returns the error, which must be permanent.
 fn refused<T>(result: Result<T>) -> Error {
     let error = result.map(drop).expect_err("it is refused");
-    assert_eq!(error.kind(), ErrorKind::AccessDenied, "{error}");
+    assert_eq!(error.kind(), AccessDenied, "{error}");
     assert!(!error.is_retryable() && !error.outcome_unknown(), "{error}");
     error
 }

@@ -14,8 +14,11 @@ async fn a_pool_counts_and_flushes() {
     let connection = custom(move |cmd| {
         let pool = pool.clone();
         async move {
-            let mut connection = pool.get().await.map_err(std::io::Error::other)?;
-            connection.req_packed_command(&cmd).await
+            pool.get()
+                .await
+                .map_err(std::io::Error::other)?
+                .req_packed_command(&cmd)
+                .await
         }
     });
     let counterfoil = Counterfoil::new(connection.sending_once(), MemoryStore::new());

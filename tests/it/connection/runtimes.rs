@@ -17,8 +17,11 @@ fn runtime() -> Runtime {
 
 /// Returns a runtime with a thread of its own.
 fn home() -> Runtime {
-    let mut builder = Builder::new_multi_thread();
-    builder.worker_threads(1).enable_all().build().unwrap()
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 /// Runs the task in this number of threads, and returns their results.

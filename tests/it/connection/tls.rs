@@ -137,12 +137,13 @@ async fn a_cluster_that_takes_tls_alone_counts_also_after_a_failover() {
     for chosen in INCOMPLETE {
         assert!(connect(chosen).await.is_err(), "{chosen:?}");
     }
-    let uncertified = Counterfoil::connect_cluster(
+    let error = Counterfoil::connect_cluster(
         cluster.urls().iter().map(String::as_str),
         "mysql://localhost/shop",
     )
-    .await;
-    let error = uncertified.err().unwrap();
+    .await
+    .err()
+    .unwrap();
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
 
     let pair = Counterfoil::new(connect(BOTH).await.unwrap(), MemoryStore::new());

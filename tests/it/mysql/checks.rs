@@ -18,8 +18,9 @@ async fn findings(store: &MysqlStore, families: &[Family]) -> Vec<(Severity, Str
 }
 
 fn is_found(findings: &[(Severity, String)], severity: Severity, words: &[&str]) -> bool {
-    let mut findings = findings.iter();
-    findings.any(|(known, text)| *known == severity && words.iter().all(|word| text.contains(word)))
+    findings
+        .iter()
+        .any(|(known, text)| *known == severity && words.iter().all(|word| text.contains(word)))
 }
 
 #[track_caller]

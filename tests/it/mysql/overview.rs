@@ -8,8 +8,7 @@ use crate::support::*;
 /// Returns the overview of the family `shop/NAME`.
 async fn overview(db: &Db, name: &str) -> Overview {
     let all = db.store.overview().await.unwrap();
-    let mut all = all.into_iter();
-    let found = all.find(|one| one.family == name).unwrap();
+    let found = all.into_iter().find(|one| one.family == name).unwrap();
     assert_eq!(found.namespace, "shop");
     found
 }

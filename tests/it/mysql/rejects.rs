@@ -99,8 +99,12 @@ async fn a_reject_is_applied_again_once() {
 async fn a_reject_that_is_refused_again_has_the_new_reason() {
     let (db, family, numbers) = six_rejects().await;
     let reason = async || {
-        let mut rejects = db.rejects().await.into_iter();
-        rejects.find(|one| one.number == numbers[0]).unwrap().reason
+        db.rejects()
+            .await
+            .into_iter()
+            .find(|one| one.number == numbers[0])
+            .unwrap()
+            .reason
     };
     let before = reason().await;
     db.run(MEND).await;

@@ -73,11 +73,7 @@ async fn tables_that_exist_need_no_privilege_to_create() {
     );
     store.create_tables().await.unwrap();
     db.run("DROP TABLE counterfoil_rejects").await;
-    let error = refused(
-        store.create_tables().await,
-        ErrorKind::Mismatch,
-        "counterfoil_rejects",
-    );
+    let error = refused(store.create_tables().await, Mismatch, "counterfoil_rejects");
     assert!(format!("{error:#}").contains("CREATE"), "{error}");
 }
 

@@ -318,7 +318,7 @@ async fn what_is_missing_or_not_allowed_is_named() {
         (from(table("sa`ves", &["user_id"])), "sa`ves"),
         (from(Source::sql("(?)").filter("TRUE")), "only a table"),
     ] {
-        refused(recount.run_once().await, ErrorKind::InvalidInput, text);
+        refused(recount.run_once().await, InvalidInput, text);
     }
     let error = pair.recount(&saves).start().unwrap_err();
     assert!(format!("{error:#}").contains("every()"), "{error}");

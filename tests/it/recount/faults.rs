@@ -66,7 +66,7 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
         let what = format!("{source:?}");
         refused(
             pair.recount(&saves).source(source).run_once().await,
-            ErrorKind::InvalidInput,
+            InvalidInput,
             text,
         );
         assert_eq!(saves.get("1").await.unwrap(), 3, "{what}");
@@ -150,7 +150,7 @@ async fn a_second_run_is_refused_and_an_abandoned_one_is_continued() {
     let long = pair.recount(&saves).within(MINUTE);
     let first = long.clone().every(MINUTE..=MINUTE).start().unwrap();
     eventually("a run", async || pair.number(HELD).await == 1).await;
-    refused(long.run_once().await, ErrorKind::Busy, "");
+    refused(long.run_once().await, Busy, "");
     within(secs(5), first.shutdown()).await.unwrap();
     let done = pair.recount(&saves).run_once().await.unwrap();
     assert_eq!((done.run, done.checked, done.raised), (1, 1, 1), "{done:?}");
@@ -164,7 +164,7 @@ async fn a_run_whose_lease_has_ended_is_taken_over() {
     let died = recount.clone().steps().unwrap().take().await.unwrap();
     assert!(died.is_some());
     let short = recount.lease(millis(100));
-    refused(short.clone().run_once().await, ErrorKind::Busy, "");
+    refused(short.clone().run_once().await, Busy, "");
     pause(1_200).await;
     let done = short.run_once().await.unwrap();
     assert_eq!((done.run, done.raised), (1, 1), "{done:?} after {died:?}");
@@ -293,7 +293,7 @@ async fn a_table_that_is_altered_fails_the_run_and_loses_nothing() {
     pause(200).await;
     pair.sql("ALTER TABLE users RENAME COLUMN total TO kept")
         .await;
-    refused(run.await.unwrap(), ErrorKind::Mismatch, "total");
+    refused(run.await.unwrap(), Mismatch, "total");
     pair.sql("ALTER TABLE users RENAME COLUMN kept TO total")
         .await;
     let done = pair

@@ -120,8 +120,11 @@ async fn slices_that_are_over_are_kept_once_each() {
             let slices = slices.await.unwrap();
             assert_eq!(sum(&slices), 30, "{slices:?}");
             let second = secs(1);
-            let mut pairs = slices.windows(2);
-            assert!(pairs.all(|two| two[0].start + second == two[1].start));
+            assert!(
+                slices
+                    .windows(2)
+                    .all(|two| two[0].start + second == two[1].start)
+            );
         }
     };
     read().await;
@@ -129,7 +132,7 @@ async fn slices_that_are_over_are_kept_once_each() {
     pair.drain().await;
     assert_eq!(pair.stored().await, 60);
     read().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
@@ -158,7 +161,7 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
         ("more than 10000 slices", range(700_000).await),
         ("are not kept", range(60).await),
     ] {
-        refused(result, ErrorKind::InvalidInput, what);
+        refused(result, InvalidInput, what);
     }
     assert_eq!(sum(&hits.get("a", Precision::HOUR).await.unwrap()), 0);
     assert_eq!(hits.names("", None, 10).await.unwrap().len(), 0);

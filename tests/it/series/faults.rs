@@ -8,7 +8,7 @@ fn family() -> FamilyBuilder<Series> {
         .windows([(Precision::SECOND, 120), (Precision::Day, 3)])
         .keep([Precision::SECOND])
         .partitions(2)
-        .durability(Durability::Settle(millis(20)))
+        .settle(20)
         .sync_time(millis(200))
 }
 
@@ -61,7 +61,7 @@ async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_
     // the last slice is over
     pause(1100).await;
     pair.drain().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     are_exact(&pair, &hits, &tallies).await;
 }
 
@@ -263,21 +263,15 @@ async fn nothing_is_missing_from_a_window_that_is_trimmed_and_expires() {
     }
 }
 
-async fn are_missing_without(guard: Guard) {
-    take_out(Some(guard));
-    let all = all_that_are_trimmed_and_expire().await;
-    take_out(None);
-    for wrong in all {
-        assert!(!wrong.is_empty(), "without {guard:?} nothing was missing");
+/// Slices are trimmed too early, or their window expires too early.
+#[tokio::test]
+async fn each_guard_is_needed() {
+    for guard in [Guard::Trim, Guard::Expiry] {
+        take_out(Some(guard));
+        let all = all_that_are_trimmed_and_expire().await;
+        take_out(None);
+        for wrong in all {
+            assert!(!wrong.is_empty(), "without {guard:?} nothing was missing");
+        }
     }
-}
-
-#[tokio::test]
-async fn slices_are_missing_that_are_trimmed_too_early() {
-    are_missing_without(Guard::Trim).await;
-}
-
-#[tokio::test]
-async fn slices_are_missing_from_a_window_that_expires_too_early() {
-    are_missing_without(Guard::Expiry).await;
 }

@@ -88,7 +88,7 @@ impl OfKind {
                 .await?
             {
                 Outcome::Counted(1) | Outcome::CountedBefore(0) => Ok(()),
-                refused => Err(Error::new(ErrorKind::Busy, format!("{refused:?}"))),
+                refused => Err(Error::new(Busy, format!("{refused:?}"))),
             },
         }
     }

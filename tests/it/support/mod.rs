@@ -16,8 +16,13 @@ pub mod trouble;
 
 use std::ops::{Deref, Range};
 
+pub use counterfoil::ErrorKind::{
+    AccessDenied, Busy, Closed, Corrupt, InvalidInput, Mismatch, OutcomeUnknown, Unsafe,
+};
 pub use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
-pub use counterfoil::admin::{Backlog, Retried, Role, Script, Severity, acl_rules};
+pub use counterfoil::admin::{
+    Backlog, Finding, Reject, Retried, Role, Script, Severity, acl_rules,
+};
 pub use counterfoil::store::{
     Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
 };
@@ -239,6 +244,47 @@ impl Use for Counterfoil {
     }
 }
 
+/// Commands without a reply, which must succeed.
+pub trait Must {
+    async fn does(&self, words: &str);
+}
+
+impl Must for RedisServer {
+    async fn does(&self, words: &str) {
+        self.run::<()>(words).await.unwrap();
+    }
+}
+
+/// Reconcilers that end without an error.
+pub trait Stopping {
+    async fn stop(self);
+}
+
+impl Stopping for Reconciler {
+    async fn stop(self) {
+        self.shutdown().await.unwrap();
+    }
+}
+
+/// Asserts that these deltas were rejected, each with a reason that contains the text.
+pub async fn expect_rejects(store: &MysqlStore, expected: &[(&str, i64, &str)]) {
+    let rejects = store.rejects(0, 100_000).await.unwrap();
+    let is_expected = |(reject, (id, delta, reason)): (&Reject, &(&str, i64, &str))| {
+        reject.id == *id && reject.delta == *delta && reject.reason.contains(reason)
+    };
+    assert!(
+        rejects.len() == expected.len() && rejects.iter().zip(expected).all(is_expected),
+        "{rejects:#?} are not {expected:?}"
+    );
+}
+
+/// Asserts that a check found no errors.
+#[track_caller]
+pub fn has_no_errors(findings: &[Finding]) {
+    let is_error = |finding: &Finding| finding.severity == Severity::Error;
+    assert!(!findings.iter().any(is_error), "{findings:?}");
+}
+
 /// A family over the store in memory.
 pub type PlainCounters = BufferedCounters;
 
@@ -387,11 +433,18 @@ pub fn family(name: &str) -> FamilyBuilder<BufferedCounters> {
 /// A family whose batches are durable immediately.
 pub trait AtOnce {
     fn at_once(self) -> Self;
+
+    /// Makes batches durable after this time in ms.
+    fn settle(self, ms: u64) -> Self;
 }
 
 impl<H> AtOnce for FamilyBuilder<H> {
     fn at_once(self) -> Self {
         self.durability(Durability::Immediate)
+    }
+
+    fn settle(self, ms: u64) -> Self {
+        self.durability(Durability::Settle(millis(ms)))
     }
 }
 

@@ -63,7 +63,7 @@ pub async fn round<F>(
         cut(proxy, random.random_range(0..3000));
     }
     if number.is_multiple_of(3) {
-        pair.redis.run::<()>("SCRIPT FLUSH").await.unwrap();
+        pair.redis.does("SCRIPT FLUSH").await;
     }
     if number % 5 == 4 {
         mysql.kill();

@@ -45,7 +45,7 @@ async fn a_visitor_of_a_day_counts_once() {
     );
     refused(
         daily.first_visit("no number", first, "a").await,
-        ErrorKind::InvalidInput,
+        InvalidInput,
         "no number",
     );
     let midnight = SystemTime::UNIX_EPOCH + secs(1_411_171_200);
@@ -73,10 +73,10 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
     // the table would take 8/2014-09-20 for the day
     refused(
         tabled.first_visit("7/8", day, "a").await,
-        ErrorKind::InvalidInput,
+        InvalidInput,
         "'/'",
     );
-    refused(tabled.get("7/8", day).await, ErrorKind::InvalidInput, "");
+    refused(tabled.get("7/8", day).await, InvalidInput, "");
     pair.drain().await;
     let kept = "SELECT n FROM days WHERE scope = '7' AND day = '2014-09-20'";
     assert_eq!(pair.number(kept).await, 1);

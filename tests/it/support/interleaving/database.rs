@@ -141,8 +141,7 @@ impl<S: Store + Clone> Database<'_, S> {
 /// Returns whether the ledger proves that the partition with this last cut was set back.
 pub fn is_behind(ledger: &[LedgerRow], number: u32, last: LastCut, without: Option<Guard>) -> bool {
     let is_other = |nonce| last.nonce != Some(nonce) && without != Some(Guard::Nonce);
-    let mut rows = ledger.iter().filter(|row| row.partition == number);
-    rows.any(
+    ledger.iter().filter(|row| row.partition == number).any(
         |LedgerRow {
              incarnation, mark, ..
          }| {

@@ -527,8 +527,7 @@ fn play<K: Kind>(
     config: Config,
 ) -> Result<(), TestError<Vec<Step<K::Step>>>> {
     let load = |(name, source): (&String, &String)| {
-        let mut load = cmd("SCRIPT");
-        let hash = load.arg("LOAD").arg(source).query(&mut redis);
+        let hash = cmd("SCRIPT").arg("LOAD").arg(source).query(&mut redis);
         (name.clone(), hash.unwrap())
     };
     let hashes = sources.iter().map(load).collect();
