@@ -123,7 +123,7 @@ async fn every_count_begins_at_0() {
 }
 
 thread_local! {
-    static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static LOG: RefCell<Vec<u8>> = const { RefCell::new(vec![]) };
 }
 
 /// The library's log of this thread, which runs the test and all its tasks. One subscriber serves

@@ -263,6 +263,10 @@ async fn snapshots_only_never_double_a_hit() {
 
 #[tokio::test]
 async fn an_older_append_only_file_never_doubles_a_hit() {
-    let settle = Durability::Settle(millis(100));
-    rounds(RedisOptions::aof("everysec"), settle, Restore::OlderFile).await;
+    rounds(
+        RedisOptions::aof("everysec"),
+        Durability::Settle(millis(100)),
+        Restore::OlderFile,
+    )
+    .await;
 }

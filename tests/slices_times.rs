@@ -251,8 +251,10 @@ impl<'c> World<'c> {
     fn count(&mut self, name: usize, n: i64) {
         for (precision, slices) in WINDOWS {
             let window = starts(precision, self.now(), slices as usize);
-            let earlier = (name, precision, 0)..(name, precision, window[0]);
-            for (_, values) in self.held.range_mut(earlier) {
+            for (_, values) in self
+                .held
+                .range_mut((name, precision, 0)..(name, precision, window[0]))
+            {
                 values.insert(0);
             }
             let cell = (name, precision, window[window.len() - 1]);
@@ -370,7 +372,7 @@ async fn open(counterfoil: &Counterfoil, family: FamilyBuilder<Activity>) -> Act
 /// that are seen.
 async fn seen_by_a_wrong_clock(clock: &Clock) -> (u64, u64) {
     let plain = Plain::new().await;
-    let family = online("online", Counting::HyperLogLog).stripes(1);
+    let family = online("online", HyperLogLog).stripes(1);
     let touching = plain.open(family.clone()).await;
     let scripts = async || calls(&plain.redis, "eval").await + calls(&plain.redis, "evalsha").await;
     for (visitor, hours) in [5, -5, 0, 300, -300].into_iter().enumerate() {
@@ -413,7 +415,7 @@ fn layers_are_known_over_a_long_way() {
         let plain = Plain::new().await;
         let proxy = Proxy::to(&plain.redis);
         let far = Counterfoil::new(proxy.manager().await, plain.store.clone());
-        let online = online("online", Counting::HyperLogLog)
+        let online = online("online", HyperLogLog)
             .keep_minutes(false)
             .stripes(1)
             .window(secs(20), millis(40));
@@ -441,7 +443,7 @@ async fn cut_with_a_wrong_clock(clock: &Clock) {
     let frail = Counterfoil::new(redis.clone(), plain.store.clone());
     let hits = Family::series("test", "hits").windows([(Precision::Day, 3)]);
     let hits = frail.opened(hits).await;
-    let online = online("online", Counting::HyperLogLog).stripes(1);
+    let online = online("online", HyperLogLog).stripes(1);
     let online = open(&frail, online).await;
     let (mut calls, mut hours) = (0i64, 7 * 24);
     // requests are long, so they are cut only after every fifth byte
@@ -499,7 +501,7 @@ async fn no_view_is_lost(clock: &Clock, rate: i64, group: usize) {
     let plain = Plain::new().await;
     let online = open(
         &plain.counterfoil,
-        online("online", Counting::Exact)
+        online("online", Exact)
             .partitions(1)
             .stripes(15)
             .window(secs(600), secs(3)),
@@ -587,7 +589,7 @@ async fn steps_back(clock: &Clock, counting: Counting, by_ms: i64) {
 fn activity_outlives_a_clock_that_steps_back() {
     let clock = Clock::take();
     runtime().block_on(async {
-        for counting in [Counting::Exact, Counting::HyperLogLog] {
+        for counting in [Exact, HyperLogLog] {
             for by_ms in [2_000, 30_000, 5 * HOUR * 1000] {
                 steps_back(&clock, counting, by_ms).await;
             }
@@ -642,7 +644,7 @@ fn kept_minutes_are_exact_whatever_dies() {
     let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
     let mut random = random::numbers();
     runtime.block_on(async {
-        let family = || online("online", Counting::Exact);
+        let family = || online("online", Exact);
         let (mysql, pair) = Pair::on_own_mysql().await;
         let proxy = Proxy::to(&pair.redis);
         let touched = pair.over(proxy.manager().await).open(family()).await;
@@ -654,10 +656,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         let load = touching(&touched, &minute);
         for round in 0..10 {
             let open = |counterfoil: Counterfoil| async move {
-                counterfoil
-                    .open(online("online", Counting::Exact))
-                    .await
-                    .map(drop)
+                counterfoil.open(online("online", Exact)).await.map(drop)
             };
             trouble::round(round, &mut random, (&pair, &proxy, &mysql), open).await;
             let mut minute = minute.write().await;
@@ -672,7 +671,7 @@ fn kept_minutes_are_exact_whatever_dies() {
         }
         let safe = pair.open(family()).await;
         let range = times(first * 60..(first + 11) * 60);
-        let mut read = Vec::new();
+        let mut read = vec![];
         for page in PAGES {
             read.push(safe.minutes(page, range.clone()).await.unwrap());
         }
@@ -749,8 +748,10 @@ async fn days_of_23_and_25_hours_get_to_the_applications_own_table() {
         assert_eq!(stored, Some(count), "{day}");
     }
     let spring = start(Precision::Day, SPRING);
-    let range = times(spring..spring + 2 * DAY);
-    let read = hits.get_range("/a/b", Precision::Day, range).await.unwrap();
+    let read = hits
+        .get_range("/a/b", Precision::Day, times(spring..spring + 2 * DAY))
+        .await
+        .unwrap();
     let counts: Vec<_> = read.iter().map(|slice| slice.count).collect();
     assert_eq!(counts, [23, 3, 0]);
     assert_eq!(unix(read[1].start) - unix(read[0].start), 23 * HOUR);

@@ -88,9 +88,11 @@ struct Reader {
 impl Reader {
     fn add(&mut self, delta: i64) {
         let pairs = IDS.map(|id| [id.to_owned(), delta.to_string()]).concat();
-        let args = [vec![String::new(); 4], vec!["3".to_owned(); 2], pairs].concat();
-        self.run
-            .strings("buffered_add", &fenced("buffer meta"), &args);
+        self.run.strings(
+            "buffered_add",
+            &fenced("buffer meta"),
+            &[vec![String::new(); 4], vec!["3".to_owned(); 2], pairs].concat(),
+        );
     }
 
     fn release(&mut self, id: &[String; 3]) {
@@ -115,7 +117,7 @@ impl Reader {
     /// Returns the exact values by the table of lua/README.md, or the reason why there are none.
     async fn values(&self, pending: &Pending) -> Result<Vec<i128>, &'static str> {
         let number = |hex: &str| u64::from_str_radix(hex, 16).unwrap_or(0);
-        let ([incarnation, seq, nonce], mut values) = (&pending.id, Vec::new());
+        let ([incarnation, seq, nonce], mut values) = (&pending.id, vec![]);
         let seq: i64 = seq.parse().unwrap();
         for (id, &(batch_delta, buffer_delta)) in IDS.iter().zip(&pending.deltas) {
             let row = sqlx::query(AssertSqlSafe(self.statement.clone()))
@@ -166,10 +168,11 @@ impl Reader {
     }
 
     fn cut(&mut self, family: &Arc<Registered>, delta: i64) -> Arc<Batch> {
-        let args = [&*delta.to_string(), "", "0", "0", "0", ""];
-        let words = self
-            .run
-            .strings("buffered_rotate", &keys("buffer batch meta"), &args);
+        let words = self.run.strings(
+            "buffered_rotate",
+            &keys("buffer batch meta"),
+            &[&*delta.to_string(), "", "0", "0", "0", ""],
+        );
         assert_eq!(words[0], "OK");
         let hex = |word: &str| u64::from_str_radix(word, 16).unwrap();
         let (incarnation, nonce) = (Incarnation(hex(&words[1])), Nonce(hex(&words[3])));
@@ -213,10 +216,11 @@ async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
         statement,
     };
     let settings = family.family.settings();
-    let settings = ["salt", "", "buffered", "1", "1000", &settings];
-    reader
-        .run
-        .strings("family_configure", &keys("calls meta"), &settings);
+    reader.run.strings(
+        "family_configure",
+        &keys("calls meta"),
+        &["salt", "", "buffered", "1", "1000", &settings],
+    );
 
     reader.expect(0).await;
     reader.add(5);

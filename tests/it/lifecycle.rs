@@ -37,8 +37,7 @@ fn counted(counted: u64) -> Backlog {
 impl Pair {
     /// Shuts the client down, and returns the only family that has something left.
     async fn left(&self, limit: Duration) -> Remaining {
-        let shutdown = self.counterfoil.shutdown(limit);
-        let left = within(limit + millis(500), shutdown).await;
+        let left = within(limit + millis(500), self.counterfoil.shutdown(limit)).await;
         let mut left = left.unwrap();
         assert_eq!(left.len(), 1, "{left:?}");
         left.remove(0)
@@ -121,15 +120,15 @@ async fn hits_are_counted_over_rotations_and_drains() {
     };
     // in this number of rounds; the hits of a series count when their day is over
     let expect = async |rounds: u64, rounds_over: u64| {
-        let backlogs = [
+        let counted = [
             views.backlog().await,
             votes.backlog().await,
             wide.backlog().await,
             visitors.backlog().await,
             hits.backlog().await,
             online.backlog().await,
-        ];
-        let counted = backlogs.map(|backlog| backlog.unwrap().counted);
+        ]
+        .map(|backlog| backlog.unwrap().counted);
         let of_ids = 3 * rounds;
         assert_eq!(
             counted,
@@ -186,7 +185,7 @@ async fn the_backlogs_of_idle_families_take_few_calls() {
 async fn the_backlogs_of_all_families_are_those_of_each() {
     let pair = Pair::new().await;
     assert!(pair.backlogs().await.unwrap().is_empty());
-    let mut expected = Vec::new();
+    let mut expected = vec![];
     for (tenant, many) in [("a", 40), ("b", 3)] {
         let views = Family::buffered(tenant, "views").partitions(130);
         let views = pair.open(views.at_once()).await;
@@ -204,7 +203,7 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
             votes.count(&id, 1).await;
             hits.count(&id, 1).await;
         }
-        assert_eq!(votes.get("read only").await.unwrap(), 0);
+        assert_eq!(votes.value("read only").await, 0);
         expected.extend([
             (format!("{tenant}/views"), (many, 0, 2 * many)),
             (format!("{tenant}/votes"), (many, 0, many)),
@@ -222,8 +221,10 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
                 backlog.ids > 0,
                 "{family}: {backlog:?}"
             );
-            let numbers = (backlog.ids, backlog.open, backlog.counted);
-            (family.to_string(), numbers)
+            (
+                family.to_string(),
+                (backlog.ids, backlog.open, backlog.counted),
+            )
         };
         pair.backlogs()
             .await
@@ -259,8 +260,9 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
     let pair = Pair::new().await;
-    let settle = Durability::Settle(millis(300));
-    let views = pair.open(family("views").durability(settle)).await;
+    let views = pair
+        .open(family("views").durability(Durability::Settle(millis(300))))
+        .await;
     let votes = pair.open(votes()).await;
     // hits arrive all the time, until they are refused
     let mut tasks = JoinSet::new();
@@ -295,7 +297,7 @@ async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
     assert_eq!(stored, tasks.join_all().await.into_iter().sum::<i64>());
     // reads continue, and refused hits are not counted
     assert_eq!(
-        views.get("page").await.unwrap() + votes.get("page").await.unwrap(),
+        views.value("page").await + votes.value("page").await,
         stored
     );
     refused(pair.counterfoil.open(family("later")).await, Closed, "");
@@ -419,12 +421,11 @@ async fn an_application_starts_without_the_database() {
         sum.await.is_ok_and(|sum| sum == Some(6))
     };
     eventually("what was counted", stored).await;
-    assert_eq!(views.get("page").await.unwrap(), 3);
+    assert_eq!(views.value("page").await, 3);
     // a mismatch with the database's family is detected when the database is up, and the counts
     // stay in Redis
     mysql.kill();
-    let settle = Durability::Settle(secs(1));
-    let other = client.open(family("views").durability(settle));
+    let other = client.open(family("views").durability(Durability::Settle(secs(1))));
     let other = other.await.unwrap();
     // Redis knows its partitions
     refused(
@@ -443,7 +444,7 @@ async fn an_application_starts_without_the_database() {
     eventually("the refusal", is_refused).await;
     pause(300).await;
     assert_eq!(views.pending(&["page"]).await.unwrap(), [1]);
-    assert_eq!(views.get("page").await.unwrap(), 4);
+    assert_eq!(views.value("page").await, 4);
     client.opened(family("views")).await;
     client.drained().await;
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(4)]);
@@ -470,7 +471,7 @@ async fn a_builder_takes_a_connection_and_a_pool() {
             .opened(family("views"))
             .await;
         views.count("page", 1).await;
-        assert_eq!(views.get("page").await.unwrap(), 1);
+        assert_eq!(views.value("page").await, 1);
         redis.pause();
         let began = Instant::now();
         assert!(views.add("page", 1).await.is_err() && views.get("page").await.is_err());

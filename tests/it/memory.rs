@@ -36,7 +36,7 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
     } = Plain::new().await;
     let votes = votes().table(items());
     let votes = counterfoil.opened(votes).await;
-    assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::NoRow);
+    assert_eq!(votes.incr("7", 1).await.unwrap(), NoRow);
     store.set(votes.family(), "7", 40);
     assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::Counted(41));
     counterfoil.drained().await;
@@ -45,7 +45,7 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
     store.set(votes.family(), "7", 100);
     assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::Counted(42));
     counterfoil.drained().await;
-    assert_eq!(votes.get("7").await.unwrap(), 101);
+    assert_eq!(votes.value("7").await, 101);
 
     let views = counterfoil.opened(family("views").table(items())).await;
     store.set(views.family(), "7", 5);

@@ -66,7 +66,7 @@ async fn a_caller_name_that_is_used_twice_is_noticed() {
         };
         assert_eq!(is_repeated, repeated, "{n}");
     }
-    assert_eq!(views.get("page").await.unwrap(), 2);
+    assert_eq!(views.value("page").await, 2);
 }
 
 #[tokio::test]
@@ -128,13 +128,13 @@ async fn a_request_that_names_its_epoch_never_counts_twice() {
     let epoch = views.request_epoch("order-17", "page").await.unwrap();
     let once = async || views.add_once_since(&epoch, "order-17", "page", 1).await;
     assert_eq!(once().await.unwrap(), Outcome::Counted(1));
-    assert_eq!(once().await.unwrap(), Outcome::CountedBefore(1));
+    assert_eq!(once().await.unwrap(), CountedBefore(1));
     client.pass_epochs(1).await;
-    assert_eq!(once().await.unwrap(), Outcome::CountedBefore(1));
+    assert_eq!(once().await.unwrap(), CountedBefore(1));
     client.pass_epochs(3).await;
     let error = once().await.unwrap_err();
     assert!(error.outcome_unknown(), "{error}");
-    assert_eq!(views.get("page").await.unwrap(), 1);
+    assert_eq!(views.value("page").await, 1);
     // without the epoch, it is a new request
     assert_eq!(
         views.add_once("order-17", "page", 1).await.unwrap(),

@@ -45,23 +45,27 @@ fn the_package_contains_scripts_and_documents() {
         "counterfoil",
         &scripts.iter().map(String::as_str).collect::<Vec<_>>(),
     );
-    let others = [
-        "lua/manifest.json",
-        "lua/README.md",
-        "docs/guide.md",
-        "build.rs",
-        "README.md",
-    ];
-    check("counterfoil", &others);
+    check(
+        "counterfoil",
+        &[
+            "lua/manifest.json",
+            "lua/README.md",
+            "docs/guide.md",
+            "build.rs",
+            "README.md",
+        ],
+    );
 }
 
 #[test]
 fn the_package_of_the_command_contains_page_and_example() {
-    let files = [
-        "src/main.rs",
-        "counterfoil.toml",
-        "assets/page.js",
-        "assets/page.css",
-    ];
-    check("counterfoil-cli", &files);
+    check(
+        "counterfoil-cli",
+        &[
+            "src/main.rs",
+            "counterfoil.toml",
+            "assets/page.js",
+            "assets/page.css",
+        ],
+    );
 }

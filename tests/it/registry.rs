@@ -29,8 +29,10 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
     let gone = keyed(Table::upsert("gone"), [("id", Signed)]);
     let gone = pair.open(family("gone").table(gone)).await;
     let views = pair.open(family("views").wide(true)).await;
-    let items = keyed(Table::update("item"), [("id", Signed)]);
-    let votes = votes().sync_time(MOMENT).max(2).table(items);
+    let votes = votes()
+        .sync_time(MOMENT)
+        .max(2)
+        .table(keyed(Table::update("item"), [("id", Signed)]));
     let votes = pair.open(votes).await;
     let hits = Family::series("test", "hits")
         .windows([(Precision::SECOND, 9), (Precision::Day, 3)])
@@ -43,7 +45,7 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
         .at_once()
         .keep_minutes(true)
         .stripes(3)
-        .visitors(Counting::HyperLogLog);
+        .visitors(HyperLogLog);
     let online = pair.open(online).await;
     let visitors = Family::visitors("test", "visitors").at_once();
     let visitors = pair.open(visitors).await;
@@ -139,7 +141,7 @@ async fn partitions_change_once_nothing_is_pending() {
     }
     operator.drained().await;
     assert_eq!(stored(&pair, "views").await, 81);
-    assert_eq!(after.get("page/0").await.unwrap(), 3);
+    assert_eq!(after.value("page/0").await, 3);
     // and back
     operator.reconfigure(&of_4.build().unwrap()).await.unwrap();
     refused(after.add("page/0", 1).await, Mismatch, "");
@@ -252,7 +254,7 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         online.touch("page", later).await.unwrap();
         // the day before is not over everywhere, and most visitors are already counted
         let expected = match number {
-            ..30 => Outcome::CountedBefore(0),
+            ..30 => CountedBefore(0),
             _ => Outcome::Counted(1),
         };
         assert_eq!(

@@ -48,11 +48,10 @@ async fn program() -> &'static str {
             String::from_utf8_lossy(&built.stderr)
         );
         let lines = String::from_utf8(built.stdout).unwrap();
-        let mut programs = lines
+        lines
             .lines()
             .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-            .filter(|message| message["target"]["name"] == "service");
-        programs
+            .filter(|message| message["target"]["name"] == "service")
             .find_map(|message| message["executable"].as_str().map(str::to_owned))
             .unwrap()
     };
@@ -90,8 +89,7 @@ struct Service {
 impl Service {
     /// Starts the service with this number of seconds for its shutdown.
     async fn start(redis: &RedisServer, mysql: &str, shutdown: &str) -> Self {
-        let mut command = Command::new(program().await);
-        let mut process = command
+        let mut process = Command::new(program().await)
             .env("REDIS_URL", redis.url())
             .env("MYSQL_URL", mysql)
             .env("LISTEN", "127.0.0.1:0")
@@ -133,7 +131,7 @@ impl Service {
                 .unwrap()
                 .success()
         );
-        let status = tokio::time::timeout(secs(40), self.process.wait())
+        let status = timeout(secs(40), self.process.wait())
             .await
             .unwrap()
             .unwrap();
@@ -221,8 +219,10 @@ impl Counted {
                 Some(Ok((status, body))) => {
                     assert!((200..300).contains(&status), "{path}: {status}");
                     if kind == "votes" {
-                        let vote = body.parse().unwrap();
-                        all.votes.entry(path.clone()).or_default().push(vote);
+                        all.votes
+                            .entry(path.clone())
+                            .or_default()
+                            .push(body.parse().unwrap());
                     }
                     let is_counted = kind != "visitors" || body == "true";
                     *all.counted.entry(path).or_default() += i64::from(is_counted);
@@ -333,7 +333,7 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
                 .len(),
             1
         );
-        assert_eq!(counts.votes.get(&name).await.unwrap(), votes);
+        assert_eq!(counts.votes.value(&name).await, votes);
         assert_eq!(counts.views.pending(&[&name]).await.unwrap(), [0]);
     }
     let rejects = "SELECT COUNT(*) FROM counterfoil_rejects WHERE delta <> ?";

@@ -377,8 +377,7 @@ impl Run {
             "{script} has no {guard:?}, or more than one"
         );
         self.load(script, &source.replace(guard, instead));
-        let own = vectors.iter().filter(|vectors| vectors.script == script);
-        let (_, failed) = self.run(own);
+        let (_, failed) = self.run(vectors.iter().filter(|vectors| vectors.script == script));
         assert!(
             failed.contains_key(&format!("{script}/{id}")),
             "{script} without {guard:?} passes {id}; failed: {:?}",

@@ -38,11 +38,7 @@ async fn views_and_distinct_visitors_of_the_window() {
 async fn an_estimate_says_what_it_is() {
     let pair = Pair::new().await;
     let online = pair
-        .open(
-            family("estimated")
-                .visitors(Counting::HyperLogLog)
-                .stripes(3),
-        )
+        .open(family("estimated").visitors(HyperLogLog).stripes(3))
         .await;
     touch(&online).await;
     let now = online.now("/").await.unwrap();

@@ -183,8 +183,11 @@ impl Activity {
             lives = lives.max((MINUTE_MS + LAYER_MS) as i64);
         }
         for ((place, &views), visitors) in window.places().zip(&touch.views).zip(&touch.visitors) {
-            let counted = self.views[window.kind()].entry(place).or_default();
-            let (is_opened, looks) = counted.count(layer, window.layers, views);
+            let (is_opened, looks) = self.views[window.kind()].entry(place).or_default().count(
+                layer,
+                window.layers,
+                views,
+            );
             if is_opened {
                 for key in place_keys(place, window.logs.map(|_| layer)) {
                     let ms = self.lives.entry(key).or_default();
@@ -325,8 +328,10 @@ impl Activity {
             self.partition.set([("hits", hits.to_string())]);
         }
         let items = [Value::Int(hits as i64)].into_iter();
-        let items = items.chain(words.iter().map(|text| word(text)));
-        Ok((reply("OK", items), Some(words.join(" "))))
+        Ok((
+            reply("OK", items.chain(words.iter().map(|text| word(text)))),
+            Some(words.join(" ")),
+        ))
     }
 
     /// Counts the visitors that are new to the id, and adds a word for each visitor.

@@ -32,13 +32,13 @@ async fn a_hit_is_seen_at_once_and_stored_soon() {
     let views = pair.open(family("views")).await;
     assert_eq!(views.count(id, 1).await, 1);
     assert_eq!(views.count(id, 2).await, 3);
-    assert_eq!(views.get(id).await.unwrap(), 3);
+    assert_eq!(views.value(id).await, 3);
     assert_eq!(views.pending(&[id]).await.unwrap(), [3]);
     assert_eq!(views.stored(&[id]).await.unwrap(), [None]);
 
     let reconciler = pair.reconcile().await;
     arrived(&pair, 3).await;
-    assert_eq!(views.get(id).await.unwrap(), 3);
+    assert_eq!(views.value(id).await, 3);
     views.count(id, 4).await;
     arrived(&pair, 7).await;
     assert_eq!(views.stored(&[id]).await.unwrap(), [Some(7)]);
@@ -56,8 +56,9 @@ async fn numbers_go_to_the_applications_tables() {
          INSERT INTO item VALUES (1, 'one', 10), (2, 'two', 20)",
     )
     .await;
-    let items = keyed(Table::update("item"), [("id", Signed)]);
-    let votes = pair.open(family("votes").table(items)).await;
+    let votes = pair
+        .open(family("votes").table(keyed(Table::update("item"), [("id", Signed)])))
+        .await;
 
     for day in ["12345/2014-09-20", "12345/2014-09-21", "12345/2014-09-20"] {
         visitors.count(day, 1).await;
@@ -80,7 +81,7 @@ async fn numbers_go_to_the_applications_tables() {
     ] {
         assert_eq!(pair.number(query).await, expected, "{query}");
     }
-    assert_eq!(visitors.get("12345/2014-09-20").await.unwrap(), 2);
+    assert_eq!(visitors.value("12345/2014-09-20").await, 2);
     assert_eq!(
         visitors.list("12345/", None, 10).await.unwrap(),
         listed([("12345/2014-09-20", 2), ("12345/2014-09-21", 1)])
@@ -115,7 +116,7 @@ async fn a_hit_that_cannot_be_counted_is_refused_alone() {
     let (max, min) = (i64::MAX, i64::MIN);
     for (id, delta, expected) in [
         ("a", max, Outcome::Counted(max)),
-        ("a", 1, Outcome::OutOfRange(None)),
+        ("a", 1, OutOfRange(None)),
         ("b", min, Outcome::Counted(min)),
         ("c", 1, Outcome::Full),
         ("a", -1, Outcome::Counted(max - 1)),
@@ -149,7 +150,7 @@ async fn callers(pair: &Pair, key: &str) -> Vec<String> {
 async fn however_many_tasks_count_redis_remembers_few_callers() {
     let (pair, views) = Pair::of(family("views").partitions(1)).await;
     join_all((0..200).map(|_| views.count("page", 1))).await;
-    assert_eq!(views.get("page").await.unwrap(), 200);
+    assert_eq!(views.value("page").await, 200);
     let callers = callers(&pair, "calls").await;
     assert!((1..=2).contains(&callers.len()), "{callers:?}");
 }
@@ -213,7 +214,7 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
 async fn a_wide_family_sums_over_its_partitions() {
     let (pair, hot) = Pair::of(family("hot").wide(true)).await;
     join_all((0..40).map(|_| hot.count("front", 1))).await;
-    assert_eq!(hot.get("front").await.unwrap(), 40);
+    assert_eq!(hot.value("front").await, 40);
     assert_eq!(hot.pending(&["front"]).await.unwrap(), [40]);
     assert_eq!(
         hot.list("fr", None, 10).await.unwrap(),
@@ -221,7 +222,7 @@ async fn a_wide_family_sums_over_its_partitions() {
     );
     pair.drain().await;
     assert_eq!(hot.stored(&["front"]).await.unwrap(), [Some(40)]);
-    assert_eq!(hot.get("front").await.unwrap(), 40);
+    assert_eq!(hot.value("front").await, 40);
 }
 
 #[tokio::test]
@@ -235,9 +236,9 @@ async fn an_exact_read_does_not_trust_a_replica_that_is_behind() {
     let views = counterfoil.opened(views()).await;
     for batches in 1..=3 {
         views.count("page", 1).await;
-        assert_eq!(views.get("page").await.unwrap(), batches);
+        assert_eq!(views.value("page").await, batches);
         counterfoil.drained().await;
-        assert_eq!(views.get("page").await.unwrap(), batches);
+        assert_eq!(views.value("page").await, batches);
         // a plain read asks the nearest copy
         assert_eq!(views.stored(&["page"]).await.unwrap(), [None]);
     }
@@ -250,7 +251,7 @@ async fn an_exact_read_does_not_trust_a_replica_that_is_behind() {
             .unwrap(),
         RotateReply::Batch(_)
     ));
-    assert_eq!(views.get("page").await.unwrap(), 4);
+    assert_eq!(views.value("page").await, 4);
 }
 
 #[tokio::test]
@@ -299,11 +300,10 @@ async fn all_ids_come_as_a_stream() {
     add(ids(1_000, 2_100).chain([("other".to_owned(), 1)]).collect()).await;
     let found: Vec<_> = views.list_all("page/").try_collect().await.unwrap();
     let twice = 1_000..1_500;
-    let expected = (0..2_100).map(|number| {
+    assert!(found.into_iter().eq((0..2_100).map(|number| {
         let value = if twice.contains(&number) { 2 } else { 1 };
         (format!("page/{number:04}"), value)
-    });
-    assert!(found.into_iter().eq(expected));
+    })));
     let hasty = pair.counterfoil.clone().read_timeout(millis(50));
     let hasty = hasty.opened(family("views")).await;
     pair.redis.kill();
@@ -334,8 +334,7 @@ async fn check_reports_how_durable_redis_is() {
             pair.check()
                 .await
                 .into_iter()
-                .filter(|finding| finding.subject == "redis persistence")
-                .next()
+                .find(|finding| finding.subject == "redis persistence")
                 .map(|finding| finding.severity),
             expected,
             "{settings:?}"
@@ -387,8 +386,9 @@ async fn starting_warns_where_a_crash_can_double_counts() {
             pair.open(Family::visitors("test", "visitors")).await;
         }
         let log = tempfile::NamedTempFile::new().unwrap();
-        let writer = Mutex::new(log.reopen().unwrap());
-        let subscriber = tracing_subscriber::fmt().with_writer(writer).finish();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(Mutex::new(log.reopen().unwrap()))
+            .finish();
         let _logging = tracing::subscriber::set_default(subscriber);
         pair.reconcile().await.stop().await;
         let text = fs::read_to_string(log.path()).unwrap();
@@ -518,7 +518,7 @@ async fn a_client_configured_with_another_partition_count_is_refused_and_loses_n
     views.count("page", 1).await;
     let reconciler = pair.reconcile().await;
     arrived(&pair, 4).await;
-    assert_eq!(views.get("page").await.unwrap(), 4);
+    assert_eq!(views.value("page").await, 4);
     // from here on it is refused
     assert_eq!(add(2).await, Counted::Expired);
     refused(epoch(&stray, &wrong).await, Mismatch, "");

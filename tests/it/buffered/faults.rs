@@ -107,7 +107,7 @@ async fn crashes_that_take_back(durability: Durability) -> (Reckoning, usize) {
     let mut crashes = Crashes::new();
     for _ in 0..8 {
         let started = Instant::now();
-        let mut lengths = Vec::new();
+        let mut lengths = vec![];
         while started.elapsed() < millis(900) {
             lengths.push((Instant::now(), pair.redis.aof_len()));
             pause(5).await;
@@ -131,8 +131,7 @@ async fn crashes_that_take_back(durability: Durability) -> (Reckoning, usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_takes_back_what_was_not_durable_and_nothing_else() {
-    let settle = Durability::Settle(TAKEN + millis(150));
-    let (found, wronged) = crashes_that_take_back(settle).await;
+    let (found, wronged) = crashes_that_take_back(Durability::Settle(TAKEN + millis(150))).await;
     assert!(found.doubled.is_empty() && wronged == 0, "{found:?}");
     assert!(
         !found.lost.is_empty() && found.acknowledged > 1000,
@@ -215,11 +214,13 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_stands_still_longer_than_a_call_waits() {
     let pair = Pair::new().await;
-    let hasty = ConnectionManagerConfig::new().set_response_timeout(Some(millis(100)));
     let counterfoil = pair.over(
-        ConnectionManager::new_with_config(pair.redis.client(), hasty)
-            .await
-            .unwrap(),
+        ConnectionManager::new_with_config(
+            pair.redis.client(),
+            ConnectionManagerConfig::new().set_response_timeout(Some(millis(100))),
+        )
+        .await
+        .unwrap(),
     );
     let views = counterfoil.opened(family("views")).await;
     let reconciler = counterfoil.reconcile().await;
@@ -266,7 +267,7 @@ async fn an_outcome_that_cannot_be_learnt_is_reported_as_unknown() {
     assert!(error.outcome_unknown() && !error.is_retryable(), "{error}");
     // and the next hit counts
     views.count("page", 1).await;
-    assert_eq!(views.get("page").await.unwrap(), 1);
+    assert_eq!(views.value("page").await, 1);
 }
 
 #[tokio::test]
@@ -286,7 +287,7 @@ async fn without_the_database_hits_go_on() {
     pause(500).await;
     mysql.start_again().await;
     eventually("the rest", async || pair.stored().await == 101).await;
-    assert_eq!(views.get("page").await.unwrap(), 101);
+    assert_eq!(views.value("page").await, 101);
     reconciler.stop().await;
 }
 
@@ -448,12 +449,12 @@ async fn a_read_is_exact_although_the_database_replies_first() {
             counted + drained
         };
         total += change(counted, drained).await;
-        assert_eq!(reader.get("page").await.unwrap(), total);
+        assert_eq!(reader.value("page").await, total);
         let closed = gate.write().await;
         let before = store.statements();
         let reading = tokio::spawn({
             let reader = reader.clone();
-            async move { reader.get("page").await.unwrap() }
+            async move { reader.value("page").await }
         });
         eventually("the query", async || store.statements() > before).await;
         pause(50).await;
@@ -477,7 +478,7 @@ async fn a_read_survives_an_idle_connection_that_was_closed() {
             .opened(family("views"))
             .await;
         for _ in 0..3 {
-            let before = views.get("page").await.unwrap();
+            let before = views.value("page").await;
             let idle = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&pool);
             let idle: u64 = idle.await.unwrap();
             let kill = sqlx::raw_sql(AssertSqlSafe(format!("KILL {idle}")));
@@ -485,7 +486,7 @@ async fn a_read_survives_an_idle_connection_that_was_closed() {
             kill.execute(&pair.pool).await.unwrap();
             pause(50).await;
             views.count("page", 1).await;
-            assert_eq!(views.get("page").await.unwrap(), before + 1, "{is_tested}");
+            assert_eq!(views.value("page").await, before + 1, "{is_tested}");
         }
     }
 }
@@ -499,7 +500,7 @@ async fn reads_outlast_a_redis_that_starts_again() {
         let views = views.clone();
         async move {
             while !stop.is_set() {
-                assert_eq!(views.get("page").await.unwrap(), 3);
+                assert_eq!(views.value("page").await, 3);
                 assert_eq!(views.pending(&["page"]).await.unwrap(), [3]);
                 assert_eq!(views.list("", None, 10).await.unwrap().len(), 1);
             }
@@ -535,9 +536,8 @@ async fn a_page_may_show_what_is_stored() {
     pair.redis.pause();
     let limit = millis(200);
     expect(limit, 3, false).await;
-    let hasty = views.clone().read_timeout(limit);
     refused(
-        within(secs(4), hasty.get("page")).await,
+        within(secs(4), views.clone().read_timeout(limit).get("page")).await,
         ErrorKind::Redis,
         "",
     );

@@ -129,13 +129,13 @@ impl<'s> World<'s> {
             counters,
             gate,
             ids: (0..HITS).map(|hit| format!("hit/{hit}")).collect(),
-            sent: Vec::new(),
+            sent: vec![],
             workers: Workers::default(),
             probe: None,
             reader: None,
             is_disturbed: false,
             kept: vec![empty, begun],
-            pending: Vec::new(),
+            pending: vec![],
             executed: BTreeSet::new(),
             reported: BTreeSet::new(),
         };
@@ -145,7 +145,7 @@ impl<'s> World<'s> {
 
     /// Returns the partitions as they are in Redis.
     async fn look(&self) -> Checked<Vec<Pending>> {
-        let mut found = Vec::new();
+        let mut found = vec![];
         let partitions: Vec<_> = (0..PARTITIONS)
             .map(|number| self.stage.partition(number))
             .collect();
@@ -252,10 +252,16 @@ impl<'s> World<'s> {
         let (counters, ids) = (self.counters.clone(), self.ids.clone());
         let read = async move { counters.get_many(&ids).await };
         self.is_disturbed = false;
-        let before = (0..HITS)
-            .map(|hit| self.executed.contains(&hit) && !self.reported.contains(&hit))
-            .collect();
-        self.reader = Some(Reader::begin(self.gate.clone(), read, before).await);
+        self.reader = Some(
+            Reader::begin(
+                self.gate.clone(),
+                read,
+                (0..HITS)
+                    .map(|hit| self.executed.contains(&hit) && !self.reported.contains(&hit))
+                    .collect(),
+            )
+            .await,
+        );
     }
 
     async fn read_goes_on(&mut self) -> Checked {
@@ -487,7 +493,7 @@ async fn a_reader_names_the_set_back_unless_it_has_the_time_to_repeat() {
                 "{error}"
             );
         }
-        assert_eq!(views.get("page").await.unwrap(), 2 * (round + 1));
+        assert_eq!(views.value("page").await, 2 * (round + 1));
     }
 }
 

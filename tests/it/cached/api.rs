@@ -8,7 +8,7 @@ use crate::support::*;
 async fn bounds_refuse_and_return_the_value() {
     let plain = Plain::new().await;
     let stock = plain.open(family("stock").min(0).max(10)).await;
-    let refused = |value| Outcome::OutOfRange(Some(value));
+    let refused = |value| OutOfRange(Some(value));
     assert_eq!(stock.incr("a", -1).await.unwrap(), refused(0));
     assert_eq!(counted(stock.set("a", 3).await.unwrap()), 3);
     assert_eq!(stock.set("a", 11).await.unwrap(), refused(3));
@@ -60,7 +60,7 @@ async fn the_application_s_own_column_is_counted_up() {
     let votes = items(&pair, family("votes")).await;
     assert_eq!(votes.count("1", 5).await, 5);
     assert_eq!(votes.count("2", 1).await, 1);
-    assert_eq!(votes.incr("4", 1).await.unwrap(), Outcome::NoRow);
+    assert_eq!(votes.incr("4", 1).await.unwrap(), NoRow);
     assert_eq!(
         votes.get_many(&["1", "2", "3", "4"]).await.unwrap(),
         [5, 1, 0, 0]
@@ -83,7 +83,7 @@ async fn rows_that_do_not_exist_are_inserted_on_request() {
     let likes = pair.open(likes).await;
     assert_eq!(likes.count("a/b", 2).await, 2);
     // an id that was only read gets no row
-    assert_eq!(likes.get("c").await.unwrap(), 0);
+    assert_eq!(likes.value("c").await, 0);
     pair.drain().await;
     let value = "SELECT likes FROM likes WHERE page = 'a/b'";
     assert_eq!(pair.number(value).await, 2);
@@ -118,7 +118,7 @@ async fn a_cold_start_queries_the_database_once() {
     let ids: Vec<_> = (1..=1000).map(|number| format!("page/{number}")).collect();
     // a script that Redis does not know yet is sent twice
     let other = values.count("other", 1).await;
-    assert_eq!(other, values.get("other").await.unwrap());
+    assert_eq!(other, values.value("other").await);
     // each partition takes a call that finds nothing, one that seeds and one that reads
     for (statements, most_calls) in [(1, 12), (0, 4)] {
         let before = (
@@ -150,7 +150,7 @@ async fn concurrent_misses_of_an_id_query_the_database_once() {
 async fn both_ends_of_i64_are_reached_and_not_passed() {
     let (pair, values) = Pair::of(family("values")).await;
     for (id, end, beyond) in [("top", i64::MAX, 1), ("bottom", i64::MIN, -1)] {
-        let refused = Outcome::OutOfRange(Some(end));
+        let refused = OutOfRange(Some(end));
         assert_eq!(counted(values.set(id, end).await.unwrap()), end);
         assert_eq!(values.incr(id, beyond).await.unwrap(), refused);
         // the difference does not fit in the row's delta
@@ -159,7 +159,7 @@ async fn both_ends_of_i64_are_reached_and_not_passed() {
         assert_eq!(values.count(id, beyond).await, end);
         pair.drain().await;
         assert_eq!(values.stored(&[id]).await.unwrap(), [Some(end)]);
-        assert_eq!(values.get(id).await.unwrap(), end);
+        assert_eq!(values.value(id).await, end);
         assert_eq!(values.incr(id, beyond).await.unwrap(), refused);
     }
 }
@@ -177,7 +177,7 @@ async fn a_set_among_increments_overwrites_what_was_before_it() {
         assert_eq!(counted(set.unwrap()), goal);
         let later = values.into_iter().filter(|value| *value > goal).count();
         last = goal + later as i64;
-        assert_eq!(votes.get("1").await.unwrap(), last);
+        assert_eq!(votes.value("1").await, last);
     }
     pair.drain().await;
     assert_eq!(row(&pair, 1).await, last);

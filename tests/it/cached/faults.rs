@@ -36,7 +36,7 @@ async fn retry_the_reject(pair: &Pair, votes: &CachedCounters) -> i64 {
     // the counter's next save shows the row
     votes.count("1", 0).await;
     pair.drain().await;
-    let value = votes.get("1").await.unwrap();
+    let value = votes.value("1").await;
     assert_eq!(row(pair, 1).await, value);
     value
 }
@@ -87,7 +87,7 @@ async fn a_value_that_another_program_writes_is_kept_and_shown_by_the_next_save(
     assert_eq!(votes.count("1", 1).await, 6);
     pair.drain().await;
     assert_eq!(row(&pair, 1).await, 1006);
-    assert_eq!(votes.get("1").await.unwrap(), 1006);
+    assert_eq!(votes.value("1").await, 1006);
     pair.sql("UPDATE item SET vote_count = 3 WHERE id = 1")
         .await;
     // a set counts the difference from the value that it replaces
@@ -109,11 +109,11 @@ async fn a_deleted_row_becomes_a_reject_that_counts_once_the_row_is_back() {
     pair.drain().await;
     expect_rejects(pair.mysql(), &[("1", 7, "no such row")]).await;
     assert_eq!(row(&pair, 2).await, 1);
-    assert_eq!(votes.incr("1", 1).await.unwrap(), Outcome::NoRow);
-    assert_eq!(votes.get("1").await.unwrap(), 0);
+    assert_eq!(votes.incr("1", 1).await.unwrap(), NoRow);
+    assert_eq!(votes.value("1").await, 0);
     pair.sql("INSERT INTO item (id, vote_count) VALUES (1, 100)")
         .await;
-    assert_eq!(votes.get("1").await.unwrap(), 100);
+    assert_eq!(votes.value("1").await, 100);
     assert_eq!(retry_the_reject(&pair, &votes).await, 107);
 }
 
@@ -137,7 +137,7 @@ async fn a_counter_in_use_whose_row_is_gone_shows_what_waits() {
         &[("1", 5, "no such row"), ("1", 3, "no such row")],
     )
     .await;
-    assert_eq!(votes.incr("1", 1).await.unwrap(), Outcome::NoRow);
+    assert_eq!(votes.incr("1", 1).await.unwrap(), NoRow);
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn a_deleted_row_is_inserted_again_with_what_was_counted_since() {
     pair.sql("DELETE FROM item WHERE id = 1").await;
     pair.drain().await;
     assert_eq!(row(&pair, 1).await, 7);
-    assert_eq!(votes.get("1").await.unwrap(), 7);
+    assert_eq!(votes.value("1").await, 7);
     expect_rejects(pair.mysql(), &[]).await;
 }
 
@@ -196,7 +196,7 @@ async fn a_row_beyond_i64_holds_no_other_up() {
     refused(votes.get("1").await, ErrorKind::Range, "");
     pair.sql("UPDATE item SET vote_count = 7 WHERE id = 1")
         .await;
-    assert_eq!(votes.get("1").await.unwrap(), 7);
+    assert_eq!(votes.value("1").await, 7);
 }
 
 /// A client in another language counted for an id that is not text.
@@ -319,6 +319,6 @@ async fn rows_from_a_database_that_is_behind_cost_no_count() {
     assert_eq!(votes.count("a", 1).await, 6);
     *store.between.0.lock().unwrap() = None;
     counterfoil.drained().await;
-    assert_eq!(votes.get("a").await.unwrap(), 16);
+    assert_eq!(votes.value("a").await, 16);
     assert_eq!(votes.stored(&["a"]).await.unwrap(), [Some(16)]);
 }

@@ -286,10 +286,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
             family: cached,
             without,
             clients: stage.writers(CLIENTS),
-            sent: Vec::new(),
+            sent: vec![],
             savers: Default::default(),
             reader: None,
-            tokens: Vec::new(),
+            tokens: vec![],
             is_fresh: Default::default(),
             kept: vec![stage.state().await],
             was_set_back: false,
@@ -425,9 +425,13 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let deltas = call.tokens.iter().map(|token| Update::Add(delta(*token)));
         let partition = self.stage.partition(self.stage.partition_of(ids[0]));
         let home = self.stage.partition(0);
-        let changes = ids.iter().copied().zip(deltas);
         Ok(partition
-            .incr(&self.retention, key.fence(&home), seeds, changes)
+            .incr(
+                &self.retention,
+                key.fence(&home),
+                seeds,
+                ids.iter().copied().zip(deltas),
+            )
             .await?)
     }
 
@@ -614,8 +618,12 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let Some(seen) = Reader::go_on(&mut self.reader).await? else {
             return Ok(());
         };
-        let tokens = self.tokens.iter().enumerate();
-        for (number, token) in tokens.filter(|_| !self.was_set_back) {
+        for (number, token) in self
+            .tokens
+            .iter()
+            .enumerate()
+            .filter(|_| !self.was_set_back)
+        {
             let value = seen.found[token.id];
             let state = match token.state {
                 Counting::Forgotten | Counting::Replaced => TokenState::Forgotten,
@@ -944,15 +952,17 @@ fn a_late_mark_of_a_counter_that_has_left_the_batch_changes_nothing() {
         partition: 1,
         id: Some(0),
     };
-    let steps = [
-        &counted[..],
-        &read_back,
-        &[outside, delete],
-        &[count(false); 3],
-        &[work(0)],
-    ]
-    .concat();
-    replay::<Cached>(with_outsider(Crashes::Empty), &steps);
+    replay::<Cached>(
+        with_outsider(Crashes::Empty),
+        &[
+            &counted[..],
+            &read_back,
+            &[outside, delete],
+            &[count(false); 3],
+            &[work(0)],
+        ]
+        .concat(),
+    );
 }
 
 #[test]

@@ -83,7 +83,7 @@ impl Rig {
 
     /// Returns the slots of the family.
     async fn slots(&self, family: &str) -> Vec<u16> {
-        let mut slots = Vec::new();
+        let mut slots = vec![];
         for partition in 0..PARTITIONS {
             let ask = format!("CLUSTER KEYSLOT {{test/{family}/{partition}}}");
             slots.push(self.cluster.node(0).run(&ask).await.unwrap());
@@ -129,7 +129,7 @@ async fn the_main_path() {
         for id in &ids {
             rig.views.count(id, 1).await;
         }
-        assert_eq!(rig.views.get("page/007").await.unwrap(), round);
+        assert_eq!(rig.views.value("page/007").await, round);
         assert_eq!(rig.views.get_many(&ids).await.unwrap(), [round; 200]);
         let listed = rig.views.list("page/", Some("page/099"), 50).await.unwrap();
         let expected: Vec<_> = ids[100..150].iter().map(|id| (id.clone(), round)).collect();
@@ -158,7 +158,7 @@ async fn the_main_path() {
         (rig.stored("page/000").await, rig.stored("%").await),
         (0, 398)
     );
-    assert_eq!(rig.views.get("page/000").await.unwrap(), 0);
+    assert_eq!(rig.views.value("page/000").await, 0);
 }
 
 /// The cluster refuses a call with the wrong home as a whole.
@@ -180,10 +180,10 @@ async fn a_request_counts_once_whoever_makes_it_again() {
             );
             assert_eq!(
                 here.add_once(&request, &id, 1).await.unwrap(),
-                Outcome::CountedBefore(1),
+                CountedBefore(1),
                 "{request}"
             );
-            assert_eq!(here.get(&id).await.unwrap(), 1);
+            assert_eq!(here.value(&id).await, 1);
         }
     }
 }
@@ -311,7 +311,7 @@ fn is_taken_back(deaths: &[Death], asked: Instant, told: Instant) -> bool {
 
 /// Kills the primary of each slot while its replica lags, and waits until the replica is promoted.
 async fn kill_primaries(cluster: &RedisCluster, slots: &[u16]) -> Vec<Death> {
-    let mut deaths = Vec::new();
+    let mut deaths = vec![];
     for slot in slots {
         let primary = cluster.primary_of_slot(*slot).await;
         let replica = cluster.replica_of(primary).await;
@@ -337,7 +337,7 @@ async fn primaries_die(durability: Durability) -> Deaths {
     let rig = Rig::start(RedisOptions::volatile(), durability).await;
     let slots = rig.slots("views").await;
     let slots = [slots[0], slots[2], slots[0]];
-    let mut deaths = Vec::new();
+    let mut deaths = vec![];
     let trouble = async || deaths = kill_primaries(&rig.cluster, &slots).await;
     let reckoning = Reckoning::of(&rig.under_load(trouble).await, &rig.pool).await;
     let taken_back = |hit: &&Hit| is_taken_back(&deaths, hit.asked, hit.told);
@@ -488,7 +488,7 @@ async fn cached_counters_count_while_slots_move() {
     let load = Load::start(6, |task, stop| {
         let votes = votes.clone();
         async move {
-            let mut told = Vec::new();
+            let mut told = vec![];
             while !stop.is_set() {
                 let turn = told.len();
                 // some pauses are longer than the retention of a counter
@@ -501,7 +501,7 @@ async fn cached_counters_count_while_slots_move() {
     });
     rig.move_slots("votes", 30).await;
     rig.fail_over().await;
-    let mut told = vec![Vec::new(); IDS];
+    let mut told = vec![vec![]; IDS];
     for (id, value) in load.end().await.concat() {
         told[id].push(value);
     }

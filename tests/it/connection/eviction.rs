@@ -30,7 +30,7 @@ async fn kept_slices_and_pending_hits_never_expire() {
             .unwrap();
         let keys = format!("KEYS cf1:{{shop/{kind}/*");
         let keys: Vec<String> = plain.redis.run(&keys).await.unwrap();
-        let mut expiring = Vec::new();
+        let mut expiring = vec![];
         for key in keys {
             let ttl: i64 = plain.redis.run(&format!("PTTL {key}")).await.unwrap();
             if ttl >= 0 {

@@ -55,7 +55,7 @@ impl Clustered {
     }
 
     async fn drain(&self) {
-        tokio::time::timeout(secs(30), self.counterfoil.drain())
+        timeout(secs(30), self.counterfoil.drain())
             .await
             .unwrap()
             .unwrap();

@@ -89,8 +89,11 @@ async fn late_replies() -> Reckoning {
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
     let brief = ConnectionManagerConfig::new();
-    let brief = brief.set_response_timeout(Some(millis(50)));
-    let redis = ConnectionManager::new_with_config(proxy.client(), brief).await;
+    let redis = ConnectionManager::new_with_config(
+        proxy.client(),
+        brief.set_response_timeout(Some(millis(50))),
+    )
+    .await;
     let counterfoil = pair.over(redis.unwrap());
     let views = counterfoil.opened(family("views")).await;
     let reconciler = counterfoil.reconcile().await;
@@ -203,7 +206,7 @@ async fn redis_has_no_memory_left() {
     limit(1).await;
     pause(4_000).await;
     // a drain makes room, so it still works
-    tokio::time::timeout(secs(10), pair.drain()).await.unwrap();
+    timeout(secs(10), pair.drain()).await.unwrap();
     let counted = pair.stored().await;
     assert!(counted > 100, "{counted} hits came to the database");
     limit(0).await;

@@ -53,7 +53,7 @@ fn rules_of(kind: &str, role: Role) -> Vec<String> {
 
 /// Opens a family of each kind.
 async fn open_all(counterfoil: &Counterfoil) -> Vec<(&'static str, OfKind)> {
-    let mut families = Vec::new();
+    let mut families = vec![];
     for kind in KINDS {
         families.push((kind, OfKind::open(counterfoil, kind).await.unwrap()));
     }

@@ -9,19 +9,25 @@ use crate::support::*;
 #[tokio::test]
 async fn a_pool_counts_and_flushes() {
     let redis = new_redis().await;
-    let manager = RedisConnectionManager::new(redis.url()).unwrap();
-    let pool = Pool::builder().max_size(3).build(manager).await.unwrap();
-    let connection = custom(move |cmd| {
-        let pool = pool.clone();
-        async move {
-            pool.get()
-                .await
-                .map_err(std::io::Error::other)?
-                .req_packed_command(&cmd)
-                .await
-        }
-    });
-    let counterfoil = Counterfoil::new(connection.sending_once(), MemoryStore::new());
+    let pool = Pool::builder()
+        .max_size(3)
+        .build(RedisConnectionManager::new(redis.url()).unwrap())
+        .await
+        .unwrap();
+    let counterfoil = Counterfoil::new(
+        custom(move |cmd| {
+            let pool = pool.clone();
+            async move {
+                pool.get()
+                    .await
+                    .map_err(std::io::Error::other)?
+                    .req_packed_command(&cmd)
+                    .await
+            }
+        })
+        .sending_once(),
+        MemoryStore::new(),
+    );
     let views = counterfoil.opened(family("views")).await;
     let mut pending =
         futures_util::future::join_all((0..100).map(|_| views.count("page", 1))).await;

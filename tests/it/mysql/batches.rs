@@ -2,6 +2,8 @@
 
 use sqlx::mysql::MySqlRow;
 
+use Progress::{Complete, Partial, Repeated, SetBack};
+
 use super::database::*;
 use crate::support::*;
 
@@ -56,7 +58,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     let rows = async |ids: &[&str]| store.rows(family, ids).await.unwrap();
 
     // parts follow the order of the ledger, not the order of the arguments
-    let progress = [Progress::Partial { left: 2 }, Progress::Partial { left: 1 }];
+    let progress = [Partial { left: 2 }, Partial { left: 1 }];
     assert_eq!(apply(&both, Some(3)).await, part(progress, 3, 0));
     expect_marks(&[mark(0, 1, Some(b"3"))]).await;
     let ledger = [(1, I1), (0, I1), (0, Incarnation(1))];
@@ -64,24 +66,24 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         let read = store.read(family, ids, &ledger, ReadFrom::Primary).await;
         let read = read.unwrap();
         assert_eq!(read.values, [Some(2), None][..ids.len()]);
-        let known = mark(0, 1, Some(b"3")).mark;
-        assert_eq!(read.ledger, [Mark::default(), known, Mark::default()]);
+        assert_eq!(
+            read.ledger,
+            [
+                Mark::default(),
+                mark(0, 1, Some(b"3")).mark,
+                Mark::default()
+            ]
+        );
     }
     // only the rest
-    assert_eq!(
-        apply(&both, None).await,
-        part([Progress::Complete; 2], 2, 1)
-    );
-    assert_eq!(
-        apply(&both, None).await,
-        part([Progress::Repeated; 2], 0, 0)
-    );
+    assert_eq!(apply(&both, None).await, part([Complete; 2], 2, 1));
+    assert_eq!(apply(&both, None).await, part([Repeated; 2], 0, 0));
     expect_marks(&[mark(0, 1, None), mark(1, 1, None)]).await;
     assert_eq!(rows(&["4", "9", "1"]).await, [Some(40), None, Some(11)]);
 
     // a batch that proves a set-back changes nothing and does not hold up the other batches
     let next = batch(family, 0, 2, [("1", -1), ("2", -1)]);
-    let progress = [Progress::SetBack, Progress::Partial { left: 1 }];
+    let progress = [SetBack, Partial { left: 1 }];
     assert_eq!(
         apply(&[other_cut(&two), next.clone()], Some(1)).await,
         part(progress, 1, 0)
@@ -89,16 +91,13 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     let later = batch(family, 0, 3, [("1", 1)]);
     for behind in [other_cut(&next), one.clone(), later] {
         // while a batch is partial
-        assert_eq!(
-            apply(&[behind], None).await,
-            part([Progress::SetBack], 0, 0)
-        );
+        assert_eq!(apply(&[behind], None).await, part([SetBack], 0, 0));
     }
     expect_marks(&[mark(0, 2, Some(b"1")), mark(1, 1, None)]).await;
     let both = [next.clone(), next];
-    let progress = [Progress::Complete, Progress::Repeated];
+    let progress = [Complete, Repeated];
     assert_eq!(apply(&both, None).await.progress, progress);
-    assert_eq!(apply(&[one], None).await, part([Progress::SetBack], 0, 0));
+    assert_eq!(apply(&[one], None).await, part([SetBack], 0, 0));
     assert_eq!(rows(&["1", "2"]).await, [Some(10), Some(1)]);
     assert_eq!(apply(&[], None).await, Applied::default());
 
@@ -110,10 +109,10 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         1,
         [("1", 0), (&*long, 9), ("3", 1), ("4", 1)],
     )];
-    let progress = [Progress::Partial { left: 1 }];
+    let progress = [Partial { left: 1 }];
     assert_eq!(apply(&cut, Some(2)).await.progress, progress);
     expect_marks(&[mark(0, 2, None), mark(1, 1, None), mark(2, 1, Some(b"3"))]).await;
-    assert_eq!(apply(&cut, None).await, part([Progress::Complete], 1, 0));
+    assert_eq!(apply(&cut, None).await, part([Complete], 1, 0));
     assert_eq!(rows(&["1", "3", "4"]).await, [Some(10), Some(4), Some(41)]);
 
     // a new incarnation starts at seq 1 again
@@ -125,7 +124,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
     };
     assert_eq!(
         apply(&[with_id(&again, id)], None).await,
-        part([Progress::Complete], 2, 0)
+        part([Complete], 2, 0)
     );
     assert_eq!(rows(&["1", "2"]).await, [Some(110), Some(-2)]);
 
@@ -137,7 +136,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         let cut = batch(family, 9, seq, [("5", 1), ("6", 1)]);
         assert_eq!(
             apply(std::slice::from_ref(&cut), Some(1)).await.progress,
-            [Progress::Partial { left: 1 }]
+            [Partial { left: 1 }]
         );
         let again = match guard {
             Guard::Nonce => other_cut(&cut),
@@ -153,7 +152,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
                 progress,
                 [0, 1].map(|at| after[at].unwrap_or(0) - before[at].unwrap_or(0))
             ),
-            (vec![Progress::Complete], [doubled, 1]),
+            (vec![Complete], [doubled, 1]),
             "{guard:?}"
         );
     }
@@ -188,11 +187,11 @@ async fn a_part_is_short() {
             .await
             .unwrap();
         let left = 10_100 - rows;
-        assert_eq!(applied, part([Progress::Partial { left }], rows, 0));
+        assert_eq!(applied, part([Partial { left }], rows, 0));
     }
     // small batches share a transaction
     let few = [&own, &table].map(|family| batch(family, 1, 1, many(300, 1)));
-    let progress = [Progress::Partial { left: 100 }, Progress::Complete];
+    let progress = [Partial { left: 100 }, Complete];
     assert_eq!(
         db.store.apply(&few, None).await.unwrap(),
         part(progress, 500, 0)
@@ -260,7 +259,7 @@ async fn a_deadlock_is_retried() {
         let batches = [batch(&views, 0, 2 + round, [("a", 1), ("b", 1)])];
         let store = db.store.clone();
         let apply = tokio::spawn(async move { complete(&store, &batches, None).await });
-        tokio::time::sleep(millis(200)).await;
+        pause(200).await;
         // the store has locked "a" and waits for "b"
         touch(&views, "a").execute(&mut *other).await.unwrap();
         other.rollback().await.unwrap();
@@ -324,7 +323,7 @@ async fn a_connection_cut_keeps_nothing() {
         if let Some(row) = rows.await.unwrap().iter().find(ours) {
             break row.try_get_unchecked::<u64, _>(0).unwrap();
         }
-        tokio::time::sleep(millis(10)).await;
+        pause(10).await;
     };
     db.run(&format!("KILL {waiting}")).await;
     expect_retryable(&apply.await.unwrap().expect_err("cut"));
@@ -340,10 +339,15 @@ async fn a_dropped_future_does_not_stop_its_transaction() {
     for seq in 1..=40 {
         let batches = [batch(&views, 0, seq, [("a", 1)])];
         let apply = db.store.apply(&batches, None);
-        drop(tokio::time::timeout(Duration::from_micros(50 * seq), apply).await);
+        drop(timeout(Duration::from_micros(50 * seq), apply).await);
         let (ids, ledger) = (["a"], [(0, I1)]);
-        let read = db.store.read(&views, &ids, &ledger, ReadFrom::Primary);
-        drop(tokio::time::timeout(Duration::from_micros(20 * seq), read).await);
+        drop(
+            timeout(
+                Duration::from_micros(20 * seq),
+                db.store.read(&views, &ids, &ledger, ReadFrom::Primary),
+            )
+            .await,
+        );
         // as the reconciler does: repeats the same batch until there is a reply
         db.apply(&batches).await;
     }

@@ -261,7 +261,7 @@ pub async fn complete(
             rejected,
         } = store.apply(&left, max_rows).await?;
         (sums.rows, sums.rejected) = (sums.rows + rows, sums.rejected + rejected);
-        let mut partial = Vec::new();
+        let mut partial = vec![];
         for (batch, progress) in left.into_iter().zip(progress) {
             match progress {
                 Progress::Complete => sums.complete += 1,

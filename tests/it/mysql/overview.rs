@@ -7,8 +7,14 @@ use crate::support::*;
 
 /// Returns the overview of the family `shop/NAME`.
 async fn overview(db: &Db, name: &str) -> Overview {
-    let all = db.store.overview().await.unwrap();
-    let found = all.into_iter().find(|one| one.family == name).unwrap();
+    let found = db
+        .store
+        .overview()
+        .await
+        .unwrap()
+        .into_iter()
+        .find(|one| one.family == name)
+        .unwrap();
     assert_eq!(found.namespace, "shop");
     found
 }

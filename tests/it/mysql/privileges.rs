@@ -48,11 +48,14 @@ async fn granted(families: &[Family], role: Role) -> (Db, Vec<String>) {
 
 /// Returns the user's store with new connections.
 fn store(db: &Db) -> MysqlStore {
-    let options = (*db.pool.connect_options()).clone();
     MysqlStore::new(
         MySqlPoolOptions::new()
             .max_connections(2)
-            .connect_lazy_with(options.username(&format!("u{}", db.name))),
+            .connect_lazy_with(
+                (*db.pool.connect_options())
+                    .clone()
+                    .username(&format!("u{}", db.name)),
+            ),
     )
 }
 
@@ -67,8 +70,11 @@ struct Granted<'g> {
 /// Returns the privileges of all statements.
 fn each(grants: &[String]) -> impl Iterator<Item = Granted<'_>> {
     grants.iter().flat_map(|grant| {
-        let grant = grant.strip_prefix("GRANT ").unwrap();
-        let (privileges, rest) = grant.split_once(" ON ").unwrap();
+        let (privileges, rest) = grant
+            .strip_prefix("GRANT ")
+            .unwrap()
+            .split_once(" ON ")
+            .unwrap();
         let (table, user) = rest.split_once(" TO ").unwrap();
         let user = user.trim_end_matches(';');
         privileges.split(", ").map(move |privilege| Granted {
@@ -110,7 +116,7 @@ impl Work {
         let mut work = Work {
             store: store(db),
             redis: redis.clone(),
-            failures: Vec::new(),
+            failures: vec![],
         };
         let round = round.to_string();
         for name in ["own", "sales", "item"] {
@@ -183,7 +189,7 @@ impl Work {
 #[test]
 fn the_documentation_has_the_privileges_of_a_reconciler() {
     let document = include_str!("../../../docs/operations.md");
-    let lines = document
+    let documented: Vec<_> = document
         .split("\n## MySQL\n")
         .last()
         .unwrap()
@@ -193,8 +199,9 @@ fn the_documentation_has_the_privileges_of_a_reconciler() {
         .split("```")
         .next()
         .into_iter()
-        .flat_map(str::lines);
-    let documented: Vec<_> = lines.filter(|line| line.starts_with("GRANT ")).collect();
+        .flat_map(str::lines)
+        .filter(|line| line.starts_with("GRANT "))
+        .collect();
     assert_eq!(
         documented,
         grants(&families(), Role::Reconciler, "shop", "counterfoil@%")
@@ -208,8 +215,7 @@ async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
     let work = Work::done(&db, &redis, 1).await;
     assert_eq!(work.failures, [""; 0]);
     work.store.create_tables().await.unwrap();
-    let findings = work.store.check(&families()).await;
-    has_no_errors(&findings);
+    has_no_errors(&work.store.check(&families()).await);
 
     for (granted, round) in each(&grants).zip(2..) {
         let (privilege, name) = (granted.privilege, granted.name());
@@ -227,12 +233,14 @@ async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
         );
         let missing = format!("no {privilege} privilege");
         let findings = work.store.check(&families()).await;
-        let is_found = findings.iter().any(|finding| {
-            finding.severity == Severity::Error
-                && finding.subject.contains(name)
-                && finding.message.contains(&missing)
-        });
-        assert!(is_found, "without {privilege} on {name}: {findings:#?}");
+        assert!(
+            findings.iter().any(|finding| {
+                finding.severity == Severity::Error
+                    && finding.subject.contains(name)
+                    && finding.message.contains(&missing)
+            }),
+            "without {privilege} on {name}: {findings:#?}"
+        );
         granted.give_back(&db).await;
     }
     assert_eq!(Work::done(&db, &redis, 0).await.failures, [""; 0]);
@@ -257,11 +265,8 @@ async fn try_each(db: &Db, grants: &[String], work: impl AsyncFn(MysqlStore) -> 
 /// Returns the family as the database has it, which the user cannot register.
 async fn registered(store: &MysqlStore, name: &str) -> Result<Registered> {
     let families = store.families().await?.into_iter();
-    let families = families.collect::<Result<Vec<_>>>()?.into_iter();
-    Ok(families
-        .filter(|one| one.family.name() == name)
-        .next()
-        .unwrap())
+    let mut families = families.collect::<Result<Vec<_>>>()?.into_iter();
+    Ok(families.find(|one| one.family.name() == name).unwrap())
 }
 
 /// Applies a batch to each family, which the user cannot do.
@@ -272,9 +277,8 @@ async fn fill(db: &Db, families: &[Family], value: i64) {
             db.add(&family, 0, 1, [("1", value)]).await,
             applied(1, 0, 1, 0)
         );
-        let next = [batch(&family, 0, 2, [("1", value)])];
         store(db)
-            .apply(&next, None)
+            .apply(&[batch(&family, 0, 2, [("1", value)])], None)
             .await
             .expect_err("a user without privileges");
     }

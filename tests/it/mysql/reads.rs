@@ -30,10 +30,9 @@ async fn a_read_is_never_torn() {
                 .await
                 .unwrap();
             let seq = snapshot.ledger[0].seq;
-            let value = (seq > 0).then_some(seq as i64);
             assert_eq!(
                 (snapshot.values, &snapshot.ledger[1]),
-                (vec![value; 3], &Mark::default())
+                (vec![(seq > 0).then_some(seq as i64); 3], &Mark::default())
             );
             assert!(seq >= last);
             last = seq;
@@ -55,9 +54,8 @@ async fn expect_no_wait(
         .execute(&mut *other)
         .await
         .unwrap();
-    let apply = complete(&db.store, batches, None);
     assert_eq!(
-        tokio::time::timeout(secs(20), apply)
+        timeout(secs(20), complete(&db.store, batches, None))
             .await
             .unwrap()
             .unwrap(),
@@ -81,8 +79,13 @@ async fn partitions_do_not_wait_for_each_other() {
         )
     });
     for partition in [1, 2] {
-        let next = [batch(&views, partition, 2, [("b", 1)])];
-        expect_no_wait(&db, &lock.join(";"), &next, 1).await;
+        expect_no_wait(
+            &db,
+            &lock.join(";"),
+            &[batch(&views, partition, 2, [("b", 1)])],
+            1,
+        )
+        .await;
     }
 }
 
@@ -98,8 +101,13 @@ async fn rows_of_a_small_table_do_not_wait_for_each_other() {
     .await;
     let few = db.table("few", by_id(Table::update("few"), Signed)).await;
     let lock = [11, 14].map(|pk| format!("SELECT n FROM few WHERE pk = {pk} FOR UPDATE"));
-    let batches = [batch(&few, 0, 1, [("2", 5), ("3", 7)])];
-    expect_no_wait(&db, &lock.join(";"), &batches, 2).await;
+    expect_no_wait(
+        &db,
+        &lock.join(";"),
+        &[batch(&few, 0, 1, [("2", 5), ("3", 7)])],
+        2,
+    )
+    .await;
 }
 
 /// A scan would wait for a row that another transaction has locked, and that is not in the batch.
@@ -210,8 +218,7 @@ async fn a_uuid_finds_its_row_in_every_column() {
                 &["7/", "7/5d41402a-bc4b-4a76-b971-9d911017c59", ids[2]],
             )
             .await;
-            let findings = db.store.check(std::slice::from_ref(&family.family)).await;
-            has_no_errors(&findings);
+            has_no_errors(&db.store.check(std::slice::from_ref(&family.family)).await);
         }
         if index == 0 {
             let stored = "SELECT n FROM t WHERE id = X'5D41402ABC4B4A76B9719D911017C592'";
@@ -225,13 +232,17 @@ async fn a_uuid_finds_its_row_in_every_column() {
 /// every type.
 #[tokio::test]
 async fn rows_are_looked_up_and_not_scanned() {
-    let uuids = Db::new().await.uuid_columns().into_iter();
-    let columns = uuids.map(|column| (column, Uuid)).chain([
-        ("", Text),
-        ("VARBINARY(99)", Text),
-        ("BIGINT UNSIGNED", Unsigned),
-        ("CHAR(36) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", Char),
-    ]);
+    let columns = Db::new()
+        .await
+        .uuid_columns()
+        .into_iter()
+        .map(|column| (column, Uuid))
+        .chain([
+            ("", Text),
+            ("VARBINARY(99)", Text),
+            ("BIGINT UNSIGNED", Unsigned),
+            ("CHAR(36) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", Char),
+        ]);
     for (column, kind) in columns {
         let db = Db::new().await;
         let family = if column.is_empty() {
@@ -465,7 +476,7 @@ async fn rows_of_the_applications_are_listed_as_ids() {
         db.exact()
     ))
     .await;
-    let mut families = Vec::new();
+    let mut families = vec![];
     for (name, keys, ids, prefixes) in LISTED {
         let table = keyed(Table::upsert(name), keys.iter().copied());
         let family = db.table(name, table).await;

@@ -199,7 +199,7 @@ async fn a_retry_and_a_discard_share_no_reject() {
     let numbers = db.reject_numbers().await;
     // chunks of different sizes, from both ends, keep retries and discards close together
     let retry = async |numbers: &[u64]| {
-        let mut applied = Vec::new();
+        let mut applied = vec![];
         for some in numbers.chunks(40) {
             let retried = some.iter().zip(db.retry(&family, some).await);
             applied.extend(
@@ -211,7 +211,7 @@ async fn a_retry_and_a_discard_share_no_reject() {
         applied
     };
     let discard = async |numbers: &[u64]| {
-        let mut discarded = Vec::new();
+        let mut discarded = vec![];
         for some in numbers.chunks(3) {
             discarded.extend(db.discard(some).await);
         }

@@ -15,15 +15,14 @@ async fn a_family_has_one_number_and_one_identity() {
         let family = Family::buffered("new", "new").build().unwrap();
         tokio::spawn(async move { store.register(&family).await })
     });
-    let mut numbers = Vec::new();
+    let mut numbers = vec![];
     for task in tasks.collect::<Vec<_>>() {
         numbers.push(task.await.unwrap().unwrap());
     }
     assert_eq!(numbers, vec![numbers[0]; 8]);
     assert_ne!(numbers[0], registered.number);
-    let second = secs(1);
     assert_eq!(
-        db.family(views().sync_hits(1).sync_time(second).max_pending(7))
+        db.family(views().sync_hits(1).sync_time(secs(1)).max_pending(7))
             .await
             .number,
         registered.number
@@ -214,8 +213,10 @@ async fn a_table_that_could_lose_counts_is_refused_by_name() {
             .replace("FOLDING", folding)
     };
     let all = REFUSED.iter();
-    let all = all.flat_map(|(keys, tables)| tables.iter().map(move |table| (*keys, table)));
-    for (index, (keys, (columns, parts))) in all.enumerate() {
+    for (index, (keys, (columns, parts))) in all
+        .flat_map(|(keys, tables)| tables.iter().map(move |table| (*keys, table)))
+        .enumerate()
+    {
         let name = format!("refused_{index}");
         let kind = if columns.starts_with("AS") {
             "VIEW"

@@ -102,8 +102,10 @@ async fn keys_of_every_type_find_their_row() {
         "18446744073709551615/2147483647/9999-12-31",
         "7/-2147483648/1000-01-01",
     ];
-    let in_schema = Table::update(format!("{}.visitors", db.name));
-    for (times, table) in [(1, Table::upsert("visitors")), (2, in_schema)] {
+    for (times, table) in [
+        (1, Table::upsert("visitors")),
+        (2, Table::update(format!("{}.visitors", db.name))),
+    ] {
         let family = db.table(&format!("round{times}"), keyed(table, keys)).await;
         assert_eq!(
             db.add(&family, 0, 1, ids.into_iter().zip(1..)).await,

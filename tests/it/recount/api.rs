@@ -65,11 +65,10 @@ async fn expect(recount: RecountBuilder, expected: &[(&str, u64)]) {
 async fn every_source_counts_the_same() {
     let by_sql = "SELECT user_id, COUNT(*) FROM saves WHERE user_id IN (?) GROUP BY user_id";
     let points = saves().sum("points");
-    let points = points.filter("event % 2 = 0 OR event % 2 = 1");
     for (source, factor) in [
         (Some(Source::sql(by_sql)), 1),
         (Some(saves()), 1),
-        (Some(points), 2),
+        (Some(points.filter("event % 2 = 0 OR event % 2 = 1")), 2),
         (None, 1),
     ] {
         let (pair, saves) = drained(|user| user % 3 - 1).await;
@@ -154,8 +153,11 @@ async fn counters_are_left_out_or_only_noted() {
     let recount = pair.recount(&saves).leave_out(["1"]);
     let recount = recount.leave_out_prefixes(["2"]).largest_count(15);
     // 3 to 7 have 6 to 14, 8 and 9 have more; 6 and 7 are off by more than 5
-    let expected = [("checked", 5), ("lowered", 3), ("only_noted", 2)];
-    expect(recount.at_most(5), &expected).await;
+    expect(
+        recount.at_most(5),
+        &[("checked", 5), ("lowered", 3), ("only_noted", 2)],
+    )
+    .await;
     assert_eq!(values(&saves).await, [2, 4, 3, 4, 5, 12, 14, 16, 18]);
 }
 
@@ -193,11 +195,12 @@ async fn ids_of_several_columns_are_counted() {
              (10, '2014-09-20', 1), (10, '2014-09-20', 2), (10, '2014-09-20', 3)",
     )
     .await;
-    let target = keyed(
-        Table::upsert("visitors"),
-        [("store_id", Unsigned), ("day", Date)],
-    );
-    let visitors = pair.open(family("visitors").wide(true).table(target)).await;
+    let visitors = pair
+        .open(family("visitors").wide(true).table(keyed(
+            Table::upsert("visitors"),
+            [("store_id", Unsigned), ("day", Date)],
+        )))
+        .await;
     let ids = [
         "1/2014-09-20",
         "1/2014-09-21",
@@ -235,10 +238,7 @@ async fn votes(durability: Durability) -> (Pair, CachedCounters) {
 }
 
 async fn shown_and_stored(votes: &CachedCounters) -> (i64, Vec<Option<i64>>) {
-    (
-        votes.get("1").await.unwrap(),
-        votes.stored(["1"]).await.unwrap(),
-    )
+    (votes.value("1").await, votes.stored(["1"]).await.unwrap())
 }
 
 #[tokio::test]
@@ -322,8 +322,12 @@ async fn what_is_missing_or_not_allowed_is_named() {
     }
     let error = pair.recount(&saves).start().unwrap_err();
     assert!(format!("{error:#}").contains("every()"), "{error}");
-    let backwards = secs(3600)..=Duration::ZERO;
-    assert!(pair.recount(&saves).every(backwards).start().is_err());
+    assert!(
+        pair.recount(&saves)
+            .every(secs(3600)..=Duration::ZERO)
+            .start()
+            .is_err()
+    );
 }
 
 #[tokio::test]

@@ -69,7 +69,7 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
             InvalidInput,
             text,
         );
-        assert_eq!(saves.get("1").await.unwrap(), 3, "{what}");
+        assert_eq!(saves.value("1").await, 3, "{what}");
     }
     // the run that all calls left is finished
     let done = pair.recount(&saves).run_once().await.unwrap();
@@ -100,8 +100,7 @@ async fn a_source_that_is_slow_or_unavailable_is_asked_again() {
         "SELECT user_id, COUNT(*) FROM saves WHERE user_id IN (?) AND SLEEP(0.3) = 0 GROUP BY user_id",
     );
     let recount = pair.recount(&saves).source(slow);
-    let recount = recount.timeout(millis(300));
-    let stopped = tokio::time::timeout(secs(3), recount.run_once()).await;
+    let stopped = timeout(secs(3), recount.timeout(millis(300)).run_once()).await;
     // it is asked again and again
     assert!(stopped.is_err());
 }
@@ -118,7 +117,7 @@ async fn a_database_that_is_killed_holds_a_run_up_and_is_corrected_once() {
     }
     let done = run.await.unwrap().unwrap();
     assert_eq!((done.checked, done.drifted), (1, 1), "{done:?}");
-    assert_eq!(saves.get("1").await.unwrap(), 5);
+    assert_eq!(saves.value("1").await, 5);
     let deltas: Vec<_> = pair
         .mysql()
         .drift(saves.family(), done.run, None, 9)
@@ -194,7 +193,7 @@ async fn a_run_that_was_taken_over_corrects_nothing() {
     assert!(!old.settle(&begun, &difference).await.unwrap());
     // a run settles once, also for the same holder
     assert!(new.settle(&taken, &same).await.unwrap());
-    assert_eq!(saves.get("1").await.unwrap(), 5);
+    assert_eq!(saves.value("1").await, 5);
     assert!(new.end(&taken).await.unwrap() && !old.end(&begun).await.unwrap());
 }
 
@@ -231,7 +230,7 @@ async fn a_correction_that_the_database_refuses_is_noted() {
     for (one, note) in noted.iter().zip(["range", "no such row"]) {
         assert!(one.note.contains(note) && one.delta == 0, "{one:?}");
     }
-    assert_eq!(saves.get("1").await.unwrap(), 0);
+    assert_eq!(saves.value("1").await, 0);
 }
 
 #[tokio::test]
@@ -249,7 +248,7 @@ async fn a_counter_at_an_end_of_i64_stays_there() {
             .unwrap();
         assert_eq!((done.raised, done.lowered), (raised, lowered), "{count}");
         assert_eq!(done.drifted, raised + lowered, "{count}");
-        assert_eq!(saves.get("1").await.unwrap(), count);
+        assert_eq!(saves.value("1").await, count);
     }
 }
 
@@ -303,7 +302,7 @@ async fn a_table_that_is_altered_fails_the_run_and_loses_nothing() {
         .await
         .unwrap();
     assert_eq!((done.run, done.raised), (1, 1));
-    assert_eq!(saves.get("1").await.unwrap(), 5);
+    assert_eq!(saves.value("1").await, 5);
 }
 
 #[tokio::test]

@@ -117,23 +117,25 @@ impl World {
         .await;
         let counters = match retain {
             None => Counters::Buffered(pair.open(family("saves")).await),
-            Some(retain) => {
-                let users = keyed(Table::update("users"), [("id", Unsigned)]);
-                Counters::Cached(
-                    pair.open(votes().table(users).sync_time(millis(1)).retain(retain))
-                        .await,
+            Some(retain) => Counters::Cached(
+                pair.open(
+                    votes()
+                        .table(keyed(Table::update("users"), [("id", Unsigned)]))
+                        .sync_time(millis(1))
+                        .retain(retain),
                 )
-            }
+                .await,
+            ),
         };
         let recounter = || (recounting(&pair, &counters), At::Idle);
         World {
             recounters: [recounter(), recounter()],
             counters,
             without,
-            coming: Vec::new(),
+            coming: vec![],
             next: 0,
             explained: [Explained::default(); USERS],
-            lengths: Vec::new(),
+            lengths: vec![],
             pair,
         }
     }
@@ -254,8 +256,8 @@ impl World {
 
     async fn value(&self, user: usize) -> i64 {
         match &self.counters {
-            Counters::Buffered(saves) => saves.get(&id(user)).await.unwrap(),
-            Counters::Cached(saves) => saves.get(&id(user)).await.unwrap(),
+            Counters::Buffered(saves) => saves.value(&id(user)).await,
+            Counters::Cached(saves) => saves.value(&id(user)).await,
         }
     }
 
@@ -410,21 +412,25 @@ fn without_the_wait_what_is_on_its_way_counts_twice() {
 fn without_the_run_two_recounters_correct_twice() {
     let (first, second) = (&RECOUNT[..4], &OTHER[..4]);
     let never = [INSERT, Step::Never(0)];
-    let both = [&never[..], first, second, &RECOUNT[4..], &OTHER[4..]].concat();
-    breaks(Without::Guard(Guard::RecountRun), &both);
+    breaks(
+        Without::Guard(Guard::RecountRun),
+        &[&never[..], first, second, &RECOUNT[4..], &OTHER[4..]].concat(),
+    );
 }
 
 #[test]
 fn with_one_difference_in_place_of_two_bounds_a_count_meanwhile_is_doubled() {
-    let steps = [
-        &RECOUNT[..2],
-        &[INSERT],
-        &RECOUNT[2..3],
-        &[COUNT],
-        &RECOUNT[3..],
-    ]
-    .concat();
-    breaks(Without::Guard(Guard::RecountBounds), &steps);
+    breaks(
+        Without::Guard(Guard::RecountBounds),
+        &[
+            &RECOUNT[..2],
+            &[INSERT],
+            &RECOUNT[2..3],
+            &[COUNT],
+            &RECOUNT[3..],
+        ]
+        .concat(),
+    );
 }
 
 #[test]

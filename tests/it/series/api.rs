@@ -73,10 +73,12 @@ async fn names_come_in_order_and_page_by_page() {
         assert_eq!(done.unwrap(), Outcome::Counted(1));
     }
     names.sort();
-    let mut listed: Vec<String> = Vec::new();
+    let mut listed: Vec<String> = vec![];
     loop {
-        let last = listed.last().map(String::as_str);
-        let page = hits.names("", last, 60).await.unwrap();
+        let page = hits
+            .names("", listed.last().map(String::as_str), 60)
+            .await
+            .unwrap();
         if page.is_empty() {
             break;
         }
@@ -176,10 +178,10 @@ async fn a_slice_holds_an_i64_and_no_more() {
     for n in [half, half, 1] {
         assert_eq!(hits.count("a", n).await, n);
     }
-    assert_eq!(hits.add("a", 1).await.unwrap(), Outcome::OutOfRange(None));
+    assert_eq!(hits.add("a", 1).await.unwrap(), OutOfRange(None));
     // other hits in the same call are counted
     let (full, other) = join(hits.add("a", 7), hits.count("b", 7)).await;
-    assert_eq!((full.unwrap(), other), (Outcome::OutOfRange(None), 7));
+    assert_eq!((full.unwrap(), other), (OutOfRange(None), 7));
     for (name, expected) in [("a", i64::MAX), ("b", 7)] {
         assert_eq!(
             sum(&hits.get(name, Precision::Day).await.unwrap()),

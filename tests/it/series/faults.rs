@@ -154,7 +154,7 @@ async fn compared<F: Future<Output = ()> + Send + 'static>(
             }
         });
     }
-    let (mut wrong, mut reads, until) = (Vec::new(), 0, now_ms() + 6_000);
+    let (mut wrong, mut reads, until) = (vec![], 0, now_ms() + 6_000);
     while now_ms() < until && wrong.is_empty() {
         reads += compare(&names, &tallies, &mut wrong).await;
         pause(3).await;
@@ -234,7 +234,7 @@ async fn layers_that_are_trimmed_and_expire(counting: Counting) -> Vec<String> {
             let most: i64 = window.map(|layer| after.most(layer)).sum();
             let (views, visitors) = (now.views.cast_signed(), now.visitors.count().cast_signed());
             let is_close = match counting {
-                Counting::Exact => visitors == views,
+                Exact => visitors == views,
                 _ => visitors.abs_diff(views) <= 2 + views.unsigned_abs() / 20,
             };
             if !(least..=most).contains(&views) || !is_close {
@@ -250,8 +250,8 @@ async fn layers_that_are_trimmed_and_expire(counting: Counting) -> Vec<String> {
 async fn all_that_are_trimmed_and_expire() -> [Vec<String>; 3] {
     tokio::join!(
         windows_that_are_trimmed_and_expire(),
-        layers_that_are_trimmed_and_expire(Counting::Exact),
-        layers_that_are_trimmed_and_expire(Counting::HyperLogLog)
+        layers_that_are_trimmed_and_expire(Exact),
+        layers_that_are_trimmed_and_expire(HyperLogLog)
     )
     .into()
 }

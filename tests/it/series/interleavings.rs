@@ -120,9 +120,10 @@ impl Counters for Slices {
         for (number, token) in world.tokens.iter().enumerate() {
             let name = NAMES[token.id];
             let in_its_own = world.kind.of(number);
-            let in_its_own = in_its_own.map(|slice| digit(all[&format!("{slice}/{name}")], number));
             let (its_own, anywhere): (u8, u8) = (
-                in_its_own.sum(),
+                in_its_own
+                    .map(|slice| digit(all[&format!("{slice}/{name}")], number))
+                    .sum(),
                 all.values().map(|value| digit(*value, number)).sum(),
             );
             let least = u8::from(token.state.is_acknowledged());
@@ -208,11 +209,10 @@ impl Kind for Slices {
     fn step(crashes: Crashes) -> impl Strategy<Value = Self::Step> {
         let name = (0..NAMES.len()).prop_map(|name| (name, None));
         let close = (0..PARTITIONS).prop_map(Own::Close);
-        let set_back = prop_oneof![Just(300), Just(2500)].prop_map(Own::SetBack);
         prop_oneof![
             49 => steps(crashes, name),
             6 => close.prop_map(world::Step::Own),
-            1 => set_back.prop_map(world::Step::Own),
+            1 => prop_oneof![Just(300), Just(2500)].prop_map(Own::SetBack).prop_map(world::Step::Own),
         ]
     }
 

@@ -208,15 +208,14 @@ impl Add {
 
     fn keys(&self) -> Vec<String> {
         let fixed = [FENCE[0], FENCE[1], "open", "schedule", "names", "idle"];
-        let windows = self.pairs.iter().flat_map(|&(name, _)| {
-            self.precisions
-                .iter()
-                .map(move |&i| PRECISIONS[i].window(NAMES[name]))
-        });
         fixed
             .map(str::to_owned)
             .into_iter()
-            .chain(windows)
+            .chain(self.pairs.iter().flat_map(|&(name, _)| {
+                self.precisions
+                    .iter()
+                    .map(move |&i| PRECISIONS[i].window(NAMES[name]))
+            }))
             .collect()
     }
 }
@@ -280,8 +279,12 @@ impl Series {
             .collect();
         let last = page.get(limit - 1).map_or("", |(name, _)| name);
         let names = page.iter().filter(|(_, idle)| **idle > now);
-        let names = names.map(|(name, _)| text(name));
-        reply("OK", [text(last)].into_iter().chain(names))
+        reply(
+            "OK",
+            [text(last)]
+                .into_iter()
+                .chain(names.map(|(name, _)| text(name))),
+        )
     }
 
     fn next(&self) -> Option<(u64, String)> {
@@ -329,8 +332,15 @@ impl Series {
         };
         let deltas = ids.iter().map(|id| sum(id).map(|sum| [text(0), text(sum)]));
         let deltas = deltas.collect::<Option<Vec<_>>>()?.into_iter().flatten();
-        let cut = self.partition.cut().map(text).into_iter();
-        Some(reply("OK", cut.chain([int(0)]).chain(deltas)))
+        Some(reply(
+            "OK",
+            self.partition
+                .cut()
+                .map(text)
+                .into_iter()
+                .chain([int(0)])
+                .chain(deltas),
+        ))
     }
 }
 
@@ -450,9 +460,12 @@ impl Kind for Series {
             } => {
                 let after = after.map_or("", |name| NAMES[name]);
                 let after = if after.starts_with(prefix) { after } else { "" };
-                let args = [prefix, after, &limit.to_string(), &ms];
                 prop_assert_eq!(
-                    frame.call("series_names", &["names", "idle"], &args)?,
+                    frame.call(
+                        "series_names",
+                        &["names", "idle"],
+                        &[prefix, after, &limit.to_string(), &ms]
+                    )?,
                     self.names(now, prefix, after, *limit)
                 );
             }
@@ -520,8 +533,13 @@ impl Kind for Series {
         ];
         let whole = whole.map(|(kind, content, lives)| (kind.to_owned(), (content, lives)));
         let windows = self.windows.iter().map(|(key, window)| {
-            let lives = window.lives.map(|ms| ms as i64);
-            (key.clone(), (Content::hash(&window.slices), lives))
+            (
+                key.clone(),
+                (
+                    Content::hash(&window.slices),
+                    window.lives.map(|ms| ms as i64),
+                ),
+            )
         });
         let mut keys = self.partition.keys(["buffer", "batch", "meta"]);
         keys.extend(whole.into_iter().chain(windows));

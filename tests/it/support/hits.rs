@@ -37,7 +37,7 @@ impl Hits {
         let load = Load::start(WRITERS, |_, stop| {
             let (counters, begun) = (counters.clone(), begun.clone());
             async move {
-                let mut hits: Vec<Hit> = Vec::new();
+                let mut hits: Vec<Hit> = vec![];
                 while !stop.is_set() {
                     let id = format!("hit/{}", begun.fetch_add(1, Ordering::Relaxed));
                     let asked = Instant::now();
@@ -83,7 +83,7 @@ impl Hits {
                 pause(5).await;
             }
         };
-        tokio::time::timeout(secs(30), come).await.unwrap();
+        timeout(secs(30), come).await.unwrap();
     }
 
     /// Stops the writers after their current calls, and returns all hits.

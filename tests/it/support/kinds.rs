@@ -21,8 +21,8 @@ macro_rules! of_kind {
 
 fn activity(kind: &str) -> FamilyBuilder<Activity> {
     let counting = match kind {
-        "activity" => Counting::Exact,
-        _ => Counting::HyperLogLog,
+        "activity" => Exact,
+        _ => HyperLogLog,
     };
     of_kind!(activity, kind)
         .keep_minutes(true)
@@ -87,7 +87,7 @@ impl OfKind {
                 .first_visit("page", day("2014-09-20"), "visitor")
                 .await?
             {
-                Outcome::Counted(1) | Outcome::CountedBefore(0) => Ok(()),
+                Outcome::Counted(1) | CountedBefore(0) => Ok(()),
                 refused => Err(Error::new(Busy, format!("{refused:?}"))),
             },
         }

@@ -16,10 +16,12 @@ pub mod trouble;
 
 use std::ops::{Deref, Range};
 
+pub use counterfoil::Counting::{Exact, HyperLogLog};
 pub use counterfoil::ErrorKind::{
     AccessDenied, Busy, Closed, Corrupt, InvalidInput, Mismatch, OutcomeUnknown, Unsafe,
 };
 pub use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
+pub use counterfoil::Outcome::{CountedBefore, NoRow, OutOfRange};
 pub use counterfoil::admin::{
     Backlog, Finding, Reject, Retried, Role, Script, Severity, acl_rules,
 };
@@ -56,6 +58,7 @@ pub use testkit::{
 };
 pub use tokio::sync::{OnceCell, RwLock};
 pub use tokio::task::{JoinHandle, JoinSet};
+pub use tokio::time::timeout;
 
 pub use between::{Between, Gate, Wrapped};
 pub use custom::{custom, unknown};
@@ -317,6 +320,23 @@ impl Count for CachedCounters {
 impl Count for Series {
     async fn count(&self, id: &str, n: i64) -> i64 {
         counted(self.add(id, n.cast_unsigned()).await.expect(id))
+    }
+}
+
+/// Counters whose exact reads must succeed.
+pub trait ExactRead {
+    async fn value(&self, id: &str) -> i64;
+}
+
+impl ExactRead for BufferedCounters {
+    async fn value(&self, id: &str) -> i64 {
+        self.get(id).await.expect(id)
+    }
+}
+
+impl ExactRead for CachedCounters {
+    async fn value(&self, id: &str) -> i64 {
+        self.get(id).await.expect(id)
     }
 }
 

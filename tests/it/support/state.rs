@@ -24,7 +24,7 @@ impl State {
             dumps.cmd("DUMP").arg(key);
         }
         let contents: Vec<Vec<u8>> = if keys.is_empty() {
-            Vec::new()
+            vec![]
         } else {
             dumps.query_async(&mut redis).await.unwrap()
         };

@@ -35,7 +35,7 @@ async fn a_visitor_of_a_day_counts_once() {
     assert_eq!(visit(next, 0).await, Outcome::Counted(1));
     assert_eq!(daily.get("12345", first).await.unwrap(), 250);
     pair.drain().await;
-    assert_eq!(visit(first, 0).await, Outcome::CountedBefore(0));
+    assert_eq!(visit(first, 0).await, CountedBefore(0));
     let stored = "SELECT n FROM visitors WHERE day = '2014-09-20'";
     assert_eq!(pair.number(stored).await, 250);
     let expected = [("12345/2014-09-20", 250), ("12345/2014-09-21", 1)];
@@ -49,8 +49,13 @@ async fn a_visitor_of_a_day_counts_once() {
         "no number",
     );
     let midnight = SystemTime::UNIX_EPOCH + secs(1_411_171_200);
-    let midnight = Day::of(midnight).unwrap();
-    assert_eq!(daily.get("12345", midnight).await.unwrap(), 250);
+    assert_eq!(
+        daily
+            .get("12345", Day::of(midnight).unwrap())
+            .await
+            .unwrap(),
+        250
+    );
 }
 
 /// One family has a table, whose last column is the day, and the other has none.
@@ -89,7 +94,7 @@ async fn a_visit_out_of_range_is_refused() {
     let full = format!("HSET cf1:{{test/daily/0}}:buffer shop/2014-09-20 {full}");
     pair.command::<()>(&full).await;
     for (date, expected) in [
-        ("2014-09-20", Outcome::OutOfRange(None)),
+        ("2014-09-20", OutOfRange(None)),
         ("2014-09-21", Outcome::Counted(1)),
     ] {
         assert_eq!(

@@ -19,19 +19,21 @@ impl Connect for ConnectionManager {
     async fn to(server: &RedisServer) -> Self {
         // on a busy machine a reply may take long
         let limit = Some(secs(20));
-        let config = ConnectionManagerConfig::new()
-            .set_connection_timeout(limit)
-            .set_response_timeout(limit)
-            .set_min_delay(millis(2))
-            .set_max_delay(millis(50));
-        ConnectionManager::new_with_config(server.client(), config)
-            .await
-            .unwrap()
+        ConnectionManager::new_with_config(
+            server.client(),
+            ConnectionManagerConfig::new()
+                .set_connection_timeout(limit)
+                .set_response_timeout(limit)
+                .set_min_delay(millis(2))
+                .set_max_delay(millis(50)),
+        )
+        .await
+        .unwrap()
     }
 
     async fn again(&mut self, _: &RedisServer) {
         while cmd("PING").exec_async(self).await.is_err() {
-            tokio::time::sleep(millis(1)).await;
+            pause(1).await;
         }
     }
 }

@@ -99,10 +99,9 @@ impl<'s, C: Connect> Stage<'s, C> {
 
     /// Resets the partition if its last cut is the proven one.
     pub async fn reset(&self, number: u32, proven: LastCut) -> Checked<Option<Dropped>> {
-        let home = self.partition(0);
         Ok(self
             .partition(number)
-            .reset(&self.family.family, home.keys(), proven)
+            .reset(&self.family.family, self.partition(0).keys(), proven)
             .await?)
     }
 

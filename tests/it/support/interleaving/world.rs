@@ -140,8 +140,9 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
             database,
             ..
         } = given;
-        let settle = Durability::Settle(millis(SETTLE));
-        let builder = K::family(name).partitions(PARTITIONS).durability(settle);
+        let builder = K::family(name)
+            .partitions(PARTITIONS)
+            .durability(Durability::Settle(millis(SETTLE)));
         let family = builder.build().unwrap();
         let number = database.store.register(&family).await.unwrap();
         let family = Registered { family, number };
@@ -160,10 +161,10 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
             database,
             kind: K::default(),
             writers: stage.writers(WRITERS),
-            sent: Vec::new(),
+            sent: vec![],
             workers: Workers::default(),
             reader: None,
-            tokens: Vec::new(),
+            tokens: vec![],
             stage,
         }
     }

@@ -229,11 +229,14 @@ impl Family {
     /// Returns the fields of both keys.
     pub(super) fn keys(&self) -> [Fields; 2] {
         let with = |fields: &Fields, calls: &Calls| {
-            let calls = calls.iter().map(|(caller, (n, record))| {
-                let record = format!("{n} {record}").trim_end().to_owned();
-                ((*caller).to_owned(), record)
-            });
-            fields.clone().into_iter().chain(calls).collect()
+            fields
+                .clone()
+                .into_iter()
+                .chain(calls.iter().map(|(caller, (n, record))| {
+                    let record = format!("{n} {record}").trim_end().to_owned();
+                    ((*caller).to_owned(), record)
+                }))
+                .collect()
         };
         [
             with(&self.fields, &self.calls),

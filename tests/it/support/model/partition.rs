@@ -70,15 +70,18 @@ impl BatchCall {
 
     /// Draws rotations with owners and leases, some of them early.
     pub fn rotations(ms: impl Fn() -> BoxedStrategy<u64>) -> impl Strategy<Value = BatchCall> {
-        let hits = proptest::sample::select(vec![0_u64, 0, 3, 50]);
-        (0..OWNERS.len(), ms(), hits, ms()).prop_map(|(owner, lease_ms, sync_hits, sync_ms)| {
-            BatchCall::Rotate {
+        (
+            0..OWNERS.len(),
+            ms(),
+            proptest::sample::select(vec![0_u64, 0, 3, 50]),
+            ms(),
+        )
+            .prop_map(|(owner, lease_ms, sync_hits, sync_ms)| BatchCall::Rotate {
                 owner,
                 lease_ms,
                 sync_hits,
                 sync_ms,
-            }
-        })
+            })
     }
 }
 
@@ -192,14 +195,13 @@ impl Partition {
             ]);
         }
         let age = |field| int(now.saturating_sub(self.number(field).unwrap_or(now)));
-        let ages = [age("rotated_at"), age("batch_first_at")];
         reply(
             status,
             self.cut()
                 .map(text)
                 .into_iter()
                 .chain([int(self.batch.len())])
-                .chain(ages),
+                .chain([age("rotated_at"), age("batch_first_at")]),
         )
     }
 
