@@ -5,22 +5,16 @@
 mod support;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::io;
 use std::sync::Once;
-use std::time::Duration;
 
-use counterfoil::admin::Backlog;
 use counterfoil::metrics::{
     BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, DELETED, DROPPED, HITS, LAG_SECONDS, PENDING_IDS,
     RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN, WAITING_SECONDS,
     describe,
 };
-use counterfoil::{Durability, Family, KeyType, Table};
-use metrics_util::debugging::{DebuggingRecorder, Snapshotter};
-use support::state::State;
-use support::{Count, Pair, eventually, family, look};
-use testkit::{MysqlServer, RedisOptions};
+
+use support::*;
 
 /// Metrics since the last look. One thread runs the test and all its tasks.
 struct Metrics {
@@ -62,12 +56,11 @@ impl Metrics {
 async fn every_boundary_is_measured() {
     let metrics = Metrics::record();
     describe();
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL)")
         .await;
     pair.sql("INSERT INTO item VALUES (1, 0)").await;
-    let table = Table::update("item").key("id", KeyType::Signed).value("n");
+    let table = Table::update("item").key("id", Signed).value("n");
     let items = family("items").max_pending(2).partitions(1);
     let items = pair.open(items.table(table)).await;
     for id in ["1", "1", "2", "3"] {
@@ -84,7 +77,7 @@ async fn every_boundary_is_measured() {
     };
     let reconciler = pair.reconcile().await;
     stored(2).await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     metrics.expect([
         (BATCHES, 1.0),
         (ROWS, 1.0),
@@ -101,36 +94,36 @@ async fn every_boundary_is_measured() {
     metrics.is_above(0.0, RETRIES).await;
     mysql.start_again().await;
     stored(3).await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
 async fn every_count_begins_at_0() {
     let metrics = Metrics::record();
-    let pair = Pair::new().await;
-    let _views = pair.open(family("views")).await;
+    let (pair, _views) = Pair::of(family("views")).await;
     let _votes = pair.open(Family::cached("test", "votes")).await;
-    let counts = [
-        HITS,
-        REFUSED,
-        UNKNOWN,
-        RECORDED,
-        PENDING_IDS,
-        STRAYS,
-        SET_BACK,
-        DROPPED,
-        SEEDS,
-        DELETED,
-        RETRIES,
-    ];
-    metrics.expect(counts.map(|name| (name, 0.0)));
-    pair.reconcile().await.shutdown().await.unwrap();
-    let counts = [BATCHES, ROWS, REJECTS, RETRIES, WAITING_SECONDS];
-    metrics.expect(counts.map(|name| (name, 0.0)));
+    metrics.expect(
+        [
+            HITS,
+            REFUSED,
+            UNKNOWN,
+            RECORDED,
+            PENDING_IDS,
+            STRAYS,
+            SET_BACK,
+            DROPPED,
+            SEEDS,
+            DELETED,
+            RETRIES,
+        ]
+        .map(|name| (name, 0.0)),
+    );
+    pair.reconcile().await.stop().await;
+    metrics.expect([BATCHES, ROWS, REJECTS, RETRIES, WAITING_SECONDS].map(|name| (name, 0.0)));
 }
 
 thread_local! {
-    static LOG: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static LOG: RefCell<Vec<u8>> = const { RefCell::new(vec![]) };
 }
 
 /// The library's log of this thread, which runs the test and all its tasks. One subscriber serves
@@ -174,15 +167,15 @@ impl Log {
 #[tokio::test]
 async fn a_reconciler_that_ends_is_logged() {
     let log = Log::begin();
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (pair, views) = Pair::of(family("views")).await;
     drop(pair.reconcile().await);
     eventually("a warning", || async {
-        let lines = log.lines_with("WARN");
-        lines.iter().any(|line| line.contains("was dropped"))
+        log.lines_with("WARN")
+            .iter()
+            .any(|line| line.contains("was dropped"))
     })
     .await;
-    pair.reconcile().await.shutdown().await.unwrap();
+    pair.reconcile().await.stop().await;
     let lines = log.lines_with("was shut down");
     assert!(lines.len() == 1 && lines[0].contains("INFO"), "{lines:?}");
     // a detached reconciler continues
@@ -220,8 +213,8 @@ async fn families_that_are_not_served_are_named() {
     ] {
         assert!(lines[0].contains(part), "{part} is not in {lines:?}");
     }
-    all.shutdown().await.unwrap();
-    let _running = pair.other().await.reconciler().start().await.unwrap();
+    all.stop().await;
+    let _running = pair.other().await.reconcile().await;
     eventually("a warning", || async {
         log.lines_with("not served").len() == 2
     })
@@ -262,11 +255,8 @@ async fn a_set_back_is_measured_and_logged() {
 async fn cached_counters_are_measured_until_they_leave() {
     let metrics = Metrics::record();
     let pair = Pair::new().await;
-    let moment = Duration::from_millis(10);
-    let votes = Family::cached("test", "votes")
-        .durability(Durability::Immediate)
-        .sync_time(moment)
-        .retain(moment);
+    let moment = millis(10);
+    let votes = votes().sync_time(moment).retain(moment);
     let votes = pair.open(votes.min(0)).await;
     for (id, delta) in [("a", 1), ("a", 1), ("b", 1), ("b", -2)] {
         let _ = votes.incr(id, delta).await.unwrap();
@@ -282,14 +272,13 @@ async fn cached_counters_are_measured_until_they_leave() {
     })
     .await;
     assert_eq!(seen.0, 2.0);
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
 async fn ids_of_a_drain_that_is_given_up_are_not_pending() {
     let metrics = Metrics::record();
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     for id in ["a", "b"] {
         views.count(id, 1).await;
@@ -311,10 +300,7 @@ async fn ids_of_a_drain_that_is_given_up_are_not_pending() {
 async fn backlogs_are_measured_over_namespaces() {
     let metrics = Metrics::record();
     let pair = Pair::new().await;
-    let open = async |tenant: &str| {
-        let views = Family::buffered(tenant, "views").durability(Durability::Immediate);
-        pair.open(views).await
-    };
+    let open = async |tenant: &str| pair.open(Family::buffered(tenant, "views").at_once()).await;
     let (first, second) = (open("first").await, open("second").await);
     let _idle = open("third").await;
     first.count("a", 1).await;
@@ -324,13 +310,13 @@ async fn backlogs_are_measured_over_namespaces() {
     assert_eq!(first.backlog().await.unwrap().ids, 1);
     // one handle knows of one namespace
     assert!(!metrics.look().contains_key(BACKLOG_IDS));
-    let backlogs = pair.counterfoil.backlogs().await.unwrap();
-    let oldest = |(_, backlog): (Family, counterfoil::Result<Backlog>)| backlog.unwrap().oldest;
+    let backlogs = pair.backlogs().await.unwrap();
+    let oldest = |(_, backlog): (Family, Result<Backlog>)| backlog.unwrap().oldest;
     let ages: Vec<_> = backlogs.into_iter().map(oldest).collect();
     let (first, second) = (ages[0].unwrap(), ages[1].unwrap());
     metrics.expect([(BACKLOG_IDS, 3.0), (BACKLOG_SECONDS, first.as_secs_f64())]);
-    assert!(first >= second + Duration::from_millis(100), "{ages:?}");
+    assert!(first >= second + millis(100), "{ages:?}");
     pair.drain().await;
-    let _ = pair.counterfoil.backlogs().await.unwrap();
+    let _ = pair.backlogs().await.unwrap();
     metrics.expect([(BACKLOG_IDS, 0.0), (BACKLOG_SECONDS, 0.0)]);
 }

@@ -3,22 +3,15 @@
 //! pending at the kill, or was reported as dropped.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::time::Duration;
+#[path = "it/support/mod.rs"]
+mod support;
+
+use std::sync::atomic::AtomicI64;
 
 use counterfoil::metrics::{DROPPED, SET_BACK};
-use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Counterfoil, Day, Durability, Family, MysqlStore,
-    Outcome, Precision, Series, Visitors,
-};
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
-use rand::{RngExt, SeedableRng};
-use sqlx::MySqlPool;
-use testkit::{MysqlServer, RedisOptions, RedisServer};
-use tokio::task::JoinHandle;
 use tokio::time::sleep;
+
+use support::*;
 
 const KINDS: [&str; 5] = ["views", "votes", "hits", "site", "people"];
 /// The number of ids of each kind.
@@ -35,7 +28,7 @@ struct Tally {
 
 impl Tally {
     /// Notes the result of a call, and returns whether it received a reply.
-    fn count<T>(&self, result: counterfoil::Result<T>, is_counted: impl Fn(&T) -> bool) -> bool {
+    fn count<T>(&self, result: Result<T>, is_counted: impl Fn(&T) -> bool) -> bool {
         let number = match result {
             Ok(done) if is_counted(&done) => &self.acknowledged,
             Err(error) if error.outcome_unknown() => &self.unknown,
@@ -61,7 +54,7 @@ struct Handles {
 
 impl Handles {
     async fn open(counterfoil: &Counterfoil, durability: Durability) -> Self {
-        let soon = Duration::from_millis(50);
+        let soon = millis(50);
         let windows = [(Precision::Seconds(1), 60)];
         let views = Family::buffered("test", "views").sync_hits(1);
         let hits = Family::series("test", "hits").windows(windows);
@@ -70,9 +63,10 @@ impl Handles {
         let people = Family::visitors("test", "people").sync_hits(1);
         macro_rules! open {
             ($family:expr) => {{
-                let family = $family.durability(durability).sync_time(soon);
-                let handle = counterfoil.open(family).await.unwrap();
-                handle.write_timeout(soon * 10)
+                counterfoil
+                    .opened($family.durability(durability).sync_time(soon))
+                    .await
+                    .write_timeout(soon * 10)
             }};
         }
         Handles {
@@ -94,10 +88,12 @@ impl Handles {
             1 => tally.count(self.votes.incr(&id, 1).await, is_counted),
             2 => tally.count(self.hits.add(&id, 1).await, |_| true),
             3 => tally.count(self.site.touch(&id, "somebody").await, |()| true),
-            _ => {
-                let visited = self.people.first_visit(&id, today, number.to_be_bytes());
-                tally.count(visited.await, is_counted)
-            }
+            _ => tally.count(
+                self.people
+                    .first_visit(&id, today, number.to_be_bytes())
+                    .await,
+                is_counted,
+            ),
         }
     }
 }
@@ -125,8 +121,11 @@ impl Site {
     async fn stored(&self, kind: usize) -> i64 {
         const SUM: &str = "SELECT CAST(COALESCE(SUM(v.value), 0) AS SIGNED) FROM counterfoil_values AS v \
              JOIN counterfoil_families AS f ON f.number = v.family WHERE f.name = ? AND v.id NOT LIKE 'visitors/%'";
-        let sum = sqlx::query_scalar(SUM).bind(KINDS[kind]);
-        sum.fetch_one(&self.pool).await.unwrap()
+        sqlx::query_scalar(SUM)
+            .bind(KINDS[kind])
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
     }
 
     /// Returns the values of these two metrics by family. A snapshot resets them to 0.
@@ -135,8 +134,10 @@ impl Site {
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
             let index = names.iter().position(|name| *name == key.key().name());
             if let (Some(index), DebugValue::Counter(count)) = (index, value) {
-                let family = key.key().labels().next().unwrap().value();
-                found[index].insert(family.to_owned(), count.cast_signed());
+                found[index].insert(
+                    key.key().labels().next().unwrap().value().to_owned(),
+                    count.cast_signed(),
+                );
             }
         }
         found
@@ -144,7 +145,7 @@ impl Site {
 
     /// Kills Redis under load and starts it from older data.
     async fn set_back(&mut self, restore: Restore, random: &mut rand::rngs::StdRng) {
-        let mut wait = |most: u64| Duration::from_millis(random.random_range(0..most));
+        let mut wait = |most: u64| millis(random.random_range(0..most));
         let (before, after) = (wait(400), wait(800));
         sleep(before).await;
         let mut length = 0;
@@ -183,7 +184,7 @@ fn load(
                         return;
                     }
                     if !handles.call(kind, number, &tallies[kind]).await {
-                        sleep(Duration::from_millis(5)).await;
+                        sleep(millis(5)).await;
                     }
                 }
             })
@@ -207,9 +208,9 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
     let counterfoil = Counterfoil::new(redis.manager().await, store);
     let handles = Handles::open(&counterfoil, durability).await;
     if restore == Restore::Snapshot {
-        let _: () = redis.run("SAVE").await.unwrap();
+        redis.does("SAVE").await;
     }
-    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let reconciler = counterfoil.reconcile().await;
     let (tallies, stop) = (Arc::<[Tally; 5]>::default(), Arc::default());
     let tasks = load(&handles, &tallies, &stop);
     let mut site = Site {
@@ -223,25 +224,21 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
         site.set_back(restore, &mut random).await;
     }
     // the set-back is detected while hits are counted
-    sleep(Duration::from_secs(4)).await;
+    sleep(secs(4)).await;
     stop.store(true, Ordering::Relaxed);
     for task in tasks {
         task.await.unwrap();
     }
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     counterfoil.drain_all().await.unwrap();
 
     let [resets, dropped] = site.measured([SET_BACK, DROPPED]);
-    println!("{cases} set-backs, partitions that began anew {resets:?}, hits dropped {dropped:?}");
     for (kind, name) in KINDS.iter().enumerate() {
         let stored = site.stored(kind).await;
         let (tally, pending) = (&site.tallies[kind], site.pending[kind]);
         let acknowledged = tally.acknowledged.load(Ordering::Relaxed);
         let least = acknowledged - pending - dropped.get(*name).copied().unwrap_or(0);
         let most = tally.most();
-        println!(
-            "{name}: {acknowledged} acknowledged, {most} at most, {stored} stored, {pending} pending at kills"
-        );
         assert!(stored <= most, "{name}: {stored} stored of {most} at most");
         // a kept slice counts as one dropped hit, so series and activity have only an upper bound
         assert!(
@@ -249,21 +246,27 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
             "{name}: {stored} stored, {least} at least"
         );
     }
-    assert!(
-        resets.values().sum::<i64>() > 0,
-        "no set-back was detected: the test shows nothing"
-    );
+    // no set-back was detected: the test shows nothing
+    assert!(resets.values().sum::<i64>() > 0);
 }
 
 #[tokio::test]
 async fn snapshots_only_never_double_a_hit() {
     // Redis's default `save` lines
-    let options = RedisOptions::volatile().arg("save", "3600 1 300 100 60 10000");
-    rounds(options, Durability::Immediate, Restore::Snapshot).await;
+    rounds(
+        RedisOptions::volatile().arg("save", "3600 1 300 100 60 10000"),
+        Durability::Immediate,
+        Restore::Snapshot,
+    )
+    .await;
 }
 
 #[tokio::test]
 async fn an_older_append_only_file_never_doubles_a_hit() {
-    let settle = Durability::Settle(Duration::from_millis(100));
-    rounds(RedisOptions::aof("everysec"), settle, Restore::OlderFile).await;
+    rounds(
+        RedisOptions::aof("everysec"),
+        Durability::Settle(millis(100)),
+        Restore::OlderFile,
+    )
+    .await;
 }

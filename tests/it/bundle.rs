@@ -5,16 +5,13 @@
 //!
 //! `COUNTERFOIL_WRITE_MANIFEST=1` rewrites the manifest.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
-
-use counterfoil::admin::{Role, acl_rules};
 use serde::Serialize;
 use serde_json::Value as Json;
 
-use crate::support::kinds::{self, KINDS};
+use crate::support::kinds::{self};
 use crate::vectors::{FENCED, lua};
+
+use crate::support::*;
 
 /// The upper-case words of replies, and the codes of errors.
 type Words = (BTreeSet<String>, BTreeSet<String>);

@@ -5,18 +5,12 @@
 //! `COUNTERFOIL_PYTHON` names a Python with redis-py, `COUNTERFOIL_NODE_MODULES` a folder that
 //! contains ioredis; php needs phpredis. Tests of missing clients are skipped with a message.
 
-use std::fs;
 use std::process::Command;
-use std::sync::Arc;
-
-use counterfoil::store::{Batch, BatchId, Incarnation, Nonce, Progress, Registered};
-use counterfoil::{Family, MysqlStore, Store};
-use sqlx::{AssertSqlSafe, MySqlPool, Row};
-use testkit::{RedisOptions, RedisServer};
 
 use crate::scripts::{fenced, keys};
-use crate::support::database;
 use crate::vectors::{Run, client, lua, node_modules, python, run};
+
+use crate::support::*;
 
 /// Runs a client, prints its figures, and expects that it passed.
 fn expect_passed(command: &mut Command) {
@@ -27,7 +21,7 @@ fn expect_passed(command: &mut Command) {
 
 #[tokio::test]
 async fn python_of_the_documentation_counts_exactly() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     if let Some(mut python) = python() {
         expect_passed(
             python
@@ -40,33 +34,34 @@ async fn python_of_the_documentation_counts_exactly() {
 
 #[tokio::test]
 async fn ioredis_counts_exactly() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     if let (Some(modules), Some(mut python)) = (node_modules(), python()) {
-        let lossy = python
-            .arg(client("lossy.py"))
-            .arg(server.socket())
-            .arg(lua())
-            .arg("node")
-            .arg(client("lossy.mjs"));
-        expect_passed(lossy.env("NODE_PATH", modules));
+        expect_passed(
+            python
+                .arg(client("lossy.py"))
+                .arg(server.socket())
+                .arg(lua())
+                .arg("node")
+                .arg(client("lossy.mjs"))
+                .env("NODE_PATH", modules),
+        );
     }
 }
 
 #[tokio::test]
 async fn php_of_the_documentation_counts_exactly() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     let modules = Command::new("php").arg("-m").output();
     let has_redis = |text: &str| text.lines().any(|name| name == "redis");
     if !modules.is_ok_and(|modules| has_redis(&String::from_utf8_lossy(&modules.stdout))) {
         return eprintln!("there is no php with phpredis: its test is skipped");
     }
     if let Some(mut python) = python() {
-        let lossy = python
-            .arg(client("lossy.py"))
-            .arg(server.socket())
-            .arg(lua());
         expect_passed(
-            lossy
+            python
+                .arg(client("lossy.py"))
+                .arg(server.socket())
+                .arg(lua())
                 .args(["php", "-d", "apc.enable_cli=1"])
                 .arg(client("readme.php")),
         );
@@ -93,9 +88,11 @@ struct Reader {
 impl Reader {
     fn add(&mut self, delta: i64) {
         let pairs = IDS.map(|id| [id.to_owned(), delta.to_string()]).concat();
-        let args = [vec![String::new(); 4], vec!["3".to_owned(); 2], pairs].concat();
-        self.run
-            .strings("buffered_add", &fenced("buffer meta"), &args);
+        self.run.strings(
+            "buffered_add",
+            &fenced("buffer meta"),
+            &[vec![String::new(); 4], vec!["3".to_owned(); 2], pairs].concat(),
+        );
     }
 
     fn release(&mut self, id: &[String; 3]) {
@@ -120,7 +117,7 @@ impl Reader {
     /// Returns the exact values by the table of lua/README.md, or the reason why there are none.
     async fn values(&self, pending: &Pending) -> Result<Vec<i128>, &'static str> {
         let number = |hex: &str| u64::from_str_radix(hex, 16).unwrap_or(0);
-        let ([incarnation, seq, nonce], mut values) = (&pending.id, Vec::new());
+        let ([incarnation, seq, nonce], mut values) = (&pending.id, vec![]);
         let seq: i64 = seq.parse().unwrap();
         for (id, &(batch_delta, buffer_delta)) in IDS.iter().zip(&pending.deltas) {
             let row = sqlx::query(AssertSqlSafe(self.statement.clone()))
@@ -171,10 +168,11 @@ impl Reader {
     }
 
     fn cut(&mut self, family: &Arc<Registered>, delta: i64) -> Arc<Batch> {
-        let args = [&*delta.to_string(), "", "0", "0", "0", ""];
-        let words = self
-            .run
-            .strings("buffered_rotate", &keys("buffer batch meta"), &args);
+        let words = self.run.strings(
+            "buffered_rotate",
+            &keys("buffer batch meta"),
+            &[&*delta.to_string(), "", "0", "0", "0", ""],
+        );
         assert_eq!(words[0], "OK");
         let hex = |word: &str| u64::from_str_radix(word, 16).unwrap();
         let (incarnation, nonce) = (Incarnation(hex(&words[1])), Nonce(hex(&words[3])));
@@ -218,10 +216,11 @@ async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
         statement,
     };
     let settings = family.family.settings();
-    let settings = ["salt", "", "buffered", "1", "1000", &settings];
-    reader
-        .run
-        .strings("family_configure", &keys("calls meta"), &settings);
+    reader.run.strings(
+        "family_configure",
+        &keys("calls meta"),
+        &["salt", "", "buffered", "1", "1000", &settings],
+    );
 
     reader.expect(0).await;
     reader.add(5);
@@ -230,11 +229,14 @@ async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
     reader.add(2);
     let cut = reader.expect(7).await;
     for left in [2, 1] {
-        let applied = store
-            .apply(std::slice::from_ref(&batch), Some(1))
-            .await
-            .unwrap();
-        assert_eq!(applied.progress, [Progress::Partial { left }]);
+        assert_eq!(
+            store
+                .apply(std::slice::from_ref(&batch), Some(1))
+                .await
+                .unwrap()
+                .progress,
+            [Progress::Partial { left }]
+        );
         reader.expect(7).await;
     }
     assert_eq!(

@@ -1,11 +1,9 @@
 //! The consistency of the documents: links have targets, and everything that documents and code
 //! name exists.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::{Path, PathBuf};
-
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+use crate::support::*;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -13,7 +11,7 @@ fn root() -> &'static Path {
 
 /// Returns the files with this ending in a folder and its subfolders.
 fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
-    let mut found = Vec::new();
+    let mut found = vec![];
     for entry in fs::read_dir(root().join(folder)).unwrap() {
         let name = format!(
             "{folder}/{}",
@@ -178,7 +176,7 @@ fn broken(
 #[test]
 fn every_link_leads_somewhere() {
     let documents = documents();
-    let (mut checked, mut wrong) = (0, Vec::new());
+    let (mut checked, mut wrong) = (0, vec![]);
     for (path, document) in &documents {
         for link in &document.links {
             checked += 1;
@@ -197,7 +195,7 @@ fn every_link_leads_somewhere() {
 fn every_link_leads_somewhere_when_it_is_published() {
     let documents = documents();
     let folder = Path::new(env!("OUT_DIR"));
-    let (mut checked, mut wrong) = (0, Vec::new());
+    let (mut checked, mut wrong) = (0, vec![]);
     for (path, file) in [
         ("README.md", root().join("README.md")),
         ("docs/guide.md", folder.join("guide.md")),
@@ -243,8 +241,11 @@ fn a_link_that_leads_nowhere_is_noticed() {
         (FILES, "examples/votes.rs", file),
     ] {
         let link = format!("{base}{link}");
-        let fault = broken(&documents, Path::new("docs/guide.md"), &link);
-        assert_eq!(fault, expected, "{link}");
+        assert_eq!(
+            broken(&documents, Path::new("docs/guide.md"), &link),
+            expected,
+            "{link}"
+        );
     }
 }
 
@@ -262,7 +263,7 @@ const FOLDERS: [&str; 8] = [
 
 #[test]
 fn every_file_that_a_document_names_exists() {
-    let (mut checked, mut wrong) = (0, Vec::new());
+    let (mut checked, mut wrong) = (0, vec![]);
     for (path, document) in documents() {
         for code in document
             .code
@@ -288,7 +289,7 @@ fn every_item_that_a_document_names_exists() {
     let words: BTreeSet<_> = sources
         .split(|c: char| !c.is_alphanumeric() && c != '_')
         .collect();
-    let (mut checked, mut wrong) = (0, Vec::new());
+    let (mut checked, mut wrong) = (0, vec![]);
     for (path, document) in documents() {
         for code in document.code {
             let item = code.split('(').next().unwrap();
@@ -310,20 +311,20 @@ fn every_item_that_a_document_names_exists() {
 /// Returns the cited sections of the protocol: `3.2` and `8` of "docs/protocol.md, sections 3.2 and
 /// 8".
 fn cited(text: &str) -> Vec<String> {
-    let lines = text
+    let words = text
         .lines()
-        .map(|line| line.trim_start().trim_start_matches(['/', '!', '-']).trim());
-    let words = lines
+        .map(|line| line.trim_start().trim_start_matches(['/', '!', '-']).trim())
         .flat_map(str::split_whitespace)
         .collect::<Vec<_>>()
         .join(" ");
-    let mut sections = Vec::new();
+    let mut sections = vec![];
     for citation in words.split("docs/protocol.md, section").skip(1) {
         let citation = citation.strip_prefix('s').unwrap_or(citation);
-        let words = citation.split_whitespace().take_while(|word| {
-            word.starts_with(|c: char| c.is_ascii_digit()) || ["and", "to"].contains(word)
-        });
-        let numbers = words
+        let numbers = citation
+            .split_whitespace()
+            .take_while(|word| {
+                word.starts_with(|c: char| c.is_ascii_digit()) || ["and", "to"].contains(word)
+            })
             .map(|word| word.trim_end_matches(|c: char| !c.is_ascii_digit()))
             .filter(|word| !word.is_empty());
         let before = sections.len();
@@ -350,7 +351,7 @@ fn every_section_of_the_protocol_that_is_cited_is_there() {
         .into_iter()
         .chain(files("src", ".sql"))
         .chain(files("tests/it", ".rs"));
-    let (mut checked, mut wrong) = (0, Vec::new());
+    let (mut checked, mut wrong) = (0, vec![]);
     for path in sources.filter(|path| !path.ends_with("tests/it/docs.rs")) {
         for section in cited(&fs::read_to_string(root().join(&path)).unwrap()) {
             checked += 1;

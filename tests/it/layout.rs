@@ -1,8 +1,6 @@
 //! The folders of `src/` use each other in one direction, and no two files import each other.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
+use crate::support::*;
 
 /// The layers. Each uses only earlier ones. Modules of one layer may use each other's types, but
 /// not in a circle.
@@ -68,8 +66,11 @@ fn uses() -> Uses {
 /// Returns the sources of the crate by module, without comments and tests.
 fn sources() -> BTreeMap<String, String> {
     let mut sources = BTreeMap::new();
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    read(&folder, "", &mut sources);
+    read(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        "",
+        &mut sources,
+    );
     sources
 }
 
@@ -172,8 +173,9 @@ fn rust_contains_no_script() {
 #[test]
 fn the_crate_root_has_few_names() {
     let root = include_str!("../../src/lib.rs");
-    let uses = root.split("\npub use ").skip(1);
-    let names: usize = uses
+    let names: usize = root
+        .split("\npub use ")
+        .skip(1)
         .map(|used| used.split(';').next().unwrap())
         .map(|used| match used.split_once('{') {
             Some((_, names)) => names

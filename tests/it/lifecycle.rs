@@ -1,22 +1,13 @@
 //! The life of a service, from its start to its shutdown.
 
-use std::time::{Duration, Instant, SystemTime};
+use counterfoil::Remaining;
 
-use crate::support::{
-    Count, Pair, Plain, calls, day, days, eventually, family, pause, refused, sum, times, unix,
-    votes, within,
-};
-use counterfoil::admin::Backlog;
-use counterfoil::{
-    Counterfoil, Durability, ErrorKind, Family, MysqlStore, Precision, Primary, Remaining,
-};
-use testkit::{MysqlServer, RedisOptions, RedisServer};
-use tokio::task::JoinSet;
+use crate::support::*;
 
 /// The time limit of a shutdown without the database, including a second for a busy machine.
-const SOON: Duration = Duration::from_secs(3);
+const SOON: Duration = secs(3);
 
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = secs(20);
 
 /// Makes the database unreachable: it is killed, or it is silent.
 fn lose(mysql: &MysqlServer, is_silent: bool) {
@@ -43,18 +34,10 @@ fn counted(counted: u64) -> Backlog {
     }
 }
 
-/// Starts a MySQL, and a pair on it.
-async fn on_own_mysql() -> (MysqlServer, Pair) {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
-    (mysql, pair)
-}
-
 impl Pair {
     /// Shuts the client down, and returns the only family that has something left.
     async fn left(&self, limit: Duration) -> Remaining {
-        let shutdown = self.counterfoil.shutdown(limit);
-        let left = within(limit + Duration::from_millis(500), shutdown).await;
+        let left = within(limit + millis(500), self.counterfoil.shutdown(limit)).await;
         let mut left = left.unwrap();
         assert_eq!(left.len(), 1, "{left:?}");
         left.remove(0)
@@ -68,7 +51,7 @@ impl Pair {
 
 #[tokio::test]
 async fn a_reconciler_stops_soon_also_while_the_database_is_unreachable() {
-    let (mysql, pair) = on_own_mysql().await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     for is_silent in [false, true] {
         let reconciler = pair.reconcile().await;
@@ -85,9 +68,9 @@ async fn a_reconciler_stops_soon_also_while_the_database_is_unreachable() {
 /// While the database is unavailable, a batch is as old as its hits.
 #[tokio::test]
 async fn a_backlog_grows_older_while_the_database_is_unavailable() {
-    let (mysql, pair) = on_own_mysql().await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
-    let votes = votes().sync_time(Duration::from_millis(20));
+    let votes = votes().sync_time(millis(20));
     let votes = pair.open(votes).await;
     votes.count("a", 1).await;
     pair.drain().await;
@@ -102,22 +85,23 @@ async fn a_backlog_grows_older_while_the_database_is_unavailable() {
         (views.backlog().await.unwrap(), 2),
         (votes.backlog().await.unwrap(), 1),
     ] {
-        let is_old = backlog.oldest.unwrap() >= Duration::from_millis(600);
-        assert!(backlog.ids == ids && is_old, "{backlog:?}");
+        assert!(
+            backlog.ids == ids && backlog.oldest.unwrap() >= millis(600),
+            "{backlog:?}"
+        );
     }
 }
 
 /// Counted hits stay counted in the buffer, in a batch and in the database.
 #[tokio::test]
 async fn hits_are_counted_over_rotations_and_drains() {
-    let (mysql, pair) = on_own_mysql().await;
-    let at_once = Durability::Immediate;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     let wide = pair.open(family("wide").wide(true)).await;
-    let visitors = Family::visitors("test", "visitors").durability(at_once);
+    let visitors = Family::visitors("test", "visitors").at_once();
     let visitors = pair.open(visitors).await;
     let hits = pair.open(days()).await;
-    let online = Family::activity("test", "online").durability(at_once);
+    let online = Family::activity("test", "online").at_once();
     let online = pair.open(online).await;
     let votes = pair.open(votes()).await;
     let count = async |round: u64| {
@@ -127,25 +111,29 @@ async fn hits_are_counted_over_rotations_and_drains() {
             hits.count(id, 1).await;
             votes.count(id, 1).await;
             let visitor = format!("{id} {round}");
-            let visit = visitors.first_visit("shop", day("2014-09-20"), visitor);
-            let _ = visit.await.unwrap();
+            let _ = visitors
+                .first_visit("shop", day("2014-09-20"), visitor)
+                .await
+                .unwrap();
             online.touch("page", id).await.unwrap();
         }
     };
     // in this number of rounds; the hits of a series count when their day is over
     let expect = async |rounds: u64, rounds_over: u64| {
-        let backlogs = [
+        let counted = [
             views.backlog().await,
             votes.backlog().await,
             wide.backlog().await,
             visitors.backlog().await,
             hits.backlog().await,
             online.backlog().await,
-        ];
-        let counted = backlogs.map(|backlog| backlog.unwrap().counted);
+        ]
+        .map(|backlog| backlog.unwrap().counted);
         let of_ids = 3 * rounds;
-        let expected = [of_ids, of_ids, of_ids, 2 * rounds, 2 * rounds_over, 0];
-        assert_eq!(counted, expected);
+        assert_eq!(
+            counted,
+            [of_ids, of_ids, of_ids, 2 * rounds, 2 * rounds_over, 0]
+        );
     };
     expect(0, 0).await;
     for round in 0..3 {
@@ -153,7 +141,7 @@ async fn hits_are_counted_over_rotations_and_drains() {
         expect(round + 1, round).await;
         pair.drain().await;
         expect(round + 1, round).await;
-        pair.counterfoil.drain_all().await.unwrap();
+        pair.drain_all().await.unwrap();
         expect(round + 1, round + 1).await;
     }
     mysql.kill();
@@ -176,11 +164,17 @@ async fn the_backlogs_of_idle_families_take_few_calls() {
         plain.open(Family::cached(&tenant, "votes")).await;
     }
     // the first time Redis does not know the script
-    plain.counterfoil.backlogs().await.unwrap();
-    let _: () = plain.redis.run("CONFIG RESETSTAT").await.unwrap();
+    plain.backlogs().await.unwrap();
+    plain.redis.does("CONFIG RESETSTAT").await;
     let counterfoil = plain.counterfoil.clone();
-    let backlogs = tokio::spawn(async move { counterfoil.backlogs().await });
-    assert_eq!(backlogs.await.unwrap().unwrap().len(), 50);
+    assert_eq!(
+        tokio::spawn(async move { counterfoil.backlogs().await })
+            .await
+            .unwrap()
+            .unwrap()
+            .len(),
+        50
+    );
     for (command, expected) in [("eval", 0), ("evalsha", 2)] {
         assert_eq!(calls(&plain.redis, command).await, expected, "{command}");
     }
@@ -190,18 +184,17 @@ async fn the_backlogs_of_idle_families_take_few_calls() {
 #[tokio::test]
 async fn the_backlogs_of_all_families_are_those_of_each() {
     let pair = Pair::new().await;
-    let at_once = Durability::Immediate;
-    assert!(pair.counterfoil.backlogs().await.unwrap().is_empty());
-    let mut expected = Vec::new();
+    assert!(pair.backlogs().await.unwrap().is_empty());
+    let mut expected = vec![];
     for (tenant, many) in [("a", 40), ("b", 3)] {
         let views = Family::buffered(tenant, "views").partitions(130);
-        let views = pair.open(views.durability(at_once)).await;
+        let views = pair.open(views.at_once()).await;
         let votes = Family::cached(tenant, "votes").partitions(130);
-        let votes = pair.open(votes.durability(at_once)).await;
+        let votes = pair.open(votes.at_once()).await;
         let hits = Family::series(tenant, "hits")
             .windows([(Precision::Day, 3)])
             .keep([Precision::Day]);
-        let hits = pair.open(hits.durability(at_once)).await;
+        let hits = pair.open(hits.at_once()).await;
         let _idle = pair.open(Family::cached(tenant, "idle")).await;
         for number in 0..many {
             let id = format!("page/{number}");
@@ -210,7 +203,7 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
             votes.count(&id, 1).await;
             hits.count(&id, 1).await;
         }
-        assert_eq!(votes.get("read only").await.unwrap(), 0);
+        assert_eq!(votes.value("read only").await, 0);
         expected.extend([
             (format!("{tenant}/views"), (many, 0, 2 * many)),
             (format!("{tenant}/votes"), (many, 0, many)),
@@ -220,16 +213,25 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
     }
     pause(50).await;
     let numbers = async || {
-        let numbers = |(family, backlog): (Family, counterfoil::Result<Backlog>)| {
+        let numbers = |(family, backlog): (Family, Result<Backlog>)| {
             let backlog = backlog.unwrap();
-            let is_old = |age| (Duration::from_millis(50)..LONG).contains(&age);
-            let has_age = backlog.oldest.is_some_and(is_old);
-            assert_eq!(has_age, backlog.ids > 0, "{family}: {backlog:?}");
-            let numbers = (backlog.ids, backlog.open, backlog.counted);
-            (family.to_string(), numbers)
+            let is_old = |age| (millis(50)..LONG).contains(&age);
+            assert_eq!(
+                backlog.oldest.is_some_and(is_old),
+                backlog.ids > 0,
+                "{family}: {backlog:?}"
+            );
+            (
+                family.to_string(),
+                (backlog.ids, backlog.open, backlog.counted),
+            )
         };
-        let backlogs = pair.counterfoil.backlogs().await.unwrap().into_iter();
-        backlogs.map(numbers).collect::<Vec<_>>()
+        pair.backlogs()
+            .await
+            .unwrap()
+            .into_iter()
+            .map(numbers)
+            .collect::<Vec<_>>()
     };
     assert_eq!(numbers().await, expected);
     pair.drain().await;
@@ -241,13 +243,15 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
     let _running = other.reconciler().namespace("b").start().await.unwrap();
     let served = async || other.backlogs().await.unwrap();
     eventually("the families", async || served().await.len() == 4).await;
-    let served = served().await.into_iter();
-    let mut views = served.filter(|(family, _)| family.to_string() == "b/views");
+    let mut views = served()
+        .await
+        .into_iter()
+        .filter(|(family, _)| family.to_string() == "b/views");
     assert_eq!(views.next().unwrap().1.unwrap(), counted(6));
 
     // another program overwrote a family's buffer
     pair.command::<()>("SET cf1:{b/views/7}:buffer oops").await;
-    let backlogs = pair.counterfoil.backlogs().await.unwrap();
+    let backlogs = pair.backlogs().await.unwrap();
     let broken = backlogs.iter().filter(|(_, found)| found.is_err());
     let broken: Vec<_> = broken.map(|(family, _)| family.name()).collect();
     assert_eq!((backlogs.len(), broken), (8, vec!["views"]));
@@ -256,8 +260,9 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
     let pair = Pair::new().await;
-    let settle = Durability::Settle(Duration::from_millis(300));
-    let views = pair.open(family("views").durability(settle)).await;
+    let views = pair
+        .open(family("views").durability(Durability::Settle(millis(300))))
+        .await;
     let votes = pair.open(votes()).await;
     // hits arrive all the time, until they are refused
     let mut tasks = JoinSet::new();
@@ -277,7 +282,7 @@ async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
                     if result.is_ok() {
                         hits += 1;
                     } else {
-                        refused(result, ErrorKind::Closed, "");
+                        refused(result, Closed, "");
                         is_open = false;
                     }
                 }
@@ -291,25 +296,28 @@ async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
     let stored = pair.stored().await;
     assert_eq!(stored, tasks.join_all().await.into_iter().sum::<i64>());
     // reads continue, and refused hits are not counted
-    let read = views.get("page").await.unwrap() + votes.get("page").await.unwrap();
-    assert_eq!(read, stored);
-    let later = pair.counterfoil.open(family("later")).await;
-    refused(later, ErrorKind::Closed, "");
+    assert_eq!(
+        views.value("page").await + votes.value("page").await,
+        stored
+    );
+    refused(pair.counterfoil.open(family("later")).await, Closed, "");
     pair.leaves_nothing().await;
 }
 
 #[tokio::test]
 async fn a_shutdown_without_the_database_returns_in_time_and_reports_what_is_left() {
-    let (mysql, pair) = on_own_mysql().await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     let _idle = pair.open(family("idle")).await;
     mysql.kill();
     views.count("a", 1).await;
     views.count("b", 1).await;
     views.record("c", 1).unwrap();
-    let left = pair.left(Duration::from_secs(3)).await;
-    let found = (left.family.name(), left.recorded, left.backlog.unwrap().ids);
-    assert_eq!(found, ("views", 0, 3));
+    let left = pair.left(secs(3)).await;
+    assert_eq!(
+        (left.family.name(), left.recorded, left.backlog.unwrap().ids),
+        ("views", 0, 3)
+    );
     mysql.start_again().await;
     pair.leaves_nothing().await;
     assert_eq!(pair.stored().await, 3);
@@ -317,13 +325,12 @@ async fn a_shutdown_without_the_database_returns_in_time_and_reports_what_is_lef
 
 #[tokio::test]
 async fn a_shutdown_without_redis_reports_what_was_recorded() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (pair, views) = Pair::of(family("views")).await;
     pair.redis.pause();
     for _ in 0..3 {
         views.record("page", 1).unwrap();
     }
-    let left = pair.left(Duration::from_secs(3)).await;
+    let left = pair.left(secs(3)).await;
     assert_eq!((left.recorded, left.backlog), (3, None));
     pair.redis.resume();
     pair.leaves_nothing().await;
@@ -340,8 +347,10 @@ async fn a_shutdown_reports_once_which_recorded_hits_were_refused() {
         views.record(id, 1).unwrap();
     }
     let left = pair.left(LONG).await;
-    let found = (left.recorded, left.refused, left.backlog.unwrap().ids);
-    assert_eq!(found, (0, 3, 0));
+    assert_eq!(
+        (left.recorded, left.refused, left.backlog.unwrap().ids),
+        (0, 3, 0)
+    );
     pair.leaves_nothing().await;
     assert_eq!(pair.stored().await, i64::MAX);
 }
@@ -349,10 +358,9 @@ async fn a_shutdown_reports_once_which_recorded_hits_were_refused() {
 /// The next hit reopens a slice that was closed early. Its count is neither lost nor doubled.
 #[tokio::test]
 async fn a_drain_of_all_closes_slices_that_are_not_over() {
-    let pair = Pair::new().await;
-    let hits = pair.open(days()).await;
+    let (pair, hits) = Pair::of(days()).await;
     let online = Family::activity("test", "online")
-        .window(Duration::from_secs(60), Duration::from_secs(3))
+        .window(secs(60), secs(3))
         .keep_minutes(true);
     let online = pair.open(online).await;
     let open = async || {
@@ -369,9 +377,10 @@ async fn a_drain_of_all_closes_slices_that_are_not_over() {
         online.touch("/", "a visitor").await.unwrap();
         online.touch("/", format!("visitor {round}")).await.unwrap();
         pair.drain().await;
-        assert_eq!(open().await.0, 1, "a day is not over");
+        // a day is not over
+        assert_eq!(open().await.0, 1);
         assert_eq!(stored("20%/").await, 5 * (round - 1));
-        pair.counterfoil.drain_all().await.unwrap();
+        pair.drain_all().await.unwrap();
         assert_eq!(open().await, (0, false));
         assert_eq!(stored("20%/").await, 5 * round);
         let days = hits.get_range("/", Precision::Day, times(now - 86_400..now + 1));
@@ -389,17 +398,17 @@ async fn an_application_starts_without_the_database() {
     let mysql = MysqlServer::start().await;
     let (database, pool) = mysql.database("test").await;
     MysqlStore::new(pool.clone()).create_tables().await.unwrap();
-    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let redis = new_redis().await;
     mysql.kill();
     let store = MysqlStore::connect_lazy(&mysql.url(&database)).unwrap();
     let client = Counterfoil::new(redis.manager().await, store);
     let views = client.open(family("views"));
-    let views = within(Duration::from_secs(4), views).await.unwrap();
+    let views = within(secs(4), views).await.unwrap();
     let hits = Family::series("test", "hits")
         .windows([(Precision::SECOND, 3)])
         .keep([Precision::SECOND]);
-    let hits = client.open(hits).await.unwrap();
-    let _running = client.reconciler().start().await.unwrap();
+    let hits = client.opened(hits).await;
+    let _running = client.reconcile().await;
     for _ in 0..3 {
         views.count("page", 1).await;
         hits.count("page", 1).await;
@@ -412,37 +421,41 @@ async fn an_application_starts_without_the_database() {
         sum.await.is_ok_and(|sum| sum == Some(6))
     };
     eventually("what was counted", stored).await;
-    assert_eq!(views.get("page").await.unwrap(), 3);
+    assert_eq!(views.value("page").await, 3);
     // a mismatch with the database's family is detected when the database is up, and the counts
     // stay in Redis
     mysql.kill();
-    let settle = Durability::Settle(Duration::from_secs(1));
-    let other = client.open(family("views").durability(settle));
+    let other = client.open(family("views").durability(Durability::Settle(secs(1))));
     let other = other.await.unwrap();
     // Redis knows its partitions
-    let wrong = client.open(family("views").partitions(8)).await;
-    refused(wrong, ErrorKind::Mismatch, "");
+    refused(
+        client.open(family("views").partitions(8)).await,
+        Mismatch,
+        "",
+    );
     other.count("page", 1).await;
     mysql.start_again().await;
     let is_refused = async || {
-        let read = other.get("page").await;
-        read.is_err_and(|error| error.kind() == ErrorKind::Mismatch)
+        other
+            .get("page")
+            .await
+            .is_err_and(|error| error.kind() == Mismatch)
     };
     eventually("the refusal", is_refused).await;
     pause(300).await;
     assert_eq!(views.pending(&["page"]).await.unwrap(), [1]);
-    assert_eq!(views.get("page").await.unwrap(), 4);
-    client.open(family("views")).await.unwrap();
-    client.drain().await.unwrap();
+    assert_eq!(views.value("page").await, 4);
+    client.opened(family("views")).await;
+    client.drained().await;
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(4)]);
 }
 
 #[tokio::test]
 async fn a_builder_takes_a_connection_and_a_pool() {
     let mysql = MysqlServer::start().await;
-    let limit = Duration::from_millis(200);
+    let limit = millis(200);
     for without_mysql in [false, true] {
-        let redis = RedisServer::start(RedisOptions::volatile()).await;
+        let redis = new_redis().await;
         let (_, pool) = mysql.database("test").await;
         let builder = Counterfoil::builder()
             .connection(Primary::connect(redis.url()).await.unwrap())
@@ -451,15 +464,19 @@ async fn a_builder_takes_a_connection_and_a_pool() {
             .start_without_mysql(without_mysql)
             .write_timeout(limit)
             .read_timeout(limit);
-        let client = builder.connect().await.unwrap();
-        let views = client.open(family("views")).await.unwrap();
+        let views = builder
+            .connect()
+            .await
+            .unwrap()
+            .opened(family("views"))
+            .await;
         views.count("page", 1).await;
-        assert_eq!(views.get("page").await.unwrap(), 1);
+        assert_eq!(views.value("page").await, 1);
         redis.pause();
         let began = Instant::now();
         assert!(views.add("page", 1).await.is_err() && views.get("page").await.is_err());
         let took = began.elapsed();
-        assert!(took < Duration::from_secs(2), "{took:?}");
+        assert!(took < secs(2), "{took:?}");
         redis.resume();
     }
 }
@@ -468,18 +485,21 @@ async fn a_builder_takes_a_connection_and_a_pool() {
 async fn a_builder_starts_without_the_database_if_configured() {
     let mysql = MysqlServer::start().await;
     let (database, pool) = mysql.database("test").await;
-    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let redis = new_redis().await;
     let connect = |url: &str, without_mysql| {
-        let builder = Counterfoil::builder().redis(redis.url()).mysql(url);
-        let builder = builder.create_tables(true);
-        builder.start_without_mysql(without_mysql).connect()
+        Counterfoil::builder()
+            .redis(redis.url())
+            .mysql(url)
+            .create_tables(true)
+            .start_without_mysql(without_mysql)
+            .connect()
     };
     let (url, elsewhere) = (mysql.url(&database), mysql.url("nowhere"));
     // a permanent error is reported at once
     let bad_mode = "mysql://localhost/shop?ssl-mode=NONE";
     for (wrong, kind) in [
-        ("localhost/shop", ErrorKind::InvalidInput),
-        (bad_mode, ErrorKind::InvalidInput),
+        ("localhost/shop", InvalidInput),
+        (bad_mode, InvalidInput),
         (&*elsewhere, ErrorKind::Store),
     ] {
         refused(connect(wrong, true).await, kind, "");
@@ -490,10 +510,10 @@ async fn a_builder_starts_without_the_database_if_configured() {
         if !is_silent {
             refused(connect(&url, false).await, ErrorKind::Store, "");
         }
-        let client = within(Duration::from_secs(4), connect(&url, true)).await;
+        let client = within(secs(4), connect(&url, true)).await;
         let client = client.unwrap();
-        let views = client.open(family("views")).await.unwrap();
-        let votes = client.open(votes()).await.unwrap();
+        let views = client.opened(family("views")).await;
+        let votes = client.opened(votes()).await;
         let _running = client.reconciler().all().start().await.unwrap();
         views.count("page", 1).await;
         if !is_silent {
@@ -508,7 +528,7 @@ async fn a_builder_starts_without_the_database_if_configured() {
         };
         eventually("what was counted", stored).await;
         assert_eq!(votes.count("item", 1).await, value);
-        client.drain().await.unwrap();
+        client.drained().await;
         assert_eq!(votes.stored(&["item"]).await.unwrap(), [Some(value)]);
     }
 }

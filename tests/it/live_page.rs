@@ -8,13 +8,13 @@ mod site;
 
 use std::env;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::Stdio;
 
 use site::Site;
-use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::net::TcpListener;
 use tokio::process::Command;
+
+use crate::support::*;
 
 /// Returns the program that opens a page, without the page's address, or the reason why it cannot
 /// run.
@@ -45,10 +45,7 @@ async fn the_page_shows_its_hits_as_they_come() {
         Ok(browser) => browser,
         Err(why) => return eprintln!("{why}: the test of the live page is skipped"),
     };
-    let (redis, mysql) = (
-        RedisServer::start(RedisOptions::volatile()).await,
-        MysqlServer::start().await,
-    );
+    let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
     let (database, _) = mysql.database("site").await;
     let address = serve(
         Site::open(&redis.url(), &mysql.url(&database))

@@ -1,18 +1,11 @@
 //! The store in memory, as an application's tests use it.
 
-use std::sync::Arc;
-
-use counterfoil::store::Registered;
-use counterfoil::{Durability, ErrorKind, Family, KeyType, Outcome, Store, Table};
-
 use crate::mysql::{applied, batch, complete, keeps_the_contract};
-use crate::support::kinds::{KINDS, OfKind};
-use crate::support::{Plain, counted, eventually, family};
+
+use crate::support::*;
 
 fn items() -> Table {
-    Table::update("item")
-        .key("id", KeyType::Unsigned)
-        .value("n")
+    Table::update("item").key("id", Unsigned).value("n")
 }
 
 #[tokio::test]
@@ -31,13 +24,7 @@ async fn every_kind_counts_without_mysql() {
         assert_eq!(opened.shown().await.unwrap(), expected, "{kind}, drained");
         opened.hit().await.unwrap();
     }
-    assert!(
-        counterfoil
-            .shutdown(std::time::Duration::from_secs(20))
-            .await
-            .unwrap()
-            .is_empty()
-    );
+    assert!(counterfoil.shutdown(secs(20)).await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -47,35 +34,30 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
         store,
         counterfoil,
     } = Plain::new().await;
-    let votes = Family::cached("test", "votes")
-        .durability(Durability::Immediate)
-        .table(items());
-    let votes = counterfoil.open(votes).await.unwrap();
-    assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::NoRow);
+    let votes = votes().table(items());
+    let votes = counterfoil.opened(votes).await;
+    assert_eq!(votes.incr("7", 1).await.unwrap(), NoRow);
     store.set(votes.family(), "7", 40);
     assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::Counted(41));
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     assert_eq!(votes.stored(&["7", "8"]).await.unwrap(), [Some(41), None]);
     // the store keeps another program's write
     store.set(votes.family(), "7", 100);
     assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::Counted(42));
-    counterfoil.drain().await.unwrap();
-    assert_eq!(votes.get("7").await.unwrap(), 101);
+    counterfoil.drained().await;
+    assert_eq!(votes.value("7").await, 101);
 
-    let views = counterfoil
-        .open(family("views").table(items()))
-        .await
-        .unwrap();
+    let views = counterfoil.opened(family("views").table(items())).await;
     store.set(views.family(), "7", 5);
     for id in ["7", "8"] {
         assert_eq!(counted(views.add(id, 1).await.unwrap()), 1);
     }
-    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let reconciler = counterfoil.reconcile().await;
     eventually("both leave Redis", || async {
         views.pending(&["7", "8"]).await.unwrap() == [0, 0]
     })
     .await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     assert_eq!(views.stored(&["7", "8"]).await.unwrap(), [Some(6), None]);
 }
 
@@ -84,18 +66,19 @@ async fn the_contract_of_a_store_is_kept() {
     let store = counterfoil::MemoryStore::new();
     let family = family("views").build().unwrap().clone();
     let number = store.register(&family).await.unwrap();
-    assert_eq!(
-        store.clone().register(&family).await.unwrap(),
-        number,
-        "a clone is the same database"
-    );
-    let other = crate::support::family("views")
-        .partitions(8)
-        .build()
-        .unwrap();
-    assert_eq!(
-        store.register(&other).await.unwrap_err().kind(),
-        ErrorKind::Mismatch
+    // a clone is the same database
+    assert_eq!(store.clone().register(&family).await.unwrap(), number);
+    refused(
+        store
+            .register(
+                &crate::support::family("views")
+                    .partitions(8)
+                    .build()
+                    .unwrap(),
+            )
+            .await,
+        Mismatch,
+        "",
     );
     keeps_the_contract(&store, &Arc::new(Registered { family, number })).await;
 }
@@ -107,14 +90,18 @@ async fn a_delta_that_no_row_takes_holds_nothing_back() {
     let number = store.register(&family).await.unwrap();
     let family = Arc::new(Registered { family, number });
     store.set(&family.family, "full", i64::MAX);
-    let sums = complete(
-        &store,
-        &[batch(&family, 0, 1, [("a", 2), ("full", 1)])],
-        None,
-    )
-    .await
-    .unwrap();
-    assert_eq!(sums, applied(1, 0, 1, 1));
-    let listed = store.list(&family, "", None, 10).await.unwrap();
-    assert_eq!(listed, [("a".to_owned(), 2), ("full".to_owned(), i64::MAX)]);
+    assert_eq!(
+        complete(
+            &store,
+            &[batch(&family, 0, 1, [("a", 2), ("full", 1)])],
+            None,
+        )
+        .await
+        .unwrap(),
+        applied(1, 0, 1, 1)
+    );
+    assert_eq!(
+        store.list(&family, "", None, 10).await.unwrap(),
+        [("a".to_owned(), 2), ("full".to_owned(), i64::MAX)]
+    );
 }

@@ -1,13 +1,9 @@
 //! Mistakes of clients that lost or doubled hits silently. Each is an error (docs/protocol.md,
 //! section 8).
 
-use std::time::{Duration, SystemTime};
+use counterfoil::test_hooks::{Counted, Partition};
 
-use counterfoil::admin::Script;
-use counterfoil::test_hooks::{Counted, Fence, Partition};
-use counterfoil::{ErrorKind, Family, Outcome, Result};
-
-use crate::support::{Pair, eventually, family, refused, unix, votes};
+use crate::support::*;
 
 /// The home of a family, as a client in another language uses it.
 struct Client<'f> {
@@ -40,20 +36,20 @@ impl<'f> Client<'f> {
     async fn pass_epochs(&self, epochs: u64) {
         for epoch in 1..=epochs {
             let now_ms = unix(SystemTime::now()).unsigned_abs() * 1000 + epoch * 61_000;
-            let later = self.home.clone().at(now_ms);
-            later
+            self.home
+                .clone()
+                .at(now_ms)
                 .epochs(self.family)
                 .await
                 .unwrap()
-                .expect("configured");
+                .unwrap();
         }
     }
 }
 
 #[tokio::test]
 async fn a_caller_name_that_is_used_twice_is_noticed() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views").partitions(1)).await;
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
     let client = Client::new(&pair, views.family()).await;
     let epoch = client.epoch().await.unwrap();
     // after the second call, the copy of the process is still at its first call
@@ -70,15 +66,15 @@ async fn a_caller_name_that_is_used_twice_is_noticed() {
         };
         assert_eq!(is_repeated, repeated, "{n}");
     }
-    assert_eq!(views.get("page").await.unwrap(), 2);
+    assert_eq!(views.value("page").await, 2);
 }
 
 #[tokio::test]
 async fn a_client_learns_all_settings_from_the_epoch() {
     let pair = Pair::new().await;
     let votes = votes().partitions(3).min(-5).max(9);
-    let votes = pair.open(votes.retain(Duration::from_secs(77))).await;
-    let mut call = redis::cmd("EVAL");
+    let votes = pair.open(votes.retain(secs(77))).await;
+    let mut call = cmd("EVAL");
     call.arg(Script::named("family_epoch").unwrap().source);
     call.arg(2)
         .arg("cf1:{test/votes/0}:calls")
@@ -87,8 +83,10 @@ async fn a_client_learns_all_settings_from_the_epoch() {
     let reply = call.query_async(&mut pair.redis.manager().await).await;
     let reply: Vec<String> = reply.unwrap();
     assert_eq!([&*reply[0], &*reply[3], &*reply[4]], ["OK", "cached", "3"]);
-    let known = Family::from_settings("test", "votes", &reply[5]).unwrap();
-    assert_eq!(known, *votes.family());
+    assert_eq!(
+        Family::from_settings("test", "votes", &reply[5]).unwrap(),
+        *votes.family()
+    );
 }
 
 #[tokio::test]
@@ -103,45 +101,43 @@ async fn a_family_that_is_not_configured_is_not_counted_in() {
 
 #[tokio::test]
 async fn an_emptied_redis_is_configured_again_without_a_writer() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (pair, views) = Pair::of(family("views")).await;
     let reconciler = pair.reconcile().await;
     let client = Client::new(&pair, views.family()).await;
     for _ in 0..2 {
         pair.command::<()>("FLUSHALL").await;
         eventually("the family", async || client.epoch().await.is_some()).await;
     }
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
 async fn a_call_of_another_kind_is_refused() {
-    let pair = Pair::new().await;
-    let votes = pair.open(votes().partitions(1)).await;
+    let (pair, votes) = Pair::of(votes().partitions(1)).await;
     let client = Client::new(&pair, votes.family()).await;
     let epoch = client.epoch().await.unwrap();
     let text = "the family is cached, not buffered";
-    let added = client.add(1, &epoch).await;
-    refused(added, ErrorKind::InvalidInput, text);
+    refused(client.add(1, &epoch).await, InvalidInput, text);
     assert_eq!(votes.backlog().await.unwrap().ids, 0);
 }
 
 #[tokio::test]
 async fn a_request_that_names_its_epoch_never_counts_twice() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views").partitions(1)).await;
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
     let client = Client::new(&pair, views.family()).await;
     let epoch = views.request_epoch("order-17", "page").await.unwrap();
     let once = async || views.add_once_since(&epoch, "order-17", "page", 1).await;
     assert_eq!(once().await.unwrap(), Outcome::Counted(1));
-    assert_eq!(once().await.unwrap(), Outcome::CountedBefore(1));
+    assert_eq!(once().await.unwrap(), CountedBefore(1));
     client.pass_epochs(1).await;
-    assert_eq!(once().await.unwrap(), Outcome::CountedBefore(1));
+    assert_eq!(once().await.unwrap(), CountedBefore(1));
     client.pass_epochs(3).await;
     let error = once().await.unwrap_err();
     assert!(error.outcome_unknown(), "{error}");
-    assert_eq!(views.get("page").await.unwrap(), 1);
+    assert_eq!(views.value("page").await, 1);
     // without the epoch, it is a new request
-    let new = views.add_once("order-17", "page", 1).await;
-    assert_eq!(new.unwrap(), Outcome::Counted(2));
+    assert_eq!(
+        views.add_once("order-17", "page", 1).await.unwrap(),
+        Outcome::Counted(2)
+    );
 }

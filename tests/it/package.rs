@@ -1,7 +1,8 @@
 //! What `cargo package` puts into both crates.
 
-use std::path::Path;
 use std::process::Command;
+
+use crate::support::*;
 
 /// Returns the files of a package.
 fn files_of(package: &str) -> String {
@@ -25,18 +26,18 @@ fn files_of(package: &str) -> String {
 fn check(package: &str, expected: &[&str]) {
     let files = files_of(package);
     for file in expected {
-        let has_it = files.lines().any(|line| line == *file);
-        assert!(has_it, "the package {package} lacks {file}:\n{files}");
+        assert!(
+            files.lines().any(|line| line == *file),
+            "the package {package} lacks {file}:\n{files}"
+        );
     }
 }
 
 #[test]
 fn the_package_contains_scripts_and_documents() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
-    let names = std::fs::read_dir(folder)
+    let scripts: Vec<_> = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1"))
         .unwrap()
-        .map(|entry| entry.unwrap().file_name());
-    let scripts: Vec<_> = names
+        .map(|entry| entry.unwrap().file_name())
         .map(|name| format!("lua/v1/{}", name.to_str().unwrap()))
         .collect();
     assert!(scripts.len() > 20, "{scripts:?}");
@@ -44,23 +45,27 @@ fn the_package_contains_scripts_and_documents() {
         "counterfoil",
         &scripts.iter().map(String::as_str).collect::<Vec<_>>(),
     );
-    let others = [
-        "lua/manifest.json",
-        "lua/README.md",
-        "docs/guide.md",
-        "build.rs",
-        "README.md",
-    ];
-    check("counterfoil", &others);
+    check(
+        "counterfoil",
+        &[
+            "lua/manifest.json",
+            "lua/README.md",
+            "docs/guide.md",
+            "build.rs",
+            "README.md",
+        ],
+    );
 }
 
 #[test]
 fn the_package_of_the_command_contains_page_and_example() {
-    let files = [
-        "src/main.rs",
-        "counterfoil.toml",
-        "assets/page.js",
-        "assets/page.css",
-    ];
-    check("counterfoil-cli", &files);
+    check(
+        "counterfoil-cli",
+        &[
+            "src/main.rs",
+            "counterfoil.toml",
+            "assets/page.js",
+            "assets/page.css",
+        ],
+    );
 }

@@ -3,13 +3,7 @@
 
 use std::sync::OnceLock;
 
-use counterfoil::admin::Retried;
-use counterfoil::{Counterfoil, Family, KeyType, MysqlStore, Table};
-use sqlx::MySqlPool;
-use testkit::{MysqlServer, RedisOptions, RedisServer};
-
-use crate::support::tls::Tls;
-use crate::support::{counted, family};
+use crate::support::*;
 
 const README: &str = include_str!("../../README.md");
 const GUIDE: &str = include_str!("../../docs/guide.md");
@@ -19,11 +13,11 @@ const OPERATIONS: &str = include_str!("../../docs/operations.md");
 static URLS: OnceLock<(String, String)> = OnceLock::new();
 
 pub fn redis_url() -> &'static str {
-    &URLS.get().expect("servers run").0
+    &URLS.get().unwrap().0
 }
 
 pub fn mysql_url() -> &'static str {
-    &URLS.get().expect("servers run").1
+    &URLS.get().unwrap().1
 }
 
 mod first {
@@ -34,15 +28,20 @@ mod first {
     }
 }
 
-/// Includes a program as a function of a pair.
-macro_rules! program {
-    ($module:ident, $file:literal, $function:ident) => {
-        mod $module {
+/// Includes programs as functions of a pair, and runs them in this order.
+macro_rules! programs {
+    ($($module:ident, $file:literal, $function:ident;)*) => {
+        $(mod $module {
             include!(concat!(env!("OUT_DIR"), $file));
 
             pub async fn run(counterfoil: Counterfoil) -> counterfoil::Result<()> {
                 $function(counterfoil).await
             }
+        })*
+
+        async fn run_all(counterfoil: &Counterfoil) -> Result<()> {
+            $($module::run(counterfoil.clone()).await?;)*
+            Ok(())
         }
     };
 }
@@ -79,23 +78,32 @@ mod rejects {
     }
 }
 
-program!(smallest, "/guide_1.rs", shop);
-program!(results, "/guide_2.rs", page);
-program!(requests, "/guide_3.rs", job);
-program!(recording, "/guide_4.rs", log);
-program!(reading, "/guide_5.rs", page);
-program!(cached, "/guide_6.rs", forum);
-program!(series, "/guide_7.rs", site);
-program!(activity, "/guide_8.rs", forum);
-program!(visitors, "/guide_9.rs", shop);
-program!(own_table, "/guide_10.rs", shop);
-program!(worker, "/guide_11.rs", worker);
-program!(recounting, "/guide_12.rs", recounting);
+programs! {
+    cached, "/guide_6.rs", forum;
+    series, "/guide_7.rs", site;
+    activity, "/guide_8.rs", forum;
+    visitors, "/guide_9.rs", shop;
+    smallest, "/guide_1.rs", shop;
+    results, "/guide_2.rs", page;
+    reading, "/guide_5.rs", page;
+    requests, "/guide_3.rs", job;
+    recording, "/guide_4.rs", log;
+    worker, "/guide_11.rs", worker;
+    recounting, "/guide_12.rs", recounting;
+}
+
+mod own_table {
+    include!(concat!(env!("OUT_DIR"), "/guide_10.rs"));
+
+    pub async fn run(counterfoil: Counterfoil) -> counterfoil::Result<()> {
+        shop(counterfoil).await
+    }
+}
 
 static TLS: OnceLock<Tls> = OnceLock::new();
 
 pub fn tls() -> &'static Tls {
-    TLS.get().expect("servers run")
+    TLS.get().unwrap()
 }
 
 /// A replacement for `std::fs`.
@@ -107,78 +115,61 @@ mod files {
 
 #[tokio::test]
 async fn the_program_with_tls_runs() {
-    assert!(TLS.set(Tls::start().await).is_ok(), "one test");
-    let counterfoil = secure::run().await.expect("connected");
-    counterfoil
-        .mysql()
-        .expect("MySQL")
-        .create_tables()
-        .await
-        .expect("created");
-    let views = counterfoil.open(family("views")).await.expect("opened");
+    // one test
+    assert!(TLS.set(Tls::start().await).is_ok());
+    let counterfoil = secure::run().await.unwrap();
+    counterfoil.mysql().unwrap().create_tables().await.unwrap();
     assert_eq!(
-        counted(views.add("product/7", 1).await.expect("counted")),
+        counted(
+            counterfoil
+                .opened(family("views"))
+                .await
+                .add("product/7", 1)
+                .await
+                .unwrap()
+        ),
         1
     );
-    counterfoil.drain().await.expect("drained");
+    counterfoil.drained().await;
     let counted: i64 = sqlx::query_scalar("SELECT value FROM counterfoil_values")
         .fetch_one(&tls().pool)
         .await
-        .expect("read");
+        .unwrap();
     assert_eq!(counted, 1);
 }
 
 #[test]
 fn every_program_of_the_documents_runs() {
     for (document, programs) in [(README, 1), (GUIDE, 15), (OPERATIONS, 1)] {
-        assert_eq!(
-            document.matches("\n```rust").count(),
-            programs,
-            "a program that is not run here"
-        );
+        // a program that is not run here
+        assert_eq!(document.matches("\n```rust").count(), programs);
     }
-    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
     let (_redis, _mysql, pool) = runtime.block_on(start());
-    first::run().expect("the first program");
-    runtime
-        .block_on(the_others(&pool))
-        .expect("the other programs");
+    first::run().unwrap();
+    runtime.block_on(the_others(&pool)).unwrap();
 }
 
 async fn start() -> (RedisServer, MysqlServer, MySqlPool) {
-    let (redis, mysql) = (
-        RedisServer::start(RedisOptions::volatile()).await,
-        MysqlServer::start().await,
-    );
+    let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
     let (database, pool) = mysql.database("shop").await;
-    URLS.set((redis.url(), mysql.url(&database)))
-        .expect("one test");
+    URLS.set((redis.url(), mysql.url(&database))).unwrap();
     (redis, mysql, pool)
 }
 
-async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
+async fn the_others(pool: &MySqlPool) -> Result<()> {
     for block in GUIDE.split("\n```sql\n").skip(1) {
-        let sql = block.split("\n```").next().expect("a block");
+        let sql = block.split("\n```").next().unwrap();
         sqlx::raw_sql(sql).execute(pool).await.expect(sql);
     }
     let counterfoil = Counterfoil::connect(redis_url(), mysql_url()).await?;
     let redis = deadpool_redis::Config::from_url(redis_url())
         .create_pool(None)
-        .expect("a pool");
+        .unwrap();
     let over_a_pool = pooled::run(redis, MysqlStore::new(pool.clone()));
     own_table::run(over_a_pool.clone()).await?;
     over_a_pool.drain().await?;
-    cached::run(counterfoil.clone()).await?;
-    series::run(counterfoil.clone()).await?;
-    activity::run(counterfoil.clone()).await?;
-    visitors::run(counterfoil.clone()).await?;
-    smallest::run(counterfoil.clone()).await?;
-    results::run(counterfoil.clone()).await?;
-    reading::run(counterfoil.clone()).await?;
-    requests::run(counterfoil.clone()).await?;
-    recording::run(counterfoil.clone()).await?;
-    worker::run(counterfoil.clone()).await?;
-    recounting::run(counterfoil.clone()).await?;
+    run_all(&counterfoil).await?;
 
     for (namespace, name, id, value) in [
         ("shop", "product_views", "product/7", 1),
@@ -186,8 +177,15 @@ async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
         ("guide", "orders", "product/7", 1),
         ("guide", "lines", "access.log", 1000),
     ] {
-        let counters = counterfoil.open(Family::buffered(namespace, name)).await?;
-        assert_eq!(counters.get(id).await?, value, "{namespace}/{name}");
+        assert_eq!(
+            counterfoil
+                .open(Family::buffered(namespace, name))
+                .await?
+                .get(id)
+                .await?,
+            value,
+            "{namespace}/{name}"
+        );
     }
     counterfoil.drain().await?;
     for (count, query) in [
@@ -215,10 +213,7 @@ async fn the_others(pool: &MySqlPool) -> counterfoil::Result<()> {
 }
 
 /// Retries a hit whose row is created later.
-async fn a_reject_is_retried(
-    counterfoil: Counterfoil,
-    pool: &MySqlPool,
-) -> counterfoil::Result<()> {
+async fn a_reject_is_retried(counterfoil: Counterfoil, pool: &MySqlPool) -> Result<()> {
     let table = Table::update("item")
         .key("id", KeyType::Unsigned)
         .value("vote_count");
@@ -230,7 +225,7 @@ async fn a_reject_is_retried(
     sqlx::raw_sql("INSERT INTO item (id, name) VALUES (4712, 'Raspberry')")
         .execute(pool)
         .await
-        .expect("inserted");
+        .unwrap();
 
     assert_eq!(
         rejects::run(counterfoil, downloads.family()).await?,
@@ -240,7 +235,7 @@ async fn a_reject_is_retried(
         sqlx::query_scalar("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = 4712")
             .fetch_one(pool)
             .await
-            .expect("read");
+            .unwrap();
     assert_eq!(found, 3);
     Ok(())
 }

@@ -1,14 +1,10 @@
 //! Families that a process serves or changes without having opened them, as registered in the
 //! database.
 
-use std::time::{Duration, SystemTime};
+use crate::support::*;
 
-use crate::support::{Count, Pair, day, eventually, family, keyed, pause, refused, sum, votes};
-use counterfoil::KeyType::{Date, Signed, Text, Unsigned};
-use counterfoil::{Counting, Durability, ErrorKind, Family, Outcome, Precision, Table};
-
-const MOMENT: Duration = Duration::from_millis(20);
-const HOUR: Duration = Duration::from_secs(3600);
+const MOMENT: Duration = millis(20);
+const HOUR: Duration = secs(3600);
 
 /// Returns the sum of the family's values in the database.
 async fn stored(pair: &Pair, name: &str) -> i64 {
@@ -26,30 +22,32 @@ async fn arrives(pair: &Pair, name: &str, sum: i64) {
 #[tokio::test]
 async fn a_process_that_opened_nothing_serves_all_kinds() {
     const GONE: &str = "CREATE TABLE gone (id INT PRIMARY KEY, n INT NOT NULL)";
-    let (pair, now) = (Pair::new().await, Durability::Immediate);
+    let pair = Pair::new().await;
     pair.sql(GONE).await;
     pair.sql("CREATE TABLE item LIKE gone; INSERT INTO item VALUES (1, 0)")
         .await;
     let gone = keyed(Table::upsert("gone"), [("id", Signed)]);
     let gone = pair.open(family("gone").table(gone)).await;
     let views = pair.open(family("views").wide(true)).await;
-    let items = keyed(Table::update("item"), [("id", Signed)]);
-    let votes = votes().sync_time(MOMENT).max(2).table(items);
+    let votes = votes()
+        .sync_time(MOMENT)
+        .max(2)
+        .table(keyed(Table::update("item"), [("id", Signed)]));
     let votes = pair.open(votes).await;
     let hits = Family::series("test", "hits")
         .windows([(Precision::SECOND, 9), (Precision::Day, 3)])
         .keep([Precision::SECOND])
-        .durability(now)
+        .at_once()
         .sync_time(MOMENT)
         .time_zone("Europe/Berlin");
     let hits = pair.open(hits).await;
     let online = Family::activity("test", "online")
-        .durability(now)
+        .at_once()
         .keep_minutes(true)
         .stripes(3)
-        .visitors(Counting::HyperLogLog);
+        .visitors(HyperLogLog);
     let online = pair.open(online).await;
-    let visitors = Family::visitors("test", "visitors").durability(now);
+    let visitors = Family::visitors("test", "visitors").at_once();
     let visitors = pair.open(visitors).await;
     for number in 0..3 {
         gone.count("1", 1).await;
@@ -58,8 +56,10 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
         hits.count("page", 1).await;
         online.touch("page", "visitor").await.unwrap();
         let visitor = format!("visitor {number}");
-        let visit = visitors.first_visit("shop", day("2014-09-20"), visitor);
-        let _ = visit.await.unwrap();
+        let _ = visitors
+            .first_visit("shop", day("2014-09-20"), visitor)
+            .await
+            .unwrap();
     }
     pair.sql("DROP TABLE gone").await;
 
@@ -87,7 +87,7 @@ async fn later_or_changed_families_are_served_and_an_open_one_keeps_its_settings
     let pair = Pair::new().await;
     let other = pair.other().await;
     let rare = |name, time| family(name).sync_hits(1000).sync_time(time);
-    let _own = other.open(rare("own", MOMENT)).await.unwrap();
+    let _own = other.opened(rare("own", MOMENT)).await;
     let own = pair.open(rare("own", HOUR)).await;
     let slow = pair.open(rare("slow", HOUR)).await;
     let foreign = pair.open(Family::buffered("foreign", "foreign")).await;
@@ -101,13 +101,15 @@ async fn later_or_changed_families_are_served_and_an_open_one_keeps_its_settings
     slow.count("page", 1).await;
     pair.open(family("later")).await.count("page", 1).await;
     arrives(&pair, "later", 1).await;
-    assert_eq!(stored(&pair, "slow").await, 1, "as it was opened");
+    // as it was opened
+    assert_eq!(stored(&pair, "slow").await, 1);
     own.count("page", 1).await;
     arrives(&pair, "own", 2).await;
     pair.open(family("slow").sync_hits(1).sync_time(MOMENT))
         .await;
     arrives(&pair, "slow", 2).await;
-    assert_eq!(stored(&pair, "foreign").await, 0, "another namespace");
+    // another namespace
+    assert_eq!(stored(&pair, "foreign").await, 0);
 }
 
 #[tokio::test]
@@ -115,35 +117,34 @@ async fn partitions_change_once_nothing_is_pending() {
     let pair = Pair::new().await;
     let [of_4, of_16] = [4, 16].map(|partitions| family("views").partitions(partitions));
     let before = pair.open(of_4.clone()).await;
-    let ids: Vec<_> = (0..40).map(|number| format!("page/{number}")).collect();
+    let ids = pages(40);
     for id in &ids {
         assert_eq!(before.count(id, 1).await, 1);
     }
     let operator = pair.other().await;
     let to_16 = of_16.build().unwrap();
-    refused(operator.reconfigure(&to_16).await, ErrorKind::Busy, "");
+    refused(operator.reconfigure(&to_16).await, Busy, "");
     before.count("page/0", 1).await;
     pair.drain().await;
     operator.reconfigure(&to_16).await.unwrap();
     // Redis and the database refuse a client with the old number, and it does not restore that
     // number
-    refused(before.add("page/0", 1).await, ErrorKind::Mismatch, "");
+    refused(before.add("page/0", 1).await, Mismatch, "");
     let _old = pair.reconcile().await;
-    let opened = pair.counterfoil.open(of_4.clone()).await;
-    refused(opened, ErrorKind::Mismatch, "");
+    refused(pair.counterfoil.open(of_4.clone()).await, Mismatch, "");
     pause(500).await;
     let home = "HGET cf1:{test/views/0}:calls =partitions";
     assert_eq!(pair.command::<String>(home).await, "16");
-    let after = operator.open(of_16).await.unwrap();
+    let after = operator.opened(of_16).await;
     for id in &ids {
         assert_eq!(after.count(id, 1).await, 1);
     }
-    operator.drain().await.unwrap();
+    operator.drained().await;
     assert_eq!(stored(&pair, "views").await, 81);
-    assert_eq!(after.get("page/0").await.unwrap(), 3);
+    assert_eq!(after.value("page/0").await, 3);
     // and back
     operator.reconfigure(&of_4.build().unwrap()).await.unwrap();
-    refused(after.add("page/0", 1).await, ErrorKind::Mismatch, "");
+    refused(after.add("page/0", 1).await, Mismatch, "");
     assert_eq!(before.count("page/0", 1).await, 1);
 }
 
@@ -157,8 +158,8 @@ async fn cached_counters_follow_their_partitions() {
         let votes = votes().partitions(partitions);
         if value > 1 {
             let family = votes.build().unwrap();
-            let reconfigure = async || pair.counterfoil.reconfigure(&family).await;
-            refused(reconfigure().await, ErrorKind::Busy, "");
+            let reconfigure = async || pair.reconfigure(&family).await;
+            refused(reconfigure().await, Busy, "");
             pair.drain().await;
             reconfigure().await.unwrap();
         }
@@ -172,21 +173,19 @@ async fn cached_counters_follow_their_partitions() {
 #[tokio::test]
 async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
     let pair = Pair::new().await;
-    let reconfigure = async |family: Family| pair.counterfoil.reconfigure(&family).await;
+    let reconfigure = async |family: Family| pair.reconfigure(&family).await;
     let views = pair.open(family("views")).await;
     views.count("page", 1).await;
     let settling = || family("views").durability(Durability::Settle(MOMENT));
     reconfigure(settling().build().unwrap()).await.unwrap();
-    let opened = pair.counterfoil.open(family("views")).await;
-    refused(opened, ErrorKind::Mismatch, "");
+    refused(pair.counterfoil.open(family("views")).await, Mismatch, "");
     let views = pair.open(settling()).await;
     pair.drain().await;
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(1)]);
 
     let _votes = pair.open(votes().min(0)).await;
     let wider = votes().min(-2);
-    let opened = pair.counterfoil.open(wider.clone()).await;
-    refused(opened, ErrorKind::Mismatch, "");
+    refused(pair.counterfoil.open(wider.clone()).await, Mismatch, "");
     reconfigure(wider.build().unwrap()).await.unwrap();
     assert_eq!(pair.open(wider).await.count("item", -1).await, -1);
 
@@ -198,8 +197,7 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
         (hits(8).build(), "another name"),
         (family("unknown").build(), "not registered"),
     ] {
-        let result = reconfigure(wrong.unwrap()).await;
-        refused(result, ErrorKind::InvalidInput, text);
+        refused(reconfigure(wrong.unwrap()).await, InvalidInput, text);
     }
 }
 
@@ -207,7 +205,7 @@ async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
 /// of another name uses the same table.
 #[tokio::test]
 async fn other_kinds_change_their_partitions_under_another_name() {
-    let (pair, at_once) = (Pair::new().await, Durability::Immediate);
+    let pair = Pair::new().await;
     pair.sql(
         "CREATE TABLE page_days (day DATE, page VARBINARY(200), n BIGINT NOT NULL, PRIMARY KEY (day, page));
          CREATE TABLE minutes (what VARBINARY(16), minute BIGINT, page VARBINARY(200), n BIGINT NOT NULL, \
@@ -231,12 +229,9 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         );
         let visitors = Family::visitors("test", format!("visitors{name}")).table(stores);
         (
-            pair.open(hits.durability(at_once).partitions(partitions))
-                .await,
-            pair.open(online.durability(at_once).partitions(partitions))
-                .await,
-            pair.open(visitors.durability(at_once).partitions(partitions))
-                .await,
+            pair.open(hits.at_once().partitions(partitions)).await,
+            pair.open(online.at_once().partitions(partitions)).await,
+            pair.open(visitors.at_once().partitions(partitions)).await,
         )
     };
     let (old_hits, old_online, old_visitors) = open("", 4).await;
@@ -250,7 +245,7 @@ async fn other_kinds_change_their_partitions_under_another_name() {
             .await
             .unwrap();
     }
-    pair.counterfoil.drain_all().await.unwrap();
+    pair.drain_all().await.unwrap();
     let (hits, online, visitors) = open("-9", 9).await;
     for number in 0..50 {
         let visitor = format!("visitor {number}");
@@ -259,15 +254,22 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         online.touch("page", later).await.unwrap();
         // the day before is not over everywhere, and most visitors are already counted
         let expected = match number {
-            ..30 => Outcome::CountedBefore(0),
+            ..30 => CountedBefore(0),
             _ => Outcome::Counted(1),
         };
-        let visited = old_visitors.first_visit("1", before, &visitor).await;
-        assert_eq!(visited.unwrap(), expected);
-        let visited = visitors.first_visit("1", after, &visitor).await;
-        assert_eq!(visited.unwrap(), Outcome::Counted(1));
+        assert_eq!(
+            old_visitors
+                .first_visit("1", before, &visitor)
+                .await
+                .unwrap(),
+            expected
+        );
+        assert_eq!(
+            visitors.first_visit("1", after, &visitor).await.unwrap(),
+            Outcome::Counted(1)
+        );
     }
-    pair.counterfoil.drain_all().await.unwrap();
+    pair.drain_all().await.unwrap();
     for (sum, expected) in [
         ("SELECT SUM(n) FROM page_days", 80),
         ("SELECT SUM(n) FROM minutes WHERE what = 'views'", 80),
@@ -278,7 +280,7 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         assert_eq!(pair.number(sum).await, expected, "{sum}");
     }
     let now = SystemTime::now();
-    let two_days = now - 24 * HOUR..now + Duration::from_secs(1);
+    let two_days = now - 24 * HOUR..now + secs(1);
     for page in 0..5 {
         let page = format!("page/{page}");
         let days = hits.get_range(&page, Precision::Day, two_days.clone());

@@ -1,31 +1,31 @@
 //! What vectors cannot express: scripts on a full Redis, and the server's clock.
 
-use std::collections::BTreeSet;
-
 use redis::ToRedisArgs;
 use serde_json::{Value as Json, json};
 
 use crate::vectors::{Run, equal, value};
 
+use crate::support::*;
+
 const FENCE: &str = "calls calls_before";
 const EPOCH: &str = "e2";
 
 /// Returns the keys of these kinds, which single spaces separate.
-pub(crate) fn keys(kinds: &str) -> Vec<String> {
-    let kinds = kinds.split(' ');
+pub fn keys(kinds: &str) -> Vec<String> {
     kinds
+        .split(' ')
         .map(|kind| format!("cf1:{{shop/views/0}}:{kind}"))
         .collect()
 }
 
 /// Returns the keys of a counting script.
-pub(crate) fn fenced(kinds: &str) -> Vec<String> {
+pub fn fenced(kinds: &str) -> Vec<String> {
     keys(&format!("{FENCE} {kinds}"))
 }
 
 impl Run {
     /// Returns the strings of a reply, with integers as text.
-    pub(crate) fn strings(
+    pub fn strings(
         &mut self,
         script: &str,
         keys: &[impl ToRedisArgs],
@@ -35,8 +35,12 @@ impl Run {
     }
 
     fn expect(&mut self, script: &str, keys: &[String], args: &[impl ToRedisArgs], expected: Json) {
-        let reply = self.send(script, keys, args).unwrap();
-        equal(script, &reply, &value(&expected)).unwrap();
+        equal(
+            script,
+            &self.send(script, keys, args).unwrap(),
+            &value(&expected),
+        )
+        .unwrap();
     }
 
     /// Begins an epoch, so that calls may have a caller.
@@ -87,8 +91,10 @@ impl Run {
 
 /// Returns the arguments of a call on a batch.
 fn with_id<'a>(id: &'a [String; 3], rest: &[&'a str]) -> Vec<&'a str> {
-    let id = id.iter().map(String::as_str);
-    id.chain(rest.iter().copied()).collect()
+    id.iter()
+        .map(String::as_str)
+        .chain(rest.iter().copied())
+        .collect()
 }
 
 /// A full Redis leaves no call half done, and still executes calls that free memory.
@@ -108,8 +114,11 @@ async fn a_full_redis_accepts_no_hits_and_can_be_drained() {
     }
     run.check_refused("family_epoch", &keys(FENCE), &["buffered", "1", "60900"]);
     for other in ["cf1:{shop/views/0}:meta", "cf1:{shop/views/1}:meta"] {
-        let home = [keys("calls")[0].clone(), other.into()];
-        run.check_refused("family_configure", &home, &settings);
+        run.check_refused(
+            "family_configure",
+            &[keys("calls")[0].clone(), other.into()],
+            &settings,
+        );
     }
     let again = run.strings("family_epoch", &keys(FENCE), &asked);
     equal("epoch", &again, &epoch).unwrap();
@@ -129,8 +138,11 @@ async fn a_full_redis_accepts_no_hits_and_can_be_drained() {
     run.strings("buffered_add", &add, &hit("w1", "2"));
     run.limit("1");
     let id = run.rotate("70000");
-    let all = keys("meta calls buffer batch");
-    let reset = run.strings("buffered_reset", &all, &with_id(&id, &["salt", "70000"]));
+    let reset = run.strings(
+        "buffered_reset",
+        &keys("meta calls buffer batch"),
+        &with_id(&id, &["salt", "70000"]),
+    );
     assert_eq!(reset[..3], ["OK", "1", "1"]);
     run.limit("0");
 }
@@ -148,14 +160,23 @@ async fn a_full_redis_accepts_no_changes_and_can_be_drained() {
         [&[caller, n, EPOCH, "1000", "30000", "", "", count], pairs].concat()
     }
     run.begin_epoch();
-    let three = change("w1", "1", &["a", "1", "b", "1", "c", "1"]);
-    let missed = run.strings("cached_incr", &incr, &three);
+    let missed = run.strings(
+        "cached_incr",
+        &incr,
+        &change("w1", "1", &["a", "1", "b", "1", "c", "1"]),
+    );
     let ticket = missed[1].strip_prefix("MISS:").unwrap();
     let seeds = ["a", "b", "c"].map(|id| [id, ticket, "5"]).concat();
-    let seeds = [&["1000", "1000"][..], &seeds].concat();
-    run.strings("cached_seed", &seed, &seeds);
-    let two = change("w1", "2", &["a", "1", "b", "1"]);
-    run.strings("cached_incr", &incr, &two);
+    run.strings(
+        "cached_seed",
+        &seed,
+        &[&["1000", "1000"][..], &seeds].concat(),
+    );
+    run.strings(
+        "cached_incr",
+        &incr,
+        &change("w1", "2", &["a", "1", "b", "1"]),
+    );
     let missed = run.strings("cached_get", &get, &["30000", "1000", "salt", "e"]);
     let other = missed[1].strip_prefix("MISS:").unwrap();
 
@@ -166,16 +187,27 @@ async fn a_full_redis_accepts_no_changes_and_can_be_drained() {
             run.check_refused("cached_incr", &incr, &change(caller, "3", &[id, "1"]));
         }
     }
-    let large = change("", "3", &["a", "9007199254740993"]);
-    run.check_refused("cached_incr", &incr, &large);
+    run.check_refused(
+        "cached_incr",
+        &incr,
+        &change("", "3", &["a", "9007199254740993"]),
+    );
     run.check_refused("cached_get", &get, &["30000", "1000", "salt", "d"]);
     run.check_refused("cached_seed", &seed, &["1000", "1000", "e", other, "5"]);
 
-    let asked = ["", "1000", "salt", "a", "c"];
-    run.expect("cached_get", &get, &asked, json!(["OK", 6, 5]));
+    run.expect(
+        "cached_get",
+        &get,
+        &["", "1000", "salt", "a", "c"],
+        json!(["OK", 6, 5]),
+    );
     let id = run.rotate("1000");
-    let saved = with_id(&id, &["1000", "1000", "a", "6"]);
-    run.expect("cached_saved", &all, &saved, json!(["OK", 1]));
+    run.expect(
+        "cached_saved",
+        &all,
+        &with_id(&id, &["1000", "1000", "a", "6"]),
+        json!(["OK", 1]),
+    );
     for (ids, outcomes) in [
         (
             &["a", "b", "c", "f"][..],
@@ -183,9 +215,14 @@ async fn a_full_redis_accepts_no_changes_and_can_be_drained() {
         ),
         (&["b"], &["KEPT:batch"]),
     ] {
-        let deleted = [&["0", "1000", "3000"], ids].concat();
-        let deleted = run.strings("cached_delete", &get, &deleted);
-        assert_eq!(deleted, [&["OK", "0"], outcomes].concat());
+        assert_eq!(
+            run.strings(
+                "cached_delete",
+                &get,
+                &[&["0", "1000", "3000"], ids].concat()
+            ),
+            [&["OK", "0"], outcomes].concat()
+        );
     }
     run.limit("0");
 }
@@ -240,14 +277,20 @@ async fn a_full_redis_accepts_no_visitors() {
     }
     let (window, one_each) = (["1000000", "3000", "200"], json!(["OK", 1, 1]));
     run.expect("activity_now", &touch[4..], &window, one_each.clone());
-    let window = ["1000000", "3000", "1", "333"];
-    run.expect("activity_now_hll", &logs[4..6], &window, one_each);
+    run.expect(
+        "activity_now_hll",
+        &logs[4..6],
+        &["1000000", "3000", "1", "333"],
+        one_each,
+    );
     run.limit("0");
 }
 
 fn expect_between(from: i64, to: i64, times: &[i64]) {
-    let are_between = times.iter().all(|time| (from..=to).contains(time));
-    assert!(are_between, "{times:?} are not between {from} and {to}");
+    assert!(
+        times.iter().all(|time| (from..=to).contains(time)),
+        "{times:?} are not between {from} and {to}"
+    );
 }
 
 /// Times that scripts write without `now_ms` lie between two readings of the server's clock.
@@ -257,8 +300,11 @@ async fn without_now_ms_the_servers_clock_counts() {
     let from = run.clock();
     run.configure("");
     run.strings("family_epoch", &keys(FENCE), &["buffered", "1", ""]);
-    let add = ["", "0", "", "", "1", "1", "a", "1"];
-    run.strings("buffered_add", &fenced("buffer meta"), &add);
+    run.strings(
+        "buffered_add",
+        &fenced("buffer meta"),
+        &["", "0", "", "", "1", "1", "a", "1"],
+    );
     let id = run.rotate("");
     let to = run.clock();
     let written = [
@@ -268,8 +314,11 @@ async fn without_now_ms_the_servers_clock_counts() {
         run.number("HGET", "meta", "lease_until") - 30_000,
     ];
     expect_between(from, to, &written);
-    let args = with_id(&id, &["60000", "0", "10", ""]);
-    let fetch = run.strings("buffered_fetch", &keys("batch meta"), &args);
+    let fetch = run.strings(
+        "buffered_fetch",
+        &keys("batch meta"),
+        &with_id(&id, &["60000", "0", "10", ""]),
+    );
     assert_eq!(fetch[0], "WAIT");
     expect_between(50_000, 60_000, &[fetch[1].parse().unwrap()]);
 }
@@ -305,26 +354,39 @@ async fn without_now_ms_the_servers_clock_names_the_layer() {
     let touch = ["", "0", "", "", "1", "1000", "1", "1", "p", "1", "1", "v"];
     let visitors = fenced("open schedule views:0:p visitors:0:p");
     run.strings("activity_touch", &visitors, &touch);
-    let first = ["", "0", "", "", "60000", "1", "a", "1", "v"];
-    run.strings("visitors_first", &fenced("buffer meta seen:a"), &first);
+    run.strings(
+        "visitors_first",
+        &fenced("buffer meta seen:a"),
+        &["", "0", "", "", "60000", "1", "a", "1", "v"],
+    );
     let to = run.clock();
     let layer = run.number("ZSCORE", "visitors:0:p", "v");
     let first_at = run.number("HGET", "meta", "first_at");
     expect_between(from, to, &[-layer, first_at]);
 
     let other = fenced("open schedule views:1:p visitors:1:p");
-    let touch = [
-        "", "0", "", "", "3600000", "1000", "0", "1", "p", "1", "1", "v",
-    ];
-    run.strings("activity_touch", &other, &touch);
-    let now = ["", "3600000", "1000"];
-    run.expect("activity_now", &other[4..], &now, json!(["OK", 1, 1]));
+    run.strings(
+        "activity_touch",
+        &other,
+        &[
+            "", "0", "", "", "3600000", "1000", "0", "1", "p", "1", "1", "v",
+        ],
+    );
+    run.expect(
+        "activity_now",
+        &other[4..],
+        &["", "3600000", "1000"],
+        json!(["OK", 1, 1]),
+    );
     let logs = fenced("open schedule views:9:p layer:1:9:p");
-    let touch = [
-        "", "0", "", "", "3000", "1", "0", "1", "1", "p", "1", "1", "v",
-    ];
     for reply in [
-        run.strings("activity_touch_hll", &logs, &touch),
+        run.strings(
+            "activity_touch_hll",
+            &logs,
+            &[
+                "", "0", "", "", "3000", "1", "0", "1", "1", "p", "1", "1", "v",
+            ],
+        ),
         run.strings("activity_now_hll", &logs[4..], &["", "3000", "1", "1"]),
     ] {
         let now: i64 = reply[1].parse().unwrap();

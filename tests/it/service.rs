@@ -4,24 +4,17 @@
 #[path = "../../examples/service/counts.rs"]
 mod counts;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::Stdio;
-use std::time::{Duration, SystemTime};
 use std::{env, io};
 
-use counterfoil::{Counterfoil, MysqlStore, Precision};
 use counts::Counts;
-use sqlx::MySqlPool;
-use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-use tokio::sync::{OnceCell, watch};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::sync::watch;
 
-use crate::support::{eventually, sum, times};
+use crate::support::*;
 
 /// Returns the path of the program, and builds it if its sources have changed.
 async fn program() -> &'static str {
@@ -48,25 +41,19 @@ async fn program() -> &'static str {
                 cargo.env_remove(name);
             }
         }
-        let built = cargo
-            .args(args)
-            .arg(manifest)
-            .output()
-            .await
-            .expect("cargo runs");
+        let built = cargo.args(args).arg(manifest).output().await.unwrap();
         assert!(
             built.status.success(),
             "{}",
             String::from_utf8_lossy(&built.stderr)
         );
-        let lines = String::from_utf8(built.stdout).expect("text");
-        let messages = lines
+        let lines = String::from_utf8(built.stdout).unwrap();
+        lines
             .lines()
-            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-        let mut programs = messages.filter(|message| message["target"]["name"] == "service");
-        programs
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+            .filter(|message| message["target"]["name"] == "service")
             .find_map(|message| message["executable"].as_str().map(str::to_owned))
-            .expect("the example's program")
+            .unwrap()
     };
     PROGRAM.get_or_init(build).await
 }
@@ -74,16 +61,12 @@ async fn program() -> &'static str {
 /// Returns the program that cargo built along with this test, unless a source has changed since.
 fn built() -> Option<String> {
     fn newest(path: &Path) -> SystemTime {
-        let own = path
-            .metadata()
-            .and_then(|of| of.modified())
-            .expect("a source");
-        let below = path
-            .read_dir()
+        let own = path.metadata().and_then(|of| of.modified()).unwrap();
+        path.read_dir()
             .into_iter()
             .flatten()
-            .map(|entry| newest(&entry.expect("a source").path()));
-        below.fold(own, SystemTime::max)
+            .map(|entry| newest(&entry.unwrap().path()))
+            .fold(own, SystemTime::max)
     }
     let program = env::current_exe()
         .ok()?
@@ -106,8 +89,7 @@ struct Service {
 impl Service {
     /// Starts the service with this number of seconds for its shutdown.
     async fn start(redis: &RedisServer, mysql: &str, shutdown: &str) -> Self {
-        let mut command = Command::new(program().await);
-        let mut process = command
+        let mut process = Command::new(program().await)
             .env("REDIS_URL", redis.url())
             .env("MYSQL_URL", mysql)
             .env("LISTEN", "127.0.0.1:0")
@@ -116,16 +98,12 @@ impl Service {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()
-            .expect("it starts");
-        let mut lines = BufReader::new(process.stdout.take().expect("piped")).lines();
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let address = loop {
-            let line = lines
-                .next_line()
-                .await
-                .expect("text")
-                .expect("it listens before it ends");
+            let line = lines.next_line().await.unwrap().unwrap();
             if let Some((_, address)) = line.split_once("listening address=") {
-                break address.trim().parse().expect("an address");
+                break address.trim().parse().unwrap();
             }
         };
         let log = tokio::spawn(async move {
@@ -145,13 +123,19 @@ impl Service {
 
     /// Terminates the process, and waits for its successful end. Returns its log.
     async fn terminate(mut self) -> String {
-        let pid = self.process.id().expect("it runs").to_string();
-        let mut kill = std::process::Command::new("kill");
-        let sent = kill.args(["-TERM", &pid]).status().expect("kill runs");
-        assert!(sent.success());
-        let ended = tokio::time::timeout(Duration::from_secs(40), self.process.wait());
-        let status = ended.await.expect("it ends").expect("its status");
-        let log = self.log.await.expect("its log");
+        let pid = self.process.id().unwrap().to_string();
+        assert!(
+            std::process::Command::new("kill")
+                .args(["-TERM", &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
+        let status = timeout(secs(40), self.process.wait())
+            .await
+            .unwrap()
+            .unwrap();
+        let log = self.log.await.unwrap();
         assert_eq!(status.code(), Some(0), "{log}");
         log
     }
@@ -169,19 +153,21 @@ async fn request(address: SocketAddr, line: &str) -> Option<io::Result<(u16, Str
         let (head, body) = reply
             .split_once("\r\n\r\n")
             .ok_or(io::ErrorKind::UnexpectedEof)?;
-        let status = head
-            .split(' ')
-            .nth(1)
-            .and_then(|status| status.parse().ok());
-        Ok((status.ok_or(io::ErrorKind::InvalidData)?, body.to_owned()))
+        Ok((
+            head.split(' ')
+                .nth(1)
+                .and_then(|status| status.parse().ok())
+                .ok_or(io::ErrorKind::InvalidData)?,
+            body.to_owned(),
+        ))
     };
     Some(exchange.await)
 }
 
 /// Returns the body of a reply with this status.
 async fn expect(status: u16, address: SocketAddr, line: &str) -> String {
-    let reply = request(address, line).await.expect("connected");
-    let (found, body) = reply.expect("a reply");
+    let reply = request(address, line).await.unwrap();
+    let (found, body) = reply.unwrap();
     assert_eq!(found, status, "{line}");
     body
 }
@@ -193,14 +179,11 @@ async fn servers() -> (RedisServer, MysqlServer, String, MySqlPool) {
         MysqlServer::start().await,
     );
     let (database, pool) = mysql.database("shop").await;
-    MysqlStore::new(pool.clone())
-        .create_tables()
-        .await
-        .expect("counterfoil's tables");
+    MysqlStore::new(pool.clone()).create_tables().await.unwrap();
     sqlx::raw_sql(include_str!("../../examples/service/schema.sql"))
         .execute(&pool)
         .await
-        .expect("the service's tables");
+        .unwrap();
     let url = mysql.url(&database);
     (redis, mysql, url, pool)
 }
@@ -236,8 +219,10 @@ impl Counted {
                 Some(Ok((status, body))) => {
                     assert!((200..300).contains(&status), "{path}: {status}");
                     if kind == "votes" {
-                        let vote = body.parse().expect("a number");
-                        all.votes.entry(path.clone()).or_default().push(vote);
+                        all.votes
+                            .entry(path.clone())
+                            .or_default()
+                            .push(body.parse().unwrap());
                     }
                     let is_counted = kind != "visitors" || body == "true";
                     *all.counted.entry(path).or_default() += i64::from(is_counted);
@@ -281,26 +266,35 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
     for client in 0..8 {
         clients.spawn(Counted::client(address, client, progress.clone()));
     }
-    let many = requests.wait_for(|requests| *requests > 1000).await;
-    drop(many.expect("clients"));
+    drop(
+        requests
+            .wait_for(|requests| *requests > 1000)
+            .await
+            .unwrap(),
+    );
     let metrics = expect(200, address, "GET /metrics").await;
     for family in KINDS {
         let line = format!("counterfoil_hits_total{{family=\"{family}\"}} ");
-        let mut lines = metrics.lines();
-        let hits = lines.find_map(|metric| metric.strip_prefix(&line));
-        assert_ne!(hits.expect(&metrics), "0", "{family}");
+        assert_ne!(
+            metrics
+                .lines()
+                .find_map(|metric| metric.strip_prefix(&line))
+                .expect(&metrics),
+            "0",
+            "{family}"
+        );
     }
     let log = service.terminate().await;
     assert!(log.contains("ended families_left=0"), "{log}");
     let mut all = Counted::default();
     while let Some(client) = clients.join_next().await {
-        all.join(client.expect("a client"));
+        all.join(client.unwrap());
     }
 
     // The process has ended: what is not in MySQL is in Redis.
-    let counterfoil = Counterfoil::connect(&redis.url(), &url).await;
-    let counterfoil = counterfoil.expect("connected");
-    let counts = Counts::open(&counterfoil).await.expect("opened");
+    let counts = Counts::open(&Counterfoil::connect(&redis.url(), &url).await.unwrap())
+        .await
+        .unwrap();
     for article in 1..=3 {
         let counted = |kind| all.counted[&format!("articles/{article}/{kind}")];
         let views = "SELECT views FROM article_views WHERE article = ?";
@@ -318,23 +312,32 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
         let name = article.to_string();
         let now = jiff::Timestamp::now().as_second();
         let day = times(now - 86_400..now + 1);
-        let days = counts.downloads.get_range(&name, Precision::Day, day);
-        let days = days.await.expect("read");
-        assert_eq!(sum(&days), counted("downloads"));
+        assert_eq!(
+            sum(&counts
+                .downloads
+                .get_range(&name, Precision::Day, day)
+                .await
+                .unwrap()),
+            counted("downloads")
+        );
         // the day is not over
-        let open = counts.downloads.backlog().await.expect("read").open;
-        assert_eq!(open, 3);
-        let views = counts.readers.now(&name).await.expect("read").views;
+        assert_eq!(counts.downloads.backlog().await.unwrap().open, 3);
+        let views = counts.readers.now(&name).await.unwrap().views;
         assert_eq!(views.cast_signed(), counted("readers"));
-        let days = counts.visitors.list(&format!("{name}/"), None, 9).await;
-        assert_eq!(days.expect("read").len(), 1);
-        assert_eq!(counts.votes.get(&name).await.expect("read"), votes);
-        assert_eq!(counts.views.pending(&[&name]).await.expect("read"), [0]);
+        assert_eq!(
+            counts
+                .visitors
+                .list(&format!("{name}/"), None, 9)
+                .await
+                .unwrap()
+                .len(),
+            1
+        );
+        assert_eq!(counts.votes.value(&name).await, votes);
+        assert_eq!(counts.views.pending(&[&name]).await.unwrap(), [0]);
     }
     let rejects = "SELECT COUNT(*) FROM counterfoil_rejects WHERE delta <> ?";
     assert_eq!(number(&pool, rejects, 0).await, 0);
-    let counted: i64 = all.counted.values().sum();
-    println!("{counted} requests counted, {} cut", all.cut);
 }
 
 #[tokio::test]
@@ -353,8 +356,12 @@ async fn it_starts_counts_and_ends_while_mysql_is_unavailable() {
     mysql.start_again().await;
     let service = Service::start(&redis, &url, "20").await;
     let stored = async || {
-        let views = sqlx::query_scalar("SELECT views FROM article_views WHERE article = 1");
-        matches!(views.fetch_optional(&pool).await, Ok(Some(3_i64)))
+        matches!(
+            sqlx::query_scalar("SELECT views FROM article_views WHERE article = 1")
+                .fetch_optional(&pool)
+                .await,
+            Ok(Some(3_i64))
+        )
     };
     eventually("the views that were left", stored).await;
     service.terminate().await;

@@ -3,20 +3,14 @@
 //! `COUNTERFOIL_PYTHON` names a Python with redis-py, `COUNTERFOIL_NODE_MODULES` a folder that
 //! contains ioredis. Without them, the tests that need them are skipped.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsString;
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use redis::{
-    Connection, ConnectionLike, FromRedisValue, RedisError, RedisResult, ToRedisArgs, Value, cmd,
-};
+use redis::{Connection, ConnectionLike, RedisError, ToRedisArgs, Value};
 use serde::Deserialize;
 use serde_json::Value as Json;
-use testkit::{RedisOptions, RedisServer};
 
-use crate::support::model::scripts;
+use crate::support::*;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -70,7 +64,7 @@ type Bytes = Vec<u8>;
 type Hash = BTreeMap<Bytes, Bytes>;
 
 #[derive(Debug, PartialEq)]
-pub(crate) enum Content {
+pub enum Content {
     Hash(Hash),
     /// Members with their scores.
     Zset(Hash),
@@ -82,12 +76,12 @@ pub(crate) enum Content {
 }
 
 /// A Redis with the scripts.
-pub(crate) struct Run {
+pub struct Run {
     redis: Connection,
     hashes: HashMap<String, String>,
 }
 
-pub(crate) fn lua() -> PathBuf {
+pub fn lua() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("lua")
 }
 
@@ -96,8 +90,8 @@ fn vectors() -> Vec<Vectors> {
     let parse = |path: PathBuf| {
         let text = fs::read_to_string(&path).unwrap();
         let prefix = serde_json::from_str::<Json>(&text).unwrap()["prefix"].clone();
-        let text = text.replace("\"@", &format!("\"{}", prefix.as_str().unwrap()));
-        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+        serde_json::from_str(&text.replace("\"@", &format!("\"{}", prefix.as_str().unwrap())))
+            .unwrap_or_else(|e| panic!("{}: {e}", path.display()))
     };
     files.map(|entry| parse(entry.unwrap().path())).collect()
 }
@@ -144,7 +138,7 @@ fn all_bytes(items: &[Json]) -> Vec<Bytes> {
 }
 
 /// Returns a reply as the redis crate represents it.
-pub(crate) fn value(item: &Json) -> Value {
+pub fn value(item: &Json) -> Value {
     match item {
         Json::Number(number) => Value::Int(number.as_i64().unwrap()),
         Json::Array(items) => Value::Array(expanded(items).iter().map(value).collect()),
@@ -161,8 +155,8 @@ fn hash(fields: &BTreeMap<String, Json>) -> Hash {
             .map(|field| (field, fill.value.clone().into()))
             .collect();
     }
-    let fields = fields.iter();
     fields
+        .iter()
         .map(|(field, value)| (name(field), bytes(value)))
         .collect()
 }
@@ -175,8 +169,12 @@ fn hash_of(json: &Json) -> Hash {
 /// Returns the expected content of a key: a hash, or `{"zset": {...}}`, `{"set": [...]}`, `{"hll":
 /// N}`.
 fn content(fields: &BTreeMap<String, Json>) -> Content {
-    let only = fields.iter().next().filter(|_| fields.len() == 1);
-    match only.map(|(kind, content)| (kind.as_str(), content)) {
+    match fields
+        .iter()
+        .next()
+        .filter(|_| fields.len() == 1)
+        .map(|(kind, content)| (kind.as_str(), content))
+    {
         Some(("zset", scores @ Json::Object(_))) => Content::Zset(hash_of(scores)),
         Some(("set", Json::Array(members))) => {
             Content::Set(all_bytes(members).into_iter().collect())
@@ -187,8 +185,8 @@ fn content(fields: &BTreeMap<String, Json>) -> Content {
 }
 
 impl Run {
-    pub(crate) async fn new() -> (RedisServer, Self) {
-        let server = RedisServer::start(RedisOptions::volatile()).await;
+    pub async fn new() -> (RedisServer, Self) {
+        let server = new_redis().await;
         let redis = server.client().get_connection().unwrap();
         let hashes = HashMap::new();
         let mut run = Run { redis, hashes };
@@ -204,11 +202,11 @@ impl Run {
     }
 
     /// Sends a command.
-    pub(crate) fn get<T: FromRedisValue>(&mut self, words: &[impl ToRedisArgs]) -> T {
+    pub fn get<T: FromRedisValue>(&mut self, words: &[impl ToRedisArgs]) -> T {
         redis::Cmd::new().arg(words).query(&mut self.redis).unwrap()
     }
 
-    pub(crate) fn send(
+    pub fn send(
         &mut self,
         script: &str,
         keys: &[impl ToRedisArgs],
@@ -221,7 +219,7 @@ impl Run {
     }
 
     /// Returns every key of the database with its content.
-    pub(crate) fn contents(&mut self) -> BTreeMap<Bytes, Content> {
+    pub fn contents(&mut self) -> BTreeMap<Bytes, Content> {
         let keys: Vec<Bytes> = self.get(&["KEYS", "*"]);
         let mut contents = BTreeMap::new();
         for key in keys {
@@ -238,8 +236,7 @@ impl Run {
             let content = match &*self.get::<String>(&one("TYPE")) {
                 "hash" => Content::Hash(self.get(&one("HGETALL"))),
                 "zset" => {
-                    let with_scores = [&all("ZRANGE")[..], &["WITHSCORES".into()]].concat();
-                    Content::Zset(self.get(&with_scores))
+                    Content::Zset(self.get(&[&all("ZRANGE")[..], &["WITHSCORES".into()]].concat()))
                 }
                 "set" => Content::Set(self.get(&one("SMEMBERS"))),
                 "string" => match self.get::<Bytes>(&one("GET")) {
@@ -374,11 +371,13 @@ impl Run {
     /// Checks that without the guard the vector with this id fails.
     fn check_guard(&mut self, vectors: &[Vectors], script: &str, [guard, instead, id]: [&str; 3]) {
         let source = scripts().remove(script).unwrap();
-        let count = source.matches(guard).count();
-        assert_eq!(count, 1, "{script} has no {guard:?}, or more than one");
+        assert_eq!(
+            source.matches(guard).count(),
+            1,
+            "{script} has no {guard:?}, or more than one"
+        );
         self.load(script, &source.replace(guard, instead));
-        let own = vectors.iter().filter(|vectors| vectors.script == script);
-        let (_, failed) = self.run(own);
+        let (_, failed) = self.run(vectors.iter().filter(|vectors| vectors.script == script));
         assert!(
             failed.contains_key(&format!("{script}/{id}")),
             "{script} without {guard:?} passes {id}; failed: {:?}",
@@ -388,11 +387,7 @@ impl Run {
     }
 }
 
-pub(crate) fn equal<T: PartialEq + std::fmt::Debug>(
-    what: &str,
-    got: &T,
-    expected: &T,
-) -> Result<(), String> {
+pub fn equal<T: PartialEq + Debug>(what: &str, got: &T, expected: &T) -> Result<(), String> {
     if got == expected {
         Ok(())
     } else {
@@ -427,7 +422,7 @@ async fn rust() {
 }
 
 /// The scripts that share the fence.
-pub(crate) const FENCED: [&str; 6] = [
+pub const FENCED: [&str; 6] = [
     "buffered_add",
     "cached_incr",
     "series_add",
@@ -666,7 +661,7 @@ async fn a_script_without_a_guard_fails_its_vector() {
 }
 
 /// Returns the Python with redis-py, or reports that it is missing.
-pub(crate) fn python() -> Option<Command> {
+pub fn python() -> Option<Command> {
     let python = std::env::var_os("COUNTERFOIL_PYTHON");
     if python.is_none() {
         eprintln!("COUNTERFOIL_PYTHON is not set: the test in Python is skipped");
@@ -680,7 +675,7 @@ pub(crate) fn python() -> Option<Command> {
 }
 
 /// Returns the folder that contains ioredis, or reports that it is missing.
-pub(crate) fn node_modules() -> Option<OsString> {
+pub fn node_modules() -> Option<OsString> {
     let modules = std::env::var_os("COUNTERFOIL_NODE_MODULES");
     let modules = modules.filter(|path| Path::new(path).exists());
     if modules.is_none() {
@@ -689,13 +684,14 @@ pub(crate) fn node_modules() -> Option<OsString> {
     modules
 }
 
-pub(crate) fn client(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients");
-    folder.join(name)
+pub fn client(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/clients")
+        .join(name)
 }
 
 /// Runs the command to its end, and returns its output.
-pub(crate) fn run(command: &mut Command) -> String {
+pub fn run(command: &mut Command) -> String {
     let output = command.output();
     let output = output.unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -711,20 +707,24 @@ fn passed(output: &str) {
 
 #[tokio::test]
 async fn python_runs_the_vectors() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     if let Some(mut python) = python() {
-        let vectors = python.arg(client("vectors.py")).arg(server.socket());
-        passed(&run(vectors.arg(lua())));
+        passed(&run(python
+            .arg(client("vectors.py"))
+            .arg(server.socket())
+            .arg(lua())));
     }
 }
 
 #[tokio::test]
 async fn node_runs_the_vectors() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     let Some(modules) = node_modules() else {
         return;
     };
-    let mut node = Command::new("node");
-    let vectors = node.arg(client("vectors.mjs")).arg(server.socket());
-    passed(&run(vectors.arg(lua()).env("NODE_PATH", modules)));
+    passed(&run(Command::new("node")
+        .arg(client("vectors.mjs"))
+        .arg(server.socket())
+        .arg(lua())
+        .env("NODE_PATH", modules)));
 }

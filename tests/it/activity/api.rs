@@ -1,15 +1,11 @@
 //! Activity on real servers: current views and visitors, and the kept minutes.
 
-use std::time::Duration;
-
-use crate::support::{Pair, calls, pause, times};
-use counterfoil::{Activity, Counting, Durability, ErrorKind, Family, FamilyBuilder, VisitorCount};
-use futures_util::future::{join_all, try_join_all};
+use crate::support::*;
 
 fn family(name: &str) -> FamilyBuilder<Activity> {
     Family::activity("test", name)
-        .durability(Durability::Immediate)
-        .sync_time(Duration::from_millis(200))
+        .at_once()
+        .sync_time(millis(200))
 }
 
 /// Counts 2,000 views by 500 visitors.
@@ -41,8 +37,9 @@ async fn views_and_distinct_visitors_of_the_window() {
 #[tokio::test]
 async fn an_estimate_says_what_it_is() {
     let pair = Pair::new().await;
-    let estimated = family("estimated").visitors(Counting::HyperLogLog);
-    let online = pair.open(estimated.stripes(3)).await;
+    let online = pair
+        .open(family("estimated").visitors(HyperLogLog).stripes(3))
+        .await;
     touch(&online).await;
     let now = online.now("/").await.unwrap();
     assert_eq!(now.views, 2_000);
@@ -63,9 +60,8 @@ async fn an_estimate_says_what_it_is() {
 
 #[tokio::test]
 async fn a_result_is_returned_again_for_a_while() {
-    let pair = Pair::new().await;
-    let online = pair.open(family("cached")).await;
-    let online = online.cache_for(Duration::from_secs(3));
+    let (pair, online) = Pair::of(family("cached")).await;
+    let online = online.cache_for(secs(3));
     online.touch("/", "a").await.unwrap();
     let calls = async || calls(&pair.redis, "evalsha").await;
     online.now("/").await.unwrap();
@@ -74,34 +70,34 @@ async fn a_result_is_returned_again_for_a_while() {
     for now in join_all((0..100).map(|_| online.now("/"))).await {
         assert_eq!(now.unwrap().views, 1);
     }
-    assert_eq!(calls().await, before + 1, "the touch, and no question");
+    // the touch, and no question
+    assert_eq!(calls().await, before + 1);
     pause(3_100).await;
     for now in join_all((0..100).map(|_| online.now("/"))).await {
         assert_eq!(now.unwrap().views, 2);
     }
-    assert_eq!(calls().await, before + 2, "callers share the question");
+    // callers share the question
+    assert_eq!(calls().await, before + 2);
 }
 
 #[tokio::test]
 async fn a_wrong_touch_is_refused_by_name() {
-    let pair = Pair::new().await;
-    let online = pair.open(family("refused")).await;
+    let (pair, online) = Pair::of(family("refused")).await;
     for (page, visitor, what) in [
         ("", vec![1], "page"),
         ("/", vec![], "0 bytes"),
         ("/", vec![7; 256], "256 bytes"),
     ] {
-        let error = online.touch(page, visitor).await.expect_err("refused");
-        assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        assert!(format!("{error:#}").contains(what), "{error}");
+        refused(online.touch(page, visitor).await, InvalidInput, what);
     }
     let error = online.minutes("/", times(0..60)).await;
     let error = error.expect_err("refused").to_string();
     assert!(error.contains("no minutes are kept"), "{error}");
     online.touch("/", vec![7; 255]).await.unwrap();
     assert_eq!(online.now("/").await.unwrap().views, 1);
-    let narrower = pair.counterfoil.open(family("refused").stripes(2)).await;
-    let error = narrower.expect_err("another width");
-    let is_named = format!("{error:#}").contains("2 stripes");
-    assert!(error.kind() == ErrorKind::Mismatch && is_named, "{error}");
+    refused(
+        pair.counterfoil.open(family("refused").stripes(2)).await,
+        Mismatch,
+        "2 stripes",
+    );
 }

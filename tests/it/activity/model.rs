@@ -1,16 +1,12 @@
 //! The model of activity and daily visitors: random sequences of script calls, on a real Redis and
 //! on a plain reference written from the scripts' headers.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use crate::support::model::{
-    Called, Checked, Content, Counted, Counting, Deltas, FENCE, Family, Frame, Keys, Kind,
-    Partition, Sent, Step, agrees, called, notices, reply, text,
-};
 use proptest::collection::vec;
-use proptest::prelude::*;
 use proptest::sample::select;
 use redis::Value;
+
+use crate::support::model::{Family, *};
+use crate::support::*;
 
 /// The stripe and page of each place.
 const PLACES: [&str; 4] = ["0:p", "1:p", "0:é/q", "12:p:"];
@@ -187,8 +183,11 @@ impl Activity {
             lives = lives.max((MINUTE_MS + LAYER_MS) as i64);
         }
         for ((place, &views), visitors) in window.places().zip(&touch.views).zip(&touch.visitors) {
-            let counted = self.views[window.kind()].entry(place).or_default();
-            let (is_opened, looks) = counted.count(layer, window.layers, views);
+            let (is_opened, looks) = self.views[window.kind()].entry(place).or_default().count(
+                layer,
+                window.layers,
+                views,
+            );
             if is_opened {
                 for key in place_keys(place, window.logs.map(|_| layer)) {
                     let ms = self.lives.entry(key).or_default();
@@ -266,8 +265,10 @@ impl Activity {
         visitors: impl Iterator<Item = &'static str>,
     ) -> i64 {
         let visitors: Members = visitors.collect();
-        let of_layer = self.logs.entry(layer_key(place, layer)).or_default();
-        of_layer.extend(&visitors);
+        self.logs
+            .entry(layer_key(place, layer))
+            .or_default()
+            .extend(&visitors);
         if !keep {
             return 0;
         }
@@ -288,15 +289,20 @@ impl Activity {
         let of_place = |place: &'static str| {
             let views = self.views[window.kind()].get(place);
             let visitors = if window.logs.is_none() {
-                let seen = self.visitors.get(place).into_iter().flatten();
-                seen.filter(|(_, last)| layer_of(**last as u64) >= since)
+                self.visitors
+                    .get(place)
+                    .into_iter()
+                    .flatten()
+                    .filter(|(_, last)| layer_of(**last as u64) >= since)
                     .count()
             } else {
                 let logs = (since..=layer).filter_map(|at| self.logs.get(&layer_key(place, at)));
                 logs.flatten().collect::<BTreeSet<_>>().len()
             };
-            let views = views.map_or(0, |views| views.sum(since));
-            [Value::Int(views), Value::Int(visitors as i64)]
+            [
+                Value::Int(views.map_or(0, |views| views.sum(since))),
+                Value::Int(visitors as i64),
+            ]
         };
         reply("OK", window.places().flat_map(of_place))
     }
@@ -313,8 +319,7 @@ impl Activity {
         sent.look_at("buffer")?;
         let (mut words, mut counted) = (vec![], 0);
         for (id, visitors) in &first.visits {
-            let max_pending = family.max_pending();
-            counted += self.count(sent, max_pending, IDS[*id], visitors, &mut words);
+            counted += self.count(sent, family.max_pending(), IDS[*id], visitors, &mut words);
         }
         let hits = self.partition.number("hits").unwrap_or(0) + counted;
         if counted > 0 {
@@ -323,8 +328,10 @@ impl Activity {
             self.partition.set([("hits", hits.to_string())]);
         }
         let items = [Value::Int(hits as i64)].into_iter();
-        let items = items.chain(words.iter().map(|text| word(text)));
-        Ok((reply("OK", items), Some(words.join(" "))))
+        Ok((
+            reply("OK", items.chain(words.iter().map(|text| word(text)))),
+            Some(words.join(" ")),
+        ))
     }
 
     /// Counts the visitors that are new to the id, and adds a word for each visitor.
@@ -479,15 +486,15 @@ impl Kind for Activity {
 
     fn keys(&self) -> Keys {
         let [exact, logged] = &self.views;
-        let all = exact
+        let views = exact
             .iter()
-            .map(|(place, views)| (format!("views:{place}"), views));
-        let all = all.chain(
-            logged
-                .iter()
-                .map(|(place, views)| (format!("views:9{place}"), views)),
-        );
-        let views = all.map(|(key, views)| (key, Content::hash(&views.0)));
+            .map(|(place, views)| (format!("views:{place}"), views))
+            .chain(
+                logged
+                    .iter()
+                    .map(|(place, views)| (format!("views:9{place}"), views)),
+            )
+            .map(|(key, views)| (key, Content::hash(&views.0)));
         let visitors = self.visitors.iter().map(|(place, seen)| {
             // scores are negative times
             let scores = seen.iter().map(|(visitor, at)| (visitor, -at)).collect();
@@ -564,7 +571,7 @@ impl Activity {
         let mut sent = frame.sent(called, &keys);
         // within a layer, the script writes before it reads the visitors' key
         sent.spoilt = sent.spoilt.filter(|key| !in_use.contains(key));
-        let counting = Counting {
+        let counting = CountingCall {
             script: window.script("activity_touch", "activity_touch_hll"),
             kind: "activity",
             keys: &keys,
@@ -589,11 +596,18 @@ impl Activity {
             keys.push(others);
         }
         let numbers = [frame.now as i64, LAYER_MS as i64, window.layers].into_iter();
-        let numbers = numbers.chain(window.logs.map(|_| layer));
-        let args: Vec<_> = numbers.map(|number| number.to_string()).collect();
-        let script = window.script("activity_now", "activity_now_hll");
-        let got = frame.call(script, &keys, &args)?;
-        prop_assert_eq!(got, self.now(frame.now, window));
+        let args: Vec<_> = numbers
+            .chain(window.logs.map(|_| layer))
+            .map(|number| number.to_string())
+            .collect();
+        prop_assert_eq!(
+            frame.call(
+                window.script("activity_now", "activity_now_hll"),
+                &keys,
+                &args,
+            )?,
+            self.now(frame.now, window)
+        );
         Ok(())
     }
 
@@ -610,7 +624,7 @@ impl Activity {
             args.extend(visitors.iter().map(|&visitor| VISITORS[visitor].to_owned()));
         }
         let (sent, now) = (frame.sent(called, &keys), frame.now);
-        let counting = Counting {
+        let counting = CountingCall {
             script: "visitors_first",
             kind: "visitors",
             keys: &keys,

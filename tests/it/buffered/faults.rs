@@ -2,26 +2,13 @@
 //! die. After each fault the database holds all acknowledged hits.
 
 use std::io::{self, ErrorKind::ConnectionReset};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
-use crate::support::custom::custom;
-use crate::support::hits::{Hit, Hits, Reckoning};
-use crate::support::load::Load;
-use crate::support::trouble::doomed;
-use crate::support::{Count, Pair, eventually, family, keyed, look, pause, refused, votes, within};
-use counterfoil::KeyType::{Signed, Text};
+use counterfoil::Shown;
 use counterfoil::metrics::{DROPPED, SET_BACK};
-use counterfoil::{
-    BufferedCounters, Connection, Counterfoil, Durability, ErrorKind, Family, FamilyBuilder,
-    MysqlStore, Shown, Table,
-};
-use metrics_util::debugging::DebuggingRecorder;
-use redis::aio::{ConnectionLike, ConnectionManager};
+use redis::aio::ConnectionLike;
 use sqlx::mysql::MySqlPoolOptions;
-use testkit::{MysqlServer, RedisOptions};
-use tokio::sync::RwLock;
+
+use crate::support::*;
 
 /// Returns a connection that loses every n-th call, alternately before and after its execution.
 async fn lossy(pair: &Pair, every: u64) -> Connection {
@@ -43,7 +30,7 @@ async fn lossy(pair: &Pair, every: u64) -> Connection {
 /// Ends the hits, and asserts that each outcome is known and true.
 async fn expect_exact(hits: Hits, counterfoil: &Counterfoil, pair: &Pair) {
     let hits = hits.end().await;
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     let reckoning = Reckoning::of(&hits, &pair.pool).await;
     reckoning.is_exact();
     assert_eq!(reckoning.unknown, 0);
@@ -53,7 +40,7 @@ async fn expect_exact(hits: Hits, counterfoil: &Counterfoil, pair: &Pair) {
 async fn calls_whose_reply_is_lost_are_repeated() {
     let pair = Pair::new().await;
     let counterfoil = pair.over(lossy(&pair, 7).await);
-    let views = counterfoil.open(family("views")).await.unwrap();
+    let views = counterfoil.opened(family("views")).await;
     // the start makes a call too, which may be lost
     let mut started = counterfoil.reconciler().start().await;
     if started.is_err() {
@@ -62,13 +49,12 @@ async fn calls_whose_reply_is_lost_are_repeated() {
     let hits = Hits::on(&views);
     hits.more(1200).await;
     expect_exact(hits, &counterfoil, &pair).await;
-    started.unwrap().shutdown().await.unwrap();
+    started.unwrap().stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mysql_is_killed_in_the_middle_of_commits() {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     let reconciler = pair.reconcile().await;
     let hits = Hits::on(&views);
@@ -79,7 +65,7 @@ async fn mysql_is_killed_in_the_middle_of_commits() {
         mysql.start_again().await;
     }
     expect_exact(hits, &pair.counterfoil, &pair).await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -96,19 +82,20 @@ async fn redis_is_killed_and_starts_again_with_its_file() {
         pair.redis.start_again().await;
     }
     expect_exact(hits, &pair.counterfoil, &pair).await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 /// The times from which, and until which, crashes took back what was counted.
 type Crashes = Vec<(Instant, Instant)>;
 
 fn is_taken_back(crashes: &Crashes, hit: &Hit) -> bool {
-    let mut crashes = crashes.iter();
-    crashes.any(|(kept, killed)| hit.told >= *kept && hit.asked <= *killed)
+    crashes
+        .iter()
+        .any(|(kept, killed)| hit.told >= *kept && hit.asked <= *killed)
 }
 
 /// The time that each crash takes back.
-const TAKEN: Duration = Duration::from_millis(250);
+const TAKEN: Duration = millis(250);
 
 /// Counts under crashes that take back the end of Redis's file. Returns the outcome, and the
 /// number of lost hits that were durable.
@@ -120,8 +107,8 @@ async fn crashes_that_take_back(durability: Durability) -> (Reckoning, usize) {
     let mut crashes = Crashes::new();
     for _ in 0..8 {
         let started = Instant::now();
-        let mut lengths = Vec::new();
-        while started.elapsed() < Duration::from_millis(900) {
+        let mut lengths = vec![];
+        while started.elapsed() < millis(900) {
             lengths.push((Instant::now(), pair.redis.aof_len()));
             pause(5).await;
         }
@@ -135,18 +122,16 @@ async fn crashes_that_take_back(durability: Durability) -> (Reckoning, usize) {
     }
     let hits = hits.end().await;
     pair.drain().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     let reckoning = Reckoning::of(&hits, &pair.pool).await;
     let wronged = reckoning.lost.iter();
     let wronged = wronged.filter(|hit| !is_taken_back(&crashes, hit)).count();
-    println!("{wronged} of them were durable");
     (reckoning, wronged)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_takes_back_what_was_not_durable_and_nothing_else() {
-    let settle = Durability::Settle(TAKEN + Duration::from_millis(150));
-    let (found, wronged) = crashes_that_take_back(settle).await;
+    let (found, wronged) = crashes_that_take_back(Durability::Settle(TAKEN + millis(150))).await;
     assert!(found.doubled.is_empty() && wronged == 0, "{found:?}");
     assert!(
         !found.lost.is_empty() && found.acknowledged > 1000,
@@ -175,8 +160,7 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
         set_back += seen[SET_BACK];
         (dropped, set_back)
     };
-    let options = RedisOptions::volatile().arg("save", "3600 1 300 100 60 10000");
-    let pair = Pair::with(options).await;
+    let pair = Pair::with(RedisOptions::volatile().arg("save", "3600 1 300 100 60 10000")).await;
     let views = pair.open(family("views")).await;
     let reconciler = pair.reconcile().await;
     let hits = Hits::on(&views);
@@ -186,12 +170,12 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
         hits.more(200).await;
         let saved = Instant::now();
         pair.command::<()>("SAVE").await;
-        let older = std::fs::read(&snapshot).unwrap();
+        let older = fs::read(&snapshot).unwrap();
         hits.more(400).await;
         pair.command::<()>("SAVE").await;
         hits.more(100).await;
         pair.redis.kill();
-        std::fs::write(&snapshot, older).unwrap();
+        fs::write(&snapshot, older).unwrap();
         pair.redis.start_again().await;
         crashes.push((saved, Instant::now()));
         eventually("it is detected", || {
@@ -202,22 +186,21 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
     hits.more(200).await;
     let hits = hits.end().await;
     pair.drain().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 
     let found = Reckoning::of(&hits, &pair.pool).await;
     let taken_back = found.lost.iter().filter(|hit| is_taken_back(&crashes, hit));
     let taken_back = taken_back.count();
     let lost = found.lost.len() - taken_back;
-    let (dropped, set_back) = measure();
-    println!(
-        "{taken_back} hits taken back, {lost} lost besides, {dropped} dropped in {set_back} partitions"
-    );
+    let (dropped, _) = measure();
     assert!(
         found.doubled.is_empty() && found.refused_counted.is_empty(),
         "{found:?}"
     );
-    let mut misread = found.misread.iter();
-    assert!(misread.all(|hit| hit.read == Some(0)), "{found:?}");
+    assert!(
+        found.misread.iter().all(|hit| hit.read == Some(0)),
+        "{found:?}"
+    );
     assert!(
         taken_back > 0 && found.acknowledged > 1000,
         "little was tried: {found:?}"
@@ -231,12 +214,16 @@ async fn a_redis_that_is_restored_from_older_snapshots_doubles_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_stands_still_longer_than_a_call_waits() {
     let pair = Pair::new().await;
-    let hasty = redis::aio::ConnectionManagerConfig::new()
-        .set_response_timeout(Some(Duration::from_millis(100)));
-    let hasty = ConnectionManager::new_with_config(pair.redis.client(), hasty).await;
-    let counterfoil = pair.over(hasty.unwrap());
-    let views = counterfoil.open(family("views")).await.unwrap();
-    let reconciler = counterfoil.reconciler().start().await.unwrap();
+    let counterfoil = pair.over(
+        ConnectionManager::new_with_config(
+            pair.redis.client(),
+            ConnectionManagerConfig::new().set_response_timeout(Some(millis(100))),
+        )
+        .await
+        .unwrap(),
+    );
+    let views = counterfoil.opened(family("views")).await;
+    let reconciler = counterfoil.reconcile().await;
     let hits = Hits::on(&views);
     for _ in 0..5 {
         pause(200).await;
@@ -245,15 +232,17 @@ async fn redis_stands_still_longer_than_a_call_waits() {
         pair.redis.resume();
     }
     expect_exact(hits, &counterfoil, &pair).await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
 async fn an_outcome_that_cannot_be_learnt_is_reported_as_unknown() {
     let pair = Pair::new().await;
-    let quick = pair.over(lossy(&pair, 1).await);
-    let quick = quick.write_timeout(Duration::from_millis(300));
-    let views = quick.open(family("views")).await.unwrap();
+    let views = pair
+        .over(lossy(&pair, 1).await)
+        .write_timeout(millis(300))
+        .opened(family("views"))
+        .await;
     // a read can be repeated: its outcome is never unknown; and nothing is counted before the
     // writer knows the epoch
     for error in [
@@ -263,8 +252,7 @@ async fn an_outcome_that_cannot_be_learnt_is_reported_as_unknown() {
         assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
     }
     // Redis itself disappears with a call in flight
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (pair, views) = Pair::of(family("views")).await;
     views.count("page", 1).await;
     pair.redis.pause();
     let in_flight = tokio::spawn({
@@ -279,13 +267,12 @@ async fn an_outcome_that_cannot_be_learnt_is_reported_as_unknown() {
     assert!(error.outcome_unknown() && !error.is_retryable(), "{error}");
     // and the next hit counts
     views.count("page", 1).await;
-    assert_eq!(views.get("page").await.unwrap(), 1);
+    assert_eq!(views.value("page").await, 1);
 }
 
 #[tokio::test]
 async fn without_the_database_hits_go_on() {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
     let reconciler = pair.reconcile().await;
     views.count("page", 1).await;
@@ -300,18 +287,17 @@ async fn without_the_database_hits_go_on() {
     pause(500).await;
     mysql.start_again().await;
     eventually("the rest", async || pair.stored().await == 101).await;
-    assert_eq!(views.get("page").await.unwrap(), 101);
-    reconciler.shutdown().await.unwrap();
+    assert_eq!(views.value("page").await, 101);
+    reconciler.stop().await;
 }
 
 fn settling() -> FamilyBuilder<BufferedCounters> {
-    family("views").durability(Durability::Settle(Duration::from_millis(20)))
+    family("views").settle(20)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reconcilers_that_die_anywhere_lose_nothing() {
-    let pair = Pair::new().await;
-    let views = pair.open(settling()).await;
+    let (pair, views) = Pair::of(settling()).await;
     let hits = Hits::on(&views);
     for round in 0..20 {
         let (redis, pool) = (pair.redis.client(), pair.pool.connect_options());
@@ -321,7 +307,8 @@ async fn reconcilers_that_die_anywhere_lose_nothing() {
         pause(60 + 17 * round).await;
         doomed.shutdown_background();
     }
-    assert!(pair.stored().await > 0, "some of it got through");
+    // some of it got through
+    assert!(pair.stored().await > 0);
     expect_exact(hits, &pair.counterfoil, &pair).await;
 }
 
@@ -348,8 +335,13 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
     .await;
     let items = pair.open(self::items()).await;
     let ids: Vec<_> = (0..IDS).map(|id| format!("{id:05}")).collect();
-    let added = items.add_many(ids.iter().map(|id| (id, 7))).await;
-    assert!(added.iter().all(Result::is_ok));
+    assert!(
+        items
+            .add_many(ids.iter().map(|id| (id, 7)))
+            .await
+            .iter()
+            .all(Result::is_ok)
+    );
     let reading = Load::start(1, |_, stop| {
         let items = items.clone();
         let ids: Vec<_> = ids.iter().step_by(499).cloned().collect();
@@ -365,8 +357,10 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
 
     // locks a row of the middle part
     let mut other = pair.pool.begin().await.unwrap();
-    let lock = sqlx::query("SELECT * FROM item WHERE id = '10000' FOR UPDATE");
-    lock.execute(&mut *other).await.unwrap();
+    sqlx::query("SELECT * FROM item WHERE id = '10000' FOR UPDATE")
+        .execute(&mut *other)
+        .await
+        .unwrap();
     let (redis, pool) = (pair.redis.client(), pair.pool.connect_options());
     let open =
         |counterfoil: Counterfoil| async move { counterfoil.open(self::items()).await.map(drop) };
@@ -383,15 +377,12 @@ async fn a_large_batch_is_applied_in_short_transactions_by_one_worker_after_anot
     assert_eq!(pair.number(all).await, IDS);
     let log = "SELECT CAST(position AS CHAR) FROM parts ORDER BY number";
     let log: Vec<Option<String>> = sqlx::query_scalar(log).fetch_all(&pair.pool).await.unwrap();
-    println!("{reads} reads while {} parts were applied", log.len());
     assert!(reads > 10);
     let ends = ids.chunks(500).map(|part| part.last().cloned());
     let mut ends: Vec<_> = ends.collect();
     *ends.last_mut().unwrap() = None;
-    assert_eq!(
-        log, ends,
-        "each part of 500 rows once, and none after the last"
-    );
+    // each part of 500 rows once, and none after the last
+    assert_eq!(log, ends);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -402,7 +393,7 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
     let table = keyed(Table::upsert("doomed"), [("id", Signed)]);
     let doomed = pair.open(family("doomed").table(table)).await;
     let healthy = Family::buffered("other-shop", "views");
-    let healthy = pair.open(healthy.durability(Durability::Immediate)).await;
+    let healthy = pair.open(healthy.at_once()).await;
     pair.sql("RENAME TABLE doomed TO hidden").await;
     doomed.count("7", 1).await;
     healthy.count("page", 1).await;
@@ -412,15 +403,14 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
     // the reconciler checks again after half a minute, a drain at once
     pair.drain().await;
     assert_eq!(pair.number("SELECT n FROM doomed").await, 1);
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 /// An exact read queries both servers at once. Here the database replies first, and hits arrive
 /// before Redis replies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_read_is_exact_although_the_database_replies_first() {
-    let pair = Pair::new().await;
-    let writer = pair.open(family("views")).await;
+    let (pair, writer) = Pair::of(family("views")).await;
     // a connection that sends nothing while the gate is locked
     let (redis, gate) = (pair.redis.manager().await, Arc::new(RwLock::new(())));
     let late = custom({
@@ -435,7 +425,7 @@ async fn a_read_is_exact_although_the_database_replies_first() {
     });
     let store = MysqlStore::new(pair.pool.clone());
     let reader = Counterfoil::new(late, store.clone());
-    let reader = reader.open(family("views")).await.unwrap();
+    let reader = reader.opened(family("views")).await;
     let mut total = 0;
     // the number of hits counted and drained before the read, and during it
     for [counted, drained, counted_then, drained_then] in [
@@ -459,12 +449,12 @@ async fn a_read_is_exact_although_the_database_replies_first() {
             counted + drained
         };
         total += change(counted, drained).await;
-        assert_eq!(reader.get("page").await.unwrap(), total);
+        assert_eq!(reader.value("page").await, total);
         let closed = gate.write().await;
         let before = store.statements();
         let reading = tokio::spawn({
             let reader = reader.clone();
-            async move { reader.get("page").await.unwrap() }
+            async move { reader.value("page").await }
         });
         eventually("the query", async || store.statements() > before).await;
         pause(50).await;
@@ -478,24 +468,25 @@ async fn a_read_is_exact_although_the_database_replies_first() {
 async fn a_read_survives_an_idle_connection_that_was_closed() {
     let pair = Pair::new().await;
     for is_tested in [true, false] {
-        let options = MySqlPoolOptions::new().max_connections(1);
-        let pool = options
+        let pool = MySqlPoolOptions::new()
+            .max_connections(1)
             .test_before_acquire(is_tested)
             .connect_with((*pair.pool.connect_options()).clone());
         let pool = pool.await.unwrap();
         let store = MysqlStore::new(pool.clone());
-        let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
-        let views = counterfoil.open(family("views")).await.unwrap();
+        let views = Counterfoil::new(pair.redis.manager().await, store)
+            .opened(family("views"))
+            .await;
         for _ in 0..3 {
-            let before = views.get("page").await.unwrap();
+            let before = views.value("page").await;
             let idle = sqlx::query_scalar("SELECT CONNECTION_ID()").fetch_one(&pool);
             let idle: u64 = idle.await.unwrap();
-            let kill = sqlx::raw_sql(sqlx::AssertSqlSafe(format!("KILL {idle}")));
+            let kill = sqlx::raw_sql(AssertSqlSafe(format!("KILL {idle}")));
             pause(50).await;
             kill.execute(&pair.pool).await.unwrap();
             pause(50).await;
             views.count("page", 1).await;
-            assert_eq!(views.get("page").await.unwrap(), before + 1, "{is_tested}");
+            assert_eq!(views.value("page").await, before + 1, "{is_tested}");
         }
     }
 }
@@ -509,7 +500,7 @@ async fn reads_outlast_a_redis_that_starts_again() {
         let views = views.clone();
         async move {
             while !stop.is_set() {
-                assert_eq!(views.get("page").await.unwrap(), 3);
+                assert_eq!(views.value("page").await, 3);
                 assert_eq!(views.pending(&["page"]).await.unwrap(), [3]);
                 assert_eq!(views.list("", None, 10).await.unwrap().len(), 1);
             }
@@ -541,12 +532,14 @@ async fn a_page_may_show_what_is_stored() {
             assert_eq!(shown, Shown { values, exact });
         }
     };
-    expect(Duration::from_secs(5), 4, true).await;
+    expect(secs(5), 4, true).await;
     pair.redis.pause();
-    let limit = Duration::from_millis(200);
+    let limit = millis(200);
     expect(limit, 3, false).await;
-    let hasty = views.clone().read_timeout(limit);
-    let read = within(Duration::from_secs(4), hasty.get("page")).await;
-    refused(read, ErrorKind::Redis, "");
+    refused(
+        within(secs(4), views.clone().read_timeout(limit).get("page")).await,
+        ErrorKind::Redis,
+        "",
+    );
     pair.redis.resume();
 }

@@ -11,19 +11,11 @@
 
 use std::convert::Infallible;
 
-use crate::support::interleaving::hunt::Case;
-use crate::support::interleaving::kind::{
-    Given, Kind, breaks, breaks_in_the_real_database, exact, exact_in_the_real_database, replay,
-};
-use crate::support::interleaving::token::{delta, digit, fault};
-use crate::support::interleaving::workers::Work;
-use crate::support::interleaving::world::{Counters, Step, Token, World, steps};
-use crate::support::interleaving::writer::Key;
-use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, SETTLE, failed};
-use counterfoil::test_hooks::{Counted, Guard, Partition, PartitionCall, Update};
-use counterfoil::{BufferedCounters, Family, FamilyBuilder, Result, Store};
+use counterfoil::test_hooks::{Counted, Partition, PartitionCall};
 use proptest::option;
-use proptest::prelude::*;
+
+use crate::support::interleaving::*;
+use crate::support::*;
 
 const IDS: [&str; 4] = ["a", "b", "c", "page/é"];
 
@@ -53,8 +45,10 @@ impl Counters for Buffered {
         let (stage, home) = (&world.stage, world.stage.partition(0));
         let calls = tokens.iter().map(|&token| {
             let id = IDS[world.tokens[token].id];
-            let partition = stage.partition(stage.partition_of(id));
-            (partition, (id.as_bytes(), Update::Add(delta(token))))
+            (
+                stage.partition(stage.partition_of(id)),
+                (id.as_bytes(), Update::Add(delta(token))),
+            )
         });
         let calls: Vec<_> = calls.collect();
         let calls: Vec<_> = calls
@@ -136,8 +130,8 @@ const WRITE: Step<Infallible> = Step::Write {
     ids: (0, None),
     fate: Fate::Delivered,
 };
-const READ_BEGINS: Step<Infallible> = Step::ReadBegins { id: 0 };
-const TICK: Step<Infallible> = Step::Tick { ms: SETTLE };
+const READ_BEGINS: Step<Infallible> = Step::ReadBegins(0);
+const TICK: Step<Infallible> = Step::Tick(SETTLE);
 /// Steps of two workers.
 const ONE: Step<Infallible> = Step::Work(Work::delivered(0, 1));
 const OTHER: Step<Infallible> = Step::Work(Work::delivered(1, 0));
@@ -156,8 +150,15 @@ fn a_batch_that_is_cut_and_applied_between_two_reads_is_noticed() {
 /// reached the database under another one before the reader's query.
 #[test]
 fn an_incarnation_that_a_crash_takes_back_is_not_compared_with() {
-    let crash = Step::Mishap(Mishap::Crash { kept: 0 });
-    let steps = [WRITE, TICK, READ_BEGINS, crash, ONE, OTHER, TICK];
+    let steps = [
+        WRITE,
+        TICK,
+        READ_BEGINS,
+        Step::Mishap(Mishap::Crash { kept: 0 }),
+        ONE,
+        OTHER,
+        TICK,
+    ];
     let end = [ONE, OTHER, ONE, OTHER, Step::ReadGoesOn, WRITE];
     replay::<Buffered>(Crashes::BackToTheLastFsync, &[&steps[..], &end].concat());
 }

@@ -2,16 +2,11 @@
 //! a real Redis and on a plain reference written from the scripts' headers. What was counted must
 //! equal what left with the batches plus what is still there.
 
-use std::collections::BTreeMap;
-
-use crate::support::model::{
-    BatchCall, Called, Checked, Counting, Deltas, FENCE, Frame, Keys, Kind, LIMITS, Partition,
-    Step, Which, agrees, amount, called, int, notices, record, reply, text, words,
-};
 use proptest::collection::vec;
-use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::TestCaseError;
+
+use crate::support::model::*;
+use crate::support::*;
 
 /// Buffer, batch and meta of two partitions. One call may carry hits for both.
 const PARTITIONS: [[&str; 3]; 2] = [
@@ -96,8 +91,10 @@ fn own() -> impl Strategy<Value = Own> {
         max_pending,
         metas,
     });
-    let numbers = select(vec!["4", "4", "4", "4", "1", ""]);
-    let ask = (prop_oneof![5 => kind(), 1 => Just("")], numbers)
+    let ask = (
+        prop_oneof![5 => kind(), 1 => Just("")],
+        select(vec!["4", "4", "4", "4", "1", ""]),
+    )
         .prop_map(|(kind, partitions)| Own::Ask { kind, partitions });
     let at = || 0..PARTITIONS.len();
     let ms = || select(vec![0_u64, 100, 1000, 70_000]).boxed();
@@ -169,8 +166,8 @@ impl Kind for Buffered {
             Own::Ask { kind, partitions } => frame.epoch(kind, partitions),
             Own::Add(called, groups) => self.add(frame, called, groups),
             Own::Batch(at, call) => {
-                let partition = &mut self.partitions[*at];
-                let released = frame.batch_call(partition, PARTITIONS[*at], call)?;
+                let released =
+                    frame.batch_call(&mut self.partitions[*at], PARTITIONS[*at], call)?;
                 self.left(released);
                 Ok(())
             }
@@ -184,23 +181,37 @@ impl Kind for Buffered {
                     .iter()
                     .flat_map(|&id| [delta(batch, id), delta(buffer, id)]);
                 let cut = self.partitions[*at].cut().map(text).into_iter();
-                let cut = cut.chain([int(u8::from(!batch.is_empty()))]);
-                prop_assert_eq!(got, reply("OK", cut.chain(deltas)));
+                prop_assert_eq!(
+                    got,
+                    reply(
+                        "OK",
+                        cut.chain([int(u8::from(!batch.is_empty()))]).chain(deltas)
+                    )
+                );
                 Ok(())
             }
             Own::State => {
-                let metas = PARTITIONS.map(|keys| keys[2]);
-                let got = frame.call("buffered_state", &metas, &[""; 0])?;
-                let cuts = self.partitions.iter().flat_map(|partition| partition.cut());
-                prop_assert_eq!(got, reply("OK", cuts.map(text)));
+                let got =
+                    frame.call("buffered_state", &PARTITIONS.map(|keys| keys[2]), &[""; 0])?;
+                prop_assert_eq!(
+                    got,
+                    reply(
+                        "OK",
+                        self.partitions
+                            .iter()
+                            .flat_map(|partition| partition.cut())
+                            .map(text)
+                    )
+                );
                 Ok(())
             }
         }
     }
 
     fn keys(&self) -> Keys {
-        let partitions = PARTITIONS.iter().zip(&self.partitions);
-        partitions
+        PARTITIONS
+            .iter()
+            .zip(&self.partitions)
             .flat_map(|(kinds, partition)| partition.keys(*kinds))
             .collect()
     }
@@ -233,12 +244,16 @@ impl Buffered {
         max_pending: usize,
         metas: usize,
     ) -> Checked {
-        let metas = PARTITIONS
-            .map(|keys| keys[2])
-            .into_iter()
-            .zip(&mut self.partitions)
-            .take(metas);
-        frame.configure(kind, partitions, max_pending, metas)
+        frame.configure(
+            kind,
+            partitions,
+            max_pending,
+            PARTITIONS
+                .map(|keys| keys[2])
+                .into_iter()
+                .zip(&mut self.partitions)
+                .take(metas),
+        )
     }
 
     /// Adds deltas that have left Redis to the books.
@@ -254,11 +269,15 @@ impl Buffered {
             let [buffer, _, meta] = PARTITIONS[group.partition];
             keys.extend([buffer, meta].map(str::to_owned));
             args.extend([group.hits.to_string(), group.pairs.len().to_string()]);
-            let pairs = group.pairs.iter();
-            args.extend(pairs.flat_map(|&(id, delta)| [IDS[id].to_owned(), delta.to_string()]));
+            args.extend(
+                group
+                    .pairs
+                    .iter()
+                    .flat_map(|&(id, delta)| [IDS[id].to_owned(), delta.to_string()]),
+            );
         }
         let (sent, now) = (frame.sent(called, &keys), frame.now);
-        let counting = Counting {
+        let counting = CountingCall {
             script: "buffered_add",
             kind: "buffered",
             keys: &keys,

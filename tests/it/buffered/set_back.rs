@@ -6,55 +6,27 @@
 //!
 //! Every hit has its own id.
 
-use std::collections::BTreeSet;
-use std::time::Duration;
+use crate::support::kinds::family;
+use crate::support::{self};
+use counterfoil::test_hooks::{Counted, last_cuts};
 
-use crate::support::between::{Gate, Wrapped};
-use crate::support::interleaving::database::{Database, is_behind};
-use crate::support::interleaving::hunt::{
-    Case, cases, expect_exact, expect_failure, hunt, runtime,
-};
-use crate::support::interleaving::reader::Reader;
-use crate::support::interleaving::stage::Stage;
-use crate::support::interleaving::token::State as TokenState;
-use crate::support::interleaving::workers::{Task, WORKERS, Work, Workers};
-use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
-use crate::support::interleaving::{Checked, Crashes, Fate, PARTITIONS, failed};
-use crate::support::kinds::{KINDS, OfKind, family};
-use crate::support::state::State;
-use crate::support::{self, Pair, Plain, day};
-use counterfoil::store::{LedgerRow, Registered};
-use counterfoil::test_hooks::{Counted, Guard, LastCut, last_cuts};
-use counterfoil::{
-    BufferedCounters, Counterfoil, Durability, Family, MemoryStore, Outcome, Result, Store,
-};
-use proptest::prelude::*;
-use proptest::test_runner::TestError;
-use redis::aio::ConnectionManager;
-use testkit::RedisServer;
+use crate::support::interleaving::*;
+use crate::support::*;
 
 const HITS: usize = 24;
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// A new caller counts a hit.
-    Hit {
-        fate: Fate,
-    },
+    Hit(Fate),
     /// An earlier call arrives again.
-    Echo {
-        call: usize,
-    },
+    Echo(usize),
     TurnEpoch,
     /// The current state of Redis is kept.
     Keep,
-    SetBack {
-        state: usize,
-    },
+    SetBack(usize),
     Work(Work),
-    WorkerDies {
-        worker: usize,
-    },
+    WorkerDies(usize),
     /// An application's drain flushes everything.
     Drain,
     /// A probe reads the ledger.
@@ -70,13 +42,13 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let fate = prop_oneof![6 => Just(Fate::Delivered), 1 => Just(Fate::LostBefore)];
     prop_oneof![
-        8 => fate.prop_map(|fate| Step::Hit { fate }),
-        4 => (0..1000_usize).prop_map(|call| Step::Echo { call }),
+        8 => fate.prop_map(Step::Hit),
+        4 => (0..1000_usize).prop_map(Step::Echo),
         1 => Just(Step::TurnEpoch),
         3 => Just(Step::Keep),
-        3 => (0..1000_usize).prop_map(|state| Step::SetBack { state }),
+        3 => (0..1000_usize).prop_map(Step::SetBack),
         20 => Work::any().prop_map(Step::Work),
-        1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+        1 => (0..WORKERS).prop_map(Step::WorkerDies),
         1 => Just(Step::Drain),
         2 => Just(Step::ProbeBegins),
         2 => Just(Step::ProbeGoesOn),
@@ -123,12 +95,11 @@ struct World<'s> {
 impl<'s> World<'s> {
     async fn new(server: &'s RedisServer, name: String, guard: Option<Guard>) -> Self {
         let database = Database::new(MemoryStore::new());
-        let family = Family::buffered(name, "hits")
+        let buffered = Family::buffered(name, "hits")
             .partitions(PARTITIONS)
-            .durability(Durability::Immediate);
-        let buffered = family;
-        let family = buffered.build().expect("a valid family");
-        let number = database.store.register(&family).await.expect("registered");
+            .at_once();
+        let family = buffered.build().unwrap();
+        let number = database.store.register(&family).await.unwrap();
         let stage = Stage::<ConnectionManager>::new(
             server,
             Crashes::None,
@@ -146,11 +117,9 @@ impl<'s> World<'s> {
             between: gate.clone(),
         };
         let counterfoil = Counterfoil::new(stage.redis.clone(), store);
-        let counters = counterfoil.open(buffered).await.expect("opened");
+        let counters = counterfoil.opened(buffered).await;
         // the second state has an epoch, so that calls can be executed there
-        support::epoch(&stage.partition(0), &family)
-            .await
-            .expect("an epoch");
+        support::epoch(&stage.partition(0), &family).await.unwrap();
         let begun = State::of(&stage.redis, &family).await;
         let mut world = World {
             stage,
@@ -160,35 +129,30 @@ impl<'s> World<'s> {
             counters,
             gate,
             ids: (0..HITS).map(|hit| format!("hit/{hit}")).collect(),
-            sent: Vec::new(),
+            sent: vec![],
             workers: Workers::default(),
             probe: None,
             reader: None,
             is_disturbed: false,
             kept: vec![empty, begun],
-            pending: Vec::new(),
+            pending: vec![],
             executed: BTreeSet::new(),
             reported: BTreeSet::new(),
         };
-        world.pending = world.look().await.expect("a partition");
+        world.pending = world.look().await.unwrap();
         world
     }
 
     /// Returns the partitions as they are in Redis.
     async fn look(&self) -> Checked<Vec<Pending>> {
-        let mut found = Vec::new();
+        let mut found = vec![];
         let partitions: Vec<_> = (0..PARTITIONS)
             .map(|number| self.stage.partition(number))
             .collect();
         let cuts = last_cuts(&self.stage.redis.clone().into(), &partitions).await?;
         for (partition, cut) in partitions.iter().zip(cuts) {
             let ids = partition.pending_ids("hit/").await?;
-            let hit = |id: &String| {
-                self.ids
-                    .iter()
-                    .position(|known| known == id)
-                    .expect("a hit of this case")
-            };
+            let hit = |id: &String| self.ids.iter().position(|known| known == id).unwrap();
             found.push(Pending {
                 cut,
                 hits: ids.iter().map(hit).collect(),
@@ -199,8 +163,13 @@ impl<'s> World<'s> {
 
     async fn stored(&self) -> Checked<Vec<i64>> {
         let ids: Vec<_> = self.ids.iter().map(String::as_str).collect();
-        let values = self.database.rows(&self.stage, &ids).await?;
-        Ok(values.into_iter().map(|value| value.unwrap_or(0)).collect())
+        Ok(self
+            .database
+            .rows(&self.stage, &ids)
+            .await?
+            .into_iter()
+            .map(|value| value.unwrap_or(0))
+            .collect())
     }
 
     async fn hit(&mut self, fate: Fate) -> Checked {
@@ -222,13 +191,16 @@ impl<'s> World<'s> {
     /// Delivers the call, for the first time or again.
     async fn arrive(&mut self, hit: usize) -> Checked {
         let (id, home) = (&self.ids[hit], self.stage.partition(0));
-        let partition = self.stage.partition(self.stage.partition_of(id));
-        let fence = self.sent[hit].fence(&home);
-        let counted = partition
-            .add(&self.stage.family.family, fence, 1, [(id, 1)])
-            .await?;
         if matches!(
-            counted,
+            self.stage
+                .partition(self.stage.partition_of(id))
+                .add(
+                    &self.stage.family.family,
+                    self.sent[hit].fence(&home),
+                    1,
+                    [(id, 1)],
+                )
+                .await?,
             Counted::Executed {
                 repeated: false,
                 ..
@@ -280,10 +252,16 @@ impl<'s> World<'s> {
         let (counters, ids) = (self.counters.clone(), self.ids.clone());
         let read = async move { counters.get_many(&ids).await };
         self.is_disturbed = false;
-        let before = (0..HITS)
-            .map(|hit| self.executed.contains(&hit) && !self.reported.contains(&hit))
-            .collect();
-        self.reader = Some(Reader::begin(self.gate.clone(), read, before).await);
+        self.reader = Some(
+            Reader::begin(
+                self.gate.clone(),
+                read,
+                (0..HITS)
+                    .map(|hit| self.executed.contains(&hit) && !self.reported.contains(&hit))
+                    .collect(),
+            )
+            .await,
+        );
     }
 
     async fn read_goes_on(&mut self) -> Checked {
@@ -326,28 +304,34 @@ impl<'s> World<'s> {
 
     async fn take(&mut self, step: Step) -> Checked {
         match step {
-            Step::Hit { fate } => self.hit(fate).await?,
-            Step::Echo { call } if !self.sent.is_empty() => {
+            Step::Hit(fate) => self.hit(fate).await?,
+            Step::Echo(call) if !self.sent.is_empty() => {
                 self.arrive(call % self.sent.len()).await?
             }
-            Step::Echo { .. } => {}
+            Step::Echo(_) => {}
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
             Step::Keep => self.kept.push(self.stage.state().await),
-            Step::SetBack { state } => self.set_back(state).await?,
+            Step::SetBack(state) => self.set_back(state).await?,
             Step::Work(work) => {
-                let advanced = self.workers.advance(work, &self.stage, &self.database);
-                let dropped = advanced.await?;
+                let dropped = self
+                    .workers
+                    .advance(work, &self.stage, &self.database)
+                    .await?;
                 if let Some(dropped) = dropped {
                     let hits: BTreeSet<_> = self
                         .pending
                         .iter()
                         .flat_map(|pending| &pending.hits)
                         .collect();
-                    let is_true = dropped.hits == dropped.ids && dropped.ids <= hits.len() as u64;
-                    prop_assert!(is_true, "WRONG REPORT: {:?} of {:?}", dropped, hits);
+                    prop_assert!(
+                        dropped.hits == dropped.ids && dropped.ids <= hits.len() as u64,
+                        "WRONG REPORT: {:?} of {:?}",
+                        dropped,
+                        hits
+                    );
                 }
             }
-            Step::WorkerDies { worker } => self.workers.die(worker),
+            Step::WorkerDies(worker) => self.workers.die(worker),
             Step::Drain => self.counterfoil.drain().await?,
             Step::ProbeBegins => self.probe = Some(self.database.ledger(&self.stage).await?),
             Step::ProbeGoesOn => self.probe_goes_on().await?,
@@ -367,7 +351,7 @@ impl Case for World<'_> {
         self.take(step).await?;
         let after = self.look().await?;
         let before = std::mem::replace(&mut self.pending, after);
-        if matches!(step, Step::SetBack { .. }) {
+        if matches!(step, Step::SetBack(_)) {
             Ok(())
         } else {
             self.note_resets(before).await
@@ -391,11 +375,9 @@ impl Case for World<'_> {
             .collect();
         for task in &self.workers.tasks {
             if let Task::Apply(batch) = task {
-                let ids = batch
-                    .deltas
-                    .iter()
-                    .filter_map(|(id, _)| self.ids.iter().position(|known| known.as_bytes() == id));
-                there.extend(ids);
+                there.extend(batch.deltas.iter().filter_map(|(id, _)| {
+                    self.ids.iter().position(|known| known.as_bytes() == id)
+                }));
             }
         }
         let is_gone = |hit: &&usize| {
@@ -421,9 +403,7 @@ impl Case for World<'_> {
         for step in [
             Step::ProbeBegins,
             Step::ProbeGoesOn,
-            Step::Hit {
-                fate: Fate::Delivered,
-            },
+            Step::Hit(Fate::Delivered),
             Step::Drain,
         ] {
             self.step(step).await?;
@@ -454,16 +434,18 @@ async fn no_kind_counts_twice() {
         let redis = pair.redis.manager().await;
         let hit = async |number: i64| match &counters {
             OfKind::Visitors(visitors) => {
-                let visited = visitors
-                    .first_visit("page", day("2014-09-20"), &number.to_string())
-                    .await
-                    .unwrap();
-                assert_eq!(visited, Outcome::Counted(1));
+                assert_eq!(
+                    visitors
+                        .first_visit("page", day("2014-09-20"), &number.to_string())
+                        .await
+                        .unwrap(),
+                    Outcome::Counted(1)
+                );
             }
             others => others.hit().await.unwrap(),
         };
         let flush = async |expected| {
-            pair.counterfoil.drain_all().await.unwrap();
+            pair.drain_all().await.unwrap();
             let stored = "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values WHERE id NOT LIKE 'visitors/%'";
             assert_eq!(pair.number(stored).await, expected, "{kind}");
         };
@@ -490,7 +472,7 @@ async fn a_reader_names_the_set_back_unless_it_has_the_time_to_repeat() {
     for round in 0..3 {
         let count = async || {
             let _ = views.add("page", 1).await.unwrap();
-            plain.counterfoil.drain().await.unwrap();
+            plain.counterfoil.drained().await;
         };
         count().await;
         let before = State::of(&redis, views.family()).await;
@@ -511,7 +493,7 @@ async fn a_reader_names_the_set_back_unless_it_has_the_time_to_repeat() {
                 "{error}"
             );
         }
-        assert_eq!(views.get("page").await.unwrap(), 2 * (round + 1));
+        assert_eq!(views.value("page").await, 2 * (round + 1));
     }
 }
 
@@ -527,41 +509,23 @@ fn hunted(cases: u32, guard: Option<Guard>) -> Result<(), TestError<Vec<Step>>> 
     )
 }
 
-fn breaks(guard: Guard, expected: &[&str]) {
-    expect_failure(hunted(3000, Some(guard)), guard, expected);
-}
-
 #[test]
 fn nothing_counts_twice_and_nothing_is_lost_without_a_report() {
     expect_exact(hunted(cases(150), None));
 }
 
 #[test]
-fn without_the_nonce_hits_are_lost_without_a_report() {
-    breaks(Guard::Nonce, &["LOST"]);
-}
-
-#[test]
-fn with_an_incarnation_from_the_first_cut_hits_count_twice() {
-    breaks(Guard::Incarnation, &["DOUBLE"]);
-}
-
-#[test]
-fn with_an_unconditional_reset_hits_are_dropped_without_proof() {
-    breaks(Guard::Reset, &["DROPPED WITHOUT PROOF"]);
-}
-
-#[test]
-fn with_epochs_that_go_on_after_a_reset_a_repeat_counts_twice() {
-    breaks(Guard::EndOfEpochs, &["DOUBLE"]);
-}
-
-#[test]
-fn with_a_release_in_place_of_a_reset_hits_are_lost_without_a_report() {
-    breaks(Guard::SetBack, &["LOST"]);
-}
-
-#[test]
-fn with_a_release_by_number_alone_hits_are_lost_without_a_report() {
-    breaks(Guard::Release, &["LOST"]);
+fn each_guard_is_needed() {
+    for (guard, expected) in [
+        // hits are lost without a report
+        (Guard::Nonce, "LOST"),
+        (Guard::SetBack, "LOST"),
+        (Guard::Release, "LOST"),
+        // an incarnation from the first cut, and epochs that go on after a reset
+        (Guard::Incarnation, "DOUBLE"),
+        (Guard::EndOfEpochs, "DOUBLE"),
+        (Guard::Reset, "DROPPED WITHOUT PROOF"),
+    ] {
+        expect_failure(hunted(3000, Some(guard)), guard, &[expected]);
+    }
 }

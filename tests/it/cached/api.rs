@@ -1,23 +1,21 @@
 //! Cached counters from the first increment to the row, as an application uses them.
 
-use std::time::Duration;
-
 use super::{family, items, row};
-use crate::support::{Count, Pair, Plain, calls, counted, eventually};
-use counterfoil::{CachedCounters, ErrorKind, FamilyBuilder, KeyType, Outcome, Table};
-use futures_util::future::{join_all, try_join_all};
+
+use crate::support::*;
 
 #[tokio::test]
 async fn bounds_refuse_and_return_the_value() {
     let plain = Plain::new().await;
     let stock = plain.open(family("stock").min(0).max(10)).await;
-    let refused = |value| Outcome::OutOfRange(Some(value));
+    let refused = |value| OutOfRange(Some(value));
     assert_eq!(stock.incr("a", -1).await.unwrap(), refused(0));
     assert_eq!(counted(stock.set("a", 3).await.unwrap()), 3);
     assert_eq!(stock.set("a", 11).await.unwrap(), refused(3));
     // more in total than there are: the ones that fit are counted
-    let buys = (0..8).map(|_| stock.incr("a", -1));
-    let mut sold = try_join_all(buys).await.unwrap();
+    let mut sold = try_join_all((0..8).map(|_| stock.incr("a", -1)))
+        .await
+        .unwrap();
     sold.sort_by_key(|outcome| outcome.counted());
     let values = [0, 1, 2].map(Outcome::Counted);
     assert_eq!(sold, [&[refused(0); 5][..], &values].concat());
@@ -28,8 +26,11 @@ async fn a_process_with_other_bounds_or_another_kind_is_refused() {
     type Stock = FamilyBuilder<CachedCounters>;
     let pair = Pair::new().await;
     let open = async |bounds: fn(Stock) -> Stock| {
-        let opened = pair.other().await.open(bounds(family("stock"))).await;
-        opened.map(drop)
+        pair.other()
+            .await
+            .open(bounds(family("stock")))
+            .await
+            .map(drop)
     };
     open(|family| family.min(0).max(10)).await.unwrap();
     open(|family| family.max(10).min(0)).await.unwrap();
@@ -39,18 +40,18 @@ async fn a_process_with_other_bounds_or_another_kind_is_refused() {
         |family| family.min(0).max(11),
     ];
     for other in others {
-        let error = open(other).await.expect_err("other bounds");
-        let is_named = format!("{error:#}").contains("min 0, max 10");
-        assert!(error.kind() == ErrorKind::Mismatch && is_named, "{error}");
+        refused(open(other).await, Mismatch, "min 0, max 10");
     }
     // the change that the documentation describes
     pair.sql("UPDATE counterfoil_families SET shape = 'min 0' WHERE namespace = 'test' AND name = 'stock'").await;
     open(|family| family.min(0)).await.unwrap();
 
     let _views = pair.open(crate::support::family("votes")).await;
-    let error = pair.counterfoil.open(family("votes")).await.unwrap_err();
-    let is_named = error.to_string().contains("kind");
-    assert!(error.kind() == ErrorKind::Mismatch && is_named, "{error}");
+    refused(
+        pair.counterfoil.open(family("votes")).await,
+        Mismatch,
+        "kind",
+    );
 }
 
 #[tokio::test]
@@ -59,11 +60,12 @@ async fn the_application_s_own_column_is_counted_up() {
     let votes = items(&pair, family("votes")).await;
     assert_eq!(votes.count("1", 5).await, 5);
     assert_eq!(votes.count("2", 1).await, 1);
-    assert_eq!(votes.incr("4", 1).await.unwrap(), Outcome::NoRow);
-    let all = votes.get_many(&["1", "2", "3", "4"]).await.unwrap();
-    assert_eq!(all, [5, 1, 0, 0]);
-    let error = votes.incr("01", 1).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    assert_eq!(votes.incr("4", 1).await.unwrap(), NoRow);
+    assert_eq!(
+        votes.get_many(&["1", "2", "3", "4"]).await.unwrap(),
+        [5, 1, 0, 0]
+    );
+    refused(votes.incr("01", 1).await, InvalidInput, "");
     pair.drain().await;
     assert_eq!(row(&pair, 1).await, 5);
     assert_eq!(pair.number("SELECT COUNT(*) FROM item").await, 3);
@@ -76,12 +78,12 @@ async fn rows_that_do_not_exist_are_inserted_on_request() {
     let pair = Pair::new().await;
     pair.sql("CREATE TABLE likes (page VARBINARY(100) PRIMARY KEY, likes BIGINT)")
         .await;
-    let table = Table::upsert("likes").key("page", KeyType::Text);
+    let table = Table::upsert("likes").key("page", Text);
     let likes = family("likes").table(table.value("likes"));
     let likes = pair.open(likes).await;
     assert_eq!(likes.count("a/b", 2).await, 2);
     // an id that was only read gets no row
-    assert_eq!(likes.get("c").await.unwrap(), 0);
+    assert_eq!(likes.value("c").await, 0);
     pair.drain().await;
     let value = "SELECT likes FROM likes WHERE page = 'a/b'";
     assert_eq!(pair.number(value).await, 2);
@@ -91,7 +93,7 @@ async fn rows_that_do_not_exist_are_inserted_on_request() {
 #[tokio::test]
 async fn many_increments_make_few_saves() {
     let pair = Pair::new().await;
-    let votes = items(&pair, family("votes").sync_time(Duration::from_millis(700))).await;
+    let votes = items(&pair, family("votes").sync_time(millis(700))).await;
     let reconciler = pair.reconcile().await;
     for _ in 0..200 {
         votes.count("1", 1).await;
@@ -101,13 +103,12 @@ async fn many_increments_make_few_saves() {
     let saves = "SELECT CAST(seq AS SIGNED) FROM counterfoil_ledger";
     let saves = pair.number(saves).await;
     assert!(saves <= 3, "{saves} saves");
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
 async fn a_cold_start_queries_the_database_once() {
-    let pair = Pair::new().await;
-    let values = pair.open(family("values")).await;
+    let (pair, values) = Pair::of(family("values")).await;
     pair.sql(
         "INSERT INTO counterfoil_values (family, id, value) \
          WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000) \
@@ -117,15 +118,17 @@ async fn a_cold_start_queries_the_database_once() {
     let ids: Vec<_> = (1..=1000).map(|number| format!("page/{number}")).collect();
     // a script that Redis does not know yet is sent twice
     let other = values.count("other", 1).await;
-    assert_eq!(other, values.get("other").await.unwrap());
+    assert_eq!(other, values.value("other").await);
     // each partition takes a call that finds nothing, one that seeds and one that reads
     for (statements, most_calls) in [(1, 12), (0, 4)] {
         let before = (
             pair.mysql().statements(),
             calls(&pair.redis, "evalsha").await,
         );
-        let all = values.get_many(&ids).await.unwrap();
-        assert_eq!(all, (1..=1000).collect::<Vec<i64>>());
+        assert_eq!(
+            values.get_many(&ids).await.unwrap(),
+            (1..=1000).collect::<Vec<i64>>()
+        );
         assert_eq!(pair.mysql().statements() - before.0, statements);
         assert!(calls(&pair.redis, "evalsha").await - before.1 <= most_calls);
     }
@@ -145,10 +148,9 @@ async fn concurrent_misses_of_an_id_query_the_database_once() {
 
 #[tokio::test]
 async fn both_ends_of_i64_are_reached_and_not_passed() {
-    let pair = Pair::new().await;
-    let values = pair.open(family("values")).await;
+    let (pair, values) = Pair::of(family("values")).await;
     for (id, end, beyond) in [("top", i64::MAX, 1), ("bottom", i64::MIN, -1)] {
-        let refused = Outcome::OutOfRange(Some(end));
+        let refused = OutOfRange(Some(end));
         assert_eq!(counted(values.set(id, end).await.unwrap()), end);
         assert_eq!(values.incr(id, beyond).await.unwrap(), refused);
         // the difference does not fit in the row's delta
@@ -157,7 +159,7 @@ async fn both_ends_of_i64_are_reached_and_not_passed() {
         assert_eq!(values.count(id, beyond).await, end);
         pair.drain().await;
         assert_eq!(values.stored(&[id]).await.unwrap(), [Some(end)]);
-        assert_eq!(values.get(id).await.unwrap(), end);
+        assert_eq!(values.value(id).await, end);
         assert_eq!(values.incr(id, beyond).await.unwrap(), refused);
     }
 }
@@ -165,7 +167,7 @@ async fn both_ends_of_i64_are_reached_and_not_passed() {
 #[tokio::test]
 async fn a_set_among_increments_overwrites_what_was_before_it() {
     let pair = Pair::new().await;
-    let votes = items(&pair, family("votes").sync_time(Duration::from_millis(1))).await;
+    let votes = items(&pair, family("votes").sync_time(millis(1))).await;
     let reconciler = pair.reconcile().await;
     let mut last = 0;
     for round in 1..=20 {
@@ -175,9 +177,9 @@ async fn a_set_among_increments_overwrites_what_was_before_it() {
         assert_eq!(counted(set.unwrap()), goal);
         let later = values.into_iter().filter(|value| *value > goal).count();
         last = goal + later as i64;
-        assert_eq!(votes.get("1").await.unwrap(), last);
+        assert_eq!(votes.value("1").await, last);
     }
     pair.drain().await;
     assert_eq!(row(&pair, 1).await, last);
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }

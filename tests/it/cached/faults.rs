@@ -1,55 +1,42 @@
 //! Cached counters under faults: other programs write rows, rows and servers disappear, and values
 //! do not fit.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
 use super::{columns, items, items_in, row};
-use crate::support::between::{Between, Wrapped};
-use crate::support::{Count, Pair, counted, eventually, pause};
-use counterfoil::admin::Retried;
-use counterfoil::store::Registered;
-use counterfoil::{
-    CachedCounters, Counterfoil, Durability, ErrorKind, FamilyBuilder, MemoryStore, Outcome, Store,
-    Table,
-};
-use testkit::{MysqlServer, RedisOptions, RedisServer};
+
+use crate::support::*;
 
 fn family() -> FamilyBuilder<CachedCounters> {
-    let family = super::family("votes").partitions(2);
-    family.retain(Duration::from_millis(100))
+    super::family("votes").partitions(2).retain(millis(100))
 }
 
 /// Returns a family whose batches settle first.
 fn settling(ms: u64) -> FamilyBuilder<CachedCounters> {
-    family().durability(Durability::Settle(Duration::from_millis(ms)))
-}
-
-/// Checks the open rejects, (id, delta, part of the reason).
-async fn expect_rejects(pair: &Pair, expected: &[(&str, i64, &str)]) {
-    let mut rejects = pair.mysql().rejects(0, 10).await.unwrap();
-    rejects.sort_by_key(|reject| reject.delta);
-    let is_right = rejects
-        .iter()
-        .zip(expected)
-        .all(|(reject, (id, delta, why))| {
-            reject.id == *id && reject.delta == *delta && reject.reason.contains(why)
-        });
-    assert!(is_right && rejects.len() == expected.len(), "{rejects:?}");
+    family().settle(ms)
 }
 
 /// Retries the only reject, and saves the counter. Returns its value in Redis, which is the one in
 /// the row.
 async fn retry_the_reject(pair: &Pair, votes: &CachedCounters) -> i64 {
-    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
-    let numbers: Vec<_> = rejects.iter().map(|reject| reject.number).collect();
-    let retried = pair.mysql().retry_rejects(votes.family(), &numbers).await;
-    assert_eq!(retried.unwrap(), [Retried::Applied]);
-    expect_rejects(pair, &[]).await;
+    let numbers: Vec<_> = pair
+        .mysql()
+        .rejects(0, 10)
+        .await
+        .unwrap()
+        .iter()
+        .map(|reject| reject.number)
+        .collect();
+    assert_eq!(
+        pair.mysql()
+            .retry_rejects(votes.family(), &numbers)
+            .await
+            .unwrap(),
+        [Retried::Applied]
+    );
+    expect_rejects(pair.mysql(), &[]).await;
     // the counter's next save shows the row
     votes.count("1", 0).await;
     pair.drain().await;
-    let value = votes.get("1").await.unwrap();
+    let value = votes.value("1").await;
     assert_eq!(row(pair, 1).await, value);
     value
 }
@@ -82,7 +69,7 @@ async fn other_programs_add_all_the_time() {
     }
     pair.drain().await;
     for reconciler in reconcilers {
-        reconciler.shutdown().await.unwrap();
+        reconciler.stop().await;
     }
     for id in 1..=3 {
         assert_eq!(row(&pair, id).await, 2_001_000, "{id}");
@@ -100,7 +87,7 @@ async fn a_value_that_another_program_writes_is_kept_and_shown_by_the_next_save(
     assert_eq!(votes.count("1", 1).await, 6);
     pair.drain().await;
     assert_eq!(row(&pair, 1).await, 1006);
-    assert_eq!(votes.get("1").await.unwrap(), 1006);
+    assert_eq!(votes.value("1").await, 1006);
     pair.sql("UPDATE item SET vote_count = 3 WHERE id = 1")
         .await;
     // a set counts the difference from the value that it replaces
@@ -120,13 +107,13 @@ async fn a_deleted_row_becomes_a_reject_that_counts_once_the_row_is_back() {
     assert_eq!(votes.count("2", 1).await, 1);
     pair.sql("DELETE FROM item WHERE id = 1").await;
     pair.drain().await;
-    expect_rejects(&pair, &[("1", 7, "no such row")]).await;
+    expect_rejects(pair.mysql(), &[("1", 7, "no such row")]).await;
     assert_eq!(row(&pair, 2).await, 1);
-    assert_eq!(votes.incr("1", 1).await.unwrap(), Outcome::NoRow);
-    assert_eq!(votes.get("1").await.unwrap(), 0);
+    assert_eq!(votes.incr("1", 1).await.unwrap(), NoRow);
+    assert_eq!(votes.value("1").await, 0);
     pair.sql("INSERT INTO item (id, vote_count) VALUES (1, 100)")
         .await;
-    assert_eq!(votes.get("1").await.unwrap(), 100);
+    assert_eq!(votes.value("1").await, 100);
     assert_eq!(retry_the_reject(&pair, &votes).await, 107);
 }
 
@@ -145,8 +132,12 @@ async fn a_counter_in_use_whose_row_is_gone_shows_what_waits() {
     draining.await.unwrap().unwrap();
     assert_eq!(votes.count("1", 1).await, 3);
     pair.drain().await;
-    expect_rejects(&pair, &[("1", 3, "no such row"), ("1", 5, "no such row")]).await;
-    assert_eq!(votes.incr("1", 1).await.unwrap(), Outcome::NoRow);
+    expect_rejects(
+        pair.mysql(),
+        &[("1", 5, "no such row"), ("1", 3, "no such row")],
+    )
+    .await;
+    assert_eq!(votes.incr("1", 1).await.unwrap(), NoRow);
 }
 
 #[tokio::test]
@@ -159,8 +150,8 @@ async fn a_deleted_row_is_inserted_again_with_what_was_counted_since() {
     pair.sql("DELETE FROM item WHERE id = 1").await;
     pair.drain().await;
     assert_eq!(row(&pair, 1).await, 7);
-    assert_eq!(votes.get("1").await.unwrap(), 7);
-    expect_rejects(&pair, &[]).await;
+    assert_eq!(votes.value("1").await, 7);
+    expect_rejects(pair.mysql(), &[]).await;
 }
 
 #[tokio::test]
@@ -176,12 +167,12 @@ async fn a_delta_that_the_column_cannot_hold_is_rejected_and_the_value_shows_the
     })
     .await;
     pair.drain().await;
-    expect_rejects(&pair, &[("1", LARGE, "Out of range")]).await;
+    expect_rejects(pair.mysql(), &[("1", LARGE, "Out of range")]).await;
     assert_eq!(votes.count("1", 1).await, 1);
     pair.sql("ALTER TABLE item MODIFY vote_count BIGINT NOT NULL DEFAULT 0")
         .await;
     assert_eq!(retry_the_reject(&pair, &votes).await, LARGE + 1);
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 /// Another program writes a value that does not fit in an i64 while the counter is in use.
@@ -202,10 +193,10 @@ async fn a_row_beyond_i64_holds_no_other_up() {
         pair.drain().await;
         assert_eq!(votes.stored(["2", "3"]).await.unwrap(), [Some(round); 2]);
     }
-    assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Range);
+    refused(votes.get("1").await, ErrorKind::Range, "");
     pair.sql("UPDATE item SET vote_count = 7 WHERE id = 1")
         .await;
-    assert_eq!(votes.get("1").await.unwrap(), 7);
+    assert_eq!(votes.value("1").await, 7);
 }
 
 /// A client in another language counted for an id that is not text.
@@ -233,19 +224,20 @@ async fn an_id_that_no_row_can_have_holds_no_other_up() {
     pair.drain().await;
     let rejects = pair.mysql().rejects(0, 10).await.unwrap();
     assert_eq!(rejects.len(), 1, "{rejects:?}");
-    let reject = (rejects[0].delta, &*rejects[0].reason);
-    assert_eq!(reject, (5, "the id is not UTF-8"));
+    assert_eq!(
+        (rejects[0].delta, &*rejects[0].reason),
+        (5, "the id is not UTF-8")
+    );
     let mut left = redis::pipe();
     let left = left.hexists(base, id).hexists(batch, id);
     let left: [bool; 2] = left.query_async(&mut redis).await.unwrap();
     assert_eq!(left, [false, false]);
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
 async fn a_database_that_takes_no_writes_is_refused() {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (_mysql, pair) = Pair::on_own_mysql().await;
     let votes = items(&pair, family()).await;
     pair.sql("SET GLOBAL read_only = 1").await;
     let family = family().table(columns(Table::update("item")));
@@ -256,7 +248,7 @@ async fn a_database_that_takes_no_writes_is_refused() {
         votes.get_many(&["1", "2"]).await.unwrap_err(),
         opened.unwrap_err(),
     ] {
-        assert_eq!(error.kind(), ErrorKind::Unsafe, "{error}");
+        assert_eq!(error.kind(), Unsafe, "{error}");
     }
     pair.sql("SET GLOBAL read_only = 0").await;
     assert_eq!(votes.count("1", 1).await, 1);
@@ -264,8 +256,7 @@ async fn a_database_that_takes_no_writes_is_refused() {
 
 #[tokio::test]
 async fn without_the_database_counters_in_redis_count_and_others_are_an_error() {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let votes = items(&pair, family()).await;
     let reconciler = pair.reconcile().await;
     assert_eq!(votes.count("1", 1).await, 1);
@@ -279,7 +270,7 @@ async fn without_the_database_counters_in_redis_count_and_others_are_an_error() 
     assert_eq!(votes.count("2", 1).await, 1);
     pair.drain().await;
     assert_eq!((row(&pair, 1).await, row(&pair, 2).await), (50, 1));
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
@@ -288,12 +279,10 @@ async fn keys_of_another_type_are_an_error_that_names_them() {
     let votes = items(&pair, family()).await;
     for partition in 0..2 {
         let spoil = format!("SET cf1:{{test/votes/{partition}}}:base x");
-        pair.redis.run::<()>(&spoil).await.unwrap();
+        pair.redis.does(&spoil).await;
     }
-    let error = votes.incr("1", 1).await.unwrap_err();
-    let is_named = error.to_string().contains(":base");
-    assert!(error.kind() == ErrorKind::Corrupt && is_named, "{error}");
-    assert_eq!(votes.get("1").await.unwrap_err().kind(), ErrorKind::Corrupt);
+    refused(votes.incr("1", 1).await, Corrupt, ":base");
+    refused(votes.get("1").await, Corrupt, "");
 }
 
 /// A store that returns old rows, like a replica that does not report its role.
@@ -308,28 +297,28 @@ impl Between for Copied {
 
 #[tokio::test]
 async fn rows_from_a_database_that_is_behind_cost_no_count() {
-    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let redis = new_redis().await;
     let store = Wrapped {
         store: MemoryStore::new(),
         between: Copied::default(),
     };
     let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-    let votes = counterfoil.open(family()).await.unwrap();
+    let votes = counterfoil.opened(family()).await;
     assert_eq!(votes.count("a", 5).await, 5);
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     let registered = Registered {
         family: votes.family().clone(),
         number: 0,
     };
     let behind = store.store.rows(&registered, &["a"]).await.unwrap();
     assert_eq!(votes.count("a", 10).await, 15);
-    counterfoil.drain().await.unwrap();
-    redis.run::<()>("FLUSHALL").await.unwrap();
+    counterfoil.drained().await;
+    redis.does("FLUSHALL").await;
     *store.between.0.lock().unwrap() = Some(behind);
     // the value is wrong until the next save
     assert_eq!(votes.count("a", 1).await, 6);
     *store.between.0.lock().unwrap() = None;
-    counterfoil.drain().await.unwrap();
-    assert_eq!(votes.get("a").await.unwrap(), 16);
+    counterfoil.drained().await;
+    assert_eq!(votes.value("a").await, 16);
     assert_eq!(votes.stored(&["a"]).await.unwrap(), [Some(16)]);
 }

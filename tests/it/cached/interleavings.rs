@@ -8,33 +8,10 @@
 //! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the
 //! number of times that it contains that increment. The test controls the time.
 
-use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use counterfoil::test_hooks::{Counted, Retention, Seed, Ticket, retention};
 
-use crate::support::between::{Gate, Wrapped};
-use crate::support::interleaving::database::{Database, is_behind};
-use crate::support::interleaving::hunt::Case;
-use crate::support::interleaving::kind::{
-    Given, Kind, breaks, exact, exact_in_the_real_database, replay,
-};
-use crate::support::interleaving::reader::Reader;
-use crate::support::interleaving::stage::{Gone, Stage};
-use crate::support::interleaving::token::{self, delta, digit, fault};
-use crate::support::interleaving::workers::{Task, WORKERS, Work, Workers};
-use crate::support::interleaving::writer::{Key, Writer, turn_epoch};
-use crate::support::interleaving::{
-    Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate,
-};
-use crate::support::state::State;
-use crate::support::{epoch, unix};
-use counterfoil::store::{Batch, BatchId, Incarnation, LedgerRow, Nonce, Registered};
-use counterfoil::test_hooks::{
-    Counted, Dropped, Guard, LastCut, PairResult, Retention, Seed, Ticket, Update, retention,
-};
-use counterfoil::{CachedCounters, Counterfoil, Family, FamilyBuilder, Store};
-use proptest::prelude::*;
-use redis::aio::ConnectionManager;
-use redis::pipe;
+use crate::support::interleaving::*;
+use crate::support::*;
 
 const RETAIN: u64 = 1200;
 /// A time longer than the life of a ticket.
@@ -56,22 +33,14 @@ enum Step {
         fate: Fate,
     },
     /// An earlier call arrives again.
-    Echo {
-        call: usize,
-    },
+    Echo(usize),
     TurnEpoch,
     /// The client dies with its call, and another one replaces it.
-    ClientDies {
-        client: usize,
-    },
+    ClientDies(usize),
     Work(Work),
     /// A worker that never stalls brings the partition's batch to the database.
-    Save {
-        partition: u32,
-    },
-    WorkerDies {
-        worker: usize,
-    },
+    Save(u32),
+    WorkerDies(usize),
     /// Due counters are deleted, or this one, due or not.
     Delete {
         partition: u32,
@@ -84,16 +53,12 @@ enum Step {
         id: usize,
         replaces: bool,
     },
-    Tick {
-        ms: u64,
-    },
+    Tick(u64),
     Mishap(Mishap),
     /// Keeps the state of Redis.
     Keep,
     /// Sets Redis back to a kept state.
-    SetBack {
-        state: usize,
-    },
+    SetBack(usize),
     /// Reads the ledger; the next probe compares it with Redis.
     Probe,
 }
@@ -162,7 +127,7 @@ impl Kind for Cached {
         });
         let set_back = prop_oneof![
             2 => Just(Step::Keep),
-            2 => (0..1000_usize).prop_map(|state| Step::SetBack { state }),
+            2 => (0..1000_usize).prop_map(Step::SetBack),
             3 => Just(Step::Probe),
         ];
         let mishap = disturbed.crashes.mishap().prop_map(Step::Mishap);
@@ -172,15 +137,15 @@ impl Kind for Cached {
         let delete = (partition(), prop::option::of(id()));
         prop_oneof![
             20 => count.prop_map(|(client, id, many, fate)| Step::Count { client, id, many: many < 100, fate }),
-            3 => (0..1000_usize).prop_map(|call| Step::Echo { call }),
+            3 => (0..1000_usize).prop_map(Step::Echo),
             1 => Just(Step::TurnEpoch),
-            1 => (0..CLIENTS).prop_map(|client| Step::ClientDies { client }),
+            1 => (0..CLIENTS).prop_map(Step::ClientDies),
             18 => (Work::any(), partition()).prop_map(|(work, partition)| Step::Work(Work { partition, ..work })),
-            6 => partition().prop_map(|partition| Step::Save { partition }),
-            1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+            6 => partition().prop_map(Step::Save),
+            1 => (0..WORKERS).prop_map(Step::WorkerDies),
             8 => delete.prop_map(|(partition, id)| Step::Delete { partition, id }),
             4 => Just(Step::Read),
-            8 => ticks.prop_map(|ms| Step::Tick { ms }),
+            8 => ticks.prop_map(Step::Tick),
             1 => nothing(),
             1 => or_nothing(!disturbed.set_back, mishap.boxed()),
             2 => or_nothing(disturbed.outsider, outside.boxed()),
@@ -303,17 +268,17 @@ impl<'s, S: Store + Clone> World<'s, S> {
         } = given;
         let cached = Family::cached(name, "votes")
             .partitions(PARTITIONS)
-            .retain(Duration::from_millis(RETAIN))
+            .retain(millis(RETAIN))
             .durability(crashes.durability());
-        let family = cached.build().expect("a valid family");
-        let retention = retention(&family).expect("cached").clone();
-        let number = database.store.register(&family).await.expect("registered");
+        let family = cached.build().unwrap();
+        let retention = retention(&family).unwrap().clone();
+        let number = database.store.register(&family).await.unwrap();
         // the reader's calls use the server's clock
-        let now = u64::try_from(unix(SystemTime::now()) * 1000).expect("after 1970");
+        let now = u64::try_from(unix(SystemTime::now()) * 1000).unwrap();
         let mut stage = Stage::new(server, crashes, Registered { family, number }, now).await;
         epoch(&stage.partition(0), &stage.family.family)
             .await
-            .expect("configured");
+            .unwrap();
         stage.note_length();
         World {
             database,
@@ -321,10 +286,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
             family: cached,
             without,
             clients: stage.writers(CLIENTS),
-            sent: Vec::new(),
+            sent: vec![],
             savers: Default::default(),
             reader: None,
-            tokens: Vec::new(),
+            tokens: vec![],
             is_fresh: Default::default(),
             kept: vec![stage.state().await],
             was_set_back: false,
@@ -401,8 +366,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     async fn send(&mut self, number: usize, mut call: Call, fate: Fate) -> Checked {
-        let home = self.stage.partition(0);
-        let key = self.clients[number].key(&self.stage, &home).await?;
+        let key = self.clients[number]
+            .key(&self.stage, &self.stage.partition(0))
+            .await?;
         self.sent.push((key.clone(), call.clone()));
         if fate == Fate::LostBefore {
             self.clients[number].open = Some(call);
@@ -459,9 +425,13 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let deltas = call.tokens.iter().map(|token| Update::Add(delta(*token)));
         let partition = self.stage.partition(self.stage.partition_of(ids[0]));
         let home = self.stage.partition(0);
-        let changes = ids.iter().copied().zip(deltas);
         Ok(partition
-            .incr(&self.retention, key.fence(&home), seeds, changes)
+            .incr(
+                &self.retention,
+                key.fence(&home),
+                seeds,
+                ids.iter().copied().zip(deltas),
+            )
             .await?)
     }
 
@@ -473,8 +443,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
             return Ok(());
         };
         let at = self.stage.note_length();
-        let mut clients = self.clients.iter_mut();
-        let sender = clients.find(|client| client.is_of_open_call(&key));
+        let sender = self
+            .clients
+            .iter_mut()
+            .find(|client| client.is_of_open_call(&key));
         let is_first = match sender.and_then(|client| client.open.as_mut()) {
             Some(open) => {
                 let is_first = open.executed.is_none();
@@ -483,8 +455,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
             }
             // its client died, or a crash took the reply
             None => call.tokens.iter().all(|token| {
-                let state = self.tokens[*token].state;
-                matches!(state, Counting::Waiting | Counting::Forgotten)
+                matches!(
+                    self.tokens[*token].state,
+                    Counting::Waiting | Counting::Forgotten
+                )
             }),
         };
         if is_first {
@@ -510,11 +484,14 @@ impl<'s, S: Store + Clone> World<'s, S> {
     }
 
     fn returned(&mut self, number: usize, call: &Call, words: &[PairResult]) {
-        let words = call.tokens.iter().zip(words);
-        let missing = words.filter_map(|(token, word)| match word {
-            PairResult::Missing(ticket) => Some((*token, *ticket)),
-            _ => None,
-        });
+        let missing = call
+            .tokens
+            .iter()
+            .zip(words)
+            .filter_map(|(token, word)| match word {
+                PairResult::Missing(ticket) => Some((*token, *ticket)),
+                _ => None,
+            });
         let (tokens, missing): (Vec<_>, Vec<_>) = missing.unzip();
         if !tokens.is_empty() {
             let was_counted = |token: &usize| self.tokens[*token].state != Counting::Waiting;
@@ -540,8 +517,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
             return Ok(());
         }
         let before = savers.workers.tasks[work.worker].clone();
-        let advanced = savers.workers.advance(work, &self.stage, &self.database);
-        let dropped = advanced.await?;
+        let dropped = savers
+            .workers
+            .advance(work, &self.stage, &self.database)
+            .await?;
         let task = &mut savers.workers.tasks[work.worker];
         match (before, &task) {
             (Task::Apply(batch), Task::Release(..)) if self.without != Some(Guard::ReadBack) => {
@@ -568,16 +547,23 @@ impl<'s, S: Store + Clone> World<'s, S> {
             let rows = Some(self.rows(&ids).await?);
             return Ok(Some(Saving { batch, from, rows }));
         };
-        let bytes = ids.iter().map(|id| id.as_bytes());
-        let marks: Vec<_> = bytes.zip(rows.iter().copied()).collect();
-        let partition = self.stage.partition(batch.partition);
-        let saved = partition.saved(&self.retention, batch.id, &marks).await?;
-        if saved.is_none() {
+        let marks: Vec<_> = ids
+            .iter()
+            .map(|id| id.as_bytes())
+            .zip(rows.iter().copied())
+            .collect();
+        if self
+            .stage
+            .partition(batch.partition)
+            .saved(&self.retention, batch.id, &marks)
+            .await?
+            .is_none()
+        {
             return Ok(None);
         }
         let (now, values) = (self.rows(&ids[..marks.len()]).await?, self.values().await?);
         for ((id, (_, row)), now) in ids.iter().zip(&marks).zip(now) {
-            let id = IDS.iter().position(|one| one == id).expect("one of them");
+            let id = IDS.iter().position(|one| one == id).unwrap();
             self.is_fresh[id] |= *row == now && values[id].is_some();
         }
         let from = from + marks.len();
@@ -620,8 +606,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 store: self.database.store.clone(),
                 between: gate.clone(),
             };
-            let counterfoil = Counterfoil::new(self.stage.redis.clone(), store);
-            let votes = counterfoil.open(self.family.clone()).await?;
+            let votes = Counterfoil::new(self.stage.redis.clone(), store)
+                .open(self.family.clone())
+                .await?;
             let is_counted = |token: &Token| matches!(token.state, Counting::Counted { .. });
             let before = self.tokens.iter().map(is_counted).collect();
             let read = async move { votes.get_many(IDS).await };
@@ -631,12 +618,16 @@ impl<'s, S: Store + Clone> World<'s, S> {
         let Some(seen) = Reader::go_on(&mut self.reader).await? else {
             return Ok(());
         };
-        let tokens = self.tokens.iter().enumerate();
-        for (number, token) in tokens.filter(|_| !self.was_set_back) {
+        for (number, token) in self
+            .tokens
+            .iter()
+            .enumerate()
+            .filter(|_| !self.was_set_back)
+        {
             let value = seen.found[token.id];
             let state = match token.state {
-                Counting::Forgotten | Counting::Replaced => token::State::Forgotten,
-                _ => token::State::InDoubt,
+                Counting::Forgotten | Counting::Replaced => TokenState::Forgotten,
+                _ => TokenState::InDoubt,
             };
             if let Some(word) = fault(digit(value.into(), number), seen.bounds(number, state)) {
                 return Err(failed(format!(
@@ -694,8 +685,11 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 token.state = Counting::Forgotten;
             }
         }
-        let clients = self.clients.iter_mut();
-        for call in clients.filter_map(|client| client.open.as_mut()) {
+        for call in self
+            .clients
+            .iter_mut()
+            .filter_map(|client| client.open.as_mut())
+        {
             call.executed = call.executed.take().filter(|(_, at)| !gone.contains(at));
         }
         if let Some(reader) = &mut self.reader {
@@ -707,8 +701,11 @@ impl<'s, S: Store + Clone> World<'s, S> {
     async fn set_back(&mut self, state: usize) -> Checked {
         // the state may contain what the earlier call counted: docs/protocol.md, 3.9
         for number in 0..CLIENTS {
-            let open = self.clients[number].open.as_ref();
-            if open.is_some_and(|call| call.is_second) {
+            if self.clients[number]
+                .open
+                .as_ref()
+                .is_some_and(|call| call.is_second)
+            {
                 self.client_dies(number);
             }
         }
@@ -734,8 +731,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
 
     /// Returns whether the ledger proves that the partition was set back.
     async fn is_behind(&self, partition: u32) -> Checked<bool> {
-        let ledger = self.database.ledger(&self.stage).await?;
-        Ok(self.proof(partition, &ledger).await?.is_some())
+        Ok(self
+            .proof(partition, &self.database.ledger(&self.stage).await?)
+            .await?
+            .is_some())
     }
 
     /// Returns the last cut of a partition if it is behind the ledger.
@@ -751,8 +750,8 @@ impl<'s, S: Store + Clone> World<'s, S> {
         };
         for number in 0..PARTITIONS {
             if let Some(proven) = self.proof(number, &ledger).await? {
-                let dropped = self.stage.reset(number, proven).await?;
-                self.note_dropped(number, dropped).await?;
+                self.note_dropped(number, self.stage.reset(number, proven).await?)
+                    .await?;
             }
         }
         Ok(())
@@ -846,26 +845,26 @@ impl<S: Store + Clone> Case for World<'_, S> {
                 many,
                 fate,
             } => self.count(client, id, many, fate).await?,
-            Step::Echo { call } => self.echo(call).await?,
+            Step::Echo(call) => self.echo(call).await?,
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
-            Step::ClientDies { client } => self.client_dies(client),
+            Step::ClientDies(client) => self.client_dies(client),
             Step::Work(work) => self.work(STALLING, work).await?,
-            Step::Save { partition } => self.save_all(partition).await?,
-            Step::WorkerDies { worker } => {
+            Step::Save(partition) => self.save_all(partition).await?,
+            Step::WorkerDies(worker) => {
                 self.savers[STALLING].workers.die(worker);
                 self.savers[STALLING].saving[worker] = None;
             }
             Step::Delete { partition, id } => self.delete(partition, id).await?,
             Step::Read => self.read().await?,
             Step::Outside { id, replaces } => self.write_from_outside(id, replaces).await?,
-            Step::Tick { ms } => self.stage.pass(ms),
+            Step::Tick(ms) => self.stage.pass(ms),
             Step::Mishap(mishap) => {
                 if let Some(gone) = self.stage.suffer(mishap).await? {
                     self.forget(&gone).await?;
                 }
             }
             Step::Keep => self.kept.push(self.stage.state().await),
-            Step::SetBack { state } => self.set_back(state).await?,
+            Step::SetBack(state) => self.set_back(state).await?,
             Step::Probe => self.probe().await?,
         }
         self.stage.note_length();
@@ -902,8 +901,11 @@ impl<S: Store + Clone> Case for World<'_, S> {
                 self.read().await?;
             }
         }
-        let is_over = self.reader.is_none() && self.clients.iter().all(|one| one.open.is_none());
-        prop_assert!(is_over, "WEDGED: still {:?}", self.clients);
+        prop_assert!(
+            self.reader.is_none() && self.clients.iter().all(|one| one.open.is_none()),
+            "WEDGED: still {:?}",
+            self.clients
+        );
         self.check().await?;
         for partition in 0..PARTITIONS {
             // the batch in flight, and the buffer behind it
@@ -950,16 +952,17 @@ fn a_late_mark_of_a_counter_that_has_left_the_batch_changes_nothing() {
         partition: 1,
         id: Some(0),
     };
-    let seeded = [count(false); 3];
-    let steps = [
-        &counted[..],
-        &read_back,
-        &[outside, delete],
-        &seeded,
-        &[work(0)],
-    ]
-    .concat();
-    replay::<Cached>(with_outsider(Crashes::Empty), &steps);
+    replay::<Cached>(
+        with_outsider(Crashes::Empty),
+        &[
+            &counted[..],
+            &read_back,
+            &[outside, delete],
+            &[count(false); 3],
+            &[work(0)],
+        ]
+        .concat(),
+    );
 }
 
 #[test]
@@ -987,8 +990,10 @@ fn exact_when_another_program_writes_the_rows() {
 
 #[test]
 fn exact_with_the_real_database() {
-    let crashes = [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty];
-    let disturbed = crashes.map(with_outsider).into_iter().chain([BY_SET_BACKS]);
+    let disturbed = [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty]
+        .map(with_outsider)
+        .into_iter()
+        .chain([BY_SET_BACKS]);
     exact_in_the_real_database::<Cached>(8, disturbed.map(|disturbed| (disturbed, 26)));
 }
 

@@ -3,18 +3,14 @@ mod faults;
 mod interleavings;
 mod model;
 
-use std::time::Duration;
-
-use counterfoil::{CachedCounters, Durability, Family, FamilyBuilder, KeyType, Table};
-
-use crate::support::Pair;
+use crate::support::*;
 
 /// Returns a family that is durable and due at once.
 fn family(name: &str) -> FamilyBuilder<CachedCounters> {
     Family::cached("test", name)
         .partitions(4)
-        .durability(Durability::Immediate)
-        .sync_time(Duration::from_millis(20))
+        .at_once()
+        .sync_time(millis(20))
 }
 
 /// Creates the application's table with items 1 to 3, and opens the family on it.
@@ -37,12 +33,15 @@ async fn items_in(
 
 /// Adds the columns of the application's table.
 fn columns(table: Table) -> Table {
-    table.key("id", KeyType::Unsigned).value("vote_count")
+    table.key("id", Unsigned).value("vote_count")
 }
 
 /// Returns the value in the row, or 0.
 async fn row(pair: &Pair, id: u32) -> i64 {
-    let row = sqlx::query_scalar("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = ?");
-    let row = row.bind(id).fetch_optional(&pair.pool).await;
-    row.expect("a row").unwrap_or(0)
+    sqlx::query_scalar("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = ?")
+        .bind(id)
+        .fetch_optional(&pair.pool)
+        .await
+        .unwrap()
+        .unwrap_or(0)
 }

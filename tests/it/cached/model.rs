@@ -1,17 +1,13 @@
 //! The model of cached counters: random sequences of script calls, on a real Redis and on a plain
 //! reference written from the scripts' headers. No ticket may be given out twice.
 
-use std::collections::BTreeMap;
-
-use crate::support::model::{
-    BatchCall, Called, Checked, Content, Counting, EPOCH_MS, FENCE, Frame, Keys, Kind, LIMITS,
-    Partition, Step, Which, agrees, amount, called, int, notices, record, reply, text, words,
-};
 use proptest::collection::vec;
 use proptest::option::weighted;
-use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use redis::Value;
+
+use crate::support::model::*;
+use crate::support::*;
 
 /// Two partitions. One call may change counters of both. Only the first one is configured.
 const PARTITIONS: [[&str; 4]; 2] = [
@@ -62,9 +58,7 @@ enum Call {
         retain_ms: u64,
         rows: Vec<(usize, Option<i64>)>,
     },
-    Delete {
-        ids: Vec<usize>,
-    },
+    Delete(Vec<usize>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -155,8 +149,8 @@ impl Held {
 
     /// Stores the ticket, or extends the life of the stored one.
     fn miss(&mut self, now: u64, id: &'static str, ticket: &str) -> String {
-        let base = (now + TICKET_MS, Base::Ticket(ticket.into()));
-        self.bases.insert(id, base);
+        self.bases
+            .insert(id, (now + TICKET_MS, Base::Ticket(ticket.into())));
         format!("MISS:{ticket}")
     }
 
@@ -228,8 +222,11 @@ impl Held {
     /// Deletes counters, by default those that are due, and returns the words.
     fn delete(&mut self, now: u64, ids: &[usize]) -> Vec<&'static str> {
         let ids: Vec<_> = if ids.is_empty() {
-            let due = self.bases.iter().filter(|(_, (due, _))| *due <= now);
-            due.map(|(&id, _)| id).collect()
+            self.bases
+                .iter()
+                .filter(|(_, (due, _))| *due <= now)
+                .map(|(&id, _)| id)
+                .collect()
         } else {
             ids.iter().map(|&id| IDS[id]).collect()
         };
@@ -250,16 +247,14 @@ impl Held {
 }
 
 fn number() -> impl Strategy<Value = i64> {
-    let tens = [
+    prop_oneof![8 => -3..=3_i64, 1 => select(LIMITS.to_vec()), 1 => select([
         100_000_000_000_000,
         99_999_999_999_999,
         -100_000_000_000_000,
         1_000_000_000,
         999_999_999,
         -1_000_000_000,
-    ];
-    let limits = select(LIMITS.to_vec());
-    prop_oneof![8 => -3..=3_i64, 1 => limits, 1 => select(tens.to_vec()), 1 => any::<i64>()]
+    ].to_vec()), 1 => any::<i64>()]
 }
 
 fn retain_ms() -> impl Strategy<Value = u64> {
@@ -272,8 +267,16 @@ fn incr() -> impl Strategy<Value = Own> {
     let bounds = (weighted(0.3, bound()), weighted(0.3, bound()));
     let change =
         prop_oneof![4 => number().prop_map(Update::Add), 1 => number().prop_map(Update::Set)];
-    let id = prop_oneof![20 => 0..IDS.len(), 1 => IDS.len()..IDS.len() + 2];
-    let pairs = vec(vec((id, change), 1..5), PARTITIONS.len());
+    let pairs = vec(
+        vec(
+            (
+                prop_oneof![20 => 0..IDS.len(), 1 => IDS.len()..IDS.len() + 2],
+                change,
+            ),
+            1..5,
+        ),
+        PARTITIONS.len(),
+    );
     let incr = (
         called((0.0, 0.0)),
         bounds,
@@ -290,8 +293,7 @@ fn call() -> impl Strategy<Value = Call> {
     let seeds = vec((0..IDS.len(), Which::any(16), number()), 1..6);
     let get = (select(vec!["", "0", "300", "300"]), vec(0..IDS.len(), 1..5));
     let rows = vec(weighted(0.8, number()), IDS.len());
-    let settle = select(vec![0_u64, 100, 400]);
-    let fetch = (Which::any(16), settle);
+    let fetch = (Which::any(16), select(vec![0_u64, 100, 400]));
     let fetch = fetch.prop_map(|(which, settle_ms)| BatchCall::Fetch { which, settle_ms });
     let release = Which::any(16).prop_map(|which| BatchCall::Release { which });
     let batch = prop_oneof![5 => Just(BatchCall::FORCED), 2 => fetch, 1 => release];
@@ -302,8 +304,8 @@ fn call() -> impl Strategy<Value = Call> {
         6 => (Which::any(16), retain_ms(), ids(1), rows).prop_map(|(which, retain_ms, ids, rows)| {
             Call::Saved { which, retain_ms, rows: ids.into_iter().zip(rows).collect() }
         }),
-        3 => ids(1).prop_map(|ids| Call::Delete { ids }),
-        3 => Just(Call::Delete { ids: vec![] }),
+        3 => ids(1).prop_map(Call::Delete),
+        3 => Just(Call::Delete(vec![])),
     ]
 }
 
@@ -325,13 +327,12 @@ impl Kind for Cached {
         let clock =
             prop_oneof![6 => 0..300_i64, 2 => 300..5000_i64, 1 => -300..0_i64, 1 => -5000..0_i64];
         // mostly the first one, so that later calls meet the results of earlier ones
-        let partition = prop_oneof![3 => Just(0), 1 => Just(1_usize)];
-        let of = (partition, call()).prop_map(|(at, call)| Own::Of(at, call));
         prop_oneof![
             16 => clock.prop_map(Step::Clock),
             3 => Just(Step::Epoch),
             24 => incr().prop_map(Step::Own),
-            56 => of.prop_map(Step::Own),
+            56 => (prop_oneof![3 => Just(0), 1 => Just(1_usize)], call())
+            .prop_map(|(at, call)| Own::Of(at, call)).prop_map(Step::Own),
             1 => Just(Step::Forget),
         ]
         .boxed()
@@ -390,8 +391,12 @@ fn new_ticket(reply: Option<&Value>, known: &[String]) -> String {
     let tickets = words.iter().filter_map(|word| word.strip_prefix("MISS:"));
     let is_new = |ticket: &&str| !ticket.is_empty() && known.iter().all(|old| old != ticket);
     let is_executed = words.first().is_some_and(|status| status == "OK");
-    let ticket = tickets.into_iter().find(is_new).filter(|_| is_executed);
-    ticket.unwrap_or_default().to_owned()
+    tickets
+        .into_iter()
+        .find(is_new)
+        .filter(|_| is_executed)
+        .unwrap_or_default()
+        .to_owned()
 }
 
 impl Cached {
@@ -416,11 +421,14 @@ impl Cached {
         for (partition, pairs) in groups {
             keys.extend(PARTITIONS[*partition].map(str::to_owned));
             args.push(pairs.len().to_string());
-            let pairs = pairs.iter();
-            args.extend(pairs.flat_map(|&(id, change)| [pair_id(id), change.argument()]));
+            args.extend(
+                pairs
+                    .iter()
+                    .flat_map(|&(id, change)| [pair_id(id), change.argument()]),
+            );
         }
         let (sent, now) = (frame.sent(called, &keys), frame.now);
-        let counting = Counting {
+        let counting = CountingCall {
             script: "cached_incr",
             kind: "cached",
             keys: &keys,
@@ -438,10 +446,15 @@ impl Cached {
                     .iter()
                     .flat_map(|(at, pairs)| partitions[*at].incr(now, pairs, bounds, &ticket));
                 let words: Vec<_> = words.collect();
-                let items = words
-                    .iter()
-                    .map(|word| word.parse().map_or_else(|_| text(word), amount));
-                Ok((reply("OK", items), Some(words.join(" "))))
+                Ok((
+                    reply(
+                        "OK",
+                        words
+                            .iter()
+                            .map(|word| word.parse().map_or_else(|_| text(word), amount)),
+                    ),
+                    Some(words.join(" ")),
+                ))
             },
         )?;
         self.note_ticket(frame, ticket)?;
@@ -459,8 +472,11 @@ impl Cached {
         match call {
             Call::Seed { retain_ms, seeds } => self.seed(frame, at, *retain_ms, seeds)?,
             Call::Get { ticket_ms, ids } => {
-                let fixed = vec![(*ticket_ms).to_owned(), now_ms, frame.salt()];
-                let args = [fixed, names(ids)].concat();
+                let args = [
+                    vec![(*ticket_ms).to_owned(), now_ms, frame.salt()],
+                    names(ids),
+                ]
+                .concat();
                 let got = frame.call("cached_get", &[base, buffer, batch], &args)?;
                 let makes_tickets = *ticket_ms == TICKET_MS.to_string();
                 let ticket = new_ticket(Some(&got).filter(|_| makes_tickets), &self.tickets);
@@ -473,8 +489,7 @@ impl Cached {
                 self.note_ticket(frame, ticket)?;
             }
             Call::Batch(call) => {
-                let rest = &mut self.partitions[at].rest;
-                frame.batch_call(rest, [buffer, batch, meta], call)?;
+                frame.batch_call(&mut self.partitions[at].rest, [buffer, batch, meta], call)?;
             }
             Call::Saved {
                 which,
@@ -489,10 +504,12 @@ impl Cached {
                 let named = held.rest.named(*which);
                 let mut args = [&named[..], &[retain_ms.to_string(), now_ms]].concat();
                 args.extend(pairs);
-                let got = frame.call("cached_saved", keys, &args)?;
-                prop_assert_eq!(got, held.saved(now, &named, *retain_ms, rows));
+                prop_assert_eq!(
+                    frame.call("cached_saved", keys, &args)?,
+                    held.saved(now, &named, *retain_ms, rows)
+                );
             }
-            Call::Delete { ids } => {
+            Call::Delete(ids) => {
                 let args = [vec!["0".into(), "1".into(), now_ms], names(ids)].concat();
                 let got = frame.call("cached_delete", &[base, buffer, batch], &args)?;
                 let mut got = words(&got);
@@ -532,8 +549,9 @@ impl Cached {
             tickets.push(ticket);
         }
         let got = frame.call("cached_seed", &PARTITIONS[at][..1], &args)?;
-        let seeds = seeds.iter().zip(&tickets);
         let seeded = seeds
+            .iter()
+            .zip(&tickets)
             .map(|(&(id, _, row), ticket)| held.seed(frame.now, retain_ms, IDS[id], ticket, row));
         prop_assert_eq!(got, reply("OK", seeded.map(text)));
         Ok(())

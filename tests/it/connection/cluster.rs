@@ -2,23 +2,17 @@
 
 use std::collections::HashSet;
 use std::ops::Deref;
-use std::time::{Duration, Instant};
 
 use super::{Clustered, builder, connect};
-use crate::support::custom::unknown;
-use crate::support::hits::{Hit, Hits, Reckoning};
-use crate::support::load::Load;
-use crate::support::{Count, day, eventually, family, pause, sum};
-use counterfoil::admin::{Backlog, Script};
-use counterfoil::{BufferedCounters, Counterfoil, Durability, Error, Family, Outcome, Precision};
-use testkit::{RedisCluster, RedisOptions};
+
+use crate::support::*;
 
 /// The number of partitions, enough for each primary to have some.
 const PARTITIONS: u32 = 6;
 
 /// A time longer than any disruption. Nodes write their configuration to a shared disk, and each
 /// attempt at a manual failover blocks writes for five seconds.
-const LONG: Duration = Duration::from_secs(45);
+const LONG: Duration = secs(45);
 
 /// A cluster with an open family.
 struct Rig {
@@ -51,8 +45,11 @@ impl Rig {
     }
 
     async fn without_failover(options: RedisOptions) -> Self {
-        let options = options.arg("cluster-node-timeout", "4000");
-        Rig::start(options, Durability::Immediate).await
+        Rig::start(
+            options.arg("cluster-node-timeout", "4000"),
+            Durability::Immediate,
+        )
+        .await
     }
 
     /// Returns the client of a process that takes the server for a single node at first.
@@ -62,16 +59,16 @@ impl Rig {
 
     /// Disrupts the cluster under load, and returns the hits with their outcomes.
     async fn under_load(&self, trouble: impl AsyncFnOnce()) -> Vec<Hit> {
-        let reconciler = self.counterfoil.reconciler().start().await.unwrap();
+        let reconciler = self.counterfoil.reconcile().await;
         // a writer counts nothing while it waits for a read
-        let load = Hits::on(&self.views.clone().read_timeout(Duration::from_millis(300)));
+        let load = Hits::on(&self.views.clone().read_timeout(millis(300)));
         load.more(700).await;
         trouble().await;
         load.more(700).await;
         let hits = load.end().await;
         self.cluster.wait_until_ok().await;
         self.drain().await;
-        reconciler.shutdown().await.unwrap();
+        reconciler.stop().await;
         hits
     }
 
@@ -86,7 +83,7 @@ impl Rig {
 
     /// Returns the slots of the family.
     async fn slots(&self, family: &str) -> Vec<u16> {
-        let mut slots = Vec::new();
+        let mut slots = vec![];
         for partition in 0..PARTITIONS {
             let ask = format!("CLUSTER KEYSLOT {{test/{family}/{partition}}}");
             slots.push(self.cluster.node(0).run(&ask).await.unwrap());
@@ -97,10 +94,11 @@ impl Rig {
     /// Moves all slots of the family key by key, each to one of the other primaries.
     async fn move_slots(&self, family: &str, pause_ms: u64) {
         for (round, slot) in self.slots(family).await.into_iter().enumerate() {
-            let to = (self.cluster.primary_of_slot(slot).await + 1 + round % 2) % 3;
-            let moved = self
-                .cluster
-                .move_slots(slot..=slot, to, Duration::from_millis(pause_ms));
+            let moved = self.cluster.move_slots(
+                slot..=slot,
+                (self.cluster.primary_of_slot(slot).await + 1 + round % 2) % 3,
+                millis(pause_ms),
+            );
             moved.await;
         }
     }
@@ -108,8 +106,9 @@ impl Rig {
     /// Makes each primary hand over to its replica.
     async fn fail_over(&self) {
         for primary in self.cluster.primaries().await {
-            let replica = self.cluster.replica_of(primary).await;
-            self.cluster.failover(replica).await;
+            self.cluster
+                .failover(self.cluster.replica_of(primary).await)
+                .await;
             pause(100).await;
         }
         self.cluster.wait_until_ok().await;
@@ -130,7 +129,7 @@ async fn the_main_path() {
         for id in &ids {
             rig.views.count(id, 1).await;
         }
-        assert_eq!(rig.views.get("page/007").await.unwrap(), round);
+        assert_eq!(rig.views.value("page/007").await, round);
         assert_eq!(rig.views.get_many(&ids).await.unwrap(), [round; 200]);
         let listed = rig.views.list("page/", Some("page/099"), 50).await.unwrap();
         let expected: Vec<_> = ids[100..150].iter().map(|id| (id.clone(), round)).collect();
@@ -144,22 +143,22 @@ async fn the_main_path() {
             let node = rig.cluster.node(primary);
             let known: Vec<bool> = node.run(&exists).await.unwrap();
             assert_eq!(known, [true], "node {primary}");
-            node.run::<()>("SCRIPT FLUSH").await.unwrap();
+            node.does("SCRIPT FLUSH").await;
         }
     }
-    let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
+    let reconciler = rig.counterfoil.reconcile().await;
     eventually("what the reconciler brings", async || {
         rig.stored("%").await == 400
     })
     .await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     rig.views.count("page/000", -2).await;
     rig.drain().await;
     assert_eq!(
         (rig.stored("page/000").await, rig.stored("%").await),
         (0, 398)
     );
-    assert_eq!(rig.views.get("page/000").await.unwrap(), 0);
+    assert_eq!(rig.views.value("page/000").await, 0);
 }
 
 /// The cluster refuses a call with the wrong home as a whole.
@@ -171,14 +170,20 @@ async fn a_request_counts_once_whoever_makes_it_again() {
         let views = family(&format!("wide_{wide}")).partitions(PARTITIONS);
         let views = views.wide(wide);
         let here = rig.open(views.clone()).await;
-        let there = unknown.open(views).await.unwrap();
+        let there = unknown.opened(views).await;
         for number in 0..20 {
             let (request, id) = (format!("job/{number}"), format!("page/{number}"));
-            let first = there.add_once(&request, &id, 1).await.unwrap();
-            assert_eq!(first, Outcome::Counted(1), "{request}");
-            let again = here.add_once(&request, &id, 1).await.unwrap();
-            assert_eq!(again, Outcome::CountedBefore(1), "{request}");
-            assert_eq!(here.get(&id).await.unwrap(), 1);
+            assert_eq!(
+                there.add_once(&request, &id, 1).await.unwrap(),
+                Outcome::Counted(1),
+                "{request}"
+            );
+            assert_eq!(
+                here.add_once(&request, &id, 1).await.unwrap(),
+                CountedBefore(1),
+                "{request}"
+            );
+            assert_eq!(here.value(&id).await, 1);
         }
     }
 }
@@ -190,12 +195,12 @@ async fn backlogs_are_read_on_all_nodes() {
     let rig = Rig::steady().await;
     let unknown = rig.unknown().await;
     let views = family("views").partitions(PARTITIONS);
-    let views = unknown.open(views).await.unwrap();
+    let views = unknown.opened(views).await;
     let votes = Family::cached("test", "votes").partitions(PARTITIONS);
-    let votes = votes.durability(Durability::Immediate);
-    let _votes = unknown.open(votes.clone()).await.unwrap();
+    let votes = votes.at_once();
+    let _votes = unknown.opened(votes.clone()).await;
     let votes = rig.open(votes).await;
-    let ids: Vec<_> = (0..30).map(|number| format!("page/{number}")).collect();
+    let ids = pages(30);
     for n in 1..=2 {
         for added in views.add_many(ids.iter().map(|id| (id, 1))).await {
             assert_eq!(added.unwrap(), Outcome::Counted(n));
@@ -214,15 +219,21 @@ async fn backlogs_are_read_on_all_nodes() {
             } = backlog.unwrap();
             (family.name().to_owned(), ids, oldest.is_some(), counted)
         };
-        let backlogs = counterfoil.backlogs().await.unwrap().into_iter();
-        backlogs.map(numbers).collect::<Vec<_>>()
+        counterfoil
+            .backlogs()
+            .await
+            .unwrap()
+            .into_iter()
+            .map(numbers)
+            .collect::<Vec<_>>()
     };
     for (left, has_oldest) in [(30, true), (0, false)] {
         let expected = [("views", 60), ("votes", 30)]
             .map(|(name, counted)| (name.to_owned(), left, has_oldest, counted));
         assert_eq!(numbers(&rig.counterfoil).await, expected);
-        assert_eq!(numbers(&unknown).await, expected, "unknown");
-        unknown.drain().await.unwrap();
+        // unknown
+        assert_eq!(numbers(&unknown).await, expected);
+        unknown.drained().await;
     }
     assert_eq!(rig.stored("%").await, 90);
 }
@@ -239,10 +250,7 @@ async fn slots_move_key_by_key() {
         .await;
     // no slot is half moved for as long as a caller's timeout, but callers had to wait
     let waited = hits.iter().map(|hit| hit.told - hit.asked);
-    let waited = waited
-        .filter(|time| *time > Duration::from_millis(40))
-        .count();
-    println!("{waited} calls waited for a key that was moved");
+    let waited = waited.filter(|time| *time > millis(40)).count();
     assert!(
         waited > 10,
         "{waited} calls waited for a key that was moved"
@@ -289,27 +297,28 @@ struct Deaths {
 }
 
 /// The approximate lag of a replica when its primary dies.
-const BEHIND: Duration = Duration::from_millis(150);
+const BEHIND: Duration = millis(150);
 
 /// The moments when a replica was cut off and when its primary died.
 type Death = (Instant, Instant);
 
 /// Returns whether the replica may have missed a call of this period.
 fn is_taken_back(deaths: &[Death], asked: Instant, told: Instant) -> bool {
-    let mut deaths = deaths.iter();
-    deaths.any(|(cut_off, died)| told >= *cut_off && asked <= *died)
+    deaths
+        .iter()
+        .any(|(cut_off, died)| told >= *cut_off && asked <= *died)
 }
 
 /// Kills the primary of each slot while its replica lags, and waits until the replica is promoted.
 async fn kill_primaries(cluster: &RedisCluster, slots: &[u16]) -> Vec<Death> {
-    let mut deaths = Vec::new();
+    let mut deaths = vec![];
     for slot in slots {
         let primary = cluster.primary_of_slot(*slot).await;
         let replica = cluster.replica_of(primary).await;
         let (dying, heir) = (cluster.node(primary), cluster.node(replica));
         let cut_off = Instant::now();
         heir.pause();
-        dying.run::<()>("CLIENT KILL TYPE replica").await.unwrap();
+        dying.does("CLIENT KILL TYPE replica").await;
         tokio::time::sleep(BEHIND).await;
         dying.kill();
         deaths.push((cut_off, Instant::now()));
@@ -328,13 +337,11 @@ async fn primaries_die(durability: Durability) -> Deaths {
     let rig = Rig::start(RedisOptions::volatile(), durability).await;
     let slots = rig.slots("views").await;
     let slots = [slots[0], slots[2], slots[0]];
-    let mut deaths = Vec::new();
+    let mut deaths = vec![];
     let trouble = async || deaths = kill_primaries(&rig.cluster, &slots).await;
-    let hits = rig.under_load(trouble).await;
-    let reckoning = Reckoning::of(&hits, &rig.pool).await;
+    let reckoning = Reckoning::of(&rig.under_load(trouble).await, &rig.pool).await;
     let taken_back = |hit: &&Hit| is_taken_back(&deaths, hit.asked, hit.told);
     let forgotten = reckoning.lost.iter().filter(taken_back).count();
-    println!("of the lost {forgotten} were counted while the replica was cut off");
     Deaths {
         wronged: reckoning.lost.len() - forgotten,
         forgotten,
@@ -344,7 +351,7 @@ async fn primaries_die(durability: Durability) -> Deaths {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
-    let deaths = primaries_die(Durability::Settle(BEHIND + Duration::from_millis(250))).await;
+    let deaths = primaries_die(Durability::Settle(BEHIND + millis(250))).await;
     let reckoning = &deaths.reckoning;
     assert!(
         reckoning.doubled.is_empty() && reckoning.refused_counted.is_empty(),
@@ -354,10 +361,8 @@ async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
     let is_stored = |hit: &&Hit| reckoning.lost.iter().all(|lost| lost.id != hit.id);
     let misread: Vec<_> = reckoning.misread.iter().filter(is_stored).collect();
     assert!(misread.is_empty(), "stored, and not read: {misread:?}");
-    assert!(
-        deaths.forgotten > 0 && reckoning.acknowledged > 1000,
-        "nothing was tried"
-    );
+    // nothing was tried
+    assert!(deaths.forgotten > 0 && reckoning.acknowledged > 1000);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -382,14 +387,14 @@ async fn other_kinds_count_while_slots_move() {
         .windows([(Precision::SECOND, 300), (Precision::Day, 3)])
         .keep([Precision::SECOND])
         .partitions(PARTITIONS)
-        .durability(Durability::Immediate)
-        .sync_time(Duration::from_millis(400));
+        .at_once()
+        .sync_time(millis(400));
     let series = rig.open(series).await.write_timeout(LONG);
     let online = Family::activity("test", "online")
-        .window(Duration::from_secs(1800), Duration::from_secs(3))
+        .window(secs(1800), secs(3))
         .stripes(10)
         .partitions(PARTITIONS)
-        .durability(Durability::Immediate);
+        .at_once();
     let online = rig
         .open(online)
         .await
@@ -397,9 +402,9 @@ async fn other_kinds_count_while_slots_move() {
         .write_timeout(LONG);
     let daily = Family::visitors("test", "daily")
         .partitions(PARTITIONS)
-        .durability(Durability::Immediate);
+        .at_once();
     let (daily, today) = (rig.open(daily).await.write_timeout(LONG), day("2014-09-20"));
-    let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
+    let reconciler = rig.counterfoil.reconcile().await;
     let load = Load::start(6, |task, stop| {
         let (series, online, daily) = (series.clone(), online.clone(), daily.clone());
         async move {
@@ -438,29 +443,33 @@ async fn other_kinds_count_while_slots_move() {
     assert!(turns > 300, "nothing was tried: {turns} turns");
     pause(1100).await;
     rig.drain().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 
     let hits = 3 * turns.cast_signed();
-    let names: Vec<_> = (0..7).map(|page| format!("page/{page}")).collect();
+    let names = pages(7);
     for precision in [Precision::SECOND, Precision::Day] {
         let windows = series.get_many(&names, precision).await.unwrap();
         let windows: i64 = windows.iter().map(|window| sum(window)).sum();
         assert_eq!(windows, hits, "{precision}");
     }
-    assert_eq!(rig.stored("%/page/%").await, hits, "rows");
+    // rows
+    assert_eq!(rig.stored("%/page/%").await, hits);
     let now = online.now("/").await.unwrap();
     assert_eq!(
         (now.views, now.visitors.count()),
         (turns, seen.len() as u64)
     );
-    assert_eq!(firsts, been.len() as u64, "first visits, and visitors");
+    // first visits, and visitors
+    assert_eq!(firsts, been.len() as u64);
     assert_eq!(rig.stored("%/2014-09-20").await, firsts.cast_signed());
-    let scopes = [("a", today), ("b", today)];
-    let visitors = daily.get_many(scopes).await.unwrap();
-    assert_eq!(visitors.iter().sum::<i64>(), firsts.cast_signed());
-    println!(
-        "{turns} turns by {} visitors, {firsts} first visits",
-        seen.len()
+    assert_eq!(
+        daily
+            .get_many([("a", today), ("b", today)])
+            .await
+            .unwrap()
+            .iter()
+            .sum::<i64>(),
+        firsts.cast_signed()
     );
 }
 
@@ -471,15 +480,15 @@ async fn cached_counters_count_while_slots_move() {
     let rig = Rig::steady().await;
     let votes = Family::cached("test", "votes")
         .partitions(PARTITIONS)
-        .durability(Durability::Immediate)
-        .sync_time(Duration::from_millis(10))
-        .retain(Duration::from_millis(20));
+        .at_once()
+        .sync_time(millis(10))
+        .retain(millis(20));
     let votes = rig.open(votes).await.write_timeout(LONG);
-    let reconciler = rig.counterfoil.reconciler().start().await.unwrap();
+    let reconciler = rig.counterfoil.reconcile().await;
     let load = Load::start(6, |task, stop| {
         let votes = votes.clone();
         async move {
-            let mut told = Vec::new();
+            let mut told = vec![];
             while !stop.is_set() {
                 let turn = told.len();
                 // some pauses are longer than the retention of a counter
@@ -492,16 +501,17 @@ async fn cached_counters_count_while_slots_move() {
     });
     rig.move_slots("votes", 30).await;
     rig.fail_over().await;
-    let mut told = vec![Vec::new(); IDS];
+    let mut told = vec![vec![]; IDS];
     for (id, value) in load.end().await.concat() {
         told[id].push(value);
     }
     rig.drain().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     for (id, mut told) in told.into_iter().enumerate() {
         told.sort_unstable();
         let votes = told.len() as i64;
-        assert!(votes > 20, "nothing was tried");
+        // nothing was tried
+        assert!(votes > 20);
         assert_eq!(told, (1..=votes).collect::<Vec<_>>(), "item/{id}");
         assert_eq!(rig.stored(&format!("item/{id}")).await, votes, "item/{id}");
     }

@@ -1,11 +1,7 @@
 //! A Redis that evicts keys when its memory is full: the kinds for which that is safe, and the
 //! refused ones.
 
-use crate::support::Plain;
-use crate::support::kinds::{KINDS, OfKind};
-use counterfoil::ErrorKind;
-use counterfoil::admin::Severity;
-use testkit::RedisServer;
+use crate::support::*;
 
 /// The keys with a time to live, by kind: their parts after the hash tag.
 const EXPIRING: [(&str, &[&str]); 6] = [
@@ -19,18 +15,22 @@ const EXPIRING: [(&str, &[&str]); 6] = [
 
 async fn set_policy(redis: &RedisServer, policy: &str) {
     let set = format!("CONFIG SET maxmemory-policy {policy}");
-    redis.run::<()>(&set).await.unwrap();
+    redis.does(&set).await;
 }
 
 #[tokio::test]
 async fn kept_slices_and_pending_hits_never_expire() {
     let plain = Plain::new().await;
     for (kind, expected) in EXPIRING {
-        let family = OfKind::open(&plain.counterfoil, kind).await.unwrap();
-        family.hit().await.unwrap();
+        OfKind::open(&plain.counterfoil, kind)
+            .await
+            .unwrap()
+            .hit()
+            .await
+            .unwrap();
         let keys = format!("KEYS cf1:{{shop/{kind}/*");
         let keys: Vec<String> = plain.redis.run(&keys).await.unwrap();
-        let mut expiring = Vec::new();
+        let mut expiring = vec![];
         for key in keys {
             let ttl: i64 = plain.redis.run(&format!("PTTL {key}")).await.unwrap();
             if ttl >= 0 {
@@ -60,23 +60,35 @@ async fn a_policy_is_refused_where_it_throws_away_what_counts() {
             let opened = OfKind::open(&plain.counterfoil, kind).await;
             assert_eq!(opened.is_ok(), is_safe, "{kind} on {policy}");
             if let Err(error) = opened {
-                assert_eq!(error.kind(), ErrorKind::Unsafe, "{kind} on {policy}");
+                assert_eq!(error.kind(), Unsafe, "{kind} on {policy}");
                 assert!(format!("{error:#}").contains(policy), "{error}");
             }
             // set while the application runs
             set_policy(&plain.redis, "noeviction").await;
             let _family = OfKind::open(&plain.counterfoil, kind).await.unwrap();
             set_policy(&plain.redis, policy).await;
-            let mut findings = plain.counterfoil.check().await.into_iter();
-            let found = findings.find(|finding| finding.subject == "redis maxmemory-policy");
-            let is_error = found.is_some_and(|found| {
-                found.severity == Severity::Error && found.message.contains(policy)
-            });
-            assert_eq!(is_error, !is_safe, "{kind} on {policy}");
-            let started = plain.counterfoil.reconciler().start().await;
+            let found = plain
+                .check()
+                .await
+                .into_iter()
+                .find(|finding| finding.subject == "redis maxmemory-policy");
+            assert_eq!(
+                found.is_some_and(|found| {
+                    found.severity == Severity::Error && found.message.contains(policy)
+                }),
+                !is_safe,
+                "{kind} on {policy}"
+            );
+            let started = plain.reconciler().start().await;
             assert_eq!(started.is_ok(), is_safe, "{kind} on {policy}");
-            let allowed = plain.counterfoil.reconciler().allow_evicting(true);
-            allowed.start().await.unwrap().shutdown().await.unwrap();
+            plain
+                .reconciler()
+                .allow_evicting(true)
+                .start()
+                .await
+                .unwrap()
+                .stop()
+                .await;
         }
     }
 }
@@ -87,9 +99,13 @@ async fn a_client_that_allows_it_opens_and_starts() {
     set_policy(&plain.redis, "volatile-lru").await;
     let counterfoil = plain.counterfoil.clone().allow_evicting(true);
     for kind in KINDS {
-        let family = OfKind::open(&counterfoil, kind).await.unwrap();
-        family.hit().await.unwrap();
+        OfKind::open(&counterfoil, kind)
+            .await
+            .unwrap()
+            .hit()
+            .await
+            .unwrap();
     }
-    let reconciler = counterfoil.reconciler().start().await.unwrap();
-    reconciler.shutdown().await.unwrap();
+    let reconciler = counterfoil.reconcile().await;
+    reconciler.stop().await;
 }

@@ -8,15 +8,10 @@ mod pools;
 mod runtimes;
 mod tls;
 
-use std::time::Duration;
-
-use counterfoil::{Connection, Counterfoil, FamilyBuilder, FamilyHandle, MysqlStore};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
-use sqlx::MySqlPool;
-use testkit::{RedisCluster, RedisOptions};
 
-use crate::support::database;
+use crate::support::*;
 
 /// Returns the client that counterfoil recommends for the cluster.
 fn builder(cluster: &RedisCluster) -> ClusterClientBuilder {
@@ -24,8 +19,12 @@ fn builder(cluster: &RedisCluster) -> ClusterClientBuilder {
 }
 
 async fn connect(builder: ClusterClientBuilder) -> ClusterConnection {
-    let client = builder.build().expect("a client");
-    client.get_async_connection().await.expect("a cluster")
+    builder
+        .build()
+        .unwrap()
+        .get_async_connection()
+        .await
+        .unwrap()
 }
 
 /// A cluster, and a separate database.
@@ -52,19 +51,24 @@ impl Clustered {
     }
 
     async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
-        self.counterfoil.open(family).await.expect("opened")
+        self.counterfoil.opened(family).await
     }
 
     async fn drain(&self) {
-        let drained = tokio::time::timeout(Duration::from_secs(30), self.counterfoil.drain());
-        drained.await.expect("a drain ends").expect("a drain");
+        timeout(secs(30), self.counterfoil.drain())
+            .await
+            .unwrap()
+            .unwrap();
     }
 
     /// Returns the sum of the values whose ids match the pattern.
     async fn stored(&self, ids: &str) -> i64 {
         let sum = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values \
              WHERE id LIKE ?";
-        let sum = sqlx::query_scalar(sum).bind(ids);
-        sum.fetch_one(&self.pool).await.expect("a sum")
+        sqlx::query_scalar(sum)
+            .bind(ids)
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
     }
 }

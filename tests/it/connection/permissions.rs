@@ -1,18 +1,13 @@
 //! The permissions of the Redis user. A missing one is named when a family is opened, and doubles
 //! nothing when it is revoked later. Wrong credentials fail at once.
 
-use std::time::{Duration, Instant};
-
-use crate::support::kinds::{self, KINDS, OfKind};
-use crate::support::{Plain, calls};
-use counterfoil::admin::{Role, Script, Severity, acl_rules};
-use counterfoil::{Counterfoil, Error, ErrorKind, Family, MemoryStore, Primary};
-use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+use crate::support::kinds::{self};
 use redis::{Client, IntoConnectionInfo, ToRedisArgs};
-use testkit::{RedisCluster, RedisOptions, RedisServer};
+
+use crate::support::*;
 
 /// The time limit of permanent failures, which are never retried.
-const AT_ONCE: Duration = Duration::from_secs(2);
+const AT_ONCE: Duration = secs(2);
 
 /// Creates the user `shop` with these rules, and connects as this user.
 async fn connect_with(redis: &RedisServer, rules: &[String]) -> Counterfoil {
@@ -24,21 +19,25 @@ async fn connect_with(redis: &RedisServer, rules: &[String]) -> Counterfoil {
 fn user(redis: &RedisServer) -> Client {
     let info = redis.url().into_connection_info().unwrap();
     let user = info.redis_settings().clone();
-    let user = user.set_username("shop").set_password("secret");
-    Client::open(info.set_redis_settings(user)).unwrap()
+    Client::open(info.set_redis_settings(user.set_username("shop").set_password("secret"))).unwrap()
 }
 
 async fn manager(client: Client) -> ConnectionManager {
-    let config = ConnectionManagerConfig::new().set_response_timeout(Some(Duration::from_secs(5)));
-    let manager = ConnectionManager::new_with_config(client, config);
-    manager.await.unwrap()
+    ConnectionManager::new_with_config(
+        client,
+        ConnectionManagerConfig::new().set_response_timeout(Some(secs(5))),
+    )
+    .await
+    .unwrap()
 }
 
 async fn allow(redis: &RedisServer, rules: &[impl ToRedisArgs]) {
-    let mut command = redis::cmd("ACL");
+    let mut command = cmd("ACL");
     command.arg("SETUSER").arg("shop").arg(rules);
-    let set = command.exec_async(&mut redis.manager().await).await;
-    set.unwrap();
+    command
+        .exec_async(&mut redis.manager().await)
+        .await
+        .unwrap();
 }
 
 /// Leaves the user only these rules.
@@ -54,7 +53,7 @@ fn rules_of(kind: &str, role: Role) -> Vec<String> {
 
 /// Opens a family of each kind.
 async fn open_all(counterfoil: &Counterfoil) -> Vec<(&'static str, OfKind)> {
-    let mut families = Vec::new();
+    let mut families = vec![];
     for kind in KINDS {
         families.push((kind, OfKind::open(counterfoil, kind).await.unwrap()));
     }
@@ -62,7 +61,7 @@ async fn open_all(counterfoil: &Counterfoil) -> Vec<(&'static str, OfKind)> {
 }
 
 /// Asserts that the user may do it.
-fn allowed(kind: &str, result: counterfoil::Result<()>) {
+fn allowed(kind: &str, result: Result<()>) {
     result.unwrap_or_else(|error| panic!("{kind}: {error}"));
 }
 
@@ -84,27 +83,40 @@ async fn the_rules_of_a_kind_are_enough_for_it() {
     let plain = Plain::new().await;
     let redis = &plain.redis;
     for kind in KINDS {
-        redis.run::<()>("FLUSHALL").await.unwrap();
+        redis.does("FLUSHALL").await;
         let counterfoil = connect_with(redis, &rules_of(kind, Role::Reconciler)).await;
-        let family = OfKind::open(&counterfoil, kind).await.unwrap();
-        allowed(kind, family.use_all().await);
-        let reconciler = counterfoil.reconciler().start().await.unwrap();
+        allowed(
+            kind,
+            OfKind::open(&counterfoil, kind)
+                .await
+                .unwrap()
+                .use_all()
+                .await,
+        );
+        let reconciler = counterfoil.reconcile().await;
         allowed(kind, counterfoil.drain_all().await);
-        reconciler.shutdown().await.unwrap();
+        reconciler.stop().await;
         let findings = counterfoil.check().await;
-        let mut findings = findings.iter();
-        let error = findings.find(|finding| {
+        let error = findings.iter().find(|finding| {
             finding.severity == Severity::Error && finding.subject != "redis persistence"
         });
         assert!(error.is_none(), "{kind}: {error:?}");
         let probes: Vec<String> = redis.run("KEYS *:probe").await.unwrap();
         assert_eq!(probes, [""; 0]);
     }
-    redis.run::<()>("FLUSHALL").await.unwrap();
+    redis.does("FLUSHALL").await;
     let _counterfoil = connect_with(redis, &all_rules()).await;
-    let own = Primary::connect(format!("{}?user=shop&pass=secret", redis.url())).await;
-    let own = Counterfoil::new(own.unwrap(), MemoryStore::new());
-    let family = OfKind::open(&own, "buffered").await.unwrap();
+    let family = OfKind::open(
+        &Counterfoil::new(
+            Primary::connect(format!("{}?user=shop&pass=secret", redis.url()))
+                .await
+                .unwrap(),
+            MemoryStore::new(),
+        ),
+        "buffered",
+    )
+    .await
+    .unwrap();
     family.use_all().await.unwrap();
 }
 
@@ -117,24 +129,30 @@ async fn opening_and_checking_name_each_rule_that_is_missing() {
             let what = format!("{kind} without {missing}");
             let rest = rules.iter().filter(|rule| *rule != missing);
             let rest: Vec<_> = rest.cloned().collect();
-            plain.redis.run::<()>("FLUSHALL").await.unwrap();
-            let counterfoil = connect_with(&plain.redis, &rest).await;
-            let opened = OfKind::open(&counterfoil, kind).await.map(drop);
-            let error = opened.expect_err(&what);
-            assert_eq!(error.kind(), ErrorKind::AccessDenied, "{what}: {error}");
+            plain.redis.does("FLUSHALL").await;
+            let error = OfKind::open(&connect_with(&plain.redis, &rest).await, kind)
+                .await
+                .map(drop)
+                .expect_err(&what);
+            assert_eq!(error.kind(), AccessDenied, "{what}: {error}");
             let message = format!("{error:#}");
-            let is_named = message.split_whitespace().any(|word| word == missing);
-            assert!(is_named, "{what}: {error}");
+            assert!(
+                message.split_whitespace().any(|word| word == missing),
+                "{what}: {error}"
+            );
             // revoked while the application runs
             let counterfoil = connect_with(&plain.redis, &rules).await;
             let _family = OfKind::open(&counterfoil, kind).await.unwrap();
             restrict(&plain.redis, &rest).await;
             let findings = counterfoil.check().await;
             let names = |text: &str| text.split([' ', ',', '.']).any(|word| word == missing);
-            let is_named = findings.iter().any(|found| {
-                found.severity == Severity::Error && (names(&found.message) || names(&found.advice))
-            });
-            assert!(is_named, "{what}: {findings:?}");
+            assert!(
+                findings.iter().any(|found| {
+                    found.severity == Severity::Error
+                        && (names(&found.message) || names(&found.advice))
+                }),
+                "{what}: {findings:?}"
+            );
         }
     }
 }
@@ -148,7 +166,7 @@ async fn a_writer_counts_and_brings_nothing_to_the_database() {
         let counterfoil = connect_with(&plain.redis, &all_rules()).await;
         let family = OfKind::open(&counterfoil, kind).await.unwrap();
         restrict(&plain.redis, &rules_of(kind, Role::Writer)).await;
-        plain.redis.run::<()>("SCRIPT FLUSH").await.unwrap();
+        plain.redis.does("SCRIPT FLUSH").await;
         allowed(kind, family.hit_often().await);
         counterfoil.drain_all().await.expect_err(kind);
         restrict(&plain.redis, &all_rules()).await;
@@ -168,26 +186,26 @@ async fn a_reader_sees_what_others_count_and_changes_nothing() {
         family.hit_often().await.unwrap();
     }
     // a part of each value is in the database
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     for (kind, family) in &families {
         family.hit().await.unwrap();
         let counted = if *kind == "visitors" { 1 } else { 4 };
         restrict(redis, &rules_of(kind, Role::Reader)).await;
-        redis.run::<()>("SCRIPT FLUSH").await.unwrap();
+        redis.does("SCRIPT FLUSH").await;
         assert_eq!(family.shown().await.unwrap(), counted, "{kind}");
         allowed(kind, family.read().await);
         family.hit().await.expect_err(kind);
         assert_eq!(family.shown().await.unwrap(), counted, "{kind}");
         restrict(redis, &all_rules()).await;
     }
-    let mut cold = redis::cmd("EVAL");
+    let mut cold = cmd("EVAL");
     cold.arg(Script::named("cached_get").unwrap().source).arg(3);
     cold.arg(&["base", "buffer", "batch"].map(|key| format!("cf1:{{shop/cached/0}}:{key}")));
     cold.arg(&["0", "", "", "cold"]);
     let mut reader = manager(user(redis)).await;
     for missing in rules_without("", Role::Reader) {
         restrict(redis, &rules_without(&missing, Role::Reader)).await;
-        redis.run::<()>("SCRIPT FLUSH").await.unwrap();
+        redis.does("SCRIPT FLUSH").await;
         let mut refused = cold.exec_async(&mut reader).await.is_err();
         for (_, family) in &families {
             refused |= family.read().await.is_err();
@@ -196,7 +214,8 @@ async fn a_reader_sees_what_others_count_and_changes_nothing() {
     }
     restrict(redis, &rules_without("", Role::Reader)).await;
     let reply: Vec<String> = cold.query_async(&mut reader).await.unwrap();
-    assert_eq!(reply, ["OK", "MISS:"], "without a ticket");
+    // without a ticket
+    assert_eq!(reply, ["OK", "MISS:"]);
 }
 
 #[tokio::test]
@@ -206,9 +225,10 @@ async fn a_command_that_goes_missing_doubles_nothing() {
     for missing in all_rules().into_iter().filter(|rule| rule.starts_with('+')) {
         for kind in KINDS {
             for before in [0, 1] {
-                plain.redis.run::<()>("FLUSHALL").await.unwrap();
-                let counterfoil = connect_with(&plain.redis, &all_rules()).await;
-                let family = OfKind::open(&counterfoil, kind).await.unwrap();
+                plain.redis.does("FLUSHALL").await;
+                let family = OfKind::open(&connect_with(&plain.redis, &all_rules()).await, kind)
+                    .await
+                    .unwrap();
                 for _ in 0..before {
                     family.hit().await.unwrap();
                 }
@@ -233,10 +253,8 @@ async fn a_command_that_goes_missing_doubles_nothing() {
             }
         }
     }
-    assert!(
-        half_done > 0,
-        "no command was refused in the middle of a script"
-    );
+    // no command was refused in the middle of a script
+    assert!(half_done > 0);
 }
 
 #[tokio::test]
@@ -244,17 +262,21 @@ async fn keys_of_another_namespace_are_named() {
     let plain = Plain::new().await;
     let counterfoil = connect_with(&plain.redis, &all_rules()).await;
     let open = async |namespace: &str| {
-        let family = Family::buffered(namespace, "buffered");
-        counterfoil.open(family).await.map(drop)
+        counterfoil
+            .open(Family::buffered(namespace, "buffered"))
+            .await
+            .map(drop)
     };
     // once as the first of its kind, and once after a family of another namespace was checked
     for round in 0..2 {
         let error = open("elsewhere").await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::AccessDenied, "{round}: {error}");
-        let is_named = error
-            .to_string()
-            .contains("lacks ~cf1:{elsewhere/buffered/* ");
-        assert!(is_named, "{round}: {error}");
+        assert_eq!(error.kind(), AccessDenied, "{round}: {error}");
+        assert!(
+            error
+                .to_string()
+                .contains("lacks ~cf1:{elsewhere/buffered/* "),
+            "{round}: {error}"
+        );
         open("shop").await.unwrap();
     }
 }
@@ -267,18 +289,23 @@ async fn a_cluster_needs_one_rule_more() {
         allow(node, &["reset", "on", ">secret", "+cluster|slots"]).await;
         allow(node, &all_rules()).await;
     }
-    let builder = super::builder(&cluster).username("shop").password("secret");
-    let connection = super::connect(builder).await;
+    let connection =
+        super::connect(super::builder(&cluster).username("shop").password("secret")).await;
     let counterfoil = Counterfoil::new(connection.clone(), MemoryStore::new());
     for (kind, family) in open_all(&counterfoil).await {
         allowed(kind, family.use_all().await);
     }
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     for number in cluster.primaries().await {
         allow(cluster.node(number), &["-pexpire"]).await;
     }
-    let fresh = Counterfoil::new(connection, MemoryStore::new());
-    let error = refused(OfKind::open(&fresh, "visitors").await);
+    let error = refused(
+        OfKind::open(
+            &Counterfoil::new(connection, MemoryStore::new()),
+            "visitors",
+        )
+        .await,
+    );
     assert!(format!("{error:#}").contains("lacks +pexpire "), "{error}");
 }
 
@@ -292,25 +319,23 @@ async fn opening_checks_once_for_each_kind() {
         ]
     };
     let open = async |number: u32| {
-        let family = Family::buffered("shop", format!("views-{number}"));
-        plain.open(family).await
+        plain
+            .open(Family::buffered("shop", format!("views-{number}")))
+            .await
     };
     let _first = open(0).await;
     let [eval, evalsha] = stats().await;
     for number in 1..=10 {
         let _other = open(number).await;
     }
-    assert_eq!(
-        stats().await,
-        [eval, evalsha + 10],
-        "each family is configured, and nothing else"
-    );
+    // each family is configured, and nothing else
+    assert_eq!(stats().await, [eval, evalsha + 10]);
 }
 
 /// Returns the error, which must be permanent.
-fn refused<T>(result: counterfoil::Result<T>) -> Error {
+fn refused<T>(result: Result<T>) -> Error {
     let error = result.map(drop).expect_err("it is refused");
-    assert_eq!(error.kind(), ErrorKind::AccessDenied, "{error}");
+    assert_eq!(error.kind(), AccessDenied, "{error}");
     assert!(!error.is_retryable() && !error.outcome_unknown(), "{error}");
     error
 }
@@ -327,10 +352,12 @@ async fn connecting_without_the_right_password_fails_at_once() {
     let nobody = format!("{}?user=nobody&pass=right", redis.url());
     for url in [&redis.url(), &wrong, &nobody] {
         let error = refused(Primary::connect(url.as_str()).await);
-        let is_named = error
-            .to_string()
-            .contains("redis.sock rejected the credentials");
-        assert!(is_named, "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("redis.sock rejected the credentials"),
+            "{error}"
+        );
         refused(Counterfoil::connect(url, "mysql://root@localhost/x").await);
     }
     let right = format!("{}?pass=right", redis.url());
@@ -350,8 +377,10 @@ async fn opening_and_starting_without_a_password_fails_at_once() {
     refused(counterfoil.reconciler().start().await);
     let findings = counterfoil.check().await;
     let mut advice = findings.iter().map(|found| &found.advice);
-    let is_named = advice.any(|advice| advice.contains("user and password"));
-    assert!(is_named, "{findings:?}");
+    assert!(
+        advice.any(|advice| advice.contains("user and password")),
+        "{findings:?}"
+    );
     assert!(started.elapsed() < AT_ONCE);
 }
 

@@ -2,31 +2,37 @@
 
 use bb8_redis::RedisConnectionManager;
 use bb8_redis::bb8::Pool;
-use counterfoil::{Counterfoil, MemoryStore};
 use redis::aio::ConnectionLike;
-use testkit::{RedisOptions, RedisServer};
 
-use crate::support::custom::custom;
-use crate::support::{Count, family};
+use crate::support::*;
 
 #[tokio::test]
 async fn a_pool_counts_and_flushes() {
-    let redis = RedisServer::start(RedisOptions::volatile()).await;
-    let manager = RedisConnectionManager::new(redis.url()).unwrap();
-    let pool = Pool::builder().max_size(3).build(manager).await.unwrap();
-    let connection = custom(move |cmd| {
-        let pool = pool.clone();
-        async move {
-            let mut connection = pool.get().await.map_err(std::io::Error::other)?;
-            connection.req_packed_command(&cmd).await
-        }
-    });
-    let counterfoil = Counterfoil::new(connection.sending_once(), MemoryStore::new());
-    let views = counterfoil.open(family("views")).await.unwrap();
-    let adding = (0..100).map(|_| views.count("page", 1));
-    let mut pending = futures_util::future::join_all(adding).await;
+    let redis = new_redis().await;
+    let pool = Pool::builder()
+        .max_size(3)
+        .build(RedisConnectionManager::new(redis.url()).unwrap())
+        .await
+        .unwrap();
+    let counterfoil = Counterfoil::new(
+        custom(move |cmd| {
+            let pool = pool.clone();
+            async move {
+                pool.get()
+                    .await
+                    .map_err(std::io::Error::other)?
+                    .req_packed_command(&cmd)
+                    .await
+            }
+        })
+        .sending_once(),
+        MemoryStore::new(),
+    );
+    let views = counterfoil.opened(family("views")).await;
+    let mut pending =
+        futures_util::future::join_all((0..100).map(|_| views.count("page", 1))).await;
     pending.sort_unstable();
     assert_eq!(pending, (1..=100).collect::<Vec<_>>());
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     assert_eq!(views.stored(&["page"]).await.unwrap(), [Some(100)]);
 }

@@ -2,13 +2,10 @@
 //! others need.
 
 use std::thread;
-use std::time::Duration;
 
-use crate::support::{Count, Plain, family, refused};
-use counterfoil::{Counterfoil, ErrorKind, MemoryStore, MysqlStore, Outcome, Primary};
-use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::timeout;
+
+use crate::support::*;
 
 const THREADS: i64 = 4;
 const ROUNDS: i64 = 60;
@@ -19,8 +16,11 @@ fn runtime() -> Runtime {
 
 /// Returns a runtime with a thread of its own.
 fn home() -> Runtime {
-    let mut builder = Builder::new_multi_thread();
-    builder.worker_threads(1).enable_all().build().unwrap()
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 /// Runs the task in this number of threads, and returns their results.
@@ -29,8 +29,10 @@ fn in_threads<T: Send>(threads: i64, task: impl Fn(i64) -> T + Sync) -> Vec<T> {
         let task = &task;
         let spawn = |number| scope.spawn(move || task(number));
         let threads: Vec<_> = (0..threads).map(spawn).collect();
-        let threads = threads.into_iter();
-        threads.map(|thread| thread.join().unwrap()).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
     })
 }
 
@@ -41,8 +43,8 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
     let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
     let mysql = home.block_on(MysqlServer::start());
     let (database, pool) = home.block_on(mysql.database("test"));
-    let created = home.block_on(MysqlStore::new(pool).create_tables());
-    created.unwrap();
+    home.block_on(MysqlStore::new(pool).create_tables())
+        .unwrap();
     // the runtime that connects ends first
     let (pair, ended) = runtime().block_on(async {
         let (redis, mysql) = (redis.url(), mysql.url(&database));
@@ -142,10 +144,8 @@ fn threads_with_runtimes_of_their_own_share_calls() {
     });
     let mut values = values.concat();
     values.sort_unstable();
-    assert!(
-        values.into_iter().eq(1..=2 * THREADS * EACH),
-        "each hit receives its own value"
-    );
+    // each hit receives its own value
+    assert!(values.into_iter().eq(1..=2 * THREADS * EACH));
 }
 
 /// A search for the primary ends with its runtime. The next call begins it again.
@@ -158,7 +158,7 @@ fn a_search_ends_with_its_runtime() {
     let views = home.block_on(pair.open(family("views"))).unwrap();
     let _: () = home.block_on(redis.run("CLIENT KILL TYPE normal")).unwrap();
     redis.pause();
-    let brief = Duration::from_millis(200);
+    let brief = millis(200);
     let waited = doomed.block_on(async { timeout(brief, views.add("page", 1)).await });
     assert!(waited.is_err(), "the search takes long: {waited:?}");
     drop(doomed);
@@ -177,11 +177,11 @@ async fn time_that_is_paused_does_not_affect_other_runtimes() {
         for _ in 0..100 {
             views.count("page", 1).await;
         }
-        views.get("page").await.unwrap()
+        views.value("page").await
     });
     let began = tokio::time::Instant::now();
-    tokio::time::sleep(Duration::from_secs(3600)).await;
-    assert!(began.elapsed() >= Duration::from_secs(3600));
+    tokio::time::sleep(secs(3600)).await;
+    assert!(began.elapsed() >= secs(3600));
     assert_eq!(counted.await.unwrap(), 100);
     home.shutdown_background();
 }

@@ -1,17 +1,13 @@
 //! TLS to servers that require it, with an application's own authority; and a password without TLS.
 
-use std::time::{Duration, Instant};
-
 use counterfoil::redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use counterfoil::redis::{
     Client, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo, TlsCertificates, TlsMode,
 };
+use counterfoil::sentinel_settings;
 use counterfoil::sqlx::{AssertSqlSafe, raw_sql};
-use counterfoil::{Counterfoil, ErrorKind, MemoryStore, Primary, sentinel_settings};
-use testkit::{Certificates, MysqlServer, RedisCluster, RedisOptions, RedisServer, Sentinel};
 
-use crate::support::tls::{CERTIFIED, Tls};
-use crate::support::{Count, family, pause};
+use crate::support::*;
 
 /// A client's certificates: those of the authority, and its own.
 type Chosen = (bool, bool);
@@ -21,8 +17,10 @@ const INCOMPLETE: [Chosen; 2] = [(false, true), (true, false)];
 
 /// Returns the connection info of Redis with the chosen certificates.
 fn redis(tls: &Tls, url: &str, chosen: Chosen) -> ConnectionInfo {
-    let client = Client::build_with_tls(url, certified(tls.certificates(), chosen));
-    client.unwrap().get_connection_info().clone()
+    Client::build_with_tls(url, certified(tls.certificates(), chosen))
+        .unwrap()
+        .get_connection_info()
+        .clone()
 }
 
 /// Returns the chosen certificates of a client.
@@ -30,7 +28,7 @@ fn certified(
     certificates: &Certificates,
     (with_authority, with_client): Chosen,
 ) -> TlsCertificates {
-    let read = |file| std::fs::read(certificates.file(file)).unwrap();
+    let read = |file| fs::read(certificates.file(file)).unwrap();
     let client = || ClientTlsConfig {
         client_cert: read("client.pem"),
         client_key: read("client.key"),
@@ -44,12 +42,18 @@ fn certified(
 /// Asserts that the connection is refused at once, with one of these words in the message.
 async fn refused(redis: impl IntoConnectionInfo, mysql: String, kind: ErrorKind, words: &str) {
     let (started, builder) = (Instant::now(), Counterfoil::builder());
-    let connected = builder.redis(redis).mysql(mysql).connect().await;
-    let error = connected.expect_err(words);
-    assert!(started.elapsed() < Duration::from_secs(5), "{error}");
+    let error = builder
+        .redis(redis)
+        .mysql(mysql)
+        .connect()
+        .await
+        .expect_err(words);
+    assert!(started.elapsed() < secs(5), "{error}");
     let message = format!("{error:#}");
-    let is_named = words.split('|').any(|words| message.contains(words));
-    assert!(error.kind() == kind && is_named, "{words}: {error:?}");
+    assert!(
+        error.kind() == kind && words.split('|').any(|words| message.contains(words)),
+        "{words}: {error:?}"
+    );
 }
 
 /// Returns the URL of the server under a name without a certificate.
@@ -63,7 +67,7 @@ async fn what_is_not_certified_is_refused() {
     let url = tls.redis_url();
     let (both, certified) = (redis(&tls, &url, BOTH), tls.mysql_url(CERTIFIED));
     let pair = Counterfoil::builder().redis(both.clone());
-    pair.mysql(&certified).connect().await.expect("certified");
+    pair.mysql(&certified).connect().await.unwrap();
 
     let plain = url.replace("rediss", "redis").into_connection_info();
     for (words, redis) in [
@@ -97,10 +101,7 @@ async fn what_is_not_certified_is_refused() {
 /// TLS.
 #[tokio::test]
 async fn a_password_is_taken_also_without_certificates() {
-    let (redis, mysql) = (
-        RedisServer::start(RedisOptions::volatile()).await,
-        MysqlServer::start_tcp(None).await,
-    );
+    let (redis, mysql) = (new_redis().await, MysqlServer::start_tcp(None).await);
     let (database, pool) = mysql.database("shop").await;
     for user in ["shop@'%'", "local@localhost"] {
         let sql = format!("CREATE USER {user} IDENTIFIED BY 'secret'; GRANT ALL ON *.* TO {user}");
@@ -119,8 +120,13 @@ async fn a_password_is_taken_also_without_certificates() {
         let pair = pair.create_tables(true).connect().await.expect(url);
         pair.open(family("views")).await.expect(url);
     }
-    let wrong = tcp.replace("secret", "wrong");
-    refused(redis.url(), wrong, ErrorKind::Store, "Access denied").await;
+    refused(
+        redis.url(),
+        tcp.replace("secret", "wrong"),
+        ErrorKind::Store,
+        "Access denied",
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -128,21 +134,28 @@ async fn a_cluster_that_takes_tls_alone_counts_also_after_a_failover() {
     let certificates = Certificates::issue();
     let cluster = RedisCluster::start(RedisOptions::volatile().tls_node(&certificates)).await;
     let connect = async |chosen| {
-        let builder = super::builder(&cluster).certs(certified(&certificates, chosen));
-        builder.build().unwrap().get_async_connection().await
+        super::builder(&cluster)
+            .certs(certified(&certificates, chosen))
+            .build()
+            .unwrap()
+            .get_async_connection()
+            .await
     };
     for chosen in INCOMPLETE {
         assert!(connect(chosen).await.is_err(), "{chosen:?}");
     }
-    let urls = cluster.urls();
-    let urls = urls.iter().map(String::as_str);
-    let uncertified = Counterfoil::connect_cluster(urls, "mysql://localhost/shop").await;
-    let error = uncertified.err().unwrap();
+    let error = Counterfoil::connect_cluster(
+        cluster.urls().iter().map(String::as_str),
+        "mysql://localhost/shop",
+    )
+    .await
+    .err()
+    .unwrap();
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
 
     let pair = Counterfoil::new(connect(BOTH).await.unwrap(), MemoryStore::new());
-    let views = pair.open(family("views")).await.unwrap();
-    let ids: Vec<_> = (0..20).map(|number| format!("page/{number}")).collect();
+    let views = pair.opened(family("views")).await;
+    let ids = pages(20);
     for round in 1..=2 {
         for id in &ids {
             views.count(id, 1).await;
@@ -153,7 +166,7 @@ async fn a_cluster_that_takes_tls_alone_counts_also_after_a_failover() {
             cluster.wait_until_ok().await;
         }
     }
-    pair.drain().await.unwrap();
+    pair.drained().await;
     assert_eq!(views.stored(&ids).await.unwrap(), [Some(2); 20]);
 }
 
@@ -181,18 +194,19 @@ async fn sentinel_and_its_primary_take_tls_alone_also_after_a_failover() {
         assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
     }
     // the system does not know the authority
-    let unknown = Primary::connect_sentinel([url.as_str()], "rediss://primary").await;
-    let error = unknown.unwrap_err();
+    let error = Primary::connect_sentinel([url.as_str()], "rediss://primary")
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Redis, "{error}");
 
     let pair = Counterfoil::new(connect(BOTH).await.unwrap(), MemoryStore::new());
-    let views = pair.open(family("views")).await.unwrap();
+    let views = pair.opened(family("views")).await;
     views.count("page", 1).await;
-    pair.drain().await.unwrap();
+    pair.drained().await;
     // the replica has the hit too
     pause(500).await;
     first.kill();
     sentinel.wait_promoted(&second).await;
     views.count("page", 1).await;
-    assert_eq!(views.get("page").await.unwrap(), 2);
+    assert_eq!(views.value("page").await, 2);
 }

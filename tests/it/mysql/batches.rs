@@ -1,17 +1,11 @@
 //! Batches against a real server: each counts once, whatever interrupts it.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use counterfoil::store::{
-    Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
-};
-use counterfoil::test_hooks::{Guard, take_out};
-use counterfoil::{Error, ErrorKind, Family, KeyType, Store, Table};
-use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
-use super::database::{Db, I1, applied, batch, by_id, complete, many};
+use Progress::{Complete, Partial, Repeated, SetBack};
+
+use super::database::*;
+use crate::support::*;
 
 fn with_id(batch: &Batch, id: BatchId) -> Arc<Batch> {
     Arc::new(Batch {
@@ -54,15 +48,17 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         },
     };
     let expect_marks = async |expected: &[LedgerRow]| {
-        let families = [family.number, family.number, u64::from(u32::MAX)];
-        let mut rows = store.ledger(&families).await.expect("the ledger");
+        let mut rows = store
+            .ledger(&[family.number, family.number, u64::from(u32::MAX)])
+            .await
+            .unwrap();
         rows.sort_by_key(|row| row.partition);
         assert_eq!(rows, expected);
     };
     let rows = async |ids: &[&str]| store.rows(family, ids).await.unwrap();
 
     // parts follow the order of the ledger, not the order of the arguments
-    let progress = [Progress::Partial { left: 2 }, Progress::Partial { left: 1 }];
+    let progress = [Partial { left: 2 }, Partial { left: 1 }];
     assert_eq!(apply(&both, Some(3)).await, part(progress, 3, 0));
     expect_marks(&[mark(0, 1, Some(b"3"))]).await;
     let ledger = [(1, I1), (0, I1), (0, Incarnation(1))];
@@ -70,41 +66,38 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         let read = store.read(family, ids, &ledger, ReadFrom::Primary).await;
         let read = read.unwrap();
         assert_eq!(read.values, [Some(2), None][..ids.len()]);
-        let known = mark(0, 1, Some(b"3")).mark;
-        assert_eq!(read.ledger, [Mark::default(), known, Mark::default()]);
+        assert_eq!(
+            read.ledger,
+            [
+                Mark::default(),
+                mark(0, 1, Some(b"3")).mark,
+                Mark::default()
+            ]
+        );
     }
     // only the rest
-    assert_eq!(
-        apply(&both, None).await,
-        part([Progress::Complete; 2], 2, 1)
-    );
-    assert_eq!(
-        apply(&both, None).await,
-        part([Progress::Repeated; 2], 0, 0)
-    );
+    assert_eq!(apply(&both, None).await, part([Complete; 2], 2, 1));
+    assert_eq!(apply(&both, None).await, part([Repeated; 2], 0, 0));
     expect_marks(&[mark(0, 1, None), mark(1, 1, None)]).await;
     assert_eq!(rows(&["4", "9", "1"]).await, [Some(40), None, Some(11)]);
 
     // a batch that proves a set-back changes nothing and does not hold up the other batches
     let next = batch(family, 0, 2, [("1", -1), ("2", -1)]);
-    let progress = [Progress::SetBack, Progress::Partial { left: 1 }];
+    let progress = [SetBack, Partial { left: 1 }];
     assert_eq!(
         apply(&[other_cut(&two), next.clone()], Some(1)).await,
         part(progress, 1, 0)
     );
     let later = batch(family, 0, 3, [("1", 1)]);
     for behind in [other_cut(&next), one.clone(), later] {
-        assert_eq!(
-            apply(&[behind], None).await,
-            part([Progress::SetBack], 0, 0),
-            "while a batch is partial"
-        );
+        // while a batch is partial
+        assert_eq!(apply(&[behind], None).await, part([SetBack], 0, 0));
     }
     expect_marks(&[mark(0, 2, Some(b"1")), mark(1, 1, None)]).await;
     let both = [next.clone(), next];
-    let progress = [Progress::Complete, Progress::Repeated];
+    let progress = [Complete, Repeated];
     assert_eq!(apply(&both, None).await.progress, progress);
-    assert_eq!(apply(&[one], None).await, part([Progress::SetBack], 0, 0));
+    assert_eq!(apply(&[one], None).await, part([SetBack], 0, 0));
     assert_eq!(rows(&["1", "2"]).await, [Some(10), Some(1)]);
     assert_eq!(apply(&[], None).await, Applied::default());
 
@@ -116,10 +109,10 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         1,
         [("1", 0), (&*long, 9), ("3", 1), ("4", 1)],
     )];
-    let progress = [Progress::Partial { left: 1 }];
+    let progress = [Partial { left: 1 }];
     assert_eq!(apply(&cut, Some(2)).await.progress, progress);
     expect_marks(&[mark(0, 2, None), mark(1, 1, None), mark(2, 1, Some(b"3"))]).await;
-    assert_eq!(apply(&cut, None).await, part([Progress::Complete], 1, 0));
+    assert_eq!(apply(&cut, None).await, part([Complete], 1, 0));
     assert_eq!(rows(&["1", "3", "4"]).await, [Some(10), Some(4), Some(41)]);
 
     // a new incarnation starts at seq 1 again
@@ -129,8 +122,10 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         incarnation,
         ..again.id
     };
-    let again = [with_id(&again, id)];
-    assert_eq!(apply(&again, None).await, part([Progress::Complete], 2, 0));
+    assert_eq!(
+        apply(&[with_id(&again, id)], None).await,
+        part([Complete], 2, 0)
+    );
     assert_eq!(rows(&["1", "2"]).await, [Some(110), Some(-2)]);
 
     for (seq, guard, doubled) in [
@@ -141,7 +136,7 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         let cut = batch(family, 9, seq, [("5", 1), ("6", 1)]);
         assert_eq!(
             apply(std::slice::from_ref(&cut), Some(1)).await.progress,
-            [Progress::Partial { left: 1 }]
+            [Partial { left: 1 }]
         );
         let again = match guard {
             Guard::Nonce => other_cut(&cut),
@@ -152,10 +147,12 @@ pub async fn keeps_the_contract(store: &impl Store, family: &Arc<Registered>) {
         let progress = apply(&[again], None).await.progress;
         take_out(None);
         let after = rows(&["5", "6"]).await;
-        let added = [0, 1].map(|at| after[at].unwrap_or(0) - before[at].unwrap_or(0));
         assert_eq!(
-            (progress, added),
-            (vec![Progress::Complete], [doubled, 1]),
+            (
+                progress,
+                [0, 1].map(|at| after[at].unwrap_or(0) - before[at].unwrap_or(0))
+            ),
+            (vec![Complete], [doubled, 1]),
             "{guard:?}"
         );
     }
@@ -167,7 +164,7 @@ async fn the_contract_of_a_store_is_kept() {
     keeps_the_contract(&db.store, &db.views().await).await;
     db.run("CREATE TABLE t (id BIGINT UNSIGNED PRIMARY KEY, n INT NOT NULL)")
         .await;
-    let table = by_id(Table::upsert("t"), KeyType::Unsigned);
+    let table = by_id(Table::upsert("t"), Unsigned);
     keeps_the_contract(&db.store, &db.table("t", table).await).await;
     let rejects = db.rejects().await;
     let of_first = |seq, delta| (seq, delta) == (1, 9);
@@ -184,16 +181,21 @@ async fn a_part_is_short() {
     let db = Db::new().await;
     let (table, own) = (db.numbers("t", "INT").await, db.views().await);
     for (family, rows) in [(&table, 500), (&own, 10_000)] {
-        let batches = [batch(family, 0, 1, many(10_100, 1))];
-        let applied = db.store.apply(&batches, None).await.unwrap();
+        let applied = db
+            .store
+            .apply(&[batch(family, 0, 1, many(10_100, 1))], None)
+            .await
+            .unwrap();
         let left = 10_100 - rows;
-        assert_eq!(applied, part([Progress::Partial { left }], rows, 0));
+        assert_eq!(applied, part([Partial { left }], rows, 0));
     }
     // small batches share a transaction
     let few = [&own, &table].map(|family| batch(family, 1, 1, many(300, 1)));
-    let progress = [Progress::Partial { left: 100 }, Progress::Complete];
-    let shared = db.store.apply(&few, None).await.unwrap();
-    assert_eq!(shared, part(progress, 500, 0));
+    let progress = [Partial { left: 100 }, Complete];
+    assert_eq!(
+        db.store.apply(&few, None).await.unwrap(),
+        part(progress, 500, 0)
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -251,20 +253,17 @@ async fn a_deadlock_is_retried() {
         };
         // the server aborts the transaction that has changed fewer rows
         for (family, id) in [(&others, "%"), (&views, "b")] {
-            let locked = touch(family, id).execute(&mut *other).await;
-            locked.unwrap();
+            touch(family, id).execute(&mut *other).await.unwrap();
         }
         let before = db.store.statements();
         let batches = [batch(&views, 0, 2 + round, [("a", 1), ("b", 1)])];
         let store = db.store.clone();
         let apply = tokio::spawn(async move { complete(&store, &batches, None).await });
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        pause(200).await;
         // the store has locked "a" and waits for "b"
-        let locked = touch(&views, "a").execute(&mut *other).await;
-        locked.expect("the store's transaction is aborted");
+        touch(&views, "a").execute(&mut *other).await.unwrap();
         other.rollback().await.unwrap();
-        let sums = apply.await.unwrap().unwrap();
-        assert_eq!(sums, applied(1, 0, 2, 0));
+        assert_eq!(apply.await.unwrap().unwrap(), applied(1, 0, 2, 0));
         let statements = db.store.statements() - before;
         assert!(statements > 8, "{statements}: it was not aborted");
     }
@@ -274,15 +273,19 @@ async fn a_deadlock_is_retried() {
 /// Returns a transaction that has inserted the value of `a`.
 async fn inserting(db: &Db, views: &Registered) -> sqlx::Transaction<'static, sqlx::MySql> {
     let mut other = db.pool.begin().await.unwrap();
-    let insert = sqlx::query("INSERT INTO counterfoil_values VALUES (?, 'a', 1)");
-    let inserted = insert.bind(views.number).execute(&mut *other).await;
-    inserted.unwrap();
+    sqlx::query("INSERT INTO counterfoil_values VALUES (?, 'a', 1)")
+        .bind(views.number)
+        .execute(&mut *other)
+        .await
+        .unwrap();
     other
 }
 
 fn expect_retryable(error: &Error) {
-    let is_retryable = error.kind() == ErrorKind::Store && error.is_retryable();
-    assert!(is_retryable, "{error}");
+    assert!(
+        error.kind() == ErrorKind::Store && error.is_retryable(),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -318,9 +321,9 @@ async fn a_connection_cut_keeps_nothing() {
             text(3) == db.name && text(7).starts_with("INSERT INTO `counterfoil_values`")
         };
         if let Some(row) = rows.await.unwrap().iter().find(ours) {
-            break row.try_get_unchecked::<u64, _>(0).expect("an id");
+            break row.try_get_unchecked::<u64, _>(0).unwrap();
         }
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        pause(10).await;
     };
     db.run(&format!("KILL {waiting}")).await;
     expect_retryable(&apply.await.unwrap().expect_err("cut"));
@@ -336,10 +339,15 @@ async fn a_dropped_future_does_not_stop_its_transaction() {
     for seq in 1..=40 {
         let batches = [batch(&views, 0, seq, [("a", 1)])];
         let apply = db.store.apply(&batches, None);
-        drop(tokio::time::timeout(Duration::from_micros(50 * seq), apply).await);
+        drop(timeout(Duration::from_micros(50 * seq), apply).await);
         let (ids, ledger) = (["a"], [(0, I1)]);
-        let read = db.store.read(&views, &ids, &ledger, ReadFrom::Primary);
-        drop(tokio::time::timeout(Duration::from_micros(20 * seq), read).await);
+        drop(
+            timeout(
+                Duration::from_micros(20 * seq),
+                db.store.read(&views, &ids, &ledger, ReadFrom::Primary),
+            )
+            .await,
+        );
         // as the reconciler does: repeats the same batch until there is a reply
         db.apply(&batches).await;
     }
@@ -371,10 +379,7 @@ async fn a_fault_of_the_table_keeps_nothing() {
         db.run(&format!("ALTER TABLE t {fault}")).await;
         let error = db.store.apply(&batches, None).await.expect_err(fault);
         // not retryable: the reconciler continues with the other families
-        assert!(
-            error.kind() == ErrorKind::Mismatch && !error.is_retryable(),
-            "{error}"
-        );
+        assert!(error.kind() == Mismatch && !error.is_retryable(), "{error}");
         for kept in ["values", "ledger", "rejects"] {
             let count = format!("SELECT COUNT(*) FROM counterfoil_{kept}");
             assert_eq!(db.number(&count).await, 0, "{fault}: {kept}");

@@ -1,18 +1,15 @@
 //! The check of a database: its findings name what is wrong.
 
-use std::time::Duration;
-
-use counterfoil::KeyType::Signed;
-use counterfoil::admin::Severity;
-use counterfoil::store::Registered;
-use counterfoil::{Error, ErrorKind, Family, MysqlStore, Store, Table};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 
-use super::database::{Db, batch, by_id, views};
+use super::database::*;
+use crate::support::*;
 
 async fn findings(store: &MysqlStore, families: &[Family]) -> Vec<(Severity, String)> {
-    let findings = store.check(families).await.into_iter();
-    findings
+    store
+        .check(families)
+        .await
+        .into_iter()
         .map(|finding| {
             let text = format!("{}: {}", finding.subject, finding.message);
             (finding.severity, text)
@@ -21,14 +18,17 @@ async fn findings(store: &MysqlStore, families: &[Family]) -> Vec<(Severity, Str
 }
 
 fn is_found(findings: &[(Severity, String)], severity: Severity, words: &[&str]) -> bool {
-    let mut findings = findings.iter();
-    findings.any(|(known, text)| *known == severity && words.iter().all(|word| text.contains(word)))
+    findings
+        .iter()
+        .any(|(known, text)| *known == severity && words.iter().all(|word| text.contains(word)))
 }
 
 #[track_caller]
 fn assert_found(findings: &[(Severity, String)], severity: Severity, words: &[&str]) {
-    let found = is_found(findings, severity, words);
-    assert!(found, "{severity:?} {words:?} in {findings:#?}");
+    assert!(
+        is_found(findings, severity, words),
+        "{severity:?} {words:?} in {findings:#?}"
+    );
 }
 
 #[tokio::test]
@@ -45,18 +45,25 @@ async fn what_is_wrong_with_the_database_is_found() {
         Table::update("bad"),
     ];
     let families = tables.map(|table| {
-        let family = Family::buffered("shop", "family").table(by_id(table, Signed));
-        family.build().unwrap()
+        Family::buffered("shop", "family")
+            .table(by_id(table, Signed))
+            .build()
+            .unwrap()
     });
     let good = findings(&db.store, &families[..2]).await;
     let severities: Vec<_> = good.iter().map(|(severity, _)| *severity).collect();
     assert_eq!(severities.len(), 3, "{good:?}");
     // a setting of testkit
     assert_found(&good, Severity::Warning, &["flush_log"]);
-    let recounts = good.iter().filter(|(severity, text)| {
-        *severity == Severity::Info && text.contains("recount of shop/family")
-    });
-    assert_eq!(recounts.count(), 2, "{good:?}");
+    assert_eq!(
+        good.iter()
+            .filter(|(severity, text)| {
+                *severity == Severity::Info && text.contains("recount of shop/family")
+            })
+            .count(),
+        2,
+        "{good:?}"
+    );
     assert_found(
         &findings(&db.store, &families).await,
         Severity::Error,
@@ -99,8 +106,11 @@ async fn what_is_wrong_with_the_database_is_found() {
             format!("table {table}"),
             format!("no {privilege} privilege"),
         );
-        let denied = is_found(&found, Severity::Error, &[&table, &privilege]);
-        assert_eq!(denied, is_missing, "{privilege} on {table}: {found:#?}");
+        assert_eq!(
+            is_found(&found, Severity::Error, &[&table, &privilege]),
+            is_missing,
+            "{privilege} on {table}: {found:#?}"
+        );
     }
 
     db.run("DROP TABLE counterfoil_ledger").await;
@@ -119,18 +129,26 @@ async fn what_is_wrong_with_the_database_is_found() {
 #[tokio::test]
 async fn an_unreachable_database_is_a_finding_and_an_error() {
     let options = MySqlConnectOptions::new().socket("/nowhere/mysql.sock");
-    let pool = MySqlPoolOptions::new().acquire_timeout(Duration::from_millis(200));
-    let store = MysqlStore::new(pool.connect_lazy_with(options));
+    let store = MysqlStore::new(
+        MySqlPoolOptions::new()
+            .acquire_timeout(millis(200))
+            .connect_lazy_with(options),
+    );
     let found = findings(&store, &[]).await;
     assert!(matches!(&found[..], [(Severity::Error, text)] if text.starts_with("mysql: ")));
     let expect_retryable = |error: Error| {
-        let is_retryable = error.kind() == ErrorKind::Store && error.is_retryable();
-        assert!(is_retryable, "{error}");
+        assert!(
+            error.kind() == ErrorKind::Store && error.is_retryable(),
+            "{error}"
+        );
     };
     let family = views().build().unwrap();
     expect_retryable(store.register(&family).await.expect_err("unreachable"));
     let family = Registered { family, number: 1 };
-    let batches = [batch(&family.into(), 0, 1, [("a", 1)])];
-    let applied = store.apply(&batches, None).await;
-    expect_retryable(applied.expect_err("unreachable"));
+    expect_retryable(
+        store
+            .apply(&[batch(&family.into(), 0, 1, [("a", 1)])], None)
+            .await
+            .expect_err("unreachable"),
+    );
 }

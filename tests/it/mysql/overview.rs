@@ -1,19 +1,20 @@
 //! The overview of families.
 
-use std::time::{Duration, SystemTime};
+use counterfoil::admin::Overview;
 
-use counterfoil::Family;
-use counterfoil::admin::{Overview, Retried};
-use counterfoil::store::Registered;
-use testkit::{RedisOptions, RedisServer};
-
-use super::database::{Db, applied, batch, complete, recounted};
+use super::database::*;
+use crate::support::*;
 
 /// Returns the overview of the family `shop/NAME`.
 async fn overview(db: &Db, name: &str) -> Overview {
-    let all = db.store.overview().await.unwrap();
-    let mut all = all.into_iter();
-    let found = all.find(|one| one.family == name).unwrap();
+    let found = db
+        .store
+        .overview()
+        .await
+        .unwrap()
+        .into_iter()
+        .find(|one| one.family == name)
+        .unwrap();
     assert_eq!(found.namespace, "shop");
     found
 }
@@ -24,8 +25,7 @@ async fn time(db: &Db, column: &str, table: &str, family: &Registered, row: &str
     let time = format!(
         "SELECT UNIX_TIMESTAMP({column}) * 1000 FROM counterfoil_{table} WHERE family = {number} AND {row}"
     );
-    let ms = db.number(&time).await.cast_unsigned();
-    SystemTime::UNIX_EPOCH + Duration::from_millis(ms)
+    SystemTime::UNIX_EPOCH + millis(db.number(&time).await.cast_unsigned())
 }
 
 #[tokio::test]
@@ -34,11 +34,16 @@ async fn each_family_has_what_the_tables_have_of_it() {
     let small = db.numbers("small", "TINYINT").await;
     let other = db.family(Family::buffered("shop", "other")).await;
     db.family(Family::buffered("shop", "idle")).await;
-    let first = [("1", 200), ("2", 200), ("3", 1)];
-    assert_eq!(db.add(&small, 0, 1, first).await, applied(1, 0, 1, 2));
+    assert_eq!(
+        db.add(&small, 0, 1, [("1", 200), ("2", 200), ("3", 1)])
+            .await,
+        applied(1, 0, 1, 2)
+    );
     assert_eq!(db.add(&other, 0, 1, [("a", 1)]).await, applied(1, 0, 1, 0));
-    let second = [("4", 200), ("3", 1)];
-    assert_eq!(db.add(&small, 1, 1, second).await, applied(1, 0, 1, 1));
+    assert_eq!(
+        db.add(&small, 1, 1, [("4", 200), ("3", 1)]).await,
+        applied(1, 0, 1, 1)
+    );
     db.run(&format!(
         "UPDATE counterfoil_ledger SET applied_at = '2020-02-02 20:20:20' WHERE family = {} AND partition_no = 0",
         small.number
@@ -50,11 +55,13 @@ async fn each_family_has_what_the_tables_have_of_it() {
     // the newest of the partitions
     assert_eq!((seen.last_saved, seen.rejects), (Some(latest), 3));
     let age = SystemTime::now().duration_since(latest).unwrap();
-    assert!(age < Duration::from_secs(60), "{age:?}");
+    assert!(age < secs(60), "{age:?}");
     assert_eq!(overview(&db, "other").await.rejects, 0);
     let idle = overview(&db, "idle").await;
-    let idle = (idle.last_saved, idle.rejects, idle.recount);
-    assert_eq!(idle, (None, 0, None));
+    assert_eq!(
+        (idle.last_saved, idle.rejects, idle.recount),
+        (None, 0, None)
+    );
 
     db.run("ALTER TABLE small MODIFY n SMALLINT NOT NULL").await;
     let numbers = db.reject_numbers().await;
@@ -67,19 +74,24 @@ async fn the_latest_recount_is_shown_also_while_it_runs() {
     let db = Db::new().await;
     let views = db.views().await;
     db.family(Family::buffered("shop", "other")).await;
-    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let redis = new_redis().await;
     complete(&db.store, &[batch(&views, 0, 1, [("a", 2)])], None)
         .await
         .unwrap();
     for drifted in [1, 0] {
-        let recount = recounted(&db.store, &redis, views.family.name(), 5).await;
-        assert_eq!(recount.unwrap().drifted, drifted);
+        assert_eq!(
+            recounted(&db.store, &redis, views.family.name(), 5)
+                .await
+                .unwrap()
+                .drifted,
+            drifted
+        );
     }
     let of_run = async |column, run| {
         let run = format!("run = {run}");
         time(&db, column, "recounts", &views, &run).await
     };
-    let recount = overview(&db, "views").await.recount.expect("two runs");
+    let recount = overview(&db, "views").await.recount.unwrap();
     assert_eq!((recount.run, recount.checked, recount.drifted), (2, 1, 0));
     assert_eq!(recount.started, of_run("started_at", 2).await);
     assert_eq!(recount.finished, Some(of_run("finished_at", 2).await));
@@ -90,11 +102,13 @@ async fn the_latest_recount_is_shown_also_while_it_runs() {
         views.number
     ))
     .await;
-    let recount = overview(&db, "views").await.recount.expect("three runs");
+    let recount = overview(&db, "views").await.recount.unwrap();
     assert_eq!((recount.run, recount.finished), (3, None));
     assert_eq!((recount.checked, recount.drifted), (1000, 4));
-    let ran = recount.touched.duration_since(recount.started).unwrap();
-    assert_eq!(ran, Duration::from_millis(1125));
+    assert_eq!(
+        recount.touched.duration_since(recount.started).unwrap(),
+        millis(1125)
+    );
     assert_eq!(recount.started, of_run("started_at", 3).await);
     assert_eq!(overview(&db, "other").await.recount, None);
 }

@@ -1,16 +1,11 @@
 //! The privileges of each role suffice, and a missing one is reported by name. docs/operations.md
 //! lists them.
 
-use std::sync::Arc;
-
-use counterfoil::KeyType::Signed;
-use counterfoil::admin::{Retried, Role, Severity, grants};
-use counterfoil::store::{ReadFrom, Registered};
-use counterfoil::{Family, MysqlStore, Result, Store, Table};
+use counterfoil::admin::grants;
 use sqlx::mysql::MySqlPoolOptions;
-use testkit::{RedisOptions, RedisServer};
 
-use super::database::{Db, I1, applied, batch, by_id, complete, recounted};
+use super::database::*;
+use crate::support::*;
 
 fn table(name: &str) -> Option<Table> {
     match name {
@@ -53,9 +48,15 @@ async fn granted(families: &[Family], role: Role) -> (Db, Vec<String>) {
 
 /// Returns the user's store with new connections.
 fn store(db: &Db) -> MysqlStore {
-    let options = (*db.pool.connect_options()).clone();
-    let pool = MySqlPoolOptions::new().max_connections(2);
-    MysqlStore::new(pool.connect_lazy_with(options.username(&format!("u{}", db.name))))
+    MysqlStore::new(
+        MySqlPoolOptions::new()
+            .max_connections(2)
+            .connect_lazy_with(
+                (*db.pool.connect_options())
+                    .clone()
+                    .username(&format!("u{}", db.name)),
+            ),
+    )
 }
 
 /// A granted privilege on a table.
@@ -69,9 +70,12 @@ struct Granted<'g> {
 /// Returns the privileges of all statements.
 fn each(grants: &[String]) -> impl Iterator<Item = Granted<'_>> {
     grants.iter().flat_map(|grant| {
-        let grant = grant.strip_prefix("GRANT ").expect("a grant");
-        let (privileges, rest) = grant.split_once(" ON ").expect("a grant");
-        let (table, user) = rest.split_once(" TO ").expect("a grant");
+        let (privileges, rest) = grant
+            .strip_prefix("GRANT ")
+            .unwrap()
+            .split_once(" ON ")
+            .unwrap();
+        let (table, user) = rest.split_once(" TO ").unwrap();
         let user = user.trim_end_matches(';');
         privileges.split(", ").map(move |privilege| Granted {
             privilege,
@@ -84,8 +88,7 @@ fn each(grants: &[String]) -> impl Iterator<Item = Granted<'_>> {
 impl Granted<'_> {
     /// Returns the table's name alone.
     fn name(&self) -> &str {
-        let name = self.table.rsplit('.').next().expect("a table");
-        name.trim_matches('`')
+        self.table.rsplit('.').next().unwrap().trim_matches('`')
     }
 
     async fn revoke(&self, db: &Db) {
@@ -113,7 +116,7 @@ impl Work {
         let mut work = Work {
             store: store(db),
             redis: redis.clone(),
-            failures: Vec::new(),
+            failures: vec![],
         };
         let round = round.to_string();
         for name in ["own", "sales", "item"] {
@@ -139,20 +142,24 @@ impl Work {
         let family = self.register(family).await?;
         for seq in 1..=2 {
             // the second id matches no row
-            let batches = [batch(&family, 0, seq, [("1", 1), ("", 1)])];
-            let done = complete(&self.store, &batches, None).await;
+            let done = complete(
+                &self.store,
+                &[batch(&family, 0, seq, [("1", 1), ("", 1)])],
+                None,
+            )
+            .await;
             if let Some(done) = self.note(done) {
                 assert_eq!(done, applied(1, 0, 1, 1), "{}", family.family);
             }
         }
         let (ids, ledger) = (["1"], [(0, I1)]);
-        let read = self.store.read(&family, &ids, &ledger, ReadFrom::Primary);
-        let read = read.await;
-        self.note(read);
-        let rows = self.store.rows(&family, &ids).await;
-        self.note(rows);
-        let ledger = self.store.ledger(&[family.number]).await;
-        self.note(ledger);
+        self.note(
+            self.store
+                .read(&family, &ids, &ledger, ReadFrom::Primary)
+                .await,
+        );
+        self.note(self.store.rows(&family, &ids).await);
+        self.note(self.store.ledger(&[family.number]).await);
         None
     }
 
@@ -164,8 +171,10 @@ impl Work {
             let numbers: Vec<_> = rejects.iter().map(|reject| reject.number).collect();
             let again = self.store.retry_rejects(&family, &numbers).await;
             let again = self.note(again).unwrap_or_default();
-            let is_refused = again.iter().all(|one| *one == Retried::Refused);
-            assert!(is_refused, "{again:?}");
+            assert!(
+                again.iter().all(|one| *one == Retried::Refused),
+                "{again:?}"
+            );
         }
         let corrected = recounted(&self.store, &self.redis, family.name(), 5).await;
         let corrected = self.note(corrected)?;
@@ -180,11 +189,19 @@ impl Work {
 #[test]
 fn the_documentation_has_the_privileges_of_a_reconciler() {
     let document = include_str!("../../../docs/operations.md");
-    let sections = document.split("\n## MySQL\n");
-    let section = sections.last().expect("a section on MySQL");
-    let block = section.split("```sql\n").nth(1).expect("a block of SQL");
-    let lines = block.split("```").next().into_iter().flat_map(str::lines);
-    let documented: Vec<_> = lines.filter(|line| line.starts_with("GRANT ")).collect();
+    let documented: Vec<_> = document
+        .split("\n## MySQL\n")
+        .last()
+        .unwrap()
+        .split("```sql\n")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .into_iter()
+        .flat_map(str::lines)
+        .filter(|line| line.starts_with("GRANT "))
+        .collect();
     assert_eq!(
         documented,
         grants(&families(), Role::Reconciler, "shop", "counterfoil@%")
@@ -194,16 +211,11 @@ fn the_documentation_has_the_privileges_of_a_reconciler() {
 #[tokio::test]
 async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
     let (db, grants) = granted(&families(), Role::Reconciler).await;
-    let redis = Arc::new(RedisServer::start(RedisOptions::volatile()).await);
+    let redis = Arc::new(new_redis().await);
     let work = Work::done(&db, &redis, 1).await;
     assert_eq!(work.failures, [""; 0]);
-    work.store.create_tables().await.expect("all exist");
-    let findings = work.store.check(&families()).await;
-    let mut severities = findings.iter().map(|finding| finding.severity);
-    assert!(
-        severities.all(|severity| severity < Severity::Error),
-        "{findings:#?}"
-    );
+    work.store.create_tables().await.unwrap();
+    has_no_errors(&work.store.check(&families()).await);
 
     for (granted, round) in each(&grants).zip(2..) {
         let (privilege, name) = (granted.privilege, granted.name());
@@ -221,12 +233,14 @@ async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
         );
         let missing = format!("no {privilege} privilege");
         let findings = work.store.check(&families()).await;
-        let is_found = findings.iter().any(|finding| {
-            finding.severity == Severity::Error
-                && finding.subject.contains(name)
-                && finding.message.contains(&missing)
-        });
-        assert!(is_found, "without {privilege} on {name}: {findings:#?}");
+        assert!(
+            findings.iter().any(|finding| {
+                finding.severity == Severity::Error
+                    && finding.subject.contains(name)
+                    && finding.message.contains(&missing)
+            }),
+            "without {privilege} on {name}: {findings:#?}"
+        );
         granted.give_back(&db).await;
     }
     assert_eq!(Work::done(&db, &redis, 0).await.failures, [""; 0]);
@@ -234,7 +248,7 @@ async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
 
 /// Does the work with the role's privileges, and without each of them.
 async fn try_each(db: &Db, grants: &[String], work: impl AsyncFn(MysqlStore) -> Result<()>) {
-    work(store(db)).await.expect("the privileges are enough");
+    work(store(db)).await.unwrap();
     for granted in each(grants) {
         granted.revoke(db).await;
         let error = work(store(db)).await.expect_err(granted.table);
@@ -251,9 +265,8 @@ async fn try_each(db: &Db, grants: &[String], work: impl AsyncFn(MysqlStore) -> 
 /// Returns the family as the database has it, which the user cannot register.
 async fn registered(store: &MysqlStore, name: &str) -> Result<Registered> {
     let families = store.families().await?.into_iter();
-    let families = families.collect::<Result<Vec<_>>>()?.into_iter();
-    let mut named = families.filter(|one| one.family.name() == name);
-    Ok(named.next().unwrap())
+    let mut families = families.collect::<Result<Vec<_>>>()?.into_iter();
+    Ok(families.find(|one| one.family.name() == name).unwrap())
 }
 
 /// Applies a batch to each family, which the user cannot do.
@@ -264,9 +277,10 @@ async fn fill(db: &Db, families: &[Family], value: i64) {
             db.add(&family, 0, 1, [("1", value)]).await,
             applied(1, 0, 1, 0)
         );
-        let next = [batch(&family, 0, 2, [("1", value)])];
-        let refused = store(db).apply(&next, None).await;
-        refused.expect_err("a user without privileges");
+        store(db)
+            .apply(&[batch(&family, 0, 2, [("1", value)])], None)
+            .await
+            .expect_err("a user without privileges");
     }
 }
 
@@ -276,15 +290,19 @@ async fn a_writer_reads_the_rows_of_cached_counters_and_writes_none() {
         Family::cached("shop", "votes"),
         Family::cached("shop", "likes"),
     );
-    let likes = likes.table(table("item").expect("a table"));
+    let likes = likes.table(table("item").unwrap());
     let families = [votes, likes].map(|family| family.build().unwrap());
     let (db, grants) = granted(&families, Role::Writer).await;
     fill(&db, &families, 9).await;
     let seed = async |store: MysqlStore| {
         for name in ["votes", "likes"] {
-            let family = registered(&store, name).await?;
-            let rows = store.rows(&family, &["1", "2"]).await?;
-            assert_eq!(rows, [Some(9), None], "{name}");
+            assert_eq!(
+                store
+                    .rows(&registered(&store, name).await?, &["1", "2"])
+                    .await?,
+                [Some(9), None],
+                "{name}"
+            );
         }
         Ok(())
     };
@@ -303,8 +321,11 @@ async fn a_reader_reads_exactly_and_writes_nothing() {
                 let read = read.await?;
                 assert_eq!((read.values[0], read.ledger[0].seq), (Some(5), 1), "{name}");
             }
-            let listed = store.list(&family, "", None, 10).await?;
-            assert_eq!(listed, [("1".to_owned(), 5)], "{name}");
+            assert_eq!(
+                store.list(&family, "", None, 10).await?,
+                [("1".to_owned(), 5)],
+                "{name}"
+            );
         }
         Ok(())
     };

@@ -1,16 +1,8 @@
 //! Rejects that are retried or discarded. Each counts at most once, also for concurrent callers,
 //! and a reject that is refused again stays.
 
-use std::sync::Arc;
-
-use counterfoil::KeyType::Text;
-use counterfoil::admin::Retried;
-use counterfoil::store::Registered;
-use counterfoil::{ErrorKind, Family, MysqlStore, Table};
-use futures_util::future::join_all;
-
-use super::database::{Db, applied, by_id};
-use crate::support::{eventually, refused};
+use super::database::*;
+use crate::support::*;
 
 const MEND: &str = "ALTER TABLE small MODIFY n SMALLINT NOT NULL";
 const SUM: &str = "SELECT COALESCE(SUM(n), 0) FROM small WHERE id <> 'good'";
@@ -23,29 +15,39 @@ async fn six_rejects() -> (Db, Arc<Registered>, Vec<u64>) {
         .await;
     let family = db.table("small", by_id(Table::upsert("small"), Text)).await;
     let deltas = (0..6).map(|number| (format!("bad/{number}"), 200));
-    let deltas = deltas.chain([("good".to_owned(), 1)]);
-    assert_eq!(db.add(&family, 0, 1, deltas).await, applied(1, 0, 1, 6));
+    assert_eq!(
+        db.add(&family, 0, 1, deltas.chain([("good".to_owned(), 1)]))
+            .await,
+        applied(1, 0, 1, 6)
+    );
     let mut rejects = db.rejects().await;
     rejects.sort_by(|one, other| one.id.cmp(&other.id));
-    let numbers = rejects.iter().map(|reject| reject.number).collect();
-    (db, family, numbers)
+    (
+        db,
+        family,
+        rejects.iter().map(|reject| reject.number).collect(),
+    )
 }
 
 impl Db {
     pub async fn retry(&self, family: &Registered, numbers: &[u64]) -> Vec<Retried> {
-        let retried = self.store.retry_rejects(&family.family, numbers).await;
-        retried.unwrap()
+        self.store
+            .retry_rejects(&family.family, numbers)
+            .await
+            .unwrap()
     }
 
     async fn discard(&self, numbers: &[u64]) -> Vec<u64> {
-        let discarded = self.store.discard_rejects(numbers).await;
-        discarded.unwrap()
+        self.store.discard_rejects(numbers).await.unwrap()
     }
 
     /// Returns the numbers of the rejects, in ascending order.
     pub async fn reject_numbers(&self) -> Vec<u64> {
-        let rejects = self.rejects().await;
-        rejects.iter().map(|reject| reject.number).collect()
+        self.rejects()
+            .await
+            .iter()
+            .map(|reject| reject.number)
+            .collect()
     }
 }
 
@@ -67,10 +69,10 @@ async fn a_reject_is_applied_again_once() {
     db.run(MEND).await;
     db.run("INSERT INTO small VALUES ('bad/1', 32600)").await;
     let asked = [numbers[3], numbers[0], 1_000_000, numbers[1], numbers[0]];
+    // in the order of the arguments
     assert_eq!(
         db.retry(&family, &asked).await,
-        [Applied, Applied, NotFound, Refused, Applied],
-        "in the order of the arguments"
+        [Applied, Applied, NotFound, Refused, Applied]
     );
     assert_eq!(db.number(SUM).await, 32600 + 400);
     assert_eq!(
@@ -97,9 +99,12 @@ async fn a_reject_is_applied_again_once() {
 async fn a_reject_that_is_refused_again_has_the_new_reason() {
     let (db, family, numbers) = six_rejects().await;
     let reason = async || {
-        let mut rejects = db.rejects().await.into_iter();
-        let reject = rejects.find(|one| one.number == numbers[0]);
-        reject.expect("a reject").reason
+        db.rejects()
+            .await
+            .into_iter()
+            .find(|one| one.number == numbers[0])
+            .unwrap()
+            .reason
     };
     let before = reason().await;
     db.run(MEND).await;
@@ -122,15 +127,18 @@ async fn rejects_that_many_tasks_retry_count_once() {
     db.run(MEND).await;
     let stores = [(); 8].map(|()| MysqlStore::new(db.pool.clone()));
     let backwards: Vec<_> = numbers.iter().rev().copied().collect();
-    let at_once = stores.iter().enumerate().map(|(at, store)| {
-        let numbers = [&numbers, &backwards][at % 2];
-        store.retry_rejects(&family.family, numbers)
-    });
-    let retried = join_all(at_once).await.into_iter();
+    let retried =
+        join_all(stores.iter().enumerate().map(|(at, store)| {
+            store.retry_rejects(&family.family, [&numbers, &backwards][at % 2])
+        }))
+        .await
+        .into_iter();
     let retried: Vec<_> = retried.flat_map(|one| one.unwrap()).collect();
     let count = |outcome| retried.iter().filter(|one| **one == outcome).count();
-    let counts = [Retried::Applied, Retried::AppliedBefore].map(count);
-    assert_eq!(counts, [6, 42]);
+    assert_eq!(
+        [Retried::Applied, Retried::AppliedBefore].map(count),
+        [6, 42]
+    );
     assert_eq!(db.number(SUM).await, 6 * 200);
 }
 
@@ -147,7 +155,8 @@ async fn a_discarded_reject_is_neither_listed_nor_applied() {
     assert_eq!(db.retry(&family, &numbers[..1]).await, [Applied]);
     let asked = [numbers[2], numbers[0], 1_000_000, numbers[1], numbers[2]];
     let expected = ascending(&numbers, &[1, 2]);
-    assert_eq!(db.discard(&asked).await, expected, "each once, ascending");
+    // each once, ascending
+    assert_eq!(db.discard(&asked).await, expected);
     assert_eq!(db.discard(&asked).await, [0; 0]);
     assert_eq!(db.discard(&[]).await, [0; 0]);
 
@@ -175,22 +184,34 @@ async fn a_discarded_reject_is_neither_listed_nor_applied() {
 async fn a_retry_and_a_discard_share_no_reject() {
     const MANY: usize = 400;
     let (db, family, _) = six_rejects().await;
-    let deltas = (0..MANY).map(|number| (format!("many/{number}"), 200));
-    assert_eq!(db.add(&family, 0, 2, deltas).await.rejected, MANY as u64);
+    assert_eq!(
+        db.add(
+            &family,
+            0,
+            2,
+            (0..MANY).map(|number| (format!("many/{number}"), 200))
+        )
+        .await
+        .rejected,
+        MANY as u64
+    );
     db.run(MEND).await;
     let numbers = db.reject_numbers().await;
     // chunks of different sizes, from both ends, keep retries and discards close together
     let retry = async |numbers: &[u64]| {
-        let mut applied = Vec::new();
+        let mut applied = vec![];
         for some in numbers.chunks(40) {
             let retried = some.iter().zip(db.retry(&family, some).await);
-            let retried = retried.filter(|(_, retried)| *retried == Retried::Applied);
-            applied.extend(retried.map(|(number, _)| *number));
+            applied.extend(
+                retried
+                    .filter(|(_, retried)| *retried == Retried::Applied)
+                    .map(|(number, _)| *number),
+            );
         }
         applied
     };
     let discard = async |numbers: &[u64]| {
-        let mut discarded = Vec::new();
+        let mut discarded = vec![];
         for some in numbers.chunks(3) {
             discarded.extend(db.discard(some).await);
         }
@@ -211,7 +232,8 @@ async fn a_retry_and_a_discard_share_no_reject() {
     assert!(counts.0 > 0 && counts.1 > 0, "{counts:?}");
     let mut both = [applied, discarded].concat();
     both.sort_unstable();
-    assert_eq!(both, numbers, "each once");
+    // each once
+    assert_eq!(both, numbers);
     assert_eq!(db.number(SUM).await, 200 * counts.0 as i64);
     db.expect_rejects(&[]).await;
 }
@@ -243,30 +265,20 @@ async fn a_transaction_that_is_cut_off_applies_nothing() {
 #[tokio::test]
 async fn an_id_of_which_a_part_is_kept_is_refused_again() {
     let (db, family, before) = six_rejects().await;
-    let deltas = [(&b"caf\xe9"[..], 1), (&[b'x'; 300], 1)];
-    assert_eq!(db.add(&family, 1, 1, deltas).await.rejected, 2);
+    assert_eq!(
+        db.add(&family, 1, 1, [(&b"caf\xe9"[..], 1), (&[b'x'; 300], 1)])
+            .await
+            .rejected,
+        2
+    );
     let rejects = db.rejects().await;
     let mut numbers = db.reject_numbers().await;
     numbers.retain(|number| !before.contains(number));
     for _ in 0..2 {
         assert_eq!(db.retry(&family, &numbers).await, [Retried::Refused; 2]);
     }
-    assert_eq!(db.rejects().await, rejects, "with the same reasons");
-}
-
-#[tokio::test]
-async fn rejects_of_cached_counters_are_applied_again() {
-    let db = Db::new().await;
-    let votes = Family::cached("shop", "votes").build().unwrap();
-    let votes = db.registered(&votes).await;
-    let full = [("1", i64::MAX)];
-    assert_eq!(db.add(&votes, 0, 1, full).await, applied(1, 0, 1, 0));
-    assert_eq!(db.add(&votes, 0, 2, [("1", 5)]).await, applied(1, 0, 0, 1));
-    let numbers = db.reject_numbers().await;
-    assert_eq!(db.retry(&votes, &numbers).await, [Retried::Refused]);
-    db.run("UPDATE counterfoil_values SET value = 7").await;
-    assert_eq!(db.retry(&votes, &numbers).await, [Retried::Applied]);
-    assert_eq!(db.values(&votes, &["1"]).await, [Some(12)]);
+    // with the same reasons
+    assert_eq!(db.rejects().await, rejects);
 }
 
 #[tokio::test]

@@ -1,38 +1,38 @@
 //! Families and tables: what counterfoil registers, and what it refuses by name.
 
-use std::time::Duration;
-
-use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
-use counterfoil::{Durability, ErrorKind, Family, MysqlStore, Store, Table};
-
-use super::database::{Db, Keys, applied, by_id, views};
-use crate::support::{keyed, refused};
+use super::database::*;
+use crate::support::*;
 
 #[tokio::test]
 async fn a_family_has_one_number_and_one_identity() {
     let db = Db::new().await;
     db.run("CREATE TABLE t (id INT PRIMARY KEY, n INT NOT NULL)")
         .await;
-    db.store.create_tables().await.expect("created before");
+    db.store.create_tables().await.unwrap();
     let registered = db.views().await;
     let tasks = (0..8).map(|_| {
         let store = db.store.clone();
         let family = Family::buffered("new", "new").build().unwrap();
         tokio::spawn(async move { store.register(&family).await })
     });
-    let mut numbers = Vec::new();
+    let mut numbers = vec![];
     for task in tasks.collect::<Vec<_>>() {
         numbers.push(task.await.unwrap().unwrap());
     }
     assert_eq!(numbers, vec![numbers[0]; 8]);
     assert_ne!(numbers[0], registered.number);
-    let second = Duration::from_secs(1);
-    let again = views().sync_hits(1).sync_time(second).max_pending(7);
-    assert_eq!(db.family(again).await.number, registered.number);
-    let other = db.family(Family::buffered("shop2", "views")).await;
-    assert_ne!(other.number, registered.number);
+    assert_eq!(
+        db.family(views().sync_hits(1).sync_time(secs(1)).max_pending(7))
+            .await
+            .number,
+        registered.number
+    );
+    assert_ne!(
+        db.family(Family::buffered("shop2", "views")).await.number,
+        registered.number
+    );
 
-    let at_once = views().durability(Durability::Immediate);
+    let at_once = views().at_once();
     let table = by_id(Table::upsert("t"), Signed);
     for (setting, known, builder) in [
         ("partitions", "\"4\"", views().partitions(8)),
@@ -66,12 +66,13 @@ async fn a_database_without_tables_is_refused_with_what_to_do() {
 #[tokio::test]
 async fn tables_that_exist_need_no_privilege_to_create() {
     let db = Db::new().await;
-    let user = db.user(&["SELECT, INSERT, UPDATE ON *"]).await;
-    let store = MysqlStore::new(db.connect(&user, "DO 0").await);
-    store.create_tables().await.expect("all exist");
+    let store = MysqlStore::new(
+        db.connect(&db.user(&["SELECT, INSERT, UPDATE ON *"]).await, "DO 0")
+            .await,
+    );
+    store.create_tables().await.unwrap();
     db.run("DROP TABLE counterfoil_rejects").await;
-    let created = store.create_tables().await;
-    let error = refused(created, ErrorKind::Mismatch, "counterfoil_rejects");
+    let error = refused(store.create_tables().await, Mismatch, "counterfoil_rejects");
     assert!(format!("{error:#}").contains("CREATE"), "{error}");
 }
 
@@ -208,12 +209,14 @@ async fn a_table_that_could_lose_counts_is_refused_by_name() {
         "utf8mb4_0900_as_cs"
     };
     let collated = |text: &str| {
-        let text = text.replace("EXACT", db.exact());
-        text.replace("FOLDING", folding)
+        text.replace("EXACT", db.exact())
+            .replace("FOLDING", folding)
     };
     let all = REFUSED.iter();
-    let all = all.flat_map(|(keys, tables)| tables.iter().map(move |table| (*keys, table)));
-    for (index, (keys, (columns, parts))) in all.enumerate() {
+    for (index, (keys, (columns, parts))) in all
+        .flat_map(|(keys, tables)| tables.iter().map(move |table| (*keys, table)))
+        .enumerate()
+    {
         let name = format!("refused_{index}");
         let kind = if columns.starts_with("AS") {
             "VIEW"

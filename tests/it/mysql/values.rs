@@ -1,11 +1,7 @@
 //! Ids and values of every kind: each reaches its row unchanged, or is rejected with a reason.
 
-use std::time::{Duration, SystemTime};
-
-use counterfoil::{ErrorKind, Family, KeyType, Store, Table};
-
-use super::database::{Db, I1, applied, batch, by_id, views};
-use crate::support::{keyed, refused};
+use super::database::*;
+use crate::support::*;
 
 const ODD: [&str; 14] = [
     "a",
@@ -34,8 +30,8 @@ async fn every_id_arrives_byte_by_byte() {
         db.exact()
     ))
     .await;
-    let by_k = |table| keyed(table, [("k", KeyType::Text)]);
-    let two = [("a", KeyType::Text), ("b", KeyType::Text)];
+    let by_k = |table| keyed(table, [("k", Text)]);
+    let two = [("a", Text), ("b", Text)];
     let two = keyed(Table::upsert("two"), two).separator('é');
     let long = "é".repeat(127);
     let ids = [&ODD[..], &[&long]].concat();
@@ -100,18 +96,16 @@ async fn keys_of_every_type_find_their_row() {
          PRIMARY KEY (day, store_id, delta_col))",
     )
     .await;
-    let keys = [
-        ("store_id", KeyType::Unsigned),
-        ("delta_col", KeyType::Signed),
-        ("day", KeyType::Date),
-    ];
+    let keys = [("store_id", Unsigned), ("delta_col", Signed), ("day", Date)];
     let ids = [
         "0/-1/2014-09-20",
         "18446744073709551615/2147483647/9999-12-31",
         "7/-2147483648/1000-01-01",
     ];
-    let in_schema = Table::update(format!("{}.visitors", db.name));
-    for (times, table) in [(1, Table::upsert("visitors")), (2, in_schema)] {
+    for (times, table) in [
+        (1, Table::upsert("visitors")),
+        (2, Table::update(format!("{}.visitors", db.name))),
+    ] {
         let family = db.table(&format!("round{times}"), keyed(table, keys)).await;
         assert_eq!(
             db.add(&family, 0, 1, ids.into_iter().zip(1..)).await,
@@ -160,7 +154,7 @@ async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
             2,
         ),
     ] {
-        let family = odd.table(name, by_id(table, KeyType::Unsigned)).await;
+        let family = odd.table(name, by_id(table, Unsigned)).await;
         let ids = ["0", "1", "2"];
         assert_eq!(
             odd.add(&family, 0, 1, ids.into_iter().zip(deltas)).await,
@@ -175,8 +169,7 @@ async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
     }
     let (views, id) = (odd.views().await, "😀'\"\\");
     odd.add(&views, 0, 1, [(id, 1)]).await;
-    let listed = odd.list(&views, "😀", None, 9).await;
-    assert_eq!(listed, [(id.to_owned(), 1)]);
+    assert_eq!(odd.list(&views, "😀", None, 9).await, [(id.to_owned(), 1)]);
     assert_eq!(modes().await, before);
     // the same bytes for a connection in utf8mb4
     for db in [&odd, &db] {
@@ -189,11 +182,11 @@ async fn a_row_out_of_range_does_not_hold_back_the_others() {
     let db = Db::new().await;
     let views = db.views().await;
     let ids = (0..500).map(|id| (format!("{id:03}"), i64::MAX));
-    let batches = [
+    db.apply(&[
         batch(&views, 3, 1, [("007", i64::MAX)]),
         batch(&views, 4, 1, [("400", i64::MAX)]),
-    ];
-    db.apply(&batches).await;
+    ])
+    .await;
     assert_eq!(
         db.add(&views, 5, 9, ids.clone()).await,
         applied(1, 0, 498, 2)
@@ -201,21 +194,22 @@ async fn a_row_out_of_range_does_not_hold_back_the_others() {
     let full = "SELECT COUNT(*) FROM counterfoil_values WHERE value = 9223372036854775807";
     assert_eq!(db.number(full).await, 500);
 
-    let expected = ["007", "400"].map(|id| (id, i64::MAX, "out of range"));
-    db.expect_rejects(&expected).await;
+    db.expect_rejects(&["007", "400"].map(|id| (id, i64::MAX, "out of range")))
+        .await;
     let rejects = db.rejects().await;
     let one = &rejects[0];
     assert_eq!((&*one.namespace, &*one.family), ("shop", "views"));
     assert_eq!((one.partition, one.incarnation, one.seq), (5, I1, 9));
     let age = one.at.elapsed().unwrap_or_default();
     let now = SystemTime::now();
-    assert!(age < Duration::from_secs(60), "{:?} at {now:?}", one.at);
+    assert!(age < secs(60), "{:?} at {now:?}", one.at);
     let page = async |after, limit| db.store.rejects(after, limit).await.unwrap();
     assert_eq!(page(one.number, 10).await, rejects[1..]);
     assert_eq!(page(0, 1).await, rejects[..1]);
 
     assert_eq!(db.add(&views, 5, 9, ids).await, applied(0, 1, 0, 0));
-    assert_eq!(db.rejects().await.len(), 2, "not again");
+    // not again
+    assert_eq!(db.rejects().await.len(), 2);
 }
 
 #[tokio::test]
@@ -236,11 +230,11 @@ async fn what_the_schema_refuses_is_rejected_with_its_reason() {
     .await;
     let mut seen = 0;
     for (name, kind, bad, delta, reason) in [
-        ("child", KeyType::Signed, "3", 1, "foreign key"),
-        ("checked", KeyType::Signed, "3", 11, "few"),
-        ("watched", KeyType::Signed, "3", 1, "not the third"),
-        ("parts", KeyType::Signed, "3", 1, "partition"),
-        ("short", KeyType::Text, "333", 1, "too long"),
+        ("child", Signed, "3", 1, "foreign key"),
+        ("checked", Signed, "3", 11, "few"),
+        ("watched", Signed, "3", 1, "not the third"),
+        ("parts", Signed, "3", 1, "partition"),
+        ("short", Text, "333", 1, "too long"),
     ] {
         let family = db.table(name, by_id(Table::upsert(name), kind)).await;
         assert_eq!(
@@ -271,11 +265,14 @@ async fn an_id_that_matches_no_row_is_rejected_in_words() {
     let db = Db::new().await;
     let (family, views) = (db.numbers("t", "INT").await, db.views().await);
     let long = "é".repeat(200);
-    let batches = [
-        batch(&family, 0, 1, [("07", 7), ("7", 1)]),
-        batch(&views, 0, 1, [("", 1), (&long, 2), ("ok", 3)]),
-    ];
-    assert_eq!(db.apply(&batches).await, applied(2, 0, 2, 3));
+    assert_eq!(
+        db.apply(&[
+            batch(&family, 0, 1, [("07", 7), ("7", 1)]),
+            batch(&views, 0, 1, [("", 1), (&long, 2), ("ok", 3)]),
+        ])
+        .await,
+        applied(2, 0, 2, 3)
+    );
     db.expect_rejects(&[
         ("07", 7, "leading zeros"),
         ("", 1, "0 bytes"),
@@ -292,11 +289,19 @@ async fn an_update_rejects_rows_that_are_missing() {
          INSERT INTO items VALUES (1, 'a', 10), (2, 'b', NULL), (4, 'd', 2147483647)",
     )
     .await;
-    let votes = by_id(Table::update("items"), KeyType::Unsigned);
+    let votes = by_id(Table::update("items"), Unsigned);
     let votes = db.table("votes", votes).await;
     let beyond = "18446744073709551615";
-    let deltas = [("1", -3), ("2", 5), ("3", 1), ("4", 1), (beyond, 1)];
-    assert_eq!(db.add(&votes, 0, 1, deltas).await, applied(1, 0, 2, 3));
+    assert_eq!(
+        db.add(
+            &votes,
+            0,
+            1,
+            [("1", -3), ("2", 5), ("3", 1), ("4", 1), (beyond, 1)]
+        )
+        .await,
+        applied(1, 0, 2, 3)
+    );
     assert_eq!(
         db.values(&votes, &["1", "2", "3", "4"]).await,
         [Some(7), Some(5), None, Some(i64::from(i32::MAX))]
@@ -314,10 +319,18 @@ async fn an_unsigned_column_goes_down_but_not_below_zero() {
          INSERT INTO stock VALUES (1, 5, 9223372036854775808), (2, 5, 9223372036854775807), (3, 5, 0)",
     )
     .await;
-    let table = || by_id(Table::upsert("stock"), KeyType::Signed);
+    let table = || by_id(Table::upsert("stock"), Signed);
     let stock = db.table("stock", table()).await;
-    let deltas = [("1", -5), ("2", -6), ("3", 2), ("4", -1), ("5", 4)];
-    assert_eq!(db.add(&stock, 0, 1, deltas).await, applied(1, 0, 3, 2));
+    assert_eq!(
+        db.add(
+            &stock,
+            0,
+            1,
+            [("1", -5), ("2", -6), ("3", 2), ("4", -1), ("5", 4)]
+        )
+        .await,
+        applied(1, 0, 3, 2)
+    );
     assert_eq!(
         db.values(&stock, &["1", "2", "3", "4", "5"]).await,
         [Some(0), Some(5), Some(7), None, Some(4)]
@@ -332,8 +345,11 @@ async fn an_unsigned_column_goes_down_but_not_below_zero() {
     for (ids, text) in [(&["1"][..], value), (&["2", "1"], value), (&["2", "1"], id)] {
         refused(db.store.rows(&big, ids).await, ErrorKind::Range, text);
     }
-    let listed = db.store.list(&big, "", None, 9).await;
-    refused(listed, ErrorKind::Range, value);
+    refused(
+        db.store.list(&big, "", None, 9).await,
+        ErrorKind::Range,
+        value,
+    );
     assert_eq!(db.values(&big, &["2"]).await, [Some(i64::MAX)]);
 }
 
@@ -343,7 +359,7 @@ async fn one_counter_in_many_batches_is_one_row() {
     db.run("CREATE TABLE t (id INT PRIMARY KEY, n INT UNSIGNED NOT NULL)")
         .await;
     let family = async |namespace, name, verb: fn(&'static str) -> Table, is_wide| {
-        let table = by_id(verb("t"), KeyType::Signed);
+        let table = by_id(verb("t"), Signed);
         let family = Family::buffered(namespace, name).table(table);
         db.family(family.wide(is_wide)).await
     };
@@ -353,10 +369,10 @@ async fn one_counter_in_many_batches_is_one_row() {
     let batches = (0..8).flat_map(|partition| {
         [&one, &two, &update].map(|family| batch(family, partition, 1, [("1", 1), ("2", 2)]))
     });
+    // updates go before upserts, and find no row
     assert_eq!(
         db.apply(&batches.collect::<Vec<_>>()).await,
-        applied(24, 0, 48 - 16, 16),
-        "updates go before upserts, and find no row"
+        applied(24, 0, 48 - 16, 16)
     );
     assert_eq!(db.values(&one, &["1", "2"]).await, [Some(16), Some(32)]);
     let batches = (0..8).map(|partition| batch(&update, partition, 2, [("1", 1), ("2", -1)]));
@@ -367,9 +383,16 @@ async fn one_counter_in_many_batches_is_one_row() {
 
     // the sum is below zero without a row: the positive deltas create it
     let rejected = db.rejects().await.len();
-    let batches = [(0, -7), (1, 3), (2, 2)];
-    let batches = batches.map(|(partition, delta)| batch(&one, partition, 3, [("9", delta)]));
-    assert_eq!(db.apply(&batches).await, applied(3, 0, 2, 1));
+    assert_eq!(
+        db.apply(&[(0, -7), (1, 3), (2, 2)].map(|(partition, delta)| batch(
+            &one,
+            partition,
+            3,
+            [("9", delta)]
+        )))
+        .await,
+        applied(3, 0, 2, 1)
+    );
     assert_eq!(db.values(&one, &["9"]).await, [Some(5)]);
     let last = &db.rejects().await[rejected];
     assert_eq!((last.delta, last.partition), (-7, 0));
@@ -379,8 +402,11 @@ async fn one_counter_in_many_batches_is_one_row() {
 async fn a_sum_that_leaves_the_range_goes_one_by_one() {
     let db = Db::new().await;
     let (wide, most) = (db.family(views().wide(true)).await, i64::MAX - 1);
-    let batches = [0, 1, 2].map(|partition| batch(&wide, partition, 1, [("a", most), ("b", 1)]));
-    assert_eq!(db.apply(&batches).await, applied(3, 0, 4, 2));
+    assert_eq!(
+        db.apply(&[0, 1, 2].map(|partition| batch(&wide, partition, 1, [("a", most), ("b", 1)])))
+            .await,
+        applied(3, 0, 4, 2)
+    );
     assert_eq!(db.values(&wide, &["a", "b"]).await, [Some(most), Some(3)]);
     db.expect_rejects(&[("a", most, ""); 2]).await;
     let rejects = db.rejects().await;
@@ -410,8 +436,10 @@ async fn many_rows_of_any_bytes_of_which_one_is_out_of_range() {
         let expected = ids
             .iter()
             .map(|&id| Some(if id == "id-77" { i64::MAX } else { value }));
-        let values = db.values(&views, &ids).await;
-        assert!(values.into_iter().eq(expected), "batch {seq}");
+        assert!(
+            db.values(&views, &ids).await.into_iter().eq(expected),
+            "batch {seq}"
+        );
     };
     add(1, 3, i64::MAX, 0).await;
     add(2, i64::MIN, 1, 1).await;

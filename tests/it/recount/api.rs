@@ -1,18 +1,14 @@
 //! The options of a recount, and its reports.
 
-use std::collections::HashMap;
-use std::time::{Duration, UNIX_EPOCH};
-
-use counterfoil::KeyType::{Date, Unsigned};
 use counterfoil::metrics::{
     RECOUNT_BUSY, RECOUNT_CHECKED, RECOUNT_CORRECTED, RECOUNT_DRIFTED, RECOUNT_FINISHED,
 };
 use counterfoil::recount::{Mode, RecountBuilder, RecountIds, Source};
-use counterfoil::{BufferedCounters, CachedCounters, Durability, ErrorKind, Table};
-use metrics_util::debugging::DebuggingRecorder;
 
 use super::{WITHIN, saves};
-use crate::support::{self, Count, Pair, eventually, family, keyed, look, pause, refused};
+use crate::support::{self};
+
+use crate::support::*;
 
 const ROWS: [i64; 9] = [1, 2, 3, 4, 5, 6, 7, 8, 9];
 
@@ -42,8 +38,10 @@ async fn drained(off: impl Fn(i64) -> i64) -> (Pair, BufferedCounters) {
 }
 
 async fn values(saves: &BufferedCounters) -> Vec<i64> {
-    let ids = ROWS.map(|user| user.to_string());
-    saves.get_many(ids).await.unwrap()
+    saves
+        .get_many(ROWS.map(|user| user.to_string()))
+        .await
+        .unwrap()
 }
 
 /// Runs the recount, and asserts these numbers of its report.
@@ -67,11 +65,10 @@ async fn expect(recount: RecountBuilder, expected: &[(&str, u64)]) {
 async fn every_source_counts_the_same() {
     let by_sql = "SELECT user_id, COUNT(*) FROM saves WHERE user_id IN (?) GROUP BY user_id";
     let points = saves().sum("points");
-    let points = points.filter("event % 2 = 0 OR event % 2 = 1");
     for (source, factor) in [
         (Some(Source::sql(by_sql)), 1),
         (Some(saves()), 1),
-        (Some(points), 2),
+        (Some(points.filter("event % 2 = 0 OR event % 2 = 1")), 2),
         (None, 1),
     ] {
         let (pair, saves) = drained(|user| user % 3 - 1).await;
@@ -107,24 +104,27 @@ async fn drift_is_noted_and_paged() {
     let (pair, saves) = stage(|user| if user == 9 { -9 } else { user % 2 }).await;
     expect(pair.recount(&saves), &[("run", 1), ("checked", 0)]).await;
     pair.drain().await;
-    let report = pair.recount(&saves).mode(Mode::Report);
-    let noted = [
-        ("run", 2),
-        ("checked", 8),
-        ("drifted", 4),
-        ("only_noted", 4),
-    ];
-    expect(report, &noted).await;
-    let both = pair.recount(&saves).ids(RecountIds::Both);
     expect(
-        both,
+        pair.recount(&saves).mode(Mode::Report),
+        &[
+            ("run", 2),
+            ("checked", 8),
+            ("drifted", 4),
+            ("only_noted", 4),
+        ],
+    )
+    .await;
+    expect(
+        pair.recount(&saves).ids(RecountIds::Both),
         &[("run", 3), ("checked", 9), ("raised", 1), ("lowered", 4)],
     )
     .await;
     assert_eq!(values(&saves).await, ROWS);
     let drift = async |run, after, limit| {
-        let drift = pair.mysql().drift(saves.family(), run, after, limit);
-        drift.await.unwrap()
+        pair.mysql()
+            .drift(saves.family(), run, after, limit)
+            .await
+            .unwrap()
     };
     let page = drift(3, None, 3).await;
     let page: Vec<_> = page.iter().map(|one| (&*one.id, one.delta)).collect();
@@ -134,10 +134,14 @@ async fn drift_is_noted_and_paged() {
         panic!("{rest:?}")
     };
     assert_eq!((&*seven.id, &*seven.note), ("7", ""));
-    let numbers = (seven.before, seven.rows, seven.after, seven.delta);
-    assert_eq!(numbers, (8, 7, 8, -1));
-    let numbers = (&*nine.id, nine.before, nine.rows, nine.delta);
-    assert_eq!(numbers, ("9", 0, 9, 9));
+    assert_eq!(
+        (seven.before, seven.rows, seven.after, seven.delta),
+        (8, 7, 8, -1)
+    );
+    assert_eq!(
+        (&*nine.id, nine.before, nine.rows, nine.delta),
+        ("9", 0, 9, 9)
+    );
     for one in drift(2, None, 9).await {
         assert_eq!((one.delta, &*one.note), (0, "reported only"), "{one:?}");
     }
@@ -149,8 +153,11 @@ async fn counters_are_left_out_or_only_noted() {
     let recount = pair.recount(&saves).leave_out(["1"]);
     let recount = recount.leave_out_prefixes(["2"]).largest_count(15);
     // 3 to 7 have 6 to 14, 8 and 9 have more; 6 and 7 are off by more than 5
-    let expected = [("checked", 5), ("lowered", 3), ("only_noted", 2)];
-    expect(recount.at_most(5), &expected).await;
+    expect(
+        recount.at_most(5),
+        &[("checked", 5), ("lowered", 3), ("only_noted", 2)],
+    )
+    .await;
     assert_eq!(values(&saves).await, [2, 4, 3, 4, 5, 12, 14, 16, 18]);
 }
 
@@ -188,11 +195,12 @@ async fn ids_of_several_columns_are_counted() {
              (10, '2014-09-20', 1), (10, '2014-09-20', 2), (10, '2014-09-20', 3)",
     )
     .await;
-    let target = keyed(
-        Table::upsert("visitors"),
-        [("store_id", Unsigned), ("day", Date)],
-    );
-    let visitors = pair.open(family("visitors").wide(true).table(target)).await;
+    let visitors = pair
+        .open(family("visitors").wide(true).table(keyed(
+            Table::upsert("visitors"),
+            [("store_id", Unsigned), ("day", Date)],
+        )))
+        .await;
     let ids = [
         "1/2014-09-20",
         "1/2014-09-21",
@@ -204,8 +212,11 @@ async fn ids_of_several_columns_are_counted() {
     }
     pair.drain().await;
     let source = Source::table("visits", ["store_id", "day"]);
-    let recount = pair.recount(&visitors).source(source).ids(RecountIds::Both);
-    expect(recount, &[("checked", 4), ("raised", 2), ("lowered", 1)]).await;
+    expect(
+        pair.recount(&visitors).source(source).ids(RecountIds::Both),
+        &[("checked", 4), ("raised", 2), ("lowered", 1)],
+    )
+    .await;
     assert_eq!(visitors.get_many(ids).await.unwrap(), [3, 1, 2, 4]);
 }
 
@@ -221,14 +232,13 @@ async fn votes(durability: Durability) -> (Pair, CachedCounters) {
     .await;
     let table = keyed(Table::update("item"), [("id", Unsigned)]);
     let votes = support::votes().table(table).durability(durability);
-    let votes = pair.open(votes.sync_time(Duration::from_millis(1))).await;
+    let votes = pair.open(votes.sync_time(millis(1))).await;
     votes.count("1", 3).await;
     (pair, votes)
 }
 
 async fn shown_and_stored(votes: &CachedCounters) -> (i64, Vec<Option<i64>>) {
-    let shown = votes.get("1").await.unwrap();
-    (shown, votes.stored(["1"]).await.unwrap())
+    (votes.value("1").await, votes.stored(["1"]).await.unwrap())
 }
 
 #[tokio::test]
@@ -248,7 +258,7 @@ async fn a_cached_counter_shows_its_correction_at_once() {
 
 #[tokio::test]
 async fn a_cached_counter_that_is_being_saved_shows_its_correction() {
-    let (pair, votes) = votes(Durability::Settle(Duration::from_millis(700))).await;
+    let (pair, votes) = votes(Durability::Settle(millis(700))).await;
     let counterfoil = pair.counterfoil.clone();
     let draining = tokio::spawn(async move { counterfoil.drain().await });
     eventually("it is cut", async || pair.batches().await == 1).await;
@@ -260,7 +270,7 @@ async fn a_cached_counter_that_is_being_saved_shows_its_correction() {
 #[tokio::test]
 async fn it_runs_again_and_again_in_one_of_several_processes() {
     let (pair, saves) = drained(|_| 1).await;
-    let every = Duration::from_millis(200);
+    let every = millis(200);
     let start = |()| {
         let recount = pair.recount(&saves).every(every..=2 * every);
         recount.start().unwrap()
@@ -308,13 +318,16 @@ async fn what_is_missing_or_not_allowed_is_named() {
         (from(table("sa`ves", &["user_id"])), "sa`ves"),
         (from(Source::sql("(?)").filter("TRUE")), "only a table"),
     ] {
-        refused(recount.run_once().await, ErrorKind::InvalidInput, text);
+        refused(recount.run_once().await, InvalidInput, text);
     }
     let error = pair.recount(&saves).start().unwrap_err();
     assert!(format!("{error:#}").contains("every()"), "{error}");
-    let backwards = Duration::from_secs(3600)..=Duration::ZERO;
-    let backwards = pair.recount(&saves).every(backwards);
-    assert!(backwards.start().is_err());
+    assert!(
+        pair.recount(&saves)
+            .every(secs(3600)..=Duration::ZERO)
+            .start()
+            .is_err()
+    );
 }
 
 #[tokio::test]

@@ -1,19 +1,12 @@
 //! Bad input, unavailable servers, and recounters whose runs are taken over.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-use counterfoil::KeyType::Unsigned;
 use counterfoil::recount::{RecountIds, Source};
-use counterfoil::{BufferedCounters, ErrorKind, Table};
-use testkit::{MysqlServer, RedisOptions};
 
 use super::WITHIN;
-use crate::support::{Count, Pair, eventually, family, keyed, pause, refused, within};
 
-const MINUTE: Duration = Duration::from_secs(60);
+use crate::support::*;
+
+const MINUTE: Duration = secs(60);
 
 /// Creates counter 1 with the value 3 and 5 rows.
 async fn stage_on(pair: &Pair) -> BufferedCounters {
@@ -35,8 +28,7 @@ async fn stage() -> (Pair, BufferedCounters) {
 }
 
 async fn on_own_mysql() -> (MysqlServer, Pair, BufferedCounters) {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let saves = stage_on(&pair).await;
     (mysql, pair, saves)
 }
@@ -72,9 +64,12 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
         (found("1", -1), "below 0"),
     ] {
         let what = format!("{source:?}");
-        let done = pair.recount(&saves).source(source).run_once().await;
-        refused(done, ErrorKind::InvalidInput, text);
-        assert_eq!(saves.get("1").await.unwrap(), 3, "{what}");
+        refused(
+            pair.recount(&saves).source(source).run_once().await,
+            InvalidInput,
+            text,
+        );
+        assert_eq!(saves.value("1").await, 3, "{what}");
     }
     // the run that all calls left is finished
     let done = pair.recount(&saves).run_once().await.unwrap();
@@ -99,22 +94,21 @@ async fn a_source_that_is_slow_or_unavailable_is_asked_again() {
         }
     });
     let recount = pair.recount(&saves).source(source);
-    let recount = recount.timeout(Duration::from_millis(100));
+    let recount = recount.timeout(millis(100));
     assert_eq!(recount.run_once().await.unwrap().raised, 1);
     let slow = Source::sql(
         "SELECT user_id, COUNT(*) FROM saves WHERE user_id IN (?) AND SLEEP(0.3) = 0 GROUP BY user_id",
     );
     let recount = pair.recount(&saves).source(slow);
-    let recount = recount.timeout(Duration::from_millis(300));
-    let stopped = tokio::time::timeout(Duration::from_secs(3), recount.run_once()).await;
-    assert!(stopped.is_err(), "it is asked again and again");
+    let stopped = timeout(secs(3), recount.timeout(millis(300)).run_once()).await;
+    // it is asked again and again
+    assert!(stopped.is_err());
 }
 
 #[tokio::test]
 async fn a_database_that_is_killed_holds_a_run_up_and_is_corrected_once() {
     let (mysql, pair, saves) = on_own_mysql().await;
-    let recount = pair.recount(&saves).within(Duration::from_millis(500));
-    let run = tokio::spawn(recount.run_once());
+    let run = tokio::spawn(pair.recount(&saves).within(millis(500)).run_once());
     for _ in 0..4 {
         pause(200).await;
         mysql.kill();
@@ -123,10 +117,15 @@ async fn a_database_that_is_killed_holds_a_run_up_and_is_corrected_once() {
     }
     let done = run.await.unwrap().unwrap();
     assert_eq!((done.checked, done.drifted), (1, 1), "{done:?}");
-    assert_eq!(saves.get("1").await.unwrap(), 5);
-    let noted = pair.mysql().drift(saves.family(), done.run, None, 9);
-    let noted = noted.await.unwrap();
-    let deltas: Vec<_> = noted.iter().map(|one| one.delta).collect();
+    assert_eq!(saves.value("1").await, 5);
+    let deltas: Vec<_> = pair
+        .mysql()
+        .drift(saves.family(), done.run, None, 9)
+        .await
+        .unwrap()
+        .iter()
+        .map(|one| one.delta)
+        .collect();
     assert_eq!(deltas, [2]);
 }
 
@@ -150,9 +149,8 @@ async fn a_second_run_is_refused_and_an_abandoned_one_is_continued() {
     let long = pair.recount(&saves).within(MINUTE);
     let first = long.clone().every(MINUTE..=MINUTE).start().unwrap();
     eventually("a run", async || pair.number(HELD).await == 1).await;
-    refused(long.run_once().await, ErrorKind::Busy, "");
-    let limit = Duration::from_secs(5);
-    within(limit, first.shutdown()).await.unwrap();
+    refused(long.run_once().await, Busy, "");
+    within(secs(5), first.shutdown()).await.unwrap();
     let done = pair.recount(&saves).run_once().await.unwrap();
     assert_eq!((done.run, done.checked, done.raised), (1, 1, 1), "{done:?}");
 }
@@ -161,11 +159,11 @@ async fn a_second_run_is_refused_and_an_abandoned_one_is_continued() {
 #[tokio::test]
 async fn a_run_whose_lease_has_ended_is_taken_over() {
     let (pair, saves) = stage().await;
-    let recount = pair.recount(&saves).timeout(Duration::from_secs(1));
+    let recount = pair.recount(&saves).timeout(secs(1));
     let died = recount.clone().steps().unwrap().take().await.unwrap();
     assert!(died.is_some());
-    let short = recount.lease(Duration::from_millis(100));
-    refused(short.clone().run_once().await, ErrorKind::Busy, "");
+    let short = recount.lease(millis(100));
+    refused(short.clone().run_once().await, Busy, "");
     pause(1_200).await;
     let done = short.run_once().await.unwrap();
     assert_eq!((done.run, done.raised), (1, 1), "{done:?} after {died:?}");
@@ -178,9 +176,15 @@ async fn a_run_that_was_taken_over_corrects_nothing() {
     let measured = async || {
         let steps = pair.recount(&saves).steps().unwrap();
         let run = steps.take().await.unwrap().unwrap();
-        let before = steps.before(vec!["1".to_owned()]).await.unwrap();
-        let page = steps.count(&before).await.unwrap();
-        let difference = steps.after(&page).await.unwrap();
+        let difference = steps
+            .after(
+                &steps
+                    .count(&steps.before(vec!["1".to_owned()]).await.unwrap())
+                    .await
+                    .unwrap(),
+            )
+            .await
+            .unwrap();
         (steps, run, difference)
     };
     let (old, begun, difference) = measured().await;
@@ -189,7 +193,7 @@ async fn a_run_that_was_taken_over_corrects_nothing() {
     assert!(!old.settle(&begun, &difference).await.unwrap());
     // a run settles once, also for the same holder
     assert!(new.settle(&taken, &same).await.unwrap());
-    assert_eq!(saves.get("1").await.unwrap(), 5);
+    assert_eq!(saves.value("1").await, 5);
     assert!(new.end(&taken).await.unwrap() && !old.end(&begun).await.unwrap());
 }
 
@@ -209,16 +213,24 @@ async fn a_correction_that_the_database_refuses_is_noted() {
     )
     .await;
     let saves = of_users(&pair).await;
-    let recount = pair.recount(&saves).source(super::saves().sum("points"));
-    let done = recount.ids(RecountIds::Both).run_once().await.unwrap();
-    let noted = (done.checked, done.drifted, done.only_noted);
-    assert_eq!(noted, (2, 2, 2), "{done:?}");
+    let done = pair
+        .recount(&saves)
+        .source(super::saves().sum("points"))
+        .ids(RecountIds::Both)
+        .run_once()
+        .await
+        .unwrap();
+    assert_eq!(
+        (done.checked, done.drifted, done.only_noted),
+        (2, 2, 2),
+        "{done:?}"
+    );
     let noted = pair.mysql().drift(saves.family(), 1, None, 9);
     let noted = noted.await.unwrap();
     for (one, note) in noted.iter().zip(["range", "no such row"]) {
         assert!(one.note.contains(note) && one.delta == 0, "{one:?}");
     }
-    assert_eq!(saves.get("1").await.unwrap(), 0);
+    assert_eq!(saves.value("1").await, 0);
 }
 
 #[tokio::test]
@@ -228,11 +240,15 @@ async fn a_counter_at_an_end_of_i64_stays_there() {
     pair.drain().await;
     // the count of the source, and the expected corrections
     for (count, raised, lowered) in [(i64::MAX, 0, 0), (0, 0, 1), (i64::MAX, 1, 0)] {
-        let recount = pair.recount(&saves).source(found("1", count));
-        let done = recount.run_once().await.unwrap();
+        let done = pair
+            .recount(&saves)
+            .source(found("1", count))
+            .run_once()
+            .await
+            .unwrap();
         assert_eq!((done.raised, done.lowered), (raised, lowered), "{count}");
         assert_eq!(done.drifted, raised + lowered, "{count}");
-        assert_eq!(saves.get("1").await.unwrap(), count);
+        assert_eq!(saves.value("1").await, count);
     }
 }
 
@@ -253,8 +269,7 @@ async fn a_replica_that_does_not_replicate_is_waited_for() {
         )
     };
     pair.sql(begin).await;
-    let recount = pair.recount(&saves).replica(pair.pool.clone());
-    let run = tokio::spawn(recount.run_once());
+    let run = tokio::spawn(pair.recount(&saves).replica(pair.pool.clone()).run_once());
     pause(500).await;
     assert!(!run.is_finished());
     pair.sql(end).await;
@@ -273,12 +288,11 @@ async fn a_table_that_is_altered_fails_the_run_and_loses_nothing() {
     )
     .await;
     let saves = of_users(&pair).await;
-    let slow = pair.recount(&saves).within(Duration::from_millis(500));
-    let run = tokio::spawn(slow.run_once());
+    let run = tokio::spawn(pair.recount(&saves).within(millis(500)).run_once());
     pause(200).await;
     pair.sql("ALTER TABLE users RENAME COLUMN total TO kept")
         .await;
-    refused(run.await.unwrap(), ErrorKind::Mismatch, "total");
+    refused(run.await.unwrap(), Mismatch, "total");
     pair.sql("ALTER TABLE users RENAME COLUMN kept TO total")
         .await;
     let done = pair
@@ -288,7 +302,7 @@ async fn a_table_that_is_altered_fails_the_run_and_loses_nothing() {
         .await
         .unwrap();
     assert_eq!((done.run, done.raised), (1, 1));
-    assert_eq!(saves.get("1").await.unwrap(), 5);
+    assert_eq!(saves.value("1").await, 5);
 }
 
 #[tokio::test]
@@ -304,13 +318,12 @@ async fn a_recounter_stops_at_once_also_while_a_server_is_silent() {
     let recounter = start(1).await;
     pair.redis.pause();
     pause(100).await;
-    let stopped = within(Duration::from_secs(2), recounter.shutdown()).await;
-    stopped.unwrap();
+    within(secs(2), recounter.shutdown()).await.unwrap();
     pair.redis.resume();
-    assert_eq!(pair.number(HELD).await, 0, "it is released");
+    // it is released
+    assert_eq!(pair.number(HELD).await, 0);
     let recounter = start(5_000).await;
     mysql.pause();
-    let stopped = within(Duration::from_secs(4), recounter.shutdown()).await;
-    stopped.unwrap();
+    within(secs(4), recounter.shutdown()).await.unwrap();
     mysql.resume();
 }

@@ -3,14 +3,10 @@
 //! leaves the range that its rows explain, and a quiet run ends the drift. Without one of the
 //! guards it does leave it.
 
-use counterfoil::test_hooks::{Before, Difference, Guard, Page, Recounting, Run, take_out};
-use counterfoil::{BufferedCounters, CachedCounters, KeyType, Table};
-use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
-use std::time::Duration;
-use testkit::RedisOptions;
+use counterfoil::test_hooks::{Before, Difference, Page, Recounting, Run};
+use proptest::test_runner::Config;
 
-use crate::support::{Count, Pair, family, keyed, random, votes};
+use crate::support::*;
 
 const USERS: usize = 2;
 /// The most rows of a user that are never counted, and that are counted twice.
@@ -19,52 +15,38 @@ const WRONG: usize = 2;
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// A row that will be counted later.
-    Insert {
-        user: usize,
-    },
+    Insert(usize),
     /// An uncounted row is counted once, never or twice.
-    Count {
-        which: usize,
-    },
-    Never {
-        which: usize,
-    },
-    Twice {
-        which: usize,
-    },
+    Count(usize),
+    Never(usize),
+    Twice(usize),
     /// Everything in Redis reaches the database.
     Flush,
     /// Redis loses everything, or all but this share of what followed the last fsync. Lost hits are
     /// never counted.
     Emptied,
-    Crash {
-        kept: u8,
-    },
+    Crash(u8),
     /// The recounter's next step.
-    Recount {
-        who: usize,
-    },
-    Die {
-        who: usize,
-    },
+    Recount(usize),
+    Die(usize),
 }
 
 fn steps(crashes: bool) -> impl Strategy<Value = Vec<Step>> {
     let user = 0..USERS;
     let loss = if crashes {
-        any::<u8>().prop_map(|kept| Step::Crash { kept }).boxed()
+        any::<u8>().prop_map(Step::Crash).boxed()
     } else {
         Just(Step::Emptied).boxed()
     };
     let step = prop_oneof![
-        4 => user.prop_map(|user| Step::Insert { user }),
-        4 => (0..8_usize).prop_map(|which| Step::Count { which }),
-        1 => (0..8_usize).prop_map(|which| Step::Never { which }),
-        1 => (0..8_usize).prop_map(|which| Step::Twice { which }),
+        4 => user.prop_map(Step::Insert),
+        4 => (0..8_usize).prop_map(Step::Count),
+        1 => (0..8_usize).prop_map(Step::Never),
+        1 => (0..8_usize).prop_map(Step::Twice),
         2 => Just(Step::Flush),
         1 => loss,
-        8 => (0..2_usize).prop_map(|who| Step::Recount { who }),
-        1 => (0..2_usize).prop_map(|who| Step::Die { who }),
+        8 => (0..2_usize).prop_map(Step::Recount),
+        1 => (0..2_usize).prop_map(Step::Die),
     ];
     prop::collection::vec(step, 1..60)
 }
@@ -135,28 +117,32 @@ impl World {
         .await;
         let counters = match retain {
             None => Counters::Buffered(pair.open(family("saves")).await),
-            Some(retain) => {
-                let users = keyed(Table::update("users"), [("id", KeyType::Unsigned)]);
-                let saves = votes().table(users).sync_time(Duration::from_millis(1));
-                Counters::Cached(pair.open(saves.retain(retain)).await)
-            }
+            Some(retain) => Counters::Cached(
+                pair.open(
+                    votes()
+                        .table(keyed(Table::update("users"), [("id", Unsigned)]))
+                        .sync_time(millis(1))
+                        .retain(retain),
+                )
+                .await,
+            ),
         };
         let recounter = || (recounting(&pair, &counters), At::Idle);
         World {
             recounters: [recounter(), recounter()],
             counters,
             without,
-            coming: Vec::new(),
+            coming: vec![],
             next: 0,
             explained: [Explained::default(); USERS],
-            lengths: Vec::new(),
+            lengths: vec![],
             pair,
         }
     }
 
     async fn take(&mut self, step: Step) {
         match step {
-            Step::Insert { user } => {
+            Step::Insert(user) => {
                 let insert = sqlx::query("INSERT INTO saves VALUES (?, ?)").bind(self.next);
                 let insert = insert.bind(user as u64 + 1).execute(&self.pair.pool);
                 insert.await.unwrap();
@@ -164,23 +150,23 @@ impl World {
                 self.next += 1;
                 self.explained[user].rows += 1;
             }
-            Step::Count { which } => self.count(which, 1).await,
-            Step::Never { which } => self.count(which, 0).await,
-            Step::Twice { which } => self.count(which, 2).await,
+            Step::Count(which) => self.count(which, 1).await,
+            Step::Never(which) => self.count(which, 0).await,
+            Step::Twice(which) => self.count(which, 2).await,
             Step::Flush => self.pair.drain().await,
-            Step::Emptied | Step::Crash { .. } => {
+            Step::Emptied | Step::Crash(_) => {
                 let mut before = [0; USERS];
                 for (user, before) in before.iter_mut().enumerate() {
                     *before = self.value(user).await;
                 }
                 self.lose(step).await;
                 for (user, before) in before.into_iter().enumerate() {
-                    let lost = before - self.value(user).await;
-                    self.explained[user].never += usize::try_from(lost).unwrap_or(0);
+                    self.explained[user].never +=
+                        usize::try_from(before - self.value(user).await).unwrap_or(0);
                 }
             }
-            Step::Die { who } => self.recounters[who].1 = At::Idle,
-            Step::Recount { who } => {
+            Step::Die(who) => self.recounters[who].1 = At::Idle,
+            Step::Recount(who) => {
                 let at = std::mem::replace(&mut self.recounters[who].1, At::Idle);
                 self.recounters[who].1 = self.recount(who, at).await;
             }
@@ -189,7 +175,7 @@ impl World {
 
     async fn lose(&mut self, step: Step) {
         let redis = &self.pair.redis;
-        let Step::Crash { kept } = step else {
+        let Step::Crash(kept) = step else {
             return redis.run("FLUSHALL").await.unwrap();
         };
         let left = self.lengths[(self.lengths.len() - 1) * usize::from(kept) / 255];
@@ -236,10 +222,13 @@ impl World {
         let recounting = &self.recounters[who].0;
         match at {
             At::Idle => recounting.take().await.unwrap().map_or(At::Idle, At::Begun),
-            At::Begun(run) => {
-                let ids = (0..USERS).map(id).collect();
-                At::Before(run, recounting.before(ids).await.unwrap())
-            }
+            At::Begun(run) => At::Before(
+                run,
+                recounting
+                    .before((0..USERS).map(id).collect())
+                    .await
+                    .unwrap(),
+            ),
             At::Before(run, before) => {
                 let due = self.coming.iter().map(|(event, _)| *event).collect();
                 At::Counted(run, recounting.count(&before).await.unwrap(), due)
@@ -267,8 +256,8 @@ impl World {
 
     async fn value(&self, user: usize) -> i64 {
         match &self.counters {
-            Counters::Buffered(saves) => saves.get(&id(user)).await.unwrap(),
-            Counters::Cached(saves) => saves.get(&id(user)).await.unwrap(),
+            Counters::Buffered(saves) => saves.value(&id(user)).await,
+            Counters::Cached(saves) => saves.value(&id(user)).await,
         }
     }
 
@@ -329,7 +318,7 @@ fn recounting(pair: &Pair, counters: &Counters) -> Recounting {
 }
 
 fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<(), String> {
-    let crashes = steps.iter().any(|step| matches!(step, Step::Crash { .. }));
+    let crashes = steps.iter().any(|step| matches!(step, Step::Crash(_)));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -382,13 +371,13 @@ fn exact_for_buffered_counters() {
 /// The counters enter and leave Redis.
 #[test]
 fn exact_for_cached_counters() {
-    exact(Some(Duration::from_millis(1)), false);
+    exact(Some(millis(1)), false);
 }
 
 /// The values show a correction although the counters stay in Redis.
 #[test]
 fn exact_for_cached_counters_that_stay_in_redis() {
-    exact(Some(Duration::from_secs(600)), false);
+    exact(Some(secs(600)), false);
 }
 
 #[test]
@@ -398,7 +387,7 @@ fn exact_for_buffered_counters_when_redis_goes_back_to_its_last_fsync() {
 
 #[test]
 fn exact_for_cached_counters_when_redis_goes_back_to_its_last_fsync() {
-    exact(Some(Duration::from_millis(1)), true);
+    exact(Some(millis(1)), true);
 }
 
 /// Checks that the steps fail without the guard. They are the shortest ones that the model knows.
@@ -409,10 +398,10 @@ fn breaks(without: Without, steps: &[Step]) {
     play(None, Without::Nothing, steps).unwrap();
 }
 
-const RECOUNT: [Step; 5] = [Step::Recount { who: 0 }; 5];
-const OTHER: [Step; 5] = [Step::Recount { who: 1 }; 5];
-const INSERT: Step = Step::Insert { user: 0 };
-const COUNT: Step = Step::Count { which: 0 };
+const RECOUNT: [Step; 5] = [Step::Recount(0); 5];
+const OTHER: [Step; 5] = [Step::Recount(1); 5];
+const INSERT: Step = Step::Insert(0);
+const COUNT: Step = Step::Count(0);
 
 #[test]
 fn without_the_wait_what_is_on_its_way_counts_twice() {
@@ -422,22 +411,26 @@ fn without_the_wait_what_is_on_its_way_counts_twice() {
 #[test]
 fn without_the_run_two_recounters_correct_twice() {
     let (first, second) = (&RECOUNT[..4], &OTHER[..4]);
-    let never = [INSERT, Step::Never { which: 0 }];
-    let both = [&never[..], first, second, &RECOUNT[4..], &OTHER[4..]].concat();
-    breaks(Without::Guard(Guard::RecountRun), &both);
+    let never = [INSERT, Step::Never(0)];
+    breaks(
+        Without::Guard(Guard::RecountRun),
+        &[&never[..], first, second, &RECOUNT[4..], &OTHER[4..]].concat(),
+    );
 }
 
 #[test]
 fn with_one_difference_in_place_of_two_bounds_a_count_meanwhile_is_doubled() {
-    let steps = [
-        &RECOUNT[..2],
-        &[INSERT],
-        &RECOUNT[2..3],
-        &[COUNT],
-        &RECOUNT[3..],
-    ]
-    .concat();
-    breaks(Without::Guard(Guard::RecountBounds), &steps);
+    breaks(
+        Without::Guard(Guard::RecountBounds),
+        &[
+            &RECOUNT[..2],
+            &[INSERT],
+            &RECOUNT[2..3],
+            &[COUNT],
+            &RECOUNT[3..],
+        ]
+        .concat(),
+    );
 }
 
 #[test]

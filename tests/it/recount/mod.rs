@@ -4,19 +4,19 @@ mod api;
 mod faults;
 mod interleavings;
 
-use std::time::Duration;
-
 use counterfoil::recount::{RecountBuilder, Recountable, Source};
 
-use crate::support::Pair;
+use crate::support::*;
 
-const WITHIN: Duration = Duration::from_millis(20);
+const WITHIN: Duration = millis(20);
 
 impl Pair {
     /// Recounts the rows of `saves` by `user_id`, which are counted at once.
     fn recount(&self, counters: &impl Recountable) -> RecountBuilder {
-        let recount = self.counterfoil.recount(counters);
-        recount.source(saves()).within(WITHIN)
+        self.counterfoil
+            .recount(counters)
+            .source(saves())
+            .within(WITHIN)
     }
 }
 

@@ -1,30 +1,26 @@
 //! Series on real servers, from the hit to the chart and to the rows of slices that are over.
 
-use std::time::Duration;
-
-use crate::support::{Count, Pair, Plain, pause, sum, times, unix};
-use counterfoil::{
-    Durability, ErrorKind, Family, FamilyBuilder, Outcome, Precision, Recorded, Series,
-};
+use counterfoil::Recorded;
 use futures_util::TryStreamExt;
-use futures_util::future::{join, try_join_all};
+use futures_util::future::join;
+
+use crate::support::*;
 
 fn family(name: &str) -> FamilyBuilder<Series> {
     Family::series("test", name)
-        .durability(Durability::Immediate)
-        .sync_time(Duration::from_millis(200))
+        .at_once()
+        .sync_time(millis(200))
 }
 
 /// Returns the server's time in whole seconds.
 async fn server_time(pair: &Pair) -> i64 {
-    let time: (i64, i64) = pair.redis.run("TIME").await.expect("TIME");
+    let time: (i64, i64) = pair.redis.run("TIME").await.unwrap();
     time.0
 }
 
 #[tokio::test]
 async fn a_hit_counts_in_the_current_slice_of_every_precision() {
-    let pair = Pair::new().await;
-    let hits = pair.open(family("hits")).await;
+    let (pair, hits) = Pair::of(family("hits")).await;
     hits.count("site", 1).await;
     hits.count("site", 41).await;
     let now = server_time(&pair).await;
@@ -38,20 +34,26 @@ async fn a_hit_counts_in_the_current_slice_of_every_precision() {
         );
         assert!(window.is_sorted());
     }
-    let names = ["elsewhere", "site", "site"];
-    let many = hits.get_many(&names, Precision::Day).await.unwrap();
-    let sums: Vec<_> = many.iter().map(|window| sum(window)).collect();
+    let sums: Vec<_> = hits
+        .get_many(&["elsewhere", "site", "site"], Precision::Day)
+        .await
+        .unwrap()
+        .iter()
+        .map(|window| sum(window))
+        .collect();
     assert_eq!(sums, [0, 42, 42]);
 }
 
 #[tokio::test]
 async fn callers_share_calls_and_none_is_lost() {
-    let pair = Pair::new().await;
-    let hits = pair.open(family("hits")).await;
-    let names: Vec<_> = (0..50).map(|number| format!("page/{number}")).collect();
-    let adds = (0..2_000).map(|hit| hits.add(&names[hit % 50], 1));
-    let added = try_join_all(adds).await.unwrap();
-    assert_eq!(added, [Outcome::Counted(1); 2_000]);
+    let (_pair, hits) = Pair::of(family("hits")).await;
+    let names = pages(50);
+    assert_eq!(
+        try_join_all((0..2_000).map(|hit| hits.add(&names[hit % 50], 1)))
+            .await
+            .unwrap(),
+        [Outcome::Counted(1); 2_000]
+    );
     for done in hits.add_many(names.iter().map(|name| (name, 3))).await {
         assert_eq!(done.unwrap(), Outcome::Counted(3));
     }
@@ -65,17 +67,18 @@ async fn callers_share_calls_and_none_is_lost() {
 
 #[tokio::test]
 async fn names_come_in_order_and_page_by_page() {
-    let pair = Pair::new().await;
-    let hits = pair.open(family("hits")).await;
+    let (pair, hits) = Pair::of(family("hits")).await;
     let mut names: Vec<_> = (0..250).map(|number| format!("n{number}")).collect();
     for done in hits.add_many(names.iter().map(|name| (name, 1))).await {
         assert_eq!(done.unwrap(), Outcome::Counted(1));
     }
     names.sort();
-    let mut listed: Vec<String> = Vec::new();
+    let mut listed: Vec<String> = vec![];
     loop {
-        let last = listed.last().map(String::as_str);
-        let page = hits.names("", last, 60).await.unwrap();
+        let page = hits
+            .names("", listed.last().map(String::as_str), 60)
+            .await
+            .unwrap();
         if page.is_empty() {
             break;
         }
@@ -118,9 +121,12 @@ async fn slices_that_are_over_are_kept_once_each() {
             let slices = hits.get_range(name, Precision::SECOND, range.clone());
             let slices = slices.await.unwrap();
             assert_eq!(sum(&slices), 30, "{slices:?}");
-            let second = Duration::from_secs(1);
-            let mut pairs = slices.windows(2);
-            assert!(pairs.all(|two| two[0].start + second == two[1].start));
+            let second = secs(1);
+            assert!(
+                slices
+                    .windows(2)
+                    .all(|two| two[0].start + second == two[1].start)
+            );
         }
     };
     read().await;
@@ -128,7 +134,7 @@ async fn slices_that_are_over_are_kept_once_each() {
     pair.drain().await;
     assert_eq!(pair.stored().await, 60);
     read().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
 }
 
 #[tokio::test]
@@ -157,9 +163,7 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
         ("more than 10000 slices", range(700_000).await),
         ("are not kept", range(60).await),
     ] {
-        let error = result.expect_err(what);
-        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
-        assert!(format!("{error:#}").contains(what), "{error}");
+        refused(result, InvalidInput, what);
     }
     assert_eq!(sum(&hits.get("a", Precision::HOUR).await.unwrap()), 0);
     assert_eq!(hits.names("", None, 10).await.unwrap().len(), 0);
@@ -174,12 +178,15 @@ async fn a_slice_holds_an_i64_and_no_more() {
     for n in [half, half, 1] {
         assert_eq!(hits.count("a", n).await, n);
     }
-    assert_eq!(hits.add("a", 1).await.unwrap(), Outcome::OutOfRange(None));
+    assert_eq!(hits.add("a", 1).await.unwrap(), OutOfRange(None));
     // other hits in the same call are counted
     let (full, other) = join(hits.add("a", 7), hits.count("b", 7)).await;
-    assert_eq!((full.unwrap(), other), (Outcome::OutOfRange(None), 7));
+    assert_eq!((full.unwrap(), other), (OutOfRange(None), 7));
     for (name, expected) in [("a", i64::MAX), ("b", 7)] {
-        let window = hits.get(name, Precision::Day).await.unwrap();
-        assert_eq!(sum(&window), expected, "{name}");
+        assert_eq!(
+            sum(&hits.get(name, Precision::Day).await.unwrap()),
+            expected,
+            "{name}"
+        );
     }
 }

@@ -1,35 +1,22 @@
 //! Series under faults and under load, on real servers. Whatever dies, each finished slice is in
 //! the database once, and every window is complete.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
-use crate::support::load::Load;
-use crate::support::tally::{Tally, now_ms};
-use crate::support::{Count, Pair, Plain, pause, random, sum, trouble, unix};
-use counterfoil::test_hooks::{Guard, take_out};
-use counterfoil::{
-    Counterfoil, Counting, Durability, Family, FamilyBuilder, Outcome, Precision, Series, Slice,
-};
-use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
-use testkit::{MysqlServer, Proxy, RedisOptions};
-use tokio::task::JoinSet;
+use crate::support::*;
 
 fn family() -> FamilyBuilder<Series> {
     Family::series("test", "hits")
         .windows([(Precision::SECOND, 120), (Precision::Day, 3)])
         .keep([Precision::SECOND])
         .partitions(2)
-        .durability(Durability::Settle(Duration::from_millis(20)))
-        .sync_time(Duration::from_millis(200))
+        .settle(20)
+        .sync_time(millis(200))
 }
 
 const NAMES: [&str; 3] = ["a", "b/c", "é"];
 
 /// Starts writers that count until they are stopped.
 fn start(hits: Series) -> ([Tally; NAMES.len()], Load<()>) {
-    let hits = hits.write_timeout(Duration::from_secs(20));
+    let hits = hits.write_timeout(secs(20));
     let tallies: [Tally; NAMES.len()] = Default::default();
     let load = Load::start(6, |writer, stop| {
         let (hits, tallies) = (hits.clone(), tallies.clone());
@@ -74,17 +61,16 @@ async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_
     // the last slice is over
     pause(1100).await;
     pair.drain().await;
-    reconciler.shutdown().await.unwrap();
+    reconciler.stop().await;
     are_exact(&pair, &hits, &tallies).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn finished_slices_are_exact_whatever_dies() {
-    let mysql = MysqlServer::start().await;
-    let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+    let (mysql, pair) = Pair::on_own_mysql().await;
     let proxy = Proxy::to(&pair.redis);
     let frail = pair.over(proxy.manager().await);
-    let (tallies, load) = start(frail.open(family()).await.unwrap());
+    let (tallies, load) = start(frail.opened(family()).await);
     let mut random = random::numbers();
     for round in 0..10 {
         let open =
@@ -118,16 +104,24 @@ async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
             assert!(bounds.contains(&row), "{what}: {row}, not {bounds:?}");
             slices += usize::from(*count > 0);
         }
-        let range = window[0].start..window[119].start + Duration::from_secs(1);
-        let read = hits.get_range(name, Precision::SECOND, range).await;
+        let read = hits
+            .get_range(
+                name,
+                Precision::SECOND,
+                window[0].start..window[119].start + secs(1),
+            )
+            .await;
         assert_eq!(read.unwrap(), window, "{name}");
-        let days = hits.get(name, Precision::Day).await.unwrap();
-        assert_eq!(sum(&days), bounds.acknowledged, "{name}");
+        assert_eq!(
+            sum(&hits.get(name, Precision::Day).await.unwrap()),
+            bounds.acknowledged,
+            "{name}"
+        );
         acknowledged += bounds.acknowledged;
     }
-    println!("{acknowledged} hits in {slices} slices");
     let stored: i64 = rows.values().sum();
-    assert_eq!(stored, acknowledged, "all rows, and all hits");
+    // all rows, and all hits
+    assert_eq!(stored, acknowledged);
     assert!(
         acknowledged > 500 && slices > 6 && rows.len() == slices,
         "{acknowledged} hits, {slices} slices"
@@ -160,7 +154,7 @@ async fn compared<F: Future<Output = ()> + Send + 'static>(
             }
         });
     }
-    let (mut wrong, mut reads, until) = (Vec::new(), 0, now_ms() + 6_000);
+    let (mut wrong, mut reads, until) = (vec![], 0, now_ms() + 6_000);
     while now_ms() < until && wrong.is_empty() {
         reads += compare(&names, &tallies, &mut wrong).await;
         pause(3).await;
@@ -172,9 +166,13 @@ async fn compared<F: Future<Output = ()> + Send + 'static>(
 /// Compares windows of three one-second slices.
 async fn windows_that_are_trimmed_and_expire() -> Vec<String> {
     let plain = Plain::new().await;
-    let family = Family::series("test", "hits")
-        .windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)]);
-    let hits = plain.open(family.partitions(1)).await;
+    let hits = plain
+        .open(
+            Family::series("test", "hits")
+                .windows([(Precision::SECOND, 3), (Precision::FIVE_SECONDS, 2)])
+                .partitions(1),
+        )
+        .await;
     let add = {
         let hits = hits.clone();
         move |name: String, _| {
@@ -208,10 +206,11 @@ async fn windows_that_are_trimmed_and_expire() -> Vec<String> {
 /// Compares layers of one second in this way: views, and visitors that differ each time.
 async fn layers_that_are_trimmed_and_expire(counting: Counting) -> Vec<String> {
     let plain = Plain::new().await;
-    let window =
-        Family::activity("test", "online").window(Duration::from_secs(3), Duration::from_secs(1));
-    let family = window.visitors(counting).stripes(2).partitions(1);
-    let online = plain.open(family).await.cache_for(Duration::ZERO);
+    let window = Family::activity("test", "online").window(secs(3), secs(1));
+    let online = plain
+        .open(window.visitors(counting).stripes(2).partitions(1))
+        .await
+        .cache_for(Duration::ZERO);
     let touch = {
         let online = online.clone();
         move |page: String, visitor: u32| {
@@ -235,7 +234,7 @@ async fn layers_that_are_trimmed_and_expire(counting: Counting) -> Vec<String> {
             let most: i64 = window.map(|layer| after.most(layer)).sum();
             let (views, visitors) = (now.views.cast_signed(), now.visitors.count().cast_signed());
             let is_close = match counting {
-                Counting::Exact => visitors == views,
+                Exact => visitors == views,
                 _ => visitors.abs_diff(views) <= 2 + views.unsigned_abs() / 20,
             };
             if !(least..=most).contains(&views) || !is_close {
@@ -251,8 +250,8 @@ async fn layers_that_are_trimmed_and_expire(counting: Counting) -> Vec<String> {
 async fn all_that_are_trimmed_and_expire() -> [Vec<String>; 3] {
     tokio::join!(
         windows_that_are_trimmed_and_expire(),
-        layers_that_are_trimmed_and_expire(Counting::Exact),
-        layers_that_are_trimmed_and_expire(Counting::HyperLogLog)
+        layers_that_are_trimmed_and_expire(Exact),
+        layers_that_are_trimmed_and_expire(HyperLogLog)
     )
     .into()
 }
@@ -264,22 +263,15 @@ async fn nothing_is_missing_from_a_window_that_is_trimmed_and_expires() {
     }
 }
 
-async fn are_missing_without(guard: Guard) {
-    take_out(Some(guard));
-    let all = all_that_are_trimmed_and_expire().await;
-    take_out(None);
-    for wrong in all {
-        assert!(!wrong.is_empty(), "without {guard:?} nothing was missing");
-        println!("without {guard:?}: {}", wrong[0]);
+/// Slices are trimmed too early, or their window expires too early.
+#[tokio::test]
+async fn each_guard_is_needed() {
+    for guard in [Guard::Trim, Guard::Expiry] {
+        take_out(Some(guard));
+        let all = all_that_are_trimmed_and_expire().await;
+        take_out(None);
+        for wrong in all {
+            assert!(!wrong.is_empty(), "without {guard:?} nothing was missing");
+        }
     }
-}
-
-#[tokio::test]
-async fn slices_are_missing_that_are_trimmed_too_early() {
-    are_missing_without(Guard::Trim).await;
-}
-
-#[tokio::test]
-async fn slices_are_missing_from_a_window_that_expires_too_early() {
-    are_missing_without(Guard::Expiry).await;
 }

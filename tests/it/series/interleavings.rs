@@ -6,29 +6,19 @@
 //! Every hit is a token: the k-th of a case adds 4^k. In base 4, each digit of a slice is the
 //! number of times that it contains that hit.
 
-use std::collections::{BTreeMap, BTreeSet};
+use counterfoil::test_hooks::{Counted, ServerClock, windows};
 
-use crate::support::interleaving::hunt::Case;
-use crate::support::interleaving::kind::{
-    Given, Kind, breaks, breaks_in_the_real_database, exact, exact_in_the_real_database,
-};
-use crate::support::interleaving::token::{delta, digit};
-use crate::support::interleaving::world::{self, Counters, Token, steps};
-use crate::support::interleaving::writer::Key;
-use crate::support::interleaving::{Checked, Crashes, PARTITIONS, failed};
-use crate::support::times;
-use counterfoil::test_hooks::{Counted, Guard, ServerClock, windows};
-use counterfoil::{Family, FamilyBuilder, Precision, Result, Series, Slice, Store};
-use proptest::prelude::*;
+use crate::support::interleaving::*;
+use crate::support::*;
 
 const NAMES: [&str; 2] = ["a", "page/é"];
 
 #[derive(Clone, Copy, Debug)]
 enum Own {
     /// Slices that are over move to the buffer.
-    Close { partition: u32 },
+    Close(u32),
     /// The server's clock is set back.
-    SetBack { ms: u64 },
+    SetBack(u64),
 }
 
 /// Series whose slices are kept.
@@ -72,14 +62,18 @@ impl Counters for Slices {
         tokens: &[usize],
     ) -> Checked<Counted> {
         let (token, stage) = (tokens[0], &world.stage);
-        let slices = world.kind.current.entry(token).or_default();
-        slices.insert((stage.now / 1000).cast_signed());
+        world
+            .kind
+            .current
+            .entry(token)
+            .or_default()
+            .insert((stage.now / 1000).cast_signed());
         let name = NAMES[world.tokens[token].id];
         let (partition, home) = (
             stage.partition(stage.partition_of(name)),
             stage.partition(0),
         );
-        let windows = windows(&stage.family.family).expect("a series");
+        let windows = windows(&stage.family.family).unwrap();
         let pair = (name.as_bytes(), delta(token));
         Ok(partition
             .add_to_series(windows, &world.kind.clock, key.fence(&home), [pair])
@@ -88,10 +82,10 @@ impl Counters for Slices {
 
     async fn own<S: Store + Clone>(world: &mut World<'_, S>, step: Own) -> Checked {
         match step {
-            Own::Close { partition } => {
+            Own::Close(partition) => {
                 let _wait = world.stage.partition(partition).close_slices().await?;
             }
-            Own::SetBack { ms } => world.stage.set_back(ms),
+            Own::SetBack(ms) => world.stage.set_back(ms),
         }
         Ok(())
     }
@@ -106,8 +100,12 @@ impl Counters for Slices {
         let last = slices.max().copied().unwrap_or(first);
         let (series, range) = (world.counters.clone(), times(first - 1..last + 2));
         async move {
-            let read = series.get_range(NAMES[name], Precision::SECOND, range);
-            Ok((name, read.await?))
+            Ok((
+                name,
+                series
+                    .get_range(NAMES[name], Precision::SECOND, range)
+                    .await?,
+            ))
         }
     }
 
@@ -122,9 +120,10 @@ impl Counters for Slices {
         for (number, token) in world.tokens.iter().enumerate() {
             let name = NAMES[token.id];
             let in_its_own = world.kind.of(number);
-            let in_its_own = in_its_own.map(|slice| digit(all[&format!("{slice}/{name}")], number));
             let (its_own, anywhere): (u8, u8) = (
-                in_its_own.sum(),
+                in_its_own
+                    .map(|slice| digit(all[&format!("{slice}/{name}")], number))
+                    .sum(),
                 all.values().map(|value| digit(*value, number)).sum(),
             );
             let least = u8::from(token.state.is_acknowledged());
@@ -146,7 +145,7 @@ impl Counters for Slices {
     async fn close_all<S: Store + Clone>(world: &mut World<'_, S>) -> Checked {
         world.stage.pass(100_000);
         for partition in 0..PARTITIONS {
-            Self::own(world, Own::Close { partition }).await?;
+            Self::own(world, Own::Close(partition)).await?;
         }
         Ok(())
     }
@@ -183,14 +182,20 @@ async fn slices<S: Store + Clone>(world: &World<'_, S>) -> Checked<BTreeMap<Stri
         }
         let id_refs: Vec<_> = ids.iter().map(String::as_str).collect();
         let number = world.stage.partition_of(name);
-        let pending = world
-            .stage
-            .partition(number)
-            .read_with_slices(&id_refs)
-            .await?;
         let totals = world
             .database
-            .totals(&world.stage, (number, pending), &id_refs)
+            .totals(
+                &world.stage,
+                (
+                    number,
+                    world
+                        .stage
+                        .partition(number)
+                        .read_with_slices(&id_refs)
+                        .await?,
+                ),
+                &id_refs,
+            )
             .await?;
         all.extend(ids.into_iter().zip(totals));
     }
@@ -203,12 +208,11 @@ impl Kind for Slices {
 
     fn step(crashes: Crashes) -> impl Strategy<Value = Self::Step> {
         let name = (0..NAMES.len()).prop_map(|name| (name, None));
-        let close = (0..PARTITIONS).prop_map(|partition| Own::Close { partition });
-        let set_back = prop_oneof![Just(300), Just(2500)].prop_map(|ms| Own::SetBack { ms });
+        let close = (0..PARTITIONS).prop_map(Own::Close);
         prop_oneof![
             49 => steps(crashes, name),
             6 => close.prop_map(world::Step::Own),
-            1 => set_back.prop_map(world::Step::Own),
+            1 => prop_oneof![Just(300), Just(2500)].prop_map(Own::SetBack).prop_map(world::Step::Own),
         ]
     }
 

@@ -1,17 +1,12 @@
 //! The model of series: random sequences of script calls, on a real Redis and on a plain reference
 //! written from the scripts' headers.
 
-use std::collections::BTreeMap;
-
-use crate::support::model::{
-    Called, Checked, Content, Counting, Deltas, FENCE, Frame, Keys, Kind, Partition, Sent, Step,
-    agrees, called, int, notices, record, reply, text, words,
-};
 use proptest::collection::vec;
-use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
-use proptest::test_runner::TestCaseError;
 use redis::Value;
+
+use crate::support::model::*;
+use crate::support::*;
 
 /// The names of pairs. The last two are refused.
 const NAMES: [&str; 7] = ["a", "a b", "b/1", "é", LONG, "", TOO_LONG];
@@ -149,9 +144,7 @@ impl Window {
 #[derive(Clone, Debug)]
 enum Own {
     /// The clock moves to the end of the next slice or the next idle time, or to just before it.
-    Edge {
-        early: u64,
-    },
+    Edge(u64),
     Add(Called, Add),
     Get(Vec<(usize, usize)>),
     Names {
@@ -215,15 +208,14 @@ impl Add {
 
     fn keys(&self) -> Vec<String> {
         let fixed = [FENCE[0], FENCE[1], "open", "schedule", "names", "idle"];
-        let windows = self.pairs.iter().flat_map(|&(name, _)| {
-            self.precisions
-                .iter()
-                .map(move |&i| PRECISIONS[i].window(NAMES[name]))
-        });
         fixed
             .map(str::to_owned)
             .into_iter()
-            .chain(windows)
+            .chain(self.pairs.iter().flat_map(|&(name, _)| {
+                self.precisions
+                    .iter()
+                    .map(move |&i| PRECISIONS[i].window(NAMES[name]))
+            }))
             .collect()
     }
 }
@@ -239,8 +231,9 @@ impl Series {
         sent: &Sent,
     ) -> Result<(), &'static str> {
         let is_kept_too_long = slices.iter().any(|(precision, slice)| {
-            let kept = precision.kept(*slice, name);
-            kept.is_some_and(|id| id.len() > 255)
+            precision
+                .kept(*slice, name)
+                .is_some_and(|id| id.len() > 255)
         });
         if name.is_empty() || name.len() > 200 || is_kept_too_long {
             return Err("BADID");
@@ -278,12 +271,20 @@ impl Series {
 
     fn names(&self, now: u64, prefix: &str, after: &str, limit: usize) -> Value {
         let is_next = |name: &str| name.starts_with(prefix) && name > after;
-        let names = self.idle.iter().filter(|(name, _)| is_next(name));
-        let page: Vec<_> = names.take(limit).collect();
+        let page: Vec<_> = self
+            .idle
+            .iter()
+            .filter(|(name, _)| is_next(name))
+            .take(limit)
+            .collect();
         let last = page.get(limit - 1).map_or("", |(name, _)| name);
         let names = page.iter().filter(|(_, idle)| **idle > now);
-        let names = names.map(|(name, _)| text(name));
-        reply("OK", [text(last)].into_iter().chain(names))
+        reply(
+            "OK",
+            [text(last)]
+                .into_iter()
+                .chain(names.map(|(name, _)| text(name))),
+        )
     }
 
     fn next(&self) -> Option<(u64, String)> {
@@ -297,8 +298,12 @@ impl Series {
         due.sort();
         let buffer = &mut self.partition.buffer;
         for (_, id) in due.into_iter().take(limit) {
-            let pending = buffer.get(&id).copied().unwrap_or_default();
-            match pending.checked_add(self.open[&id]) {
+            match buffer
+                .get(&id)
+                .copied()
+                .unwrap_or_default()
+                .checked_add(self.open[&id])
+            {
                 None => drop(self.schedule.insert(id, now + 60_000)),
                 Some(sum) => {
                     self.schedule.remove(&id);
@@ -327,8 +332,15 @@ impl Series {
         };
         let deltas = ids.iter().map(|id| sum(id).map(|sum| [text(0), text(sum)]));
         let deltas = deltas.collect::<Option<Vec<_>>>()?.into_iter().flatten();
-        let cut = self.partition.cut().map(text).into_iter();
-        Some(reply("OK", cut.chain([int(0)]).chain(deltas)))
+        Some(reply(
+            "OK",
+            self.partition
+                .cut()
+                .map(text)
+                .into_iter()
+                .chain([int(0)])
+                .chain(deltas),
+        ))
     }
 }
 
@@ -339,13 +351,18 @@ fn own() -> impl Strategy<Value = Own> {
     );
     let wrong_by = prop_oneof![8 => Just(0), 1 => -600_000..600_000_i64];
     let name = prop_oneof![15 => 0..VALID, 1 => VALID..NAMES.len()];
-    let amount = prop_oneof![
-        20 => 1..5_i64,
-        2 => Just(999_999_999_999_999),
-        1 => Just(i64::MAX),
-        1 => -1..=0_i64
-    ];
-    let pairs = vec((name, amount), 1..5);
+    let pairs = vec(
+        (
+            name,
+            prop_oneof![
+                20 => 1..5_i64,
+                2 => Just(999_999_999_999_999),
+                1 => Just(i64::MAX),
+                1 => -1..=0_i64
+            ],
+        ),
+        1..5,
+    );
     let add = (
         called((0.12, 0.1)),
         precisions.prop_shuffle(),
@@ -376,7 +393,7 @@ fn own() -> impl Strategy<Value = Own> {
         kept,
     });
     prop_oneof![
-        2 => (0..2_u64).prop_map(|early| Own::Edge { early }),
+        2 => (0..2_u64).prop_map(Own::Edge),
         14 => add,
         2 => places().prop_map(Own::Get),
         2 => names,
@@ -425,10 +442,14 @@ impl Kind for Series {
         let now = frame.now;
         let ms = now.to_string();
         match step {
-            Own::Edge { early } => {
-                let edges = self.schedule.values().chain(self.idle.values());
-                let next = edges.filter(|at| **at > now).min();
-                frame.now = next.map_or(now, |at| at - early);
+            Own::Edge(early) => {
+                frame.now = self
+                    .schedule
+                    .values()
+                    .chain(self.idle.values())
+                    .filter(|at| **at > now)
+                    .min()
+                    .map_or(now, |at| at - early);
             }
             Own::Add(called, add) => self.add(frame, called, add)?,
             Own::Get(places) => self.get(frame, places)?,
@@ -439,9 +460,14 @@ impl Kind for Series {
             } => {
                 let after = after.map_or("", |name| NAMES[name]);
                 let after = if after.starts_with(prefix) { after } else { "" };
-                let args = [prefix, after, &limit.to_string(), &ms];
-                let got = frame.call("series_names", &["names", "idle"], &args)?;
-                prop_assert_eq!(got, self.names(now, prefix, after, *limit));
+                prop_assert_eq!(
+                    frame.call(
+                        "series_names",
+                        &["names", "idle"],
+                        &[prefix, after, &limit.to_string(), &ms]
+                    )?,
+                    self.names(now, prefix, after, *limit)
+                );
             }
             Own::Close { limit, full } => {
                 let keys = ["open", "schedule", "buffer", "meta"];
@@ -453,8 +479,10 @@ impl Kind for Series {
             Own::Read(places) => {
                 let id = |&(precision, name): &(usize, usize)| {
                     let precision: &Precision = &PRECISIONS[precision];
-                    let kept = precision.kept(precision.slice(now), NAMES[name]);
-                    kept.filter(|id| id.len() <= 255).unwrap_or("other".into())
+                    precision
+                        .kept(precision.slice(now), NAMES[name])
+                        .filter(|id| id.len() <= 255)
+                        .unwrap_or("other".into())
                 };
                 let ids = places.iter().map(id).chain(self.next().map(|(_, id)| id));
                 let ids: Vec<_> = ids.collect();
@@ -505,8 +533,13 @@ impl Kind for Series {
         ];
         let whole = whole.map(|(kind, content, lives)| (kind.to_owned(), (content, lives)));
         let windows = self.windows.iter().map(|(key, window)| {
-            let lives = window.lives.map(|ms| ms as i64);
-            (key.clone(), (Content::hash(&window.slices), lives))
+            (
+                key.clone(),
+                (
+                    Content::hash(&window.slices),
+                    window.lives.map(|ms| ms as i64),
+                ),
+            )
         });
         let mut keys = self.partition.keys(["buffer", "batch", "meta"]);
         keys.extend(whole.into_iter().chain(windows));
@@ -525,7 +558,7 @@ impl Series {
         let pairs = add.pairs.iter();
         let pairs = pairs.flat_map(|&(name, amount)| [NAMES[name].to_owned(), amount.to_string()]);
         let sent = frame.sent(called, &keys);
-        let counting = Counting {
+        let counting = CountingCall {
             script: "series_add",
             kind: "series",
             keys: &keys,
@@ -576,9 +609,13 @@ impl Series {
             slices.collect::<BTreeMap<_, _>>()
         };
         let got: Vec<_> = got[2..].iter().map(slices).collect();
-        let windows = keys.iter().map(|key| self.windows.get(key));
-        let slices = windows.map(|window| window.map(|w| w.slices.clone()).unwrap_or_default());
-        prop_assert_eq!(got, slices.collect::<Vec<_>>());
+        prop_assert_eq!(
+            got,
+            keys.iter()
+                .map(|key| self.windows.get(key))
+                .map(|window| window.map(|w| w.slices.clone()).unwrap_or_default())
+                .collect::<Vec<_>>()
+        );
         Ok(())
     }
 
@@ -596,8 +633,11 @@ impl Series {
             self.open.insert(id, count);
         } else {
             frame.write("HSET", &window, &[&slice.start.to_string(), &digits]);
-            let window = self.windows.entry(window).or_default();
-            window.slices.insert(slice.start, count);
+            self.windows
+                .entry(window)
+                .or_default()
+                .slices
+                .insert(slice.start, count);
         }
     }
 }

@@ -2,15 +2,12 @@
 //! read.
 
 use std::future::{Future, ready};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use async_trait::async_trait;
-use counterfoil::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered, Snapshot};
-use counterfoil::{Family, Result, Store};
+use counterfoil::store::Snapshot;
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
+
+use crate::support::*;
 
 /// The test's code between a caller and its store.
 pub trait Between: Send + Sync + 'static {
@@ -67,8 +64,7 @@ impl<S: Store, B: Between> Store for Wrapped<S, B> {
     }
 
     async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        let rows = self.store.rows(family, ids).await?;
-        Ok(self.between.seen(rows).await)
+        Ok(self.between.seen(self.store.rows(family, ids).await?).await)
     }
 }
 
@@ -102,7 +98,7 @@ impl Gate {
 
     async fn pass(&self) {
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        self.permits.acquire().await.expect("never closed").forget();
+        self.permits.acquire().await.unwrap().forget();
         self.waiting.fetch_sub(1, Ordering::SeqCst);
         self.passed.fetch_add(1, Ordering::SeqCst);
     }

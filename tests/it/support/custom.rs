@@ -1,8 +1,9 @@
 //! A connection of a type that counterfoil does not know.
 
-use counterfoil::Connection;
 use redis::aio::ConnectionLike;
-use redis::{Cmd, Pipeline, RedisFuture, RedisResult, Value};
+use redis::{Pipeline, RedisFuture, Value};
+
+use crate::support::*;
 
 /// A connection whose commands a function executes.
 #[derive(Clone)]

@@ -1,15 +1,8 @@
 //! Distinct hits: each has its own id, so its value is the number of times it was counted.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
-
-use counterfoil::{BufferedCounters, Outcome};
-use sqlx::MySqlPool;
-
 use super::load::Load;
-use super::pause;
+
+use crate::support::*;
 
 const WRITERS: usize = 8;
 
@@ -44,7 +37,7 @@ impl Hits {
         let load = Load::start(WRITERS, |_, stop| {
             let (counters, begun) = (counters.clone(), begun.clone());
             async move {
-                let mut hits: Vec<Hit> = Vec::new();
+                let mut hits: Vec<Hit> = vec![];
                 while !stop.is_set() {
                     let id = format!("hit/{}", begun.fetch_add(1, Ordering::Relaxed));
                     let asked = Instant::now();
@@ -90,9 +83,7 @@ impl Hits {
                 pause(5).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), come)
-            .await
-            .expect("hits go on");
+        timeout(secs(30), come).await.unwrap();
     }
 
     /// Stops the writers after their current calls, and returns all hits.

@@ -1,13 +1,6 @@
 //! A family of each kind, opened and used in the same way.
 
-use std::time::Duration;
-
-use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Counterfoil, Counting, Durability, Error,
-    ErrorKind, Family, FamilyBuilder, Outcome, Precision, Result, Series, Visitors,
-};
-
-use crate::support::{day, times};
+use crate::support::*;
 
 /// The kinds, with both ways to count visitors.
 pub const KINDS: [&str; 6] = [
@@ -22,16 +15,14 @@ pub const KINDS: [&str; 6] = [
 /// Returns the family `shop/KIND` in one partition.
 macro_rules! of_kind {
     ($new:ident, $kind:expr) => {
-        Family::$new("shop", $kind)
-            .partitions(1)
-            .durability(Durability::Immediate)
+        Family::$new("shop", $kind).partitions(1).at_once()
     };
 }
 
 fn activity(kind: &str) -> FamilyBuilder<Activity> {
     let counting = match kind {
-        "activity" => Counting::Exact,
-        _ => Counting::HyperLogLog,
+        "activity" => Exact,
+        _ => HyperLogLog,
     };
     of_kind!(activity, kind)
         .keep_minutes(true)
@@ -51,7 +42,7 @@ pub fn family(kind: &str) -> Family {
         "visitors" => of_kind!(visitors, kind).build(),
         _ => activity(kind).build(),
     };
-    family.expect("a valid family")
+    family.unwrap()
 }
 
 /// A family of one kind, in one partition, that keeps everything its kind can keep.
@@ -71,10 +62,12 @@ impl OfKind {
             "cached" => OfKind::Cached(counterfoil.open(of_kind!(cached, kind)).await?),
             "series" => OfKind::Series(counterfoil.open(series()).await?),
             "visitors" => OfKind::Visitors(counterfoil.open(of_kind!(visitors, kind)).await?),
-            _ => {
-                let online = counterfoil.open(activity(kind)).await?;
-                OfKind::Activity(online.cache_for(Duration::ZERO))
-            }
+            _ => OfKind::Activity(
+                counterfoil
+                    .open(activity(kind))
+                    .await?
+                    .cache_for(Duration::ZERO),
+            ),
         })
     }
 
@@ -94,8 +87,8 @@ impl OfKind {
                 .first_visit("page", day("2014-09-20"), "visitor")
                 .await?
             {
-                Outcome::Counted(1) | Outcome::CountedBefore(0) => Ok(()),
-                refused => Err(Error::new(ErrorKind::Busy, format!("{refused:?}"))),
+                Outcome::Counted(1) | CountedBefore(0) => Ok(()),
+                refused => Err(Error::new(Busy, format!("{refused:?}"))),
             },
         }
     }

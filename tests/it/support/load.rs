@@ -1,9 +1,6 @@
 //! Tasks that count until they are stopped.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use tokio::task::JoinSet;
+use crate::support::*;
 
 /// Tasks that count until they are stopped.
 pub struct Load<T> {

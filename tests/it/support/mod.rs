@@ -1,5 +1,5 @@
 //! Helpers that several test programs share.
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code, missing_docs, unused_imports)]
 
 pub mod between;
 pub mod custom;
@@ -14,22 +14,62 @@ pub mod tally;
 pub mod tls;
 pub mod trouble;
 
-use std::collections::HashMap;
-use std::fmt::Debug;
-use std::ops::Range;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::ops::{Deref, Range};
 
-use counterfoil::test_hooks::Partition;
-use counterfoil::{
-    BufferedCounters, CachedCounters, Connection, Counterfoil, Day, Durability, Error, ErrorKind,
-    Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore, MysqlStore, Outcome, Precision,
-    Reconciler, Result, Series, Slice, Table,
+pub use counterfoil::Counting::{Exact, HyperLogLog};
+pub use counterfoil::ErrorKind::{
+    AccessDenied, Busy, Closed, Corrupt, InvalidInput, Mismatch, OutcomeUnknown, Unsafe,
 };
-use metrics_util::debugging::{DebugValue, Snapshotter};
-use redis::FromRedisValue;
-use sqlx::{AssertSqlSafe, MySqlPool};
-use testkit::{MysqlServer, RedisOptions, RedisServer};
-use tokio::sync::OnceCell;
+pub use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
+pub use counterfoil::Outcome::{CountedBefore, NoRow, OutOfRange};
+pub use counterfoil::admin::{
+    Backlog, Finding, Reject, Retried, Role, Script, Severity, acl_rules,
+};
+pub use counterfoil::store::{
+    Applied, Batch, BatchId, Incarnation, LedgerRow, Mark, Nonce, Progress, ReadFrom, Registered,
+};
+pub use counterfoil::test_hooks::{
+    Cut, Dropped, Fence, FetchReply, Guard, LastCut, PairResult, RotateReply, Update, take_out,
+};
+pub use counterfoil::{
+    Activity, BufferedCounters, CachedCounters, Connection, Counterfoil, Counting, Day, Durability,
+    Error, ErrorKind, Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore, MysqlStore,
+    Outcome, Precision, Primary, Reconciler, Result, Series, Slice, Store, Table, VisitorCount,
+    Visitors,
+};
+pub use futures_util::future::{join_all, try_join_all};
+pub use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+pub use proptest::prelude::*;
+pub use proptest::test_runner::{TestCaseError, TestError, TestRunner};
+pub use rand::rngs::StdRng;
+pub use rand::{RngExt, SeedableRng};
+pub use redis::aio::{ConnectionManager, ConnectionManagerConfig};
+pub use redis::{Cmd, FromRedisValue, RedisResult, cmd, pipe};
+pub use sqlx::{AssertSqlSafe, MySqlPool, Row};
+pub use std::collections::{BTreeMap, BTreeSet, HashMap};
+pub use std::fmt::Debug;
+pub use std::fs;
+pub use std::path::{Path, PathBuf};
+pub use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+pub use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+pub use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+pub use testkit::{
+    Certificates, Held, MysqlServer, Proxy, RedisCluster, RedisOptions, RedisServer, Sentinel,
+};
+pub use tokio::sync::{OnceCell, RwLock};
+pub use tokio::task::{JoinHandle, JoinSet};
+pub use tokio::time::timeout;
+
+pub use between::{Between, Gate, Wrapped};
+pub use custom::{custom, unknown};
+pub use hits::{Hit, HitOutcome, Hits, Reckoning};
+pub use kinds::{KINDS, OfKind};
+pub use load::{Load, Stop};
+pub use model::scripts;
+pub use state::State;
+pub use tally::{Tally, now_ms};
+pub use tls::{CERTIFIED, Tls};
+pub use trouble::doomed;
 
 static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
 
@@ -60,8 +100,22 @@ impl Pair {
         }
     }
 
+    /// Starts a pair with this family open.
+    pub async fn of<H: FamilyHandle>(family: FamilyBuilder<H>) -> (Self, H) {
+        let pair = Pair::new().await;
+        let counters = pair.open(family).await;
+        (pair, counters)
+    }
+
+    /// Starts a pair on a MySQL that the test may stop.
+    pub async fn on_own_mysql() -> (MysqlServer, Self) {
+        let mysql = MysqlServer::start().await;
+        let pair = Pair::on(RedisOptions::volatile(), &mysql).await;
+        (mysql, pair)
+    }
+
     pub fn mysql(&self) -> &MysqlStore {
-        self.counterfoil.mysql().expect("MySQL")
+        self.counterfoil.mysql().unwrap()
     }
 
     /// Returns a client of another process, with this database and another connection.
@@ -75,16 +129,11 @@ impl Pair {
     }
 
     pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
-        self.counterfoil.open(family).await.expect("opened")
+        self.counterfoil.open(family).await.unwrap()
     }
 
     pub async fn drain(&self) {
-        self.counterfoil.drain().await.expect("a drain");
-    }
-
-    pub async fn reconcile(&self) -> Reconciler {
-        let reconciler = self.counterfoil.reconciler();
-        reconciler.start().await.expect("a reconciler")
+        self.counterfoil.drain().await.unwrap();
     }
 
     /// Runs SQL that returns nothing.
@@ -99,8 +148,9 @@ impl Pair {
     pub async fn number(&self, sql: &str) -> i64 {
         let number = format!("SELECT CAST(({sql}) AS SIGNED)");
         let number = sqlx::query_scalar::<_, Option<i64>>(AssertSqlSafe(number));
-        let number = number.fetch_one(&self.pool).await;
         number
+            .fetch_one(&self.pool)
+            .await
             .unwrap_or_else(|error| panic!("{sql}: {error}"))
             .unwrap_or(0)
     }
@@ -120,6 +170,11 @@ impl Pair {
     pub async fn batches(&self) -> usize {
         self.command::<Vec<String>>("KEYS *:batch").await.len()
     }
+}
+
+/// Starts a Redis that persists nothing.
+pub async fn new_redis() -> RedisServer {
+    RedisServer::start(RedisOptions::volatile()).await
 }
 
 /// A separate Redis, and the store in memory.
@@ -146,12 +201,91 @@ impl Plain {
     }
 
     pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
-        self.counterfoil.open(family).await.expect("opened")
+        self.counterfoil.open(family).await.unwrap()
     }
 
     pub async fn drain(&self) {
-        self.counterfoil.drain().await.expect("a drain");
+        self.counterfoil.drain().await.unwrap();
     }
+}
+
+impl Deref for Pair {
+    type Target = Counterfoil;
+
+    fn deref(&self) -> &Counterfoil {
+        &self.counterfoil
+    }
+}
+
+impl Deref for Plain {
+    type Target = Counterfoil;
+
+    fn deref(&self) -> &Counterfoil {
+        &self.counterfoil
+    }
+}
+
+/// Counterfoils whose calls must succeed.
+pub trait Use {
+    async fn opened<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H;
+    async fn drained(&self);
+    /// Starts a reconciler.
+    async fn reconcile(&self) -> Reconciler;
+}
+
+impl Use for Counterfoil {
+    async fn opened<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
+        self.open(family).await.unwrap()
+    }
+
+    async fn drained(&self) {
+        self.drain().await.unwrap();
+    }
+
+    async fn reconcile(&self) -> Reconciler {
+        self.reconciler().start().await.unwrap()
+    }
+}
+
+/// Commands without a reply, which must succeed.
+pub trait Must {
+    async fn does(&self, words: &str);
+}
+
+impl Must for RedisServer {
+    async fn does(&self, words: &str) {
+        self.run::<()>(words).await.unwrap();
+    }
+}
+
+/// Reconcilers that end without an error.
+pub trait Stopping {
+    async fn stop(self);
+}
+
+impl Stopping for Reconciler {
+    async fn stop(self) {
+        self.shutdown().await.unwrap();
+    }
+}
+
+/// Asserts that these deltas were rejected, each with a reason that contains the text.
+pub async fn expect_rejects(store: &MysqlStore, expected: &[(&str, i64, &str)]) {
+    let rejects = store.rejects(0, 100_000).await.unwrap();
+    let is_expected = |(reject, (id, delta, reason)): (&Reject, &(&str, i64, &str))| {
+        reject.id == *id && reject.delta == *delta && reject.reason.contains(reason)
+    };
+    assert!(
+        rejects.len() == expected.len() && rejects.iter().zip(expected).all(is_expected),
+        "{rejects:#?} are not {expected:?}"
+    );
+}
+
+/// Asserts that a check found no errors.
+#[track_caller]
+pub fn has_no_errors(findings: &[Finding]) {
+    let is_error = |finding: &Finding| finding.severity == Severity::Error;
+    assert!(!findings.iter().any(is_error), "{findings:?}");
 }
 
 /// A family over the store in memory.
@@ -189,6 +323,23 @@ impl Count for Series {
     }
 }
 
+/// Counters whose exact reads must succeed.
+pub trait ExactRead {
+    async fn value(&self, id: &str) -> i64;
+}
+
+impl ExactRead for BufferedCounters {
+    async fn value(&self, id: &str) -> i64 {
+        self.get(id).await.expect(id)
+    }
+}
+
+impl ExactRead for CachedCounters {
+    async fn value(&self, id: &str) -> i64 {
+        self.get(id).await.expect(id)
+    }
+}
+
 /// Returns the sum of a series' slices.
 pub fn sum(slices: &[Slice]) -> i64 {
     slices.iter().map(|slice| slice.count).sum()
@@ -196,19 +347,21 @@ pub fn sum(slices: &[Slice]) -> i64 {
 
 /// Returns how often a server has executed a command.
 pub async fn calls(redis: &RedisServer, command: &str) -> u64 {
-    let info: String = redis.run("INFO commandstats").await.expect("INFO");
+    let info: String = redis.run("INFO commandstats").await.unwrap();
     let prefix = format!("cmdstat_{command}:calls=");
     let line = info.lines().find_map(|line| line.strip_prefix(&prefix));
     line.and_then(|line| line.split(',').next())
-        .map_or(0, |calls| calls.parse().expect("a number"))
+        .map_or(0, |calls| calls.parse().unwrap())
 }
 
 /// Asserts that the error is of this kind and contains this text.
 #[track_caller]
 pub fn refused<T: Debug>(result: Result<T>, kind: ErrorKind, text: &str) -> Error {
     let error = result.expect_err(text);
-    let is_expected = error.kind() == kind && format!("{error:#}").contains(text);
-    assert!(is_expected, "{error:#} is not {kind:?} with {text:?}");
+    assert!(
+        error.kind() == kind && format!("{error:#}").contains(text),
+        "{error:#} is not {kind:?} with {text:?}"
+    );
     error
 }
 
@@ -228,8 +381,13 @@ pub fn ids_of(family: &Family, partition: u32, many: usize) -> Vec<String> {
         .collect()
 }
 
+/// Returns this number of ids.
+pub fn pages(many: usize) -> Vec<String> {
+    (0..many).map(|number| format!("page/{number}")).collect()
+}
+
 /// Returns the home's epoch. A family that Redis does not know is configured first.
-pub async fn epoch(home: &Partition, family: &Family) -> Result<String> {
+pub async fn epoch(home: &counterfoil::test_hooks::Partition, family: &Family) -> Result<String> {
     loop {
         match home.epochs(family).await? {
             Some(epochs) => return Ok(epochs.now.to_string()),
@@ -241,8 +399,8 @@ pub async fn epoch(home: &Partition, family: &Family) -> Result<String> {
 /// Returns the range of times between these Unix seconds.
 pub fn times(seconds: Range<i64>) -> Range<SystemTime> {
     let time = |seconds: i64| match u64::try_from(seconds) {
-        Ok(after) => UNIX_EPOCH + Duration::from_secs(after),
-        Err(_) => UNIX_EPOCH - Duration::from_secs(seconds.unsigned_abs()),
+        Ok(after) => UNIX_EPOCH + secs(after),
+        Err(_) => UNIX_EPOCH - secs(seconds.unsigned_abs()),
     };
     time(seconds.start)..time(seconds.end)
 }
@@ -250,18 +408,26 @@ pub fn times(seconds: Range<i64>) -> Range<SystemTime> {
 /// Returns a time in whole Unix seconds.
 pub fn unix(time: SystemTime) -> i64 {
     time.duration_since(UNIX_EPOCH)
-        .expect("after 1970")
+        .unwrap()
         .as_secs()
         .cast_signed()
 }
 
 /// Parses a day.
 pub fn day(text: &str) -> Day {
-    text.parse().expect("a day")
+    text.parse().unwrap()
+}
+
+pub const fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+pub const fn secs(secs: u64) -> Duration {
+    Duration::from_secs(secs)
 }
 
 pub async fn pause(ms: u64) {
-    tokio::time::sleep(Duration::from_millis(ms)).await;
+    tokio::time::sleep(millis(ms)).await;
 }
 
 /// Creates a database with counterfoil's tables, on the test program's one MySQL.
@@ -271,10 +437,7 @@ pub async fn database() -> MySqlPool {
 
 async fn database_on(mysql: &MysqlServer) -> MySqlPool {
     let (_, pool) = mysql.database("test").await;
-    MysqlStore::new(pool.clone())
-        .create_tables()
-        .await
-        .expect("counterfoil's tables");
+    MysqlStore::new(pool.clone()).create_tables().await.unwrap();
     pool
 }
 
@@ -284,12 +447,30 @@ pub fn family(name: &str) -> FamilyBuilder<BufferedCounters> {
         .partitions(4)
         .durability(Durability::Immediate)
         .sync_hits(1)
-        .sync_time(Duration::from_millis(50))
+        .sync_time(millis(50))
+}
+
+/// A family whose batches are durable immediately.
+pub trait AtOnce {
+    fn at_once(self) -> Self;
+
+    /// Makes batches durable after this time in ms.
+    fn settle(self, ms: u64) -> Self;
+}
+
+impl<H> AtOnce for FamilyBuilder<H> {
+    fn at_once(self) -> Self {
+        self.durability(Durability::Immediate)
+    }
+
+    fn settle(self, ms: u64) -> Self {
+        self.durability(Durability::Settle(millis(ms)))
+    }
 }
 
 /// Returns a cached family that is durable immediately.
 pub fn votes() -> FamilyBuilder<CachedCounters> {
-    Family::cached("test", "votes").durability(Durability::Immediate)
+    Family::cached("test", "votes").at_once()
 }
 
 /// Returns a series of days that is durable immediately.
@@ -297,13 +478,13 @@ pub fn days() -> FamilyBuilder<Series> {
     Family::series("test", "hits")
         .windows([(Precision::Day, 3)])
         .keep([Precision::Day])
-        .durability(Durability::Immediate)
+        .at_once()
 }
 
 /// Adds these key columns and the value column `n` to the table.
 pub fn keyed<'k>(table: Table, keys: impl IntoIterator<Item = (&'k str, KeyType)>) -> Table {
-    let keys = keys.into_iter();
-    keys.fold(table, |table, (column, kind)| table.key(column, kind))
+    keys.into_iter()
+        .fold(table, |table, (column, kind)| table.key(column, kind))
         .value("n")
 }
 
@@ -327,10 +508,7 @@ pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
     let started = Instant::now();
     while !is_so().await {
-        assert!(
-            started.elapsed() < Duration::from_secs(20),
-            "waited for: {what}"
-        );
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert!(started.elapsed() < secs(20), "waited for: {what}");
+        tokio::time::sleep(millis(5)).await;
     }
 }

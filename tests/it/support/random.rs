@@ -1,9 +1,9 @@
 //! Random runs, which a seed replays.
 
 use proptest::test_runner::{Config, RngSeed};
-use rand::SeedableRng;
-use rand::rngs::StdRng;
 use testkit::seed;
+
+use crate::support::*;
 
 /// Returns random numbers from a seed that is printed.
 pub fn numbers() -> StdRng {

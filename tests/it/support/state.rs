@@ -1,8 +1,8 @@
 //! The state of a family in Redis, to which it can be set back.
 
-use counterfoil::Family;
 use redis::aio::ConnectionLike;
-use redis::{cmd, pipe};
+
+use crate::support::*;
 
 /// The keys of a family with their contents.
 pub struct State {
@@ -18,15 +18,15 @@ impl State {
             .arg(&pattern)
             .query_async(&mut redis)
             .await
-            .expect("KEYS");
+            .unwrap();
         let mut dumps = pipe();
         for key in &keys {
             dumps.cmd("DUMP").arg(key);
         }
         let contents: Vec<Vec<u8>> = if keys.is_empty() {
-            Vec::new()
+            vec![]
         } else {
-            dumps.query_async(&mut redis).await.expect("DUMP")
+            dumps.query_async(&mut redis).await.unwrap()
         };
         State {
             pattern,
@@ -41,7 +41,7 @@ impl State {
             .arg(&self.pattern)
             .query_async(&mut redis)
             .await
-            .expect("KEYS");
+            .unwrap();
         let mut restores = pipe();
         restores.atomic();
         for key in present {
@@ -55,6 +55,6 @@ impl State {
                 .arg(content)
                 .ignore();
         }
-        let () = restores.query_async(&mut redis).await.expect("RESTORE");
+        let () = restores.query_async(&mut redis).await.unwrap();
     }
 }

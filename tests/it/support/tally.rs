@@ -1,17 +1,19 @@
 //! The tally of a series by this machine's clock, which is also the server's: the least and the
 //! most that each slice of a second may have.
 
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::support::*;
 
 /// Returns the current Unix time in milliseconds.
 pub fn now_ms() -> i64 {
-    let since = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .expect("after 1970");
-    i64::try_from(since.as_millis()).expect("not so long after 1970")
+    i64::try_from(
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_millis(),
+    )
+    .unwrap()
 }
 
 /// Returns the slice of a time, by its start in Unix seconds.
@@ -83,6 +85,6 @@ impl Tally {
     }
 
     fn bounds(&self) -> MutexGuard<'_, Bounds> {
-        self.0.lock().expect("nobody panicked")
+        self.0.lock().unwrap()
     }
 }

@@ -1,9 +1,8 @@
 //! Servers that accept only TLS, from clients with a certificate.
 
-use std::{fs, io};
+use std::io;
 
-use sqlx::MySqlPool;
-use testkit::{Certificates, MysqlServer, RedisOptions, RedisServer};
+use crate::support::*;
 
 /// A database's URL with everything that the server requires.
 pub const CERTIFIED: &str = "mysql://shop@mysql.internal/shop?ssl-mode=VERIFY_IDENTITY&ssl-ca=ca.pem&ssl-cert=client.pem&ssl-key=client.key";
@@ -46,10 +45,11 @@ impl Tls {
         let url = url
             .replace("mysql.internal", &address)
             .replace("/shop?", &format!("/{}?", self.database));
-        let files = ["ca.pem", "client.pem", "client.key"];
-        files.iter().fold(url, |url, file| {
-            url.replace(file, &format!("{folder}{file}"))
-        })
+        ["ca.pem", "client.pem", "client.key"]
+            .iter()
+            .fold(url, |url, file| {
+                url.replace(file, &format!("{folder}{file}"))
+            })
     }
 
     pub fn certificates(&self) -> &Certificates {

@@ -1,16 +1,10 @@
 //! Trouble for a pair: cut networks, forgotten scripts, a killed database, and reconcilers that
 //! die.
 
-use std::sync::Arc;
-
-use counterfoil::{Counterfoil, MysqlStore, Result};
-use rand::RngExt;
-use rand::rngs::StdRng;
 use sqlx::mysql::MySqlConnectOptions;
-use testkit::{MysqlServer, Proxy};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Pair, pause};
+use crate::support::*;
 
 /// Starts a reconciler in its own runtime, whose shutdown drops the tasks at any point.
 pub fn doomed<F>(
@@ -25,7 +19,7 @@ where
         .worker_threads(1)
         .enable_all()
         .build()
-        .expect("a runtime");
+        .unwrap();
     doomed.spawn(async move {
         let store = MysqlStore::new(sqlx::MySqlPool::connect_lazy_with((*pool).clone()));
         // cut off before it could begin
@@ -57,8 +51,8 @@ pub async fn round<F>(
 ) where
     F: Future<Output = Result<()>> + Send + 'static,
 {
-    let clients = [pair.redis.client(), proxy.client()];
-    let reconcilers = clients.map(|redis| doomed(redis, pair.pool.connect_options(), open));
+    let reconcilers = [pair.redis.client(), proxy.client()]
+        .map(|redis| doomed(redis, pair.pool.connect_options(), open));
     let cut = if number.is_multiple_of(2) {
         Proxy::cut_requests_after
     } else {
@@ -69,10 +63,7 @@ pub async fn round<F>(
         cut(proxy, random.random_range(0..3000));
     }
     if number.is_multiple_of(3) {
-        pair.redis
-            .run::<()>("SCRIPT FLUSH")
-            .await
-            .expect("SCRIPT FLUSH");
+        pair.redis.does("SCRIPT FLUSH").await;
     }
     if number % 5 == 4 {
         mysql.kill();

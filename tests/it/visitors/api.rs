@@ -1,15 +1,10 @@
 //! Visitors of a day on real servers. Each counts once, and the caller learns whether it was the
 //! first visit.
 
-use std::time::{Duration, SystemTime};
-
-use crate::support::{Pair, day, keyed, refused};
-use counterfoil::KeyType::{Date, Text, Unsigned};
-use counterfoil::{Day, Durability, ErrorKind, Family, FamilyBuilder, Outcome, Table, Visitors};
-use futures_util::future::join_all;
+use crate::support::*;
 
 fn daily(name: &str) -> FamilyBuilder<Visitors> {
-    Family::visitors("test", name).durability(Durability::Immediate)
+    Family::visitors("test", name).at_once()
 }
 
 #[tokio::test]
@@ -24,16 +19,23 @@ async fn a_visitor_of_a_day_counts_once() {
     let daily = pair.open(daily("daily").table(table)).await;
     let (first, next) = (day("2014-09-20"), day("2014-09-21"));
     let visit = async |day, visitor: u32| {
-        let visit = daily.first_visit("12345", day, visitor.to_be_bytes());
-        visit.await.unwrap()
+        daily
+            .first_visit("12345", day, visitor.to_be_bytes())
+            .await
+            .unwrap()
     };
     let visits = join_all((0..1_000).map(|number| visit(first, number % 250))).await;
-    let firsts = visits.iter().filter(|told| **told == Outcome::Counted(1));
-    assert_eq!(firsts.count(), 250);
+    assert_eq!(
+        visits
+            .iter()
+            .filter(|told| **told == Outcome::Counted(1))
+            .count(),
+        250
+    );
     assert_eq!(visit(next, 0).await, Outcome::Counted(1));
     assert_eq!(daily.get("12345", first).await.unwrap(), 250);
     pair.drain().await;
-    assert_eq!(visit(first, 0).await, Outcome::CountedBefore(0));
+    assert_eq!(visit(first, 0).await, CountedBefore(0));
     let stored = "SELECT n FROM visitors WHERE day = '2014-09-20'";
     assert_eq!(pair.number(stored).await, 250);
     let expected = [("12345/2014-09-20", 250), ("12345/2014-09-21", 1)];
@@ -41,11 +43,19 @@ async fn a_visitor_of_a_day_counts_once() {
         daily.list("12345/", None, 10).await.unwrap(),
         expected.map(|(id, value)| (id.to_owned(), value))
     );
-    let visit = daily.first_visit("no number", first, "a").await;
-    refused(visit, ErrorKind::InvalidInput, "no number");
-    let midnight = SystemTime::UNIX_EPOCH + Duration::from_secs(1_411_171_200);
-    let midnight = Day::of(midnight).unwrap();
-    assert_eq!(daily.get("12345", midnight).await.unwrap(), 250);
+    refused(
+        daily.first_visit("no number", first, "a").await,
+        InvalidInput,
+        "no number",
+    );
+    let midnight = SystemTime::UNIX_EPOCH + secs(1_411_171_200);
+    assert_eq!(
+        daily
+            .get("12345", Day::of(midnight).unwrap())
+            .await
+            .unwrap(),
+        250
+    );
 }
 
 /// One family has a table, whose last column is the day, and the other has none.
@@ -59,14 +69,19 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
     let own = pair.open(daily("own")).await;
     let tabled = pair.open(daily("tabled").table(table)).await;
     for (visitors, scope) in [(&own, "7/8"), (&own, "7"), (&tabled, "7")] {
-        let visit = visitors.first_visit(scope, day, "a").await;
-        assert_eq!(visit.unwrap(), Outcome::Counted(1));
+        assert_eq!(
+            visitors.first_visit(scope, day, "a").await.unwrap(),
+            Outcome::Counted(1)
+        );
         assert_eq!(visitors.get_many([(scope, day)]).await.unwrap(), [1]);
     }
     // the table would take 8/2014-09-20 for the day
-    let visit = tabled.first_visit("7/8", day, "a").await;
-    refused(visit, ErrorKind::InvalidInput, "'/'");
-    refused(tabled.get("7/8", day).await, ErrorKind::InvalidInput, "");
+    refused(
+        tabled.first_visit("7/8", day, "a").await,
+        InvalidInput,
+        "'/'",
+    );
+    refused(tabled.get("7/8", day).await, InvalidInput, "");
     pair.drain().await;
     let kept = "SELECT n FROM days WHERE scope = '7' AND day = '2014-09-20'";
     assert_eq!(pair.number(kept).await, 1);
@@ -74,16 +89,21 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
 
 #[tokio::test]
 async fn a_visit_out_of_range_is_refused() {
-    let pair = Pair::new().await;
-    let daily = pair.open(daily("daily").partitions(1)).await;
+    let (pair, daily) = Pair::of(daily("daily").partitions(1)).await;
     let full = i64::MAX;
     let full = format!("HSET cf1:{{test/daily/0}}:buffer shop/2014-09-20 {full}");
     pair.command::<()>(&full).await;
     for (date, expected) in [
-        ("2014-09-20", Outcome::OutOfRange(None)),
+        ("2014-09-20", OutOfRange(None)),
         ("2014-09-21", Outcome::Counted(1)),
     ] {
-        let visit = daily.first_visit("shop", day(date), "visitor").await;
-        assert_eq!(visit.unwrap(), expected, "{date}");
+        assert_eq!(
+            daily
+                .first_visit("shop", day(date), "visitor")
+                .await
+                .unwrap(),
+            expected,
+            "{date}"
+        );
     }
 }

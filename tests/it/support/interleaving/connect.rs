@@ -1,13 +1,9 @@
 //! The connections of a test to its Redis.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use redis::aio::{self};
+use redis::{ConnectionLike as _, Pipeline, RedisFuture, Value};
 
-use redis::aio::{self, ConnectionManager, ConnectionManagerConfig};
-use redis::{
-    Cmd, ConnectionLike as _, FromRedisValue, Pipeline, RedisFuture, RedisResult, Value, cmd,
-};
-use testkit::RedisServer;
+use crate::support::*;
 
 pub trait Connect: aio::ConnectionLike + Into<counterfoil::Connection> + Clone + 'static {
     async fn to(server: &RedisServer) -> Self;
@@ -22,30 +18,31 @@ pub trait Connect: aio::ConnectionLike + Into<counterfoil::Connection> + Clone +
 impl Connect for ConnectionManager {
     async fn to(server: &RedisServer) -> Self {
         // on a busy machine a reply may take long
-        let limit = Some(Duration::from_secs(20));
-        let config = ConnectionManagerConfig::new()
-            .set_connection_timeout(limit)
-            .set_response_timeout(limit)
-            .set_min_delay(Duration::from_millis(2))
-            .set_max_delay(Duration::from_millis(50));
-        let manager = ConnectionManager::new_with_config(server.client(), config).await;
-        manager.expect("a connection to the private Redis")
+        let limit = Some(secs(20));
+        ConnectionManager::new_with_config(
+            server.client(),
+            ConnectionManagerConfig::new()
+                .set_connection_timeout(limit)
+                .set_response_timeout(limit)
+                .set_min_delay(millis(2))
+                .set_max_delay(millis(50)),
+        )
+        .await
+        .unwrap()
     }
 
     async fn again(&mut self, _: &RedisServer) {
         while cmd("PING").exec_async(self).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+            pause(1).await;
         }
     }
 }
 
 impl Connect for Direct {
     async fn to(server: &RedisServer) -> Self {
-        let connection = server
-            .client()
-            .get_connection()
-            .expect("a connection to the private Redis");
-        Direct(Arc::new(Mutex::new(connection)))
+        Direct(Arc::new(Mutex::new(
+            server.client().get_connection().unwrap(),
+        )))
     }
 }
 

@@ -1,20 +1,9 @@
 //! The database of a case, which may be killed.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use counterfoil::test_hooks::Pending;
 
-use counterfoil::store::{Batch, LedgerRow, Progress, ReadFrom};
-use counterfoil::test_hooks::{Guard, LastCut, Pending};
-use counterfoil::{MysqlStore, Result, Store};
-use sqlx::MySqlPool;
-use testkit::MysqlServer;
-
-use super::connect::Connect;
-use super::stage::Stage;
-use super::{Checked, Fate};
-use crate::support::database_on;
+use super::*;
+use crate::support::*;
 
 /// The store of a case: in memory, which is faster and so tries more cases, or in a real database.
 #[derive(Clone)]
@@ -79,13 +68,20 @@ impl<S: Store + Clone> Database<'_, S> {
     ) -> Checked<BTreeMap<&'i str, i128>> {
         let mut by_partition = BTreeMap::<u32, Vec<&str>>::new();
         for id in ids {
-            let partition = stage.partition_of(id);
-            by_partition.entry(partition).or_default().push(id);
+            by_partition
+                .entry(stage.partition_of(id))
+                .or_default()
+                .push(id);
         }
         let mut sums = BTreeMap::new();
         for (number, ids) in by_partition {
-            let pending = stage.partition(number).read(&ids).await?;
-            let totals = self.totals(stage, (number, pending), &ids).await?;
+            let totals = self
+                .totals(
+                    stage,
+                    (number, stage.partition(number).read(&ids).await?),
+                    &ids,
+                )
+                .await?;
             sums.extend(ids.into_iter().zip(totals));
         }
         Ok(sums)
@@ -145,8 +141,7 @@ impl<S: Store + Clone> Database<'_, S> {
 /// Returns whether the ledger proves that the partition with this last cut was set back.
 pub fn is_behind(ledger: &[LedgerRow], number: u32, last: LastCut, without: Option<Guard>) -> bool {
     let is_other = |nonce| last.nonce != Some(nonce) && without != Some(Guard::Nonce);
-    let mut rows = ledger.iter().filter(|row| row.partition == number);
-    rows.any(
+    ledger.iter().filter(|row| row.partition == number).any(
         |LedgerRow {
              incarnation, mark, ..
          }| {

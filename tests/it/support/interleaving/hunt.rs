@@ -1,18 +1,14 @@
 //! The hunt for an order of steps that breaks an invariant.
 
 use std::cell::RefCell;
-use std::fmt::Debug;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use counterfoil::test_hooks::{Guard, take_out};
-use proptest::prelude::Strategy;
-use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
-use testkit::RedisServer;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng};
 use tokio::runtime::Runtime;
 
-use super::{Checked, Crashes};
-use crate::support::random;
+use super::*;
+use crate::support::*;
+
 pub use crate::support::random::cases;
 
 /// A case under way.
@@ -40,7 +36,7 @@ pub fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .expect("a runtime")
+        .unwrap()
 }
 
 /// The number of the program's next case, so that no two cases share a family.

@@ -1,18 +1,9 @@
 //! The hunt in kinds of counters.
 
-use std::fmt::Debug;
-
-use counterfoil::test_hooks::Guard;
-use counterfoil::{MemoryStore, MysqlStore, Store};
-use proptest::prelude::Strategy;
-use proptest::test_runner::TestError;
-use testkit::{MysqlServer, RedisServer};
 use tokio::runtime::Runtime;
 
-use super::database::{Database, Mortal};
-use super::hunt::{Case, cases, expect_failure, hunt, runtime};
-use super::{Checked, Crashes};
-use crate::support::database_on;
+use super::*;
+use crate::support::*;
 
 /// The environment of a case.
 pub struct Given<'s, S, D> {
@@ -55,8 +46,11 @@ pub fn exact_in_the_real_database<K: Kind>(
 ) {
     let runtime = runtime();
     let mysql = runtime.block_on(Mortal::one_in(one_in));
-    let database = runtime.block_on(Database::mortal(&mysql));
-    exact_in::<K, _>(&runtime, &database, disturbed);
+    exact_in::<K, _>(
+        &runtime,
+        &runtime.block_on(Database::mortal(&mysql)),
+        disturbed,
+    );
 }
 
 fn exact_in<K: Kind, S: Store + Clone>(
@@ -75,8 +69,11 @@ fn exact_in<K: Kind, S: Store + Clone>(
 pub fn breaks<K: Kind>(guards: &[(Guard, K::Disturbed, &[&str])]) {
     let database = Database::new(MemoryStore::new());
     for (guard, disturbed, expected) in guards {
-        let outcome = hunt_in::<K, _>(&runtime(), &database, *disturbed, 2000, Some(*guard));
-        expect_failure(outcome, *guard, expected);
+        expect_failure(
+            hunt_in::<K, _>(&runtime(), &database, *disturbed, 2000, Some(*guard)),
+            *guard,
+            expected,
+        );
     }
 }
 
@@ -86,8 +83,11 @@ pub fn breaks_in_the_real_database<K: Kind>(guards: &[(Guard, K::Disturbed, &[&s
     let server = runtime.block_on(MysqlServer::start());
     let database = Database::new(MysqlStore::new(runtime.block_on(database_on(&server))));
     for (guard, disturbed, expected) in guards {
-        let outcome = hunt_in::<K, _>(&runtime, &database, *disturbed, 2000, Some(*guard));
-        expect_failure(outcome, *guard, expected);
+        expect_failure(
+            hunt_in::<K, _>(&runtime, &database, *disturbed, 2000, Some(*guard)),
+            *guard,
+            expected,
+        );
     }
 }
 
@@ -103,7 +103,7 @@ pub fn replay<K: Kind>(disturbed: K::Disturbed, steps: &[K::Step]) {
             database: Database::new(MemoryStore::new()),
         };
         let mut case = K::begin(given).await;
-        case.play(steps.iter().cloned()).await.expect("exact");
+        case.play(steps.iter().cloned()).await.unwrap();
     });
 }
 

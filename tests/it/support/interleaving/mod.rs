@@ -16,13 +16,19 @@ pub mod workers;
 pub mod world;
 pub mod writer;
 
-use std::fmt::Display;
-use std::time::Duration;
+pub use connect::*;
+pub use database::*;
+pub use hunt::*;
+pub use kind::*;
+pub use reader::*;
+pub use stage::*;
+pub use token::*;
+pub use workers::*;
+pub use world::*;
+pub use writer::*;
 
-use counterfoil::Durability;
-use proptest::prelude::{BoxedStrategy, Just, Strategy, any, prop_oneof};
-use proptest::test_runner::TestCaseError;
-use testkit::RedisOptions;
+use crate::support::*;
+use std::fmt::Display;
 
 /// The time in ms until a rotation is durable.
 pub const SETTLE: u64 = 1000;
@@ -69,9 +75,7 @@ impl Crashes {
     pub fn durability(self) -> Durability {
         match self {
             Crashes::Empty => Durability::Immediate,
-            Crashes::BackToTheLastFsync | Crashes::None => {
-                Durability::Settle(Duration::from_millis(SETTLE))
-            }
+            Crashes::BackToTheLastFsync | Crashes::None => Durability::Settle(millis(SETTLE)),
         }
     }
 

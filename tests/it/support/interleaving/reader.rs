@@ -1,11 +1,7 @@
 //! A reader that runs between other steps.
 
-use counterfoil::Result;
-use tokio::task::JoinHandle;
-
-use super::token::State;
-use super::{Checked, failed};
-use crate::support::between::Gate;
+use super::*;
+use crate::support::*;
 
 /// A reader that stops before each database query.
 pub struct Reader<T> {
@@ -71,10 +67,10 @@ pub struct Seen<T> {
 
 impl<T> Seen<T> {
     /// Returns how often the increment with this number must and may be in the result.
-    pub fn bounds(&self, token: usize, state: State) -> (u8, u8) {
+    pub fn bounds(&self, token: usize, state: TokenState) -> (u8, u8) {
         let was_acknowledged = self.before.get(token) == Some(&true);
         (
-            u8::from(was_acknowledged && state != State::Forgotten && !self.has_crashed),
+            u8::from(was_acknowledged && state != TokenState::Forgotten && !self.has_crashed),
             1,
         )
     }

@@ -2,18 +2,12 @@
 
 use std::collections::VecDeque;
 use std::ops::RangeFrom;
-use std::sync::Arc;
 
-use counterfoil::store::Registered;
-use counterfoil::test_hooks::{Dropped, LastCut, Partition};
-use redis::{Cmd, FromRedisValue, Pipeline};
-use testkit::RedisServer;
+use counterfoil::test_hooks::Partition;
+use redis::Pipeline;
 
-use super::connect::Connect;
-use super::hunt::runtime;
-use super::writer::Writer;
-use super::{Checked, Crashes, Mishap, PARTITIONS, SETTLE, failed};
-use crate::support::state::State;
+use super::*;
+use crate::support::*;
 
 /// The lengths of the append-only file whose effects are lost.
 pub type Gone = RangeFrom<u64>;
@@ -94,7 +88,7 @@ impl<'s, C: Connect> Stage<'s, C> {
             lengths,
             names: 0,
         };
-        stage.run("FLUSHALL").await.expect("FLUSHALL");
+        stage.run("FLUSHALL").await.unwrap();
         stage.note_length();
         stage
     }
@@ -105,10 +99,9 @@ impl<'s, C: Connect> Stage<'s, C> {
 
     /// Resets the partition if its last cut is the proven one.
     pub async fn reset(&self, number: u32, proven: LastCut) -> Checked<Option<Dropped>> {
-        let home = self.partition(0);
-        let partition = self.partition(number);
-        Ok(partition
-            .reset(&self.family.family, home.keys(), proven)
+        Ok(self
+            .partition(number)
+            .reset(&self.family.family, self.partition(0).keys(), proven)
             .await?)
     }
 
@@ -211,5 +204,5 @@ impl<'s, C: Connect> Stage<'s, C> {
 /// Starts the server on a runtime whose clock runs, which the test's own clock may not do.
 fn start_again(server: &RedisServer) {
     let start = || runtime().block_on(server.start_again());
-    std::thread::scope(|scope| scope.spawn(start).join()).expect("it starts");
+    std::thread::scope(|scope| scope.spawn(start).join()).unwrap();
 }

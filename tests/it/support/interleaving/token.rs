@@ -1,16 +1,16 @@
 //! Distinct increments: the k-th of a case adds 4^k. In base 4, each digit of a value is the number
 //! of times that it contains that increment.
 
-use super::stage::Gone;
+use super::*;
 
 /// Returns the delta of the increment with this number.
 pub fn delta(token: usize) -> i64 {
-    4i64.pow(u32::try_from(token).expect("few tokens"))
+    4i64.pow(u32::try_from(token).unwrap())
 }
 
 /// Returns how often the increment with this number is in the value.
 pub fn digit(value: i128, token: usize) -> u8 {
-    u8::try_from((value >> (2 * token)) & 3).expect("two bits")
+    u8::try_from((value >> (2 * token)) & 3).unwrap()
 }
 
 /// Returns the fault if an increment is in a value less often than it must be, or more often than
@@ -25,7 +25,7 @@ pub fn fault(times: u8, (least, most): (u8, u8)) -> Option<&'static str> {
 
 /// The test's knowledge of an increment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum State {
+pub enum TokenState {
     /// Counted or not.
     InDoubt,
     /// Acknowledged; its effect was in the append-only file at this length.
@@ -36,24 +36,24 @@ pub enum State {
     Refused,
 }
 
-impl State {
+impl TokenState {
     pub fn is_acknowledged(self) -> bool {
-        matches!(self, State::Acknowledged { .. })
+        matches!(self, TokenState::Acknowledged { .. })
     }
 
     /// Returns how often the increment must and may be in a value.
     pub fn bounds(self) -> (u8, u8) {
         match self {
-            State::Acknowledged { .. } => (1, 1),
-            State::InDoubt | State::Forgotten => (0, 1),
-            State::Refused => (0, 0),
+            TokenState::Acknowledged { .. } => (1, 1),
+            TokenState::InDoubt | TokenState::Forgotten => (0, 1),
+            TokenState::Refused => (0, 0),
         }
     }
 
     /// Handles a crash: an increment counted at a lost length of the file may be gone.
     pub fn forget(&mut self, gone: &Gone) {
-        if matches!(self, State::Acknowledged { at } if gone.contains(at)) {
-            *self = State::Forgotten;
+        if matches!(self, TokenState::Acknowledged { at } if gone.contains(at)) {
+            *self = TokenState::Forgotten;
         }
     }
 }

@@ -1,17 +1,9 @@
 //! Workers that bring batches to the database.
 
-use std::sync::Arc;
-use std::time::Duration;
+use counterfoil::test_hooks::CutBatch;
 
-use counterfoil::store::{Batch, BatchId, Progress};
-use counterfoil::test_hooks::{Cut, CutBatch, Dropped, FetchReply, LastCut, RotateReply};
-use counterfoil::{Durability, Store};
-use proptest::prelude::Strategy;
-
-use super::connect::Connect;
-use super::database::Database;
-use super::stage::Stage;
-use super::{Checked, Fate, PARTITIONS, SETTLE, failed, fate};
+use super::*;
+use crate::support::*;
 
 pub const WORKERS: usize = 2;
 

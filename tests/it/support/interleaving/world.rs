@@ -1,24 +1,9 @@
 //! Cases of kinds whose deltas are buffered: writers, workers and a reader take steps.
 
-use std::fmt::Debug;
+use counterfoil::test_hooks::Counted;
 
-use counterfoil::store::Registered;
-use counterfoil::test_hooks::{Counted, PairResult};
-use counterfoil::{Counterfoil, Durability, FamilyBuilder, FamilyHandle, Result, Store};
-use proptest::prelude::*;
-use redis::aio::ConnectionManager;
-use std::time::Duration;
-
-use super::database::Database;
-use super::hunt::Case;
-use super::kind::Given;
-use super::reader::{Reader, Seen};
-use super::stage::{Gone, Stage};
-use super::token::{State, fault};
-use super::workers::{WORKERS, Work, Workers};
-use super::writer::{Key, Writer, turn_epoch};
-use super::{Checked, Crashes, Fate, Mishap, PARTITIONS, SETTLE, failed, fate};
-use crate::support::between::{Gate, Wrapped};
+use super::*;
+use crate::support::*;
 
 const WRITERS: usize = 3;
 
@@ -34,31 +19,19 @@ pub enum Step<Own> {
         fate: Fate,
     },
     /// An earlier call arrives again, from any sender and at any time.
-    Echo {
-        call: usize,
-    },
+    Echo(usize),
     /// The writer's epoch is old: it requests the epoch before its next call.
-    Ask {
-        writer: usize,
-    },
+    Ask(usize),
     TurnEpoch,
     /// The writer dies with its call in flight, and another one replaces it.
-    WriterDies {
-        writer: usize,
-    },
+    WriterDies(usize),
     Work(Work),
-    WorkerDies {
-        worker: usize,
-    },
+    WorkerDies(usize),
     /// A reader begins to read, up to its database query.
-    ReadBegins {
-        id: usize,
-    },
+    ReadBegins(usize),
     /// The reader's database query runs.
     ReadGoesOn,
-    Tick {
-        ms: u64,
-    },
+    Tick(u64),
     Mishap(Mishap),
     /// A step that only this kind takes.
     Own(Own),
@@ -70,20 +43,20 @@ pub fn steps<Own: Copy + Debug + 'static>(
     ids: impl Strategy<Value = Ids> + Clone + 'static,
 ) -> impl Strategy<Value = Step<Own>> {
     let writer = 0..WRITERS;
-    let read = ids.clone().prop_map(|(id, _)| Step::ReadBegins { id });
+    let read = ids.clone().prop_map(|(id, _)| Step::ReadBegins(id));
     let tick = prop_oneof![Just(100), Just(600), Just(1000), Just(1500)];
     prop_oneof![
         12 => (writer.clone(), ids, fate())
             .prop_map(|(writer, ids, fate)| Step::Write { writer, ids, fate }),
-        4 => (0..1000usize).prop_map(|call| Step::Echo { call }),
-        2 => writer.clone().prop_map(|writer| Step::Ask { writer }),
+        4 => (0..1000usize).prop_map(Step::Echo),
+        2 => writer.clone().prop_map(Step::Ask),
         1 => Just(Step::TurnEpoch),
-        1 => writer.prop_map(|writer| Step::WriterDies { writer }),
+        1 => writer.prop_map(Step::WriterDies),
         16 => Work::any().prop_map(Step::Work),
-        1 => (0..WORKERS).prop_map(|worker| Step::WorkerDies { worker }),
+        1 => (0..WORKERS).prop_map(Step::WorkerDies),
         4 => read,
         6 => Just(Step::ReadGoesOn),
-        6 => tick.prop_map(|ms| Step::Tick { ms }),
+        6 => tick.prop_map(Step::Tick),
         1 => Just(Step::Mishap(Mishap::ScriptFlush)),
         1 => crashes.mishap().prop_map(Step::Mishap),
     ]
@@ -139,7 +112,7 @@ pub trait Counters: Default {
 #[derive(Clone, Copy, Debug)]
 pub struct Token {
     pub id: usize,
-    pub state: State,
+    pub state: TokenState,
 }
 
 pub struct World<'s, S, K: Counters> {
@@ -167,10 +140,11 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
             database,
             ..
         } = given;
-        let settle = Durability::Settle(Duration::from_millis(SETTLE));
-        let builder = K::family(name).partitions(PARTITIONS).durability(settle);
-        let family = builder.build().expect("a valid family");
-        let number = database.store.register(&family).await.expect("registered");
+        let builder = K::family(name)
+            .partitions(PARTITIONS)
+            .durability(Durability::Settle(millis(SETTLE)));
+        let family = builder.build().unwrap();
+        let number = database.store.register(&family).await.unwrap();
         let family = Registered { family, number };
         let mut stage = Stage::<ConnectionManager>::new(server, crashes, family, K::START).await;
         let gate = Gate::new();
@@ -182,15 +156,15 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
             },
         );
         World {
-            counters: counterfoil.open(builder).await.expect("opened"),
+            counters: counterfoil.opened(builder).await,
             gate,
             database,
             kind: K::default(),
             writers: stage.writers(WRITERS),
-            sent: Vec::new(),
+            sent: vec![],
             workers: Workers::default(),
             reader: None,
-            tokens: Vec::new(),
+            tokens: vec![],
             stage,
         }
     }
@@ -200,7 +174,7 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
         let ids = std::iter::once(ids.0).chain(ids.1);
         let first = self.tokens.len();
         if writer.open.is_none() && first + ids.clone().count() <= K::TOKENS {
-            let state = State::InDoubt;
+            let state = TokenState::InDoubt;
             self.tokens.extend(ids.map(|id| Token { id, state }));
             writer.begin((first..self.tokens.len()).collect());
         }
@@ -222,7 +196,7 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
                     if !matches!(result, PairResult::Counted(_)) {
                         return Err(failed(format!("REFUSED: {result:?}")));
                     }
-                    self.tokens[token].state = State::Acknowledged { at };
+                    self.tokens[token].state = TokenState::Acknowledged { at };
                 }
             }
             // the caller receives an error: the outcome is unknown
@@ -261,8 +235,9 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
     }
 
     fn forget(&mut self, gone: &Gone) {
-        let tokens = self.tokens.iter_mut();
-        tokens.for_each(|token| token.state.forget(gone));
+        self.tokens
+            .iter_mut()
+            .for_each(|token| token.state.forget(gone));
         if let Some(reader) = &mut self.reader {
             reader.has_crashed = true;
         }
@@ -275,21 +250,19 @@ impl<S: Store + Clone, K: Counters> Case for World<'_, S, K> {
     async fn step(&mut self, step: Self::Step) -> Checked {
         match step {
             Step::Write { writer, ids, fate } => self.write(writer, ids, fate).await?,
-            Step::Echo { call } => {
+            Step::Echo(call) => {
                 if let Some((key, tokens)) = self.sent.get(call % self.sent.len().max(1)).cloned() {
                     K::arrive(self, &key, &tokens).await?;
                 }
             }
-            Step::Ask { writer } => self.writers[writer].ask(),
+            Step::Ask(writer) => self.writers[writer].ask(),
             Step::TurnEpoch => turn_epoch(&mut self.stage, 0).await?,
-            Step::WriterDies { writer } => {
-                self.writers[writer] = Writer::new(self.stage.new_name())
-            }
+            Step::WriterDies(writer) => self.writers[writer] = Writer::new(self.stage.new_name()),
             Step::Work(work) => self.workers.step(work, &self.stage, &self.database).await?,
-            Step::WorkerDies { worker } => self.workers.die(worker),
-            Step::ReadBegins { id } => self.read_begins(id).await,
+            Step::WorkerDies(worker) => self.workers.die(worker),
+            Step::ReadBegins(id) => self.read_begins(id).await,
             Step::ReadGoesOn => self.read_goes_on().await?,
-            Step::Tick { ms } => self.stage.pass(ms),
+            Step::Tick(ms) => self.stage.pass(ms),
             Step::Mishap(mishap) => {
                 if let Some(gone) = self.stage.suffer(mishap).await? {
                     self.forget(&gone);

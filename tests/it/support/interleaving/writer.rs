@@ -1,11 +1,9 @@
 //! Writers that count.
 
-use counterfoil::test_hooks::{Fence, Partition};
+use counterfoil::test_hooks::Partition;
 
-use super::Checked;
-use super::connect::Connect;
-use super::stage::Stage;
-use crate::support::epoch;
+use super::*;
+use crate::support::*;
 
 /// A writer with one call in flight.
 #[derive(Debug)]

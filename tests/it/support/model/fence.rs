@@ -1,11 +1,9 @@
 //! The reference of the fence: epochs, and the callers that a family remembers.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-use proptest::prelude::*;
 use redis::Value;
 
-use super::{Checked, EPOCH_MS, Fields, Frame, reply, text, words};
+use super::*;
+use crate::support::*;
 
 const CALLERS: [&str; 3] = ["w1", "w2", "careless"];
 /// The caller that names any epoch with any number. The others follow the headers.
@@ -154,11 +152,12 @@ impl Family {
             sent.look_at("calls_before")?;
             last = self.calls_before.get(sent.caller());
         }
-        let last = last.filter(|(n, _)| sent.n <= *n);
-        Ok(last.map(|(n, record)| match sent.n == *n {
-            true => Refusal::Dup(record.clone()),
-            false => Refusal::Passed,
-        }))
+        Ok(last
+            .filter(|(n, _)| sent.n <= *n)
+            .map(|(n, record)| match sent.n == *n {
+                true => Refusal::Dup(record.clone()),
+                false => Refusal::Passed,
+            }))
     }
 
     pub(super) fn note(&mut self, sent: &Sent, record: String) {
@@ -230,11 +229,14 @@ impl Family {
     /// Returns the fields of both keys.
     pub(super) fn keys(&self) -> [Fields; 2] {
         let with = |fields: &Fields, calls: &Calls| {
-            let calls = calls.iter().map(|(caller, (n, record))| {
-                let record = format!("{n} {record}").trim_end().to_owned();
-                ((*caller).to_owned(), record)
-            });
-            fields.clone().into_iter().chain(calls).collect()
+            fields
+                .clone()
+                .into_iter()
+                .chain(calls.iter().map(|(caller, (n, record))| {
+                    let record = format!("{n} {record}").trim_end().to_owned();
+                    ((*caller).to_owned(), record)
+                }))
+                .collect()
         };
         [
             with(&self.fields, &self.calls),

@@ -6,24 +6,19 @@ mod partition;
 
 // no test program but `it` uses all of it
 #[allow(unused_imports)]
+use crate::support::*;
+
 pub use fence::{Called, Family, Sent, called};
 #[allow(unused_imports)]
 pub use partition::{BatchCall, Deltas, Partition, Which};
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt::Debug;
-use std::path::Path;
+use std::io;
 use std::rc::Rc;
-use std::{fs, io};
 
 use proptest::collection::vec;
-use proptest::prelude::*;
-use proptest::test_runner::{Config, TestCaseError, TestError, TestRunner};
-use redis::{
-    Connection, ConnectionLike, FromRedisValue, Pipeline, Value, cmd, from_redis_value, pipe,
-};
-use testkit::{RedisOptions, RedisServer};
+use proptest::test_runner::Config;
+use redis::{Connection, ConnectionLike, Pipeline, Value, from_redis_value};
 
 use super::random;
 use fence::{Callers, Refusal};
@@ -124,8 +119,10 @@ impl Content {
 }
 
 fn texts<K: ToString, V: ToString>(fields: &BTreeMap<K, V>) -> Fields {
-    let texts = fields.iter().map(|(k, v)| (k.to_string(), v.to_string()));
-    texts.collect()
+    fields
+        .iter()
+        .map(|(k, v)| (k.to_string(), v.to_string()))
+        .collect()
 }
 
 pub fn text(text: impl ToString) -> Value {
@@ -151,8 +148,10 @@ pub fn reply(status: &str, words: impl IntoIterator<Item = Value>) -> Value {
 
 /// Returns the items of a reply as text.
 pub fn words(reply: &Value) -> Vec<String> {
-    let items = reply.as_sequence().unwrap_or_default().iter();
-    items
+    reply
+        .as_sequence()
+        .unwrap_or_default()
+        .iter()
         .map(|item| from_redis_value(item.clone()).unwrap_or_default())
         .collect()
 }
@@ -170,7 +169,7 @@ struct Scripts {
 }
 
 /// A counting call.
-pub struct Counting<'a> {
+pub struct CountingCall<'a> {
     pub script: &'static str,
     /// The kind of families that the script counts for.
     pub kind: &'static str,
@@ -270,12 +269,12 @@ impl Frame {
     /// the reference is one that changes nothing. Returns the words of a call that was executed.
     pub fn count<R: Clone>(
         &mut self,
-        counting: Counting<'_>,
+        counting: CountingCall<'_>,
         sent: &Sent,
         reference: &mut R,
         count: impl FnOnce(&mut R, &Family, Option<&Value>) -> Result<Counted, &'static str>,
     ) -> Checked<Option<Vec<String>>> {
-        let Counting { script, keys, .. } = counting;
+        let CountingCall { script, keys, .. } = counting;
         let args = [&sent.fence(self.now)[..], &counting.args].concat();
         self.disturb(sent, true);
         let got = self.call(script, keys, &args);
@@ -344,10 +343,14 @@ impl Frame {
 
     /// Checks that a name from a script is valid and new.
     pub fn made(&mut self, what: &'static str, name: &str) -> Checked {
-        let is_name = name.len() == 16 && u64::from_str_radix(name, 16).is_ok();
-        prop_assert!(is_name, "{name:?} is no {what}");
-        let is_new = self.names.insert((what, name.into()));
-        prop_assert!(is_new, "the {what} {name} was given before");
+        prop_assert!(
+            name.len() == 16 && u64::from_str_radix(name, 16).is_ok(),
+            "{name:?} is no {what}"
+        );
+        prop_assert!(
+            self.names.insert((what, name.into())),
+            "the {what} {name} was given before"
+        );
         Ok(())
     }
 
@@ -417,7 +420,7 @@ impl Frame {
             return Err(TestCaseError::fail(format!("{got:?} is no epoch")));
         };
         prop_assert_eq!(status, "OK");
-        let settings = self.family.known().expect("a configured family");
+        let settings = self.family.known().unwrap();
         prop_assert_eq!(known, &settings[..]);
         let last = self.family.get("=now").cloned();
         prop_assert_eq!(before, last.as_ref().unwrap_or(name));
@@ -433,8 +436,12 @@ impl Frame {
 
     /// Compares every key of the server with those of the reference.
     fn check_keys(&self, mut expected: Keys) -> Checked {
-        let fence = FENCE.into_iter().zip(self.family.keys());
-        expected.extend(fence.map(|(kind, fields)| (kind.into(), (Content::Hash(fields), None))));
+        expected.extend(
+            FENCE
+                .into_iter()
+                .zip(self.family.keys())
+                .map(|(kind, fields)| (kind.into(), (Content::Hash(fields), None))),
+        );
         expected.retain(|_, (content, _)| !content.is_empty());
         let (keys,): (BTreeSet<String>,) = self.ask(pipe().cmd("KEYS").arg("*"));
         let expected_keys: BTreeSet<_> = expected.keys().map(|kind| self.key(kind)).collect();
@@ -467,8 +474,10 @@ impl Frame {
             };
             prop_assert_eq!(&value, content, "{}", kind);
             // the clock of the sequence stands still meanwhile
-            let is_right = lives.map_or(left == -1, |ms| (ms - TAKES_MS..=ms).contains(&left));
-            prop_assert!(is_right, "{kind} lives {left} ms, expected {lives:?}");
+            prop_assert!(
+                lives.map_or(left == -1, |ms| (ms - TAKES_MS..=ms).contains(&left)),
+                "{kind} lives {left} ms, expected {lives:?}"
+            );
         }
         Ok(())
     }
@@ -504,8 +513,10 @@ pub fn scripts() -> HashMap<String, String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1");
     let script = |entry: io::Result<fs::DirEntry>| {
         let path = entry.unwrap().path();
-        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        (name, fs::read_to_string(path).unwrap())
+        (
+            path.file_stem().unwrap().to_str().unwrap().to_owned(),
+            fs::read_to_string(path).unwrap(),
+        )
     };
     fs::read_dir(folder).unwrap().map(script).collect()
 }
@@ -516,8 +527,7 @@ fn play<K: Kind>(
     config: Config,
 ) -> Result<(), TestError<Vec<Step<K::Step>>>> {
     let load = |(name, source): (&String, &String)| {
-        let mut load = cmd("SCRIPT");
-        let hash = load.arg("LOAD").arg(source).query(&mut redis);
+        let hash = cmd("SCRIPT").arg("LOAD").arg(source).query(&mut redis);
         (name.clone(), hash.unwrap())
     };
     let hashes = sources.iter().map(load).collect();
@@ -544,7 +554,7 @@ fn play<K: Kind>(
 
 /// Expects that the scripts match the reference in `COUNTERFOIL_CASES` sequences, 100 by default.
 pub async fn agrees<K: Kind>() {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     let config = random::config(random::cases(100));
     let redis = server.client().get_connection().unwrap();
     play::<K>(redis, &scripts(), config).unwrap_or_else(|error| panic!("{error}"));
@@ -561,14 +571,17 @@ const WITHOUT_FENCE: [(&str, &str); 5] = [
 
 /// Expects that no script passes with one of its changes, (from, to), or without its fence.
 pub async fn notices<K: Kind>(changes: &[(&str, &[(&str, &str)])]) {
-    let server = RedisServer::start(RedisOptions::volatile()).await;
+    let server = new_redis().await;
     let fences = K::FENCED.iter().map(|name| (*name, &WITHOUT_FENCE[..]));
     for (name, changes) in fences.chain(changes.iter().copied()) {
         for (from, to) in changes {
             let mut sources = scripts();
             let source = sources.get_mut(name).unwrap();
-            let found = source.matches(from).count();
-            assert_eq!(found, 1, "{name} has no {from:?}, or more than one");
+            assert_eq!(
+                source.matches(from).count(),
+                1,
+                "{name} has no {from:?}, or more than one"
+            );
             *source = source.replace(from, to);
             let config = Config {
                 max_shrink_iters: 0,

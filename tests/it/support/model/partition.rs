@@ -1,11 +1,9 @@
 //! The reference of a partition's buffer and batch, which all kinds with rows share.
 
-use std::collections::BTreeMap;
-
-use proptest::prelude::*;
 use redis::{Value, from_redis_value};
 
-use super::{Checked, Content, Frame, Keys, int, reply, text, words};
+use super::*;
+use crate::support::*;
 
 pub type Deltas = BTreeMap<String, i64>;
 
@@ -72,15 +70,18 @@ impl BatchCall {
 
     /// Draws rotations with owners and leases, some of them early.
     pub fn rotations(ms: impl Fn() -> BoxedStrategy<u64>) -> impl Strategy<Value = BatchCall> {
-        let hits = proptest::sample::select(vec![0_u64, 0, 3, 50]);
-        (0..OWNERS.len(), ms(), hits, ms()).prop_map(|(owner, lease_ms, sync_hits, sync_ms)| {
-            BatchCall::Rotate {
+        (
+            0..OWNERS.len(),
+            ms(),
+            proptest::sample::select(vec![0_u64, 0, 3, 50]),
+            ms(),
+        )
+            .prop_map(|(owner, lease_ms, sync_hits, sync_ms)| BatchCall::Rotate {
                 owner,
                 lease_ms,
                 sync_hits,
                 sync_ms,
-            }
-        })
+            })
     }
 }
 
@@ -156,8 +157,10 @@ impl Partition {
             if self.buffer.is_empty() {
                 return reply("EMPTY", []);
             }
-            let due = self.number("rotated_at").filter(|&at| at <= now);
-            let left = due.map_or(0, |at| (at + sync_ms).saturating_sub(now));
+            let left = self
+                .number("rotated_at")
+                .filter(|&at| at <= now)
+                .map_or(0, |at| (at + sync_ms).saturating_sub(now));
             if left > 0 && number("hits") < sync_hits {
                 return reply("EARLY", [int(left)]);
             }
@@ -192,9 +195,14 @@ impl Partition {
             ]);
         }
         let age = |field| int(now.saturating_sub(self.number(field).unwrap_or(now)));
-        let ages = [age("rotated_at"), age("batch_first_at")];
-        let cut = self.cut().map(text).into_iter();
-        reply(status, cut.chain([int(self.batch.len())]).chain(ages))
+        reply(
+            status,
+            self.cut()
+                .map(text)
+                .into_iter()
+                .chain([int(self.batch.len())])
+                .chain([age("rotated_at"), age("batch_first_at")]),
+        )
     }
 
     /// Returns the reply, or `None` if the batch is handed out.
@@ -256,8 +264,10 @@ impl Frame {
                 if words[0] == "OK" {
                     self.made("nonce", &words[3])?;
                 }
-                let nonce = words.get(3).map_or("", |nonce| nonce);
-                prop_assert_eq!(got, partition.rotate(now, nonce, owner, numbers));
+                prop_assert_eq!(
+                    got,
+                    partition.rotate(now, words.get(3).map_or("", |nonce| nonce), owner, numbers)
+                );
             }
             BatchCall::Fetch { which, settle_ms } => {
                 let named = partition.named(which);
@@ -290,8 +300,7 @@ impl Frame {
             BatchCall::Release { which } => {
                 let (named, held) = (partition.named(which), partition.batch.clone());
                 let got = self.call("buffered_release", &[batch, meta], &named)?;
-                let expected = partition.release(&named);
-                prop_assert_eq!(&got, &expected);
+                prop_assert_eq!(&got, &partition.release(&named));
                 if got == reply("OK", []) {
                     return Ok(held);
                 }
