@@ -197,6 +197,12 @@ impl Writer {
         results
     }
 
+    /// Has a task notice the end of the runtime.
+    fn watch_runtime(&self) {
+        self.is_watched
+            .get_or_init(|| Driver::watch_runtime(&self.queue));
+    }
+
     /// Counts the hits that `push` adds to a group, and waits until Redis has done so. Returns the
     /// call with its outcome, and the hits' positions in it. A full group is an error unless
     /// `options.wait` is set. `pairs` is the number of hits; if they are mixed, of several
@@ -208,7 +214,7 @@ impl Writer {
         mut push: impl FnMut(&mut Group) -> T,
     ) -> Result<(Arc<Call>, T)> {
         let queue = &self.queue;
-        self.is_watched.get_or_init(|| Driver::watch_runtime(queue));
+        self.watch_runtime();
         let mut deadline = None;
         loop {
             if is_mixed && !queue.spans_partitions() {
@@ -269,6 +275,7 @@ impl Writer {
             hits: 1,
             seed: None,
         };
+        self.watch_runtime();
         self.recorder.record(&self.queue, &hit)?;
         Recorder::begin(self);
         Ok(())

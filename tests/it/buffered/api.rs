@@ -313,6 +313,39 @@ async fn all_ids_come_as_a_stream() {
 }
 
 #[tokio::test]
+async fn namespaces_do_not_see_each_other() {
+    let pair = Pair::new().await;
+    let views = |namespace| pair.open(Family::buffered(namespace, "views").at_once());
+    let (one, two) = (views("shop-1").await, views("shop-2").await);
+    one.count("page", 1).await;
+    two.count("page", 10).await;
+    for is_drained in [false, true] {
+        if is_drained {
+            pair.drain().await;
+        }
+        let values = [one.value("page").await, two.value("page").await];
+        assert_eq!(values, [1, 10], "drained: {is_drained}");
+    }
+    let listed_by_two = two.list("", None, 10).await.unwrap();
+    assert_eq!(listed_by_two, listed([("page", 10)]));
+}
+
+#[tokio::test]
+async fn one_process_serves_several_pairs() {
+    let pairs = [Pair::new().await, Pair::new().await];
+    let mut reconcilers = Vec::new();
+    for (pair, hits) in pairs.iter().zip(1..) {
+        reconcilers.push(pair.reconcile().await);
+        pair.open(family("views")).await.count("page", hits).await;
+    }
+    arrived(&pairs[0], 1).await;
+    arrived(&pairs[1], 2).await;
+    for reconciler in reconcilers {
+        reconciler.stop().await;
+    }
+}
+
+#[tokio::test]
 async fn check_reports_how_durable_redis_is() {
     let (pair, _views) = Pair::of(family("views")).await;
     let mut redis = pair.redis.manager().await;

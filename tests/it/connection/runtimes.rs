@@ -46,14 +46,17 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
     home.block_on(MysqlStore::new(pool).create_tables())
         .unwrap();
     // the runtime that connects ends first
-    let (pair, ended) = runtime().block_on(async {
+    let (pair, ended, unused) = runtime().block_on(async {
         let (redis, mysql) = (redis.url(), mysql.url(&database));
         let pair = Counterfoil::connect(&redis, &mysql).await.unwrap();
         let views = pair.open(family("views")).await.unwrap();
         views.count("page", 1).await;
-        (pair, views)
+        let unused = pair.open(family("unused")).await.unwrap();
+        (pair, views, unused)
     });
     let why = "the runtime on which the family was opened has ended";
+    refused(ended.record("page", 1), ErrorKind::Closed, why);
+    refused(unused.record("page", 1), ErrorKind::Closed, why);
     let late = home.block_on(ended.add("page", 1));
     refused(late, ErrorKind::Closed, why);
     let late = home.block_on(ended.add_many([("page", 1), ("other", 1)]));
@@ -96,22 +99,21 @@ fn no_caller_waits_for_a_runtime_that_has_ended() {
     let views = doomed.block_on(plain.open(family("views").partitions(1)));
     home.block_on(views.count("page", 1));
     plain.redis.pause();
-    let add = |_| {
+    let add = || {
         let views = views.clone();
         home.spawn(async move { views.add("page", 1).await })
     };
-    // the first one makes its own call, drivers make two, and the others gather
-    let mut callers: Vec<_> = (0..1).map(add).collect();
-    thread::sleep(Duration::from_millis(200));
-    callers.extend((0..15).map(add));
-    thread::sleep(Duration::from_millis(200));
-    // they gather, because the drivers make as many calls as they may
-    callers.extend((0..15).map(add));
-    thread::sleep(Duration::from_millis(200));
+    // the first one makes its own call, drivers make two with the next ones, and the last gather
+    let mut callers = vec![add()];
+    for _ in 0..3 {
+        thread::sleep(millis(200));
+        callers.extend((0..15).map(|_| add()));
+    }
+    thread::sleep(millis(200));
     doomed.shutdown_background();
-    thread::sleep(Duration::from_millis(50));
+    thread::sleep(millis(50));
     plain.redis.resume();
-    let limit = Duration::from_secs(4);
+    let limit = secs(4);
     let (mut acknowledged, mut unknown, mut refused) = (0, 0, 0);
     for caller in callers {
         match home.block_on(async { timeout(limit, caller).await.expect("nobody hangs") }) {
