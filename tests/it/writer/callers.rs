@@ -498,11 +498,14 @@ async fn while_redis_stands_still_callers_give_up_in_time() {
     // these callers have a longer timeout, through another handle, than the callers that follow
     let mut patient = JoinSet::new();
     let long = views.clone().write_timeout(LONG);
-    for id in ids.clone() {
-        let long = long.clone();
-        patient.spawn(async move { long.add(&id, 1).await });
+    // two waves, so that each of the two drivers has a call to make
+    for wave in ids.chunks(40) {
+        for id in wave {
+            let (long, id) = (long.clone(), id.clone());
+            patient.spawn(async move { long.add(&id, 1).await });
+        }
+        pause(100).await;
     }
-    pause(100).await;
     let errors = after(
         timeout_after,
         ids.iter().map(|id| views.add(id, 1)).collect(),
