@@ -103,15 +103,15 @@ fn scripts(criterion: &mut Criterion) {
             };
             bench.iter_batched(
                 filled,
-                |()| runtime.block_on(batch_through(&partition)),
+                |()| runtime.block_on(batch_through(&family, &partition)),
                 BatchSize::PerIteration,
             );
         },
     );
 }
 
-async fn batch_through(partition: &Partition) {
-    let cut = partition.rotate(None, Cut::Now).await.unwrap();
+async fn batch_through(family: &Family, partition: &Partition) {
+    let cut = partition.rotate(family, "", None, Cut::Now).await.unwrap();
     let RotateReply::Batch(batch) = cut else {
         panic!("nothing was cut: {cut:?}")
     };

@@ -60,7 +60,7 @@ async fn add(stage: &Pending, ids: &Ids, calls: usize, round: u64) -> f64 {
         stage.counters.family(),
         stage.partitions().collect::<Vec<_>>(),
     );
-    let epochs = partitions[0].epochs(family).await.unwrap().unwrap();
+    let epochs = partitions[0].epochs(family, "").await.unwrap().unwrap();
     let before = Scripts::so_far(&mut stage.probe.clone()).await;
     let (partitions, epoch) = (&partitions, &*epochs.now);
     join_all((0..CALLERS).map(|number| async move {

@@ -92,7 +92,7 @@ class Counter:
         status = b"UNCONFIGURED"
         while status == b"UNCONFIGURED" and time.monotonic() < asked_at + 3:  # after a loss of memory for about a second
             try:
-                status, *words = self._send("family_epoch", fence, ["buffered", self.partitions or "", ""])
+                status, *words = self._send("family_epoch", fence, ["buffered", self.partitions or "", "", ""])
             except OutcomeUnknown as error:
                 raise NotCounted("no epoch") from error
             time.sleep(0 if words else 0.2)

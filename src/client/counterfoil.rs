@@ -5,19 +5,20 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
-use crate::admin::{self, Finding, access};
+use crate::admin::{self, Finding, Severity, access};
 use crate::client::family::FamilyBuilder;
 use crate::client::handle::{Handle, Timeouts};
 use crate::client::open::FamilyHandle;
-use crate::connection::Connection;
+use crate::connection::{Connection, each};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::process::family::Opened;
 use crate::process::shared::{InUse, Shared};
 use crate::reconciler::flush::Flusher;
 use crate::reconciler::lifecycle::ReconcilerBuilder;
 use crate::reconciler::upkeep;
-use crate::store::Store;
 use crate::store::mysql::MysqlStore;
+use crate::store::{Registered, Store};
 
 /// The time limit for registering a family when it is opened.
 const REGISTERING: Duration = Duration::from_secs(3);
@@ -117,9 +118,9 @@ impl Counterfoil {
             let Shared {
                 redis, topology, ..
             } = &*self.shared;
-            let configured = match registered {
-                Some(_) => upkeep::configure(redis, topology, &family).await,
-                None => upkeep::begin_epochs(redis, topology, &family).await,
+            let configured = match &registered {
+                Some(known) => upkeep::configure(redis, topology, &family, &known.database).await,
+                None => upkeep::begin_epochs(redis, topology, &family, "").await,
             };
             unless_refused(configured.map_err(|error| access::explain(&family, error)))?;
         }
@@ -135,11 +136,10 @@ impl Counterfoil {
         }
     }
 
-    /// Registers the family, and returns its number in the database; `None` if the database is
-    /// unreachable.
-    async fn register(&self, family: &Family) -> Result<Option<u64>> {
+    /// Registers the family; returns `None` if the database is unreachable.
+    async fn register(&self, family: &Family) -> Result<Option<Registered>> {
         let error = match timeout(REGISTERING, self.shared.store.register(family)).await {
-            Ok(Ok(number)) => return Ok(Some(number)),
+            Ok(Ok(registered)) => return Ok(Some(registered)),
             Ok(Err(error)) if !error.is_retryable() => return Err(error),
             Ok(Err(error)) => error,
             Err(elapsed) => Error::store("the database did not reply").with_source(elapsed),
@@ -154,11 +154,33 @@ impl Counterfoil {
         let families = self.shared.families();
         let mut findings = admin::redis::findings(&self.shared.redis, &families).await;
         findings.extend(access::findings(&self.shared.redis, &families).await);
+        findings.extend(self.database_findings().await);
         if let Some(mysql) = self.shared.store.as_mysql() {
             findings.extend(mysql.check(&families).await);
         }
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         findings
+    }
+
+    /// Returns a finding for each family whose hits in this Redis go to another database.
+    async fn database_findings(&self) -> Vec<Finding> {
+        let opened = self.shared.opened();
+        let look = async |opened: &Arc<Opened>| {
+            let home = self.shared.partition(&opened.family, 0);
+            let asked = home.epochs(&opened.family, opened.database()).await;
+            let refusal = asked
+                .err()
+                .filter(|error| error.kind() == ErrorKind::Mismatch)?;
+            let advice = "Nothing is counted or stored meanwhile: see \"Two databases\" in the operations manual";
+            let subject = format!("family {}", opened.family);
+            Some(Finding::new(
+                Severity::Error,
+                subject,
+                refusal.to_string(),
+                advice,
+            ))
+        };
+        each(&opened, look).await.into_iter().flatten().collect()
     }
 
     /// Configures a reconciler, which writes the pending hits of this pair's families to the

@@ -5,9 +5,11 @@ use crate::client::counterfoil::Counterfoil;
 use crate::connection::try_each;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::process::shared::Shared;
 use crate::reconciler::upkeep;
 use crate::scripts::buffered::last_cuts;
 use crate::scripts::partition::Partition;
+use crate::store::Registered;
 
 /// The settings that may change, among those that every process must agree on.
 const CHANGEABLE: [&str; 2] = ["partitions", "durability"];
@@ -30,7 +32,11 @@ impl Counterfoil {
     /// family is registered; [`Busy`](ErrorKind::Busy) if the number of partitions differs and
     /// something is pending: nothing was changed.
     pub async fn reconfigure(&self, family: &Family) -> Result<()> {
-        let known = self.known(family).await?;
+        let Registered {
+            family: known,
+            database,
+            ..
+        } = self.known(family).await?;
         refuse_unchangeable(&known, family)?;
         if known.partitions() == family.partitions() {
             return self.shared.store.reconfigure(&known, family).await;
@@ -38,24 +44,24 @@ impl Counterfoil {
         self.refuse_pending(&known).await?;
         // from here on nothing is counted: Redis refuses the old callers, and the database the new
         // ones
-        self.configure_redis(&known, family).await?;
+        self.configure_redis(&known, family, &database).await?;
         if let Err(pending) = self.refuse_pending(&known).await {
-            self.configure_redis(family, &known).await?;
+            self.configure_redis(family, &known, &database).await?;
             return Err(pending);
         }
         self.drop_bases(&known).await?;
         self.shared.store.reconfigure(&known, family).await?;
         // a reconciler with the old number may have restored it before the database had the new one
-        self.configure_redis(&known, family).await
+        self.configure_redis(&known, family, &database).await
     }
 
     /// Returns the family as it is registered.
-    async fn known(&self, family: &Family) -> Result<Family> {
+    async fn known(&self, family: &Family) -> Result<Registered> {
         let name = family.to_string();
         for listed in self.shared.store.families().await? {
             match listed {
                 Ok(registered) if registered.family.to_string() == name => {
-                    return Ok(registered.family);
+                    return Ok(registered);
                 }
                 Err(error) if error.to_string().starts_with(&format!("{name}: ")) => {
                     return Err(error);
@@ -98,12 +104,20 @@ impl Counterfoil {
     }
 
     /// Writes the family's settings to the homes of its calls, and to its former homes.
-    async fn configure_redis(&self, before: &Family, family: &Family) -> Result<()> {
-        upkeep::configure(&self.shared.redis, &self.shared.topology, family).await?;
+    async fn configure_redis(
+        &self,
+        before: &Family,
+        family: &Family,
+        database: &str,
+    ) -> Result<()> {
+        let Shared {
+            redis, topology, ..
+        } = &*self.shared;
+        upkeep::configure(redis, topology, family, database).await?;
         let beyond: Vec<_> = (family.partitions()..before.partitions()).collect();
         let configure = async |number: &u32| {
             let partition = self.shared.partition(family, *number);
-            partition.configure(family, [*number]).await
+            partition.configure(family, database, [*number]).await
         };
         try_each(&beyond, configure).await.map(drop)
     }

@@ -69,14 +69,15 @@ impl Opened {
     /// family was opened. No data is written, and no row read, before the database has accepted the
     /// configuration.
     pub async fn registered(&self, store: &dyn Store) -> Result<&Arc<Registered>> {
-        let register = || async {
-            let number = store.register(&self.family).await?;
-            Ok(Arc::new(Registered {
-                family: self.family.clone(),
-                number,
-            }))
-        };
+        let register = || async { store.register(&self.family).await.map(Arc::new) };
         self.registered.get_or_try_init(register).await
+    }
+
+    /// Returns the id of the family's database; empty while that is unknown, because the database was
+    /// unreachable when the family was opened.
+    pub fn database(&self) -> &str {
+        let registered = self.registered.get();
+        registered.map_or("", |registered| &registered.database)
     }
 
     /// Records the outcomes of hits in the metrics; `None` for an unknown outcome.

@@ -62,18 +62,12 @@ impl Shared {
     }
 
     /// Takes a family in use and returns it with its writer. Returns the existing ones if the
-    /// configuration is the same. `registered` is the database's number for the family, unknown
-    /// while the database is unreachable.
-    pub fn open(&self, family: Family, registered: Option<u64>) -> Result<InUse> {
+    /// configuration is the same. `registered` is unknown while the database is unreachable.
+    pub fn open(&self, family: Family, registered: Option<Registered>) -> Result<InUse> {
         let mut families = self.families_mut();
         self.refuse_closed(&family)?;
         let number = families.number_of(&family);
-        let registered = registered.map(|number| {
-            Arc::new(Registered {
-                family: family.clone(),
-                number,
-            })
-        });
+        let registered = registered.map(Arc::new);
         if let Some(same) = families.in_use.get(&number).filter(|(opened, writer)| {
             opened.is_same(&family, registered.as_ref()) && !writer.has_ended()
         }) {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::watch;
 
@@ -9,6 +10,7 @@ use crate::connection::backoff::{Backoff, wait_out};
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
 use crate::reconciler::flush::{Flusher, Held, PartitionId, Rotated};
+use crate::scripts::buffered::Cut;
 
 impl Flusher {
     /// Brings everything in Redis to the database. A failing partition or family does not block
@@ -30,22 +32,37 @@ impl Flusher {
         }
         let mut stuck = None;
         while !left.is_empty() {
-            left = self.drain_once(left, &mut pause, &mut stuck).await;
+            left = self
+                .drain_once(left, Cut::Now, &mut pause, &mut stuck)
+                .await;
+        }
+        stuck.map_or(Ok(()), Err)
+    }
+
+    /// Cuts every partition of the family, and makes reconcilers delay further cuts for this time.
+    pub async fn hold(&self, opened: &Opened, time: Duration) -> Result<()> {
+        let numbers = 0..opened.family.partitions();
+        let mut left: Vec<PartitionId> = numbers.map(|number| (opened.number, number)).collect();
+        let (mut pause, mut stuck) = (Backoff::default(), None);
+        while !left.is_empty() {
+            let cut = Cut::NowAndHold(time);
+            left = self.drain_once(left, cut, &mut pause, &mut stuck).await;
         }
         stuck.map_or(Ok(()), Err)
     }
 
     /// Takes one batch off each partition. Returns the partitions that may still hold a hit from
-    /// before the drain: a batch cut by another caller says nothing about the buffer.
+    /// before the call: a batch cut by another caller says nothing about the buffer.
     async fn drain_once(
         &self,
         partitions: Vec<PartitionId>,
+        cut: Cut,
         pause: &mut Backoff,
         stuck: &mut Option<Error>,
     ) -> Vec<PartitionId> {
         let (_running, stop) = watch::channel(false);
         let (mut held, mut left, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
-        for (id, rotated) in self.rotate(&partitions, false).await {
+        for (id, rotated) in self.rotate(&partitions, cut).await {
             match rotated {
                 Ok(Rotated::Held(batch)) => {
                     if !batch.cut.fresh {

@@ -190,44 +190,47 @@ impl Flusher {
         try_each(partitions, close).await.map(drop)
     }
 
-    /// Cuts a batch off each partition, or takes the batch in flight. With `due`, only where a sync
-    /// is due and no other reconciler has the lease.
+    /// Cuts a batch off each partition, or takes the batch in flight. When due only where no other
+    /// reconciler has the lease.
     #[tracing::instrument(level = "debug", skip_all, fields(partitions = partitions.len()))]
     pub async fn rotate(
         &self,
         partitions: &[PartitionId],
-        due: bool,
+        cut: Cut,
     ) -> Vec<(PartitionId, Result<Rotated>)> {
-        let rotate = async |id: &PartitionId| (*id, self.rotate_one(*id, due).await);
+        let rotate = async |id: &PartitionId| (*id, self.rotate_one(*id, cut).await);
         each(partitions, rotate).await
     }
 
-    async fn rotate_one(&self, id: PartitionId, due: bool) -> Result<Rotated> {
+    async fn rotate_one(&self, id: PartitionId, cut: Cut) -> Result<Rotated> {
         let Some(opened) = self.shared.family(id.0) else {
             return Ok(Rotated::Nothing);
         };
         let registered = opened.registered(&*self.shared.store).await?.clone();
-        let family = &registered.family;
+        let Registered {
+            family, database, ..
+        } = &*registered;
         let settle = family.durability().settle();
-        let lease = self.lease.as_ref().filter(|_| due);
+        let lease = self.lease.as_ref().filter(|_| cut == Cut::WhenDue);
         let lease = lease.map(|(owner, beyond)| Lease {
             owner,
             time: settle + *beyond,
         });
-        let cut = if due { Cut::WhenDue(family) } else { Cut::Now };
         let partition = Partition::new(self.redis.clone(), family, id.1);
-        Ok(match partition.rotate(lease, cut).await? {
-            RotateReply::Batch(cut) => Rotated::Held(Held {
-                id,
-                opened,
-                registered,
-                cut,
-                known_since: Instant::now(),
-            }),
-            RotateReply::Early(time) => Rotated::Early(time),
-            RotateReply::Leased(time) => Rotated::Leased(time),
-            RotateReply::Empty => Rotated::Nothing,
-        })
+        Ok(
+            match partition.rotate(family, database, lease, cut).await? {
+                RotateReply::Batch(cut) => Rotated::Held(Held {
+                    id,
+                    opened,
+                    registered,
+                    cut,
+                    known_since: Instant::now(),
+                }),
+                RotateReply::Early(time) => Rotated::Early(time),
+                RotateReply::Leased(time) => Rotated::Leased(time),
+                RotateReply::Empty => Rotated::Nothing,
+            },
+        )
     }
 
     /// Applies the batches to the database and drops them from Redis. While the database is

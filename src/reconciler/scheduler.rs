@@ -17,6 +17,7 @@ use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
 use crate::reconciler::registry::{self, Listing, Registry, Scope};
 use crate::reconciler::schedule::Schedule;
 use crate::reconciler::server_watch::ServerWatch;
+use crate::scripts::buffered::Cut;
 
 /// The longest interval between measurements of the oldest hit in flight.
 const MEASURE: Duration = Duration::from_secs(1);
@@ -241,9 +242,9 @@ impl Scheduler {
         for some in due.chunks(ROTATE) {
             let (flusher, some) = (self.flusher.clone(), some.to_vec());
             let partitions = some.clone();
-            let task = self
-                .tasks
-                .spawn(async move { Finished::Rotated(flusher.rotate(&partitions, true).await) });
+            let task = self.tasks.spawn(async move {
+                Finished::Rotated(flusher.rotate(&partitions, Cut::WhenDue).await)
+            });
             self.rotating.insert(task.id(), some);
         }
     }

@@ -17,6 +17,7 @@ use crate::reconciler::set_back;
 use crate::reconciler::upkeep;
 use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
+use crate::store::Registered;
 
 /// The interval of checks of Redis.
 const LOOK: Duration = Duration::from_secs(1);
@@ -155,9 +156,12 @@ impl ServerWatch {
 /// reports the error.
 async fn configure(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) {
     for registered in families.iter().filter_map(|opened| opened.registered.get()) {
-        if let Err(error) = upkeep::begin_epochs(redis, &shared.topology, &registered.family).await
-        {
-            tracing::debug!(family = %registered.family, error = %format_args!("{error:#}"), "configuring a family again failed");
+        let Registered {
+            family, database, ..
+        } = &**registered;
+        let begun = upkeep::begin_epochs(redis, &shared.topology, family, database);
+        if let Err(error) = begun.await {
+            tracing::debug!(%family, error = %format_args!("{error:#}"), "configuring a family again failed");
         }
     }
 }

@@ -11,27 +11,38 @@ use crate::reconciler::flush::{Flusher, PartitionId};
 use crate::scripts::bundle;
 use crate::scripts::keys::Key;
 use crate::scripts::partition::Partition;
+use crate::store::Registered;
 
 /// The end of the search for strays: one script names some hundred keys where it may take several
 /// partitions.
 const LAST: u32 = 256;
 
-/// Writes the family's settings and incarnations to every home of its calls. The database has
-/// accepted these settings.
-pub async fn configure(redis: &Connection, topology: &Topology, family: &Family) -> Result<()> {
-    match configure_homes(redis, topology, family).await {
+/// Writes the family's settings, incarnations and database to every home of its calls. The database
+/// has accepted these settings.
+pub async fn configure(
+    redis: &Connection,
+    topology: &Topology,
+    family: &Family,
+    database: &str,
+) -> Result<()> {
+    match configure_homes(redis, topology, family, database).await {
         Err(error) if bundle::crosses_slots(&error) && !topology.is_cluster() => {
             topology.found_cluster();
-            configure_homes(redis, topology, family).await
+            configure_homes(redis, topology, family, database).await
         }
         configured => configured,
     }
 }
 
-async fn configure_homes(redis: &Connection, topology: &Topology, family: &Family) -> Result<()> {
+async fn configure_homes(
+    redis: &Connection,
+    topology: &Topology,
+    family: &Family,
+    database: &str,
+) -> Result<()> {
     let configure = async |(number, home): &(u32, Partition)| {
         let partitions = topology.partitions_of(*number, family.partitions());
-        home.configure(family, partitions).await
+        home.configure(family, database, partitions).await
     };
     let homes = homes(redis, topology, family);
     try_each(&homes, configure).await.map(drop)
@@ -41,11 +52,17 @@ async fn configure_homes(redis: &Connection, topology: &Topology, family: &Famil
 /// confirm the settings, so this first compares them with those in Redis.
 ///
 /// # Errors
-/// [`Mismatch`](crate::ErrorKind::Mismatch) if Redis has another kind or number of partitions.
-pub async fn begin_epochs(redis: &Connection, topology: &Topology, family: &Family) -> Result<()> {
+/// [`Mismatch`](crate::ErrorKind::Mismatch) if Redis has another kind, number of partitions or
+/// database.
+pub async fn begin_epochs(
+    redis: &Connection,
+    topology: &Topology,
+    family: &Family,
+    database: &str,
+) -> Result<()> {
     let homes = homes(redis, topology, family);
-    try_each(&homes, |(_, home)| home.epochs(family)).await?;
-    configure(redis, topology, family).await
+    try_each(&homes, |(_, home)| home.epochs(family, database)).await?;
+    configure(redis, topology, family, database).await
 }
 
 fn homes(redis: &Connection, topology: &Topology, family: &Family) -> Vec<(u32, Partition)> {
@@ -56,7 +73,12 @@ fn homes(redis: &Connection, topology: &Topology, family: &Family) -> Vec<(u32, 
 /// Returns the partitions beyond the family's number in which clients with a different partition
 /// count have counted. Redis refuses these clients from here on; their counts go to the database
 /// like any batch.
-pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) -> Result<Vec<u32>> {
+pub async fn strays(
+    redis: &Connection,
+    topology: &Topology,
+    family: &Family,
+    database: &str,
+) -> Result<Vec<u32>> {
     let partition = |number| (number, Partition::new(redis.clone(), family, number));
     let beyond: Vec<_> = (family.partitions()..LAST).map(partition).collect();
     if !topology.is_cluster() {
@@ -74,7 +96,7 @@ pub async fn strays(redis: &Connection, topology: &Topology, family: &Family) ->
     for (number, stray) in &strays {
         tracing::error!(%family, partition = number, "a client configured with a different partition count has counted hits");
         metrics::count(metrics::STRAYS, &family.name, 1);
-        stray.configure(family, [*number]).await?;
+        stray.configure(family, database, [*number]).await?;
     }
     if family.keeps_slices() {
         for closed in each(&strays, |(_, stray)| stray.close_slices()).await {
@@ -104,19 +126,21 @@ impl Flusher {
         let Shared {
             topology, store, ..
         } = &*self.shared;
-        let family = &opened.registered(&**store).await?.family;
-        match begin_epochs(&self.redis, topology, family).await {
+        let Registered {
+            family, database, ..
+        } = &**opened.registered(&**store).await?;
+        match begin_epochs(&self.redis, topology, family, database).await {
             // the database has the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {
                 store.register(family).await?;
-                configure(&self.redis, topology, family).await?;
+                configure(&self.redis, topology, family, database).await?;
             }
             begun => begun?,
         }
         if !finds_strays {
             return Ok(Vec::new());
         }
-        let strays = strays(&self.redis, topology, family).await?;
+        let strays = strays(&self.redis, topology, family, database).await?;
         Ok(strays
             .into_iter()
             .map(|partition| (number, partition))

@@ -97,8 +97,9 @@ impl RecountBuilder {
     }
 
     /// Handles rows that are also deleted, such as likes that are taken back: corrects a counter
-    /// only if neither it nor its rows changed meanwhile. Others are checked three times in a run,
-    /// and left for the next one.
+    /// only if nothing was counted in it meanwhile, not even +1 and -1. Others are checked three
+    /// times in a run, and left for the next one. While such a run works, hits wait in Redis for up
+    /// to twice [`within`](Self::within) and the [`timeout`](Self::timeout).
     pub fn rows_are_deleted(mut self, deleted: bool) -> Self {
         self.plan.rows_are_deleted = deleted;
         self

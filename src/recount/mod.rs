@@ -2,6 +2,7 @@
 //! counting continues (docs/protocol.md, section 9).
 
 pub(crate) mod builder;
+mod movement;
 pub(crate) mod plan;
 pub(crate) mod recounter;
 pub(crate) mod run;

@@ -13,6 +13,7 @@ use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::recount::movement::{self, Cuts};
 use crate::recount::plan::{Mode, Plan, RecountIds};
 use crate::recount::verdict::{self, Proof};
 use crate::scripts::cached::Deleted;
@@ -71,7 +72,12 @@ pub struct Recounting {
 }
 
 /// Ids with their values before their rows are counted.
-pub type Before = Vec<(String, i64)>;
+#[derive(Debug)]
+pub struct Before {
+    values: Vec<(String, i64)>,
+    /// The last cuts before the values were read, if rows are also deleted.
+    cuts: Option<Cuts>,
+}
 
 /// Ids whose rows are counted, before the wait.
 #[derive(Debug)]
@@ -81,6 +87,7 @@ pub struct Page {
     /// The number of ids whose values equal their rows. No later value can prove a difference for
     /// them.
     same: u64,
+    cuts: Option<Cuts>,
     counted: Instant,
     /// The position of the run once this page is done.
     until: Option<Cursor>,
@@ -220,14 +227,23 @@ impl Recounting {
 
     /// Measures pages, and finishes each once its wait is over. Returns `false` if the run no longer
     /// belongs to this holder.
+    ///
+    /// If rows are also deleted, it works in rounds. Each begins with a cut of all partitions and a
+    /// hold of further cuts, measures pages for the time of a wait, and finishes all of them.
     async fn work(&self, run: &mut Run) -> Result<bool> {
         let mut ahead = Some(run.at.clone());
         let mut waiting: VecDeque<Page> = VecDeque::new();
+        // busy ids, with the number of attempts so far
+        let mut again: VecDeque<(Vec<String>, u32)> = VecDeque::new();
         let (mut touched, mut next_page) = (Instant::now(), Instant::now());
+        let mut round_until = None;
         loop {
             let now = Instant::now();
             let touch = touched + self.lease() / 4;
             let ready = waiting.front().map(|page| page.counted + self.within);
+            let is_in_round = waiting.is_empty() || round_until.is_none_or(|until| now < until);
+            let has_more = ahead.is_some() || !again.is_empty();
+            let may_measure = has_more && is_in_round && waiting.len() < PAGES;
             if touch <= now {
                 touched = now;
                 let saved = self.repeated(|| self.mysql.save_recount(run, RunState::Held));
@@ -237,31 +253,49 @@ impl Recounting {
             } else if ready.is_some_and(|ready| ready <= now)
                 && let Some(page) = waiting.pop_front()
             {
-                if !self.finish(run, page, &mut waiting).await? {
+                if !self.finish(run, page, &mut again).await? {
                     return Ok(false);
                 }
-            } else if let Some(at) = &ahead
-                && next_page <= now
-                && waiting.len() < PAGES
-            {
-                let (ids, until) = self.repeated(|| self.next(at)).await?;
-                let mut page = self.measure(ids).await?;
-                page.until.clone_from(&until);
+            } else if may_measure && next_page <= now {
+                if self.plan.rows_are_deleted && round_until.is_none_or(|until| until <= now) {
+                    self.repeated(|| self.hold()).await?;
+                    round_until = Some(Instant::now() + self.within);
+                }
+                let page = match (again.pop_front(), &ahead) {
+                    (Some((busy, tries)), _) => Page {
+                        tries: tries + 1,
+                        ..self.measure(busy).await?
+                    },
+                    (None, Some(at)) => {
+                        let (ids, until) = self.repeated(|| self.next(at)).await?;
+                        ahead.clone_from(&until);
+                        Page {
+                            until,
+                            ..self.measure(ids).await?
+                        }
+                    }
+                    (None, None) => continue,
+                };
                 let ids = page.same + page.differing.len() as u64;
                 let time = ids as f64 / f64::from(self.plan.ids_per_second);
                 next_page = now + Duration::from_secs_f64(time);
                 next_page = next_page.max(Instant::now() + self.plan.pause);
                 waiting.push_back(page);
-                ahead = until;
             } else {
-                let next = ahead.as_ref().filter(|_| waiting.len() < PAGES);
-                let next = next.map(|_| next_page);
+                let next = may_measure.then_some(next_page);
                 let Some(due) = ready.into_iter().chain(next).min() else {
                     return Ok(true);
                 };
                 sleep_until(due.min(touch)).await;
             }
         }
+    }
+
+    /// Begins a round: cuts all partitions, and holds further cuts until the round is over. A round
+    /// takes two waits and a count of rows.
+    async fn hold(&self) -> Result<()> {
+        let time = 2 * self.within + self.plan.timeout;
+        movement::hold(&self.handle, time).await
     }
 
     /// Returns the ids after `at`, and the position after them; `None` at the end of all ids.
@@ -309,10 +343,17 @@ impl Recounting {
 
     /// Takes the first step: reads the values, and leaves out counters that are too large.
     pub async fn before(&self, ids: Vec<String>) -> Result<Before> {
+        let cuts = match self.plan.rows_are_deleted {
+            true => Some(Cuts::read(&self.handle).await?),
+            false => None,
+        };
         let values = self.handle.exact(&borrowed_ids(&ids)).await?;
-        let before = ids.into_iter().zip(values);
-        let before = before.filter(|(_, value)| *value <= self.plan.largest);
-        Ok(before.collect())
+        let values = ids.into_iter().zip(values);
+        let values = values.filter(|(_, value)| *value <= self.plan.largest);
+        Ok(Before {
+            values: values.collect(),
+            cuts,
+        })
     }
 
     /// Takes the second step: counts the rows.
@@ -326,15 +367,16 @@ impl Recounting {
                 "the replica lags by {lag:?}, within() allows less than {within:?}"
             )));
         }
-        let ids: Vec<_> = before.iter().map(|(id, _)| id.as_str()).collect();
+        let ids: Vec<_> = before.values.iter().map(|(id, _)| id.as_str()).collect();
         let rows = self.rows(&ids).await?;
         let counted = Instant::now();
-        let all = before.iter().zip(rows);
+        let all = before.values.iter().zip(rows);
         let all = all.map(|((id, value), rows)| (id.clone(), *value, rows));
         let differing: Vec<_> = all.filter(|(_, value, rows)| value != rows).collect();
         Ok(Page {
             same: (ids.len() - differing.len()) as u64,
             differing,
+            cuts: before.cuts.clone(),
             counted,
             until: None,
             tries: 1,
@@ -345,9 +387,9 @@ impl Recounting {
     pub async fn after(&self, page: &Page) -> Result<Difference> {
         let ids: Vec<_> = page.differing.iter().map(|(id, ..)| id.as_str()).collect();
         let values = self.handle.exact(&ids).await?;
-        let again = match self.plan.rows_are_deleted {
-            true => Some(self.rows(&ids).await?),
-            false => None,
+        let moved = match &page.cuts {
+            Some(cuts) => Some(cuts.moved(&self.handle, &ids).await?),
+            None => None,
         };
         let mut difference = Difference {
             checked: page.same,
@@ -355,8 +397,8 @@ impl Recounting {
         };
         for (index, (id, before, rows)) in page.differing.iter().enumerate() {
             let (before, rows, after) = (*before, *rows, values[index]);
-            let proof = match &again {
-                Some(again) => verdict::still(before, rows, after, again[index]),
+            let proof = match &moved {
+                Some(moved) => verdict::unmoved(before, rows, after, moved[index]),
                 None if ablation::is_out(Guard::RecountBounds) => {
                     Proof::Off(i128::from(rows) - i128::from(before))
                 }
@@ -391,13 +433,13 @@ impl Recounting {
         }
     }
 
-    /// Corrects the differences of a page. Busy counters are measured again, up to [`TRIES`] times.
-    /// Returns `false` if the run no longer belongs to this holder.
+    /// Corrects the differences of a page. Busy counters are to be measured `again`, up to [`TRIES`]
+    /// times. Returns `false` if the run no longer belongs to this holder.
     async fn finish(
         &self,
         run: &mut Run,
         page: Page,
-        waiting: &mut VecDeque<Page>,
+        again: &mut VecDeque<(Vec<String>, u32)>,
     ) -> Result<bool> {
         let mut found = self.repeated(|| self.after(&page)).await?;
         let noted = self.repeated(|| self.correct(run, &found)).await?;
@@ -405,19 +447,12 @@ impl Recounting {
             return Ok(false);
         };
         found.drifted = noted;
-        let again = if page.tries < TRIES {
-            std::mem::take(&mut found.busy)
-        } else {
-            Vec::new()
-        };
+        if page.tries < TRIES && !found.busy.is_empty() {
+            again.push_back((std::mem::take(&mut found.busy), page.tries));
+        }
         self.note(run, &found);
         if let Some(until) = page.until {
             run.at = until;
-        }
-        if !again.is_empty() {
-            let mut page_again = self.measure(again).await?;
-            page_again.tries = page.tries + 1;
-            waiting.push_back(page_again);
         }
         Ok(true)
     }

@@ -6,7 +6,7 @@ pub enum Proof {
     Same,
     /// The proven difference: positive if hits are missing. No row can take one beyond i64.
     Off(i128),
-    /// No proof, because the counter or its rows changed.
+    /// No proof, because the counter moved.
     Busy,
 }
 
@@ -22,9 +22,10 @@ pub fn bounded(before: i64, rows: i64, after: i64) -> Proof {
     }
 }
 
-/// Compares a counter whose rows are also deleted: only if nothing changed.
-pub fn still(before: i64, rows: i64, after: i64, rows_after: i64) -> Proof {
-    if before == after && rows == rows_after {
+/// Compares a counter whose rows are also deleted, only if it did not move between the two reads.
+/// Another program may have changed the row itself, which moves no counter but changes the value.
+pub fn unmoved(before: i64, rows: i64, after: i64, moved: bool) -> Proof {
+    if before == after && !moved {
         bounded(before, rows, after)
     } else {
         Proof::Busy
@@ -48,8 +49,9 @@ mod tests {
             bounded(i64::MIN, i64::MAX, i64::MIN),
             Proof::Off(i128::from(u64::MAX))
         );
-        assert_eq!(still(3, 5, 3, 5), Proof::Off(2));
-        assert_eq!(still(3, 5, 4, 5), Proof::Busy);
-        assert_eq!(still(3, 5, 3, 4), Proof::Busy);
+        assert_eq!(unmoved(3, 5, 3, false), Proof::Off(2));
+        assert_eq!(unmoved(3, 5, 4, false), Proof::Busy);
+        // +1 and -1
+        assert_eq!(unmoved(3, 5, 3, true), Proof::Busy);
     }
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::ids::{BatchId, Incarnation, Nonce};
 use crate::scripts::bundle::{self, Arg, Call, Reply, borrowed, owned, text};
-use crate::scripts::fence::Fence;
+use crate::scripts::fence::{Fence, other_database};
 use crate::scripts::keys::{Key, Keys};
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
@@ -101,12 +101,15 @@ pub struct Pending {
 }
 
 /// The condition under which a rotation may cut.
-#[derive(Clone, Copy, Debug)]
-pub enum Cut<'f> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
     /// No condition: whatever is pending is cut.
     Now,
+    /// No condition. Later cuts [when due](Self::WhenDue) wait for this time, so that a recount
+    /// finds which counters did not move.
+    NowAndHold(Duration),
     /// A sync is due by the family's settings.
-    WhenDue(&'f Family),
+    WhenDue,
 }
 
 /// A lease on a batch.
@@ -228,10 +231,20 @@ impl Partition {
     }
 
     /// Cuts the buffer off as the partition's one batch, or returns the batch in flight.
-    pub async fn rotate(&self, lease: Option<Lease<'_>>, cut: Cut<'_>) -> Result<RotateReply> {
-        let (hits, time) = match cut {
-            Cut::Now => (0, Duration::ZERO),
-            Cut::WhenDue(family) => (family.sync_hits, family.sync_time),
+    ///
+    /// # Errors
+    /// [`Mismatch`](ErrorKind::Mismatch) if the partition belongs to another database.
+    pub async fn rotate(
+        &self,
+        family: &Family,
+        database: &str,
+        lease: Option<Lease<'_>>,
+        cut: Cut,
+    ) -> Result<RotateReply> {
+        let (hits, time, hold) = match cut {
+            Cut::Now => (0, Duration::ZERO, Duration::ZERO),
+            Cut::NowAndHold(hold) => (0, Duration::ZERO, hold),
+            Cut::WhenDue => (family.sync_hits, family.sync_time, Duration::ZERO),
         };
         let args = [
             owned(salt()?),
@@ -239,6 +252,8 @@ impl Partition {
             owned(lease.map_or(0, |lease| lease.time.as_millis())),
             owned(hits),
             owned(time.as_millis()),
+            owned(hold.as_millis()),
+            borrowed(database),
             borrowed(&self.now_ms),
         ];
         let keys = [self.keys.buffer(), self.keys.batch(), self.keys.meta()];
@@ -258,6 +273,7 @@ impl Partition {
             "LEASED" => Ok(RotateReply::Leased(reply.millis()?)),
             "EARLY" => Ok(RotateReply::Early(reply.millis()?)),
             "EMPTY" => Ok(RotateReply::Empty),
+            "MISMATCH" => Err(other_database(family, &reply.text()?, database)),
             _ => Err(reply.unexpected_reply()),
         }
     }
@@ -343,13 +359,9 @@ impl Partition {
     ) -> Result<Option<Dropped>> {
         let mut keys = vec![self.keys.meta(), home.calls()];
         keys.extend(self.keys.unsaved(family));
-        let args = [
-            proven.incarnation.map_or(borrowed(""), owned),
-            owned(proven.seq),
-            proven.nonce.map_or(borrowed(""), owned),
-            owned(salt()?),
-            borrowed(&self.now_ms),
-        ];
+        let [incarnation, seq, nonce] = cut_args(proven);
+        let (salt, now_ms) = (owned(salt()?), borrowed(&self.now_ms));
+        let args = [incarnation, seq, nonce, salt, now_ms];
         let mut reply = bundle::repeat_safe(&self.redis, "buffered_reset", &keys, &args).await?;
         if !reply.is_ok_or("STALE")? {
             return Ok(None);
@@ -388,6 +400,20 @@ impl Partition {
             in_flight: reply.number::<u8>()? == 1,
             deltas: reply.read_all(ids.len(), |reply| Ok((reply.number()?, reply.number()?)))?,
         })
+    }
+
+    /// Returns for each id whether it was counted since the cut; `None` if the partition was cut
+    /// again. At most [`READ_IDS`](Self::READ_IDS) ids.
+    pub async fn moved(&self, since: LastCut, ids: &[&str]) -> Result<Option<Vec<bool>>> {
+        let keys = [self.keys.buffer(), self.keys.meta()];
+        let args = cut_args(since).into_iter();
+        let args: Vec<_> = args.chain(ids.iter().copied().map(borrowed)).collect();
+        let mut reply = bundle::repeat_safe(&self.redis, "buffered_moved", &keys, &args).await?;
+        if !reply.is_ok_or("STALE")? {
+            return Ok(None);
+        }
+        let moved = reply.read_all(ids.len(), |reply| Ok(reply.number::<u8>()? == 1));
+        moved.map(Some)
     }
 
     /// Returns whether anything is pending in the partition, by one cheap command.
@@ -437,6 +463,15 @@ fn last_cut(reply: &mut Reply) -> Result<LastCut> {
         seq: reply.number()?,
         nonce: reply.read(hex)?.map(Nonce),
     })
+}
+
+/// Returns a cut as arguments of a script.
+fn cut_args<'a>(cut: LastCut) -> [Arg<'a>; 3] {
+    [
+        cut.incarnation.map_or(borrowed(""), owned),
+        owned(cut.seq),
+        cut.nonce.map_or(borrowed(""), owned),
+    ]
 }
 
 /// Returns a batch's id as arguments of a script.

@@ -1,7 +1,6 @@
 //! The fence by epochs (docs/protocol.md, section 3.2), which makes a call safe to repeat from any
 //! process.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +11,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{self, Arg, Call, borrowed, owned};
 use crate::scripts::keys::{Key, Keys};
-use crate::scripts::partition::{Partition, random, salt};
+use crate::scripts::partition::{Partition, salt};
 use crate::testing::ablation::{self, Guard};
 
 /// The time for which new calls name an epoch. Redis remembers it for at least 30 s more, for
@@ -69,27 +68,46 @@ pub struct Caller {
     pub n: u64,
 }
 
-/// A generator of unique names for callers.
-#[derive(Debug)]
-pub struct Names {
-    random: u64,
-    given: AtomicU64,
+/// The callers of a writer that have no call in flight.
+///
+/// Two copies of a process have the same names and numbers, and Redis would take the calls of one
+/// for repeats of the other's. So a writer begins with new names in a new process, which a fork
+/// makes, and after a lost connection, since a snapshot of a machine loses all of them when it is
+/// resumed.
+#[derive(Debug, Default)]
+pub struct Callers {
+    idle: Vec<Caller>,
+    /// The process that drew the names.
+    process: u32,
 }
 
-impl Names {
-    pub fn new() -> Result<Self> {
-        Ok(Names {
-            random: random()?,
-            given: AtomicU64::new(0),
-        })
+impl Callers {
+    /// Returns a caller with the number of its next call.
+    pub fn take(&mut self) -> Result<Caller> {
+        let process = std::process::id();
+        if process != self.process {
+            let idle = Vec::new();
+            *self = Callers { idle, process };
+        }
+        let mut caller = match self.idle.pop() {
+            Some(caller) => caller,
+            None => Caller {
+                name: salt()?.into(),
+                n: 0,
+            },
+        };
+        caller.n += 1;
+        Ok(caller)
     }
 
-    pub fn caller(&self) -> Caller {
-        let number = self.given.fetch_add(1, Ordering::Relaxed);
-        Caller {
-            name: format!("{:016x}-{number}", self.random).into(),
-            n: 0,
-        }
+    /// Takes back a caller whose call has ended.
+    pub fn give_back(&mut self, caller: Caller) {
+        self.idle.push(caller);
+    }
+
+    /// Begins with new names, since a connection was lost.
+    pub fn forget(&mut self) {
+        self.idle.clear();
     }
 }
 
@@ -132,29 +150,35 @@ impl Home {
     }
 
     /// Returns the epochs for a new call, read from Redis if the known ones are older than
-    /// [`FRESH`]. Configures the family again if Redis lost its data.
-    pub async fn epochs(&self, family: &Family) -> Result<Epochs> {
+    /// [`FRESH`]. Configures the family again if Redis lost its data. `database` is the id of the
+    /// database; empty while it is unknown.
+    pub async fn epochs(&self, family: &Family, database: &str) -> Result<Epochs> {
         let asked = Instant::now();
         if let Some((epochs, at)) = &*self.known()
             && asked - *at < FRESH
         {
             return Ok(epochs.clone());
         }
-        let epochs = match self.partition.epochs(family).await? {
+        let epochs = match self.partition.epochs(family, database).await? {
             Some(epochs) => epochs,
             None => {
                 tracing::warn!(%family, home = self.number, "Redis does not know the family: configuring it");
                 let partitions = self
                     .topology
                     .partitions_of(self.number, family.partitions());
-                self.partition.configure(family, partitions).await?;
+                self.partition
+                    .configure(family, database, partitions)
+                    .await?;
                 let emptied = || {
                     Error::new(
                         ErrorKind::Redis,
                         format!("{family}: Redis has just lost its memory"),
                     )
                 };
-                self.partition.epochs(family).await?.ok_or_else(emptied)?
+                self.partition
+                    .epochs(family, database)
+                    .await?
+                    .ok_or_else(emptied)?
             }
         };
         *self.known() = Some((epochs.clone(), asked));
@@ -187,12 +211,13 @@ impl Partition {
     /// configured in this Redis, or Redis lost its data.
     ///
     /// # Errors
-    /// [`Mismatch`](ErrorKind::Mismatch) if the family is of another kind, or has another number of
-    /// partitions.
-    pub async fn epochs(&self, family: &Family) -> Result<Option<Epochs>> {
+    /// [`Mismatch`](ErrorKind::Mismatch) if the family is of another kind, has another number of
+    /// partitions, or belongs to another database.
+    pub async fn epochs(&self, family: &Family, database: &str) -> Result<Option<Epochs>> {
         let args = [
             borrowed(family.kind()),
             owned(family.partitions()),
+            borrowed(database),
             self.time(),
         ];
         let mut reply =
@@ -203,25 +228,30 @@ impl Partition {
                 before: reply.text()?.into(),
             })),
             "UNCONFIGURED" => Ok(None),
-            "MISMATCH" => Err(Error::new(
-                ErrorKind::Mismatch,
-                format!(
-                    "{family} is {} with {} partitions, not {} with {}",
-                    reply.text()?,
-                    reply.text()?,
-                    family.kind(),
-                    family.partitions()
-                ),
-            )),
+            "MISMATCH" => {
+                let (kind, partitions) = (reply.text()?, reply.number::<u32>()?);
+                let (own_kind, own_partitions) = (family.kind(), family.partitions());
+                if kind == own_kind && partitions == own_partitions {
+                    return Err(other_database(family, &reply.text()?, database));
+                }
+                Err(Error::mismatch(format!(
+                    "{family} is {kind} with {partitions} partitions, not {own_kind} with {own_partitions}"
+                )))
+            }
             _ => Err(reply.unexpected_reply()),
         }
     }
 
     /// Writes the family's settings beside the epoch, so that Redis refuses a caller configured
-    /// with a different partition count. Gives an incarnation to each partition whose home this is.
+    /// with a different partition count or another database. Gives an incarnation to each partition
+    /// whose home this is.
+    ///
+    /// # Errors
+    /// [`Mismatch`](ErrorKind::Mismatch) if the family belongs to another database.
     pub async fn configure(
         &self,
         family: &Family,
+        database: &str,
         partitions: impl IntoIterator<Item = u32>,
     ) -> Result<()> {
         let metas = partitions
@@ -235,9 +265,20 @@ impl Partition {
             owned(family.partitions()),
             owned(family.max_pending),
             owned(family.settings()),
+            borrowed(database),
         ];
-        bundle::expect_ok(&self.redis, "family_configure", &keys, &args)
-            .await
-            .map(drop)
+        let mut reply = bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?;
+        match reply.is_ok_or("MISMATCH")? {
+            true => Ok(()),
+            false => Err(other_database(family, &reply.text()?, database)),
+        }
     }
+}
+
+/// Returns the error for a process whose database is not the one that the family's hits go to.
+pub(crate) fn other_database(family: &Family, known: &str, own: &str) -> Error {
+    Error::mismatch(format!(
+        "{family}: its hits in this Redis go to the database {known:?}, and this process has {own:?}. Use another Redis \
+         or namespace, or see \"Two databases\" in the operations manual"
+    ))
 }

@@ -102,7 +102,7 @@ impl Stored {
 
 #[async_trait]
 impl Store for MemoryStore {
-    async fn register(&self, family: &Family) -> Result<u64> {
+    async fn register(&self, family: &Family) -> Result<Registered> {
         let mut tables = self.lock();
         let known = tables.stored(family).family.identity();
         for ((setting, known), (_, new)) in known.iter().zip(family.identity()) {
@@ -112,7 +112,12 @@ impl Store for MemoryStore {
             }
         }
         let number = tables.families.get_index_of(&family.to_string());
-        Ok(number.unwrap_or_default() as u64)
+        Ok(Registered {
+            family: family.clone(),
+            number: number.unwrap_or_default() as u64,
+            // the same for every store, so that a test may run again on the same Redis
+            database: "memory".to_owned(),
+        })
     }
 
     async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {

@@ -22,6 +22,9 @@ pub struct Registered {
     pub family: Family,
     /// The number that the store assigned to it.
     pub number: u64,
+    /// The id of the database, random and the same for all its families. A namespace in a Redis
+    /// belongs to one database (docs/protocol.md, section 2).
+    pub database: String,
 }
 
 /// Deltas that were cut off a partition's buffer together. Each of them reaches the database once.
@@ -130,13 +133,13 @@ pub struct Snapshot {
 /// futures `Send`.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Registers the family and returns the store's number for it.
+    /// Registers the family, and returns it with the store's number for it and the database's id.
     ///
     /// # Errors
     /// [`Mismatch`](crate::ErrorKind::Mismatch) naming the setting if the family is registered with
     /// another [identity](Family::identity), or if its table differs from its description;
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
-    async fn register(&self, family: &Family) -> Result<u64>;
+    async fn register(&self, family: &Family) -> Result<Registered>;
 
     /// Returns all registered families with the [settings](Family::settings) of the process that
     /// opened each last, or the error in a family's settings in its place.

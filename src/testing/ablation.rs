@@ -20,6 +20,8 @@ pub enum Guard {
     OneMemory,
     /// No caller is looked up.
     NoMemory,
+    /// A process with another database counts in the family, and takes its batches.
+    Database,
     /// A batch is returned before its rotation is durable.
     Settle,
     /// A worker starts a batch from its first id, wherever the ledger stands.
@@ -61,6 +63,8 @@ pub enum Guard {
     RecountRun,
     /// A recount corrects by one difference.
     RecountBounds,
+    /// A recount takes a counter with an equal value for one that did not move.
+    RecountMoved,
 }
 
 #[cfg(feature = "test-hooks")]

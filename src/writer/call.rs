@@ -28,6 +28,8 @@ pub struct Sending {
     pub epoch: Option<Arc<str>>,
     /// Set if a send of it may have been executed.
     pub in_doubt: bool,
+    /// Set if a send of it failed.
+    pub met_error: bool,
 }
 
 impl Sending {
@@ -38,6 +40,7 @@ impl Sending {
             deadline,
             epoch: None,
             in_doubt: false,
+            met_error: false,
         }
     }
 }

@@ -79,7 +79,7 @@ impl Drop for Driver {
 /// Makes a call, and pauses if Redis refused it.
 async fn make(queue: &Queue, call: &Call, mut sending: Sending) {
     let outcome = sending.make(queue).await;
-    let pause = queue.ended(sending.caller, &outcome);
+    let pause = queue.ended(sending, &outcome);
     call.end(outcome);
     if let Some(pause) = pause {
         sleep(pause).await;

@@ -347,7 +347,7 @@ impl Drop for Writer {
 /// Makes a lone caller's call. Others wait neither for it nor for the pause after a refusal.
 async fn send_alone(queue: &Queue, mut sending: Box<Sending>, outside: Outside) -> Call {
     let outcome = sending.make(queue).await;
-    let pause = queue.ended(sending.caller, &outcome);
+    let pause = queue.ended(*sending, &outcome);
     drop(outside);
     if let Some(pause) = pause {
         sleep(pause).await;

@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::family::{Opened, SHUT_DOWN};
 use crate::process::work::Work;
-use crate::scripts::fence::{Caller, Home, Names};
+use crate::scripts::fence::{Callers, Epochs, Home};
 use crate::scripts::partition::Partition;
 use crate::writer::call::{Call, CallOutcome, Sending};
 use crate::writer::deadline::{Deadline, SLOW, WriteOptions};
@@ -45,7 +45,6 @@ pub struct Queue {
     pub redis: Connection,
     partitions: Box<[OnceLock<Partition>]>,
     homes: Box<[OnceLock<Home>]>,
-    names: Names,
     state: Mutex<State>,
     /// Notified when a full group has left.
     room: Notify,
@@ -71,8 +70,7 @@ struct State {
     lone: Option<Instant>,
     /// The number of requests in flight.
     requests: usize,
-    /// Callers without a call in flight.
-    idle: Vec<Caller>,
+    callers: Callers,
     refusals: Backoff,
     /// The reason why Redis refused the last call, if it did.
     refusal: Option<Error>,
@@ -141,7 +139,6 @@ impl Queue {
             runtime: Handle::try_current().map_err(outside)?,
             partitions: partitions.clone().map(|_| OnceLock::new()).collect(),
             homes: partitions.map(|_| OnceLock::new()).collect(),
-            names: Names::new()?,
             state: Mutex::default(),
             room: Notify::new(),
             has_ended: AtomicBool::new(false),
@@ -170,6 +167,11 @@ impl Queue {
             let partition = self.partition(home).clone();
             Home::new(partition, home, self.topology.clone())
         })
+    }
+
+    /// Returns the epochs for a new call with this home.
+    pub async fn epochs(&self, home: &Home) -> Result<Epochs> {
+        home.epochs(self.family(), self.opened.database()).await
     }
 
     pub fn error(&self, kind: ErrorKind, what: &'static str) -> Error {
@@ -264,7 +266,7 @@ impl Queue {
             let now = Instant::now();
             let deadline = deadline.unwrap_or_else(|| Deadline::new(now, options.timeout));
             state.lone = Some(deadline.reply_by);
-            let caller = self.caller(state);
+            let caller = state.callers.take()?;
             drop(guard);
             let outside = Outside {
                 queue: self.clone(),
@@ -342,7 +344,14 @@ impl Queue {
             let next = Group::with_capacity(gathering.group.len());
             let group = std::mem::replace(&mut gathering.group, next);
             let (call, deadline) = (gathering.call.clone(), gathering.deadline);
-            let sending = Sending::new(group, self.caller(state), deadline);
+            let caller = match state.callers.take() {
+                Ok(caller) => caller,
+                Err(error) => {
+                    call.end(CallOutcome::Failed(error));
+                    continue;
+                }
+            };
+            let sending = Sending::new(group, caller, deadline);
             state.in_flight.push(InFlight {
                 call: call.clone(),
                 slot,
@@ -356,26 +365,19 @@ impl Queue {
         None
     }
 
-    /// Returns a caller for its next call.
-    fn caller(&self, state: &mut State) -> Caller {
-        let mut caller = state.idle.pop().unwrap_or_else(|| self.names.caller());
-        caller.n += 1;
-        caller
-    }
-
-    /// Takes back the caller of a call that has ended. If Redis refused the call, returns the pause
+    /// Ends a call, and takes back its caller. If Redis refused the call, returns the pause
     /// before the next one.
-    pub fn ended(&self, caller: Caller, outcome: &CallOutcome) -> Option<Duration> {
+    pub fn ended(&self, sending: Sending, outcome: &CallOutcome) -> Option<Duration> {
         let mut state = self.state();
-        match outcome {
-            CallOutcome::NotExecuted(refusal) => {
-                state.idle.push(caller);
-                state.refusal = Some(refusal.clone());
-                return Some(state.refusals.next().min(LONGEST_PAUSE));
-            }
-            CallOutcome::Counted { .. } => state.idle.push(caller),
-            // a call of unknown outcome may still arrive, and a caller has one call in flight
-            CallOutcome::Failed(_) => {}
+        // a call that failed may still arrive, and its connection may be lost
+        if sending.met_error || !matches!(outcome, CallOutcome::Counted { .. }) {
+            state.callers.forget();
+        } else {
+            state.callers.give_back(sending.caller);
+        }
+        if let CallOutcome::NotExecuted(refusal) = outcome {
+            state.refusal = Some(refusal.clone());
+            return Some(state.refusals.next().min(LONGEST_PAUSE));
         }
         if state.refusal.is_some() {
             (state.refusals, state.refusal) = (Backoff::default(), None);

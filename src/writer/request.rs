@@ -131,14 +131,8 @@ impl Writer {
     /// Returns the epoch in which Redis remembers the request if it is made now.
     pub async fn request_epoch(&self, request: Request<'_>) -> Result<String> {
         let family = self.queue.family();
-        Ok(self
-            .queue
-            .home(request.partition(family))
-            .epochs(family)
-            .await?
-            .now
-            .as_ref()
-            .to_owned())
+        let home = self.queue.home(request.partition(family));
+        Ok(self.queue.epochs(home).await?.now.as_ref().to_owned())
     }
 
     /// Counts the hit unless the request was executed before. If the counter is missing, call again
@@ -235,7 +229,7 @@ impl Writer {
             seed,
         };
         let home = queue.home(hit.partition);
-        let epochs = home.epochs(queue.family()).await?;
+        let epochs = queue.epochs(home).await?;
         if !progress.is_remembered(&epochs) {
             return Ok(Told::Forgotten);
         }

@@ -54,6 +54,7 @@ impl Sending {
                 Ok(outcome) => return outcome,
                 Err(error) => error,
             };
+            self.met_error = true;
             if !self.in_doubt {
                 return if may_pass(&error) {
                     let refused = queue.error(ErrorKind::Redis, "not counted");
@@ -81,7 +82,7 @@ impl Sending {
         let home = queue.home(self.group.partition());
         let epoch = match &self.epoch {
             Some(epoch) => epoch,
-            None => self.epoch.insert(home.epochs(queue.family()).await?.now),
+            None => self.epoch.insert(queue.epochs(home).await?.now),
         };
         let fence = Fence {
             home: home.keys(),

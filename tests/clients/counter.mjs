@@ -72,7 +72,7 @@ export class Counter {
     const known = Counter.asked.get(this.family);
     if (askedAt < known?.until) return known.reply;
     const home = this.keys(0, 'calls', 'calls_before');
-    const asking = this.send('family_epoch', home, [...this.kindAndPartitions, '']);
+    const asking = this.send('family_epoch', home, [...this.kindAndPartitions, '', '']);
     const [status, ...reply] = await asking.catch((error) => {
       throw new NotCounted('no epoch', { cause: error });
     });

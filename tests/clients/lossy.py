@@ -93,7 +93,7 @@ def configure(client, lua, family, kind, partitions=4, **settings):
     keys = [f"cf1:{{{family}/0}}:calls", *(f"cf1:{{{family}/{number}}}:meta" for number in range(partitions))]
     text = json.dumps({"kind": kind, **settings})
     script = Path(lua, "v1/family_configure.lua").read_text(encoding="utf-8")
-    client.eval(script, len(keys), *keys, "salt", "", kind, partitions, 1000000, text)
+    client.eval(script, len(keys), *keys, "salt", "", kind, partitions, 1000000, text, "")
 
 
 class Forgetful:
@@ -119,7 +119,7 @@ class Forgetful:
             if not has_begun and any(not field.startswith(b"=") for field in self.redis.hkeys(self.keys[0])) and random.random() < 0.1:
                 has_begun = True
                 self.redis.hset(self.keys[0], "=began_at", 0)
-                self.redis.eval(self.script, 2, *self.keys, "", "", "")
+                self.redis.eval(self.script, 2, *self.keys, "", "", "", "")
 
 
 def pending(client, family):

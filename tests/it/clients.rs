@@ -171,7 +171,7 @@ impl Reader {
         let words = self.run.strings(
             "buffered_rotate",
             &keys("buffer batch meta"),
-            &[&*delta.to_string(), "", "0", "0", "0", ""],
+            &[&*delta.to_string(), "", "0", "0", "0", "0", "", ""],
         );
         assert_eq!(words[0], "OK");
         let hex = |word: &str| u64::from_str_radix(word, 16).unwrap();
@@ -198,8 +198,7 @@ async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
     let store = MysqlStore::new(pool.clone());
     let family = Family::buffered("shop", "views").partitions(1);
     let family = family.build().unwrap();
-    let number = store.register(&family).await.unwrap();
-    let family = Arc::new(Registered { family, number });
+    let family = Arc::new(store.register(&family).await.unwrap());
 
     let readme = fs::read_to_string(lua().join("README.md")).unwrap();
     let statement = readme.split("```sql\n").nth(1).unwrap();
@@ -219,7 +218,7 @@ async fn the_documented_statement_reads_the_exact_value_at_every_moment() {
     reader.run.strings(
         "family_configure",
         &keys("calls meta"),
-        &["salt", "", "buffered", "1", "1000", &settings],
+        &["salt", "", "buffered", "1", "1000", &settings, ""],
     );
 
     reader.expect(0).await;

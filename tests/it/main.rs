@@ -7,6 +7,7 @@ mod bundle;
 mod cached;
 mod clients;
 mod connection;
+mod databases;
 mod docs;
 mod layout;
 mod lifecycle;

@@ -65,9 +65,9 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
 async fn the_contract_of_a_store_is_kept() {
     let store = counterfoil::MemoryStore::new();
     let family = family("views").build().unwrap().clone();
-    let number = store.register(&family).await.unwrap();
+    let registered = store.register(&family).await.unwrap();
     // a clone is the same database
-    assert_eq!(store.clone().register(&family).await.unwrap(), number);
+    assert_eq!(store.clone().register(&family).await.unwrap(), registered);
     refused(
         store
             .register(
@@ -80,15 +80,14 @@ async fn the_contract_of_a_store_is_kept() {
         Mismatch,
         "",
     );
-    keeps_the_contract(&store, &Arc::new(Registered { family, number })).await;
+    keeps_the_contract(&store, &Arc::new(registered)).await;
 }
 
 #[tokio::test]
 async fn a_delta_that_no_row_takes_holds_nothing_back() {
     let store = counterfoil::MemoryStore::new();
     let family = family("views").build().unwrap().clone();
-    let number = store.register(&family).await.unwrap();
-    let family = Arc::new(Registered { family, number });
+    let family = Arc::new(store.register(&family).await.unwrap());
     store.set(&family.family, "full", i64::MAX);
     assert_eq!(
         complete(

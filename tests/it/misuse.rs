@@ -18,7 +18,7 @@ impl<'f> Client<'f> {
     }
 
     async fn epoch(&self) -> Option<String> {
-        let epochs = self.home.epochs(self.family).await.unwrap();
+        let epochs = self.home.epochs(self.family, "").await.unwrap();
         epochs.map(|epochs| epochs.now.to_string())
     }
 
@@ -39,7 +39,7 @@ impl<'f> Client<'f> {
             self.home
                 .clone()
                 .at(now_ms)
-                .epochs(self.family)
+                .epochs(self.family, "")
                 .await
                 .unwrap()
                 .unwrap();
@@ -79,7 +79,7 @@ async fn a_client_learns_all_settings_from_the_epoch() {
     call.arg(2)
         .arg("cf1:{test/votes/0}:calls")
         .arg("cf1:{test/votes/0}:calls_before")
-        .arg(&["", "", ""]);
+        .arg(&["", "", "", ""]);
     let reply = call.query_async(&mut pair.redis.manager().await).await;
     let reply: Vec<String> = reply.unwrap();
     assert_eq!([&*reply[0], &*reply[3], &*reply[4]], ["OK", "cached", "3"]);

@@ -66,13 +66,13 @@ impl Run {
 
     /// Configures a family of buffered counters.
     fn configure(&mut self, now_ms: &str) {
-        let settings = ["salt", now_ms, "buffered", "1", "9", "{}"];
+        let settings = ["salt", now_ms, "buffered", "1", "9", "{}", ""];
         self.strings("family_configure", &keys("calls meta"), &settings);
     }
 
     /// Cuts the buffer, and returns the id of the batch.
     fn rotate(&mut self, now_ms: &str) -> [String; 3] {
-        let args = ["salt", "r1", "30000", "0", "60000", now_ms];
+        let args = ["salt", "r1", "30000", "0", "60000", "0", "", now_ms];
         let reply = self.strings("buffered_rotate", &keys("buffer batch meta"), &args);
         assert!(reply[0] == "OK" || reply[0] == "HELD", "{reply:?}");
         [1, 2, 3].map(|i| reply[i].clone())
@@ -102,8 +102,8 @@ fn with_id<'a>(id: &'a [String; 3], rest: &[&'a str]) -> Vec<&'a str> {
 async fn a_full_redis_accepts_no_hits_and_can_be_drained() {
     let (_server, mut run) = Run::new().await;
     let (both, add) = (keys("batch meta"), fenced("buffer meta"));
-    let settings = ["salt", "900", "buffered", "1", "9", "{}"];
-    let asked = ["buffered", "1", "900"];
+    let settings = ["salt", "900", "buffered", "1", "9", "{}", ""];
+    let asked = ["buffered", "1", "", "900"];
     run.configure("900");
     let epoch = run.strings("family_epoch", &keys(FENCE), &asked);
     let hit = |caller, n| [caller, n, &*epoch[1], "1000", "1", "1", "a", "1"];
@@ -112,7 +112,11 @@ async fn a_full_redis_accepts_no_hits_and_can_be_drained() {
     for caller in ["w1", ""] {
         run.check_refused("buffered_add", &add, &hit(caller, "2"));
     }
-    run.check_refused("family_epoch", &keys(FENCE), &["buffered", "1", "60900"]);
+    run.check_refused(
+        "family_epoch",
+        &keys(FENCE),
+        &["buffered", "1", "", "60900"],
+    );
     for other in ["cf1:{shop/views/0}:meta", "cf1:{shop/views/1}:meta"] {
         run.check_refused(
             "family_configure",
@@ -299,7 +303,7 @@ async fn without_now_ms_the_servers_clock_counts() {
     let (_server, mut run) = Run::new().await;
     let from = run.clock();
     run.configure("");
-    run.strings("family_epoch", &keys(FENCE), &["buffered", "1", ""]);
+    run.strings("family_epoch", &keys(FENCE), &["buffered", "1", "", ""]);
     run.strings(
         "buffered_add",
         &fenced("buffer meta"),
@@ -333,7 +337,7 @@ async fn no_name_is_created_twice() {
     for _ in 0..100 {
         let () = run.get(&["FLUSHDB"]);
         run.configure("");
-        let epoch = run.strings("family_epoch", &keys(FENCE), &["", "", ""]);
+        let epoch = run.strings("family_epoch", &keys(FENCE), &["", "", "", ""]);
         run.strings("buffered_add", &fenced("buffer meta"), &add);
         let [incarnation, _, nonce] = run.rotate("");
         run.strings("buffered_add", &fenced("other unconfigured"), &add);

@@ -460,7 +460,7 @@ const FENCE_GUARDS: [[&str; 3]; 8] = [
 ];
 
 /// The guards of each script: their text, what replaces it, and the vector that then fails.
-const GUARDS: [(&str, &[[&str; 3]]); 21] = [
+const GUARDS: [(&str, &[[&str; 3]]); 22] = [
     (
         "family_epoch",
         &[
@@ -471,6 +471,7 @@ const GUARDS: [(&str, &[[&str; 3]]); 21] = [
                 "mismatch-partitions",
             ],
             ["if not kind then", "if false then", "unconfigured"],
+            ["if is_foreign then", "if false then", "other-database"],
             [
                 "state[3] = name, now or name",
                 "state[3] = name, name",
@@ -483,6 +484,7 @@ const GUARDS: [(&str, &[[&str; 3]]); 21] = [
         &[
             ["is_other or", "", "other-partitions"],
             ["== 0 then without", ">= 0 then without", "again"],
+            ["if is_foreign then", "if false then", "other-database"],
         ],
     ),
     (
@@ -508,6 +510,9 @@ const GUARDS: [(&str, &[[&str; 3]]); 21] = [
             ["if cut > 0 then", "if false then", "held"],
             ["incarnation or random(meta)", "random(meta)", "next-cut"],
             ["random(batch)", "'0000000000000000'", "nonces-differ"],
+            ["if is_foreign then", "if false then", "other-database"],
+            ["held > 0 and", "false and", "hold"],
+            ["and held <= 3600000", "", "hold-is-over"],
         ],
     ),
     (
@@ -523,6 +528,14 @@ const GUARDS: [(&str, &[[&str; 3]]); 21] = [
         &[
             ["state[2] ~= ARGV[2]", "false", "stale-earlier-seq"],
             ["state[3] ~= ARGV[3]", "false", "stale-other-nonce"],
+        ],
+    ),
+    (
+        "buffered_moved",
+        &[
+            ["if not is_same then", "if false then", "stale-later-seq"],
+            ["(state[3] or '') == ARGV[3]", "true", "stale-other-nonce"],
+            ["delta and 1", "delta ~= '0' and delta and 1", "moved"],
         ],
     ),
     (

@@ -8,6 +8,7 @@ use super::session::Database;
 use super::statement::{Statement, text};
 use crate::error::{Error, Result};
 use crate::family::Family;
+use crate::scripts::partition::salt;
 use crate::store::Registered;
 
 /// A family as it is registered.
@@ -16,6 +17,7 @@ struct Known {
     namespace: String,
     name: String,
     settings: String,
+    database: String,
     /// The values of [`Family::identity`].
     identity: Vec<String>,
 }
@@ -27,7 +29,8 @@ impl FromRow<'_, MySqlRow> for Known {
             namespace: text(row.try_get(1)?),
             name: text(row.try_get(2)?),
             settings: row.try_get(3)?,
-            identity: (4..10)
+            database: row.try_get(4)?,
+            identity: (5..11)
                 .map(|index| row.try_get(index))
                 .collect::<Result<_, _>>()?,
         })
@@ -46,24 +49,24 @@ impl Known {
 /// Returns the statement that reads the registered families that meet a condition.
 fn select(condition: &str) -> Statement {
     Statement::new(format!(
-        "SELECT number, namespace, name, settings, kind, CAST(partitions AS CHAR), wide, durability, target, shape \
+        "SELECT number, namespace, name, settings, database_id, kind, CAST(partitions AS CHAR), wide, durability, target, shape \
          FROM counterfoil_families {condition}"
     ))
 }
 
 const UNREAD: &str = "families were not read";
 
-/// Registers the family unless it is registered, and returns its number.
-pub(super) async fn register(database: &Database, family: &Family) -> Result<u64> {
+/// Registers the family unless it is registered.
+pub(super) async fn register(database: &Database, family: &Family) -> Result<Registered> {
     // an existing row stays unchanged
     const INSERT: &str = "INSERT INTO counterfoil_families \
-         (namespace, name, settings, kind, partitions, wide, durability, target, shape) \
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
-    if let Some(number) = find(database, family).await? {
-        return Ok(number);
+         (namespace, name, settings, database_id, kind, partitions, wide, durability, target, shape) \
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
+    if let Some(registered) = find(database, family).await? {
+        return Ok(registered);
     }
-    let insert = bind_name(Statement::new(INSERT), family);
-    let insert = bind_identity(insert.bind(family.settings()), family);
+    let insert = bind_name(Statement::new(INSERT), family).bind(family.settings());
+    let insert = bind_identity(insert.bind(database_id(database).await?), family);
     database
         .write("a family was not registered", insert)
         .await?;
@@ -83,8 +86,20 @@ fn bind_identity(statement: Statement, family: &Family) -> Statement {
     identity.fold(statement, |statement, (_, value)| statement.bind(value))
 }
 
-/// Returns the family's number, and writes this process's settings beside its identity.
-async fn find(database: &Database, family: &Family) -> Result<Option<u64>> {
+/// Returns the id of the database, or a new one if no family is registered. Two processes that both
+/// make one at the same time register families with two ids, which is harmless: only the ids of one
+/// family are compared.
+async fn database_id(database: &Database) -> Result<String> {
+    const FIRST: &str = "SELECT database_id FROM counterfoil_families ORDER BY number LIMIT 1";
+    let ids: Vec<(String,)> = database.read(UNREAD, Statement::new(FIRST)).await?;
+    match ids.into_iter().next() {
+        Some((id,)) => Ok(id),
+        None => salt(),
+    }
+}
+
+/// Returns the family as registered, and writes this process's settings beside its identity.
+async fn find(database: &Database, family: &Family) -> Result<Option<Registered>> {
     let by_name = bind_name(select("WHERE namespace = ? AND name = ?"), family);
     let found: Vec<Known> = database.read(UNREAD, by_name).await?;
     let Some(known) = found.first() else {
@@ -103,7 +118,11 @@ async fn find(database: &Database, family: &Family) -> Result<Option<u64>> {
         let failed = format!("{family}: its settings were not written");
         database.write(failed, update).await?;
     }
-    Ok(Some(known.number))
+    Ok(Some(Registered {
+        family: family.clone(),
+        number: known.number,
+        database: known.database.clone(),
+    }))
 }
 
 /// Replaces the configuration by `after` if it is still `before`.
@@ -140,6 +159,9 @@ fn registered(known: &Known) -> Result<Registered> {
             "{family}: {setting} is {known:?}, and {written:?} in its settings: open it once"
         )));
     }
-    let number = known.number;
-    Ok(Registered { family, number })
+    Ok(Registered {
+        family,
+        number: known.number,
+        database: known.database.clone(),
+    })
 }

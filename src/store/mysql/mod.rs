@@ -165,7 +165,7 @@ impl fmt::Debug for MysqlStore {
 
 #[async_trait]
 impl Store for MysqlStore {
-    async fn register(&self, family: &Family) -> Result<u64> {
+    async fn register(&self, family: &Family) -> Result<Registered> {
         self.ensure_tables().await?;
         self.target(family).await?;
         if family.is_cached() {

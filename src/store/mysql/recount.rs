@@ -106,7 +106,7 @@ impl MysqlStore {
         after: Option<&str>,
         limit: u64,
     ) -> Result<Vec<Drift>> {
-        let family = self.register(family).await?;
+        let family = self.register(family).await?.number;
         let select = Statement::new(format!(
             "SELECT id, value_before, row_count, value_after, delta, note, {} FROM counterfoil_drift \
              WHERE family = ? AND run = ? AND id > ? ORDER BY id LIMIT ?",

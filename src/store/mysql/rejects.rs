@@ -305,11 +305,13 @@ impl MysqlStore {
     /// unknown. Call again: nothing counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) if the
     /// family or its table is registered differently.
     pub async fn retry_rejects(&self, family: &Family, numbers: &[u64]) -> Result<Vec<Retried>> {
-        let number = self.register(family).await?;
+        let registered = self.register(family).await?;
         let target = self.target(family).await?;
-        let family = family.clone();
-        let retry = Some((Registered { family, number }, target));
-        let retried = self.resolve(retry, numbers, "rejects were not applied");
+        let retried = self.resolve(
+            Some((registered, target)),
+            numbers,
+            "rejects were not applied",
+        );
         let retried = retried.await?.into_iter();
         let retried: HashMap<_, _> = retried
             .map(|(number, _, outcome)| (number, outcome))

@@ -2,7 +2,8 @@
 -- Names and ids are VARBINARY: compared byte by byte, so that no collation folds `a` into `A` or drops a trailing space.
 -- The engine is InnoDB, because ledger and values change in one transaction.
 
--- The families, each with the configuration that all processes share, and all settings of the process that opened it last.
+-- The families, each with the configuration that all processes share, all settings of the process that opened it last, and
+-- the id of this database, random and the same in all rows. Redis refuses a process with another database.
 CREATE TABLE IF NOT EXISTS counterfoil_families (
   number INT UNSIGNED NOT NULL AUTO_INCREMENT,
   namespace VARBINARY(64) NOT NULL,
@@ -14,6 +15,7 @@ CREATE TABLE IF NOT EXISTS counterfoil_families (
   target TEXT NOT NULL,
   shape VARCHAR(512) NOT NULL,
   settings TEXT NOT NULL,
+  database_id VARCHAR(64) NOT NULL,
   created_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
   PRIMARY KEY (number),
   UNIQUE KEY family (namespace, name)

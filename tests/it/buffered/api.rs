@@ -246,7 +246,7 @@ async fn an_exact_read_does_not_trust_a_replica_that_is_behind() {
     views.count("page", 1).await;
     assert!(matches!(
         Partition::new(pair.redis.manager().await, views.family(), 0)
-            .rotate(None, Cut::Now)
+            .rotate(views.family(), "", None, Cut::Now)
             .await
             .unwrap(),
         RotateReply::Batch(_)
@@ -477,7 +477,10 @@ async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
         owner: "elsewhere",
         time: secs(1),
     };
-    partition.rotate(Some(elsewhere), Cut::Now).await.unwrap();
+    partition
+        .rotate(views.family(), "", Some(elsewhere), Cut::Now)
+        .await
+        .unwrap();
     let reconciler = pair.reconcile().await;
     // a rotation asks for the time, a hit in a buffer that is not empty does not
     let rotations = async || calls(&pair.redis, "time").await;

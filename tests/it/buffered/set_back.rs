@@ -99,17 +99,9 @@ impl<'s> World<'s> {
             .partitions(PARTITIONS)
             .at_once();
         let family = buffered.build().unwrap();
-        let number = database.store.register(&family).await.unwrap();
-        let stage = Stage::<ConnectionManager>::new(
-            server,
-            Crashes::None,
-            Registered {
-                family: family.clone(),
-                number,
-            },
-            1_000_000,
-        )
-        .await;
+        let registered = database.store.register(&family).await.unwrap();
+        let stage =
+            Stage::<ConnectionManager>::new(server, Crashes::None, registered, 1_000_000).await;
         let empty = State::of(&stage.redis, &family).await;
         let gate = Gate::new();
         let store = Wrapped {

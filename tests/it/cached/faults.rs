@@ -309,6 +309,7 @@ async fn rows_from_a_database_that_is_behind_cost_no_count() {
     let registered = Registered {
         family: votes.family().clone(),
         number: 0,
+        database: String::new(),
     };
     let behind = store.store.rows(&registered, &["a"]).await.unwrap();
     assert_eq!(votes.count("a", 10).await, 15);

@@ -272,10 +272,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
             .durability(crashes.durability());
         let family = cached.build().unwrap();
         let retention = retention(&family).unwrap().clone();
-        let number = database.store.register(&family).await.unwrap();
+        let registered = database.store.register(&family).await.unwrap();
         // the reader's calls use the server's clock
         let now = u64::try_from(unix(SystemTime::now()) * 1000).unwrap();
-        let mut stage = Stage::new(server, crashes, Registered { family, number }, now).await;
+        let mut stage = Stage::new(server, crashes, registered, now).await;
         epoch(&stage.partition(0), &stage.family.family)
             .await
             .unwrap();

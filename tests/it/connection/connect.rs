@@ -437,7 +437,8 @@ async fn a_failover_between_two_pages_of_a_batch_loses_none_of_it() {
             .await
             .unwrap();
     }
-    let RotateReply::Batch(batch) = partition.rotate(None, Cut::Now).await.unwrap() else {
+    let RotateReply::Batch(batch) = partition.rotate(&family, "", None, Cut::Now).await.unwrap()
+    else {
         panic!("there is a batch")
     };
     promote(&second, "*:batch").await;

@@ -1,5 +1,6 @@
 mod cluster;
 mod connect;
+mod copies;
 mod cuts;
 mod eviction;
 mod network;

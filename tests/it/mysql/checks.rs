@@ -144,7 +144,11 @@ async fn an_unreachable_database_is_a_finding_and_an_error() {
     };
     let family = views().build().unwrap();
     expect_retryable(store.register(&family).await.expect_err("unreachable"));
-    let family = Registered { family, number: 1 };
+    let family = Registered {
+        family,
+        number: 1,
+        database: String::new(),
+    };
     expect_retryable(
         store
             .apply(&[batch(&family.into(), 0, 1, [("a", 1)])], None)

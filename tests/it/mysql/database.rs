@@ -99,10 +99,7 @@ impl Db {
     }
 
     pub async fn registered(&self, family: &Family) -> Arc<Registered> {
-        Arc::new(Registered {
-            family: family.clone(),
-            number: self.store.register(family).await.unwrap(),
-        })
+        Arc::new(self.store.register(family).await.unwrap())
     }
 
     pub async fn family(&self, builder: FamilyBuilder<BufferedCounters>) -> Arc<Registered> {

@@ -133,9 +133,8 @@ impl Work {
     }
 
     async fn register(&mut self, family: Family) -> Option<Arc<Registered>> {
-        let number = self.store.register(&family).await;
-        let number = self.note(number)?;
-        Some(Arc::new(Registered { family, number }))
+        let registered = self.store.register(&family).await;
+        self.note(registered).map(Arc::new)
     }
 
     async fn count(&mut self, family: Family) -> Option<()> {

@@ -378,8 +378,7 @@ async fn a_database_that_takes_no_writes_seeds_nothing() {
     let store = MysqlStore::new(pool.clone());
     store.create_tables().await.unwrap();
     let family = Family::cached("shop", "stock").build().unwrap();
-    let number = store.register(&family).await.unwrap();
-    let family = Registered { family, number };
+    let family = store.register(&family).await.unwrap();
     let set = async |sql| sqlx::raw_sql(sql).execute(&pool).await.expect(sql);
     set("SET GLOBAL read_only = 1").await;
     for ids in [&["a"][..], &["a", "b"]] {

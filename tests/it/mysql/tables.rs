@@ -17,7 +17,7 @@ async fn a_family_has_one_number_and_one_identity() {
     });
     let mut numbers = vec![];
     for task in tasks.collect::<Vec<_>>() {
-        numbers.push(task.await.unwrap().unwrap());
+        numbers.push(task.await.unwrap().unwrap().number);
     }
     assert_eq!(numbers, vec![numbers[0]; 8]);
     assert_ne!(numbers[0], registered.number);

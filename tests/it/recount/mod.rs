@@ -1,6 +1,7 @@
 //! The comparison of counters with the rows that they count, and their correction.
 
 mod api;
+mod deleted;
 mod faults;
 mod interleavings;
 

@@ -30,7 +30,7 @@ pub struct Wrapped<S, B> {
 
 #[async_trait]
 impl<S: Store, B: Between> Store for Wrapped<S, B> {
-    async fn register(&self, family: &Family) -> Result<u64> {
+    async fn register(&self, family: &Family) -> Result<Registered> {
         self.store.register(family).await
     }
 

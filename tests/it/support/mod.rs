@@ -389,9 +389,9 @@ pub fn pages(many: usize) -> Vec<String> {
 /// Returns the home's epoch. A family that Redis does not know is configured first.
 pub async fn epoch(home: &counterfoil::test_hooks::Partition, family: &Family) -> Result<String> {
     loop {
-        match home.epochs(family).await? {
+        match home.epochs(family, "").await? {
             Some(epochs) => return Ok(epochs.now.to_string()),
-            None => home.configure(family, 0..family.partitions()).await?,
+            None => home.configure(family, "", 0..family.partitions()).await?,
         }
     }
 }

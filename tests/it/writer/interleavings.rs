@@ -22,7 +22,6 @@ use crate::support::interleaving::stage::{Gone, Stage};
 use crate::support::interleaving::token::{delta, digit, fault};
 use crate::support::interleaving::workers::{WORKERS, Work, Workers};
 use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, failed};
-use counterfoil::store::Registered;
 use counterfoil::test_hooks::Guard;
 use counterfoil::{BufferedCounters, Counterfoil, Family, MemoryStore, Outcome, Result, Store};
 use proptest::prelude::*;
@@ -235,9 +234,8 @@ impl<'s> World<'s> {
             .partitions(PARTITIONS)
             .durability(crashes.durability());
         let family = buffered.build().expect("a valid family");
-        let number = store.register(&family).await.expect("registered");
-        let stage =
-            Stage::<Direct>::new(server, crashes, Registered { family, number }, 1_000_000).await;
+        let registered = store.register(&family).await.expect("registered");
+        let stage = Stage::<Direct>::new(server, crashes, registered, 1_000_000).await;
         let counterfoil = Counterfoil::new(line.clone(), store.clone());
         let mut open = std::pin::pin!(counterfoil.open(buffered));
         let counters = loop {

@@ -117,7 +117,12 @@ impl Workers {
     }
 
     async fn rotate<C: Connect>(&mut self, number: u32, stage: &Stage<'_, C>) -> Checked<Task> {
-        match stage.partition(number).rotate(None, Cut::Now).await? {
+        let Registered {
+            family, database, ..
+        } = &*stage.family;
+        let rotated = stage.partition(number);
+        let rotated = rotated.rotate(family, database, None, Cut::Now);
+        match rotated.await? {
             RotateReply::Batch(CutBatch { id, fresh, .. }) => {
                 self.cuts += u64::from(fresh);
                 Ok(Task::Fetch(number, id))

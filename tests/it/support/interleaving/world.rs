@@ -144,8 +144,7 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
             .partitions(PARTITIONS)
             .durability(Durability::Settle(millis(SETTLE)));
         let family = builder.build().unwrap();
-        let number = database.store.register(&family).await.unwrap();
-        let family = Registered { family, number };
+        let family = database.store.register(&family).await.unwrap();
         let mut stage = Stage::<ConnectionManager>::new(server, crashes, family, K::START).await;
         let gate = Gate::new();
         let counterfoil = Counterfoil::new(

@@ -178,7 +178,11 @@ impl Family {
             self.end_epochs();
         }
         self.set([("=kind", kind), ("=partitions", partitions)]);
-        self.set([("=max_pending", max_pending), ("=settings", settings)]);
+        self.set([
+            ("=max_pending", max_pending),
+            ("=settings", settings),
+            ("=database", ""),
+        ]);
     }
 
     pub fn end_epochs(&mut self) {
@@ -203,7 +207,10 @@ impl Family {
         };
         let fits = |wanted: &str, known: &str| wanted.is_empty() || wanted == known;
         if !fits(kind, &known_kind) || !fits(partitions, &right) {
-            return Some(reply("MISMATCH", [known_kind, right].map(text)));
+            return Some(reply(
+                "MISMATCH",
+                [known_kind, right, String::new()].map(text),
+            ));
         }
         let began_at: u64 = self.get("=began_at")?.parse().unwrap();
         if began_at > now || now - began_at >= EPOCH_MS {

@@ -378,6 +378,7 @@ impl Frame {
             &partitions,
             &max_pending,
             &settings,
+            "",
         ];
         prop_assert_eq!(
             self.call("family_configure", &keys, &args)?,
@@ -410,7 +411,7 @@ impl Frame {
         let got = self.call(
             "family_epoch",
             &FENCE,
-            &[kind, partitions, &now.to_string()],
+            &[kind, partitions, "", &now.to_string()],
         )?;
         if let Some(expected) = self.family.epoch(now, kind, partitions) {
             prop_assert_eq!(got, expected);

@@ -258,7 +258,8 @@ impl Frame {
             } => {
                 let (owner, numbers) = (OWNERS[owner], [lease_ms, sync_hits, sync_ms]);
                 let [lease, hits, ms] = numbers.map(|number| number.to_string());
-                let args = [&self.salt(), owner, &lease, &hits, &ms, &now.to_string()];
+                let (salt, time) = (self.salt(), now.to_string());
+                let args = [&*salt, owner, &lease, &hits, &ms, "0", "", &time];
                 let got = self.call("buffered_rotate", &keys, &args)?;
                 let words = words(&got);
                 if words[0] == "OK" {

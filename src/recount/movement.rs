@@ -1,0 +1,62 @@
+//! The proof that a counter did not move between two reads, where +1 and -1 may cancel: its
+//! partition was not cut in between, and its id is not in the buffer (docs/protocol.md, section 9).
+
+use std::time::Duration;
+
+use crate::client::handle::{Handle, by_partition};
+use crate::connection::try_each;
+use crate::error::Result;
+use crate::reconciler::flush::Flusher;
+use crate::scripts::buffered::{LastCut, last_cuts};
+use crate::scripts::partition::Partition;
+use crate::testing::ablation::{self, Guard};
+
+/// The last cut of each partition of a family, before its counters are read.
+#[derive(Clone, Debug)]
+pub struct Cuts(Vec<LastCut>);
+
+impl Cuts {
+    pub async fn read(handle: &Handle) -> Result<Self> {
+        let numbers: Vec<_> = (0..handle.family().partitions()).collect();
+        let cut = async |number: &u32| {
+            let partition = [handle.partition(*number)];
+            last_cuts(&handle.shared.redis, &partition).await
+        };
+        let cuts = try_each(&numbers, cut).await?;
+        Ok(Cuts(cuts.into_iter().flatten().collect()))
+    }
+
+    /// Returns for each id whether it moved since, or may have moved.
+    pub async fn moved(&self, handle: &Handle, ids: &[&str]) -> Result<Vec<bool>> {
+        let mut moved = vec![false; ids.len()];
+        if ablation::is_out(Guard::RecountMoved) {
+            return Ok(moved);
+        }
+        let indexes = ids.iter().enumerate().flat_map(|(index, id)| {
+            let partitions = handle.family().partitions_of_row(id);
+            partitions.map(move |partition| (partition, index))
+        });
+        let groups = by_partition(indexes, Partition::READ_IDS);
+        let look = async |(number, indexes): &(u32, Vec<usize>)| {
+            let members: Vec<_> = indexes.iter().map(|&index| ids[index]).collect();
+            let partition = handle.partition(*number);
+            partition.moved(self.0[*number as usize], &members).await
+        };
+        let found = try_each(&groups, look).await?;
+        for ((_, indexes), found) in groups.into_iter().zip(found) {
+            for (place, index) in indexes.into_iter().enumerate() {
+                // a later cut took the traces along
+                moved[index] |= found.as_ref().is_none_or(|found| found[place]);
+            }
+        }
+        Ok(moved)
+    }
+}
+
+/// Cuts all partitions, so that no earlier hit is taken for a movement, and makes reconcilers delay
+/// further cuts for this time, an hour at most. Correctness does not depend on the delay.
+pub async fn hold(handle: &Handle, time: Duration) -> Result<()> {
+    let flusher = Flusher::new(handle.shared.clone());
+    let time = time.min(Duration::from_hours(1));
+    flusher.hold(&handle.opened, time).await
+}
