@@ -52,9 +52,19 @@ impl MysqlStore {
         findings
     }
 
+    /// Logs a warning for each setting of the pool's sessions with which batches may not arrive.
+    pub(crate) async fn warn_of_sessions(&self) {
+        const SESSIONS: [&str; 3] = ["mysql autocommit", "mysql binlog_format", "mysql sql_mode"];
+        let findings = self.server_findings().await.unwrap_or_default();
+        let of_sessions = |finding: &&Finding| SESSIONS.contains(&&*finding.subject);
+        for found in findings.iter().filter(of_sessions) {
+            tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
+        }
+    }
+
     async fn server_findings(&self) -> Result<Vec<Finding>> {
         // by name, since not every server has every setting
-        const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('version', 'read_only', 'autocommit', \
+        const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('version', 'read_only', 'autocommit', 'sql_mode', \
              'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', \
              'transaction_isolation', 'tx_isolation')";
         let unread = "the server's settings were not read";
@@ -99,6 +109,7 @@ impl MysqlStore {
                     let privileges = &PRIVILEGES[..if target.inserts { 3 } else { 2 }];
                     let probed = self.probe(&target.name, target.columns(), privileges);
                     findings.extend(probed.await);
+                    findings.extend(self.shared_column(family).await);
                     findings.extend(self.never_recounted(family).await);
                 }
                 Err(error) => findings.push(Finding::new(
@@ -110,6 +121,32 @@ impl MysqlStore {
             }
         }
         findings
+    }
+
+    /// Returns a finding if other families count in the same column.
+    async fn shared_column(&self, family: &Family) -> Option<Finding> {
+        const OTHERS: &str = "SELECT CONCAT(namespace, '/', name) FROM counterfoil_families AS f \
+             WHERE target = ? AND NOT (namespace = ? AND name = ?) ORDER BY number LIMIT 10";
+        let table = family.table.as_ref()?;
+        let others = Statement::new(OTHERS).bind(table.describe());
+        let others = others.bind(family.namespace.as_bytes());
+        let others = others.bind(family.name.as_bytes());
+        let others: Vec<(Vec<u8>,)> = self
+            .primary
+            .read("families were not read", others)
+            .await
+            .ok()?;
+        let names = others.iter().map(|(name,)| String::from_utf8_lossy(name));
+        let names = names.collect::<Vec<_>>().join(", ");
+        (!names.is_empty()).then(|| {
+            Finding::new(
+                Severity::Info,
+                format!("family {family}"),
+                format!("other families count in {}.{} too: {names}", table.name, table.value),
+                "Each row gets the hits of all of them. Give each row to one family, whose reads do not show what the others \
+                 have pending",
+            )
+        })
     }
 
     /// Returns a finding if the family was never recounted. Only counters in a table of the
@@ -208,6 +245,11 @@ fn check_setting(name: &str, value: &str) -> Option<Finding> {
             Severity::Error,
             format!("is {value} bytes, too small for a large batch"),
             "Set it to at least 8388608",
+        ),
+        "sql_mode" if value.split(',').any(|mode| mode == "ORACLE") => (
+            Severity::Warning,
+            "has ORACLE, which gives statements another meaning".to_owned(),
+            "Set it in the sessions that need it, not for this pool",
         ),
         "autocommit" if is_off(value) => (
             Severity::Error,

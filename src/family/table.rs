@@ -33,6 +33,9 @@ pub struct Table {
     pub(crate) value: String,
     #[serde(default = "slash")]
     pub(crate) separator: char,
+    /// The columns that an update leaves as they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) unchanged: Vec<String>,
 }
 
 fn slash() -> char {
@@ -103,6 +106,7 @@ impl Table {
             keys: Vec::new(),
             value: String::new(),
             separator: slash(),
+            unchanged: Vec::new(),
             missing,
         }
     }
@@ -130,9 +134,18 @@ impl Table {
         self
     }
 
+    /// Leaves a column as it is when the value changes: a time with `ON UPDATE CURRENT_TIMESTAMP`
+    /// would show the last sync. May be called for several columns, and may change with a deploy.
+    #[must_use]
+    pub fn unchanged(mut self, column: impl Into<String>) -> Self {
+        self.unchanged.push(column.into());
+        self
+    }
+
     /// Refuses a table without a key or value column, and names that MySQL does not accept.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let columns = || self.keys.iter().map(|(name, _)| name).chain([&self.value]);
+        let keys = self.keys.iter().map(|(name, _)| name);
+        let columns = || keys.clone().chain([&self.value]).chain(&self.unchanged);
         let mut seen = HashSet::new();
         let wrong = if !is_table_name(&self.name) {
             "not a name that MySQL accepts".to_owned()
@@ -299,6 +312,7 @@ mod tests {
             keyed("a`b").value("n"),
             keyed("t").value("id"),
             visitors().separator('-'),
+            visitors().unchanged("count"),
         ] {
             assert!(wrong.check().is_err(), "{wrong:?}");
         }

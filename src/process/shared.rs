@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use futures_util::future::join;
+use tokio::sync::OnceCell;
 
 use crate::admin;
 use crate::connection::Connection;
@@ -27,6 +28,8 @@ pub struct Shared {
     pub store: Arc<dyn Store>,
     families: RwLock<Families>,
     allow_evicting: AtomicBool,
+    /// Set once the settings of the database's sessions were checked.
+    sessions_checked: OnceCell<()>,
     /// The kinds for which Redis was found safe.
     safe_for: Mutex<HashSet<&'static str>>,
     pub work: Arc<Work>,
@@ -55,6 +58,7 @@ impl Shared {
                 numbers: HashMap::new(),
             }),
             allow_evicting: AtomicBool::new(false),
+            sessions_checked: OnceCell::new(),
             safe_for: Mutex::default(),
             work: Arc::default(),
             closed: Arc::default(),
@@ -178,6 +182,15 @@ impl Shared {
         }
         safe_for().insert(family.kind());
         Ok(())
+    }
+
+    /// Logs a warning, once, if sessions of the database have settings with which batches may not
+    /// arrive.
+    pub async fn warn_of_sessions(&self) {
+        if let Some(mysql) = self.store.as_mysql() {
+            let check = || mysql.warn_of_sessions();
+            self.sessions_checked.get_or_init(check).await;
+        }
     }
 
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {

@@ -65,6 +65,9 @@ pub struct Held {
     pub(super) registered: Arc<Registered>,
     pub cut: CutBatch,
     known_since: Instant,
+    /// Set if it could not be applied before, for example because of a lock: other families are not
+    /// applied with it.
+    pub failed_before: bool,
 }
 
 /// The outcome of a rotation.
@@ -225,6 +228,7 @@ impl Flusher {
                     registered,
                     cut,
                     known_since: Instant::now(),
+                    failed_before: false,
                 }),
                 RotateReply::Early(time) => Rotated::Early(time),
                 RotateReply::Leased(time) => Rotated::Leased(time),
@@ -391,7 +395,8 @@ impl Flusher {
                         "the store returned the progress of {some} of {all} batches"
                     )));
                 }
-                Err(error) if error.is_retryable() => {
+                // a lock concerns one family, and the others do not wait for it
+                Err(error) if error.is_retryable() && error.kind() != ErrorKind::Busy => {
                     let error = retried("apply", error);
                     tracing::warn!(error = %format_args!("{error:#}"), batches = batches.len(), "applying batches failed, will retry");
                     grace = Duration::ZERO;
@@ -432,13 +437,21 @@ impl Flusher {
     }
 
     /// Takes the batches of one flush from `held`: the durable ones, up to [`FLUSH_IDS`] ids, but
-    /// at least one batch.
+    /// at least one batch. Batches that failed before are taken last, each family for itself.
     pub fn next_flush(&self, held: &mut Vec<Held>) -> Vec<Held> {
         let now = Instant::now();
+        let ready = held.iter().filter(|held| held.ready_at() <= now);
+        let first = ready.min_by_key(|held| held.failed_before);
+        let alone = first.filter(|held| held.failed_before);
+        let alone = alone.map(|held| held.id.0);
         let mut rows = 0;
         let taken = held.extract_if(.., |held| {
             let fits = rows == 0 || rows + held.cut.ids <= FLUSH_IDS;
-            let takes = fits && held.ready_at() <= now;
+            let belongs = match alone {
+                Some(family) => held.id.0 == family,
+                None => !held.failed_before,
+            };
+            let takes = fits && belongs && held.ready_at() <= now;
             rows += if takes { held.cut.ids } else { 0 };
             takes
         });

@@ -344,7 +344,10 @@ impl Scheduler {
 
     fn rotated(&mut self, id: PartitionId, rotated: Result<Rotated>) {
         match rotated {
-            Ok(Rotated::Held(held)) => self.held.push(held),
+            Ok(Rotated::Held(mut held)) => {
+                held.failed_before = self.failures.contains_key(&due(id));
+                self.held.push(held);
+            }
             Ok(Rotated::Early(time)) => {
                 let sync_time = self
                     .shared

@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use redis::Value;
+use tokio::time::sleep;
 
 use crate::connection::Connection;
+use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::ids::{BatchId, Incarnation, Nonce};
@@ -17,6 +19,9 @@ use crate::scripts::keys::{Key, Keys};
 use crate::scripts::partition::Update;
 use crate::scripts::partition::{Counted, PairResult, Pairs, Partition, PartitionCall, salt};
 use crate::testing::ablation::{self, Guard};
+
+/// The number of times that the pending values of a repeated call are read again.
+const READ_REPEATS: u32 = 3;
 
 /// The reply of `buffered_rotate`.
 #[derive(Debug, PartialEq, Eq)]
@@ -209,10 +214,16 @@ impl Partition {
                 if ids.is_empty() {
                     return Ok(Vec::new());
                 }
-                call.partition
-                    .read(&ids)
-                    .await
-                    .map(|pending| pending.deltas)
+                // by itself, so that a second lost reply does not repeat all of them
+                let mut pause = Backoff::default();
+                for _ in 0..READ_REPEATS {
+                    match call.partition.read(&ids).await {
+                        Err(error) if error.is_retryable() => sleep(pause.next()).await,
+                        read => return read.map(|pending| pending.deltas),
+                    }
+                }
+                let read = call.partition.read(&ids).await;
+                read.map(|pending| pending.deltas)
             }
         });
         // the call was counted, so a failed read must not look like a refusal

@@ -60,6 +60,16 @@ impl<'b> Advance<'b> {
             marks,
         }
     }
+
+    /// Returns the indexes of the steps in the order of the ledger, in which ids are taken.
+    pub(crate) fn order(&self) -> Vec<usize> {
+        let mut order: Vec<_> = (0..self.steps.len()).collect();
+        order.sort_by_key(|&index| {
+            let batch = self.steps[index].batch;
+            (batch.ledger_key(), batch.id)
+        });
+        order
+    }
 }
 
 impl Mark {

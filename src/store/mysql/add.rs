@@ -27,6 +27,14 @@ pub struct Delta<'b> {
 /// The refused deltas, each by its index in the caller's list and with the reason.
 pub type Refused = BTreeMap<usize, String>;
 
+/// Returns the key of the row that takes the id.
+pub fn key<'b>(family: &Registered, id: &'b [u8]) -> Result<Vec<Segment<'b>>, String> {
+    let id = std::str::from_utf8(id).map_err(|_| NOT_UTF8.to_owned())?;
+    let segments = target::segments(family, id)?;
+    let family = target::family_segment(family).into_iter();
+    Ok(family.chain(segments).collect())
+}
+
 /// Finds the rows of the ids, which clients in other languages may have written. Refuses an id that
 /// matches no row.
 pub fn deltas<'b>(
@@ -36,16 +44,8 @@ pub fn deltas<'b>(
 ) -> Vec<Delta<'b>> {
     let mut deltas = Vec::new();
     for (index, id, delta) in ids {
-        let id = std::str::from_utf8(id).map_err(|_| NOT_UTF8.to_owned());
-        match id.and_then(|id| target::segments(family, id)) {
-            Ok(segments) => {
-                let key = target::family_segment(family).into_iter().chain(segments);
-                deltas.push(Delta {
-                    index,
-                    key: key.collect(),
-                    delta,
-                });
-            }
+        match key(family, id) {
+            Ok(key) => deltas.push(Delta { index, key, delta }),
             Err(reason) => drop(refused.insert(index, reason)),
         }
     }

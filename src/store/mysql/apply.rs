@@ -6,11 +6,14 @@ use std::sync::Arc;
 
 use super::MysqlStore;
 use super::add::{self, Delta, Refused};
+use super::fault;
+use super::json;
 use super::ledger;
 use super::rejects;
 use super::session::{Transaction, UnitOfWork};
-use super::target::Target;
-use crate::error::Result;
+use super::statement::Statement;
+use super::target::{Segment, Target};
+use crate::error::{Error, Result};
 use crate::store::ledger::Advance;
 use crate::store::{Applied, Batch};
 use crate::testing::ablation::{self, Guard};
@@ -46,9 +49,24 @@ pub async fn apply(
         out,
     };
     let failed = "batches were not written";
-    mysql.primary.transact(failed, apply).await
+    match mysql.primary.transact(failed, apply.clone()).await? {
+        Some(applied) => Ok(applied),
+        None => {
+            let first = Apply {
+                max_rows: 1,
+                ..apply
+            };
+            let applied = mysql.primary.transact(failed, first).await?;
+            applied.ok_or_else(|| Error::corrupt("a transaction of one row was put off"))
+        }
+    }
 }
 
+/// A transaction that applies batches. It **never waits for a row of the application's tables while
+/// it has locked others**, so it takes part in no deadlock with the application's transactions. It
+/// locks the rows that are free, and takes the ids before the first one whose row is not. If that is
+/// the very first id, it is done alone, which may wait.
+#[derive(Clone)]
 struct Apply {
     batches: Vec<Arc<Batch>>,
     /// The target of each batch.
@@ -57,12 +75,77 @@ struct Apply {
     out: Option<Guard>,
 }
 
-impl UnitOfWork for Apply {
-    type Output = Applied;
+impl Apply {
+    /// Locks the rows of the application's tables without waiting. Returns how many ids, in the
+    /// order of the ledger, come before the first one whose row another transaction has locked;
+    /// `max_rows` if all are free.
+    async fn lock_free(
+        &self,
+        transaction: &mut Transaction,
+        advance: &Advance<'_>,
+    ) -> Result<u64, sqlx::Error> {
+        let mut by_table: BTreeMap<&str, (&Target, Vec<(Vec<Segment<'_>>, u64)>)> = BTreeMap::new();
+        let mut place = 0;
+        for index in advance.order() {
+            let (step, target) = (&advance.steps[index], &*self.targets[index]);
+            let new = || (target, Vec::new());
+            let (_, rows) = by_table.entry(&target.label).or_insert_with(new);
+            for (id, _) in step.deltas {
+                // an id without a key goes to the rejects
+                rows.extend(add::key(&step.batch.family, id).map(|key| (key, place)));
+                place += 1;
+            }
+        }
+        let mut free = self.max_rows;
+        for (target, mut rows) in by_table.into_values().filter(|(target, _)| !target.is_own) {
+            rows.sort();
+            let found = find(transaction, &target.lock_free, &rows).await?;
+            rows.retain({
+                let mut found = found.into_iter();
+                move |_| found.next() == Some(false)
+            });
+            let exist = find(transaction, &target.exists, &rows).await?;
+            let locked = rows.iter().zip(exist).filter(|(_, exists)| *exists);
+            let first = locked.map(|((_, place), _)| *place).min();
+            free = free.min(first.unwrap_or(free));
+        }
+        Ok(free)
+    }
+}
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<Applied, sqlx::Error> {
+/// Returns for each key whether the statement finds its row.
+async fn find(
+    transaction: &mut Transaction,
+    select: &Statement,
+    rows: &[(Vec<Segment<'_>>, u64)],
+) -> Result<Vec<bool>, sqlx::Error> {
+    if rows.is_empty() {
+        return Ok(Vec::new());
+    }
+    let select = select.clone().bind_rows(rows.iter().map(|(key, _)| key));
+    json::by_position(transaction.fetch(select).await?, rows.len())
+}
+
+impl UnitOfWork for Apply {
+    /// `None` if nothing was done, since another transaction has locked the first row.
+    type Output = Option<Applied>;
+
+    /// After a lock timeout others go first: the scheduler tries again later.
+    fn is_repeated(error: &sqlx::Error) -> bool {
+        fault::is_conflict(error) && !fault::is_locked(error)
+    }
+
+    async fn run(&self, transaction: &mut Transaction) -> Result<Option<Applied>, sqlx::Error> {
         let known = ledger::lock(transaction, &self.batches).await?;
-        let Advance { steps, marks } = Advance::new(&self.batches, &known, self.max_rows, self.out);
+        let advance = |rows| Advance::new(&self.batches, &known, rows, self.out);
+        let free = match self.max_rows {
+            1 => 1,
+            rows => self.lock_free(transaction, &advance(rows)).await?,
+        };
+        if free == 0 {
+            return Ok(None);
+        }
+        let Advance { steps, marks } = advance(free);
         ledger::write(transaction, &known, &marks).await?;
         let (mut taken, mut refused) = (Vec::new(), Refused::new());
         // all transactions write tables in this order
@@ -93,7 +176,7 @@ impl UnitOfWork for Apply {
             rejected: rejected.len() as u64,
         };
         if taken.len() as u64 == applied.rows + applied.rejected {
-            Ok(applied)
+            Ok(Some(applied))
         } else {
             Err(sqlx::Error::Protocol(format!(
                 "some deltas were neither added nor rejected: {applied:?}"

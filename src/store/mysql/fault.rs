@@ -11,6 +11,8 @@ pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> 
     move |source| {
         let kind = if blames_table(&source) {
             ErrorKind::Mismatch
+        } else if is_conflict(&source) {
+            ErrorKind::Busy
         } else {
             ErrorKind::Store
         };
@@ -65,6 +67,12 @@ pub fn blames_row(error: &sqlx::Error) -> bool {
 /// `innodb_snapshot_isolation`), and 1062 for a ledger row that another transaction inserted first.
 pub fn is_conflict(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1020 | 1062 | 1205 | 1213))
+}
+
+/// Returns `true` if another session has locked a row or table for as long as the transaction waits:
+/// 1205.
+pub fn is_locked(error: &sqlx::Error) -> bool {
+    number(error) == Some(1205)
 }
 
 /// Returns `true` if a privilege is missing: 1142 (table), 1143 (column), 1044 (schema), 1227

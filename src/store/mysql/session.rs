@@ -124,7 +124,7 @@ impl Database {
         let mut attempt = 1;
         loop {
             match self.transact_once(work).await {
-                Err(error) if fault::is_conflict(&error) && attempt < ATTEMPTS => {
+                Err(error) if W::is_repeated(&error) && attempt < ATTEMPTS => {
                     tracing::debug!(attempt, error = %format_args!("{error:#}"), "retrying a transaction that conflicts with another one");
                     // random, so that the same two transactions do not conflict again
                     let random = getrandom::u32().unwrap_or(0) % 20_000;
@@ -160,6 +160,11 @@ pub trait UnitOfWork: Send + Sync + 'static {
     /// The result of the work.
     type Output: Send + 'static;
 
+    /// Returns whether the work is repeated at once after this error.
+    fn is_repeated(error: &sqlx::Error) -> bool {
+        fault::is_conflict(error)
+    }
+
     /// Does the work. An error rolls all of it back.
     fn run(
         &self,
@@ -174,18 +179,23 @@ pub trait UnitOfWork: Send + Sync + 'static {
 ///   AUTO_INCREMENT column means 0. No setting of the session (ANSI_QUOTES, MariaDB's ORACLE ...)
 ///   changes the meaning of our statements.
 /// - Safe updates would refuse an UPDATE whose rows come from a join.
+/// - A row or table that another session has locked is waited for a second, not 50 s or a year:
+///   meanwhile others wait for the locks of this transaction.
 /// - READ COMMITTED applies to the next transaction only. It locks hardly anything between rows, so
 ///   batches of different rows do not wait for each other. The statement is the same on MySQL and
 ///   MariaDB; the variable's name is not.
 const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
      @counterfoil_safe_updates = @@SESSION.sql_safe_updates, \
+     @counterfoil_row_wait = @@SESSION.innodb_lock_wait_timeout, \
+     @counterfoil_table_wait = @@SESSION.lock_wait_timeout, \
      SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', \
-     SESSION sql_safe_updates = 0; \
+     SESSION sql_safe_updates = 0, SESSION innodb_lock_wait_timeout = 1, SESSION lock_wait_timeout = 1; \
      SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \
      START TRANSACTION";
 
 /// The rest of the packet that ends a transaction.
-const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates";
+const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates, \
+     SESSION innodb_lock_wait_timeout = @counterfoil_row_wait, SESSION lock_wait_timeout = @counterfoil_table_wait";
 
 /// An open transaction. If it is dropped before it ended, or if its end failed, its connection is
 /// closed: the server rolls back, and no session with changed settings returns to the pool.

@@ -212,6 +212,9 @@ impl Definition<'_> {
         if value.generated {
             return Err(format!("value column {name} is generated"));
         }
+        for name in &self.table.unchanged {
+            column(name)?;
+        }
         let names = self.table.keys.iter().map(|(name, _)| name.as_str());
         let keys = names.clone().map(str::to_lowercase).collect();
         // the primary key if there are several

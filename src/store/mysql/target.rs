@@ -19,7 +19,7 @@ pub const BULK: usize = 2_500;
 
 /// A table with its properties and statements, which call it `t`.
 pub struct Target {
-    /// [`Table::describe`], which is unique for a table.
+    /// A text that is unique for a description of a table.
     pub label: String,
     /// The table's name, quoted.
     pub name: String,
@@ -33,7 +33,7 @@ pub struct Target {
     pub unsigned: bool,
     /// The key columns. The first one of counterfoil's own table is the family.
     pub keys: Vec<StoredKey>,
-    is_own: bool,
+    pub is_own: bool,
     /// Takes rows of a delta and a key.
     pub upsert: Statement,
     /// An upsert of [`BULK`] rows of a key and a delta, all as parameters, which costs the server
@@ -42,6 +42,10 @@ pub struct Target {
     pub bulk_upsert: Option<Statement>,
     /// Takes keys, and returns for each whether it has a row, which is then locked.
     pub lock: Statement,
+    /// The same without waiting: a row that another transaction has locked is as if missing.
+    pub lock_free: Statement,
+    /// Takes keys, and returns for each whether it has a row. Locks nothing.
+    pub exists: Statement,
     /// Takes rows of a delta and a key.
     pub update: Statement,
     /// Reads values alone.
@@ -99,6 +103,12 @@ impl Target {
                 format!("{table}.{value}")
             }
         };
+        let unchanged = |at: &str| -> String {
+            let columns = table.unchanged.iter().map(|name| quoted(name));
+            columns
+                .map(|column| format!(", {at}.{column} = {at}.{column}"))
+                .collect()
+        };
         let digits = format!("CAST({} AS CHAR)", current("t"));
         let is_found = format!(
             "t.{} IS NOT NULL",
@@ -110,6 +120,11 @@ impl Target {
         let columns_of = join(&keys, ", ", |key| key.column.clone());
         let given = join(&keys, ", ", StoredKey::given);
         let matches = join(&keys, " AND ", StoredKey::equals_given);
+
+        let exists = format!(
+            "SELECT CAST({INPUT}.pos AS UNSIGNED), {is_found} FROM {} LEFT JOIN {t} ON {matches}",
+            json::derived_table(columns(&keys)),
+        );
 
         // names the columns, since the reply would otherwise contain whole expressions as names
         let read_only = "CAST(@@GLOBAL.read_only AS CHAR)";
@@ -134,24 +149,25 @@ impl Target {
         let rows = json::table([("partition_no", U64), ("incarnation", U64)]);
 
         Target {
-            label: table.describe(),
+            label: format!("{} {}", table.describe(), table.unchanged.join(",")),
             inserts: table.missing == Missing::Insert,
             unsigned: shape.unsigned,
             value: table.value.clone(),
             is_own,
             upsert: Statement::new(format!(
                 "INSERT INTO {name} ({columns_of}, {value}) SELECT {given}, {INPUT}.delta FROM {deltas} \
-                 ON DUPLICATE KEY UPDATE {name}.{value} = {} + {INPUT}.delta",
-                current(&name)
+                 ON DUPLICATE KEY UPDATE {name}.{value} = {} + {INPUT}.delta{}",
+                current(&name),
+                unchanged(&name)
             )),
             bulk_upsert: None,
-            lock: Statement::new(format!(
-                "SELECT CAST({INPUT}.pos AS UNSIGNED), {is_found} FROM {} LEFT JOIN {t} ON {matches} FOR UPDATE",
-                json::derived_table(columns(&keys)),
-            )),
+            lock: Statement::new(format!("{exists} FOR UPDATE")),
+            lock_free: Statement::new(format!("{exists} FOR UPDATE SKIP LOCKED")),
+            exists: Statement::new(exists),
             update: Statement::new(format!(
-                "UPDATE {deltas} STRAIGHT_JOIN {t} ON {matches} SET t.{value} = {} + {INPUT}.delta",
-                current("t")
+                "UPDATE {deltas} STRAIGHT_JOIN {t} ON {matches} SET t.{value} = {} + {INPUT}.delta{}",
+                current("t"),
+                unchanged("t")
             )),
             values: Lookup {
                 one: Statement::new(format!("{one} {one_row}")),

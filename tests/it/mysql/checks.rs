@@ -156,3 +156,35 @@ async fn an_unreachable_database_is_a_finding_and_an_error() {
             .expect_err("unreachable"),
     );
 }
+
+#[tokio::test]
+async fn families_that_share_a_column_are_found() {
+    let db = Db::new().await;
+    db.run("CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL)")
+        .await;
+    let table = || by_id(Table::update("item"), Signed);
+    let one = db.table("one", table()).await;
+    let found = findings(&db.store, &[one.family.clone()]).await;
+    assert!(!is_found(&found, Severity::Info, &["item.n too"]));
+    db.family(Family::buffered("other-shop", "two").table(table()))
+        .await;
+    let found = findings(&db.store, &[one.family.clone()]).await;
+    assert_found(
+        &found,
+        Severity::Info,
+        &["shop/one", "item.n too: other-shop/two"],
+    );
+}
+
+#[tokio::test]
+async fn sessions_in_which_batches_may_not_arrive_are_found() {
+    let db = Db::new().await;
+    let off = db.session("SET SESSION autocommit = 0").await;
+    let found = findings(&off.store, &[]).await;
+    assert_found(&found, Severity::Error, &["mysql autocommit"]);
+    if db.mariadb {
+        let oracle = db.session("SET SESSION sql_mode = 'ORACLE'").await;
+        let found = findings(&oracle.store, &[]).await;
+        assert_found(&found, Severity::Warning, &["mysql sql_mode", "ORACLE"]);
+    }
+}

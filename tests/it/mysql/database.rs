@@ -256,7 +256,11 @@ pub async fn complete(
             progress,
             rows,
             rejected,
-        } = store.apply(&left, max_rows).await?;
+        } = match store.apply(&left, max_rows).await {
+            // another task has locked a row for a second
+            Err(error) if error.kind() == Busy => continue,
+            applied => applied?,
+        };
         (sums.rows, sums.rejected) = (sums.rows + rows, sums.rejected + rejected);
         let mut partial = vec![];
         for (batch, progress) in left.into_iter().zip(progress) {

@@ -1,6 +1,7 @@
 mod batches;
 mod checks;
 mod database;
+mod locks;
 mod overview;
 mod privileges;
 mod reads;

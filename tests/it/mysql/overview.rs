@@ -118,9 +118,9 @@ async fn the_latest_recount_is_shown_also_while_it_runs() {
 async fn many_families_take_four_statements() {
     let db = Db::new().await;
     db.run(&format!(
-        "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape, settings) \
+        "INSERT INTO counterfoil_families (namespace, name, kind, partitions, wide, durability, target, shape, settings, database_id) \
          WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 1000) \
-         SELECT 'shop', CONCAT('family-', f.n), kind, partitions, wide, durability, target, shape, settings \
+         SELECT 'shop', CONCAT('family-', f.n), kind, partitions, wide, durability, target, shape, settings, database_id \
          FROM numbers AS f JOIN counterfoil_families WHERE number = {};
          INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, nonce) \
          SELECT number, 0, 1, 1, 1 FROM counterfoil_families;

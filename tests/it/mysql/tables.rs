@@ -262,5 +262,31 @@ async fn tables_that_are_safe_are_accepted() {
     // again
     let before = db.store.statements();
     db.family(Family::buffered("other", "t2").table(t2())).await;
-    assert_eq!(db.store.statements() - before, 3);
+    assert_eq!(db.store.statements() - before, 4);
+}
+
+/// A time with ON UPDATE CURRENT_TIMESTAMP shows the application's changes, not counterfoil's.
+#[tokio::test]
+async fn a_column_is_left_as_it_is() {
+    let db = Db::new().await;
+    db.run(
+        "CREATE TABLE item (id INT PRIMARY KEY, n INT NOT NULL, \
+             updated_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP);
+         INSERT INTO item VALUES (1, 5, '2014-09-20 10:00:00')",
+    )
+    .await;
+    let unchanged = "SELECT COUNT(*) FROM item WHERE updated_at = '2014-09-20 10:00:00'";
+    for (seq, table) in [Table::update("item"), Table::upsert("item")]
+        .into_iter()
+        .enumerate()
+    {
+        let table = by_id(table, Signed).unchanged("updated_at");
+        let family = db.table(&format!("family-{seq}"), table).await;
+        db.add(&family, 0, 1, [("1", 1)]).await;
+        assert_eq!(db.number(unchanged).await, 1);
+    }
+    assert_eq!(db.number("SELECT n FROM item").await, 7);
+    let missing = by_id(Table::update("item"), Signed).unchanged("changed_at");
+    let message = db.mismatch(views().table(missing)).await;
+    assert!(message.contains("no column changed_at"), "{message}");
 }
