@@ -30,7 +30,7 @@ const PAGE: usize = 1_000;
 const PAGES: usize = 256;
 /// The number of attempts at a counter in a run whose rows are deleted.
 const TRIES: u32 = 3;
-/// The time limit for releasing a run in the database.
+/// The time limit for releasing a run in the database, and for estimating its length.
 const LEAVING: Duration = Duration::from_secs(2);
 /// The number and length of the pauses for corrected counters of a page that are being saved.
 const FORGET: usize = 10;
@@ -174,7 +174,9 @@ impl Recounting {
     ) -> Result<Option<Recounted>> {
         let (started, family, number) = (Instant::now(), self.family(), run.number);
         let about = self.mysql.about_counters(self.handle.registered().await?);
-        let about = about.await.unwrap_or(0);
+        // a silent database must not delay a stop
+        let about = timeout(LEAVING, about).await;
+        let about = about.ok().and_then(Result::ok).unwrap_or(0);
         self.progress.send_replace(Recounted {
             run: number,
             checked: run.checked,

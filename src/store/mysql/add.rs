@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use super::fault;
 use super::json;
 use super::session::Transaction;
+use super::statement::Statement;
 use super::target::{self, BULK, Segment, Target};
 use crate::store::Registered;
 
@@ -50,6 +51,44 @@ pub fn deltas<'b>(
         }
     }
     deltas
+}
+
+/// Locks the rows of these keys in a table of the application, without waiting. Returns for each key
+/// whether another transaction has locked its row. Counterfoil's own rows are locked when they are
+/// written.
+pub async fn lock_free(
+    transaction: &mut Transaction,
+    target: &Target,
+    keys: &[&[Segment<'_>]],
+) -> Result<Vec<bool>, sqlx::Error> {
+    let mut locked = vec![false; keys.len()];
+    if target.is_own {
+        return Ok(locked);
+    }
+    let found = find(transaction, &target.lock_free, keys).await?;
+    // missing, or locked
+    let others: Vec<_> = (0..keys.len()).filter(|&index| !found[index]).collect();
+    let of_others: Vec<_> = others.iter().map(|&index| keys[index]).collect();
+    let exist = find(transaction, &target.exists, &of_others).await?;
+    for (index, exists) in others.into_iter().zip(exist) {
+        locked[index] = exists;
+    }
+    Ok(locked)
+}
+
+/// Returns for each key whether the statement finds its row.
+async fn find(
+    transaction: &mut Transaction,
+    select: &Statement,
+    keys: &[&[Segment<'_>]],
+) -> Result<Vec<bool>, sqlx::Error> {
+    let mut found = Vec::with_capacity(keys.len());
+    for keys in keys.chunks(CHUNK) {
+        let rows = transaction.fetch(select.clone().bind_rows(keys)).await?;
+        let some: Vec<bool> = json::by_position(rows, keys.len())?;
+        found.extend(some);
+    }
+    Ok(found)
 }
 
 /// The addition to a row: the sum of several deltas if the row's counter came in several batches.
@@ -192,12 +231,8 @@ impl<'d, 'b> Bulk<'d, 'b> {
         transaction: &mut Transaction,
         target: &Target,
     ) -> Result<(Vec<RowDelta<'d, 'b>>, Vec<RowDelta<'d, 'b>>), sqlx::Error> {
-        let lock = target
-            .lock
-            .clone()
-            .bind_rows(self.rows.iter().map(RowDelta::key));
-        let is_found = transaction.fetch(lock).await?;
-        let mut is_found = json::by_position(is_found, self.rows.len())?.into_iter();
+        let keys: Vec<_> = self.rows.iter().map(RowDelta::key).collect();
+        let mut is_found = find(transaction, &target.lock, &keys).await?.into_iter();
         Ok(self
             .rows
             .into_iter()

@@ -7,11 +7,9 @@ use std::sync::Arc;
 use super::MysqlStore;
 use super::add::{self, Delta, Refused};
 use super::fault;
-use super::json;
 use super::ledger;
 use super::rejects;
 use super::session::{Transaction, UnitOfWork};
-use super::statement::Statement;
 use super::target::{Segment, Target};
 use crate::error::{Error, Result};
 use crate::store::ledger::Advance;
@@ -97,33 +95,16 @@ impl Apply {
             }
         }
         let mut free = self.max_rows;
-        for (target, mut rows) in by_table.into_values().filter(|(target, _)| !target.is_own) {
+        for (target, mut rows) in by_table.into_values() {
             rows.sort();
-            let found = find(transaction, &target.lock_free, &rows).await?;
-            rows.retain({
-                let mut found = found.into_iter();
-                move |_| found.next() == Some(false)
-            });
-            let exist = find(transaction, &target.exists, &rows).await?;
-            let locked = rows.iter().zip(exist).filter(|(_, exists)| *exists);
+            let keys: Vec<_> = rows.iter().map(|(key, _)| &**key).collect();
+            let locked = add::lock_free(transaction, target, &keys).await?;
+            let locked = rows.iter().zip(locked).filter(|(_, locked)| *locked);
             let first = locked.map(|((_, place), _)| *place).min();
             free = free.min(first.unwrap_or(free));
         }
         Ok(free)
     }
-}
-
-/// Returns for each key whether the statement finds its row.
-async fn find(
-    transaction: &mut Transaction,
-    select: &Statement,
-    rows: &[(Vec<Segment<'_>>, u64)],
-) -> Result<Vec<bool>, sqlx::Error> {
-    if rows.is_empty() {
-        return Ok(Vec::new());
-    }
-    let select = select.clone().bind_rows(rows.iter().map(|(key, _)| key));
-    json::by_position(transaction.fetch(select).await?, rows.len())
 }
 
 impl UnitOfWork for Apply {

@@ -303,6 +303,17 @@ impl UnitOfWork for Correct {
         }
         let mut open = self.drifted.clone();
         open.retain(|one| !done.contains(one.id.as_bytes()));
+        // a counter whose row the application has locked is left for the next run
+        let keys = self.drifted.iter().filter_map(|one| {
+            let key = add::key(&self.family, one.id.as_bytes()).ok()?;
+            Some((&one.id, key))
+        });
+        let keys: Vec<_> = keys.collect();
+        let only: Vec<_> = keys.iter().map(|(_, key)| &**key).collect();
+        let are_locked = add::lock_free(transaction, &self.target, &only).await?;
+        let locked = keys.iter().zip(are_locked).filter(|(_, locked)| *locked);
+        let locked: HashSet<_> = locked.map(|((id, _), _)| *id).collect();
+        open.retain(|one| !locked.contains(&one.id));
         let to_add = open.iter().enumerate();
         let to_add = to_add.filter(|(_, one)| one.only_noted.is_none() && one.delta != 0);
         let ids = to_add.map(|(index, one)| (index, one.id.as_bytes(), one.delta));
