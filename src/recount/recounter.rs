@@ -1,15 +1,16 @@
 //! A recount that runs repeatedly.
 
 use std::ops::RangeInclusive;
+use std::pin::pin;
 use std::time::Duration;
 
 use tokio::sync::watch;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection::backoff::Background;
 use crate::error::Result;
-use crate::recount::run::{Recounted, Recounting};
+use crate::recount::run::{LEAVING, Recounted, Recounting};
 use crate::store::mysql::Begun;
 
 /// The pause after a failure, and the interval at which the run of another process is checked.
@@ -70,9 +71,14 @@ async fn work(
 ) -> Result<Duration> {
     let (began, first) = (Instant::now(), *every.start());
     let longer = at_random(every.end().saturating_sub(first));
+    let mut begin = pin!(recounting.begin(first));
     let begun = tokio::select! {
-        begun = recounting.begin(first) => begun?,
-        () = stopped(stop) => return Ok(first),
+        begun = &mut begin => begun?,
+        // a run that the database has begun must be left
+        () = stopped(stop) => match timeout(LEAVING, begin).await {
+            Ok(begun) => begun?,
+            Err(_) => return Ok(first),
+        },
     };
     let wait = match begun {
         Begun::Run(run) => {

@@ -31,7 +31,7 @@ const PAGES: usize = 256;
 /// The number of attempts at a counter in a run whose rows are deleted.
 const TRIES: u32 = 3;
 /// The time limit for releasing a run in the database, and for estimating its length.
-const LEAVING: Duration = Duration::from_secs(2);
+pub(super) const LEAVING: Duration = Duration::from_secs(2);
 /// The number and length of the pauses for corrected counters of a page that are being saved.
 const FORGET: usize = 10;
 const SAVING: Duration = Duration::from_millis(500);
