@@ -6,7 +6,6 @@ use crate::admin::finding::version_numbers;
 use crate::admin::{Finding, Severity};
 use crate::error::{Error, Result};
 use crate::family::Family;
-use crate::family::kind::Kind;
 use crate::store::mysql::statement::{Statement, quoted, table_name};
 use crate::store::mysql::{MysqlStore, fault, schema};
 
@@ -99,7 +98,6 @@ impl MysqlStore {
                     let privileges = &PRIVILEGES[..if target.inserts { 3 } else { 2 }];
                     let probed = self.probe(&target.name, target.columns(), privileges);
                     findings.extend(probed.await);
-                    findings.extend(self.never_recounted(family).await);
                 }
                 Err(error) => findings.push(Finding::new(
                     Severity::Error,
@@ -110,32 +108,6 @@ impl MysqlStore {
             }
         }
         findings
-    }
-
-    /// Returns a finding if the family was never recounted. Only counters in a table of the
-    /// application stand for rows.
-    async fn never_recounted(&self, family: &Family) -> Option<Finding> {
-        const RUNS: &str = "SELECT COUNT(*) FROM counterfoil_recounts AS r JOIN counterfoil_families AS f ON f.number = r.family \
-             WHERE f.namespace = ? AND f.name = ? AND r.finished_at IS NOT NULL";
-        family
-            .table
-            .as_ref()
-            .filter(|_| matches!(family.kind, Kind::Buffered | Kind::Cached(_)))?;
-        let runs = Statement::new(RUNS).bind(family.namespace.as_bytes());
-        let runs = runs.bind(family.name.as_bytes());
-        let (runs,): (i64,) = self
-            .primary
-            .read_one("recounts were not read", runs)
-            .await
-            .ok()?;
-        (runs == 0).then(|| {
-            Finding::new(
-                Severity::Info,
-                format!("recount of {family}"),
-                "its counters were never compared with the rows that they stand for",
-                "Where they stand for rows, let Counterfoil::recount find what the application missed",
-            )
-        })
     }
 
     /// Runs a statement for each of the first privileges that needs it and concerns no row.
