@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::connection::backoff::{Backoff, wait_out};
+use crate::connection::backoff::Retries;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
 use crate::reconciler::flush::{Flusher, Held, PartitionId, Rotated};
@@ -15,14 +15,14 @@ impl Flusher {
     /// others.
     #[tracing::instrument(skip_all)]
     pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
-        let mut pause = Backoff::default();
+        let mut retries = Retries::default();
         let mut left: Vec<PartitionId> = Vec::new();
         while !families.is_empty() {
             for (number, found) in self.sweep(std::mem::take(&mut families)).await {
                 match found {
                     Ok(found) => left.extend(found),
                     Err(error) => {
-                        wait_out(error, &mut pause).await?;
+                        retries.wait_out("drain", error).await?;
                         families.extend(self.shared.family(number));
                     }
                 }
@@ -30,8 +30,9 @@ impl Flusher {
         }
         let mut stuck = None;
         while !left.is_empty() {
-            left = self.drain_once(left, &mut pause, &mut stuck).await;
+            left = self.drain_once(left, &mut retries, &mut stuck).await;
         }
+        retries.succeeded();
         stuck.map_or(Ok(()), Err)
     }
 
@@ -40,7 +41,7 @@ impl Flusher {
     async fn drain_once(
         &self,
         partitions: Vec<PartitionId>,
-        pause: &mut Backoff,
+        retries: &mut Retries,
         stuck: &mut Option<Error>,
     ) -> Vec<PartitionId> {
         let (_running, stop) = watch::channel(false);
@@ -65,7 +66,7 @@ impl Flusher {
             }
         }
         for (id, error) in failed {
-            match wait_out(error, pause).await {
+            match retries.wait_out("drain", error).await {
                 Ok(()) => left.insert(id),
                 Err(error) => {
                     *stuck = Some(error);
