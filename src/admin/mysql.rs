@@ -78,7 +78,8 @@ impl MysqlStore {
             // the table of values is probed like any family's table
             let privileges = match table.name {
                 "counterfoil_values" => &PRIVILEGES[..1],
-                _ => &PRIVILEGES[..],
+                "counterfoil_rejects" => &PRIVILEGES[..],
+                _ => &PRIVILEGES[..3],
             };
             let columns = table.columns.iter().map(|column| quoted(column)).collect();
             let name = table_name(table.name);
@@ -119,6 +120,7 @@ impl MysqlStore {
             format!("SELECT {columns_of} FROM {name} WHERE FALSE"),
             format!("UPDATE {name} SET {value} = {value} WHERE FALSE"),
             format!("INSERT INTO {name} ({columns_of}) SELECT {nulls} FROM DUAL WHERE FALSE"),
+            format!("DELETE FROM {name} WHERE FALSE"),
         ];
         let mut findings = Vec::new();
         for (privilege, text) in privileges.iter().zip(texts) {
@@ -145,7 +147,7 @@ impl MysqlStore {
 }
 
 /// The privileges on a table that counterfoil may need, in the order of the probes.
-const PRIVILEGES: [&str; 3] = ["SELECT", "UPDATE", "INSERT"];
+const PRIVILEGES: [&str; 4] = ["SELECT", "UPDATE", "INSERT", "DELETE"];
 
 fn unreachable(error: &Error) -> Finding {
     Finding::new(

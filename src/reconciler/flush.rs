@@ -546,6 +546,7 @@ fn record(applied: &Applied) {
     ::metrics::counter!(metrics::BATCHES).increment(complete);
     ::metrics::counter!(metrics::ROWS).increment(applied.rows);
     ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
+    ::metrics::counter!(metrics::WITHOUT_ROW).increment(applied.dropped);
     if applied.rejected > 0 {
         tracing::warn!(
             rejected = applied.rejected,

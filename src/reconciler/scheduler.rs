@@ -423,7 +423,7 @@ impl Scheduler {
         }
         upkeep.next = now + UPKEEP;
         let flusher = self.flusher.clone();
-        let finds_strays = upkeep.rounds % STRAYS == 0;
+        let finds_strays = upkeep.rounds.is_multiple_of(STRAYS);
         let turns = self.upkeeps.clone();
         self.tasks.spawn(async move {
             let _turn = turns.acquire().await;

@@ -259,6 +259,7 @@ pub async fn complete(
             progress,
             rows,
             rejected,
+            ..
         } = store.apply(&left, max_rows).await?;
         (sums.rows, sums.rejected) = (sums.rows + rows, sums.rejected + rejected);
         let mut partial = vec![];
