@@ -110,10 +110,14 @@ async fn what_is_wrong_with_the_database_is_found() {
         Severity::Error,
         &["missing", "counterfoil_ledger"],
     );
-    // root can still write, so the other tests are not affected
-    db.run("SET GLOBAL read_only = 1").await;
-    let found = findings(&db.store, &[]).await;
-    db.run("SET GLOBAL read_only = 0").await;
+    // a server of its own: other tests refuse one that accepts no writes
+    let server = MysqlServer::start().await;
+    let (_, pool) = server.database("read_only").await;
+    let store = MysqlStore::new(pool.clone());
+    store.create_tables().await.unwrap();
+    let set = sqlx::raw_sql("SET GLOBAL read_only = 1").execute(&pool);
+    set.await.unwrap();
+    let found = findings(&store, &[]).await;
     assert_found(&found, Severity::Error, &["read_only", "no writes"]);
 }
 
