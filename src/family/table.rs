@@ -104,7 +104,8 @@ impl Table {
     /// counted in [`WITHOUT_ROW`](crate::metrics::WITHOUT_ROW): for ids that anyone can make up,
     /// such as the paths of requests. A hit that arrives before its row is lost.
     ///
-    /// The process that opened the family last decides between the two.
+    /// A family may change from one to the other. A reconciler follows the settings of its own
+    /// process, and those of the last opening for registered families.
     pub fn update_or_drop(name: impl Into<String>) -> Self {
         Table::new(name, Missing::Drop)
     }
