@@ -79,6 +79,10 @@ impl Error {
         self
     }
 
+    pub(crate) fn with_kind(self, kind: ErrorKind) -> Self {
+        Error { kind, ..self }
+    }
+
     /// Returns the kind of the error.
     pub fn kind(&self) -> ErrorKind {
         self.kind

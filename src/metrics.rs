@@ -25,6 +25,9 @@ pub const BATCHES: &str = "counterfoil_batches_total";
 pub const ROWS: &str = "counterfoil_rows_total";
 /// Deltas that the database refused.
 pub const REJECTS: &str = "counterfoil_rejects_total";
+/// Deltas without a row that were dropped, as [`Table::update_or_drop`](crate::Table::update_or_drop)
+/// asks for.
+pub const WITHOUT_ROW: &str = "counterfoil_without_row_total";
 /// Rows read because their cached counter was not in Redis, by `family`.
 pub const SEEDS: &str = "counterfoil_seeds_total";
 /// Cached counters deleted from Redis, by `family`: saved, and unused for their retention.
@@ -76,6 +79,7 @@ pub fn describe() {
         (BATCHES, "batches that reached the database"),
         (ROWS, "rows changed in the database"),
         (REJECTS, "deltas that the database refused"),
+        (WITHOUT_ROW, "deltas without a row that were dropped"),
         (
             STRAYS,
             "partitions beyond a family's partition count that contained hits",
@@ -169,7 +173,7 @@ pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
 
 /// Registers the metrics of a reconciler.
 pub(crate) fn begin_reconciler() {
-    for name in [BATCHES, ROWS, REJECTS] {
+    for name in [BATCHES, ROWS, REJECTS, WITHOUT_ROW] {
         metrics::counter!(name).increment(0);
     }
     for what in ["reconcile", "fetch", "apply", "release"] {

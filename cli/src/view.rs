@@ -139,9 +139,12 @@ pub struct RejectView {
     /// `NAMESPACE/FAMILY`.
     pub family: String,
     pub id: String,
+    /// The sum of the refused deltas.
     pub delta: i64,
+    /// The number of the refused deltas.
+    pub times: u64,
     pub reason: String,
-    /// The time in Unix seconds.
+    /// The time of the first refusal in Unix seconds.
     pub at: u64,
 }
 
@@ -152,6 +155,7 @@ impl RejectView {
             family: format!("{}/{}", reject.namespace, reject.family),
             id: reject.id,
             delta: reject.delta,
+            times: reject.times,
             reason: reject.reason,
             at: unix_seconds(reject.at),
         };

@@ -42,12 +42,15 @@ pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<
         };
         *tables.entry(table).or_default() |= inserts;
     }
+    let rejects = [quoted(schema), quoted("counterfoil_rejects")].join(".");
     let (name, host) = user.rsplit_once('@').unwrap_or((user, "%"));
     let account = [quoted(name), quoted(host)].join("@");
     let grant = |(table, inserts)| {
         let privileges = match (writes, inserts) {
             (false, _) => "SELECT",
             (true, false) => "SELECT, UPDATE",
+            // old rejects are deleted
+            (true, true) if table == rejects => "SELECT, INSERT, UPDATE, DELETE",
             (true, true) => "SELECT, INSERT, UPDATE",
         };
         format!("GRANT {privileges} ON {table} TO {account};")

@@ -16,7 +16,7 @@ pub use crate::scripts::bundle::Script;
 pub use crate::store::mysql::{Drift, Overview, RecountRun, Reject, Retried};
 
 /// The purpose of a user of Redis and of the database. It determines the privileges of the user,
-/// which [`acl_rules`] and [`grants`] return as statements.
+/// which [`acl_rules`] and [`grants`](grants()) return as statements.
 ///
 /// An application on this crate is always a [`Reconciler`](Role::Reconciler), because opening a
 /// family checks every script of its kind. The other roles are for clients in any language that

@@ -6,7 +6,6 @@ use crate::admin::finding::version_numbers;
 use crate::admin::{Finding, Severity};
 use crate::error::{Error, Result};
 use crate::family::Family;
-use crate::family::kind::Kind;
 use crate::store::mysql::statement::{Statement, quoted, table_name};
 use crate::store::mysql::{MysqlStore, fault, schema};
 
@@ -89,7 +88,8 @@ impl MysqlStore {
             // the table of values is probed like any family's table
             let privileges = match table.name {
                 "counterfoil_values" => &PRIVILEGES[..1],
-                _ => &PRIVILEGES[..],
+                "counterfoil_rejects" => &PRIVILEGES[..],
+                _ => &PRIVILEGES[..3],
             };
             let columns = table.columns.iter().map(|column| quoted(column)).collect();
             let name = table_name(table.name);
@@ -110,7 +110,6 @@ impl MysqlStore {
                     let probed = self.probe(&target.name, target.columns(), privileges);
                     findings.extend(probed.await);
                     findings.extend(self.shared_column(family).await);
-                    findings.extend(self.never_recounted(family).await);
                 }
                 Err(error) => findings.push(Finding::new(
                     Severity::Error,
@@ -149,32 +148,6 @@ impl MysqlStore {
         })
     }
 
-    /// Returns a finding if the family was never recounted. Only counters in a table of the
-    /// application stand for rows.
-    async fn never_recounted(&self, family: &Family) -> Option<Finding> {
-        const RUNS: &str = "SELECT COUNT(*) FROM counterfoil_recounts AS r JOIN counterfoil_families AS f ON f.number = r.family \
-             WHERE f.namespace = ? AND f.name = ? AND r.finished_at IS NOT NULL";
-        family
-            .table
-            .as_ref()
-            .filter(|_| matches!(family.kind, Kind::Buffered | Kind::Cached(_)))?;
-        let runs = Statement::new(RUNS).bind(family.namespace.as_bytes());
-        let runs = runs.bind(family.name.as_bytes());
-        let (runs,): (i64,) = self
-            .primary
-            .read_one("recounts were not read", runs)
-            .await
-            .ok()?;
-        (runs == 0).then(|| {
-            Finding::new(
-                Severity::Info,
-                format!("recount of {family}"),
-                "its counters were never compared with the rows that they stand for",
-                "Where they stand for rows, let Counterfoil::recount find what the application missed",
-            )
-        })
-    }
-
     /// Runs a statement for each of the first privileges that needs it and concerns no row.
     async fn probe(&self, name: &str, columns: Vec<String>, privileges: &[&str]) -> Vec<Finding> {
         // the last column of a family's table is its value, the only one that counterfoil updates
@@ -184,6 +157,7 @@ impl MysqlStore {
             format!("SELECT {columns_of} FROM {name} WHERE FALSE"),
             format!("UPDATE {name} SET {value} = {value} WHERE FALSE"),
             format!("INSERT INTO {name} ({columns_of}) SELECT {nulls} FROM DUAL WHERE FALSE"),
+            format!("DELETE FROM {name} WHERE FALSE"),
         ];
         let mut findings = Vec::new();
         for (privilege, text) in privileges.iter().zip(texts) {
@@ -210,7 +184,7 @@ impl MysqlStore {
 }
 
 /// The privileges on a table that counterfoil may need, in the order of the probes.
-const PRIVILEGES: [&str; 3] = ["SELECT", "UPDATE", "INSERT"];
+const PRIVILEGES: [&str; 4] = ["SELECT", "UPDATE", "INSERT", "DELETE"];
 
 fn unreachable(error: &Error) -> Finding {
     Finding::new(

@@ -25,9 +25,9 @@ impl Counterfoil {
     /// Counterfoil's tables must exist, or be created by the [`builder`](Self::builder).
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) for an invalid URL; [`Redis`](ErrorKind::Redis) or
-    /// [`Store`](ErrorKind::Store) if that server is unreachable, naming its address;
-    /// [`AccessDenied`](ErrorKind::AccessDenied) if Redis does not accept the credentials.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL; [`Redis`](crate::ErrorKind::Redis) or
+    /// [`Store`](crate::ErrorKind::Store) if that server is unreachable, naming its address;
+    /// [`AccessDenied`](crate::ErrorKind::AccessDenied) if Redis does not accept the credentials.
     pub async fn connect(redis_url: &str, mysql_url: &str) -> Result<Self> {
         let redis = Primary::connect(redis_url).await?;
         Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
@@ -151,7 +151,7 @@ impl MysqlStore {
     /// use: for an application that must start even while the database is unreachable.
     ///
     /// # Errors
-    /// [`InvalidInput`](ErrorKind::InvalidInput) for an invalid URL.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL.
     ///
     /// ```no_run
     /// # use counterfoil::{Counterfoil, MysqlStore, Primary};

@@ -1,5 +1,6 @@
 //! The pauses before a failed call is retried.
 
+use std::fmt;
 use std::future::{Future, pending};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
+use crate::connection::failures::Failures;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The time for which a stopping task waits for the database, if the database did not fail before.
@@ -33,14 +35,28 @@ impl Backoff {
     }
 }
 
-/// Pauses after a retryable error, and returns any other.
-pub async fn wait_out(error: Error, pause: &mut Backoff) -> Result<()> {
-    if !error.is_retryable() {
-        return Err(error);
+/// The retries of one piece of work.
+#[derive(Debug, Default)]
+pub struct Retries {
+    backoff: Backoff,
+    failures: Failures,
+}
+
+impl Retries {
+    /// Logs a retryable error and pauses; returns any other.
+    pub async fn wait_out(&mut self, name: impl fmt::Display, error: Error) -> Result<()> {
+        if !error.is_retryable() {
+            return Err(error);
+        }
+        self.failures.failed((), name, &error);
+        sleep(self.backoff.next()).await;
+        Ok(())
     }
-    tracing::warn!(error = %format_args!("{error:#}"), "failed, will retry");
-    sleep(pause.next()).await;
-    Ok(())
+
+    /// Notes that the work succeeded.
+    pub fn succeeded(&mut self) {
+        self.failures.succeeded(&());
+    }
 }
 
 /// Waits for a step to end, but no longer than `grace` once `stop` is set. An abandoned step may

@@ -1,6 +1,7 @@
 //! A connection to Redis over any connection of the redis crate.
 
 pub mod backoff;
+pub mod failures;
 pub mod primary;
 pub mod refusal;
 pub mod topology;
@@ -28,8 +29,7 @@ const REPLY: Duration = Duration::from_secs(5);
 /// - A [`ConnectionManager`] reconnects when its connection breaks. After a failover it reconnects
 ///   once the former primary, now a replica, refuses a write. It stays with a server that is silent
 ///   but not gone.
-/// - A [`ClusterConnection`](redis::cluster_async::ClusterConnection) (feature `cluster`) is best
-///   built with `cluster_settings`.
+/// - A `ClusterConnection` (feature `cluster`) is best built with `cluster_settings`.
 /// - A [`MultiplexedConnection`] does not reconnect once it is lost.
 /// - Any other connection is [custom](Self::custom).
 ///

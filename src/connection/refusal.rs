@@ -65,6 +65,11 @@ pub fn unsent(error: &RedisError) -> RedisError {
     }
 }
 
+/// Returns the reason why the command was not sent, if it was not.
+pub fn unsent_reason(error: &RedisError) -> Option<&str> {
+    error.detail().filter(|_| error.code() == Some(UNSENT))
+}
+
 /// Returns whether the server replied that it is a replica.
 pub fn is_demoted(error: &RedisError) -> bool {
     use redis::ErrorKind::Server;

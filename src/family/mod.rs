@@ -156,6 +156,13 @@ impl Family {
             .is_none_or(|table| table.missing == Missing::Insert)
     }
 
+    /// Returns true if a delta without a row is dropped.
+    pub(crate) fn drops_without_row(&self) -> bool {
+        self.table
+            .as_ref()
+            .is_some_and(|table| table.missing == Missing::Drop)
+    }
+
     /// Refuses an id that the family cannot count: empty, over 255 bytes, or not a row of its
     /// table.
     pub fn check_id(&self, id: &str) -> Result<()> {

@@ -102,7 +102,7 @@ impl Family {
     /// Returns the family of that name with stored [settings](Self::settings).
     ///
     /// # Errors
-    /// [`Mismatch`](ErrorKind::Mismatch), naming the family, if the settings are invalid or of a
+    /// [`Mismatch`](crate::ErrorKind::Mismatch), naming the family, if the settings are invalid or of a
     /// later version.
     pub fn from_settings(namespace: &str, name: &str, settings: &str) -> Result<Family> {
         let refused = |wrong: String| {

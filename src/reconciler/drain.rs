@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::connection::backoff::{Backoff, wait_out};
+use crate::connection::backoff::Retries;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
 use crate::reconciler::flush::{Flusher, Held, PartitionId, Rotated};
@@ -17,14 +17,14 @@ impl Flusher {
     /// others.
     #[tracing::instrument(skip_all)]
     pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
-        let mut pause = Backoff::default();
+        let mut retries = Retries::default();
         let mut left: Vec<PartitionId> = Vec::new();
         while !families.is_empty() {
             for (number, found) in self.sweep(std::mem::take(&mut families)).await {
                 match found {
                     Ok(found) => left.extend(found),
                     Err(error) => {
-                        wait_out(error, &mut pause).await?;
+                        retries.wait_out("drain", error).await?;
                         families.extend(self.shared.family(number));
                     }
                 }
@@ -33,9 +33,10 @@ impl Flusher {
         let mut stuck = None;
         while !left.is_empty() {
             left = self
-                .drain_once(left, Cut::Now, &mut pause, &mut stuck)
+                .drain_once(left, Cut::Now, &mut retries, &mut stuck)
                 .await;
         }
+        retries.succeeded();
         stuck.map_or(Ok(()), Err)
     }
 
@@ -43,11 +44,12 @@ impl Flusher {
     pub async fn hold(&self, opened: &Opened, time: Duration) -> Result<()> {
         let numbers = 0..opened.family.partitions();
         let mut left: Vec<PartitionId> = numbers.map(|number| (opened.number, number)).collect();
-        let (mut pause, mut stuck) = (Backoff::default(), None);
+        let (mut retries, mut stuck) = (Retries::default(), None);
         while !left.is_empty() {
             let cut = Cut::NowAndHold(time);
-            left = self.drain_once(left, cut, &mut pause, &mut stuck).await;
+            left = self.drain_once(left, cut, &mut retries, &mut stuck).await;
         }
+        retries.succeeded();
         stuck.map_or(Ok(()), Err)
     }
 
@@ -57,7 +59,7 @@ impl Flusher {
         &self,
         partitions: Vec<PartitionId>,
         cut: Cut,
-        pause: &mut Backoff,
+        retries: &mut Retries,
         stuck: &mut Option<Error>,
     ) -> Vec<PartitionId> {
         let (_running, stop) = watch::channel(false);
@@ -82,7 +84,7 @@ impl Flusher {
             }
         }
         for (id, error) in failed {
-            match wait_out(error, pause).await {
+            match retries.wait_out("drain", error).await {
                 Ok(()) => left.insert(id),
                 Err(error) => {
                     *stuck = Some(error);

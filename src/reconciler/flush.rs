@@ -3,18 +3,20 @@
 //! marked as saved (section 4).
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped};
+use crate::connection::failures::Failures;
 use crate::connection::{Connection, each, try_each};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
+use crate::process::work::Announced;
 use crate::reconciler::set_back;
 use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
 use crate::scripts::bundle;
@@ -46,6 +48,19 @@ pub struct Flusher {
     pub(super) closing_all: bool,
     /// The deletion passes, by the number of the cached family.
     pub(super) passes: Mutex<HashMap<u64, Pass>>,
+    pub(super) failures: Mutex<Failures<Step>>,
+}
+
+/// A step of a reconciler that is retried when it fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// Checks of a family, and all steps of a partition.
+    Work(Announced),
+    Upkeep(u64),
+    Listing,
+    Servers,
+    /// The write of batches, the first of which is of this family in the database and partition.
+    Apply(u64, u32),
 }
 
 /// The state of the deletion of a cached family's counters.
@@ -119,7 +134,32 @@ impl Flusher {
             max_rows: None,
             closing_all: false,
             passes: Mutex::default(),
+            failures: Mutex::default(),
         }
+    }
+
+    /// Returns the failures for the log.
+    pub(super) fn failures(&self) -> MutexGuard<'_, Failures<Step>> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a failure for the log.
+    pub fn failed(&self, step: Step, error: &Error) {
+        let family = |number| {
+            let opened = self.shared.family(number);
+            opened.map_or_else(String::new, |opened| opened.family.to_string())
+        };
+        let name = match step {
+            Step::Work(Announced::Family(number)) => family(number),
+            Step::Work(Announced::Due(number, partition)) => {
+                format!("{}/{partition}", family(number))
+            }
+            Step::Upkeep(number) => format!("upkeep of {}", family(number)),
+            Step::Listing => "search for families in the database".to_owned(),
+            Step::Servers => "check of Redis".to_owned(),
+            Step::Apply(..) => "write of batches".to_owned(),
+        };
+        self.failures().failed(step, name, error);
     }
 
     /// Also closes kept slices that are not over.
@@ -385,10 +425,17 @@ impl Flusher {
         stop: &watch::Receiver<bool>,
     ) -> Result<Applied> {
         let (mut pause, mut grace) = (Backoff::default(), GRACE);
+        let first = batches.first();
+        let step = first.map_or(Step::Apply(0, 0), |first| {
+            Step::Apply(first.family.number, first.partition)
+        });
         loop {
             match unless_stopped(stop, grace, self.shared.store.apply(batches, self.max_rows)).await
             {
-                Ok(applied) if applied.progress.len() == batches.len() => return Ok(applied),
+                Ok(applied) if applied.progress.len() == batches.len() => {
+                    self.failures().succeeded(&step);
+                    return Ok(applied);
+                }
                 Ok(applied) => {
                     let (some, all) = (applied.progress.len(), batches.len());
                     return Err(Error::corrupt(format!(
@@ -398,13 +445,16 @@ impl Flusher {
                 // a lock concerns one family, and the others do not wait for it
                 Err(error) if error.is_retryable() && error.kind() != ErrorKind::Busy => {
                     let error = retried("apply", error);
-                    tracing::warn!(error = %format_args!("{error:#}"), batches = batches.len(), "applying batches failed, will retry");
+                    self.failed(step, &error);
                     grace = Duration::ZERO;
                     if !pause_unless_stopped(stop, pause.next()).await {
                         return Err(error);
                     }
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.failures().forget(&step);
+                    return Err(error);
+                }
             }
         }
     }
@@ -512,6 +562,7 @@ fn record(applied: &Applied) {
     ::metrics::counter!(metrics::BATCHES).increment(complete);
     ::metrics::counter!(metrics::ROWS).increment(applied.rows);
     ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
+    ::metrics::counter!(metrics::WITHOUT_ROW).increment(applied.dropped);
     if applied.rejected > 0 {
         tracing::warn!(
             rejected = applied.rejected,

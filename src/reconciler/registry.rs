@@ -79,16 +79,11 @@ impl Registry {
 
     /// Serves the families in scope that are new or have changed settings. Returns their numbers in
     /// this process, and logs families that are not served.
-    pub fn serve_found(&mut self, shared: &Shared, found: Listing) -> Vec<Result<u64>> {
-        let found = match found {
-            Ok(found) => found,
-            Err(error) => {
-                if self.scope != Scope::Opened {
-                    tracing::warn!(error = %format_args!("{error:#}"), "searching the database for families failed, will retry");
-                }
-                return Vec::new();
-            }
-        };
+    pub fn serve_found(
+        &mut self,
+        shared: &Shared,
+        found: Vec<Result<Registered>>,
+    ) -> Vec<Result<u64>> {
         let (mut served, mut unserved) = (Vec::new(), Vec::new());
         for one in found {
             match one {

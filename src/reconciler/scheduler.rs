@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::metrics;
 use crate::process::shared::Shared;
 use crate::process::work::Announced;
-use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
+use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated, Step};
 use crate::reconciler::registry::{self, Listing, Registry, Scope};
 use crate::reconciler::schedule::Schedule;
 use crate::reconciler::server_watch::ServerWatch;
@@ -67,15 +67,22 @@ pub struct Scheduler {
     rotating: HashMap<Id, Vec<PartitionId>>,
     /// The partitions of each flush, with the time of the oldest hit.
     flushing: HashMap<Id, (Vec<PartitionId>, Instant)>,
-    failures: HashMap<Announced, Backoff>,
-    /// The time of each family's last upkeep, and the number of rounds so far.
-    kept: HashMap<u64, (Instant, u32)>,
+    backoffs: HashMap<Announced, Backoff>,
+    upkeep: HashMap<u64, Upkeep>,
     /// The permits of concurrent upkeeps.
     upkeeps: Arc<Semaphore>,
     registry: Registry,
     watch: ServerWatch,
     /// The check of Redis that is under way.
     watching: Option<Id>,
+}
+
+/// The upkeep of a family.
+struct Upkeep {
+    next: Instant,
+    /// The number of rounds that succeeded.
+    rounds: u32,
+    backoff: Backoff,
 }
 
 fn due((family, partition): PartitionId) -> Announced {
@@ -96,8 +103,8 @@ impl Scheduler {
             tasks: JoinSet::new(),
             rotating: HashMap::new(),
             flushing: HashMap::new(),
-            failures: HashMap::new(),
-            kept: HashMap::new(),
+            backoffs: HashMap::new(),
+            upkeep: HashMap::new(),
             upkeeps: Arc::new(Semaphore::new(UPKEEPS)),
             registry: Registry::new(scope),
             watch: ServerWatch::new(),
@@ -210,6 +217,8 @@ impl Scheduler {
         if self.finishing {
             return;
         }
+        self.note(Step::Listing, &found);
+        let found = found.unwrap_or_default();
         for taken in self.registry.serve_found(&self.shared, found) {
             match taken {
                 Ok(number) => self
@@ -256,7 +265,7 @@ impl Scheduler {
             let Some(opened) = self.shared.family(number) else {
                 continue;
             };
-            if !self.kept.contains_key(&number) {
+            if !self.upkeep.contains_key(&number) {
                 self.watch.probe_soon();
             }
             self.keep_up(number);
@@ -309,7 +318,10 @@ impl Scheduler {
                     self.flushed(id, end);
                 }
             }
-            Ok(Finished::Watched(checked)) => self.watch.end(checked),
+            Ok(Finished::Watched(checked)) => {
+                self.note(Step::Servers, &checked);
+                self.watch.end(checked);
+            }
             Ok(Finished::Kept(number, strays)) => self.kept(number, strays),
             Ok(Finished::Listed(found)) => self.listed(found),
             Err(error) => {
@@ -329,7 +341,7 @@ impl Scheduler {
         let what = Announced::Family(number);
         match found {
             Ok(found) => {
-                self.failures.remove(&what);
+                self.succeeded(what);
                 self.check_now(found);
                 if let Some(opened) = self.shared.family(number) {
                     self.schedule.check(what, opened.family.sync_time / CHECKS);
@@ -345,7 +357,7 @@ impl Scheduler {
     fn rotated(&mut self, id: PartitionId, rotated: Result<Rotated>) {
         match rotated {
             Ok(Rotated::Held(mut held)) => {
-                held.failed_before = self.failures.contains_key(&due(id));
+                held.failed_before = self.backoffs.contains_key(&due(id));
                 self.held.push(held);
             }
             Ok(Rotated::Early(time)) => {
@@ -368,7 +380,7 @@ impl Scheduler {
         let what = due(id);
         match end {
             Ok(()) => {
-                self.failures.remove(&what);
+                self.succeeded(what);
                 self.free(id, NEVER);
             }
             Err(error) => {
@@ -405,16 +417,17 @@ impl Scheduler {
 
     fn keep_up(&mut self, number: u64) {
         let now = Instant::now();
-        let (due, rounds) = self
-            .kept
-            .get(&number)
-            .map_or((now, 0), |(last, rounds)| (*last + UPKEEP, *rounds));
-        if now < due {
+        let upkeep = self.upkeep.entry(number).or_insert_with(|| Upkeep {
+            next: now,
+            rounds: 0,
+            backoff: Backoff::default(),
+        });
+        if now < upkeep.next {
             return;
         }
-        self.kept.insert(number, (now, rounds + 1));
+        upkeep.next = now + UPKEEP;
         let flusher = self.flusher.clone();
-        let finds_strays = rounds % STRAYS == 0;
+        let finds_strays = upkeep.rounds.is_multiple_of(STRAYS);
         let turns = self.upkeeps.clone();
         self.tasks.spawn(async move {
             let _turn = turns.acquire().await;
@@ -424,38 +437,44 @@ impl Scheduler {
     }
 
     fn kept(&mut self, number: u64, strays: Result<Vec<PartitionId>>) {
-        match strays {
-            Ok(strays) => self.check_now(strays),
-            Err(error) => {
-                let family = self.called(Announced::Family(number));
-                tracing::warn!(family, error = %format_args!("{error:#}"), "maintenance of the family failed, will retry");
-                self.kept.remove(&number);
+        self.note(Step::Upkeep(number), &strays);
+        if let Some(upkeep) = self.upkeep.get_mut(&number) {
+            match &strays {
+                Ok(_) => {
+                    upkeep.rounds += 1;
+                    upkeep.backoff = Backoff::default();
+                }
+                Err(error) if error.is_retryable() => {
+                    upkeep.next = Instant::now() + upkeep.backoff.next();
+                }
+                Err(_) => upkeep.next = Instant::now() + MEND,
             }
         }
-    }
-
-    /// Returns the name for logs: of a family, or of one of its partitions.
-    fn called(&self, what: Announced) -> String {
-        let (Announced::Family(number) | Announced::Due(number, _)) = what;
-        let family = self
-            .shared
-            .family(number)
-            .map_or_else(String::new, |opened| opened.family.to_string());
-        match what {
-            Announced::Family(_) => family,
-            Announced::Due(_, partition) => format!("{family}/{partition}"),
+        if let Ok(strays) = strays {
+            self.check_now(strays);
         }
     }
 
-    /// Returns the pause after this failure, and logs it.
+    /// Notes for the log if the step failed or succeeded.
+    fn note<T>(&self, step: Step, result: &Result<T>) {
+        match result {
+            Ok(_) => self.flusher.failures().succeeded(&step),
+            Err(error) => self.flusher.failed(step, error),
+        }
+    }
+
+    fn succeeded(&mut self, what: Announced) {
+        self.backoffs.remove(&what);
+        self.flusher.failures().succeeded(&Step::Work(what));
+    }
+
+    /// Returns the pause after this failure, and notes it for the log.
     fn pause(&mut self, what: Announced, error: &Error) -> Duration {
+        self.flusher.failed(Step::Work(what), error);
         if !error.is_retryable() {
-            tracing::error!(what = self.called(what), error = %format_args!("{error:#}"), "permanent failure, needs an operator");
             return MEND;
         }
-        let pause = self.failures.entry(what).or_default().next();
-        tracing::warn!(what = self.called(what), error = %format_args!("{error:#}"), ?pause, "failed, will retry");
         metrics::retried("reconcile");
-        pause
+        self.backoffs.entry(what).or_default().next()
     }
 }

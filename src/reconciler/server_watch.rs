@@ -65,7 +65,7 @@ impl ServerWatch {
         self.asks_probe = true;
     }
 
-    /// Returns the state for [`look`](Self::look) if a check is due. The next one is due only after
+    /// Returns the state for [`check`](Self::check) if a check is due. The next one is due only after
     /// this one ended.
     pub fn begin(&mut self) -> Option<Self> {
         let now = Instant::now();
@@ -80,16 +80,11 @@ impl ServerWatch {
     }
 
     pub fn end(&mut self, checked: Result<Self>) {
-        match checked {
-            Ok(known) => {
-                *self = ServerWatch {
-                    asks_probe: self.asks_probe,
-                    ..known
-                }
-            }
-            Err(error) => {
-                tracing::debug!(error = %format_args!("{error:#}"), "checking the Redis servers failed");
-            }
+        if let Ok(known) = checked {
+            *self = ServerWatch {
+                asks_probe: self.asks_probe,
+                ..known
+            };
         }
         self.next_check = Instant::now() + LOOK;
     }
@@ -99,17 +94,17 @@ impl ServerWatch {
         let servers = admin::redis::run_ids(redis).await?;
         let families = shared.opened();
         let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);
-        if is_other {
-            tracing::warn!(
-                "Redis was restarted or replaced: comparing its partitions with the ledger"
-            );
-        }
         if is_other || self.is_emptied(shared, redis, &families).await? {
             configure(shared, redis, &families).await;
         }
         if is_other || self.probe_at <= Instant::now() {
             set_back::probe(shared, redis, &families).await?;
             self.probe_at = Instant::now() + PROBE;
+        }
+        if is_other {
+            tracing::warn!(
+                "Redis was restarted or replaced: its partitions were compared with the ledger"
+            );
         }
         self.servers = Some(servers);
         Ok(self)

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection::backoff::Background;
+use crate::connection::failures::Failures;
 use crate::error::Result;
 use crate::recount::run::{LEAVING, Recounted, Recounting};
 use crate::store::mysql::Begun;
@@ -39,7 +40,7 @@ impl Recounter {
     /// Stops the recount at once. Another process, or the next start, continues the run.
     ///
     /// # Errors
-    /// [`Closed`](ErrorKind::Closed) if the recount had already ended by a panic.
+    /// [`Closed`](crate::ErrorKind::Closed) if the recount had already ended by a panic.
     pub async fn shutdown(self) -> Result<()> {
         self.task.shutdown("the recount ended early").await
     }
@@ -51,11 +52,19 @@ impl Recounter {
 }
 
 async fn run(recounting: Recounting, every: RangeInclusive<Duration>, stop: watch::Receiver<bool>) {
+    let mut failures = Failures::default();
     loop {
-        let wait = work(&recounting, &every, &stop).await.unwrap_or_else(|error| {
-            tracing::error!(family = %recounting.family(), error = %format_args!("{error:#}"), "a recount failed");
-            POLL_INTERVAL.min(*every.start())
-        });
+        let wait = match work(&recounting, &every, &stop).await {
+            Ok(wait) => {
+                failures.succeeded(&());
+                wait
+            }
+            Err(error) => {
+                let name = format!("recount of {}", recounting.family());
+                failures.failed((), name, &error);
+                POLL_INTERVAL.min(*every.start())
+            }
+        };
         tokio::select! {
             () = sleep(wait) => {}
             () = stopped(&stop) => return,

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::client::handle::{Handle, borrowed_ids};
-use crate::connection::backoff::Backoff;
+use crate::connection::backoff::Retries;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
@@ -548,14 +548,17 @@ impl Recounting {
     where
         F: Future<Output = Result<T>>,
     {
-        let (until, mut pause) = (Instant::now() + AWAY, Backoff::default());
+        let (until, mut retries) = (Instant::now() + AWAY, Retries::default());
         loop {
             match step().await {
-                Err(error) if error.is_retryable() && Instant::now() < until => {
-                    tracing::warn!(family = %self.family(), error = %format_args!("{error:#}"), "a step of the recount failed, will retry");
-                    sleep(pause.next()).await;
+                Err(error) if Instant::now() < until => {
+                    let name = format!("recount of {}", self.family());
+                    retries.wait_out(name, error).await?;
                 }
-                result => return result,
+                result => {
+                    retries.succeeded();
+                    return result;
+                }
             }
         }
     }

@@ -211,11 +211,7 @@ pub async fn repeat_safe(
             (ErrorKind::OutcomeUnknown, Some(refusal)) if refusal::is_denied(refusal) => {
                 not_executed(refusal.clone())
             }
-            (ErrorKind::OutcomeUnknown, _) => Error::new(
-                ErrorKind::Redis,
-                "Redis did not reply to a call that may be repeated",
-            )
-            .with_source(error),
+            (ErrorKind::OutcomeUnknown, _) => error.with_kind(ErrorKind::Redis),
             _ => error,
         })
 }
@@ -231,12 +227,17 @@ pub async fn expect_ok(
 }
 
 fn not_executed(error: RedisError) -> Error {
-    let refusal = if refusal::is_denied(&error) {
-        Error::new(ErrorKind::AccessDenied, "Redis denies access")
-    } else {
-        Error::new(ErrorKind::Redis, "Redis did not execute the call")
+    if refusal::is_denied(&error) {
+        return Error::new(ErrorKind::AccessDenied, "Redis denies access").with_source(error);
+    }
+    if let Some(reason) = refusal::unsent_reason(&error) {
+        return Error::redis("Redis is unreachable").with_source(reason);
+    }
+    let message = match error.code() {
+        Some(_) => "Redis did not execute the call",
+        None => "Redis did not reply",
     };
-    refusal.with_source(error)
+    Error::redis(message).with_source(error)
 }
 
 /// Returns whether a key holds another type. Redis 6.2 puts the code into the text of a script's
@@ -255,7 +256,7 @@ fn classify(redis: &Connection, name: &'static str, error: RedisError) -> Error 
         _ if redis.definitely_not_executed(&error) => not_executed(error),
         None => Error::new(
             ErrorKind::OutcomeUnknown,
-            format!("{name}: the reply was lost"),
+            format!("Redis did not reply to the script {name}"),
         )
         .with_source(error),
         Some(_) => {

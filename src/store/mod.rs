@@ -73,6 +73,9 @@ pub struct Applied {
     pub rows: u64,
     /// The number of deltas that went to the rejects.
     pub rejected: u64,
+    /// The number of deltas without a row that were dropped, as
+    /// [`Table::update_or_drop`](crate::Table::update_or_drop) asks for.
+    pub dropped: u64,
 }
 
 /// A ledger row's content: the last batch of a partition and incarnation that reached the database,

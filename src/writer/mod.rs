@@ -30,7 +30,7 @@ pub use self::recorder::Recorded;
 use self::recorder::Recorder;
 pub use self::request::{Progress, Request};
 use crate::connection::Connection;
-use crate::connection::backoff::{Backoff, wait_out};
+use crate::connection::backoff::Retries;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::family::Opened;
@@ -295,10 +295,10 @@ impl Writer {
     /// Sends a closed writer's recorded hits and waits for its calls in flight, however long Redis
     /// is unreachable.
     pub async fn finish(self: &Arc<Self>) -> Result<()> {
-        let (mut pause, mut result) = (Backoff::default(), Ok(()));
+        let (mut retries, mut result) = (Retries::default(), Ok(()));
         while let Err(error) = Recorder::send_now(self.clone()).await {
             // lost hits are reported at the end; the others are kept and sent again
-            result = result.and(wait_out(error, &mut pause).await);
+            result = result.and(retries.wait_out("sending recorded hits", error).await);
         }
         while !self.queue.is_idle() {
             sleep(IDLE_CHECK_INTERVAL).await;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use crate::connection::failures::Failures;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
@@ -219,12 +220,13 @@ fn worse(one: Result<()>, other: Result<()>) -> Result<()> {
 /// dropped.
 async fn send_soon(writer: Arc<Writer>) {
     let recorder = &writer.recorder;
-    let mut pause = PAUSE;
+    let (mut pause, mut failures) = (PAUSE, Failures::default());
     loop {
         sleep(pause).await;
         let started = Instant::now();
-        if let Err(error) = recorder.send(&writer).await {
-            tracing::warn!(error = %format_args!("{error:#}"), "sending recorded hits failed");
+        match recorder.send(&writer).await {
+            Ok(()) => failures.succeeded(&()),
+            Err(error) => failures.failed((), "sending recorded hits", &error),
         }
         // under load it pauses half of the time, so that each send carries more
         pause = PAUSE.max(started.elapsed());

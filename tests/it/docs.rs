@@ -364,6 +364,39 @@ fn every_section_of_the_protocol_that_is_cited_is_there() {
     assert!(checked > 40, "{checked} citations");
 }
 
+/// Returns the values of `key` in a manifest, or in one of its sections.
+fn in_manifest(manifest: &str, key: &str) -> String {
+    let line = manifest
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("{key} = ")));
+    line.unwrap_or_else(|| panic!("no {key}")).to_owned()
+}
+
+#[test]
+fn the_front_page_names_versions_and_features() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let readme = Document::read(Path::new("README.md"));
+    let rust = in_manifest(&manifest, "rust-version");
+    let rust = format!("Rust {} or later", rust.trim_matches('"'));
+    let script = fs::read_to_string(root().join("dev")).unwrap();
+    assert!(readme.text.contains(&rust), "{rust}");
+    assert_eq!(script.matches(&rust).count(), 2, "./dev: {rust}");
+    for name in ["redis", "sqlx"] {
+        let version = in_manifest(&manifest, name);
+        let version = version.split('"').nth(1).unwrap();
+        assert!(readme.text.contains(&format!("{name} {version}")), "{name}");
+    }
+    let features = manifest.split("[features]").nth(1).unwrap();
+    let features = features.split("\n[").next().unwrap();
+    let names = features.lines().filter_map(|line| line.split_once(" = "));
+    let names: Vec<_> = names.map(|(name, _)| name.to_owned()).collect();
+    let public = names
+        .iter()
+        .filter(|name| !["default", "test-hooks"].contains(&name.as_str()));
+    let missing: Vec<_> = public.filter(|name| !readme.code.contains(name)).collect();
+    assert!(names.len() > 5 && missing.is_empty(), "{missing:?}");
+}
+
 #[test]
 fn the_front_page_and_the_map_stay_short() {
     for file in ["README.md", "ARCHITECTURE.md"] {

@@ -1,6 +1,7 @@
 //! The life of a service, from its start to its shutdown.
 
 use counterfoil::Remaining;
+use sqlx::mysql::MySqlPoolOptions;
 
 use crate::support::*;
 
@@ -63,6 +64,55 @@ async fn a_reconciler_stops_soon_also_while_the_database_is_unreachable() {
     }
     pair.drain().await;
     assert_eq!(pair.stored().await, 2);
+}
+
+/// An outage concerns every partition and repeats, and so does a family that Redis refuses.
+#[tokio::test]
+async fn a_failure_is_logged_when_it_begins_and_when_it_ends() {
+    let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
+    let (database, _) = mysql.database("test").await;
+    let pool = MySqlPoolOptions::new().acquire_timeout(millis(100));
+    let store = MysqlStore::new(pool.connect(&mysql.url(&database)).await.unwrap());
+    store.create_tables().await.unwrap();
+    let client = Counterfoil::new(redis.manager().await, store);
+    let mut all = vec![];
+    for name in ["a", "b", "c"] {
+        all.push(client.opened(family(name)).await);
+    }
+    let failed = |log: &Log| [log.lines("WARN", ""), log.lines("ERROR", "")].concat();
+    let log = Log::begin();
+    let reconciler = client.reconcile().await;
+    mysql.kill();
+    let started = Instant::now();
+    while started.elapsed() < secs(5) {
+        for views in &all {
+            for page in ["1", "2", "3"] {
+                views.count(page, 1).await;
+            }
+        }
+        pause(50).await;
+    }
+    let events = failed(&log);
+    println!("{} events in 5 s of an outage: {events:#?}", events.len());
+    assert!((1..=4).contains(&events.len()));
+    assert!(log.lines("INFO", "recovered").is_empty());
+    mysql.start_again().await;
+    let has_recovered = async || log.lines("INFO", "recovered").len() == 1;
+    eventually("the recovery", has_recovered).await;
+    reconciler.stop().await;
+
+    let wrong = redis.run::<String>("SET cf1:{test/a/0}:calls 1");
+    wrong.await.unwrap();
+    let log = Log::begin();
+    let reconciler = client.reconcile().await;
+    pause(3000).await;
+    reconciler.stop().await;
+    let events = failed(&log);
+    println!(
+        "{} events in 3 s of a refused upkeep: {events:#?}",
+        events.len()
+    );
+    assert!((1..=3).contains(&events.len()));
 }
 
 /// While the database is unavailable, a batch is as old as its hits.

@@ -47,7 +47,7 @@ macro_rules! programs {
 }
 
 mod secure {
-    include!(concat!(env!("OUT_DIR"), "/guide_14.rs"));
+    include!(concat!(env!("OUT_DIR"), "/guide_15.rs"));
 
     pub async fn run() -> Result<Counterfoil, Box<dyn std::error::Error>> {
         connect().await
@@ -62,9 +62,17 @@ mod pooled {
     }
 }
 
+mod pooled_by_bb8 {
+    include!(concat!(env!("OUT_DIR"), "/guide_14.rs"));
+
+    pub fn run(pool: Pool<RedisConnectionManager>, store: MysqlStore) -> Counterfoil {
+        counterfoil(pool, store)
+    }
+}
+
 /// A program that is itself a test.
 mod in_tests {
-    include!(concat!(env!("OUT_DIR"), "/guide_15.rs"));
+    include!(concat!(env!("OUT_DIR"), "/guide_16.rs"));
 }
 
 mod rejects {
@@ -140,7 +148,7 @@ async fn the_program_with_tls_runs() {
 
 #[test]
 fn every_program_of_the_documents_runs() {
-    for (document, programs) in [(README, 1), (GUIDE, 15), (OPERATIONS, 1)] {
+    for (document, programs) in [(README, 1), (GUIDE, 16), (OPERATIONS, 1)] {
         // a program that is not run here
         assert_eq!(document.matches("\n```rust").count(), programs);
     }
@@ -169,6 +177,15 @@ async fn the_others(pool: &MySqlPool) -> Result<()> {
     let over_a_pool = pooled::run(redis, MysqlStore::new(pool.clone()));
     own_table::run(over_a_pool.clone()).await?;
     over_a_pool.drain().await?;
+    let redis = bb8_redis::RedisConnectionManager::new(redis_url()).unwrap();
+    let redis = bb8_redis::bb8::Pool::builder().build(redis).await.unwrap();
+    let over_bb8 = pooled_by_bb8::run(redis, MysqlStore::new(pool.clone()));
+    over_bb8
+        .opened(family("pooled"))
+        .await
+        .count("page", 1)
+        .await;
+    over_bb8.drain().await?;
     run_all(&counterfoil).await?;
 
     for (namespace, name, id, value) in [

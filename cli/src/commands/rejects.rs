@@ -53,11 +53,14 @@ async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exi
                 reject.family.clone(),
                 format!("{:?}", reject.id),
                 reject.delta.to_string(),
+                reject.times.to_string(),
                 moment(reject.at),
                 reject.reason.clone(),
             ]
         };
-        let heads = ["PAIR", "NUMBER", "FAMILY", "ID", "DELTA", "SINCE", "REASON"];
+        let heads = [
+            "PAIR", "NUMBER", "FAMILY", "ID", "DELTA", "TIMES", "SINCE", "REASON",
+        ];
         let rows: Vec<_> = listed.iter().map(row).collect();
         table(heads, &rows)
     })

@@ -17,6 +17,9 @@ const CHUNK: usize = 10_000;
 /// The reason for refusing an id that a client in another language wrote.
 pub const NOT_UTF8: &str = "the id is not UTF-8";
 
+/// The reason for refusing a delta whose row only the application creates.
+pub const NO_ROW: &str = "no such row";
+
 /// A delta with the row that it goes to.
 pub struct Delta<'b> {
     /// The index of the delta in the caller's list.
@@ -141,7 +144,7 @@ pub async fn add(
             let reason = if target.inserts {
                 format!("no such row, and {} takes no negative number", target.value)
             } else {
-                "no such row".to_owned()
+                NO_ROW.to_owned()
             };
             (missing, reason)
         } else {

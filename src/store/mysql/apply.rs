@@ -149,18 +149,22 @@ impl UnitOfWork for Apply {
             let (batch, delta) = taken[*index];
             (batch, delta, reason)
         });
-        let rejected: Vec<_> = rejected.collect();
+        let is_dropped = |(batch, _, reason): &rejects::Rejected<'_>| {
+            *reason == add::NO_ROW && batch.family.family.drops_without_row()
+        };
+        let (dropped, rejected): (Vec<_>, Vec<_>) = rejected.partition(is_dropped);
         rejects::write(transaction, &rejected).await?;
         let applied = Applied {
             progress: steps.iter().map(|step| step.progress).collect(),
             rows,
             rejected: rejected.len() as u64,
+            dropped: dropped.len() as u64,
         };
-        if taken.len() as u64 == applied.rows + applied.rejected {
+        if taken.len() as u64 == applied.rows + applied.rejected + applied.dropped {
             Ok(Some(applied))
         } else {
             Err(sqlx::Error::Protocol(format!(
-                "some deltas were neither added nor rejected: {applied:?}"
+                "some deltas were neither added, rejected nor dropped: {applied:?}"
             )))
         }
     }

@@ -45,9 +45,6 @@ impl MysqlStore {
     /// Returns the state of every registered family, in the order of registration, by four
     /// statements for any number of families. They do not read one snapshot.
     ///
-    /// All rejects are scanned, including those that were applied. With millions of them add a key
-    /// on `counterfoil_rejects (applied_at, family)`, which is not part of the schema.
-    ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     pub async fn overview(&self) -> Result<Vec<Overview>> {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::MysqlStore;
 use super::add::{self, NOT_UTF8, Refused};
@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::family::Family;
 use crate::store::{Batch, Incarnation, Registered, Store};
 
-/// A delta that the database refused.
+/// Deltas of an id that the database refused for the same reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reject {
@@ -27,18 +27,22 @@ pub struct Reject {
     pub family: String,
     /// The counter's id. A longer one is cut at 255 bytes, and the reason states it.
     pub id: String,
-    /// The delta that was not added.
+    /// The sum of the deltas that were not added.
     pub delta: i64,
-    /// The partition that it came from.
+    /// The number of the deltas.
+    pub times: u64,
+    /// The partition that the last of them came from.
     pub partition: u32,
-    /// The batch's incarnation.
+    /// The incarnation of its batch.
     pub incarnation: Incarnation,
-    /// The batch's sequence number.
+    /// The sequence number of its batch.
     pub seq: u64,
     /// The reason, in most cases the server's own words. At most 1024 characters.
     pub reason: String,
-    /// The time of the reject, by the database's clock.
+    /// The time of the first delta's refusal, by the database's clock.
     pub at: SystemTime,
+    /// The time of the last delta's refusal.
+    pub last_at: SystemTime,
 }
 
 /// The outcome of a retried reject.
@@ -63,6 +67,9 @@ const MOST: usize = 10_000;
 /// The maximum number of rows in a statement. A reason may have some thousand bytes.
 const CHUNK: usize = 500;
 
+/// The time for which rejects are kept after they were applied or discarded.
+const KEPT: Duration = Duration::from_hours(90 * 24);
+
 /// The beginning of the reason of a discarded reject.
 const DISCARDED: &str = "discarded: ";
 
@@ -75,44 +82,80 @@ pub const REASON: &str = "CONVERT(UNHEX(reason) USING utf8mb4)";
 /// A delta of a batch, and the reason for refusing it.
 pub type Rejected<'b> = (&'b Batch, &'b (Vec<u8>, i64), &'b String);
 
-/// Inserts the refused deltas as rejects, except those that exist.
+/// Adds the refused deltas to the open rejects of their ids and reasons, or inserts new ones.
 pub async fn write(
     transaction: &mut Transaction,
     refused: &[Rejected<'_>],
 ) -> Result<(), sqlx::Error> {
-    let columns = [
+    let input = json::table([
         ("family", U64),
+        ("cause", U64),
         ("partition_no", U64),
         ("incarnation", U64),
         ("seq", U64),
         ("delta", I64),
         ("id", ID),
         ("reason", json::REASON),
-    ];
-    let insert = Statement::new(format!(
-        "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason) \
-         SELECT family, partition_no, incarnation, seq, UNHEX(id), delta, {REASON} FROM {} \
-         ON DUPLICATE KEY UPDATE number = number",
-        json::table(columns)
+    ]);
+    let leave_full = Statement::new(format!(
+        "UPDATE {input} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (open_reject) \
+         ON r.family = {INPUT}.family AND r.id = UNHEX({INPUT}.id) AND r.cause = {INPUT}.cause SET r.cause = NULL \
+         WHERE CAST(r.delta AS DECIMAL(20)) + {INPUT}.delta NOT BETWEEN {} AND {}",
+        i64::MIN,
+        i64::MAX
     ));
-    for chunk in refused.chunks(CHUNK) {
-        let rows = chunk.iter().map(|(batch, (id, delta), reason)| {
-            let (family, partition, incarnation) = batch.ledger_key();
-            let (id, reason) = (hex(fitting(id)), hex(short(reason)));
-            (
-                family,
-                partition,
-                incarnation,
-                batch.id.seq,
-                delta,
-                id,
-                reason,
-            )
-        });
-        let insert = insert.clone().bind_rows(rows);
-        transaction.execute(insert).await?;
+    let insert = Statement::new(format!(
+        "INSERT INTO counterfoil_rejects (family, cause, partition_no, incarnation, seq, id, delta, reason) \
+         SELECT {INPUT}.family, {INPUT}.cause, {INPUT}.partition_no, {INPUT}.incarnation, {INPUT}.seq, \
+         UNHEX({INPUT}.id), {INPUT}.delta, CONVERT(UNHEX({INPUT}.reason) USING utf8mb4) FROM {input} \
+         ON DUPLICATE KEY UPDATE counterfoil_rejects.delta = counterfoil_rejects.delta + {INPUT}.delta, \
+         counterfoil_rejects.times = counterfoil_rejects.times + 1, \
+         counterfoil_rejects.partition_no = {INPUT}.partition_no, \
+         counterfoil_rejects.incarnation = {INPUT}.incarnation, counterfoil_rejects.seq = {INPUT}.seq, \
+         counterfoil_rejects.last_at = CURRENT_TIMESTAMP(3)"
+    ));
+    // a statement has one row for each reject, so that its sum is checked before it is changed
+    let mut rounds: Vec<Vec<_>> = Vec::new();
+    let mut seen: HashMap<_, usize> = HashMap::new();
+    for (batch, (id, delta), reason) in refused {
+        let (family, partition, incarnation) = batch.ledger_key();
+        let (id, reason) = (fitting(id), short(reason));
+        let cause = cause(&reason);
+        let round = seen.entry((family, id, cause)).or_default();
+        if rounds.len() == *round {
+            rounds.push(Vec::new());
+        }
+        rounds[*round].push((
+            family,
+            cause,
+            partition,
+            incarnation,
+            batch.id.seq,
+            delta,
+            hex(id),
+            hex(reason),
+        ));
+        *round += 1;
+    }
+    for mut rows in rounds {
+        // all transactions lock rejects in this order
+        rows.sort_unstable_by(|one, other| (one.0, &one.6).cmp(&(other.0, &other.6)));
+        for chunk in rows.chunks(CHUNK) {
+            let full = leave_full.clone().bind_rows(chunk);
+            transaction.execute(full).await?;
+            transaction.execute(insert.clone().bind_rows(chunk)).await?;
+        }
     }
     Ok(())
+}
+
+/// Returns a hash of the reason.
+fn cause(reason: &str) -> u64 {
+    let digest = sha1_smol::Sha1::from(reason).digest().bytes();
+    digest
+        .iter()
+        .take(8)
+        .fold(0, |hash, byte| hash << 8 | u64::from(*byte))
 }
 
 /// Cuts the reason to its column.
@@ -181,7 +224,8 @@ impl UnitOfWork for Resolve {
         let update = Statement::new(format!(
             "UPDATE {} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number \
              SET r.applied_at = IF({INPUT}.done = 1, CURRENT_TIMESTAMP(3), NULL), \
-                          r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
+             r.cause = IF({INPUT}.done = 1, NULL, r.cause), \
+             r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
             json::table(columns)
         ));
         transaction.execute(update.bind_rows(rows)).await?;
@@ -212,6 +256,20 @@ impl Resolve {
             })
         };
         Ok(rows.into_iter().filter_map(kept).collect())
+    }
+}
+
+/// The deletion of rejects that were applied or discarded long ago.
+struct Expire;
+
+impl UnitOfWork for Expire {
+    type Output = u64;
+
+    async fn run(&self, transaction: &mut Transaction) -> Result<u64, sqlx::Error> {
+        const DELETE: &str = "DELETE FROM counterfoil_rejects \
+             WHERE applied_at < CURRENT_TIMESTAMP(3) - INTERVAL ? SECOND ORDER BY applied_at LIMIT ?";
+        let delete = Statement::new(DELETE).bind(KEPT.as_secs());
+        transaction.execute(delete.bind(MOST as u64)).await
     }
 }
 
@@ -267,34 +325,50 @@ impl MysqlStore {
 
     async fn open_rejects(&self, order: &str, after: u64, limit: u64) -> Result<Vec<Reject>> {
         let select = Statement::new(format!(
-            "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.partition_no, r.incarnation, r.seq, r.reason, {} \
+            "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.times, r.partition_no, r.incarnation, r.seq, r.reason, \
+             {}, {} \
              FROM counterfoil_rejects AS r JOIN counterfoil_families AS f ON f.number = r.family \
              WHERE r.applied_at IS NULL AND r.number > ? {order} LIMIT ?",
-            unix_ms("r.rejected_at")
+            unix_ms("r.rejected_at"),
+            unix_ms("r.last_at")
         ));
         let select = select.bind(after).bind(limit);
         let rows = self.primary.read("rejects were not read", select).await?;
-        let reject =
-            |(number, namespace, family, id, delta, partition, incarnation, seq, reason, at)| {
-                Reject {
-                    number,
-                    namespace: text(namespace),
-                    family: text(family),
-                    id: text(id),
-                    delta,
-                    partition,
-                    incarnation: Incarnation(incarnation),
-                    seq,
-                    reason,
-                    at: time(at),
-                }
-            };
+        let reject = |(
+            number,
+            namespace,
+            family,
+            id,
+            delta,
+            times,
+            partition,
+            incarnation,
+            seq,
+            reason,
+            at,
+            last_at,
+        )| {
+            Reject {
+                number,
+                namespace: text(namespace),
+                family: text(family),
+                id: text(id),
+                delta,
+                times,
+                partition,
+                incarnation: Incarnation(incarnation),
+                seq,
+                reason,
+                at: time(at),
+                last_at: time(last_at),
+            }
+        };
         Ok(rows.into_iter().map(reject).collect())
     }
 
     /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and
     /// returns the outcome of each, in the order of the numbers. The rejects stay in their table,
-    /// marked as applied. A delta that is refused again stays a reject with the new reason.
+    /// marked as applied, for 90 days: retries and discards delete older ones. A delta that is refused again stays a reject with the new reason.
     ///
     /// Each counts once, however often it is retried: row and reject are written in one
     /// transaction, for up to 10,000 rejects. A cached counter that is in Redis shows the delta
@@ -358,6 +432,9 @@ impl MysqlStore {
                 numbers: numbers.to_vec(),
             };
             resolved.extend(self.primary.transact(failed, work).await?);
+        }
+        if let Err(error) = self.primary.transact("old rejects stay", Expire).await {
+            tracing::debug!(error = %format_args!("{error:#}"), "deleting old rejects failed");
         }
         Ok(resolved)
     }

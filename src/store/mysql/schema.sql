@@ -42,8 +42,9 @@ CREATE TABLE IF NOT EXISTS counterfoil_ledger (
   PRIMARY KEY (family, partition_no, incarnation)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- Deltas that the database refused, each once, with its batch and the reason. One that was applied or discarded since keeps
--- its row, with the time.
+-- Deltas that the database refused, with the reason. While a row is open, further deltas of its id and reason join it: then
+-- `delta` is the sum, `times` their number, and the batch is that of the last. `cause` is a hash of the reason, and NULL
+-- when nothing joins any more, because the row was applied or discarded, or the sum would leave the column.
 CREATE TABLE IF NOT EXISTS counterfoil_rejects (
   number BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
   family INT UNSIGNED NOT NULL,
@@ -51,12 +52,16 @@ CREATE TABLE IF NOT EXISTS counterfoil_rejects (
   incarnation BIGINT UNSIGNED NOT NULL,
   seq BIGINT UNSIGNED NOT NULL,
   id VARBINARY(255) NOT NULL,
+  cause BIGINT UNSIGNED NULL DEFAULT NULL,
   delta BIGINT NOT NULL,
+  times BIGINT UNSIGNED NOT NULL DEFAULT 1,
   reason VARCHAR(1024) NOT NULL,
   rejected_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
+  last_at TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3),
   applied_at TIMESTAMP(3) NULL DEFAULT NULL,
   PRIMARY KEY (number),
-  UNIQUE KEY origin (family, partition_no, incarnation, seq, id)
+  UNIQUE KEY open_reject (family, id, cause),
+  KEY done (applied_at, family)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- The runs of recounts, each family's numbered from 1: who works on it, how far it came, and when. A run without a holder may

@@ -156,7 +156,7 @@ fn check_kind(table: &Table, kind: Option<(String, Option<String>)>) -> Result<(
         None => {
             let advice = match table.missing {
                 Missing::Insert => format!(". To create it: {}", creation(table)),
-                Missing::Reject => String::new(),
+                Missing::Reject | Missing::Drop => String::new(),
             };
             Err(format!(
                 "does not exist, or this user may not see it{advice}"

@@ -49,8 +49,8 @@ impl View {
 }
 
 impl Member {
-    /// Parses "ID IP:PORT@BUS[,HOST] FLAG,... PRIMARY|- PING PONG EPOCH LINK
-    /// [SLOT|SLOT-SLOT|[SLOT->-ID] ...]".
+    /// Parses `ID IP:PORT@BUS[,HOST] FLAG,... PRIMARY|- PING PONG EPOCH LINK
+    /// [SLOT|SLOT-SLOT|[SLOT->-ID] ...]`.
     fn parse(line: &str) -> Option<Self> {
         let words: Vec<_> = line.split(' ').collect();
         let (address, bus) = words.get(1)?.split_once('@')?;

@@ -418,19 +418,13 @@ async fn starting_warns_where_a_crash_can_double_counts() {
         if has_visitors {
             pair.open(Family::visitors("test", "visitors")).await;
         }
-        let log = tempfile::NamedTempFile::new().unwrap();
-        let subscriber = tracing_subscriber::fmt()
-            .with_writer(Mutex::new(log.reopen().unwrap()))
-            .finish();
-        let _logging = tracing::subscriber::set_default(subscriber);
+        let log = Log::begin();
         pair.reconcile().await.stop().await;
-        let text = fs::read_to_string(log.path()).unwrap();
+        let found = log.lines("WARN", "visitors counts them again");
         assert_eq!(
-            text.lines()
-                .filter(|line| line.contains("WARN") && line.contains("visitors counts them again"))
-                .count(),
+            found.len(),
             warnings,
-            "appendonly {aof}, visitors: {has_visitors}: {text}"
+            "appendonly {aof}, visitors: {has_visitors}: {found:?}"
         );
     }
 }

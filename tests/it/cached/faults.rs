@@ -132,11 +132,8 @@ async fn a_counter_in_use_whose_row_is_gone_shows_what_waits() {
     draining.await.unwrap().unwrap();
     assert_eq!(votes.count("1", 1).await, 3);
     pair.drain().await;
-    expect_rejects(
-        pair.mysql(),
-        &[("1", 5, "no such row"), ("1", 3, "no such row")],
-    )
-    .await;
+    // of two batches
+    expect_rejects(pair.mysql(), &[("1", 5 + 3, "no such row")]).await;
     assert_eq!(votes.incr("1", 1).await.unwrap(), NoRow);
 }
 

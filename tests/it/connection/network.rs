@@ -243,3 +243,32 @@ async fn redis_cannot_write_its_snapshot() {
     snapshot("ok").await;
     refusal.ends("MISCONF").await;
 }
+
+/// An operator reads what failed and why.
+#[tokio::test]
+async fn an_error_names_what_failed_in_words() {
+    let pair = Pair::new().await;
+    let redis = Primary::connect(pair.redis.url()).await.unwrap();
+    let client = pair.over(redis);
+    client.opened(family("views")).await;
+    let read = async || {
+        let failed = client.backlogs().await.unwrap_err();
+        assert!(failed.is_retryable());
+        let text = format!("{failed:#}");
+        println!("{text}");
+        text
+    };
+    pair.redis.pause();
+    let silent = read().await;
+    pair.redis.resume();
+    pair.redis.kill();
+    let mut gone = read().await;
+    // the first call over the broken connection has another cause
+    while !gone.contains("Redis is unreachable") {
+        gone = read().await;
+    }
+    assert!(silent.contains("Redis did not reply to the script "));
+    for text in [silent, gone] {
+        assert!(!text.contains("UNSENT") && !text.contains("lost"), "{text}");
+    }
+}

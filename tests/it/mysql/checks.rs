@@ -52,18 +52,9 @@ async fn what_is_wrong_with_the_database_is_found() {
     });
     let good = findings(&db.store, &families[..2]).await;
     let severities: Vec<_> = good.iter().map(|(severity, _)| *severity).collect();
-    assert_eq!(severities.len(), 3, "{good:?}");
     // a setting of testkit
+    assert_eq!(severities, [Severity::Warning], "{good:?}");
     assert_found(&good, Severity::Warning, &["flush_log"]);
-    assert_eq!(
-        good.iter()
-            .filter(|(severity, text)| {
-                *severity == Severity::Info && text.contains("recount of shop/family")
-            })
-            .count(),
-        2,
-        "{good:?}"
-    );
     assert_found(
         &findings(&db.store, &families).await,
         Severity::Error,
@@ -119,10 +110,14 @@ async fn what_is_wrong_with_the_database_is_found() {
         Severity::Error,
         &["missing", "counterfoil_ledger"],
     );
-    // root can still write, so the other tests are not affected
-    db.run("SET GLOBAL read_only = 1").await;
-    let found = findings(&db.store, &[]).await;
-    db.run("SET GLOBAL read_only = 0").await;
+    // a server of its own: other tests refuse one that accepts no writes
+    let server = MysqlServer::start().await;
+    let (_, pool) = server.database("read_only").await;
+    let store = MysqlStore::new(pool.clone());
+    store.create_tables().await.unwrap();
+    let set = sqlx::raw_sql("SET GLOBAL read_only = 1").execute(&pool);
+    set.await.unwrap();
+    let found = findings(&store, &[]).await;
     assert_found(&found, Severity::Error, &["read_only", "no writes"]);
 }
 

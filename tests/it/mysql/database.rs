@@ -256,6 +256,7 @@ pub async fn complete(
             progress,
             rows,
             rejected,
+            ..
         } = match store.apply(&left, max_rows).await {
             // another task has locked a row for a second
             Err(error) if error.kind() == Busy => continue,

@@ -290,3 +290,115 @@ async fn rejects_of_other_families_are_left_alone() {
     assert_eq!(db.retry(&family, &[]).await, []);
     assert_eq!(db.number(SUM).await, 0);
 }
+
+impl Db {
+    /// Returns the id, sum and number of the deltas of each reject, in the order of the ids.
+    async fn joined(&self) -> Vec<(String, i64, u64)> {
+        let rejects = self.rejects().await.into_iter();
+        let mut joined: Vec<_> = rejects.map(|one| (one.id, one.delta, one.times)).collect();
+        joined.sort();
+        joined
+    }
+}
+
+#[tokio::test]
+async fn equal_rejects_of_an_id_are_one_until_it_is_applied() {
+    let db = Db::new().await;
+    db.run("CREATE TABLE item (id VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL)")
+        .await;
+    let family = db.table("item", by_id(Table::update("item"), Text)).await;
+    let joined = |a, b, times| {
+        let rows = [("a", a), ("b", b)];
+        rows.map(|(id, delta)| (id.to_owned(), delta, times))
+    };
+    for (seq, times) in [(1, 1), (2, 2)] {
+        assert_eq!(
+            db.add(&family, 0, seq, [("a", 1), ("b", 20)])
+                .await
+                .rejected,
+            2
+        );
+        let times = i64::from(times);
+        assert_eq!(
+            db.joined().await,
+            joined(times, 20 * times, times.unsigned_abs())
+        );
+    }
+    // one transaction with both, as after a change of partitions
+    let both = [2, 3].map(|partition| batch(&family, partition, 1, [("a", 100)]));
+    assert_eq!(db.apply(&both).await.rejected, 2);
+    let before = db.rejects().await;
+    let [a, b] = &before[..] else {
+        panic!("{before:?}")
+    };
+    assert_eq!((a.delta, a.times, a.partition, a.seq), (202, 4, 3, 1));
+    assert!(a.last_at >= a.at && b.seq == 2);
+
+    db.run("INSERT INTO item VALUES ('a', 0)").await;
+    assert_eq!(
+        db.retry(&family, &[a.number, b.number]).await,
+        [Retried::Applied, Retried::Refused]
+    );
+    db.run("DELETE FROM item").await;
+    db.add(&family, 0, 3, [("a", 5), ("b", 5)]).await;
+    assert_eq!(
+        db.joined().await,
+        [("a".to_owned(), 5, 1), ("b".to_owned(), 45, 3)]
+    );
+}
+
+#[tokio::test]
+async fn a_reject_whose_sum_is_full_is_joined_by_another() {
+    let (db, family, _) = six_rejects().await;
+    let add = async |seq, delta| db.add(&family, 0, seq, [("x", delta)]).await.rejected;
+    for (seq, delta) in [(2, i64::MAX), (3, 200), (4, i64::MAX), (5, -300)] {
+        assert_eq!(add(seq, delta).await, 1, "{delta}");
+    }
+    let rejects = db.rejects().await.into_iter();
+    let sums: Vec<_> = rejects
+        .filter(|one| one.id == "x")
+        .map(|one| (one.delta, one.times))
+        .collect();
+    assert_eq!(sums, [(i64::MAX, 1), (200, 1), (i64::MAX - 300, 2)]);
+}
+
+#[tokio::test]
+async fn deltas_without_a_row_are_dropped_if_the_family_says_so() {
+    let db = Db::new().await;
+    db.run("CREATE TABLE item (id VARBINARY(255) PRIMARY KEY, n TINYINT NOT NULL); INSERT INTO item VALUES ('a', 1)")
+        .await;
+    let family = db
+        .table("item", by_id(Table::update_or_drop("item"), Text))
+        .await;
+    let mut mixed = batch(&family, 0, 1, [("a", 1), ("b", 1), ("c", 1)]);
+    Arc::make_mut(&mut mixed).deltas.push((b"\xff".to_vec(), 1));
+    let applied = db.store.apply(&[mixed], None).await.unwrap();
+    assert_eq!((applied.rows, applied.rejected, applied.dropped), (1, 1, 2));
+    assert_eq!(db.add(&family, 0, 2, [("a", 1000)]).await.rejected, 1);
+    let reasons = [("\u{fffd}", 1, "UTF-8"), ("a", 1000, "Out of range")];
+    db.expect_rejects(&reasons).await;
+    assert_eq!(db.number("SELECT n FROM item").await, 2);
+    // the policy does not identify the family
+    db.table("item", by_id(Table::update("item"), Text)).await;
+}
+
+#[tokio::test]
+async fn rejects_that_were_done_long_ago_are_deleted() {
+    let (db, family, numbers) = six_rejects().await;
+    db.run(MEND).await;
+    db.retry(&family, &numbers[..2]).await;
+    db.discard(&numbers[2..4]).await;
+    for (number, days) in [(numbers[0], 91), (numbers[1], 89), (numbers[2], 91)] {
+        db.run(&format!(
+            "UPDATE counterfoil_rejects SET applied_at = NOW() - INTERVAL {days} DAY WHERE number = {number}"
+        ))
+        .await;
+    }
+    db.run("UPDATE counterfoil_rejects SET rejected_at = NOW() - INTERVAL 1 YEAR")
+        .await;
+    db.retry(&family, &numbers[4..5]).await;
+    let left = "SELECT COUNT(*) FROM counterfoil_rejects";
+    assert_eq!(db.number(left).await, 4);
+    assert_eq!(db.retry(&family, &numbers[..1]).await, [Retried::NotFound]);
+    assert_eq!(db.reject_numbers().await, numbers[5..]);
+}

@@ -167,13 +167,22 @@ pub fn unserved(view: &View) -> Markup {
 
 pub fn rejects(view: &View) -> Markup {
     let caption = "Recent rejects: changes that rows refused";
-    let heads = ["Number", "Family", "Id", "Delta", "Reason", "At (UTC)"];
+    let heads = [
+        "Number",
+        "Family",
+        "Id",
+        "Delta",
+        "Times",
+        "Reason",
+        "Since (UTC)",
+    ];
     let row = |pair: &str, reject: &RejectView| {
         html! {
             th scope="row" { (pair) ": " (number(reject.number)) }
             td { (reject.family) }
             td { (reject.id) }
             td.number { (number(reject.delta)) }
+            td.number { (number(reject.times)) }
             td { (reject.reason) }
             td { (time(reject.at)) }
         }

@@ -1,0 +1,102 @@
+//! The log of steps that fail and are retried: one event when a step begins to fail, one a minute
+//! while it fails, and one when everything has recovered.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::hash::Hash;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::Error;
+
+/// The least time between two log events of the same error.
+const INTERVAL: Duration = Duration::from_mins(1);
+
+/// The steps that fail at present, and the errors that were logged lately.
+#[derive(Debug)]
+pub struct Failures<K = ()> {
+    failing: HashSet<K>,
+    /// The time of each error's last event, and the number of failures since.
+    logged: HashMap<String, (Instant, u64)>,
+    /// True if the log has no event of a recovery since the last failure in it.
+    is_open: bool,
+}
+
+impl<K> Default for Failures<K> {
+    fn default() -> Self {
+        Failures {
+            failing: HashSet::new(),
+            logged: HashMap::new(),
+            is_open: false,
+        }
+    }
+}
+
+impl<K: Eq + Hash> Failures<K> {
+    /// Counts a failure of the step, and logs it unless the same error was logged in the last
+    /// minute, of this step or another.
+    pub fn failed(&mut self, step: K, name: impl fmt::Display, error: &Error) {
+        self.failing.insert(step);
+        if let Some(failures) = self.count(format!("{error:#}")) {
+            let failing = self.failing.len();
+            let error_text = format_args!("{error:#}");
+            if error.is_retryable() {
+                tracing::warn!(%name, error = %error_text, failures, failing, "failed, will retry");
+            } else if error.outcome_unknown() {
+                tracing::warn!(%name, error = %error_text, failures, failing, "failed, the outcome is unknown");
+            } else {
+                tracing::error!(%name, error = %error_text, failures, failing, "permanent failure, needs an operator");
+            }
+        }
+    }
+
+    /// Notes that the step succeeded, and logs a recovery if it was the last that failed.
+    pub fn succeeded(&mut self, step: &K) {
+        if self.failing.remove(step) && self.failing.is_empty() && self.is_open {
+            self.is_open = false;
+            tracing::info!("recovered");
+        }
+    }
+
+    /// Removes the step, which ends without success.
+    pub fn forget(&mut self, step: &K) {
+        self.failing.remove(step);
+    }
+
+    /// Returns the number of failures with this error since its last event, if the next is due.
+    fn count(&mut self, error: String) -> Option<u64> {
+        let now = Instant::now();
+        if let Some((last, failures)) = self.logged.get_mut(&error)
+            && now < *last + INTERVAL
+        {
+            *failures += 1;
+            return None;
+        }
+        let failures = self
+            .logged
+            .remove(&error)
+            .map_or(0, |(_, failures)| failures);
+        self.logged.retain(|_, (last, _)| now < *last + INTERVAL);
+        self.logged.insert(error, (now, 0));
+        self.is_open = true;
+        Some(failures + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_error_is_due_at_once_and_then_once_a_minute() {
+        let mut failures = Failures::<u8>::default();
+        let mut count = |error: &str| failures.count(error.to_owned());
+        assert_eq!(count("refused"), Some(1));
+        assert_eq!(count("refused"), None);
+        assert_eq!(count("another"), Some(1));
+        tokio::time::advance(INTERVAL).await;
+        assert_eq!(count("refused"), Some(2));
+        assert_eq!(count("refused"), None);
+    }
+}
