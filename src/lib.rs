@@ -36,6 +36,7 @@ pub use client::visitors::Visitors;
 pub use connection::Connection;
 pub use connection::primary::Primary;
 #[cfg(feature = "sentinel")]
+pub use connection::primary::{Primary, PrimaryTimeouts};
 pub use connection::primary::sentinel_settings;
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;
