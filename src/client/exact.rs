@@ -13,7 +13,7 @@ use crate::client::pages::{self, PAGE};
 use crate::client::read::{Verdict, beyond, judge, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reconciler::set_back;
-use crate::scripts::buffered::Pending;
+use crate::scripts::buffered::{Pending, Scan};
 use crate::scripts::partition::Partition;
 use crate::store::{Incarnation, Mark, ReadFrom};
 
@@ -144,8 +144,42 @@ impl Handle {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<(String, i64)>> {
-        self.repeating(|deadline| self.list_once(prefix, after, limit, deadline))
+        let numbers = 0..self.family().partitions();
+        let pending = numbers.map(|number| self.pending_ids(number, prefix, after, limit));
+        let pending: BTreeSet<_> = try_join_all(pending).await?.into_iter().flatten().collect();
+        self.repeating(|deadline| self.list_once(prefix, after, limit, &pending, deadline))
             .await
+    }
+
+    /// Returns the first ids after `after` that have anything pending in the partition.
+    async fn pending_ids(
+        &self,
+        number: u32,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<BTreeSet<String>> {
+        let (partition, mut first) = (self.partition(number), BTreeSet::new());
+        let mut next = Some(Scan::default());
+        while let Some(scan) = next {
+            let mut scan = Some(scan);
+            let page = |_| {
+                // after an error it begins again: another server continues no scan
+                let scan = scan.take().unwrap_or_default();
+                partition.scan(scan, prefix)
+            };
+            let (ids, rest) = self.repeating(page).await?;
+            for id in ids {
+                if after.is_none_or(|after| id.as_str() > after) {
+                    first.insert(id);
+                    if first.len() > limit {
+                        first.pop_last();
+                    }
+                }
+            }
+            next = rest;
+        }
+        Ok(first)
     }
 
     /// Returns all ids that begin with `prefix`, ascending, as a stream that reads page by page.
@@ -166,21 +200,17 @@ impl Handle {
         prefix: &str,
         after: Option<&str>,
         limit: usize,
+        pending: &BTreeSet<String>,
         deadline: Instant,
     ) -> Result<Vec<(String, i64)>> {
-        let numbers = 0..self.family().partitions();
-        let pending = numbers.map(async |number| self.partition(number).pending_ids(prefix).await);
-        let pending = try_join_all(pending).await?;
         let stored = async {
             let family = self.registered().await?;
             self.shared.store.list(family, prefix, after, limit).await
         };
         // after Redis: ids that left it meanwhile are already in the database
         let stored = self.stored_by(deadline, stored).await?;
-        let is_after = |id: &String| after.is_none_or(|after| id.as_bytes() > after.as_bytes());
-        let pending = pending.into_iter().flatten().filter(is_after);
         let stored = stored.into_iter().map(|(id, _)| id);
-        let ids: BTreeSet<_> = pending.chain(stored).collect();
+        let ids: BTreeSet<_> = pending.iter().cloned().chain(stored).collect();
         let page: Vec<_> = ids.into_iter().take(limit).collect();
         let values = self.exact_once(&borrowed_ids(&page), deadline).await?;
         Ok(page.into_iter().zip(values).collect())
