@@ -2,11 +2,12 @@
 //! combined (docs/protocol.md, section 3.7).
 
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::Stream;
-use futures_util::future::{join, try_join_all};
-use tokio::time::{Instant, timeout};
+use futures_util::future::{Either, join, select, try_join_all};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::client::handle::{Handle, borrowed_ids, by_partition};
 use crate::client::pages::{self, PAGE};
@@ -56,6 +57,10 @@ enum Round {
     SetBack,
 }
 
+/// The longest wait for exact values: longer than any read, and still in the range of an
+/// [`Instant`].
+const LONGEST: Duration = Duration::from_hours(24);
+
 /// The round after which a read suspects that Redis was set back, and again every ten rounds.
 const PATIENT: u32 = 2;
 
@@ -98,32 +103,57 @@ impl Handle {
 
     /// Returns the value of each id in the database; a replica may lag.
     pub async fn stored(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        let read = async || {
-            let family = self.registered().await?;
-            let store = &self.shared.store;
-            store.read(family, ids, &[], ReadFrom::Nearest).await
-        };
-        let stored = self.repeating(|deadline| self.stored_by(deadline, read()));
-        Ok(stored.await?.values)
+        self.repeating(|deadline| self.stored_by(deadline, self.stored_once(ids)))
+            .await
+    }
+
+    async fn stored_once(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
+        let (family, store) = (self.registered().await?, &self.shared.store);
+        let snapshot = store.read(family, ids, &[], ReadFrom::Nearest).await?;
+        Ok(snapshot.values)
     }
 
     /// Returns the result of `exact` if it arrives within `within`, or else the values in the
-    /// database.
+    /// database, which are read in the second half of that time.
     pub async fn or_stored(
         &self,
         ids: &[&str],
         within: Duration,
         exact: impl Future<Output = Result<Vec<i64>>>,
     ) -> Result<Shown> {
-        let (values, exact) = match timeout(within, exact).await {
-            Ok(Ok(values)) => (values, true),
-            Ok(Err(error)) if !error.is_retryable() => return Err(error),
-            _ => {
-                let stored = self.stored(ids).await?.into_iter();
-                (stored.map(Option::unwrap_or_default).collect(), false)
+        let within = within.min(LONGEST);
+        let end = Instant::now() + within;
+        let exact = async {
+            match timeout_at(end, exact).await {
+                Ok(Err(error)) if error.is_retryable() => None,
+                done => done.ok(),
             }
         };
-        Ok(Shown { values, exact })
+        let stored = async {
+            sleep(within / 2).await;
+            let late = || {
+                let (family, what) = (self.family(), "no reply from the database within");
+                Error::store(format!("{family}: {what} {within:?}"))
+            };
+            let stored = timeout_at(end, self.stored_once(ids));
+            let stored = async { stored.await.unwrap_or_else(|_| Err(late())) };
+            let stored = self.explained(stored).await?.into_iter();
+            let values = stored.map(Option::unwrap_or_default).collect();
+            let exact = false;
+            Ok(Shown { values, exact })
+        };
+        let exactly = |values| Shown {
+            values,
+            exact: true,
+        };
+        match select(pin!(exact), pin!(stored)).await {
+            Either::Left((Some(exact), _)) => exact.map(exactly),
+            Either::Left((None, stored)) => stored.await,
+            Either::Right((stored, exact)) => match exact.await {
+                Some(exact) => exact.map(exactly),
+                None => stored,
+            },
+        }
     }
 
     /// Returns the pending value of each id in Redis.

@@ -10,6 +10,7 @@ mod connection;
 mod docs;
 mod layout;
 mod lifecycle;
+mod limits;
 mod live_page;
 mod memory;
 mod misuse;
