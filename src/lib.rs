@@ -34,9 +34,9 @@ pub use client::series::{Series, Slice};
 pub use client::shutdown::Remaining;
 pub use client::visitors::Visitors;
 pub use connection::Connection;
-pub use connection::primary::Primary;
 #[cfg(feature = "sentinel")]
 pub use connection::primary::sentinel_settings;
+pub use connection::primary::{Primary, PrimaryTimeouts};
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;
 pub use family::day::Day;
@@ -71,7 +71,7 @@ pub mod test_hooks {
     use crate::family::{Family, kind::Kind};
     pub use crate::recount::run::{Before, Difference, Page, Recounting};
     pub use crate::scripts::buffered::{
-        Cut, CutBatch, Dropped, FetchReply, LastCut, Lease, Pending, RotateReply, last_cuts,
+        Cut, CutBatch, Dropped, FetchReply, LastCut, Lease, Pending, RotateReply, Scan, last_cuts,
     };
     pub use crate::scripts::cached::{Deleted, Seed};
     pub use crate::scripts::fence::Fence;

@@ -15,8 +15,8 @@ use counterfoil::redis::{
 use counterfoil::sqlx::MySqlPool;
 use counterfoil::sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use counterfoil::{
-    Connection, Counterfoil, Error, ErrorKind, MysqlStore, Primary, Result, cluster_settings,
-    sentinel_settings,
+    Connection, Counterfoil, Error, ErrorKind, MysqlStore, Primary, PrimaryTimeouts, Result,
+    cluster_settings, sentinel_settings,
 };
 
 use crate::config::{PairConfig, RedisPlace};
@@ -111,7 +111,8 @@ async fn sentinel(config: &PairConfig, sentinels: &[String], primary: &str) -> R
             .set_client_to_redis_tls_mode(TlsMode::Secure)
             .set_client_to_redis_certificates(certificates);
     }
-    Primary::connect_sentinel_client(builder.build().map_err(invalid)?).await
+    let client = builder.build().map_err(invalid)?;
+    Primary::connect_sentinel_client(client, PrimaryTimeouts::default()).await
 }
 
 async fn cluster(config: &PairConfig, nodes: &[String]) -> Result<ClusterConnection> {

@@ -126,7 +126,7 @@ impl Activity {
         self.check_page(page)?;
         self.family().check_visitor(visitor.as_ref())?;
         let key = visit::key(page, visitor.as_ref());
-        self.handle.add(&key, 1).await.map(drop)
+        self.handle.add(&key, 1, true).await.map(drop)
     }
 
     /// Returns the page's views and distinct visitors within the window; zeros for a page without

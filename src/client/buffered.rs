@@ -59,11 +59,7 @@ impl BufferedCounters {
 
     async fn count(&self, id: &str, delta: i64, wait: bool) -> Result<Outcome> {
         self.family().check_id(id)?;
-        let Handle {
-            writer, timeouts, ..
-        } = &self.0;
-        let result = writer.add(id.as_bytes(), delta, timeouts.write, wait);
-        let result = result.await?;
+        let result = self.0.add(id.as_bytes(), delta, wait).await?;
         Outcome::of(result, false, self.family(), id)
     }
 
@@ -128,14 +124,16 @@ impl BufferedCounters {
         delta: i64,
     ) -> Result<Outcome> {
         let request = Request::new(self.family(), request, id, delta)?;
-        let timeout = self.0.timeouts.write;
-        let settled = self.0.writer.once(request, &mut progress, None, timeout);
+        let deadline = self.0.write_deadline();
+        let settled = self.0.once(request, &mut progress, None, deadline);
         let (result, repeated) = settled.await?;
         Outcome::of(result, repeated, self.family(), id)
     }
 
-    /// Counts many hits at once, and returns the outcome of each, in their order. Partitions are
-    /// called in parallel and fail independently; so does a hit whose id is not allowed.
+    /// Counts many hits at once, and returns the outcome of each, in their order. Calls of some
+    /// hundred hits each are made a few at a time, and fail independently; so does a hit whose id
+    /// is not allowed. The write timeout covers all of them: the hits that have no time left are
+    /// not counted.
     ///
     /// # Errors
     /// Each outcome may have the errors of [`add`](Self::add).
@@ -182,7 +180,7 @@ impl BufferedCounters {
     /// # Panics
     /// If it is called outside of a tokio runtime.
     pub async fn flush(&self) -> Result<Recorded> {
-        self.0.writer.flush().await
+        self.0.flush().await
     }
 
     /// Returns the exact value: every increment acknowledged before the call, none twice, even
@@ -211,10 +209,11 @@ impl BufferedCounters {
 
     /// Returns the exact values if they can be read within `within`, or else the
     /// [stored](Self::stored) ones, 0 for an id without a row. It is for pages that prefer a
-    /// slightly old number to waiting for an unreachable Redis.
+    /// slightly old number to waiting for an unreachable Redis. The stored values are read once
+    /// half of the time is over. The call ends in time, also without any values.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable too;
+    /// [`Store`](crate::ErrorKind::Store) if no values were read in time; it may be retried.
     /// [`Range`](crate::ErrorKind::Range) as for [`get`](Self::get).
     pub async fn get_or_stored(
         &self,
@@ -256,8 +255,11 @@ impl BufferedCounters {
 
     /// Returns up to `limit` ids that begin with `prefix` and follow `after` in byte order,
     /// ascending, each with its exact value. Pass the last one as `after` for the next page. Ids
-    /// that are so far only in Redis are included. The call reads everything that is pending in the
-    /// family, page by page.
+    /// that are so far only in Redis are included.
+    ///
+    /// The call scans all ids that are pending in the family, 1,000 at a time, and keeps `limit` of
+    /// them: about 3 µs for each. The [read timeout](Self::read_timeout) limits each step, not the
+    /// scan.
     ///
     /// # Errors
     /// See [`get`](Self::get).
@@ -272,8 +274,8 @@ impl BufferedCounters {
     }
 
     /// Returns all ids that begin with `prefix`, like [`list`](Self::list), as a stream that reads
-    /// page by page. An id that is counted for the first time meanwhile may be missing; values are
-    /// exact as of their page. The stream ends after an error.
+    /// pages of 1,000, with a scan for each. An id that is counted for the first time meanwhile may
+    /// be missing; values are exact as of their page. The stream ends after an error.
     ///
     /// # Errors
     /// See [`get`](Self::get).

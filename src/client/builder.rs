@@ -8,7 +8,7 @@ use sqlx::MySqlPool;
 use crate::client::connect::{connect_mysql, connect_mysql_or_later};
 use crate::client::counterfoil::Counterfoil;
 use crate::client::handle::Timeouts;
-use crate::connection::primary::{self, Primary};
+use crate::connection::primary::{self, Primary, PrimaryTimeouts};
 use crate::error::{Error, Result};
 use crate::store::mysql::MysqlStore;
 
@@ -16,6 +16,7 @@ use crate::store::mysql::MysqlStore;
 #[must_use = "a pair is made by connect()"]
 pub struct CounterfoilBuilder {
     redis: Option<Redis>,
+    redis_timeouts: PrimaryTimeouts,
     mysql: Option<Mysql>,
     create_tables: bool,
     start_without_mysql: bool,
@@ -48,6 +49,7 @@ impl Counterfoil {
     pub fn builder() -> CounterfoilBuilder {
         CounterfoilBuilder {
             redis: None,
+            redis_timeouts: PrimaryTimeouts::default(),
             mysql: None,
             create_tables: false,
             start_without_mysql: false,
@@ -61,6 +63,12 @@ impl CounterfoilBuilder {
     /// certificates. Either this or a [`connection`](Self::connection) is required.
     pub fn redis(mut self, redis: impl IntoConnectionInfo) -> Self {
         self.redis = Some(Redis::At(Box::new(redis.into_connection_info())));
+        self
+    }
+
+    /// Sets the time limits of the connection to that Redis.
+    pub fn redis_timeouts(mut self, timeouts: PrimaryTimeouts) -> Self {
+        self.redis_timeouts = timeouts;
         self
     }
 
@@ -127,7 +135,10 @@ impl CounterfoilBuilder {
         let redis = self.redis.ok_or_else(|| not_given("redis"))?;
         let mysql = self.mysql.ok_or_else(|| not_given("mysql"))?;
         let redis = match redis {
-            Redis::At(address) => Primary::connect(address.map_err(primary::invalid)?).await?,
+            Redis::At(address) => {
+                let address = address.map_err(primary::invalid)?;
+                Primary::connect_with(address, self.redis_timeouts).await?
+            }
             Redis::Connected(connection) => connection,
         };
         let (store, is_there) = match (mysql, self.start_without_mysql) {

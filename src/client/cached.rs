@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{join, try_join_all};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use crate::client::exact::Shown;
 use crate::client::handle::{Handle, borrowed_ids, by_partition, handle_methods};
@@ -16,7 +16,7 @@ use crate::family::kind::Retention;
 use crate::metrics;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{PairResult, Partition, Ticket, Update};
-use crate::writer::{Progress, Request};
+use crate::writer::{Deadline, Progress, Request};
 
 /// The counters of one open cached family. Each increment returns the new value, and a counter
 /// stays in Redis for as long as it is used (docs/protocol.md, section 4). Cloning is cheap.
@@ -74,11 +74,12 @@ impl CachedCounters {
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed.
-    /// [`Redis`](ErrorKind::Redis), [`Store`](ErrorKind::Store): not counted; the call may be
-    /// retried. [`Unsafe`](ErrorKind::Unsafe): not counted, because the database server that was
-    /// read accepts no writes, for instance a replica. [`Range`](ErrorKind::Range): not counted,
-    /// because the row's value is not a valid i64. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown):
-    /// counted once or not at all. The reply was lost, and could not be requested again within the
+    /// [`Redis`](ErrorKind::Redis), [`Store`](ErrorKind::Store): not counted, because Redis was
+    /// unreachable, or the row was not read in time; the call may be retried.
+    /// [`Unsafe`](ErrorKind::Unsafe): not counted, because the database server that was read
+    /// accepts no writes, for instance a replica. [`Range`](ErrorKind::Range): not counted, because
+    /// the row's value is not a valid i64. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown): counted
+    /// once or not at all. The reply was lost, and could not be requested again within the
     /// [write timeout](Self::write_timeout).
     pub async fn incr(&self, id: &str, delta: i64) -> Result<Outcome> {
         self.change(id, Update::Add(delta)).await
@@ -202,11 +203,12 @@ impl CachedCounters {
 
     /// Returns the exact values if they can be read within `within`, or else the
     /// [stored](Self::stored) ones, 0 for an id without a row. It is for pages that prefer a
-    /// slightly old number to waiting for an unreachable Redis.
+    /// slightly old number to waiting for an unreachable Redis. The stored values are read once
+    /// half of the time is over. The call ends in time, also without any values.
     ///
     /// # Errors
-    /// [`Store`](ErrorKind::Store) if the database is unreachable too; [`Range`](ErrorKind::Range)
-    /// as for [`get`](Self::get).
+    /// [`Store`](ErrorKind::Store) if no values were read in time; it may be retried.
+    /// [`Range`](ErrorKind::Range) as for [`get`](Self::get).
     pub async fn get_or_stored(
         &self,
         ids: impl IntoIterator<Item = impl AsRef<str>>,
@@ -238,26 +240,23 @@ impl CachedCounters {
 
     /// Makes a change, after seeding the counter if it is missing.
     async fn make(&self, id: &str, mut change: Change<'_>) -> Result<Outcome> {
-        let writer = &self.handle.writer;
-        let mut timeout = self.handle.timeouts.write;
+        let (handle, deadline) = (&self.handle, self.handle.write_deadline());
         let mut held: HeldSeed = None;
         for _ in 0..ATTEMPTS {
-            let began = Instant::now();
             let seed = held.as_ref().map(|(seed, _)| *seed);
             let (result, repeated) = match &mut change {
                 Change::Update(update) => {
-                    let result = writer.change(id.as_bytes(), *update, seed, timeout, true);
-                    (result.await?, false)
+                    let result = handle.writer.change(id.as_bytes(), *update, seed, deadline);
+                    (handle.explained(result).await?, false)
                 }
                 Change::Once(request, progress) => {
-                    writer.once(*request, progress, seed, timeout).await?
+                    handle.once(*request, progress, seed, deadline).await?
                 }
             };
             let PairResult::Missing(ticket) = result else {
                 return Outcome::of(result, repeated, self.family(), id);
             };
-            timeout = timeout.saturating_sub(began.elapsed());
-            held = self.missed(id, ticket).await?;
+            held = self.missed(id, ticket, deadline).await?;
             if held.is_none() {
                 return Ok(Outcome::NoRow);
             }
@@ -267,9 +266,17 @@ impl CachedCounters {
 
     /// Reads the seed of a missing counter. Returns `None` if the id has no row and the family
     /// inserts none.
-    async fn missed(&self, id: &str, ticket: Ticket) -> Result<HeldSeed> {
+    async fn missed(&self, id: &str, ticket: Ticket, deadline: Deadline) -> Result<HeldSeed> {
         let read = self.read_row(id, ticket);
-        let row = read.row().await?;
+        let late = || {
+            let (family, limit) = (self.family(), self.handle.timeouts.write);
+            let what = "was not read within the write timeout of";
+            let late = format!("{family}: not counted: the row of {id:?} {what} {limit:?}");
+            Error::store(late)
+        };
+        let row = timeout_at(deadline.start_by, read.row());
+        let row = async { row.await.unwrap_or_else(|_| Err(late())) };
+        let row = self.handle.explained(row).await?;
         let seed = Seed {
             ticket,
             value: row.unwrap_or(0),

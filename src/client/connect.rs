@@ -76,7 +76,8 @@ impl Counterfoil {
 ///   its own time limit, and then reports the outcome.
 /// - Time limits of 1 s each for connecting, for each reply and for a whole call. By default a
 ///   reply has no time limit, and a silent node can block all others while the connection refreshes
-///   the slots.
+///   the slots. Nodes that need longer, for instance for TLS while they are busy, need longer limits:
+///   set them on the builder that this function returns.
 /// - `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, so that a dead machine is noticed within
 ///   seconds.
 ///

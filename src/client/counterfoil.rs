@@ -72,7 +72,7 @@ impl Counterfoil {
         self
     }
 
-    /// Sets how long handles that are opened afterwards retry a failing counting call; defaults to
+    /// Sets the time limit of a counting call by handles that are opened afterwards; defaults to
     /// 5 s. Each handle can have [its own timeout](crate::BufferedCounters::write_timeout).
     #[must_use]
     pub fn write_timeout(mut self, timeout: Duration) -> Self {

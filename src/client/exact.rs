@@ -2,18 +2,19 @@
 //! combined (docs/protocol.md, section 3.7).
 
 use std::collections::BTreeSet;
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::Stream;
-use futures_util::future::{join, try_join_all};
-use tokio::time::{Instant, timeout};
+use futures_util::future::{Either, join, select, try_join_all};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::client::handle::{Handle, borrowed_ids, by_partition};
 use crate::client::pages::{self, PAGE};
 use crate::client::read::{Verdict, beyond, judge, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reconciler::set_back;
-use crate::scripts::buffered::Pending;
+use crate::scripts::buffered::{Pending, Scan};
 use crate::scripts::partition::Partition;
 use crate::store::{Incarnation, Mark, ReadFrom};
 
@@ -55,6 +56,10 @@ enum Round {
     /// A retry is needed: the ledger has another batch than Redis under the same number.
     SetBack,
 }
+
+/// The longest wait for exact values: longer than any read, and still in the range of an
+/// [`Instant`].
+const LONGEST: Duration = Duration::from_hours(24);
 
 /// The round after which a read suspects that Redis was set back, and again every ten rounds.
 const PATIENT: u32 = 2;
@@ -98,32 +103,57 @@ impl Handle {
 
     /// Returns the value of each id in the database; a replica may lag.
     pub async fn stored(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        let read = async || {
-            let family = self.registered().await?;
-            let store = &self.shared.store;
-            store.read(family, ids, &[], ReadFrom::Nearest).await
-        };
-        let stored = self.repeating(|deadline| self.stored_by(deadline, read()));
-        Ok(stored.await?.values)
+        self.repeating(|deadline| self.stored_by(deadline, self.stored_once(ids)))
+            .await
+    }
+
+    async fn stored_once(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
+        let (family, store) = (self.registered().await?, &self.shared.store);
+        let snapshot = store.read(family, ids, &[], ReadFrom::Nearest).await?;
+        Ok(snapshot.values)
     }
 
     /// Returns the result of `exact` if it arrives within `within`, or else the values in the
-    /// database.
+    /// database, which are read in the second half of that time.
     pub async fn or_stored(
         &self,
         ids: &[&str],
         within: Duration,
         exact: impl Future<Output = Result<Vec<i64>>>,
     ) -> Result<Shown> {
-        let (values, exact) = match timeout(within, exact).await {
-            Ok(Ok(values)) => (values, true),
-            Ok(Err(error)) if !error.is_retryable() => return Err(error),
-            _ => {
-                let stored = self.stored(ids).await?.into_iter();
-                (stored.map(Option::unwrap_or_default).collect(), false)
+        let within = within.min(LONGEST);
+        let end = Instant::now() + within;
+        let exact = async {
+            match timeout_at(end, exact).await {
+                Ok(Err(error)) if error.is_retryable() => None,
+                done => done.ok(),
             }
         };
-        Ok(Shown { values, exact })
+        let stored = async {
+            sleep(within / 2).await;
+            let late = || {
+                let (family, what) = (self.family(), "no reply from the database within");
+                Error::store(format!("{family}: {what} {within:?}"))
+            };
+            let stored = timeout_at(end, self.stored_once(ids));
+            let stored = async { stored.await.unwrap_or_else(|_| Err(late())) };
+            let stored = self.explained(stored).await?.into_iter();
+            let values = stored.map(Option::unwrap_or_default).collect();
+            let exact = false;
+            Ok(Shown { values, exact })
+        };
+        let exactly = |values| Shown {
+            values,
+            exact: true,
+        };
+        match select(pin!(exact), pin!(stored)).await {
+            Either::Left((Some(exact), _)) => exact.map(exactly),
+            Either::Left((None, stored)) => stored.await,
+            Either::Right((stored, exact)) => match exact.await {
+                Some(exact) => exact.map(exactly),
+                None => stored,
+            },
+        }
     }
 
     /// Returns the pending value of each id in Redis.
@@ -144,8 +174,42 @@ impl Handle {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<(String, i64)>> {
-        self.repeating(|deadline| self.list_once(prefix, after, limit, deadline))
+        let numbers = 0..self.family().partitions();
+        let pending = numbers.map(|number| self.pending_ids(number, prefix, after, limit));
+        let pending: BTreeSet<_> = try_join_all(pending).await?.into_iter().flatten().collect();
+        self.repeating(|deadline| self.list_once(prefix, after, limit, &pending, deadline))
             .await
+    }
+
+    /// Returns the first ids after `after` that have anything pending in the partition.
+    async fn pending_ids(
+        &self,
+        number: u32,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<BTreeSet<String>> {
+        let (partition, mut first) = (self.partition(number), BTreeSet::new());
+        let mut next = Some(Scan::default());
+        while let Some(scan) = next {
+            let mut scan = Some(scan);
+            let page = |_| {
+                // after an error it begins again: another server continues no scan
+                let scan = scan.take().unwrap_or_default();
+                partition.scan(scan, prefix)
+            };
+            let (ids, rest) = self.repeating(page).await?;
+            for id in ids {
+                if after.is_none_or(|after| id.as_str() > after) {
+                    first.insert(id);
+                    if first.len() > limit {
+                        first.pop_last();
+                    }
+                }
+            }
+            next = rest;
+        }
+        Ok(first)
     }
 
     /// Returns all ids that begin with `prefix`, ascending, as a stream that reads page by page.
@@ -166,21 +230,17 @@ impl Handle {
         prefix: &str,
         after: Option<&str>,
         limit: usize,
+        pending: &BTreeSet<String>,
         deadline: Instant,
     ) -> Result<Vec<(String, i64)>> {
-        let numbers = 0..self.family().partitions();
-        let pending = numbers.map(async |number| self.partition(number).pending_ids(prefix).await);
-        let pending = try_join_all(pending).await?;
         let stored = async {
             let family = self.registered().await?;
             self.shared.store.list(family, prefix, after, limit).await
         };
         // after Redis: ids that left it meanwhile are already in the database
         let stored = self.stored_by(deadline, stored).await?;
-        let is_after = |id: &String| after.is_none_or(|after| id.as_bytes() > after.as_bytes());
-        let pending = pending.into_iter().flatten().filter(is_after);
         let stored = stored.into_iter().map(|(id, _)| id);
-        let ids: BTreeSet<_> = pending.chain(stored).collect();
+        let ids: BTreeSet<_> = pending.iter().cloned().chain(stored).collect();
         let page: Vec<_> = ids.into_iter().take(limit).collect();
         let values = self.exact_once(&borrowed_ids(&page), deadline).await?;
         Ok(page.into_iter().zip(values).collect())

@@ -12,9 +12,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
+use crate::scripts::cached::Seed;
 use crate::scripts::partition::{PairResult, Partition};
 use crate::store::Registered;
-use crate::writer::{Request, Writer};
+use crate::writer::{Deadline, Progress, Recorded, Request, Writer};
 
 /// The extra time of a whole read after its deadline. The wait for the database ends at the
 /// deadline, and its error is more specific than that of the whole read.
@@ -32,7 +33,6 @@ pub struct Handle {
 /// The time limits of calls, including retries.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// The time for which a failing counting call is retried.
     pub write: Duration,
     pub read: Duration,
 }
@@ -55,16 +55,48 @@ impl Handle {
         self.opened.registered(&*self.shared.store).await
     }
 
-    /// Counts one hit, and waits for room.
-    pub async fn add(&self, key: &[u8], delta: i64) -> Result<PairResult> {
-        let timeout = self.timeouts.write;
-        self.writer.add(key, delta, timeout, true).await
+    /// Counts one hit, and waits for room if `wait` is set.
+    pub async fn add(&self, key: &[u8], delta: i64, wait: bool) -> Result<PairResult> {
+        let added = self.writer.add(key, delta, self.timeouts.write, wait);
+        self.explained(added).await
+    }
+
+    /// Counts a request, and returns whether it was counted before.
+    pub async fn once(
+        &self,
+        request: Request<'_>,
+        progress: &mut Progress,
+        seed: Option<Seed>,
+        deadline: Deadline,
+    ) -> Result<(PairResult, bool)> {
+        let once = self.writer.once(request, progress, seed, deadline);
+        self.explained(once).await
+    }
+
+    /// Sends the recorded hits and returns their outcome.
+    pub async fn flush(&self) -> Result<Recorded> {
+        self.explained(self.writer.flush()).await
+    }
+
+    /// Adds the cause to an error if it is the writer's runtime.
+    pub async fn explained<T>(&self, done: impl Future<Output = Result<T>>) -> Result<T> {
+        let mut done = done.await;
+        if let Err(error) = &mut done {
+            Box::pin(self.writer.explain([error])).await;
+        }
+        done
+    }
+
+    /// Returns the time limits of a counting call that begins now.
+    pub fn write_deadline(&self) -> Deadline {
+        Deadline::new(Instant::now(), self.timeouts.write)
     }
 
     /// Returns the epoch in which Redis remembers the request if it is made now.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
         let request = Request::new(self.family(), request, id, 0)?;
-        self.writer.request_epoch(request).await
+        let epoch = self.writer.request_epoch(request);
+        self.explained(epoch).await
     }
 
     /// Counts the hits that are not refused already, and returns the outcome of each, in their
@@ -74,11 +106,10 @@ impl Handle {
             .iter()
             .filter_map(|hit| hit.as_ref().ok().copied())
             .collect();
-        let mut results = self
-            .writer
-            .add_many(&checked, self.timeouts.write)
-            .await
-            .into_iter();
+        let mut results = self.writer.add_many(&checked, self.timeouts.write).await;
+        let errors = results.iter_mut().filter_map(|one| one.as_mut().err());
+        self.writer.explain(errors).await;
+        let mut results = results.into_iter();
         let mut next = || {
             results
                 .next()
@@ -100,7 +131,14 @@ impl Handle {
     /// Retries a read with a retryable error, until the read timeout. `read` receives the deadline
     /// for its wait for the database. A read that exceeds it by `LAST_MOMENT` fails as one that
     /// waits for Redis.
-    pub async fn repeating<T, F>(&self, mut read: impl FnMut(Instant) -> F) -> Result<T>
+    pub async fn repeating<T, F>(&self, read: impl FnMut(Instant) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        self.explained(self.repeat(read)).await
+    }
+
+    async fn repeat<T, F>(&self, mut read: impl FnMut(Instant) -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
     {
@@ -137,7 +175,11 @@ impl Handle {
 
     fn late(&self, kind: ErrorKind) -> Error {
         let (family, limit) = (self.family(), self.timeouts.read);
-        let late = format!("{family}: no reply within the read timeout of {limit:?}");
+        let server = match kind {
+            ErrorKind::Store => "the database",
+            _ => "Redis",
+        };
+        let late = format!("{family}: no reply from {server} within {limit:?}");
         Error::new(kind, late)
     }
 }
@@ -165,8 +207,8 @@ pub fn borrowed_ids(ids: &[impl AsRef<str>]) -> Vec<&str> {
 /// The methods that the handles of all kinds share.
 macro_rules! handle_methods {
     ($handle:tt) => {
-        /// Sets how long this handle and its clones retry a failing counting call; defaults to 5 s.
-        /// Reads of the database are not included.
+        /// Sets the time limit of a counting call by this handle and its clones, including retries
+        /// and reads of the database; defaults to 5 s.
         #[must_use]
         pub fn write_timeout(mut self, timeout: std::time::Duration) -> Self {
             self.$handle.timeouts.write = timeout;

@@ -64,7 +64,7 @@ impl Series {
     /// was lost, and could not be requested again within the [write timeout](Self::write_timeout).
     pub async fn add(&self, name: &str, n: u64) -> Result<Outcome> {
         let n = self.checked(name, n)?;
-        let result = self.handle.add(name.as_bytes(), n).await?;
+        let result = self.handle.add(name.as_bytes(), n, true).await?;
         self.outcome(name, n, result)
     }
 

@@ -129,7 +129,11 @@ impl Connection {
     /// Sends the command once. Returns an error reply as an error.
     pub(crate) async fn send(&self, command: &Cmd) -> RedisResult<Value> {
         let mut redis = self.clone();
-        let reply = match timeout(REPLY, redis.req_packed_command(command)).await {
+        let limit = match &self.0 {
+            Link::Primary(primary) => primary.limit(),
+            _ => REPLY,
+        };
+        let reply = match timeout(limit, redis.req_packed_command(command)).await {
             Ok(reply) => reply.and_then(Value::extract_error),
             Err(elapsed) => Err(std::io::Error::from(elapsed).into()),
         };

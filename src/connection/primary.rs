@@ -22,12 +22,32 @@ use tokio::time::timeout;
 use crate::connection::refusal;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The time limit for the reply to a call.
-const RESPONSE: Duration = Duration::from_secs(2);
-/// The time limit for connecting to a node.
-const CONNECTION: Duration = Duration::from_secs(1);
-/// The time limit for finding the primary and connecting to it, in all.
-const SEARCH: Duration = Duration::from_secs(5);
+/// The time limits of a [`Primary`].
+#[derive(Clone, Copy, Debug)]
+pub struct PrimaryTimeouts {
+    /// The time limit for connecting to a server, including TLS and the login; defaults to 3 s. A
+    /// shorter one notices sooner that an address leads nowhere, a longer one suits busy servers.
+    pub connect: Duration,
+    /// The time limit for the reply to a command; defaults to 2 s. The server is then taken for
+    /// lost, and is connected to again.
+    pub response: Duration,
+}
+
+impl Default for PrimaryTimeouts {
+    fn default() -> Self {
+        PrimaryTimeouts {
+            connect: Duration::from_secs(3),
+            response: Duration::from_secs(2),
+        }
+    }
+}
+
+impl PrimaryTimeouts {
+    /// Returns the time limit for finding the primary and connecting to it, in all.
+    fn search(self) -> Duration {
+        self.connect + self.response
+    }
+}
 
 /// A connection to a single Redis, to the primary behind a name that moves with a failover, or to
 /// the primary that Sentinel names. Clones are cheap and share the connection.
@@ -36,7 +56,7 @@ const SEARCH: Duration = Duration::from_secs(5);
 ///
 /// - the connection breaks, or is silent: TCP keepalive and `TCP_USER_TIMEOUT` detect a dead
 ///   machine,
-/// - a command has no reply within 2 s,
+/// - a command has no reply within the [limit](PrimaryTimeouts::response), by default 2 s,
 /// - the server replies that it is a replica (`READONLY`, `MASTERDOWN`), as it does after a
 ///   failover.
 ///
@@ -51,6 +71,7 @@ pub struct Primary(Arc<Inner>);
 struct Inner {
     address: String,
     source: Source,
+    timeouts: PrimaryTimeouts,
     /// The connection, or the search for it, shared by all callers.
     current: Mutex<Search>,
 }
@@ -74,13 +95,24 @@ impl Primary {
     /// [`Redis`](ErrorKind::Redis) if no primary is found;
     /// [`AccessDenied`](ErrorKind::AccessDenied) if the server does not accept the credentials.
     pub async fn connect(redis: impl IntoConnectionInfo) -> Result<Self> {
+        Self::connect_with(redis, PrimaryTimeouts::default()).await
+    }
+
+    /// Connects like [`connect`](Self::connect), with other time limits.
+    ///
+    /// # Errors
+    /// Returns the errors of [`connect`](Self::connect).
+    pub async fn connect_with(
+        redis: impl IntoConnectionInfo,
+        timeouts: PrimaryTimeouts,
+    ) -> Result<Self> {
         let info = redis
             .into_connection_info()
             .map_err(invalid)?
             .set_tcp_settings(tcp_settings());
         let address = info.addr().to_string();
         let client = Client::open(info).map_err(invalid)?;
-        Self::found(address, Source::Address(Box::new(client))).await
+        Self::found(address, Source::Address(Box::new(client)), timeouts).await
     }
 
     /// Connects to the primary that Sentinel names. `sentinels` are the Sentinels' URLs,
@@ -99,37 +131,51 @@ impl Primary {
         let sentinels = sentinels.into_iter().map(<&str>::into_connection_info);
         let sentinels: RedisResult<Vec<_>> = sentinels.collect();
         let client = sentinel_client(&sentinels.map_err(invalid)?, &primary).map_err(invalid)?;
-        Self::found_by(client, &service(&primary)?).await
+        Self::found_by(client, &service(&primary)?, PrimaryTimeouts::default()).await
     }
 
-    /// Connects to the primary that Sentinel names, by a client of the redis crate. Such a client
-    /// can hold what a URL cannot: certificates (`set_client_to_redis_certificates`,
+    /// Connects to the primary that Sentinel names, by a client of the redis crate, with these time
+    /// limits. Such a client can hold what a URL cannot: certificates (`set_client_to_redis_certificates`,
     /// `set_client_to_sentinel_certificates`; feature `tls-rustls`). It is best built with
     /// [`sentinel_settings`](crate::sentinel_settings).
     ///
     /// # Errors
     /// Returns the errors of [`connect_sentinel`](Self::connect_sentinel).
     #[cfg(feature = "sentinel")]
-    pub async fn connect_sentinel_client(client: SentinelClient) -> Result<Self> {
-        Self::found_by(client, "primary").await
+    pub async fn connect_sentinel_client(
+        client: SentinelClient,
+        timeouts: PrimaryTimeouts,
+    ) -> Result<Self> {
+        Self::found_by(client, "primary", timeouts).await
     }
 
     #[cfg(feature = "sentinel")]
-    async fn found_by(client: SentinelClient, name: &str) -> Result<Self> {
+    async fn found_by(
+        client: SentinelClient,
+        name: &str,
+        timeouts: PrimaryTimeouts,
+    ) -> Result<Self> {
         let client = Arc::new(tokio::sync::Mutex::new(client));
-        Self::found(format!("sentinel's {name}"), Source::Sentinel(client)).await
+        let (address, source) = (format!("sentinel's {name}"), Source::Sentinel(client));
+        Self::found(address, source, timeouts).await
     }
 
-    async fn found(address: String, source: Source) -> Result<Self> {
-        let search = source.clone().search();
+    async fn found(address: String, source: Source, timeouts: PrimaryTimeouts) -> Result<Self> {
+        let search = source.clone().search(timeouts);
         if let Err(error) = search.clone().await {
             return Err(unreachable(&address, error));
         }
         Ok(Primary(Arc::new(Inner {
             address,
             source,
+            timeouts,
             current: Mutex::new(search),
         })))
+    }
+
+    /// Returns the time limit for a command that first connects.
+    pub(crate) fn limit(&self) -> Duration {
+        self.0.timeouts.search() + self.0.timeouts.response
     }
 
     fn current(&self) -> MutexGuard<'_, Search> {
@@ -154,17 +200,17 @@ impl Primary {
         let mut current = self.current();
         if current.ptr_eq(failed) {
             tracing::debug!(redis = self.0.address, "reconnecting");
-            *current = self.0.source.clone().search();
+            *current = self.0.source.clone().search(self.0.timeouts);
         }
     }
 }
 
 impl Source {
-    fn search(self) -> Search {
+    fn search(self, timeouts: PrimaryTimeouts) -> Search {
         async move {
             // in a task: its timers end with the runtime that begins it, and other callers may be
             // in another runtime
-            match tokio::spawn(timeout(SEARCH, self.connect())).await {
+            match tokio::spawn(timeout(timeouts.search(), self.connect(timeouts))).await {
                 Ok(Ok(found)) => found,
                 Ok(Err(elapsed)) => Err(std::io::Error::from(elapsed).into()),
                 Err(ended) => Err(std::io::Error::from(ended).into()),
@@ -174,10 +220,10 @@ impl Source {
         .shared()
     }
 
-    async fn connect(self) -> RedisResult<MultiplexedConnection> {
+    async fn connect(self, timeouts: PrimaryTimeouts) -> RedisResult<MultiplexedConnection> {
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECTION))
-            .set_response_timeout(Some(RESPONSE));
+            .set_connection_timeout(Some(timeouts.connect))
+            .set_response_timeout(Some(timeouts.response));
         let client = match self {
             Source::Address(client) => *client,
             #[cfg(feature = "sentinel")]

@@ -121,6 +121,13 @@ pub fn time_at(seconds: i64) -> SystemTime {
     time.unwrap_or(UNIX_EPOCH)
 }
 
+/// Returns an IANA time zone, from the system's database or else from the built-in one.
+pub fn time_zone(name: &str) -> Result<TimeZone> {
+    let unknown =
+        |error| Error::invalid(format!("time zone {name:?} is not known")).with_source(error);
+    TimeZone::get(name).map_err(unknown)
+}
+
 /// The time zone in which days and months begin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Calendar(TimeZone);
@@ -130,12 +137,9 @@ impl Calendar {
         Calendar(TimeZone::UTC)
     }
 
-    /// Returns the calendar of an IANA time zone, from the system's database or else from the
-    /// built-in one.
+    /// Returns the calendar of an IANA time zone.
     pub fn of(name: &str) -> Result<Self> {
-        let unknown =
-            |error| Error::invalid(format!("time zone {name:?} is not known")).with_source(error);
-        TimeZone::get(name).map(Calendar).map_err(unknown)
+        time_zone(name).map(Calendar)
     }
 
     pub fn name(&self) -> &str {

@@ -9,6 +9,7 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 
 use crate::error::{Error, Result};
+use crate::family::calendar;
 
 /// A day of the Gregorian calendar, from 1000-01-01 to 9999-12-31, like a `DATE` column of MySQL.
 /// The application chooses the time zone in which it begins.
@@ -38,7 +39,27 @@ impl Day {
 
     /// Returns the current day in UTC, by the clock of this machine.
     pub fn today() -> Self {
-        Day(Timestamp::now().to_zoned(TimeZone::UTC).date())
+        Day::at(Timestamp::now(), TimeZone::UTC)
+    }
+
+    /// Returns the current day in an IANA time zone, for instance `Asia/Kathmandu`, by the clock of
+    /// this machine.
+    ///
+    /// ```
+    /// # fn main() -> counterfoil::Result<()> {
+    /// let day = counterfoil::Day::today_in("Asia/Kathmandu")?;
+    /// # assert!(day >= counterfoil::Day::today());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) if the time zone is not known.
+    pub fn today_in(time_zone: &str) -> Result<Self> {
+        Ok(Day::at(Timestamp::now(), calendar::time_zone(time_zone)?))
+    }
+
+    fn at(time: Timestamp, zone: TimeZone) -> Self {
+        Day(time.to_zoned(zone).date())
     }
 
     /// Returns the day in UTC that contains the time.
@@ -97,6 +118,24 @@ mod tests {
     use std::time::{Duration, UNIX_EPOCH};
 
     use super::*;
+
+    #[test]
+    fn a_day_begins_in_its_time_zone() {
+        let zone = |name| calendar::time_zone(name).expect(name);
+        let time: Timestamp = "2014-09-20T18:30:00Z".parse().expect("a time");
+        for (name, day) in [
+            ("Asia/Kathmandu", "2014-09-21"),
+            ("Europe/Paris", "2014-09-20"),
+            ("America/New_York", "2014-09-20"),
+        ] {
+            assert_eq!(Day::at(time, zone(name)).to_string(), day, "{name}");
+        }
+        let days = ["Pacific/Pago_Pago", "Pacific/Kiritimati"].map(Day::today_in);
+        let [first, last] = days.map(|day| day.expect("a day"));
+        assert!(first < last, "{first} {last}");
+        let error = Day::today_in("Europe/Nowhere").expect_err("no time zone");
+        assert!(error.to_string().contains("Europe/Nowhere"), "{error}");
+    }
 
     #[test]
     fn a_day_has_one_spelling() {

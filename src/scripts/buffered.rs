@@ -105,6 +105,21 @@ pub struct Pending {
     pub deltas: Vec<(i64, i64)>,
 }
 
+/// The progress of a scan of a partition's pending ids.
+#[derive(Debug)]
+pub struct Scan {
+    /// The index of the key.
+    key: usize,
+    cursor: String,
+}
+
+impl Default for Scan {
+    fn default() -> Self {
+        let (key, cursor) = (0, "0".to_owned());
+        Scan { key, cursor }
+    }
+}
+
 /// The condition under which a rotation may cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
@@ -432,26 +447,21 @@ impl Partition {
         bundle::any_exists(&self.redis, &self.keys.pending()).await
     }
 
-    /// Returns the ids with that prefix that have anything pending, each at least once. An id
-    /// counted before the call is found, or is in the database when the call ends. The buffer is
-    /// scanned before the batch that it becomes, and a batch is released only after it was applied.
-    pub async fn pending_ids(&self, prefix: &str) -> Result<Vec<String>> {
-        let mut found = Vec::new();
-        for key in self.keys.pending() {
-            let mut cursor = "0".to_owned();
-            loop {
-                let (keys, args) = ([&key], [&*cursor, prefix, "1000"]);
-                let mut reply =
-                    bundle::expect_ok(&self.redis, "buffered_scan", &keys, &args).await?;
-                cursor = reply.text()?;
-                let ids = reply.byte_strings()?.into_iter().step_by(2);
-                found.extend(ids.filter_map(|id| String::from_utf8(id).ok()));
-                if cursor == "0" {
-                    break;
-                }
-            }
-        }
-        Ok(found)
+    /// Returns the next of the ids with that prefix that have anything pending, and the rest of the
+    /// scan. All steps together return each id at least once: an id counted before the scan is
+    /// found, or is in the database when the scan ends. The buffer is scanned before the batch that
+    /// it becomes, and a batch is released only after it was applied.
+    pub async fn scan(&self, scan: Scan, prefix: &str) -> Result<(Vec<String>, Option<Scan>)> {
+        let Scan { key, cursor } = scan;
+        let pending = self.keys.pending();
+        let (keys, args) = ([&pending[key]], [&*cursor, prefix, "1000"]);
+        let mut reply = bundle::expect_ok(&self.redis, "buffered_scan", &keys, &args).await?;
+        let cursor = reply.text()?;
+        let ids = reply.byte_strings()?.into_iter().step_by(2);
+        let ids = ids.filter_map(|id| String::from_utf8(id).ok()).collect();
+        let key = key + usize::from(cursor == "0");
+        let rest = (key < pending.len()).then_some(Scan { key, cursor });
+        Ok((ids, rest))
     }
 }
 

@@ -7,12 +7,28 @@ use tokio::time::Instant;
 /// The conditions under which a hit is counted.
 #[derive(Clone, Copy)]
 pub struct WriteOptions {
-    /// The time for which a failing call is repeated.
-    pub timeout: Duration,
+    pub limit: Limit,
     /// Set to wait for room when many others wait.
     pub wait: bool,
     /// Set for hits accepted before the writer was closed.
     pub accepted_before_close: bool,
+}
+
+/// The time for which a failing call is repeated.
+#[derive(Clone, Copy)]
+pub enum Limit {
+    Within(Duration),
+    By(Deadline),
+}
+
+impl Limit {
+    /// Returns the deadline of a caller that begins at this time.
+    pub fn deadline(self, from: Instant) -> Deadline {
+        match self {
+            Limit::Within(timeout) => Deadline::new(from, timeout),
+            Limit::By(deadline) => deadline,
+        }
+    }
 }
 
 /// The time limits of a waiting caller.
@@ -31,12 +47,15 @@ pub const SLOW: Duration = Duration::from_millis(50);
 /// The time that a call needs to have some hope of a reply.
 pub const LAST_MOMENT: Duration = Duration::from_millis(50);
 
+/// The longest time that a call is left for its reply.
+const LONGEST_REPLY: Duration = Duration::from_millis(500);
+
 impl Deadline {
     pub fn new(from: Instant, timeout: Duration) -> Self {
-        let reply_by = from + timeout;
+        let (reply_by, least) = (from + timeout, timeout.min(LAST_MOMENT) / 2);
         Deadline {
             reply_by,
-            start_by: reply_by - timeout.min(LAST_MOMENT) / 2,
+            start_by: reply_by - (timeout / 10).clamp(least, LONGEST_REPLY),
         }
     }
 

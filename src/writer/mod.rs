@@ -19,10 +19,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::time::{Instant, sleep};
+use futures_util::{StreamExt, stream};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use self::call::{Call, CallOutcome, Sending};
-use self::deadline::{Deadline, LAST_MOMENT, WriteOptions};
+pub use self::deadline::Deadline;
+use self::deadline::{LAST_MOMENT, Limit, WriteOptions};
 use self::driver::Driver;
 use self::group::{Group, Hit};
 use self::queue::{Joined, Member, Outside, Queue};
@@ -40,6 +42,10 @@ use crate::scripts::partition::{PairResult, Update, random};
 
 /// The number of a wide family's partitions among which the least busy one is chosen.
 const CANDIDATES: u32 = 8;
+
+/// The number of parts of many hits that are sent, or wait for room, at a time. It is more than the
+/// queue has in flight.
+const CHUNKS: usize = 8;
 
 /// The interval at which calls in flight are checked while a shutdown waits for them.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(5);
@@ -84,8 +90,12 @@ impl Writer {
 
     /// Counts one hit. Without `wait`, returns an error if too many others already wait.
     pub async fn add(&self, id: &[u8], delta: i64, timeout: Duration, wait: bool) -> HitResult {
-        self.change(id, Update::Add(delta), None, timeout, wait)
-            .await
+        let options = WriteOptions {
+            limit: Limit::Within(timeout),
+            wait,
+            accepted_before_close: false,
+        };
+        self.count_one(id, Update::Add(delta), None, options).await
     }
 
     /// Applies a change to one counter. If a seed is given, a missing counter is seeded first.
@@ -94,14 +104,23 @@ impl Writer {
         id: &[u8],
         update: Update,
         seed: Option<Seed>,
-        timeout: Duration,
-        wait: bool,
+        deadline: Deadline,
     ) -> HitResult {
         let options = WriteOptions {
-            timeout,
-            wait,
+            limit: Limit::By(deadline),
+            wait: true,
             accepted_before_close: false,
         };
+        self.count_one(id, update, seed, options).await
+    }
+
+    async fn count_one(
+        &self,
+        id: &[u8],
+        update: Update,
+        seed: Option<Seed>,
+        mut options: WriteOptions,
+    ) -> HitResult {
         let hit = Hit {
             partition: self.partition_for(id),
             id,
@@ -109,8 +128,11 @@ impl Writer {
             hits: 1,
             seed,
         };
-        let push = |group: &mut Group| group.push(&hit);
-        let (call, position) = self.count((hit.partition, 1, false), options, push).await?;
+        let (push, one) = (
+            |group: &mut Group| group.push(&hit),
+            (hit.partition, 1, false),
+        );
+        let (call, position) = self.count(one, &mut options, push).await?;
         match call.own(position)? {
             Some(result) => Ok(result),
             None => Box::pin(self.add_alone(&hit, options)).await,
@@ -119,18 +141,21 @@ impl Writer {
 
     /// Counts a hit, or a sum of hits, that was refused as part of a larger sum.
     async fn add_alone(&self, hit: &Hit<'_>, options: WriteOptions) -> HitResult {
-        let options = WriteOptions {
+        let mut options = WriteOptions {
             wait: true,
             ..options
         };
-        let push = |group: &mut Group| group.push_alone(hit);
-        let (call, position) = self.count((hit.partition, 1, false), options, push).await?;
+        let (push, one) = (
+            |group: &mut Group| group.push_alone(hit),
+            (hit.partition, 1, false),
+        );
+        let (call, position) = self.count(one, &mut options, push).await?;
         call.own(position)?
             .ok_or_else(|| Error::corrupt("a hit retried alone was merged with other hits"))
     }
 
     /// Counts many hits and returns the outcome of each. Hits that fit into one call go together,
-    /// and each call fails on its own.
+    /// and each call fails on its own. All of them have the same time.
     pub async fn add_many(&self, hits: &[(&[u8], i64)], timeout: Duration) -> Vec<HitResult> {
         let all = hits.iter().map(|(id, delta)| Hit {
             partition: self.partition_for(id),
@@ -140,27 +165,31 @@ impl Writer {
             seed: None,
         });
         let options = WriteOptions {
-            timeout,
+            limit: Limit::Within(timeout),
             wait: true,
             accepted_before_close: false,
         };
         self.add_all(&all.collect::<Vec<_>>(), options).await
     }
 
-    async fn add_all(&self, hits: &[Hit<'_>], options: WriteOptions) -> Vec<HitResult> {
+    async fn add_all(&self, hits: &[Hit<'_>], mut options: WriteOptions) -> Vec<HitResult> {
+        options.limit = Limit::By(options.limit.deadline(Instant::now()));
         let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         let spans = self.queue.spans_partitions();
         for (index, hit) in hits.iter().enumerate() {
             let group = if spans { 0 } else { hit.partition };
             groups.entry(group).or_default().push(index);
         }
-        let chunks = groups.values();
-        let chunks: Vec<_> = chunks.flat_map(|all| all.chunks(self.chunk())).collect();
-        let calls = chunks
-            .iter()
-            .map(|indexes| self.add_some(indexes, hits, options));
-        let results = join_all(calls).await.into_iter().flatten();
-        let mut results: Vec<_> = chunks.into_iter().flatten().zip(results).collect();
+        let results = groups.values().map(|all| {
+            let chunks = all.chunks(self.chunk());
+            let calls = chunks.map(|indexes| self.add_some(indexes, hits, options));
+            // few at a time: the others would only wait for room
+            stream::iter(calls.collect::<Vec<_>>())
+                .buffered(CHUNKS)
+                .collect::<Vec<_>>()
+        });
+        let results = join_all(results).await.into_iter().flatten().flatten();
+        let mut results: Vec<_> = groups.values().flatten().zip(results).collect();
         results.sort_unstable_by_key(|(index, _)| **index);
         results.into_iter().map(|(_, result)| result).collect()
     }
@@ -169,14 +198,14 @@ impl Writer {
         &self,
         indexes: &[usize],
         hits: &[Hit<'_>],
-        options: WriteOptions,
+        mut options: WriteOptions,
     ) -> Vec<HitResult> {
         let some = || indexes.iter().map(|index| &hits[*index]);
         let push = |group: &mut Group| some().map(|hit| group.push(hit)).collect::<Vec<_>>();
         let partition = hits[indexes[0]].partition;
         let is_mixed = some().any(|hit| hit.partition != partition);
         let counted = self
-            .count((partition, indexes.len(), is_mixed), options, push)
+            .count((partition, indexes.len(), is_mixed), &mut options, push)
             .await;
         let (call, positions) = match counted {
             Ok(counted) => counted,
@@ -205,48 +234,53 @@ impl Writer {
 
     /// Counts the hits that `push` adds to a group, and waits until Redis has done so. Returns the
     /// call with its outcome, and the hits' positions in it. A full group is an error unless
-    /// `options.wait` is set. `pairs` is the number of hits; if they are mixed, of several
-    /// partitions, they are refused once the server turns out to be a cluster.
+    /// `options.wait` is set, and so is a deadline that leaves no time for a call. `pairs` is the
+    /// number of hits; if they are mixed, of several partitions, they are refused once the server
+    /// turns out to be a cluster.
     async fn count<T>(
         &self,
         (partition, pairs, is_mixed): (u32, usize, bool),
-        options: WriteOptions,
+        options: &mut WriteOptions,
         mut push: impl FnMut(&mut Group) -> T,
     ) -> Result<(Arc<Call>, T)> {
         let queue = &self.queue;
         self.watch_runtime();
-        let mut deadline = None;
         loop {
+            if let Limit::By(Deadline { start_by, .. }) = options.limit
+                && Instant::now() >= start_by
+            {
+                return Err(queue.refusal("not counted: no time was left for a call"));
+            }
             if is_mixed && !queue.spans_partitions() {
                 let what = "not counted: the partitions are on different cluster nodes";
                 return Err(queue.error(ErrorKind::Redis, what));
             }
-            let joined = queue.join(partition, pairs, options, deadline, &mut push)?;
+            let joined = queue.join(partition, pairs, *options, &mut push)?;
             let (call, positions, start_by) = match joined {
                 Joined::Alone(positions, sending, outside) => {
-                    let start_by = deadline.get_or_insert(sending.deadline).start_by;
+                    let deadline = sending.deadline;
+                    options.limit = Limit::By(deadline);
                     // boxed, because most callers wait for the driver and need no room for this
                     let call = Box::pin(send_alone(queue, sending, outside)).await;
-                    (Arc::new(call), positions, start_by)
+                    (Arc::new(call), positions, deadline.start_by)
                 }
                 Joined::Member(Member {
                     positions,
                     call,
-                    deadline: own,
+                    deadline,
                     starts_driver,
                 }) => {
                     if starts_driver {
                         Driver::spawn(queue);
                     }
-                    let Deadline { reply_by, start_by } = *deadline.get_or_insert(own);
-                    let mut waker = None;
-                    poll_fn(|cx| poll_end(queue, cx, &call, &mut waker, reply_by)).await?;
-                    (call, positions, start_by)
+                    options.limit = Limit::By(deadline);
+                    wait_for_end(queue, &call, deadline.reply_by).await?;
+                    (call, positions, deadline.start_by)
                 }
                 Joined::Full(call) if options.wait => {
-                    let new = || Deadline::new(Instant::now(), options.timeout);
-                    let reply_by = deadline.get_or_insert_with(new).reply_by;
-                    Box::pin(queue.wait_for_room(&call, reply_by)).await?;
+                    let deadline = options.limit.deadline(Instant::now());
+                    options.limit = Limit::By(deadline);
+                    Box::pin(queue.wait_for_room(&call, deadline.reply_by)).await?;
                     continue;
                 }
                 Joined::Full(_) => {
@@ -285,6 +319,23 @@ impl Writer {
     pub async fn flush(self: &Arc<Self>) -> Result<Recorded> {
         Recorder::send_now(self.clone()).await?;
         Ok(self.recorded_outcome())
+    }
+
+    /// Adds the cause to errors if it is that the runtime of the writer's tasks is not driven, and
+    /// probably also of the connections.
+    pub async fn explain<'e>(&self, errors: impl IntoIterator<Item = &'e mut Error>) {
+        let is_late = |error: &&mut Error| error.is_retryable() || error.outcome_unknown();
+        let late: Vec<_> = errors.into_iter().filter(is_late).collect();
+        if late.is_empty() || !self.queue.is_elsewhere() || self.queue.is_driven().await {
+            return;
+        }
+        for error in late {
+            let what = "the runtime on which the family was opened is not driven";
+            *error = self
+                .queue
+                .error(error.kind(), what)
+                .with_source(error.clone());
+        }
     }
 
     /// Returns the outcome of the recorded hits since the last call.
@@ -355,8 +406,27 @@ async fn send_alone(queue: &Queue, mut sending: Box<Sending>, outside: Outside) 
     Call::from(outcome)
 }
 
-/// Waits for the end of a call, at most until shortly after the deadline. At the deadline the
-/// driver gives up with a more precise outcome. `waker` is the index of the caller's waker.
+/// Waits for the end of a call, at most until shortly after the deadline.
+async fn wait_for_end(queue: &Queue, call: &Arc<Call>, reply_by: Instant) -> Result<()> {
+    let mut waker = None;
+    let mut end = poll_fn(|cx| poll_end(queue, cx, call, &mut waker, reply_by));
+    if !queue.is_elsewhere() {
+        return end.await;
+    }
+    // the runtime whose tasks check the time may not be driven
+    let timed = async {
+        for time in [reply_by, reply_by + LAST_MOMENT] {
+            if let Ok(ended) = timeout_at(time, &mut end).await {
+                return ended;
+            }
+        }
+        end.await
+    };
+    Box::pin(timed).await
+}
+
+/// Polls the end of a call. At the deadline the driver gives up with a more precise outcome.
+/// `waker` is the index of the caller's waker.
 fn poll_end(
     queue: &Queue,
     cx: &mut Context<'_>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::connection::Connection;
 use crate::connection::backoff::Backoff;
@@ -250,7 +250,6 @@ impl Queue {
         partition: u32,
         pairs: usize,
         options: WriteOptions,
-        deadline: Option<Deadline>,
         push: impl FnOnce(&mut Group) -> T,
     ) -> Result<Joined<T>> {
         let slot = self.slot_of(partition);
@@ -264,7 +263,7 @@ impl Queue {
         let state = &mut *guard;
         if state.drivers == 0 && state.lone.is_none() {
             let now = Instant::now();
-            let deadline = deadline.unwrap_or_else(|| Deadline::new(now, options.timeout));
+            let deadline = options.limit.deadline(now);
             state.lone = Some(deadline.reply_by);
             let caller = state.callers.take()?;
             drop(guard);
@@ -295,7 +294,7 @@ impl Queue {
             return Ok(Joined::Full(gathering.call.clone()));
         }
         let positions = push(&mut gathering.group);
-        let deadline = deadline.unwrap_or_else(|| Deadline::new(gathering.at, options.timeout));
+        let deadline = options.limit.deadline(gathering.at);
         gathering.deadline = gathering.deadline.or(deadline);
         let call = gathering.call.clone();
         Ok(Joined::Member(Member {
@@ -398,15 +397,19 @@ impl Queue {
         let Gathering { group, call, .. } = &mut state.gathering[slot];
         if !group.is_empty() {
             *group = Group::default();
-            let silence = || {
-                let what = "not counted: Redis has not replied to earlier calls";
-                self.error(ErrorKind::Redis, what)
-            };
-            let refusal = state.refusal.clone().unwrap_or_else(silence);
+            let silence = "not counted: Redis has not replied to earlier calls";
+            let refusal = state.refusal.clone();
+            let refusal = refusal.unwrap_or_else(|| self.error(ErrorKind::Redis, silence));
             call.end(CallOutcome::NotExecuted(refusal));
             self.room.notify_waiters();
         }
         state.ready.retain(|ready| *ready != slot);
+    }
+
+    /// Returns the reason why Redis refused the last call, or else this one.
+    pub fn refusal(&self, otherwise: &'static str) -> Error {
+        let refusal = self.state().refusal.clone();
+        refusal.unwrap_or_else(|| self.error(ErrorKind::Redis, otherwise))
     }
 
     /// Waits until nothing gathers for this call any more, at most until the deadline.
@@ -461,6 +464,16 @@ impl Queue {
     /// Returns whether the runtime of the writer's tasks has ended.
     pub fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the caller is not on the runtime of the writer's tasks.
+    pub fn is_elsewhere(&self) -> bool {
+        Handle::try_current().is_ok_and(|current| current.id() != self.runtime.id())
+    }
+
+    /// Returns whether the runtime of the writer's tasks runs a task soon.
+    pub async fn is_driven(&self) -> bool {
+        timeout(SLOW, self.runtime.spawn(async {})).await.is_ok()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection::failures::Failures;
 use crate::error::{Error, ErrorKind, Result};
@@ -12,7 +12,7 @@ use crate::family::Family;
 use crate::metrics;
 use crate::scripts::partition::PairResult;
 use crate::writer::Writer;
-use crate::writer::deadline::WriteOptions;
+use crate::writer::deadline::{Limit, WriteOptions};
 use crate::writer::group::{Group, Hit};
 use crate::writer::queue::Queue;
 
@@ -21,10 +21,12 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// The conditions of a send. Hits that were definitely not counted within the timeout are kept and
 /// sent again.
 const OPTIONS: WriteOptions = WriteOptions {
-    timeout: Duration::from_secs(5),
+    limit: Limit::Within(Duration::from_secs(5)),
     wait: true,
     accepted_before_close: true,
 };
+/// The time after which a send no longer waits for an earlier one. It is longer than a send takes.
+const STUCK: Duration = Duration::from_secs(10);
 /// The number of ids kept for a family, divided equally among its partitions.
 const IDS: usize = 131_072;
 
@@ -126,7 +128,12 @@ impl Recorder {
     }
 
     async fn send(&self, writer: &Writer) -> Result<()> {
-        let _one = self.sending.lock().await;
+        let stuck = |_| {
+            let message = format!("{}: an earlier send has not ended", writer.queue.family());
+            Error::redis(message)
+        };
+        let sending = timeout(STUCK, self.sending.lock());
+        let _one = sending.await.map_err(stuck)?;
         let Some(all) = self.sums.get() else {
             return Ok(());
         };

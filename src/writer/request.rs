@@ -7,7 +7,6 @@
 //! may be forgotten: a late one never meets a memory that has begun anew.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -143,10 +142,9 @@ impl Writer {
         request: Request<'_>,
         progress: &mut Progress,
         seed: Option<Seed>,
-        timeout: Duration,
+        deadline: Deadline,
     ) -> Result<Settled> {
         let _in_flight = self.queue.take_request()?;
-        let deadline = Deadline::new(Instant::now(), timeout);
         let done = timeout_at(
             deadline.reply_by,
             self.repeat(request, seed, deadline, progress),

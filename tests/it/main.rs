@@ -11,6 +11,7 @@ mod databases;
 mod docs;
 mod layout;
 mod lifecycle;
+mod limits;
 mod live_page;
 mod memory;
 mod misuse;

@@ -565,3 +565,41 @@ async fn a_key_of_another_type_is_named() {
     // nothing is pending
     pair.drain().await;
 }
+
+/// Pending ids are listed beside any number of others, with those that are stored.
+#[tokio::test]
+async fn a_page_of_a_listing_beside_many_pending_ids() {
+    const MANY: usize = 100_000;
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
+    views.count("page/0000007", 1).await;
+    pair.drain().await;
+    views.count("page/0000000", 1).await;
+    let fill = "for number = ARGV[1] + 1, ARGV[1] + 1000 do \
+                redis.call('HSET', KEYS[1], string.format('page/%07d', number), '2') end";
+    let (buffer, mut redis) = ("cf1:{test/views/0}:buffer", pair.redis.manager().await);
+    for after in (0..MANY).step_by(1000) {
+        let mut some = cmd("EVAL");
+        some.arg(fill).arg(1).arg(buffer).arg(after);
+        some.exec_async(&mut redis).await.unwrap();
+    }
+    let page = |numbers: std::ops::Range<usize>| -> Vec<_> {
+        let value = |number| match number {
+            0 => 1,
+            7 => 3,
+            _ => 2,
+        };
+        let entry = |number| (format!("page/{number:07}"), value(number));
+        numbers.map(entry).collect()
+    };
+    // less than a scan of all takes on most machines
+    let views = views.read_timeout(secs(1));
+    assert_eq!(views.list("page/", None, 20).await.unwrap(), page(0..20));
+    let last = page(0..MANY - 5).pop().unwrap().0;
+    let found = views.list("page/", Some(&last), 20).await.unwrap();
+    assert_eq!(found, page(MANY - 5..MANY + 1));
+    assert_eq!(
+        views.list("page/00000", None, 200).await.unwrap(),
+        page(0..100)
+    );
+    assert_eq!(views.list("none/", None, 20).await.unwrap(), []);
+}

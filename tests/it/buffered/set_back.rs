@@ -8,7 +8,7 @@
 
 use crate::support::kinds::family;
 use crate::support::{self};
-use counterfoil::test_hooks::{Counted, last_cuts};
+use counterfoil::test_hooks::{Counted, Scan, last_cuts};
 
 use crate::support::interleaving::*;
 use crate::support::*;
@@ -143,7 +143,12 @@ impl<'s> World<'s> {
             .collect();
         let cuts = last_cuts(&self.stage.redis.clone().into(), &partitions).await?;
         for (partition, cut) in partitions.iter().zip(cuts) {
-            let ids = partition.pending_ids("hit/").await?;
+            let (mut ids, mut scan) = (vec![], Some(Scan::default()));
+            while let Some(at) = scan {
+                let (some, rest) = partition.scan(at, "hit/").await?;
+                ids.extend(some);
+                scan = rest;
+            }
             let hit = |id: &String| self.ids.iter().position(|known| known == id).unwrap();
             found.push(Pending {
                 cut,

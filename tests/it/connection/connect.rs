@@ -497,3 +497,35 @@ async fn an_unreachable_redis_counts_nothing() {
     let error = views.add("page", 1).await.unwrap_err();
     assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
 }
+
+/// A server that is too busy to connect within a second, and then to reply. Other limits suit other
+/// servers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_time_limits_of_a_busy_server() {
+    let redis = new_redis().await;
+    let proxy = Proxy::to(&redis);
+    proxy.delay_replies(millis(1100));
+    Primary::connect(proxy.url()).await.unwrap();
+    let pair = async |connect, response| {
+        let timeouts = PrimaryTimeouts { connect, response };
+        let pair = Counterfoil::builder().redis(proxy.url());
+        let pair = pair
+            .redis_timeouts(timeouts)
+            .mysql("mysql://nobody@127.0.0.1:1/none");
+        pair.start_without_mysql(true).connect().await
+    };
+    let impatient = pair(millis(300), secs(9)).await;
+    refused(impatient, ErrorKind::Redis, "timed out");
+    let patient = pair(secs(9), secs(9)).await.unwrap();
+    let ping = async |pair: &Counterfoil| -> RedisResult<String> {
+        cmd("PING").query_async(&mut pair.redis().clone()).await
+    };
+    proxy.delay_replies(millis(2500));
+    assert_eq!(ping(&patient).await.unwrap(), "PONG");
+    proxy.delay_replies(Duration::ZERO);
+    let impatient = pair(secs(9), millis(300)).await.unwrap();
+    assert_eq!(ping(&impatient).await.unwrap(), "PONG");
+    proxy.delay_replies(millis(1100));
+    let late = ping(&impatient).await.unwrap_err();
+    assert!(late.is_timeout(), "{late}");
+}

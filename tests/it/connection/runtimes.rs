@@ -3,6 +3,8 @@
 
 use std::thread;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::*;
@@ -186,4 +188,81 @@ async fn time_that_is_paused_does_not_affect_other_runtimes() {
     assert!(began.elapsed() >= secs(3600));
     assert_eq!(counted.await.unwrap(), 100);
     home.shutdown_background();
+}
+
+/// A call of a pair.
+type Call = fn(BufferedCounters, CachedCounters) -> BoxFuture<'static, Result<()>>;
+
+/// Calls of all sorts, by name.
+const CALLS: [(&str, Call); 10] = [
+    ("add", |views, _| {
+        async move { views.add("page", 1).await.map(drop) }.boxed()
+    }),
+    ("add in many tasks", |views, _| {
+        let add = move |_| {
+            let views = views.clone();
+            tokio::spawn(async move { views.add("page", 1).await.map(drop) })
+        };
+        let added = try_join_all((0..20).map(add).collect::<Vec<_>>());
+        async { added.await.unwrap().into_iter().collect() }.boxed()
+    }),
+    ("add_once", |views, _| {
+        async move { views.add_once("request", "page", 1).await.map(drop) }.boxed()
+    }),
+    ("incr", |_, votes| {
+        async move { votes.incr("new", 1).await.map(drop) }.boxed()
+    }),
+    ("set", |_, votes| {
+        async move { votes.set("page", 1).await.map(drop) }.boxed()
+    }),
+    ("get", |views, _| {
+        async move { views.get("page").await.map(drop) }.boxed()
+    }),
+    ("get of a cached counter", |_, votes| {
+        async move { votes.get("page").await.map(drop) }.boxed()
+    }),
+    ("list", |views, _| {
+        async move { views.list("", None, 10).await.map(drop) }.boxed()
+    }),
+    ("get_or_stored", |views, _| {
+        async move { views.get_or_stored(["page"], secs(1)).await.map(drop) }.boxed()
+    }),
+    ("flush", |views, _| {
+        async move {
+            views.record("page", 1)?;
+            views.flush().await.map(drop)
+        }
+        .boxed()
+    }),
+];
+
+/// The pair was opened on a runtime that has not ended, but is no longer driven.
+#[test]
+fn calls_end_while_the_runtime_of_the_pair_is_not_driven() {
+    let (home, idle) = (home(), runtime());
+    let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
+    let mysql = home.block_on(MysqlServer::start());
+    let (database, pool) = home.block_on(mysql.database("test"));
+    home.block_on(MysqlStore::new(pool).create_tables())
+        .unwrap();
+    for (name, call) in CALLS {
+        let (views, votes) = idle.block_on(async {
+            let pair = Counterfoil::connect(&redis.url(), &mysql.url(&database)).await;
+            let pair = pair.unwrap().write_timeout(secs(1)).read_timeout(secs(1));
+            let views = pair.open(family("views").partitions(1)).await.unwrap();
+            let votes = pair.open(votes()).await.unwrap();
+            views.count("page", 1).await;
+            votes.count("page", 1).await;
+            (views, votes)
+        });
+        let ended = home.block_on(async { timeout(secs(15), call(views, votes)).await });
+        match ended.unwrap_or_else(|_| panic!("{name} has no limit")) {
+            // it had the time to connect again
+            Ok(()) => {}
+            Err(error) => {
+                let cause = "the runtime on which the family was opened is not driven";
+                assert!(error.to_string().contains(cause), "{name}: {error:#}");
+            }
+        }
+    }
 }

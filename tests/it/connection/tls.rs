@@ -187,7 +187,8 @@ async fn sentinel_and_its_primary_take_tls_alone_also_after_a_failover() {
             .set_client_to_sentinel_certificates(certified(&certificates, chosen))
             .set_client_to_redis_tls_mode(TlsMode::Secure)
             .set_client_to_redis_certificates(certified(&certificates, chosen));
-        Primary::connect_sentinel_client(client.build().unwrap()).await
+        let client = client.build().unwrap();
+        Primary::connect_sentinel_client(client, PrimaryTimeouts::default()).await
     };
     for chosen in INCOMPLETE {
         let error = connect(chosen).await.unwrap_err();

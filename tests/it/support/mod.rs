@@ -35,8 +35,8 @@ pub use counterfoil::test_hooks::{
 pub use counterfoil::{
     Activity, BufferedCounters, CachedCounters, Connection, Counterfoil, Counting, Day, Durability,
     Error, ErrorKind, Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore, MysqlStore,
-    Outcome, Precision, Primary, Reconciler, Result, Series, Slice, Store, Table, VisitorCount,
-    Visitors,
+    Outcome, Precision, Primary, PrimaryTimeouts, Reconciler, Result, Series, Slice, Store, Table,
+    VisitorCount, Visitors,
 };
 pub use futures_util::future::{join_all, try_join_all};
 pub use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};

@@ -1,9 +1,10 @@
 //! `add_many`: each of many hits has its own result, in their order.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::support::{Plain, counted, family, ids_of, pause};
-use counterfoil::{Outcome, Result};
+use counterfoil::{ErrorKind, Outcome, Result};
 use futures_util::future::join_all;
 
 fn values(told: Vec<Result<Outcome>>) -> Vec<i64> {
@@ -228,4 +229,33 @@ async fn what_cannot_be_sent_is_told_to_each() {
             .into_iter()
             .eq(std::iter::repeat_n(1, 600))
     );
+}
+
+/// Many more hits than fit into the calls in flight wait for room. Those that have no time left are
+/// not counted.
+#[tokio::test]
+async fn twenty_thousand_ids_are_counted_or_refused() {
+    let plain = Plain::new().await;
+    let views = plain.open(family("views").partitions(4)).await;
+    let hits: Vec<_> = (0..20_000)
+        .map(|number| (format!("page/{number}"), 1))
+        .collect();
+    let told = views.add_many(hits.clone()).await;
+    assert!(values(told).into_iter().eq(vec![1; hits.len()]));
+    let impatient = views.clone().write_timeout(Duration::from_millis(1));
+    let (mut counted, mut unknown) = (0, 0);
+    for own in impatient.add_many(hits.clone()).await {
+        match own {
+            Ok(_) => counted += 1,
+            Err(error) if error.outcome_unknown() => unknown += 1,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Redis, "{error:#}"),
+        }
+    }
+    // the calls in flight when the time was over
+    assert!(unknown <= 1000, "{unknown}");
+    let ids = hits.iter().map(|(id, _)| id);
+    let pending: i64 = views.pending(ids).await.unwrap().into_iter().sum();
+    let pending = pending - 20_000;
+    let expected = counted..=counted + unknown;
+    assert!(expected.contains(&pending), "{pending} of {expected:?}");
 }

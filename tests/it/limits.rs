@@ -1,0 +1,91 @@
+//! Time limits while a server or a pool is silent: each call ends by its own, with an error that
+//! names the cause.
+
+use sqlx::MySql;
+use sqlx::pool::PoolConnection;
+
+use crate::support::*;
+
+/// A generous time for calls with a limit of 300 ms.
+const SOON: Duration = secs(3);
+
+/// Takes all connections of the pool.
+async fn exhaust(pool: &MySqlPool) -> Vec<PoolConnection<MySql>> {
+    let connections = (0..pool.options().get_max_connections()).map(|_| pool.acquire());
+    try_join_all(connections).await.unwrap()
+}
+
+/// Counts in all ways for counters that are not in Redis, while their rows cannot be read.
+async fn expect_unread_rows(votes: &CachedCounters) {
+    let epoch = votes.request_epoch("c", "id/c").await.unwrap();
+    let changes = async || {
+        [
+            votes.incr("id/a", 1).await,
+            votes.incr_once("b", "id/b", 1).await,
+            votes.incr_once_since(&epoch, "c", "id/c", 1).await,
+            votes.set("id/d", 1).await,
+        ]
+    };
+    let limited = timeout(secs(20), within(4 * SOON, changes()));
+    for change in limited.await.expect("each call has a limit") {
+        let error = refused(
+            change,
+            ErrorKind::Store,
+            "was not read within the write timeout",
+        );
+        assert!(
+            error.is_retryable() && error.to_string().contains("not counted"),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_write_timeout_covers_the_row_of_a_missing_counter() {
+    let (mysql, pair) = Pair::on_own_mysql().await;
+    let votes = pair.open(votes()).await;
+    let impatient = votes.clone().write_timeout(millis(300));
+    assert_eq!(votes.count("here", 1).await, 1);
+    let held = exhaust(&pair.pool).await;
+    expect_unread_rows(&impatient).await;
+    drop(held);
+    mysql.pause();
+    expect_unread_rows(&impatient).await;
+    assert_eq!(impatient.count("here", 1).await, 2);
+    mysql.resume();
+    // nothing was counted
+    for id in ["id/a", "id/b", "id/c", "id/d"] {
+        assert_eq!(votes.count(id, 7).await, 7, "{id}");
+    }
+}
+
+#[tokio::test]
+async fn a_page_is_told_at_once_that_no_values_came() {
+    let (mysql, pair) = Pair::on_own_mysql().await;
+    let (views, votes) = (pair.open(family("views")).await, pair.open(votes()).await);
+    views.count("page", 3).await;
+    votes.count("page", 3).await;
+    let expect = async || {
+        let limit = millis(200);
+        let shown = async || views.get_or_stored(["page"], limit).await;
+        let shown = timeout(secs(10), within(SOON, shown())).await;
+        refused(shown.expect("a limit"), ErrorKind::Store, "within 200ms");
+        let missing = async || votes.get_or_stored(["page", "missing"], limit).await;
+        let missing = timeout(secs(10), within(SOON, missing())).await;
+        refused(missing.expect("a limit"), ErrorKind::Store, "within 200ms");
+        // Redis has the counter
+        let shown = votes.get_or_stored(["page"], secs(5)).await.unwrap();
+        assert!(shown.exact && shown.values == [3], "{shown:?}");
+    };
+    let held = exhaust(&pair.pool).await;
+    expect().await;
+    drop(held);
+    mysql.pause();
+    expect().await;
+    pair.redis.pause();
+    let shown = within(SOON, votes.get_or_stored(["page"], millis(200)));
+    refused(shown.await, ErrorKind::Store, "within 200ms");
+    pair.redis.resume();
+    mysql.resume();
+    assert_eq!(views.value("page").await, 3);
+}
