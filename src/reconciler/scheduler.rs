@@ -354,6 +354,12 @@ impl Scheduler {
     }
 
     fn rotated(&mut self, id: PartitionId, rotated: Result<Rotated>) {
+        if matches!(
+            rotated,
+            Ok(Rotated::Early(_) | Rotated::Leased(_) | Rotated::Nothing)
+        ) {
+            self.succeeded(due(id));
+        }
         match rotated {
             Ok(Rotated::Held(held)) => self.held.push(held),
             Ok(Rotated::Early(time)) => {
