@@ -39,6 +39,7 @@ impl<K: Eq + Hash> Failures<K> {
     pub fn failed(&mut self, step: K, name: impl fmt::Display, error: &Error) {
         self.failing.insert(step);
         if let Some(failures) = self.count(format!("{error:#}")) {
+            self.is_open = true;
             let failing = self.failing.len();
             let error_text = format_args!("{error:#}");
             if error.is_retryable() {
@@ -64,8 +65,9 @@ impl<K: Eq + Hash> Failures<K> {
         self.failing.remove(step);
     }
 
-    /// Returns the number of failures with this error since its last event, if the next is due.
-    fn count(&mut self, error: String) -> Option<u64> {
+    /// Counts an error, or anything else that is logged at most once a minute. Returns the number
+    /// since its last event in the log, if the next is due.
+    pub fn count(&mut self, error: String) -> Option<u64> {
         let now = Instant::now();
         if let Some((last, failures)) = self.logged.get_mut(&error)
             && now < *last + INTERVAL
@@ -79,7 +81,6 @@ impl<K: Eq + Hash> Failures<K> {
             .map_or(0, |(_, failures)| failures);
         self.logged.retain(|_, (last, _)| now < *last + INTERVAL);
         self.logged.insert(error, (now, 0));
-        self.is_open = true;
         Some(failures + 1)
     }
 }

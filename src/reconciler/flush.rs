@@ -394,7 +394,7 @@ impl Flusher {
             let some = indexes.iter().map(|&index| batches[index].clone());
             let some: Vec<_> = some.collect();
             let applied = self.apply_repeated(&some, stop).await?;
-            record(&applied);
+            self.record(&applied);
             let mut left = Vec::new();
             for (index, progress) in indexes.into_iter().zip(applied.progress) {
                 match progress {
@@ -486,6 +486,28 @@ impl Flusher {
         }
     }
 
+    fn record(&self, applied: &Applied) {
+        let complete = applied
+            .progress
+            .iter()
+            .filter(|progress| **progress == Progress::Complete)
+            .count() as u64;
+        ::metrics::counter!(metrics::BATCHES).increment(complete);
+        ::metrics::counter!(metrics::ROWS).increment(applied.rows);
+        ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
+        ::metrics::counter!(metrics::WITHOUT_ROW).increment(applied.dropped);
+        if applied.rejected > 0
+            && let Some(transactions) = self.failures().count("rejects".to_owned())
+        {
+            let rejected = applied.rejected;
+            tracing::warn!(
+                rejected,
+                transactions,
+                "the database refused rows: see counterfoil_rejects"
+            );
+        }
+    }
+
     /// Takes the batches of one flush from `held`: the durable ones, up to [`FLUSH_IDS`] ids, but
     /// at least one batch. Batches that failed before are taken last, each family for itself.
     pub fn next_flush(&self, held: &mut Vec<Held>) -> Vec<Held> {
@@ -550,23 +572,5 @@ impl PendingIds {
 impl Drop for PendingIds {
     fn drop(&mut self) {
         self.0.iter().for_each(|(gauge, ids)| gauge.decrement(*ids));
-    }
-}
-
-fn record(applied: &Applied) {
-    let complete = applied
-        .progress
-        .iter()
-        .filter(|progress| **progress == Progress::Complete)
-        .count() as u64;
-    ::metrics::counter!(metrics::BATCHES).increment(complete);
-    ::metrics::counter!(metrics::ROWS).increment(applied.rows);
-    ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
-    ::metrics::counter!(metrics::WITHOUT_ROW).increment(applied.dropped);
-    if applied.rejected > 0 {
-        tracing::warn!(
-            rejected = applied.rejected,
-            "the database refused rows: see counterfoil_rejects"
-        );
     }
 }

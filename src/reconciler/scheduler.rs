@@ -355,6 +355,12 @@ impl Scheduler {
     }
 
     fn rotated(&mut self, id: PartitionId, rotated: Result<Rotated>) {
+        if matches!(
+            rotated,
+            Ok(Rotated::Early(_) | Rotated::Leased(_) | Rotated::Nothing)
+        ) {
+            self.succeeded(due(id));
+        }
         match rotated {
             Ok(Rotated::Held(mut held)) => {
                 held.failed_before = self.backoffs.contains_key(&due(id));
