@@ -22,8 +22,9 @@ pub struct Registered {
     pub family: Family,
     /// The number that the store assigned to it.
     pub number: u64,
-    /// The id of the database, random and the same for all its families. A namespace in a Redis
-    /// belongs to one database (docs/protocol.md, section 2).
+    /// The id of the database, random and the same for all its families. A family in a Redis
+    /// belongs to one database (docs/protocol.md, section 2). A store without an id, such as one in
+    /// memory, is not checked.
     pub database: String,
 }
 
