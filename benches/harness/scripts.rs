@@ -27,7 +27,7 @@ pub type Longest = BTreeMap<String, f64>;
 
 /// Takes a batch from the cut to the release, while random ids are hit and read.
 pub async fn batch_through(partition: &Partition, family: &Family, ids: u32) {
-    let cut = partition.rotate(&family, "", None, Cut::Now).await.unwrap();
+    let cut = partition.rotate(family, "", None, Cut::Now).await.unwrap();
     let RotateReply::Batch(batch) = cut else {
         panic!("nothing was cut: {cut:?}")
     };

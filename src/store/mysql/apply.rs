@@ -73,6 +73,9 @@ struct Apply {
     out: Option<Guard>,
 }
 
+/// The key of a row, and the place of its id in the order of the ledger.
+type Place<'b> = (Vec<Segment<'b>>, u64);
+
 impl Apply {
     /// Locks the rows of the application's tables without waiting. Returns how many ids, in the
     /// order of the ledger, come before the first one whose row another transaction has locked;
@@ -82,7 +85,7 @@ impl Apply {
         transaction: &mut Transaction,
         advance: &Advance<'_>,
     ) -> Result<u64, sqlx::Error> {
-        let mut by_table: BTreeMap<&str, (&Target, Vec<(Vec<Segment<'_>>, u64)>)> = BTreeMap::new();
+        let mut by_table: BTreeMap<&str, (&Target, Vec<Place<'_>>)> = BTreeMap::new();
         let mut place = 0;
         for index in advance.order() {
             let (step, target) = (&advance.steps[index], &*self.targets[index]);

@@ -159,11 +159,11 @@ async fn families_that_share_a_column_are_found() {
         .await;
     let table = || by_id(Table::update("item"), Signed);
     let one = db.table("one", table()).await;
-    let found = findings(&db.store, &[one.family.clone()]).await;
+    let found = findings(&db.store, std::slice::from_ref(&one.family)).await;
     assert!(!is_found(&found, Severity::Info, &["item.n too"]));
     db.family(Family::buffered("other-shop", "two").table(table()))
         .await;
-    let found = findings(&db.store, &[one.family.clone()]).await;
+    let found = findings(&db.store, std::slice::from_ref(&one.family)).await;
     assert_found(
         &found,
         Severity::Info,
