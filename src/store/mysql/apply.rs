@@ -89,6 +89,10 @@ impl Apply {
         let mut place = 0;
         for index in advance.order() {
             let (step, target) = (&advance.steps[index], &*self.targets[index]);
+            if target.is_own {
+                place += step.deltas.len() as u64;
+                continue;
+            }
             let new = || (target, Vec::new());
             let (_, rows) = by_table.entry(&target.label).or_insert_with(new);
             for (id, _) in step.deltas {

@@ -271,7 +271,7 @@ async fn likes_that_come_and_go_are_not_corrected() {
     });
     let people: Vec<JoinHandle<u64>> = people.collect();
     let mut corrected = 0;
-    let runs = random::cases(2).min(20);
+    let runs = (random::cases(40) / 20).clamp(1, 20);
     for _ in 0..runs {
         let run = pair.recount(&likes).rows_are_deleted(true);
         let run = run.ids(RecountIds::Both).within(millis(1500));
