@@ -138,11 +138,13 @@ impl Counterfoil {
 
     /// Registers the family; returns `None` if the database is unreachable.
     async fn register(&self, family: &Family) -> Result<Option<Registered>> {
-        let error = match timeout(REGISTERING, self.shared.store.register(family)).await {
-            Ok(Ok(registered)) => {
-                self.shared.warn_of_sessions().await;
-                return Ok(Some(registered));
-            }
+        let register = async {
+            let registered = self.shared.store.register(family).await?;
+            self.shared.warn_of_sessions().await;
+            Ok::<_, Error>(registered)
+        };
+        let error = match timeout(REGISTERING, register).await {
+            Ok(Ok(registered)) => return Ok(Some(registered)),
             Ok(Err(error)) if !error.is_retryable() => return Err(error),
             Ok(Err(error)) => error,
             Err(elapsed) => Error::store("the database did not reply").with_source(elapsed),

@@ -9,13 +9,12 @@ use futures_util::Stream;
 use futures_util::future::{Either, join, select, try_join_all};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::client::handle::{Handle, borrowed_ids, by_partition};
+use crate::client::handle::{Handle, borrowed_ids};
 use crate::client::pages::{self, PAGE};
 use crate::client::read::{Verdict, beyond, judge, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reconciler::set_back;
 use crate::scripts::buffered::{Pending, Scan};
-use crate::scripts::partition::Partition;
 use crate::store::{Incarnation, Mark, ReadFrom};
 
 /// Exact values, or else the values in the database.
@@ -131,12 +130,9 @@ impl Handle {
         };
         let stored = async {
             sleep(within / 2).await;
-            let late = || {
-                let (family, what) = (self.family(), "no reply from the database within");
-                Error::store(format!("{family}: {what} {within:?}"))
-            };
+            let late = |_| Err(self.late(ErrorKind::Store, within));
             let stored = timeout_at(end, self.stored_once(ids));
-            let stored = async { stored.await.unwrap_or_else(|_| Err(late())) };
+            let stored = async { stored.await.unwrap_or_else(late) };
             let stored = self.explained(stored).await?.into_iter();
             let values = stored.map(Option::unwrap_or_default).collect();
             let exact = false;
@@ -351,11 +347,7 @@ impl Handle {
     /// family.
     async fn read_partitions(&self, ids: &[&str]) -> Result<Vec<PartitionRead>> {
         let family = self.family();
-        let indexes = ids.iter().enumerate().flat_map(|(index, id)| {
-            let partitions = family.partitions_of_row(id);
-            partitions.map(move |partition| (partition, index))
-        });
-        let groups = by_partition(indexes, Partition::READ_IDS).into_iter();
+        let groups = self.by_partition_of_row(ids).into_iter();
         let reads = groups.map(|(number, indexes)| async move {
             let members: Vec<_> = indexes.iter().map(|&index| ids[index]).collect();
             let partition = self.partition(number);

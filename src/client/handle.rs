@@ -120,6 +120,16 @@ impl Handle {
             .collect()
     }
 
+    /// Groups the indexes of row ids by the partitions of each: its own, or all of a wide family. A
+    /// group fits into one read.
+    pub fn by_partition_of_row(&self, ids: &[&str]) -> Vec<(u32, Vec<usize>)> {
+        let indexes = ids.iter().enumerate().flat_map(|(index, id)| {
+            let partitions = self.family().partitions_of_row(id);
+            partitions.map(move |partition| (partition, index))
+        });
+        by_partition(indexes, Partition::READ_IDS)
+    }
+
     pub fn partition(&self, number: u32) -> Partition {
         self.shared.partition(self.family(), number)
     }
@@ -145,7 +155,7 @@ impl Handle {
         let deadline = Instant::now() + self.timeouts.read;
         let mut pause = Backoff::default();
         loop {
-            let late = |_| Err(self.late(ErrorKind::Redis));
+            let late = |_| Err(self.late(ErrorKind::Redis, self.timeouts.read));
             match timeout_at(deadline + LAST_MOMENT, read(deadline))
                 .await
                 .unwrap_or_else(late)
@@ -170,11 +180,12 @@ impl Handle {
     ) -> Result<T> {
         timeout_at(deadline, asked)
             .await
-            .unwrap_or_else(|_| Err(self.late(ErrorKind::Store)))
+            .unwrap_or_else(|_| Err(self.late(ErrorKind::Store, self.timeouts.read)))
     }
 
-    fn late(&self, kind: ErrorKind) -> Error {
-        let (family, limit) = (self.family(), self.timeouts.read);
+    /// Returns the error for a server that did not reply within the limit.
+    pub fn late(&self, kind: ErrorKind, limit: Duration) -> Error {
+        let family = self.family();
         let server = match kind {
             ErrorKind::Store => "the database",
             _ => "Redis",

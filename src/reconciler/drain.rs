@@ -30,23 +30,27 @@ impl Flusher {
                 }
             }
         }
-        let mut stuck = None;
-        while !left.is_empty() {
-            left = self
-                .drain_once(left, Cut::Now, &mut retries, &mut stuck)
-                .await;
-        }
-        retries.succeeded();
-        stuck.map_or(Ok(()), Err)
+        self.drain_partitions(left, Cut::Now, retries).await
     }
 
     /// Cuts every partition of the family, and makes reconcilers delay further cuts for this time.
     pub async fn hold(&self, opened: &Opened, time: Duration) -> Result<()> {
         let numbers = 0..opened.family.partitions();
-        let mut left: Vec<PartitionId> = numbers.map(|number| (opened.number, number)).collect();
-        let (mut retries, mut stuck) = (Retries::default(), None);
+        let partitions = numbers.map(|number| (opened.number, number)).collect();
+        let cut = Cut::NowAndHold(time);
+        self.drain_partitions(partitions, cut, Retries::default())
+            .await
+    }
+
+    /// Brings what these partitions have pending now to the database.
+    async fn drain_partitions(
+        &self,
+        mut left: Vec<PartitionId>,
+        cut: Cut,
+        mut retries: Retries,
+    ) -> Result<()> {
+        let mut stuck = None;
         while !left.is_empty() {
-            let cut = Cut::NowAndHold(time);
             left = self.drain_once(left, cut, &mut retries, &mut stuck).await;
         }
         retries.succeeded();

@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use crate::client::handle::{Handle, by_partition};
+use crate::client::handle::Handle;
 use crate::connection::try_each;
 use crate::error::Result;
 use crate::reconciler::flush::Flusher;
 use crate::scripts::buffered::{LastCut, last_cuts};
-use crate::scripts::partition::Partition;
 use crate::testing::ablation::{self, Guard};
 
 /// The last cut of each partition of a family, before its counters are read.
@@ -32,11 +31,7 @@ impl Cuts {
         if ablation::is_out(Guard::RecountMoved) {
             return Ok(moved);
         }
-        let indexes = ids.iter().enumerate().flat_map(|(index, id)| {
-            let partitions = handle.family().partitions_of_row(id);
-            partitions.map(move |partition| (partition, index))
-        });
-        let groups = by_partition(indexes, Partition::READ_IDS);
+        let groups = handle.by_partition_of_row(ids);
         let look = async |(number, indexes): &(u32, Vec<usize>)| {
             let members: Vec<_> = indexes.iter().map(|&index| ids[index]).collect();
             let partition = handle.partition(*number);

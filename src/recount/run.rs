@@ -435,8 +435,8 @@ impl Recounting {
         }
     }
 
-    /// Corrects the differences of a page. Busy counters are to be measured `again`, up to [`TRIES`]
-    /// times. Returns `false` if the run no longer belongs to this holder.
+    /// Corrects the differences of a page. Adds busy counters to `again`, for up to [`TRIES`]
+    /// attempts. Returns `false` if the run no longer belongs to this holder.
     async fn finish(
         &self,
         run: &mut Run,

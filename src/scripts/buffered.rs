@@ -230,15 +230,15 @@ impl Partition {
                     return Ok(Vec::new());
                 }
                 // by itself, so that a second lost reply does not repeat all of them
-                let mut pause = Backoff::default();
-                for _ in 0..READ_REPEATS {
+                let (mut pause, mut repeats) = (Backoff::default(), 0..READ_REPEATS);
+                loop {
                     match call.partition.read(&ids).await {
-                        Err(error) if error.is_retryable() => sleep(pause.next()).await,
+                        Err(error) if error.is_retryable() && repeats.next().is_some() => {
+                            sleep(pause.next()).await;
+                        }
                         read => return read.map(|pending| pending.deltas),
                     }
                 }
-                let read = call.partition.read(&ids).await;
-                read.map(|pending| pending.deltas)
             }
         });
         // the call was counted, so a failed read must not look like a refusal

@@ -128,10 +128,8 @@ impl Writer {
             hits: 1,
             seed,
         };
-        let (push, one) = (
-            |group: &mut Group| group.push(&hit),
-            (hit.partition, 1, false),
-        );
+        let one = (hit.partition, 1, false);
+        let push = |group: &mut Group| group.push(&hit);
         let (call, position) = self.count(one, &mut options, push).await?;
         match call.own(position)? {
             Some(result) => Ok(result),
@@ -145,10 +143,8 @@ impl Writer {
             wait: true,
             ..options
         };
-        let (push, one) = (
-            |group: &mut Group| group.push_alone(hit),
-            (hit.partition, 1, false),
-        );
+        let one = (hit.partition, 1, false);
+        let push = |group: &mut Group| group.push_alone(hit);
         let (call, position) = self.count(one, &mut options, push).await?;
         call.own(position)?
             .ok_or_else(|| Error::corrupt("a hit retried alone was merged with other hits"))

@@ -42,7 +42,8 @@ pub struct Target {
     pub bulk_upsert: Option<Statement>,
     /// Takes keys, and returns for each whether it has a row, which is then locked.
     pub lock: Statement,
-    /// The same without waiting: a row that another transaction has locked is as if missing.
+    /// Like [`lock`](Self::lock), but does not wait: a row that another transaction has locked counts
+    /// as missing.
     pub lock_free: Statement,
     /// Takes keys, and returns for each whether it has a row. Locks nothing.
     pub exists: Statement,

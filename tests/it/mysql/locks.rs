@@ -82,51 +82,50 @@ impl Shop {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_locked_table_holds_up_only_its_own_family() {
-    let shop = Shop::new().await;
-    let locker = shop.session("LOCK TABLES product WRITE").await;
-    let updating = shop.updating("UPDATE asset SET stock = stock + 1 WHERE id IN (3, 700)");
+/// Locks rows of products, counts in all tables, and asserts that the other families and the shop's
+/// update are not delayed. `meanwhile` waits for what else must arrive before the lock is released.
+async fn only_products_wait(
+    shop: &Shop,
+    (what, lock): (&str, &'static str),
+    update: &'static str,
+    meanwhile: impl AsyncFnOnce(),
+) {
+    let locker = shop.session(lock).await;
+    let updating = shop.updating(update);
     shop.hit().await;
     let (began, reconciler) = (Instant::now(), shop.pair.reconcile().await);
     tokio::join!(shop.arrives("asset", ROWS), shop.orders_arrive(ROWS));
     let others = began.elapsed();
+    meanwhile().await;
     pause(1_500).await;
     let longest = updating.end().await[0];
     locker.close().await.unwrap();
     shop.arrives("product", ROWS).await;
     reconciler.stop().await;
     println!(
-        "a table was locked: others stored after {others:?}, the shop's longest update {longest:?}"
+        "a {what} was locked: others stored after {others:?}, the shop's longest update {longest:?}"
     );
     assert!(others < secs(8) && longest < secs(8));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_table_holds_up_only_its_own_family() {
+    let shop = Shop::new().await;
+    let lock = ("table", "LOCK TABLES product WRITE");
+    let update = "UPDATE asset SET stock = stock + 1 WHERE id IN (3, 700)";
+    only_products_wait(&shop, lock, update, async || {}).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_holds_up_neither_the_rows_before_it_nor_the_shop() {
     let shop = Shop::new().await;
     let lock = "BEGIN; SELECT id FROM product WHERE id = 900 FOR UPDATE";
-    let locker = shop.session(lock).await;
-    let updating = shop.updating("UPDATE product SET stock = stock + 1 WHERE id IN (1, 901)");
-    shop.hit().await;
-    let (began, reconciler) = (Instant::now(), shop.pair.reconcile().await);
-    tokio::join!(shop.arrives("asset", ROWS), shop.orders_arrive(ROWS));
-    let others = began.elapsed();
+    let update = "UPDATE product SET stock = stock + 1 WHERE id IN (1, 901)";
     // three of four partitions do not have the row, and ids are in the order of their bytes
     let select = "SELECT COUNT(*) FROM product WHERE n = 1";
-    eventually("the other rows", async || {
-        shop.pair.number(select).await > ROWS * 3 / 4
-    })
-    .await;
-    pause(1_500).await;
-    let longest = updating.end().await[0];
-    locker.close().await.unwrap();
-    shop.arrives("product", ROWS).await;
-    reconciler.stop().await;
-    println!(
-        "a row was locked: others stored after {others:?}, the shop's longest update {longest:?}"
-    );
-    assert!(others < secs(8) && longest < secs(8));
+    let others = async || shop.pair.number(select).await > ROWS * 3 / 4;
+    let meanwhile = async || eventually("the other rows", others).await;
+    only_products_wait(&shop, ("row", lock), update, meanwhile).await;
 }
 
 /// The shop's transactions lock a row of each table, in either order. They have rows of their own,

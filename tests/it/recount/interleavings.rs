@@ -3,9 +3,10 @@
 //! leaves the range that its rows explain, and a quiet run ends the drift. Without one of the
 //! guards it does leave it.
 
-use counterfoil::test_hooks::{Before, Difference, Page, Recounting, Run};
+use counterfoil::test_hooks::Recounting;
 use proptest::test_runner::Config;
 
+use super::At;
 use crate::support::*;
 
 const USERS: usize = 2;
@@ -60,16 +61,6 @@ enum Without {
     Guard(Guard),
     /// The number of rows overwrites the counter.
     Delta,
-}
-
-/// A recounter after its last step.
-enum At {
-    Idle,
-    Begun(Run),
-    Before(Run, Before),
-    /// The rows are counted; these events' counts may still arrive.
-    Counted(Run, Page, Vec<u64>),
-    After(Run, Difference),
 }
 
 enum Counters {
@@ -220,38 +211,20 @@ impl World {
 
     async fn recount(&self, who: usize, at: At) -> At {
         let recounting = &self.recounters[who].0;
-        match at {
-            At::Idle => recounting.take().await.unwrap().map_or(At::Idle, At::Begun),
-            At::Begun(run) => At::Before(
-                run,
-                recounting
-                    .before((0..USERS).map(id).collect())
-                    .await
-                    .unwrap(),
-            ),
-            At::Before(run, before) => {
-                let due = self.coming.iter().map(|(event, _)| *event).collect();
-                At::Counted(run, recounting.count(&before).await.unwrap(), due)
+        if let At::After(run, difference) = at {
+            if self.without == Without::Delta {
+                let write = "INSERT INTO counterfoil_values SELECT (SELECT number FROM counterfoil_families), user_id, COUNT(*) \
+                     FROM saves GROUP BY user_id ON DUPLICATE KEY UPDATE value = VALUES(value)";
+                self.pair.sql(write).await;
+            } else if recounting.settle(&run, &difference).await.unwrap() {
+                recounting.end(&run).await.unwrap();
             }
-            At::Counted(run, page, due) => {
-                // the wait is longer than the application's time between a row and its count
-                let waits = self.coming.iter().any(|(event, _)| due.contains(event));
-                if waits && self.without != Without::Wait {
-                    return At::Counted(run, page, due);
-                }
-                At::After(run, recounting.after(&page).await.unwrap())
-            }
-            At::After(run, difference) => {
-                if self.without == Without::Delta {
-                    let write = "INSERT INTO counterfoil_values SELECT (SELECT number FROM counterfoil_families), user_id, COUNT(*) \
-                         FROM saves GROUP BY user_id ON DUPLICATE KEY UPDATE value = VALUES(value)";
-                    self.pair.sql(write).await;
-                } else if recounting.settle(&run, &difference).await.unwrap() {
-                    recounting.end(&run).await.unwrap();
-                }
-                At::Idle
-            }
+            return At::Idle;
         }
+        let ids = (0..USERS).map(id).collect();
+        let coming = self.coming.iter().map(|(event, _)| *event).collect();
+        let waits = self.without != Without::Wait;
+        at.next(recounting, ids, coming, waits).await
     }
 
     async fn value(&self, user: usize) -> i64 {

@@ -6,6 +6,7 @@ mod faults;
 mod interleavings;
 
 use counterfoil::recount::{RecountBuilder, Recountable, Source};
+use counterfoil::test_hooks::{Before, Difference, Page, Recounting, Run};
 
 use crate::support::*;
 
@@ -23,4 +24,39 @@ impl Pair {
 
 fn saves() -> Source {
     Source::table("saves", ["user_id"])
+}
+
+/// A recounter after its last step.
+enum At {
+    Idle,
+    Begun(Run),
+    Before(Run, Before),
+    /// The rows are counted; these events' counts may still arrive.
+    Counted(Run, Page, Vec<u64>),
+    After(Run, Difference),
+}
+
+impl At {
+    /// Takes the next step up to the difference. `coming` are the events that are not counted yet.
+    /// The wait is longer than the application's time between a row and its count.
+    async fn next(
+        self,
+        recounting: &Recounting,
+        ids: Vec<String>,
+        coming: Vec<u64>,
+        waits: bool,
+    ) -> Self {
+        match self {
+            At::Idle => recounting.take().await.unwrap().map_or(At::Idle, At::Begun),
+            At::Begun(run) => At::Before(run, recounting.before(ids).await.unwrap()),
+            At::Before(run, before) => {
+                At::Counted(run, recounting.count(&before).await.unwrap(), coming)
+            }
+            At::Counted(_, _, ref due) if waits && due.iter().any(|one| coming.contains(one)) => {
+                self
+            }
+            At::Counted(run, page, _) => At::After(run, recounting.after(&page).await.unwrap()),
+            At::After(..) => self,
+        }
+    }
 }
