@@ -34,6 +34,8 @@ pub use client::series::{Series, Slice};
 pub use client::shutdown::Remaining;
 pub use client::visitors::Visitors;
 pub use connection::Connection;
+#[cfg(feature = "memory-redis")]
+pub use connection::memory::MemoryRedis;
 #[cfg(feature = "sentinel")]
 pub use connection::primary::sentinel_settings;
 pub use connection::primary::{Primary, PrimaryTimeouts};

@@ -2,6 +2,8 @@
 
 pub mod backoff;
 pub mod failures;
+#[cfg(feature = "memory-redis")]
+pub mod memory;
 pub mod primary;
 pub mod refusal;
 pub mod topology;

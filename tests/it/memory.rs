@@ -1,11 +1,25 @@
-//! The store in memory, as an application's tests use it.
+//! The store and the Redis in memory, as an application's tests use them.
 
 use crate::mysql::{applied, batch, complete, keeps_the_contract};
+use counterfoil::MemoryRedis;
 
 use crate::support::*;
 
 fn items() -> Table {
     Table::update("item").key("id", Unsigned).value("n")
+}
+
+async fn every_kind_counts(counterfoil: &Counterfoil) {
+    for kind in KINDS {
+        let opened = OfKind::open(counterfoil, kind).await.unwrap();
+        opened.use_all().await.unwrap();
+        let expected = if kind == "visitors" { 1 } else { 3 };
+        assert_eq!(opened.shown().await.unwrap(), expected, "{kind}");
+        counterfoil.drain_all().await.unwrap();
+        assert_eq!(opened.shown().await.unwrap(), expected, "{kind}, drained");
+        opened.hit().await.unwrap();
+    }
+    assert!(counterfoil.shutdown(secs(20)).await.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -15,16 +29,53 @@ async fn every_kind_counts_without_mysql() {
         store: _,
         counterfoil,
     } = Plain::new().await;
-    for kind in KINDS {
-        let opened = OfKind::open(&counterfoil, kind).await.unwrap();
-        opened.use_all().await.unwrap();
-        let expected = if kind == "visitors" { 1 } else { 3 };
-        assert_eq!(opened.shown().await.unwrap(), expected, "{kind}");
-        counterfoil.drain_all().await.unwrap();
-        assert_eq!(opened.shown().await.unwrap(), expected, "{kind}, drained");
-        opened.hit().await.unwrap();
-    }
-    assert!(counterfoil.shutdown(secs(20)).await.unwrap().is_empty());
+    every_kind_counts(&counterfoil).await;
+}
+
+#[tokio::test]
+async fn every_kind_counts_without_servers() {
+    every_kind_counts(&Counterfoil::new(MemoryRedis::new(), MemoryStore::new())).await;
+}
+
+/// Tasks on one thread, each counting without a pause, while a reconciler works beside them.
+#[tokio::test]
+async fn many_tasks_and_a_reconciler_without_servers() {
+    const TASKS: i64 = 20;
+    const HITS: i64 = 500;
+    let (redis, store) = (MemoryRedis::new(), MemoryStore::new());
+    let counterfoil = Counterfoil::new(redis.clone(), store.clone());
+    let family = || family("views").durability(Durability::Immediate);
+    let views = counterfoil.opened(family()).await;
+    let reconciler = counterfoil.reconcile().await;
+    let tasks = (0..TASKS).map(|task| {
+        let views = views.clone();
+        tokio::spawn(async move {
+            for hit in 0..HITS {
+                counted(
+                    views
+                        .add(&format!("{}", (task + hit) % 7), 1)
+                        .await
+                        .unwrap(),
+                );
+            }
+        })
+    });
+    join_all(tasks).await.into_iter().for_each(Result::unwrap);
+    let ids: Vec<_> = (0..7).map(|id| id.to_string()).collect();
+    let ids: Vec<_> = ids.iter().map(String::as_str).collect();
+    // another process, with clones of both
+    let other = Counterfoil::new(redis, store);
+    let values = other.opened(family()).await.get_many(&ids).await.unwrap();
+    assert_eq!(values.iter().sum::<i64>(), TASKS * HITS);
+    reconciler.stop().await;
+    counterfoil.drained().await;
+    let stored = views.stored(&ids).await.unwrap();
+    assert_eq!(stored.into_iter().flatten().collect::<Vec<_>>(), values);
+    let findings = counterfoil.check().await;
+    let errors = findings
+        .iter()
+        .filter(|one| one.severity == Severity::Error);
+    assert_eq!(errors.count(), 0, "{findings:?}");
 }
 
 #[tokio::test]

@@ -6,7 +6,9 @@
 use std::ffi::OsString;
 use std::process::Command;
 
-use redis::{Connection, ConnectionLike, RedisError, ToRedisArgs, Value};
+use counterfoil::MemoryRedis;
+use redis::aio::ConnectionLike as _;
+use redis::{Cmd, ConnectionLike, RedisError, ToRedisArgs, Value};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
@@ -77,7 +79,7 @@ pub enum Content {
 
 /// A Redis with the scripts.
 pub struct Run {
-    redis: Connection,
+    redis: Box<dyn ConnectionLike + Send>,
     hashes: HashMap<String, String>,
 }
 
@@ -188,12 +190,17 @@ impl Run {
     pub async fn new() -> (RedisServer, Self) {
         let server = new_redis().await;
         let redis = server.client().get_connection().unwrap();
-        let hashes = HashMap::new();
+        (server, Run::over(redis))
+    }
+
+    /// Loads the scripts. Panics in a runtime if the connection is in memory.
+    fn over(redis: impl ConnectionLike + Send + 'static) -> Self {
+        let (redis, hashes) = (Box::new(redis), HashMap::new());
         let mut run = Run { redis, hashes };
         scripts()
             .iter()
             .for_each(|(name, source)| run.load(name, source));
-        (server, run)
+        run
     }
 
     fn load(&mut self, name: &str, source: &str) {
@@ -203,7 +210,10 @@ impl Run {
 
     /// Sends a command.
     pub fn get<T: FromRedisValue>(&mut self, words: &[impl ToRedisArgs]) -> T {
-        redis::Cmd::new().arg(words).query(&mut self.redis).unwrap()
+        redis::Cmd::new()
+            .arg(words)
+            .query(&mut *self.redis)
+            .unwrap()
     }
 
     pub fn send(
@@ -258,7 +268,7 @@ impl Run {
                 step => {
                     let mut fill = cmd("HSET");
                     fill.arg(step["fill"]["key"].as_str().unwrap());
-                    fill.arg(hash_of(step)).exec(&mut self.redis).unwrap();
+                    fill.arg(hash_of(step)).exec(&mut *self.redis).unwrap();
                 }
             }
         }
@@ -413,6 +423,47 @@ fn check_error(expected: &str, error: &RedisError) -> Result<(), String> {
 #[tokio::test]
 async fn rust() {
     let (_server, mut run) = Run::new().await;
+    let (passed, failed) = run.run(&vectors());
+    assert!(
+        passed > 0 && failed.is_empty(),
+        "{passed} passed, {} failed: {failed:#?}",
+        failed.len()
+    );
+}
+
+/// The stand-in for Redis as a connection that blocks.
+struct InMemory(MemoryRedis, tokio::runtime::Runtime);
+
+impl ConnectionLike for InMemory {
+    fn req_packed_command(&mut self, packed: &[u8]) -> RedisResult<Value> {
+        let words: Vec<Bytes> = redis::from_redis_value(redis::parse_redis_value(packed)?)?;
+        let command = Cmd::new().arg(words).to_owned();
+        self.1.block_on(self.0.req_packed_command(&command))
+    }
+
+    fn req_packed_commands(&mut self, _: &[u8], _: usize, _: usize) -> RedisResult<Vec<Value>> {
+        unreachable!("no vector is a pipeline")
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+
+    fn check_connection(&mut self) -> bool {
+        true
+    }
+
+    fn is_open(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn in_memory() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let mut run = Run::over(InMemory(MemoryRedis::new(), runtime));
     let (passed, failed) = run.run(&vectors());
     assert!(
         passed > 0 && failed.is_empty(),

@@ -1,0 +1,211 @@
+//! The execution of commands and of scripts, in Lua 5.1 as Redis embeds it.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use mlua::{Function, Lua, LuaOptions, LuaString, StdLib, Table, Value as LuaValue, Variadic};
+use redis::Value;
+use sha1_smol::Sha1;
+
+use super::commands;
+use super::keyspace::{Bytes, Keyspace, Refusal};
+
+/// What INFO shows: no version of Redis lacks what this one has, and nothing is stored on a disk.
+const INFO: &str = "redis_version:7.2.0\r\nrole:master\r\naof_enabled:0\r\nmaxmemory:0\r\n\
+     maxmemory_policy:noeviction\r\ncluster_enabled:0\r\n";
+
+/// The keys, and the scripts that are known.
+pub struct Server {
+    keys: Arc<Mutex<Keyspace>>,
+    lua: Result<Lua, mlua::Error>,
+    scripts: HashMap<Bytes, Function>,
+}
+
+/// An error reply inside of a script.
+#[derive(Debug)]
+struct Raised(Refusal);
+
+impl fmt::Display for Raised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+impl Server {
+    pub fn new() -> Self {
+        let keys = Arc::default();
+        Server {
+            lua: new_lua(&keys),
+            keys,
+            scripts: HashMap::new(),
+        }
+    }
+
+    pub fn execute(&mut self, words: &[Bytes]) -> Result<Value, Refusal> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now_us = since.unwrap_or_default().as_micros();
+        lock(&self.keys).now_us = i64::try_from(now_us).unwrap_or(i64::MAX);
+        let Some((name, args)) = words.split_first() else {
+            return Err("ERR no command".to_owned());
+        };
+        match (name.to_ascii_uppercase().as_slice(), args) {
+            (b"EVALSHA", [sha1, rest @ ..]) => {
+                let script = self.scripts.get(sha1).cloned();
+                self.run(&script.ok_or("NOSCRIPT No matching script.")?, rest)
+            }
+            (b"EVAL", [source, rest @ ..]) => {
+                let sha1 = self.load(source)?;
+                let script = self.scripts.get(&sha1).cloned();
+                self.run(&script.ok_or("NOSCRIPT No matching script.")?, rest)
+            }
+            (b"SCRIPT", [_, source]) => self.load(source).map(Value::BulkString),
+            (b"INFO", _) => Ok(Value::BulkString(INFO.into())),
+            (b"PING", []) => Ok(Value::SimpleString("PONG".to_owned())),
+            _ => commands::execute(&mut lock(&self.keys), words),
+        }
+    }
+
+    fn load(&mut self, source: &[u8]) -> Result<Bytes, Refusal> {
+        let sha1 = Sha1::from(source).digest().to_string().into_bytes();
+        let lua = self.lua.as_ref().map_err(failure)?;
+        let script = lua.load(source).into_function().map_err(|e| failure(&e))?;
+        self.scripts.insert(sha1.clone(), script);
+        Ok(sha1)
+    }
+
+    /// Runs a script with the number of keys, the keys and the arguments.
+    fn run(&self, script: &Function, rest: &[Bytes]) -> Result<Value, Refusal> {
+        let invalid = || "ERR Number of keys can't be greater than number of args".to_owned();
+        let (number, words) = rest.split_first().ok_or_else(invalid)?;
+        let number = std::str::from_utf8(number).ok();
+        let number = number.and_then(|number| number.parse().ok());
+        let number = number.filter(|number| *number <= words.len());
+        let (keys, args) = words.split_at(number.ok_or_else(invalid)?);
+        let lua = self.lua.as_ref().map_err(failure)?;
+        let call = || {
+            lua.globals().set("KEYS", strings(lua, keys)?)?;
+            lua.globals().set("ARGV", strings(lua, args)?)?;
+            script.call(())
+        };
+        from_lua(call().map_err(|error| failure(&error))?)
+    }
+}
+
+fn lock(keys: &Mutex<Keyspace>) -> MutexGuard<'_, Keyspace> {
+    keys.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn failure(error: &mlua::Error) -> Refusal {
+    match error.downcast_ref::<Raised>() {
+        Some(Raised(refusal)) => refusal.clone(),
+        None => format!("ERR {error}"),
+    }
+}
+
+/// Creates a Lua with the libraries and functions of Redis that the scripts use.
+fn new_lua(keys: &Arc<Mutex<Keyspace>>) -> Result<Lua, mlua::Error> {
+    let libraries = StdLib::TABLE | StdLib::STRING | StdLib::MATH;
+    let lua = Lua::new_with(libraries, LuaOptions::default())?;
+    let redis = lua.create_table()?;
+    let (calling, trying) = (keys.clone(), keys.clone());
+    let call = lua.create_function(move |lua, words: Variadic<LuaValue>| {
+        let reply = execute(&calling, &words)?;
+        to_lua(
+            lua,
+            &reply.map_err(|refusal| mlua::Error::external(Raised(refusal)))?,
+        )
+    })?;
+    let pcall = lua.create_function(move |lua, words: Variadic<LuaValue>| {
+        match execute(&trying, &words)? {
+            Ok(reply) => to_lua(lua, &reply),
+            Err(refusal) => error_table(lua, refusal.as_bytes()).map(LuaValue::Table),
+        }
+    })?;
+    let reply = |lua: &Lua, text: LuaString| error_table(lua, &text.as_bytes());
+    let sha1 = |_: &Lua, text: LuaString| Ok(Sha1::from(&*text.as_bytes()).digest().to_string());
+    redis.set("call", call)?;
+    redis.set("pcall", pcall)?;
+    redis.set("error_reply", lua.create_function(reply)?)?;
+    redis.set("sha1hex", lua.create_function(sha1)?)?;
+    lua.globals().set("redis", redis)?;
+    Ok(lua)
+}
+
+fn execute(
+    keys: &Mutex<Keyspace>,
+    words: &[LuaValue],
+) -> Result<Result<Value, Refusal>, mlua::Error> {
+    let words: Vec<Bytes> = words.iter().map(word).collect::<Result<_, _>>()?;
+    Ok(commands::execute(&mut lock(keys), &words))
+}
+
+/// Returns an argument of a command. Redis sends whole numbers without a fraction.
+fn word(value: &LuaValue) -> Result<Bytes, mlua::Error> {
+    match value {
+        LuaValue::String(text) => Ok(text.as_bytes().to_vec()),
+        LuaValue::Integer(number) => Ok(number.to_string().into_bytes()),
+        LuaValue::Number(number) => Ok(number.to_string().into_bytes()),
+        _ => {
+            let message = "ERR Lua redis lib command arguments must be strings or integers";
+            Err(mlua::Error::external(Raised(message.to_owned())))
+        }
+    }
+}
+
+fn strings(lua: &Lua, words: &[Bytes]) -> Result<Table, mlua::Error> {
+    let strings = words.iter().map(|word| lua.create_string(word));
+    lua.create_sequence_from(strings.collect::<Result<Vec<_>, _>>()?)
+}
+
+fn error_table(lua: &Lua, text: &[u8]) -> Result<Table, mlua::Error> {
+    let table = lua.create_table()?;
+    table.set("err", lua.create_string(text)?)?;
+    Ok(table)
+}
+
+fn to_lua(lua: &Lua, reply: &Value) -> Result<LuaValue, mlua::Error> {
+    Ok(match reply {
+        #[expect(clippy::cast_precision_loss, reason = "as in Redis")]
+        Value::Int(number) => LuaValue::Number(*number as f64),
+        Value::BulkString(bytes) => LuaValue::String(lua.create_string(bytes)?),
+        Value::Array(values) => {
+            let values = values.iter().map(|value| to_lua(lua, value));
+            let values = values.collect::<Result<Vec<_>, _>>()?;
+            LuaValue::Table(lua.create_sequence_from(values)?)
+        }
+        Value::Okay => LuaValue::Table(status_table(lua, "OK")?),
+        Value::SimpleString(text) => LuaValue::Table(status_table(lua, text)?),
+        _ => LuaValue::Boolean(false),
+    })
+}
+
+fn status_table(lua: &Lua, text: &str) -> Result<Table, mlua::Error> {
+    let table = lua.create_table()?;
+    table.set("ok", text)?;
+    Ok(table)
+}
+
+/// Converts the result of a script as Redis does: a number is cut to an integer, and an array ends
+/// before its first nil.
+fn from_lua(value: LuaValue) -> Result<Value, Refusal> {
+    Ok(match value {
+        LuaValue::Integer(number) => Value::Int(number),
+        #[expect(clippy::cast_possible_truncation, reason = "as in Redis")]
+        LuaValue::Number(number) => Value::Int(number as i64),
+        LuaValue::String(text) => Value::BulkString(text.as_bytes().to_vec()),
+        LuaValue::Boolean(true) => Value::Int(1),
+        LuaValue::Table(table) => {
+            if let Ok(Some(refusal)) = table.raw_get::<Option<LuaString>>("err") {
+                return Err(refusal.to_string_lossy());
+            }
+            let values = table.sequence_values::<LuaValue>();
+            let values = values.map(|value| from_lua(value.map_err(|e| failure(&e))?));
+            Value::Array(values.collect::<Result<_, _>>()?)
+        }
+        _ => Value::Nil,
+    })
+}

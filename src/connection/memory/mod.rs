@@ -1,0 +1,109 @@
+//! A stand-in for Redis inside the process, for the tests of an application.
+
+mod commands;
+mod keyspace;
+mod lua;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use redis::aio::ConnectionLike;
+use redis::{Arg, Cmd, Pipeline, RedisFuture, RedisResult, Value, parse_redis_value};
+
+use self::lua::Server;
+use super::Connection;
+
+/// A Redis in memory, for the tests of an application: with a [`MemoryStore`](crate::MemoryStore) a
+/// test needs no server. Clones share one Redis, which is dropped with the last of them.
+///
+/// It runs the scripts of the bundle in Lua 5.1, as Redis does, over the commands that they call.
+/// So all kinds of families count and refuse as they do on a server, and keys expire by this
+/// machine's clock. HyperLogLogs are exact.
+///
+/// It has no faults: no call fails, and nothing is lost in a crash. A test of what your application
+/// does then needs a server. Other commands than those of the scripts are mostly missing.
+///
+/// ```
+/// use counterfoil::{Counterfoil, Durability, Family, MemoryRedis, MemoryStore, Outcome};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> counterfoil::Result<()> {
+/// let counterfoil = Counterfoil::new(MemoryRedis::new(), MemoryStore::new());
+/// // or a drain waits for the batches to settle
+/// let views = Family::buffered("shop", "views").durability(Durability::Immediate);
+/// let views = counterfoil.open(views).await?;
+///
+/// assert_eq!(views.add("/products/1", 1).await?, Outcome::Counted(1));
+/// counterfoil.drain().await?;
+/// assert_eq!(views.stored(&["/products/1"]).await?, [Some(1)]);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct MemoryRedis(Arc<Mutex<Server>>);
+
+impl Default for MemoryRedis {
+    fn default() -> Self {
+        MemoryRedis(Arc::new(Mutex::new(Server::new())))
+    }
+}
+
+impl MemoryRedis {
+    /// Creates an empty Redis.
+    #[must_use]
+    pub fn new() -> Self {
+        MemoryRedis::default()
+    }
+
+    /// Executes a command. Returns an error reply as a value, as a connection does.
+    fn execute(&self, command: &Cmd) -> RedisResult<Value> {
+        let words = command.args_iter().map(|word| match word {
+            Arg::Simple(word) => word.to_vec(),
+            _ => b"0".to_vec(),
+        });
+        let words: Vec<_> = words.collect();
+        let mut server = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        server.execute(&words).or_else(|refusal| {
+            let line = refusal.replace(['\r', '\n'], " ");
+            parse_redis_value(format!("-{line}\r\n").as_bytes())
+        })
+    }
+}
+
+impl ConnectionLike for MemoryRedis {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        Box::pin(async move {
+            // a caller that never waits would starve the other tasks of its thread
+            tokio::task::yield_now().await;
+            self.execute(command)
+        })
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        commands: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        Box::pin(async move {
+            tokio::task::yield_now().await;
+            let replies = commands.cmd_iter().map(|command| self.execute(command));
+            replies.skip(offset).take(count).collect()
+        })
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+impl From<MemoryRedis> for Connection {
+    fn from(redis: MemoryRedis) -> Self {
+        Connection::custom(redis).sending_once()
+    }
+}
+
+impl fmt::Debug for MemoryRedis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MemoryRedis")
+    }
+}
