@@ -59,6 +59,7 @@ pub enum Step {
     Upkeep(u64),
     Listing,
     Servers,
+    Rejects,
     /// The write of batches, the first of which is of this family in the database and partition.
     Apply(u64, u32),
 }
@@ -157,6 +158,7 @@ impl Flusher {
             Step::Upkeep(number) => format!("upkeep of {}", family(number)),
             Step::Listing => "search for families in the database".to_owned(),
             Step::Servers => "check of Redis".to_owned(),
+            Step::Rejects => "retry of rejects".to_owned(),
             Step::Apply(..) => "write of batches".to_owned(),
         };
         self.failures().failed(step, name, error);

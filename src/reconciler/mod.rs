@@ -5,6 +5,7 @@ mod drain;
 pub mod flush;
 pub mod lifecycle;
 pub mod registry;
+mod rejects;
 mod schedule;
 mod scheduler;
 mod server_watch;

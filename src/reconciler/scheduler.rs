@@ -15,6 +15,7 @@ use crate::process::shared::Shared;
 use crate::process::work::Announced;
 use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated, Step};
 use crate::reconciler::registry::{self, Listing, Registry, Scope};
+use crate::reconciler::rejects::{self, Rejects};
 use crate::reconciler::schedule::Schedule;
 use crate::reconciler::server_watch::ServerWatch;
 use crate::scripts::buffered::Cut;
@@ -48,6 +49,7 @@ enum Finished {
     Watched(Result<ServerWatch>),
     Kept(u64, Result<Vec<PartitionId>>),
     Listed(Listing),
+    Retried(Result<u64>),
 }
 
 /// The scheduler, which decides when each partition and family is checked.
@@ -72,6 +74,7 @@ pub struct Scheduler {
     /// The permits of concurrent upkeeps.
     upkeeps: Arc<Semaphore>,
     registry: Registry,
+    rejects: Rejects,
     watch: ServerWatch,
     /// The check of Redis that is under way.
     watching: Option<Id>,
@@ -107,6 +110,7 @@ impl Scheduler {
             upkeep: HashMap::new(),
             upkeeps: Arc::new(Semaphore::new(UPKEEPS)),
             registry: Registry::new(scope),
+            rejects: Rejects::new(),
             watch: ServerWatch::new(),
             watching: None,
         }
@@ -123,6 +127,7 @@ impl Scheduler {
             if !self.finishing {
                 self.start_listing();
                 self.start_watching();
+                self.start_retrying_rejects();
                 self.start_what_is_due();
             }
             self.start_flushes();
@@ -160,7 +165,11 @@ impl Scheduler {
 
     fn next_time(&self) -> Instant {
         let far = Instant::now() + Duration::from_hours(1);
-        let checks = [self.registry.next_check(), self.watch.next_check()];
+        let checks = [
+            self.registry.next_check(),
+            self.watch.next_check(),
+            self.rejects.next_retry(),
+        ];
         let timed = self.schedule.next().into_iter().chain(checks).min();
         let timed = timed.filter(|_| !self.finishing);
         let gathered = if self.flushing.len() < FLUSHES {
@@ -210,6 +219,18 @@ impl Scheduler {
                 .tasks
                 .spawn(async move { Finished::Watched(Box::pin(check).await) });
             self.watching = Some(task.id());
+        }
+    }
+
+    fn start_retrying_rejects(&mut self) {
+        if let Some(after) = self.rejects.begin() {
+            let (shared, stop) = (self.shared.clone(), self.stopping.clone());
+            let retry = async move {
+                let retry = rejects::retry(&shared, after);
+                unless_stopped(&stop, Duration::ZERO, retry).await
+            };
+            self.tasks
+                .spawn(async move { Finished::Retried(Box::pin(retry).await) });
         }
     }
 
@@ -324,6 +345,10 @@ impl Scheduler {
             }
             Ok(Finished::Kept(number, strays)) => self.kept(number, strays),
             Ok(Finished::Listed(found)) => self.listed(found),
+            Ok(Finished::Retried(retried)) => {
+                self.note(Step::Rejects, &retried);
+                self.rejects.end(retried);
+            }
             Err(error) => {
                 tracing::error!(error = %format_args!("{error:#}"), "a task of the reconciler ended early, will retry");
                 if self.watching == Some(id) {

@@ -19,7 +19,7 @@ use crate::recount::verdict::{self, Proof};
 use crate::scripts::cached::Deleted;
 use crate::scripts::partition::random;
 use crate::store::mysql::{
-    Begin, Begun, Cursor, Drifted, IdPage, MysqlStore, Run, RunState, Source,
+    Begin, Begun, Cursor, Drifted, IdPage, MysqlStore, Rejections, Run, RunState, Source,
 };
 use crate::store::{ReadFrom, Store};
 use crate::testing::ablation::{self, Guard};
@@ -75,6 +75,7 @@ pub struct Recounting {
 #[derive(Debug)]
 pub struct Before {
     values: Vec<(String, i64)>,
+    rejections: Rejections,
     /// The last cuts before the values were read, if rows are also deleted.
     cuts: Option<Cuts>,
 }
@@ -87,6 +88,7 @@ pub struct Page {
     /// The number of ids whose values equal their rows. No later value can prove a difference for
     /// them.
     same: u64,
+    rejections: Rejections,
     cuts: Option<Cuts>,
     counted: Instant,
     /// The position of the run once this page is done.
@@ -100,6 +102,7 @@ pub struct Difference {
     checked: u64,
     drifted: Vec<Drifted>,
     busy: Vec<String>,
+    rejections: Rejections,
 }
 
 impl Recounting {
@@ -349,11 +352,14 @@ impl Recounting {
             true => Some(Cuts::read(&self.handle).await?),
             false => None,
         };
-        let values = self.handle.exact(&borrowed_ids(&ids)).await?;
+        let (family, wanted) = (self.handle.registered().await?, borrowed_ids(&ids));
+        let rejections = self.mysql.rejections(family, &wanted).await?;
+        let values = self.handle.exact(&wanted).await?;
         let values = ids.into_iter().zip(values);
         let values = values.filter(|(_, value)| *value <= self.plan.largest);
         Ok(Before {
             values: values.collect(),
+            rejections,
             cuts,
         })
     }
@@ -378,6 +384,7 @@ impl Recounting {
         Ok(Page {
             same: (ids.len() - differing.len()) as u64,
             differing,
+            rejections: before.rejections.clone(),
             cuts: before.cuts.clone(),
             counted,
             until: None,
@@ -395,6 +402,7 @@ impl Recounting {
         };
         let mut difference = Difference {
             checked: page.same,
+            rejections: page.rejections.clone(),
             ..Difference::default()
         };
         for (index, (id, before, rows)) in page.differing.iter().enumerate() {
@@ -502,8 +510,13 @@ impl Recounting {
         }
         let family = self.handle.registered().await?;
         let trusting = ablation::is_out(Guard::RecountRun);
-        let drifted = difference.drifted.clone();
-        let noted = self.mysql.correct(family, run, drifted, trusting).await?;
+        let rejections =
+            (!ablation::is_out(Guard::RecountRejects)).then_some(&difference.rejections);
+        let (drifted, rejections) = (difference.drifted.clone(), rejections.cloned());
+        let noted = self
+            .mysql
+            .correct(family, run, drifted, rejections, trusting);
+        let noted = noted.await?;
         if let Some(noted) = noted.as_ref().filter(|_| self.family().is_cached()) {
             let corrected = noted.iter().filter(|one| one.delta != 0);
             self.forget(corrected.map(|one| one.id.as_str())).await;

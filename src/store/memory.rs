@@ -14,9 +14,9 @@ use crate::store::{
 };
 use crate::testing::ablation;
 
-/// A database in memory, for the tests of an application. It takes families of all kinds and needs
-/// no MySQL, but it does need a Redis. Clones share one database, which is dropped with the last of
-/// them.
+/// A database in memory, for the tests of an application. It takes families of all kinds. Clones
+/// share one database, which is dropped with the last of them. `MemoryRedis` (feature
+/// `memory-redis`) is the Redis for it.
 ///
 /// Each family has its own rows by id, even if it names a table. A value is an i64: no column is
 /// too small. A delta that MySQL would keep as a reject is logged as a warning.

@@ -65,6 +65,8 @@ pub enum Guard {
     RecountBounds,
     /// A recount takes a counter with an equal value for one that did not move.
     RecountMoved,
+    /// A recount corrects counters with rejects that may still be applied.
+    RecountRejects,
 }
 
 #[cfg(feature = "test-hooks")]

@@ -70,9 +70,13 @@ mod pooled_by_bb8 {
     }
 }
 
-/// A program that is itself a test.
-mod in_tests {
+/// Programs that are themselves tests.
+mod without_servers {
     include!(concat!(env!("OUT_DIR"), "/guide_16.rs"));
+}
+
+mod in_tests {
+    include!(concat!(env!("OUT_DIR"), "/guide_17.rs"));
 }
 
 mod rejects {
@@ -148,7 +152,7 @@ async fn the_program_with_tls_runs() {
 
 #[test]
 fn every_program_of_the_documents_runs() {
-    for (document, programs) in [(README, 1), (GUIDE, 16), (OPERATIONS, 1)] {
+    for (document, programs) in [(README, 1), (GUIDE, 17), (OPERATIONS, 1)] {
         // a program that is not run here
         assert_eq!(document.matches("\n```rust").count(), programs);
     }

@@ -2,7 +2,7 @@
 //! refuses.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::fault;
 use super::json;
@@ -54,6 +54,21 @@ pub fn deltas<'b>(
         }
     }
     deltas
+}
+
+/// Takes the deltas out whose rows another transaction has locked, and locks the rows of the others.
+/// Returns the indexes of those taken out.
+pub async fn take_locked(
+    transaction: &mut Transaction,
+    target: &Target,
+    deltas: &mut Vec<Delta<'_>>,
+) -> Result<BTreeSet<usize>, sqlx::Error> {
+    let keys: Vec<_> = deltas.iter().map(|delta| &*delta.key).collect();
+    let are_locked = lock_free(transaction, target, &keys).await?;
+    let locked = deltas.iter().zip(are_locked).filter(|(_, locked)| *locked);
+    let locked: BTreeSet<_> = locked.map(|(delta, _)| delta.index).collect();
+    deltas.retain(|delta| !locked.contains(&delta.index));
+    Ok(locked)
 }
 
 /// Locks the rows of these keys in a table of the application, without waiting. Returns for each key

@@ -28,7 +28,7 @@ use sqlx::MySqlPool;
 
 pub(crate) use self::list::IdPage;
 pub use self::overview::{Overview, RecountRun};
-pub(crate) use self::recount::{Begin, Begun, Cursor, Drifted, RunState};
+pub(crate) use self::recount::{Begin, Begun, Cursor, Drifted, Rejections, RunState};
 pub use self::recount::{Drift, Run};
 pub use self::rejects::{Reject, Retried};
 use self::session::Database;

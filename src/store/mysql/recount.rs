@@ -1,7 +1,7 @@
 //! The runs of recounts and their corrections. One transaction contains a correction, its record
 //! and its run's row (docs/protocol.md, section 9).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -184,14 +184,25 @@ impl MysqlStore {
         Ok(number)
     }
 
-    /// Corrects the drifted counters and records them, each id once per run. Does nothing and
-    /// returns `None` if the run is over for this holder. With `trusting` the run is not checked,
-    /// for the tests that show why runs are needed.
+    /// Returns the rejects of these ids.
+    pub(crate) async fn rejections(&self, family: &Registered, ids: &[&str]) -> Result<Rejections> {
+        let select = Rejections::select(family, ids.iter().copied());
+        let rows = self.primary.read("rejects were not read", select);
+        Ok(Rejections::new(rows.await?))
+    }
+
+    /// Corrects the drifted counters and records them, each id once per run. Leaves out counters
+    /// with open rejects, or whose rejects changed since `rejections`. Does nothing and returns
+    /// `None` if the run is over for this holder.
+    ///
+    /// Without `rejections`, or with `trusting`, these or the run are not checked, for the tests that
+    /// show why both are needed.
     pub(crate) async fn correct(
         &self,
         family: &Registered,
         run: &Run,
         drifted: Vec<Drifted>,
+        rejections: Option<Rejections>,
         trusting: bool,
     ) -> Result<Option<Vec<Drifted>>> {
         let correct = Correct {
@@ -199,10 +210,44 @@ impl MysqlStore {
             family: family.clone(),
             run: run.clone(),
             drifted,
+            rejections,
             trusting,
         };
         let failed = "counters were not corrected";
         self.primary.transact(failed, correct).await
+    }
+}
+
+/// The rejects of some counters at one moment, by id: their number, the number of their deltas, and
+/// that of the open ones. Values do not contain rejected hits, which may still be applied.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rejections(HashMap<Vec<u8>, (u64, u64, u64)>);
+
+impl Rejections {
+    fn select<'i>(family: &Registered, ids: impl Iterator<Item = &'i str>) -> Statement {
+        let select = Statement::new(format!(
+            "SELECT r.id, CAST(COUNT(*) AS UNSIGNED), CAST(SUM(r.times) AS UNSIGNED), \
+             CAST(SUM(r.applied_at IS NULL) AS UNSIGNED) \
+             FROM {} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (open_reject) \
+             ON r.family = ? AND r.id = UNHEX({INPUT}.id) GROUP BY r.id",
+            json::table([("id", ID)])
+        ));
+        let select = select.bind_rows(ids.map(|id| (hex(id),)));
+        select.bind(family.number)
+    }
+
+    fn new(rows: Vec<(Vec<u8>, u64, u64, u64)>) -> Self {
+        let rows = rows.into_iter();
+        Rejections(
+            rows.map(|(id, all, deltas, open)| (id, (all, deltas, open)))
+                .collect(),
+        )
+    }
+
+    /// Returns whether the id has no open reject, and neither got nor lost any until `now`.
+    fn allow(&self, now: &Rejections, id: &str) -> bool {
+        let [before, now] = [self, now].map(|rejections| rejections.0.get(id.as_bytes()));
+        before == now && now.is_none_or(|(_, _, open)| *open == 0)
     }
 }
 
@@ -287,6 +332,8 @@ struct Correct {
     family: Registered,
     run: Run,
     drifted: Vec<Drifted>,
+    /// The rejects before the values were read; `None` corrects whatever their state.
+    rejections: Option<Rejections>,
     trusting: bool,
 }
 
@@ -303,25 +350,25 @@ impl UnitOfWork for Correct {
         }
         let mut open = self.drifted.clone();
         open.retain(|one| !done.contains(one.id.as_bytes()));
-        // a counter whose row the application has locked is left for the next run
-        let keys = self.drifted.iter().filter_map(|one| {
-            let key = add::key(&self.family, one.id.as_bytes()).ok()?;
-            Some((&one.id, key))
-        });
-        let keys: Vec<_> = keys.collect();
-        let only: Vec<_> = keys.iter().map(|(_, key)| &**key).collect();
-        let are_locked = add::lock_free(transaction, &self.target, &only).await?;
-        let locked = keys.iter().zip(are_locked).filter(|(_, locked)| *locked);
-        let locked: HashSet<_> = locked.map(|((id, _), _)| *id).collect();
-        open.retain(|one| !locked.contains(&one.id));
+        if let Some(before) = &self.rejections {
+            let ids = open.iter().map(|one| one.id.as_str());
+            let now = transaction.fetch(Rejections::select(&self.family, ids));
+            let now = Rejections::new(now.await?);
+            open.retain(|one| before.allow(&now, &one.id));
+        }
         let to_add = open.iter().enumerate();
         let to_add = to_add.filter(|(_, one)| one.only_noted.is_none() && one.delta != 0);
         let ids = to_add.map(|(index, one)| (index, one.id.as_bytes(), one.delta));
         let mut refused = Refused::new();
-        let deltas = add::deltas(&self.family, ids, &mut refused);
+        let mut deltas = add::deltas(&self.family, ids, &mut refused);
+        let locked = add::take_locked(transaction, &self.target, &mut deltas).await?;
         add::add(transaction, &self.target, deltas, &mut refused).await?;
-        let mut notes = Vec::with_capacity(open.len());
-        for (index, one) in open.iter_mut().enumerate() {
+        let (mut notes, mut noted) = (Vec::with_capacity(open.len()), Vec::new());
+        for (index, mut one) in open.into_iter().enumerate() {
+            // left for the next run
+            if locked.contains(&index) {
+                continue;
+            }
             let reason = refused.get(&index).map(String::as_str);
             let note = one.only_noted.or(reason);
             if note.is_some() {
@@ -336,6 +383,7 @@ impl UnitOfWork for Correct {
                 hex(&one.id),
                 hex(note),
             ));
+            noted.push(one);
         }
         let columns = [
             ("value_before", I64),
@@ -354,7 +402,7 @@ impl UnitOfWork for Correct {
         ));
         let insert = insert.bind(self.family.number).bind(self.run.number);
         transaction.execute(insert.bind_rows(notes)).await?;
-        Ok(Some(open))
+        Ok(Some(noted))
     }
 }
 

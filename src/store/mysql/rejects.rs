@@ -1,12 +1,13 @@
 //! Deltas that the database refused: kept with their batch and the reason, so that they never block
 //! the others (docs/protocol.md, section 1, promise 5), until they are retried or discarded.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::MysqlStore;
 use super::add::{self, NOT_UTF8, Refused};
+use super::fault;
 use super::json::{self, I64, ID, INPUT, U64, hex};
 use super::session::{Transaction, UnitOfWork};
 use super::statement::{Statement, text, time, unix_ms};
@@ -63,6 +64,9 @@ pub enum Retried {
 
 /// The maximum number of rejects that a transaction locks.
 const MOST: usize = 10_000;
+
+/// The number of rejects that a reconciler retries at a time: some may take several statements each.
+const PAGE: u64 = 500;
 
 /// The maximum number of rows in a statement. A reason may have some thousand bytes.
 const CHUNK: usize = 500;
@@ -175,6 +179,18 @@ fn fitting(id: &[u8]) -> &[u8] {
 struct Resolve {
     retry: Option<(Registered, Arc<Target>)>,
     numbers: Vec<u64>,
+    /// Whether the one reject waits for a row that another transaction has locked. Several leave
+    /// out those with such rows.
+    waits: bool,
+}
+
+/// The outcome of a resolution.
+#[derive(Default)]
+struct Resolved {
+    /// The number of each reject, whether it was open, and its outcome.
+    done: Vec<(u64, bool, Retried)>,
+    /// The numbers of the rejects that were left out.
+    locked: Vec<u64>,
 }
 
 /// A reject as it is kept.
@@ -187,18 +203,23 @@ struct Kept {
 }
 
 impl UnitOfWork for Resolve {
-    /// The number of each reject, whether it was open, and its outcome.
-    type Output = Vec<(u64, bool, Retried)>;
+    type Output = Resolved;
+
+    /// A lock timeout comes after the wait for the one row.
+    fn is_repeated(error: &sqlx::Error) -> bool {
+        fault::is_conflict(error) && !fault::is_locked(error)
+    }
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
         let kept = self.lock(transaction).await?;
-        let refused = match &self.retry {
-            Some((family, target)) => retry(transaction, family, target, &kept).await?,
-            None => Refused::new(),
-        };
-        let (mut resolved, mut rows) = (Vec::with_capacity(kept.len()), Vec::new());
+        let (refused, locked) = self.retry(transaction, &kept).await?;
+        let (mut resolved, mut rows) = (Resolved::default(), Vec::new());
         for (index, reject) in kept.into_iter().enumerate() {
-            let mut reason = reject.reason;
+            if locked.contains(&index) {
+                resolved.locked.push(reject.number);
+                continue;
+            }
+            let (mut reason, mut is_new) = (reject.reason, !reject.is_done);
             let outcome = if reject.is_done {
                 if reason.starts_with(DISCARDED) {
                     Retried::Discarded
@@ -209,16 +230,18 @@ impl UnitOfWork for Resolve {
                 reason.insert_str(0, DISCARDED);
                 Retried::Discarded
             } else if let Some(again) = refused.get(&index) {
+                is_new = reason != short(again);
                 reason.clone_from(again);
                 Retried::Refused
             } else {
                 Retried::Applied
             };
-            if !reject.is_done {
+            if is_new {
                 let is_done = u8::from(outcome != Retried::Refused);
                 rows.push((reject.number, is_done, hex(short(&reason))));
             }
-            resolved.push((reject.number, !reject.is_done, outcome));
+            let done = (reject.number, !reject.is_done, outcome);
+            resolved.done.push(done);
         }
         let columns = [("number", U64), ("done", "INT"), ("reason", json::REASON)];
         let update = Statement::new(format!(
@@ -228,7 +251,9 @@ impl UnitOfWork for Resolve {
              r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
             json::table(columns)
         ));
-        transaction.execute(update.bind_rows(rows)).await?;
+        if !rows.is_empty() {
+            transaction.execute(update.bind_rows(rows)).await?;
+        }
         Ok(resolved)
     }
 }
@@ -257,6 +282,40 @@ impl Resolve {
         };
         Ok(rows.into_iter().filter_map(kept).collect())
     }
+
+    /// Adds the deltas of the open rejects. Returns those that are refused again, and those that are
+    /// left out.
+    async fn retry(
+        &self,
+        transaction: &mut Transaction,
+        kept: &[Kept],
+    ) -> Result<(Refused, BTreeSet<usize>), sqlx::Error> {
+        let (mut refused, mut locked) = (Refused::new(), BTreeSet::new());
+        let Some((family, target)) = &self.retry else {
+            return Ok((refused, locked));
+        };
+        // an id that was cut could be another counter's
+        let is_cut = |reject: &Kept| {
+            let too_long = format!("{}: id ", family.family);
+            let was_too_long =
+                reject.id.len() > ID_BYTES - 4 && reject.reason.starts_with(&too_long);
+            reject.reason == NOT_UTF8 || was_too_long
+        };
+        let open = kept.iter().enumerate();
+        let (cut, open): (Vec<_>, Vec<_>) = open
+            .filter(|(_, reject)| !reject.is_done)
+            .partition(|(_, reject)| is_cut(reject));
+        let cut = cut.into_iter();
+        refused.extend(cut.map(|(index, reject)| (index, reject.reason.clone())));
+        let open = open.into_iter();
+        let ids = open.map(|(index, reject)| (index, &*reject.id, reject.delta));
+        let mut deltas = add::deltas(family, ids, &mut refused);
+        if !self.waits {
+            locked = add::take_locked(transaction, target, &mut deltas).await?;
+        }
+        add::add(transaction, target, deltas, &mut refused).await?;
+        Ok((refused, locked))
+    }
 }
 
 /// The deletion of rejects that were applied or discarded long ago.
@@ -271,34 +330,6 @@ impl UnitOfWork for Expire {
         let delete = Statement::new(DELETE).bind(KEPT.as_secs());
         transaction.execute(delete.bind(MOST as u64)).await
     }
-}
-
-/// Adds the deltas of the open rejects, and returns those that are refused again.
-async fn retry(
-    transaction: &mut Transaction,
-    family: &Registered,
-    target: &Target,
-    kept: &[Kept],
-) -> Result<Refused, sqlx::Error> {
-    // an id that was cut could be another counter's
-    let is_cut = |reject: &Kept| {
-        let too_long = format!("{}: id ", family.family);
-        let was_too_long = reject.id.len() > ID_BYTES - 4 && reject.reason.starts_with(&too_long);
-        reject.reason == NOT_UTF8 || was_too_long
-    };
-    let open = kept.iter().enumerate();
-    let (cut, open): (Vec<_>, Vec<_>) = open
-        .filter(|(_, reject)| !reject.is_done)
-        .partition(|(_, reject)| is_cut(reject));
-    let refused = cut.into_iter();
-    let mut refused = refused
-        .map(|(index, reject)| (index, reject.reason.clone()))
-        .collect();
-    let open = open.into_iter();
-    let ids = open.map(|(index, reject)| (index, &*reject.id, reject.delta));
-    let deltas = add::deltas(family, ids, &mut refused);
-    add::add(transaction, target, deltas, &mut refused).await?;
-    Ok(refused)
 }
 
 impl MysqlStore {
@@ -327,7 +358,7 @@ impl MysqlStore {
         let select = Statement::new(format!(
             "SELECT r.number, f.namespace, f.name, r.id, r.delta, r.times, r.partition_no, r.incarnation, r.seq, r.reason, \
              {}, {} \
-             FROM counterfoil_rejects AS r JOIN counterfoil_families AS f ON f.number = r.family \
+             FROM counterfoil_rejects AS r FORCE INDEX (open_by_number) STRAIGHT_JOIN counterfoil_families AS f ON f.number = r.family \
              WHERE r.applied_at IS NULL AND r.number > ? {order} LIMIT ?",
             unix_ms("r.rejected_at"),
             unix_ms("r.last_at")
@@ -367,31 +398,75 @@ impl MysqlStore {
     }
 
     /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and
-    /// returns the outcome of each, in the order of the numbers. The rejects stay in their table,
-    /// marked as applied, for 90 days: retries and discards delete older ones. A delta that is refused again stays a reject with the new reason.
+    /// returns the outcome of each, in the order of the numbers. A running reconciler does the same
+    /// by itself, within seconds if there are few. The rejects stay in their table, marked as
+    /// applied, for 90 days. A delta that is refused again stays a reject with the new reason.
     ///
     /// Each counts once, however often it is retried: row and reject are written in one
     /// transaction, for up to 10,000 rejects. A cached counter that is in Redis shows the delta
     /// once its row is read again: with its next sync or seed.
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store): the last transaction was not kept, or its outcome is
-    /// unknown. Call again: nothing counts twice. [`Mismatch`](crate::ErrorKind::Mismatch) if the
+    /// [`Store`](crate::ErrorKind::Store), or [`Busy`](crate::ErrorKind::Busy) if a row is locked: the
+    /// last transaction was not kept, or its outcome is unknown. Call again: nothing counts twice.
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the
     /// family or its table is registered differently.
     pub async fn retry_rejects(&self, family: &Family, numbers: &[u64]) -> Result<Vec<Retried>> {
         let registered = self.register(family).await?;
         let target = self.target(family).await?;
-        let retried = self.resolve(
-            Some((registered, target)),
-            numbers,
-            "rejects were not applied",
-        );
-        let retried = retried.await?.into_iter();
+        let (retry, failed) = (Some((registered, target)), "rejects were not applied");
+        let mut retried = self.resolve(retry.clone(), numbers, failed).await?;
+        for number in retried.locked {
+            let alone = Resolve {
+                retry: retry.clone(),
+                numbers: vec![number],
+                waits: true,
+            };
+            let alone = self.primary.transact(failed, alone).await?;
+            retried.done.extend(alone.done);
+        }
+        let retried = retried.done.into_iter();
         let retried: HashMap<_, _> = retried
             .map(|(number, _, outcome)| (number, outcome))
             .collect();
         let outcome = |number| retried.get(number).copied().unwrap_or(Retried::NotFound);
         Ok(numbers.iter().map(outcome).collect())
+    }
+
+    /// Applies open rejects of these families whose causes are gone, of a page of rejects with
+    /// numbers above `after`. Leaves those whose rows are locked. Returns the number to continue
+    /// after, 0 at the end, where it also deletes rejects that were done long ago.
+    pub(crate) async fn close_rejects(
+        &self,
+        families: &[Arc<Registered>],
+        after: u64,
+    ) -> Result<u64> {
+        let page = self.rejects(after, PAGE).await?;
+        for registered in families {
+            let family = &registered.family;
+            let of_family = page.iter().filter(|reject| {
+                (&*reject.namespace, &*reject.family) == (&*family.namespace, &*family.name)
+            });
+            let numbers: Vec<_> = of_family.map(|reject| reject.number).collect();
+            if numbers.is_empty() {
+                continue;
+            }
+            let retry = Some(((**registered).clone(), self.target(family).await?));
+            let failed = "rejects were not applied";
+            let resolved = self.resolve(retry, &numbers, failed).await?;
+            let applied = |(_, _, outcome): &&(_, _, Retried)| *outcome == Retried::Applied;
+            let applied = resolved.done.iter().filter(applied).count();
+            if applied > 0 {
+                tracing::info!(%family, applied, "rejects were applied, because their causes are gone");
+            }
+        }
+        if page.len() as u64 == PAGE {
+            return Ok(page.last().map_or(0, |reject| reject.number));
+        }
+        if let Err(error) = self.primary.transact("old rejects stay", Expire).await {
+            tracing::debug!(error = %format_args!("{error:#}"), "deleting old rejects failed");
+        }
+        Ok(0)
     }
 
     /// Discards the open rejects among these numbers, of any family. Each is marked as done without
@@ -407,7 +482,7 @@ impl MysqlStore {
     /// transaction was not kept, or its outcome is unknown. Call again.
     pub async fn discard_rejects(&self, numbers: &[u64]) -> Result<Vec<u64>> {
         let discarded = self.resolve(None, numbers, "rejects were not discarded");
-        let discarded = discarded.await?.into_iter();
+        let discarded = discarded.await?.done.into_iter();
         let discarded = discarded.filter_map(|(number, was_open, _)| was_open.then_some(number));
         let mut discarded: Vec<_> = discarded.collect();
         discarded.sort_unstable();
@@ -421,20 +496,20 @@ impl MysqlStore {
         retry: Option<(Registered, Arc<Target>)>,
         numbers: &[u64],
         failed: &'static str,
-    ) -> Result<Vec<(u64, bool, Retried)>> {
+    ) -> Result<Resolved> {
         let mut numbers = numbers.to_vec();
         numbers.sort_unstable();
         numbers.dedup();
-        let mut resolved = Vec::new();
+        let mut resolved = Resolved::default();
         for numbers in numbers.chunks(MOST) {
             let work = Resolve {
                 retry: retry.clone(),
                 numbers: numbers.to_vec(),
+                waits: false,
             };
-            resolved.extend(self.primary.transact(failed, work).await?);
-        }
-        if let Err(error) = self.primary.transact("old rejects stay", Expire).await {
-            tracing::debug!(error = %format_args!("{error:#}"), "deleting old rejects failed");
+            let Resolved { done, locked } = self.primary.transact(failed, work).await?;
+            resolved.done.extend(done);
+            resolved.locked.extend(locked);
         }
         Ok(resolved)
     }

@@ -61,7 +61,8 @@ CREATE TABLE IF NOT EXISTS counterfoil_rejects (
   applied_at TIMESTAMP(3) NULL DEFAULT NULL,
   PRIMARY KEY (number),
   UNIQUE KEY open_reject (family, id, cause),
-  KEY done (applied_at, family)
+  KEY open_of_family (applied_at, family),
+  KEY open_by_number (applied_at)
 ) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 -- The runs of recounts, each family's numbered from 1: who works on it, how far it came, and when. A run without a holder may

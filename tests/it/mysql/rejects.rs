@@ -261,6 +261,67 @@ async fn a_transaction_that_is_cut_off_applies_nothing() {
     assert_eq!(db.number(SUM).await, 6 * 200);
 }
 
+#[tokio::test]
+async fn a_locked_row_delays_its_own_rejects_only() {
+    let (db, family, numbers) = six_rejects().await;
+    db.run(MEND).await;
+    db.run("INSERT INTO small VALUES ('bad/1', 0)").await;
+    let mut shop = db.pool.begin().await.unwrap();
+    sqlx::query("SELECT n FROM small WHERE id = 'bad/1' FOR UPDATE")
+        .execute(&mut *shop)
+        .await
+        .unwrap();
+    let retried = db.store.retry_rejects(&family.family, &numbers).await;
+    refused(retried, ErrorKind::Busy, "");
+    assert_eq!(db.reject_numbers().await, [numbers[1]]);
+    shop.rollback().await.unwrap();
+    let one = |at| match at {
+        1 => Retried::Applied,
+        _ => Retried::AppliedBefore,
+    };
+    assert_eq!(
+        db.retry(&family, &numbers).await,
+        [0, 1, 2, 3, 4, 5].map(one)
+    );
+    assert_eq!(db.number(SUM).await, 6 * 200);
+}
+
+/// 400 made-up addresses, each visited twice.
+#[tokio::test]
+async fn made_up_ids_are_dropped_or_one_reject_each_that_closes_with_its_row() {
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE page (id VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL DEFAULT 0)")
+        .await;
+    let rejects = "SELECT COUNT(*) FROM counterfoil_rejects WHERE applied_at IS NULL";
+    let views = "SELECT COALESCE(SUM(n), 0) FROM page";
+    let visit = async |table: Table| {
+        let pages = family("pages").table(table.key("id", Text).value("n"));
+        let pages = pair.open(pages).await;
+        for _ in 0..2 {
+            for number in 0..400 {
+                pages.count(&format!("/{number}"), 1).await;
+            }
+            pair.drain().await;
+        }
+    };
+    visit(Table::update_or_drop("page")).await;
+    assert_eq!(pair.number(rejects).await, 0);
+    visit(Table::update("page")).await;
+    assert_eq!(pair.number(rejects).await, 400);
+
+    pair.sql("INSERT INTO page (id) VALUES ('/7'), ('/300'), ('/399')")
+        .await;
+    let reconcilers = [pair.reconcile().await, pair.reconcile().await];
+    eventually("the three are applied", async || {
+        pair.number(rejects).await == 397
+    })
+    .await;
+    for reconciler in reconcilers {
+        reconciler.stop().await;
+    }
+    assert_eq!(pair.number(views).await, 3 * 2);
+}
+
 /// A reject keeps only a part of this id, which may be the id of another counter.
 #[tokio::test]
 async fn an_id_of_which_a_part_is_kept_is_refused_again() {
@@ -396,9 +457,12 @@ async fn rejects_that_were_done_long_ago_are_deleted() {
     }
     db.run("UPDATE counterfoil_rejects SET rejected_at = NOW() - INTERVAL 1 YEAR")
         .await;
-    db.retry(&family, &numbers[4..5]).await;
+    let redis = new_redis().await;
+    let counterfoil = Counterfoil::new(redis.manager().await, db.store.clone());
+    let reconciler = counterfoil.reconcile().await;
     let left = "SELECT COUNT(*) FROM counterfoil_rejects";
-    assert_eq!(db.number(left).await, 4);
+    eventually("two are deleted", async || db.number(left).await == 4).await;
+    reconciler.stop().await;
     assert_eq!(db.retry(&family, &numbers[..1]).await, [Retried::NotFound]);
-    assert_eq!(db.reject_numbers().await, numbers[5..]);
+    assert_eq!(db.reject_numbers().await, numbers[4..]);
 }

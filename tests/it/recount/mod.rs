@@ -4,6 +4,7 @@ mod api;
 mod deleted;
 mod faults;
 mod interleavings;
+mod rejected;
 
 use counterfoil::recount::{RecountBuilder, Recountable, Source};
 use counterfoil::test_hooks::{Before, Difference, Page, Recounting, Run};
