@@ -135,6 +135,33 @@ pub enum Command {
         #[arg(long)]
         run: Option<u64>,
     },
+    /// Gives a registered family the partitions, durability and bounds of the configuration. For
+    /// other partitions, first stop what counts in it, and drain it
+    Reconfigure {
+        /// NAMESPACE/FAMILY
+        family: String,
+        /// Prints the changes without making them
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Removes families
+    Family {
+        #[command(subcommand)]
+        command: FamilyCommand,
+    },
+    /// Deletes old records: rejects that were applied or discarded, and all recounts of a family
+    /// but the last, with the differences that they found
+    Purge {
+        /// The age of the records in days
+        #[arg(long, default_value_t = 90)]
+        days: u32,
+        /// Asks nothing
+        #[arg(long)]
+        yes: bool,
+        /// Prints how many records there are without deleting them
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Shows a table of all families that stays up to date
     Top,
     /// Prints the least privileges in Redis as an ACL rule
@@ -154,6 +181,22 @@ pub enum Command {
     },
     /// Prints completions for a shell
     Completions { shell: Shell },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum FamilyCommand {
+    /// Removes a family that nobody uses any more, and that has nothing pending: its keys in Redis,
+    /// and its rows in counterfoil's own tables
+    Remove {
+        /// NAMESPACE/FAMILY
+        family: String,
+        /// Asks nothing
+        #[arg(long)]
+        yes: bool,
+        /// Prints what would be removed
+        #[arg(long)]
+        dry_run: bool,
+    },
 }
 
 #[derive(Debug, Subcommand)]

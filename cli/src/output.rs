@@ -1,6 +1,6 @@
 //! The output of commands: for people, or as JSON.
 
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, BufRead, BufWriter, ErrorKind, IsTerminal, Write};
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -44,6 +44,24 @@ impl Output {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.into()),
             _ => Ok(Exit::Ok),
         }
+    }
+}
+
+/// Asks on the terminal whether to continue. Without a terminal, `yes` must be set.
+pub fn confirm(question: &str, yes: bool) -> Result<(), Failure> {
+    if yes {
+        return Ok(());
+    }
+    if !io::stdin().is_terminal() {
+        let advice = "--dry-run shows what it concerns, --yes confirms it";
+        return Err(Failure::usage(format!("{question} {advice}")));
+    }
+    eprint!("{question} [y/N] ");
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    match answer.trim().to_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(Failure::warning("nothing was changed")),
     }
 }
 

@@ -13,7 +13,7 @@ pub use self::backlog::Backlog;
 pub use self::finding::{Finding, Severity};
 pub use self::grants::grants;
 pub use crate::scripts::bundle::Script;
-pub use crate::store::mysql::{Drift, Overview, RecountRun, Reject, Retried};
+pub use crate::store::mysql::{Drift, Overview, Purged, RecountRun, Reject, Retried};
 
 /// The purpose of a user of Redis and of the database. It determines the privileges of the user,
 /// which [`acl_rules`] and [`grants`](grants()) return as statements.

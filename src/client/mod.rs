@@ -16,6 +16,7 @@ pub mod outcome;
 pub mod pages;
 pub mod read;
 pub mod reconfigure;
+pub mod remove;
 pub mod seeding;
 pub mod series;
 pub mod shutdown;

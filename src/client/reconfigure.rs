@@ -56,7 +56,7 @@ impl Counterfoil {
     }
 
     /// Returns the family as it is registered.
-    async fn known(&self, family: &Family) -> Result<Registered> {
+    pub(super) async fn known(&self, family: &Family) -> Result<Registered> {
         let name = family.to_string();
         for listed in self.shared.store.families().await? {
             match listed {

@@ -273,6 +273,32 @@ impl Partition {
             false => Err(other_database(family, &reply.text()?, database)),
         }
     }
+
+    /// Deletes keys of the family, of this home and of the partitions whose calls it remembers, unless
+    /// one of the `pending` keys exists or the last epoch is younger than `unused`.
+    pub async fn remove(&self, pending: &[Key], keys: &[Key], unused: Duration) -> Result<Removal> {
+        let calls = self.keys.calls();
+        let keys: Vec<_> = std::iter::once(&calls).chain(pending).chain(keys).collect();
+        let args = [owned(pending.len()), owned(unused.as_millis()), self.time()];
+        let mut reply = bundle::repeat_safe(&self.redis, "family_remove", &keys, &args).await?;
+        match reply.status() {
+            "OK" => Ok(Removal::Removed),
+            "PENDING" => Ok(Removal::Pending),
+            "USED" => Ok(Removal::Used(Duration::from_millis(reply.number()?))),
+            _ => Err(reply.unexpected_reply()),
+        }
+    }
+}
+
+/// The outcome of a removal of keys.
+#[derive(Debug)]
+pub enum Removal {
+    /// The keys are removed.
+    Removed,
+    /// Hits wait. Nothing was done.
+    Pending,
+    /// The last epoch began so long ago. Nothing was done.
+    Used(Duration),
 }
 
 /// Returns the error for a process whose database is not the one that the family's hits go to.

@@ -71,6 +71,16 @@ impl Keys {
         keys
     }
 
+    /// Returns the keys of which one exists while hits wait, open slices included.
+    pub fn waiting(&self) -> [Key; 4] {
+        [self.buffer(), self.batch(), self.open(), self.schedule()]
+    }
+
+    /// Returns the keys of a partition without pending hits that never expire.
+    pub fn lasting(&self) -> [Key; 4] {
+        [self.base(), self.names(), self.idle(), self.meta()]
+    }
+
     /// Returns a key that never exists, for trials of commands.
     pub fn probe(&self) -> Key {
         self.key("probe")

@@ -20,6 +20,7 @@ mod package;
 mod readme;
 mod recount;
 mod registry;
+mod removal;
 mod scripts;
 mod series;
 mod service;

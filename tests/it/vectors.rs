@@ -511,7 +511,7 @@ const FENCE_GUARDS: [[&str; 3]; 8] = [
 ];
 
 /// The guards of each script: their text, what replaces it, and the vector that then fails.
-const GUARDS: [(&str, &[[&str; 3]]); 22] = [
+const GUARDS: [(&str, &[[&str; 3]]); 23] = [
     (
         "family_epoch",
         &[
@@ -536,6 +536,22 @@ const GUARDS: [(&str, &[[&str; 3]]); 22] = [
             ["is_other or", "", "other-partitions"],
             ["== 0 then without", ">= 0 then without", "again"],
             ["if is_foreign then", "if false then", "other-database"],
+        ],
+    ),
+    (
+        "family_remove",
+        &[
+            ["age_ms < unused_ms", "false", "used"],
+            [
+                "math.max(now_ms - began_at, 0)",
+                "math.abs(now_ms - began_at)",
+                "clock-stepped-back",
+            ],
+            [
+                "> 0 then return { 'PENDING' }",
+                "< 0 then return { 'PENDING' }",
+                "pending-buffer",
+            ],
         ],
     ),
     (

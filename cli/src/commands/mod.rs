@@ -1,9 +1,11 @@
 //! The commands, with a file for each group.
 
+mod changes;
 mod configuration;
 mod counters;
 mod draining;
 mod privileges;
+mod purge;
 mod recounts;
 mod rejects;
 mod scripts;
@@ -15,7 +17,7 @@ use std::path::Path;
 
 use counterfoil::{AnyCounters, Counterfoil};
 
-use crate::arguments::{Arguments, Command, Scripts};
+use crate::arguments::{Arguments, Command, FamilyCommand, Scripts};
 use crate::config::{Config, FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::families;
@@ -189,6 +191,20 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
             recounts::recount(&context()?, &family, report).await
         }
         Command::Drift { family, run } => recounts::drift(&context()?, &family, run).await,
+        Command::Reconfigure { family, dry_run } => {
+            changes::reconfigure(&context()?, &family, dry_run).await
+        }
+        Command::Family {
+            command:
+                FamilyCommand::Remove {
+                    family,
+                    yes,
+                    dry_run,
+                },
+        } => changes::remove(&context()?, &family, yes, dry_run).await,
+        Command::Purge { days, yes, dry_run } => {
+            purge::purge(&context()?, days, yes, dry_run).await
+        }
         Command::Top => top::run(&context()?).await,
         Command::Acl { of } => privileges::acl(&context()?, &of).await,
         Command::Grants { of } => privileges::grants(&context()?, &of).await,

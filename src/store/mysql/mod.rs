@@ -2,6 +2,7 @@
 
 mod add;
 mod apply;
+mod deletion;
 mod families;
 pub(crate) mod fault;
 mod json;
@@ -26,6 +27,7 @@ use async_trait::async_trait;
 use moka::future::Cache;
 use sqlx::MySqlPool;
 
+pub use self::deletion::Purged;
 pub(crate) use self::list::IdPage;
 pub use self::overview::{Overview, RecountRun};
 pub(crate) use self::recount::{Begin, Begun, Cursor, Drifted, Rejections, RunState};

@@ -94,7 +94,7 @@ pub struct Drift {
 impl MysqlStore {
     /// Returns up to `limit` counters that a run of the family found different from their rows,
     /// ascending by id, after `after`. `run` is the number from [`Recounted`](crate::recount::Recounted).
-    /// The records stay until an operator deletes them from `counterfoil_drift`.
+    /// They stay until they are [purged](Self::purge).
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable;

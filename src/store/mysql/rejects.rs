@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use super::MysqlStore;
 use super::add::{self, NOT_UTF8, Refused};
@@ -70,9 +70,6 @@ const PAGE: u64 = 500;
 
 /// The maximum number of rows in a statement. A reason may have some thousand bytes.
 const CHUNK: usize = 500;
-
-/// The time for which rejects are kept after they were applied or discarded.
-const KEPT: Duration = Duration::from_hours(90 * 24);
 
 /// The beginning of the reason of a discarded reject.
 const DISCARDED: &str = "discarded: ";
@@ -318,20 +315,6 @@ impl Resolve {
     }
 }
 
-/// The deletion of rejects that were applied or discarded long ago.
-struct Expire;
-
-impl UnitOfWork for Expire {
-    type Output = u64;
-
-    async fn run(&self, transaction: &mut Transaction) -> Result<u64, sqlx::Error> {
-        const DELETE: &str = "DELETE FROM counterfoil_rejects \
-             WHERE applied_at < CURRENT_TIMESTAMP(3) - INTERVAL ? SECOND ORDER BY applied_at LIMIT ?";
-        let delete = Statement::new(DELETE).bind(KEPT.as_secs());
-        transaction.execute(delete.bind(MOST as u64)).await
-    }
-}
-
 impl MysqlStore {
     /// Returns up to `limit` rejects with numbers above `after` (0 for the first page), ascending,
     /// except those that were [applied](Self::retry_rejects) or [discarded](Self::discard_rejects)
@@ -463,9 +446,7 @@ impl MysqlStore {
         if page.len() as u64 == PAGE {
             return Ok(page.last().map_or(0, |reject| reject.number));
         }
-        if let Err(error) = self.primary.transact("old rejects stay", Expire).await {
-            tracing::debug!(error = %format_args!("{error:#}"), "deleting old rejects failed");
-        }
+        self.expire_rejects().await;
         Ok(0)
     }
 

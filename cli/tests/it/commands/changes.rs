@@ -1,0 +1,119 @@
+//! reconfigure, family remove, purge.
+
+use super::FAMILIES;
+use crate::support::Site;
+
+const SEVEN: &str = "[[family]]\nname = \"shop/views\"\nkind = \"buffered\"\npartitions = 7\n";
+
+#[tokio::test]
+async fn a_family_gets_the_settings_of_its_configuration() {
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    site.printed(&["add", "shop/views", "a", "3"]).await;
+    site.configure(SEVEN);
+    let change = "partitions is 7 here, and 4 in the database";
+    let pending = site.ends_with(1, &["reconfigure", "shop/views"]).await;
+    assert!(
+        pending.err.contains("drain the family first"),
+        "{pending:?}"
+    );
+    site.printed(&["drain"]).await;
+
+    let planned = site
+        .printed(&["reconfigure", "shop/views", "--dry-run"])
+        .await;
+    assert!(
+        planned.contains(&format!("would be changed: {change}")),
+        "{planned}"
+    );
+    site.ends_with(1, &["families"]).await;
+    let done = site.printed(&["reconfigure", "shop/views"]).await;
+    assert!(done.contains(&format!("was changed: {change}")), "{done}");
+    site.printed(&["families"]).await;
+    let again = site.printed(&["reconfigure", "shop/views"]).await;
+    assert!(again.contains("is as configured"), "{again}");
+    site.printed(&["add", "shop/views", "a"]).await;
+    assert_eq!(site.printed(&["get", "shop/views", "a"]).await, "a\t4\n");
+
+    for (family, why) in [
+        ("shop/votes", "the configuration has no family"),
+        ("views", "is not NAMESPACE/FAMILY"),
+    ] {
+        let refused = site.ends_with(3, &["reconfigure", family]).await;
+        assert!(refused.err.contains(why), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_family_is_removed_once_nobody_uses_it() {
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    for family in ["shop/views", "tenant-1/views"] {
+        site.printed(&["add", family, "a", "3"]).await;
+    }
+    site.printed(&["drain"]).await;
+    let remove = ["family", "remove", "shop/views"];
+    let with = |more| [&remove[..], &[more]].concat();
+    let configured = site.ends_with(3, &with("--yes")).await;
+    assert!(
+        configured.err.contains("in the configuration"),
+        "{configured:?}"
+    );
+
+    site.configure("");
+    let planned = site.printed(&with("--dry-run")).await;
+    assert!(planned.contains("would be removed"), "{planned}");
+    let unconfirmed = site.ends_with(3, &remove).await;
+    assert!(
+        unconfirmed.err.contains("--yes confirms it"),
+        "{unconfirmed:?}"
+    );
+    let used = site.ends_with(1, &with("--yes")).await;
+    assert!(used.err.contains("a process used it"), "{used:?}");
+    let _: i64 = site
+        .redis
+        .run("HSET cf1:{shop/views/0}:calls =began_at 1000")
+        .await
+        .expect("set");
+    let removed = site.printed(&with("--yes")).await;
+    assert!(removed.contains("was removed"), "{removed}");
+    let keys: Vec<String> = site.redis.run("KEYS cf1:{shop/views*").await.expect("keys");
+    assert_eq!(keys, [""; 0]);
+    let values = "SELECT COUNT(*) FROM counterfoil_values";
+    assert_eq!(site.number(values).await, 1);
+    let unknown = site.ends_with(3, &with("--yes")).await;
+    assert!(
+        unknown.err.contains("has no family shop/views"),
+        "{unknown:?}"
+    );
+}
+
+#[tokio::test]
+async fn old_records_are_deleted() {
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    site.printed(&["add", "shop/views", "a"]).await;
+    site.printed(&["drain"]).await;
+    site.sql(
+        "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason, applied_at) VALUES
+           (1, 0, 1, 1, 'a', 1, 'done', NOW() - INTERVAL 9 DAY), (1, 0, 1, 1, 'b', 1, 'done', NOW()),
+           (1, 0, 1, 1, 'c', 1, 'open', NULL);
+         INSERT INTO counterfoil_recounts (family, run, holder, finished_at) VALUES
+           (1, 1, 0, NOW() - INTERVAL 9 DAY), (1, 2, 0, NOW()), (1, 3, 0, NOW() - INTERVAL 9 DAY);
+         INSERT INTO counterfoil_drift (family, run, id, value_before, row_count, value_after, delta, note) VALUES
+           (1, 1, 'a', 0, 1, 0, 1, ''), (1, 1, 'b', 0, 1, 0, 1, ''), (1, 3, 'a', 0, 1, 0, 1, '')",
+    )
+    .await;
+    let purge = ["purge", "--days", "7"];
+    let found = "1 reject that is done, 1 recount with 2 differences";
+    let with = |more| [&purge[..], &[more]].concat();
+    let planned = site.printed(&with("--dry-run")).await;
+    assert_eq!(planned, format!("would be deleted: pair main: {found}\n"));
+    site.ends_with(3, &purge).await;
+    let deleted = site.printed(&with("--yes")).await;
+    assert_eq!(deleted, format!("deleted: pair main: {found}\n"));
+    for (table, left) in [("rejects", 2), ("recounts", 2), ("drift", 1)] {
+        let count = format!("SELECT COUNT(*) FROM counterfoil_{table}");
+        assert_eq!(site.number(&count).await, left, "{table}");
+    }
+}

@@ -1,0 +1,110 @@
+//! The removal of a family that is no longer used.
+
+use std::time::Duration;
+
+use crate::client::counterfoil::Counterfoil;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
+use crate::scripts::bundle;
+use crate::scripts::fence::Removal;
+use crate::scripts::keys::Key;
+use crate::scripts::partition::Partition;
+use crate::store::Registered;
+
+/// The age from which an epoch shows that no process uses the family. Those that do begin one about
+/// every minute.
+const UNUSED: Duration = Duration::from_mins(3);
+
+/// The number of partitions, and of keys to delete, of a call.
+const PARTITIONS: usize = 100;
+const KEYS: usize = 1000;
+
+impl Counterfoil {
+    /// Removes a registered family that is no longer used: its keys in Redis, and its rows in
+    /// counterfoil's own tables, with the values if it has no table of the application's. Such a
+    /// table stays as it is. What expires by itself stays until then: windows of activity, and known
+    /// visitors.
+    ///
+    /// First stop the processes that have the family open or serve it, and drain it
+    /// ([`drain_all`](Self::drain_all) for kept slices). Nothing is removed while an epoch is
+    /// younger than three minutes or hits wait; both are checked in the step that deletes.
+    ///
+    /// A call that fails or is interrupted may be repeated.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput) if no such family is registered;
+    /// [`Busy`](ErrorKind::Busy) if the family is used or hits wait: nothing more was removed.
+    pub async fn remove(&self, family: &Family) -> Result<()> {
+        let Registered { family, number, .. } = self.known(family).await?;
+        let mysql = self.shared.mysql()?;
+        let topology = &self.shared.topology;
+        match self.remove_keys(&family).await {
+            Err(error) if bundle::crosses_slots(&error) && !topology.is_cluster() => {
+                topology.found_cluster();
+                self.remove_keys(&family).await?;
+            }
+            removed => removed?,
+        }
+        mysql.remove(number).await?;
+        tracing::info!(%family, "the family was removed");
+        Ok(())
+    }
+
+    async fn remove_keys(&self, family: &Family) -> Result<()> {
+        let topology = &self.shared.topology;
+        for number in topology.homes(family.partitions()) {
+            let home = self.shared.partition(family, number);
+            let numbers = topology.partitions_of(number, family.partitions());
+            let partitions = numbers.map(|number| self.shared.partition(family, number));
+            let partitions: Vec<_> = partitions.collect();
+            let mut pending = Vec::new();
+            for some in partitions.chunks(PARTITIONS) {
+                pending = some.iter().flat_map(|one| one.keys.waiting()).collect();
+                let mut keys = Vec::new();
+                for partition in some {
+                    keys.extend(windows(family, partition).await?);
+                }
+                // with these a repeat finds the windows
+                keys.extend(some.iter().flat_map(|one| one.keys.lasting()));
+                for keys in keys.chunks(KEYS) {
+                    refuse(family, home.remove(&pending, keys, UNUSED).await?)?;
+                }
+            }
+            // last, because it shows whether the family is used
+            refuse(
+                family,
+                home.remove(&pending, &home.keys.fence(), UNUSED).await?,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the keys of the windows of series.
+async fn windows(family: &Family, partition: &Partition) -> Result<Vec<Key>> {
+    let (mut keys, mut after) = (Vec::new(), Some(Vec::new()));
+    while let Some(last) = after.filter(|_| family.kind() == "series") {
+        let (names, next) = partition.names("", &last, KEYS).await?;
+        for name in names {
+            let precisions = family.precisions().into_iter();
+            keys.extend(precisions.map(|one| partition.keys.window(one, name.as_bytes())));
+        }
+        after = next;
+    }
+    Ok(keys)
+}
+
+/// Returns the error for a family that cannot be removed yet.
+fn refuse(family: &Family, removal: Removal) -> Result<()> {
+    let why = match removal {
+        Removal::Removed => return Ok(()),
+        Removal::Pending => "hits are pending; drain the family first".to_owned(),
+        Removal::Used(age) => {
+            let (ago, left) = (age.as_secs(), UNUSED.saturating_sub(age).as_secs() + 1);
+            format!(
+                "a process used it {ago} s ago; stop those that have it open, and call again in {left} s"
+            )
+        }
+    };
+    Err(Error::new(ErrorKind::Busy, format!("{family}: {why}")))
+}

@@ -1,0 +1,91 @@
+//! The removal of families that are no longer used.
+
+use crate::support::*;
+
+/// Makes the last epoch of every family old.
+async fn age(pair: &Pair) {
+    for calls in pair.command::<Vec<String>>("KEYS *:calls").await {
+        let _: i64 = pair.command(&format!("HSET {calls} =began_at 1000")).await;
+    }
+}
+
+/// Returns the keys in Redis that do not expire.
+async fn lasting(pair: &Pair) -> BTreeSet<String> {
+    let mut lasting = BTreeSet::new();
+    for key in pair.command::<Vec<String>>("KEYS *").await {
+        if pair.command::<i64>(&format!("PTTL {key}")).await == -1 {
+            lasting.insert(key);
+        }
+    }
+    lasting
+}
+
+/// Returns the number of rows in counterfoil's tables.
+async fn rows(pair: &Pair) -> i64 {
+    let mut rows = 0;
+    for table in [
+        "families", "values", "ledger", "rejects", "recounts", "drift",
+    ] {
+        let count = format!("SELECT COUNT(*) FROM counterfoil_{table}");
+        rows += pair.number(&count).await;
+    }
+    rows
+}
+
+#[tokio::test]
+async fn a_family_that_is_used_or_has_pending_hits_stays() {
+    let pair = Pair::new().await;
+    let unknown = family("views").build().unwrap();
+    refused(pair.remove(&unknown).await, InvalidInput, "not registered");
+    for kind in KINDS {
+        let opened = OfKind::open(&pair, kind).await.unwrap();
+        opened.use_all().await.unwrap();
+        let family = kinds::family(kind);
+        refused(pair.remove(&family).await, Busy, "a process used it");
+        age(&pair).await;
+        refused(pair.remove(&family).await, Busy, "hits are pending");
+        pair.drain_all().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_family_but_what_expires() {
+    let pair = Pair::new().await;
+    let other = pair.open(family("views-of-products")).await;
+    other.count("a", 7).await;
+    pair.drain().await;
+    let before = (lasting(&pair).await, rows(&pair).await);
+    for kind in KINDS {
+        let process = pair.other().await;
+        let opened = OfKind::open(&process, kind).await.unwrap();
+        opened.use_all().await.unwrap();
+        process.drain_all().await.unwrap();
+        age(&pair).await;
+        pair.remove(&kinds::family(kind)).await.unwrap();
+        assert_eq!((lasting(&pair).await, rows(&pair).await), before, "{kind}");
+        refused(pair.remove(&kinds::family(kind)).await, InvalidInput, "");
+    }
+    assert_eq!(other.value("a").await, 7);
+    // it begins anew
+    let again = OfKind::open(&pair.other().await, "buffered").await.unwrap();
+    assert_eq!(again.shown().await.unwrap(), 0);
+    again.hit().await.unwrap();
+    assert_eq!(again.shown().await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn an_interrupted_removal_is_repeated() {
+    let pair = Pair::new().await;
+    let views = pair.open(family("views")).await;
+    views.count("a", 7).await;
+    pair.drain().await;
+    age(&pair).await;
+    pair.sql("RENAME TABLE counterfoil_drift TO hidden").await;
+    assert!(pair.remove(views.family()).await.is_err());
+    pair.sql("RENAME TABLE hidden TO counterfoil_drift").await;
+    pair.remove(views.family()).await.unwrap();
+    assert_eq!(
+        (lasting(&pair).await, rows(&pair).await),
+        (BTreeSet::new(), 0)
+    );
+}
