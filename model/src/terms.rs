@@ -209,7 +209,7 @@ impl LedgerRow {
     pub fn verdict(self, batch: BatchId) -> Verdict {
         if (batch.seq, batch.nonce) == (self.seq, self.nonce) {
             Verdict::Same
-        } else if batch.seq > self.seq && self.position.is_none() {
+        } else if batch.seq > self.seq {
             Verdict::New
         } else {
             Verdict::Behind

@@ -131,7 +131,8 @@ impl Mark {
         let is_same =
             batch.id.seq == self.seq && (batch.id.nonce == self.nonce || out == Some(Guard::Nonce));
         match &self.position {
-            None if batch.id.seq > self.seq => Ok(0),
+            // also above a partial batch: it was complete, and then the database was set back
+            _ if batch.id.seq > self.seq => Ok(0),
             None if is_same => Err(Progress::Repeated),
             Some(position) if is_same => Ok(batch.deltas.partition_point(|(id, _)| id <= position)),
             _ => Err(Progress::SetBack),

@@ -176,7 +176,7 @@ pub trait Store: Send + Sync + 'static {
     /// compares its
     /// [`Mark`]:
     ///
-    /// - A higher `seq` than that of a complete batch, or no row, begins the batch.
+    /// - A higher `seq`, or no row, begins the batch.
     /// - An equal `seq` and `nonce` continue the batch after `position`, or repeat it if it is
     ///   complete.
     /// - Anything else is a [set-back](Progress::SetBack).

@@ -111,6 +111,14 @@ impl Counted {
 
 #[tokio::test]
 async fn a_database_that_is_set_back_loses_what_came_after_the_backup_and_counts_on() {
+    // between two batches, and in the middle of one
+    for position in ["NULL", "'a'"] {
+        set_back_database(position).await;
+    }
+}
+
+/// Sets the database back to a state in which the last batches are applied up to a position.
+async fn set_back_database(position: &str) {
     let counted = Counted::new().await;
     let daemon = counted.site.daemon().await;
     counted.count(10).await;
@@ -123,6 +131,8 @@ async fn a_database_that_is_set_back_loses_what_came_after_the_backup_and_counts
             ))
             .await;
     }
+    let partial = format!("UPDATE backup_counterfoil_ledger SET position = {position}");
+    counted.site.sql(&partial).await;
     counted.count(5).await;
     counted.has(15, 15).await;
     daemon.signal("TERM");
