@@ -48,6 +48,8 @@ enum Link {
     Multiplexed(MultiplexedConnection),
     #[cfg(feature = "cluster")]
     Cluster(ClusterConnection),
+    #[cfg(feature = "memory-redis")]
+    Memory(memory::MemoryRedis),
     Custom {
         connection: Box<dyn Custom>,
         sends_once: bool,
@@ -94,6 +96,13 @@ impl From<MultiplexedConnection> for Connection {
 impl From<ClusterConnection> for Connection {
     fn from(connection: ClusterConnection) -> Self {
         Connection(Link::Cluster(connection))
+    }
+}
+
+#[cfg(feature = "memory-redis")]
+impl From<memory::MemoryRedis> for Connection {
+    fn from(redis: memory::MemoryRedis) -> Self {
+        Connection(Link::Memory(redis))
     }
 }
 
@@ -165,7 +174,18 @@ impl Connection {
             Link::Primary(_) | Link::Manager(_) | Link::Multiplexed(_) => true,
             #[cfg(feature = "cluster")]
             Link::Cluster(_) => false,
+            #[cfg(feature = "memory-redis")]
+            Link::Memory(_) => true,
             Link::Custom { sends_once, .. } => *sends_once,
+        }
+    }
+
+    /// Returns whether a crash may revert what was executed.
+    pub(crate) fn can_be_reverted(&self) -> bool {
+        match &self.0 {
+            #[cfg(feature = "memory-redis")]
+            Link::Memory(_) => false,
+            _ => true,
         }
     }
 
@@ -196,6 +216,8 @@ impl Connection {
             Link::Multiplexed(connection) => connection,
             #[cfg(feature = "cluster")]
             Link::Cluster(connection) => connection,
+            #[cfg(feature = "memory-redis")]
+            Link::Memory(connection) => connection,
             Link::Custom { connection, .. } => &mut **connection,
         }
     }
@@ -228,6 +250,8 @@ impl fmt::Debug for Connection {
             Link::Multiplexed(_) => "MultiplexedConnection",
             #[cfg(feature = "cluster")]
             Link::Cluster(_) => "ClusterConnection",
+            #[cfg(feature = "memory-redis")]
+            Link::Memory(_) => "MemoryRedis",
             Link::Custom { .. } => "custom",
         };
         f.debug_tuple("Connection")

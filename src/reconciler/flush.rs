@@ -80,6 +80,7 @@ pub struct Held {
     opened: Arc<Opened>,
     pub(super) registered: Arc<Registered>,
     pub cut: CutBatch,
+    settle: Duration,
     known_since: Instant,
     /// Set if it could not be applied before, for example because of a lock: other families are not
     /// applied with it.
@@ -105,8 +106,7 @@ pub type Flushed = Result<()>;
 impl Held {
     /// Returns when it may be fetched, by this process's clock. The server's clock decides.
     pub fn ready_at(&self) -> Instant {
-        let settle = self.opened.family.durability().settle();
-        self.known_since + settle.saturating_sub(self.cut.settled)
+        self.known_since + self.settle.saturating_sub(self.cut.settled)
     }
 
     /// Returns when the oldest hit in it was counted, by this process's clock.
@@ -119,8 +119,7 @@ impl Held {
     /// Returns when it is flushed. With a settle time it waits a little longer, so that batches cut
     /// with it join.
     pub fn flush_at(&self) -> Instant {
-        let settle = self.opened.family.durability().settle();
-        self.ready_at() + settle.min(Duration::from_secs(1)) / 50
+        self.ready_at() + self.settle.min(Duration::from_secs(1)) / 50
     }
 }
 
@@ -255,7 +254,10 @@ impl Flusher {
         let Registered {
             family, database, ..
         } = &*registered;
-        let settle = family.durability().settle();
+        let settle = match self.redis.can_be_reverted() {
+            true => family.durability().settle(),
+            false => Duration::ZERO,
+        };
         let lease = self.lease.as_ref().filter(|_| cut == Cut::WhenDue);
         let lease = lease.map(|(owner, beyond)| Lease {
             owner,
@@ -269,6 +271,7 @@ impl Flusher {
                     opened,
                     registered,
                     cut,
+                    settle,
                     known_since: Instant::now(),
                     failed_before: false,
                 }),
@@ -335,10 +338,9 @@ impl Flusher {
 
     /// Returns the batch's content, or `None` if the batch is gone.
     async fn fetch(&self, held: &Held) -> Result<Option<Vec<(Vec<u8>, i64)>>> {
-        let settle = held.opened.family.durability().settle();
         let partition = held.partition(&self.redis);
         loop {
-            match partition.fetch(held.cut.id, settle, PAGE).await? {
+            match partition.fetch(held.cut.id, held.settle, PAGE).await? {
                 FetchReply::Deltas(deltas) => return Ok(Some(deltas)),
                 FetchReply::Wait(time) => sleep(time).await,
                 FetchReply::Stale => return Ok(None),

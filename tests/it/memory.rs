@@ -44,7 +44,7 @@ async fn many_tasks_and_a_reconciler_without_servers() {
     const HITS: i64 = 500;
     let (redis, store) = (MemoryRedis::new(), MemoryStore::new());
     let counterfoil = Counterfoil::new(redis.clone(), store.clone());
-    let family = || family("views").durability(Durability::Immediate);
+    let family = || family("views").durability(Durability::Settle(secs(60)));
     let views = counterfoil.opened(family()).await;
     let reconciler = counterfoil.reconcile().await;
     let tasks = (0..TASKS).map(|task| {

@@ -11,8 +11,6 @@ use redis::aio::ConnectionLike;
 use redis::{Arg, Cmd, Pipeline, RedisFuture, RedisResult, Value, parse_redis_value};
 
 use self::lua::Server;
-use super::Connection;
-
 /// A Redis in memory, for the tests of an application: with a [`MemoryStore`](crate::MemoryStore) a
 /// test needs no server. Clones share one Redis, which is dropped with the last of them.
 ///
@@ -20,18 +18,16 @@ use super::Connection;
 /// So all kinds of families count and refuse as they do on a server, and keys expire by this
 /// machine's clock. HyperLogLogs are exact.
 ///
-/// It has no faults: no call fails, and nothing is lost in a crash. A test of what your application
+/// It has no faults: no call fails, and nothing is lost in a crash, so no batch has to settle. A test of what your application
 /// does then needs a server. Other commands than those of the scripts are mostly missing.
 ///
 /// ```
-/// use counterfoil::{Counterfoil, Durability, Family, MemoryRedis, MemoryStore, Outcome};
+/// use counterfoil::{Counterfoil, Family, MemoryRedis, MemoryStore, Outcome};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> counterfoil::Result<()> {
 /// let counterfoil = Counterfoil::new(MemoryRedis::new(), MemoryStore::new());
-/// // or a drain waits for the batches to settle
-/// let views = Family::buffered("shop", "views").durability(Durability::Immediate);
-/// let views = counterfoil.open(views).await?;
+/// let views = counterfoil.open(Family::buffered("shop", "views")).await?;
 ///
 /// assert_eq!(views.add("/products/1", 1).await?, Outcome::Counted(1));
 /// counterfoil.drain().await?;
@@ -93,12 +89,6 @@ impl ConnectionLike for MemoryRedis {
 
     fn get_db(&self) -> i64 {
         0
-    }
-}
-
-impl From<MemoryRedis> for Connection {
-    fn from(redis: MemoryRedis) -> Self {
-        Connection::custom(redis).sending_once()
     }
 }
 
