@@ -35,7 +35,7 @@ pub use client::shutdown::Remaining;
 pub use client::visitors::Visitors;
 pub use connection::Connection;
 #[cfg(feature = "sentinel")]
-pub use connection::primary::sentinel_settings;
+pub use connection::primary::sentinel_builder;
 pub use connection::primary::{Primary, PrimaryTimeouts};
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;

@@ -23,8 +23,18 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
         });
         json.push(json!({"pair": name, "families": families}));
     }
-    lines.push("the configuration is valid".to_owned());
-    context.output.print(&json, |_| lines)
+    let doubt = context.config.http.as_ref();
+    let doubt = doubt.and_then(|http| http.check().err());
+    lines.push(match &doubt {
+        Some(doubt) => format!("the configuration is valid if the daemon has a token: {doubt}"),
+        None => "the configuration is valid".to_owned(),
+    });
+    context.output.print(&json, |_| lines)?;
+    Ok(if doubt.is_some() {
+        Exit::Warning
+    } else {
+        Exit::Ok
+    })
 }
 
 pub fn example(output: Output) -> Result<Exit, Failure> {

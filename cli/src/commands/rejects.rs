@@ -36,7 +36,7 @@ struct Listed {
 async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exit, Failure> {
     let mut listed = Vec::new();
     for pair in context.pairs() {
-        let rejects = open_rejects(&pair::store(pair)?, limit, family).await?;
+        let rejects = open_rejects(&pair::store(pair), limit, family).await?;
         listed.extend(rejects.into_iter().map(|reject| Listed {
             pair: pair.name.clone(),
             reject,
@@ -216,7 +216,7 @@ async fn apply(counterfoil: &Counterfoil, rejects: Vec<RejectView>) -> Result<Ou
 }
 
 async fn discard(context: &Context, which: &Which) -> Result<Exit, Failure> {
-    let store = pair::store(context.pair()?)?;
+    let store = pair::store(context.pair()?);
     let (selected, not_found) = select(&store, which).await?;
     let numbers: Vec<_> = selected.iter().map(|reject| reject.number).collect();
     let discarded = store.discard_rejects(&numbers).await?;

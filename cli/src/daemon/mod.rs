@@ -25,7 +25,7 @@ use self::state::{DaemonState, PairState, is_set};
 use self::worker::Worker;
 use crate::config::{Config, FamilyConfig, HttpConfig, LogFormat};
 use crate::exit::{Exit, Failure};
-use crate::http;
+use crate::http::{self, Access};
 
 /// The default log filter, which `RUST_LOG` overrides. The daemon logs each state once, so this
 /// hides the library's messages about every attempt.
@@ -37,7 +37,7 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     let prometheus = metrics::install()
         .map_err(|error| Failure::warning(format!("metrics are unavailable: {error:#}")))?;
     let listener = match &config.http {
-        Some(http) => Some((listen(http).await?, http.token.clone())),
+        Some(http) => Some(listen(http).await?),
         None => None,
     };
     let pairs = config.pairs.iter();
@@ -58,14 +58,25 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
         };
         tasks.spawn(worker.run());
     }
-    if let Some((listener, token)) = listener {
+    let mut live = Live {
+        families,
+        access: None,
+    };
+    if let Some((listener, access)) = listener {
         tracing::info!(address = %listener.local_addr()?, "listening");
         let mut stop = stopping.clone();
         let stopped = async move { is_set(&mut stop).await };
-        tasks.spawn(http::serve(listener, state, token, prometheus, stopped));
+        tasks.spawn(http::serve(
+            listener,
+            state,
+            access.subscribe(),
+            prometheus,
+            stopped,
+        ));
+        live.access = Some(access);
     }
     select! {
-        ended = until_stop(path, &families) => ended?,
+        ended = until_stop(path, &live) => ended?,
         () = systemd::watchdog() => {}
     }
     systemd::stopping();
@@ -100,16 +111,19 @@ fn start_log(format: LogFormat) {
     }
 }
 
-async fn listen(http: &HttpConfig) -> Result<TcpListener, Failure> {
-    TcpListener::bind(http.listen).await.map_err(|error| {
+async fn listen(http: &HttpConfig) -> Result<(TcpListener, watch::Sender<Access>), Failure> {
+    http.check().map_err(Failure::usage)?;
+    let listener = TcpListener::bind(http.listen).await.map_err(|error| {
         let advice = "each daemon on a machine needs another `listen` address, or \"off\"";
         Failure::warning(format!("listen = \"{}\": {error:#}: {advice}", http.listen))
-    })
+    })?;
+    let port = listener.local_addr()?.port();
+    Ok((listener, watch::Sender::new(Access::new(http, port))))
 }
 
 /// Reports to systemd that the daemon is ready, and returns on SIGTERM and Ctrl-C. On SIGHUP it
-/// reloads the families.
-async fn until_stop(path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) -> io::Result<()> {
+/// reloads the configuration.
+async fn until_stop(path: &Path, live: &Live) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
@@ -120,25 +134,41 @@ async fn until_stop(path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) 
             _ = interrupt.recv() => return Ok(()),
             _ = hang_up.recv() => {
                 systemd::reloading();
-                reload(path, families);
+                live.reload(path);
                 systemd::ready();
             }
         }
     }
 }
 
-fn reload(path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) {
-    match Config::read(path) {
-        Ok(config) => {
-            let number = config.families.len();
-            families.send_replace(config.families.into());
-            tracing::info!(
-                families = number,
-                "reloaded the families; other settings need a restart"
-            );
-        }
-        Err(error) => {
-            tracing::error!(error = %error, "reload failed, configuration unchanged")
+/// The settings that a reload replaces.
+struct Live {
+    families: watch::Sender<Arc<[FamilyConfig]>>,
+    /// `None` without an HTTP server.
+    access: Option<watch::Sender<Access>>,
+}
+
+impl Live {
+    fn reload(&self, path: &Path) {
+        let config = Config::read(path).and_then(|config| {
+            config.http.as_ref().map_or(Ok(()), HttpConfig::check)?;
+            Ok(config)
+        });
+        match config {
+            Ok(config) => {
+                let number = config.families.len();
+                self.families.send_replace(config.families.into());
+                if let (Some(access), Some(http)) = (&self.access, &config.http) {
+                    access.send_modify(|access| access.replace(http));
+                }
+                tracing::info!(
+                    families = number,
+                    "reloaded the families, the token and the hosts; other settings need a restart"
+                );
+            }
+            Err(error) => {
+                tracing::error!(error = %error, "reload failed, configuration unchanged")
+            }
         }
     }
 }

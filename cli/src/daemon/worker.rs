@@ -82,9 +82,7 @@ impl Worker {
     }
 
     async fn work(&mut self, counterfoil: Counterfoil, redis: Server) {
-        let Ok(probe) = pair::probe(&self.config) else {
-            return;
-        };
+        let probe = pair::probe(&self.config);
         let servers = (redis, Server::new(&self.config.name, "mysql"));
         let connections = (counterfoil.redis().clone(), probe);
         let (set_both_up, both_up) = watch::channel(false);

@@ -1,37 +1,90 @@
-//! Access control by a token: in a header or, for a browser, in a cookie derived from it.
+//! Access control: the names by which clients reach the daemon, and a token, in a header or, for a
+//! browser, in a cookie that proves it.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
-use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::header::{
+    AUTHORIZATION, HOST, HeaderName, RETRY_AFTER, SET_COOKIE, WWW_AUTHENTICATE,
+};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
-use axum_extra::extract::cookie::{Cookie, CookieJar, SameSite};
+use axum_extra::extract::cookie::CookieJar;
+use hmac::{Hmac, KeyInit, Mac};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
+use sha2::{Digest, Sha256, Sha512};
 use subtle::ConstantTimeEq;
+use tokio::sync::watch;
 
 use super::assets::hex;
+use super::connections::Peer;
+use super::logins::Logins;
 use super::params::Params;
 use super::problem::Problem;
+use crate::config::{HttpConfig, Token};
+use crate::status::unix_now;
 
-const COOKIE_NAME: &str = "counterfoil";
+/// The time after which a browser needs the token again.
+const SESSION_SECONDS: u64 = 7 * 24 * 3600;
 
-/// The proofs that a client knows the token. Hashes are compared in constant time, so that timing
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// What a client must state and prove. A reload of the configuration replaces it.
+#[derive(Clone)]
+pub struct Access {
+    hosts: Vec<String>,
+    keys: Option<Keys>,
+    port: u16,
+}
+
+impl Access {
+    /// Creates the rules of a daemon that listens on `port`.
+    pub fn new(config: &HttpConfig, port: u16) -> Self {
+        Access {
+            hosts: config.hosts.clone(),
+            keys: config.token.as_ref().map(|token| Keys::new(token, port)),
+            port,
+        }
+    }
+
+    /// Takes over another configuration.
+    pub fn replace(&mut self, config: &HttpConfig) {
+        *self = Access::new(config, self.port);
+    }
+
+    /// Returns whether a browser may use this address: an IP address, a name of this machine, or a
+    /// configured one. Any other name may be that of a foreign page whose owner points it here.
+    fn is_host(&self, host: &str) -> bool {
+        let host = host.to_lowercase();
+        host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+            || host == "localhost"
+            || host.ends_with(".localhost")
+            || self.hosts.contains(&host)
+    }
+}
+
+/// The proofs that a client knows the token. They are compared in constant time, so that timing
 /// reveals neither content nor length.
-pub struct Keys {
+#[derive(Clone)]
+struct Keys {
     token: [u8; 32],
-    /// The cookie's value. It replaces the token, which no reply contains.
-    cookie: String,
+    /// The key of the cookies. They replace the token, which no reply contains.
+    key: Hmac<Sha256>,
+    /// Differs between daemons on one machine, since cookies are shared by all ports of a host.
+    cookie_name: String,
 }
 
 impl Keys {
-    pub fn new(token: &str) -> Self {
-        let cookie = Sha256::digest(format!("counterfoil's cookie\n{token}"));
+    fn new(token: &Token, port: u16) -> Self {
+        let key = Sha512::digest(format!("counterfoil's cookies\n{}", token.as_str()));
         Keys {
-            token: Sha256::digest(token).into(),
-            cookie: hex(&cookie),
+            token: Sha256::digest(token.as_str()).into(),
+            key: Hmac::new(&key),
+            cookie_name: format!("counterfoil-{port}"),
         }
     }
 
@@ -39,15 +92,44 @@ impl Keys {
         self.token.ct_eq(&Sha256::digest(offered)).into()
     }
 
-    fn are_in(&self, headers: &HeaderMap) -> bool {
-        let is_cookie = |cookie: &Cookie<'_>| -> bool {
-            let offered = cookie.value().as_bytes();
-            self.cookie.as_bytes().ct_eq(offered).into()
-        };
-        let cookies = CookieJar::from_headers(headers);
-        bearer(headers).is_some_and(|token| self.is_token(token))
-            || cookies.get(COOKIE_NAME).is_some_and(is_cookie)
+    /// Returns the header that gives a browser with the token its cookie.
+    fn set_cookie(&self, is_secure: bool) -> String {
+        let expires = unix_now() + SESSION_SECONDS;
+        let (name, proof) = (&self.cookie_name, self.proof(expires));
+        let secure = if is_secure { "; Secure" } else { "" };
+        format!(
+            "{name}={expires}.{proof}; Path=/; Max-Age={SESSION_SECONDS}; HttpOnly; SameSite=Strict{secure}"
+        )
     }
+
+    fn proof(&self, expires: u64) -> String {
+        let mut mac = self.key.clone();
+        mac.update(&expires.to_be_bytes());
+        hex(&mac.finalize().into_bytes())
+    }
+
+    /// Returns whether the client has a cookie that has not expired.
+    fn is_session(&self, headers: &HeaderMap) -> bool {
+        let cookies = CookieJar::from_headers(headers);
+        let cookie = cookies.get(&self.cookie_name);
+        let value = cookie.and_then(|cookie| cookie.value().split_once('.'));
+        value.is_some_and(|(expires, proof)| {
+            expires.parse().is_ok_and(|expires| {
+                let is_proof: bool = self
+                    .proof(expires)
+                    .as_bytes()
+                    .ct_eq(proof.as_bytes())
+                    .into();
+                is_proof && expires > unix_now()
+            })
+        })
+    }
+}
+
+/// The rules, and the clients that broke them.
+pub struct Auth {
+    pub access: watch::Receiver<Access>,
+    pub logins: Logins,
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
@@ -58,41 +140,82 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 #[derive(Deserialize)]
-pub struct TokenParams {
+struct TokenParams {
     token: Option<String>,
 }
 
-/// Requires the token, if there is one. A browser sends it once, as `/?token=...`.
-pub async fn require(
-    State(keys): State<Option<Arc<Keys>>>,
-    params: Result<Params<TokenParams>, Problem>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let offered = match params {
-        Ok(Params(TokenParams { token })) if request.uri().path() == "/" => token,
+/// Requires a known host name and, if there is one, the token. A browser sends it once, as
+/// `/?token=...`.
+pub async fn require(State(auth): State<Arc<Auth>>, request: Request, next: Next) -> Response {
+    let access = auth.access.borrow().clone();
+    if !host(&request).is_some_and(|host| access.is_host(&host)) {
+        let unknown = "the host name of the request is unknown";
+        return Problem::new(StatusCode::MISDIRECTED_REQUEST, unknown)
+            .advise("add it to `hosts` in the configuration, or use localhost or an IP address")
+            .into_response();
+    }
+    let (mut parts, body) = request.into_parts();
+    let in_query = match Params::<TokenParams>::from_request_parts(&mut parts, &()).await {
+        Ok(Params(params)) if parts.uri.path() == "/" => params.token,
         _ => None,
     };
+    let request = Request::from_parts(parts, body);
     // redirects to the page without the token in its address
     let home = Redirect::to("/");
-    match (keys, offered) {
-        (None, None) => next.run(request).await,
-        (None, Some(_)) => home.into_response(),
-        (Some(keys), Some(token)) if keys.is_token(&token) => {
-            let cookie = Cookie::build((COOKIE_NAME, keys.cookie.clone()))
-                .http_only(true)
-                .same_site(SameSite::Strict)
-                .path("/");
-            (CookieJar::new().add(cookie), home).into_response()
-        }
-        (Some(keys), None) if keys.are_in(request.headers()) => next.run(request).await,
-        (Some(_), _) => {
-            let problem =
-                Problem::new(StatusCode::UNAUTHORIZED, "the token is missing or wrong").advise(
-                    "send the header Authorization: Bearer TOKEN; in a browser open /?token=TOKEN once",
-                );
-            let challenge = "Bearer realm=\"counterfoil\"";
-            ([(WWW_AUTHENTICATE, challenge)], problem).into_response()
-        }
+    let headers = request.headers();
+    let Some(keys) = &access.keys else {
+        return match in_query {
+            Some(_) => home.into_response(),
+            None => next.run(request).await,
+        };
+    };
+    if in_query.is_none() && keys.is_session(headers) {
+        return next.run(request).await;
     }
+    let Some(offered) = in_query.as_deref().or(bearer(headers)) else {
+        return unauthorized("the token is missing");
+    };
+    let address = client(&request);
+    if let Some(pause) = address.and_then(|address| auth.logins.pause(address)) {
+        let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens");
+        return ([(RETRY_AFTER, pause.as_secs() + 1)], problem).into_response();
+    }
+    if !keys.is_token(offered) {
+        if let Some(address) = address {
+            auth.logins.failed(address);
+        }
+        return unauthorized("the token is wrong");
+    }
+    if in_query.is_some() {
+        let is_secure = headers
+            .get(FORWARDED_PROTO)
+            .is_some_and(|proto| proto == "https");
+        return ([(SET_COOKIE, keys.set_cookie(is_secure))], home).into_response();
+    }
+    next.run(request).await
+}
+
+fn unauthorized(why: &str) -> Response {
+    let advice =
+        "send the header Authorization: Bearer TOKEN; in a browser open /?token=TOKEN once";
+    let problem = Problem::new(StatusCode::UNAUTHORIZED, why).advise(advice);
+    let challenge = "Bearer realm=\"counterfoil\"";
+    ([(WWW_AUTHENTICATE, challenge)], problem).into_response()
+}
+
+/// Returns the host that the client addressed, without the port.
+fn host(request: &Request) -> Option<String> {
+    let stated = request.headers().get(HOST);
+    let stated = stated.and_then(|host| host.to_str().ok()?.parse().ok());
+    let authority: Authority = request.uri().authority().cloned().or(stated)?;
+    Some(authority.host().to_owned())
+}
+
+/// Returns the address of the client, as the proxy on this machine states it, if there is one.
+fn client(request: &Request) -> Option<IpAddr> {
+    let Peer(peer) = request.extensions().get().copied()?;
+    let stated = request.headers().get_all(FORWARDED_FOR).iter().next_back();
+    let stated =
+        stated.and_then(|list| list.to_str().ok()?.rsplit(',').next()?.trim().parse().ok());
+    Some(stated.filter(|_| peer.is_loopback()).unwrap_or(peer))
 }

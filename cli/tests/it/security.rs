@@ -1,0 +1,315 @@
+//! What strangers learn and may do: secrets, TLS, host names, logins, and text that deceives.
+
+use counterfoil::redis::{Client, cmd};
+use futures_util::future::join_all;
+use serde_json::Value;
+use testkit::{Certificates, MysqlServer, RedisOptions, RedisServer, Sentinel};
+
+use crate::client::{address, get, request, send};
+use crate::support::Site;
+
+/// A password that occurs in nothing else.
+const SECRET: &str = "hunter2-of-the-test";
+
+#[tokio::test]
+async fn no_output_shows_a_password() {
+    const COMMANDS: [&[&str]; 5] = [
+        &["check-config"],
+        &["check"],
+        &["status"],
+        &["scripts", "load"],
+        &["rejects", "list"],
+    ];
+    let site = Site::new().await;
+    let (redis, mysql) = (site.redis.url(), &site.mysql_url);
+    // nothing listens on port 1
+    let pairs = [
+        format!("redis = \"redis://u:{SECRET}@127.0.0.1:1\"\nmysql = {mysql:?}"),
+        format!("cluster = [\"redis://u:{SECRET}@127.0.0.1:1\"]\nmysql = {mysql:?}"),
+        format!(
+            "redis = \"redis://u:{SECRET}@primary\"\nsentinel = [\"redis://u:{SECRET}@127.0.0.1:1\"]\n\
+             mysql = {mysql:?}"
+        ),
+        format!("redis = {redis:?}\nmysql = \"mysql://u:{SECRET}@127.0.0.1:1/x\""),
+        format!(
+            "redis = {redis:?}\nmysql = \"mysql://127.0.0.1:1/x\"\nredis_password = \"{SECRET}\"\n\
+             mysql_password = \"{SECRET}\""
+        ),
+    ];
+    let tried = pairs.iter().enumerate().map(async |(number, pair)| {
+        let file = site.folder().join(format!("{number}.toml"));
+        let text = format!("listen = \"127.0.0.1:0\"\ntoken = \"{SECRET}\"\n[pair.main]\n{pair}\n");
+        std::fs::write(&file, text).unwrap();
+        let file = file.to_str().unwrap();
+        let run = async |args: &&[&str]| {
+            let output = site.run(&[args, &["--config", file][..]].concat()).await;
+            format!("{args:?}: {output:?}")
+        };
+        let mut shown = join_all(COMMANDS.iter().map(run)).await;
+        let daemon = site
+            .daemon_with(|command| command.args(["--config", file]))
+            .await;
+        daemon.logs(&["unavailable"]).await;
+        let bearer = format!("Authorization: Bearer {SECRET}\r\n");
+        for path in ["/", "/api/v1/state", "/metrics"] {
+            shown.push(format!(
+                "{:?}",
+                request(&daemon, "GET", path, &bearer).await
+            ));
+        }
+        let ready = get(&daemon, "/readyz").await;
+        assert!(
+            ready.status == 503
+                && [
+                    "not ready: redis\n",
+                    "not ready: mysql\n",
+                    "not ready: mysql, redis\n"
+                ]
+                .contains(&&*ready.body),
+            "{ready:?}"
+        );
+        daemon.signal("TERM");
+        shown.push(daemon.ended().await.1);
+        for shown in shown {
+            assert!(!shown.contains(SECRET), "{pair}: {shown}");
+        }
+    });
+    join_all(tried).await;
+}
+
+#[tokio::test]
+async fn sentinel_urls_decide_about_tls_and_credentials() {
+    let server = async || RedisServer::start(RedisOptions::volatile().tcp()).await;
+    let (first, second) = (server().await, server().await);
+    second.replica_of(&first).await;
+    let sentinel = Sentinel::start(&first).await;
+    let site = Site::without_tables().await;
+    let (mysql, url) = (&site.mysql_url, sentinel.url());
+    let write = |primary: &str, sentinel: &str| {
+        site.write(&format!(
+            "[pair.main]\nredis = {primary:?}\nsentinel = [{sentinel:?}]\nmysql = {mysql:?}\n"
+        ));
+    };
+    write("redis://primary", &url);
+    site.printed(&["scripts", "load"]).await;
+    // the primary has no TLS: whoever asks for it must not send anything in plain text
+    write("rediss://primary", &url);
+    site.ends_with(2, &["scripts", "load"]).await;
+
+    let client = Client::open(url.as_str()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    for words in [
+        &format!("ACL SETUSER asker on >{SECRET} allkeys allchannels allcommands"),
+        "ACL SETUSER default off",
+    ] {
+        let mut words = words.split(' ');
+        let mut command = cmd(words.next().unwrap());
+        command.arg(words.collect::<Vec<_>>());
+        command.exec_async(&mut connection).await.unwrap();
+    }
+    write("redis://primary", &url);
+    site.ends_with(2, &["scripts", "load"]).await;
+    write(
+        "redis://primary",
+        &url.replace("://", &format!("://asker:{SECRET}@")),
+    );
+    site.printed(&["scripts", "load"]).await;
+}
+
+#[tokio::test]
+async fn check_reports_the_protection_of_both_servers() {
+    let certificates = Certificates::issue();
+    let redis = RedisServer::start(RedisOptions::volatile().tls(&certificates)).await;
+    let mysql = MysqlServer::start_tcp(Some(&certificates)).await;
+    let (database, pool) = mysql.database("security").await;
+    let site = Site::of(redis, pool, String::new());
+    site.sql(&format!(
+        "CREATE USER shop@'%' IDENTIFIED BY '{SECRET}'; GRANT ALL ON *.* TO shop@'%'"
+    ))
+    .await;
+    let file = |name: &str| certificates.file(name);
+    let (ca, cert, key) = (file("ca.pem"), file("client.pem"), file("client.key"));
+    let (redis, port) = (site.redis.port(), mysql.port());
+    let address = format!("mysql://shop:{SECRET}@localhost:{port}/{database}");
+    let write = |redis: &str, mysql: &str| {
+        site.write(&format!(
+            "[pair.main]\nredis = {redis:?}\nredis_ca = {ca:?}\nredis_cert = {cert:?}\nredis_key = {key:?}\nmysql = {mysql:?}\n"
+        ));
+    };
+    write(
+        &format!("rediss://localhost:{redis}"),
+        &format!("{address}?ssl-ca={ca}"),
+    );
+    site.printed(&["init"]).await;
+    let verified = "TLS, the certificate is verified";
+    let checked = site.run(&["check"]).await.out;
+    for server in ["redis", "mysql"] {
+        assert!(
+            checked.contains(&format!("pair main: {server}: {verified}")),
+            "{checked}"
+        );
+    }
+    write(&format!("rediss://localhost:{redis}/#insecure"), &address);
+    let checked: Value = serde_json::from_str(&site.run(&["check", "--json"]).await.out).unwrap();
+    let unverified = "TLS, the certificate is not verified";
+    assert_eq!(checked[0]["tls"]["redis"], unverified);
+    let mysql = checked[0]["tls"]["mysql"].as_str().unwrap();
+    assert!(
+        mysql.starts_with(unverified) && mysql.contains("(TLSv1."),
+        "{mysql}"
+    );
+}
+
+#[tokio::test]
+async fn only_known_host_names_are_served() {
+    let site = Site::new().await;
+    let path = site.configure("");
+    let text = std::fs::read_to_string(path).unwrap();
+    site.write(&format!("hosts = [\"Counters.example.com\"]\n{text}"));
+    let daemon = site.daemon().await;
+    let asked = async |line: &str, host: &str| {
+        let request = format!("GET {line} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
+        send(&daemon, request.as_bytes()).await.unwrap().status
+    };
+    for host in [
+        "localhost",
+        "localhost:80",
+        "LOCALHOST",
+        "a.localhost",
+        "127.0.0.1:9292",
+        "192.0.2.7",
+        "[::1]:9292",
+        "counters.example.com",
+        "counters.EXAMPLE.com:443",
+    ] {
+        assert_eq!(
+            asked("/metrics", &format!("Host: {host}\r\n")).await,
+            200,
+            "{host}"
+        );
+    }
+    for host in [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "@",
+        "",
+    ] {
+        let header = format!("Host: {host}\r\n");
+        for path in ["/", "/metrics", "/api/v1/state", "/nothing"] {
+            assert_eq!(asked(path, &header).await, 421, "{host}");
+        }
+        assert_eq!(asked("/healthz", &header).await, 200, "{host}");
+    }
+    assert_eq!(asked("/metrics", "").await, 421);
+    assert_eq!(
+        asked("http://evil.example/metrics", "Host: localhost\r\n").await,
+        421
+    );
+}
+
+#[tokio::test]
+async fn other_machines_need_a_token() {
+    let site = Site::new().await;
+    let path = site.configure("");
+    let text = std::fs::read_to_string(path)
+        .unwrap()
+        .replace("127.0.0.1:0", "0.0.0.0:0");
+    site.write(&text);
+    let refused = site.ends_with(3, &["run"]).await;
+    assert!(
+        refused
+            .err
+            .contains("set `token`, or allow_anonymous = true"),
+        "{refused:?}"
+    );
+    // a credential of systemd has the token: other commands do not see it
+    let warned = site.ends_with(1, &["check-config"]).await;
+    assert!(warned.out.contains("there is no token"), "{warned:?}");
+    site.ends_with(0, &["status"]).await;
+    let empty = site.run_with(&["run"], &[("COUNTERFOIL_TOKEN", "")]).await;
+    assert!(
+        empty.code == 3 && empty.err.contains("the token is empty"),
+        "{empty:?}"
+    );
+    for (more, environment) in [("allow_anonymous = true\n", None), ("", Some(SECRET))] {
+        site.write(&format!("{more}{text}"));
+        let daemon = site
+            .daemon_with(|command| command.envs(environment.map(|it| ("COUNTERFOIL_TOKEN", it))))
+            .await;
+        daemon.signal("KILL");
+        drop(daemon);
+    }
+}
+
+#[tokio::test]
+async fn logins_expire_are_counted_and_follow_the_configuration() {
+    let site = Site::new().await;
+    let text = std::fs::read_to_string(site.configure("")).unwrap();
+    std::fs::write(site.folder().join("token"), SECRET).unwrap();
+    site.write(&format!("token_file = \"token\"\n{text}"));
+    let daemon = site.daemon().await;
+    let port = address(&daemon).rsplit_once(':').unwrap().1.to_owned();
+    let login = async |token: &str, headers: &str| {
+        request(&daemon, "GET", &format!("/?token={token}"), headers).await
+    };
+    let status = async |headers: &str| request(&daemon, "GET", "/metrics", headers).await.status;
+
+    let cookie = login(SECRET, "")
+        .await
+        .header("set-cookie")
+        .unwrap()
+        .to_owned();
+    assert!(
+        cookie.starts_with(&format!("counterfoil-{port}=")),
+        "{cookie}"
+    );
+    assert!(
+        cookie.contains("; Max-Age=604800; ") && !cookie.contains("Secure"),
+        "{cookie}"
+    );
+    let behind_tls = login(SECRET, "X-Forwarded-Proto: https\r\n").await;
+    assert!(
+        behind_tls
+            .header("set-cookie")
+            .unwrap()
+            .ends_with("; Secure"),
+        "{behind_tls:?}"
+    );
+    let session = format!("Cookie: {}\r\n", cookie.split(';').next().unwrap());
+    assert_eq!(status(&session).await, 200);
+    // the proof is of the time until which it is valid
+    let expires = cookie.split(['=', '.']).nth(1).unwrap();
+    let later = (expires.parse::<u64>().unwrap() + 1).to_string();
+    assert_eq!(status(&session.replace(expires, &later)).await, 401);
+
+    // a browser behind the proxy of this machine; others are not affected
+    let stranger = "X-Forwarded-For: 203.0.113.9, 198.51.100.7\r\n";
+    for _ in 0..10 {
+        assert_eq!(login("wrong", stranger).await.status, 401);
+    }
+    let refused = login(SECRET, stranger).await;
+    assert_eq!(refused.status, 429, "{refused:?}");
+    assert!(
+        refused
+            .header("retry-after")
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+            <= 60
+    );
+    assert_eq!(login(SECRET, "").await.status, 303);
+    assert_eq!(status(&format!("{stranger}{session}")).await, 200);
+    let lines = daemon.lines(&["login failed", "client=198.51.100.7"]);
+    assert_eq!((lines, daemon.lines(&["too many failed logins"])), (10, 1));
+    assert!(!daemon.log().contains("=wrong") && !daemon.log().contains(SECRET));
+
+    // a reload replaces the token, and ends the sessions of the former one
+    std::fs::write(site.folder().join("token"), "another").unwrap();
+    daemon.signal("HUP");
+    daemon.logs(&["reloaded"]).await;
+    let bearer = |token: &str| format!("Authorization: Bearer {token}\r\n");
+    assert_eq!(status(&bearer("another")).await, 200);
+    assert_eq!(status(&session).await, 401);
+    assert_eq!(status(&bearer(SECRET)).await, 401);
+}
