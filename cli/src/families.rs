@@ -48,11 +48,11 @@ pub async fn find(store: &dyn Store, name: &str) -> Result<Option<Registered>> {
 }
 
 /// Returns the exact values of some ids in their order, or `None` for a kind without values. Ids of
-/// visitors are `SCOPE/DAY`.
+/// visitors are `SCOPE/DAY`. It writes nothing.
 pub async fn values(counters: &AnyCounters, ids: &[String]) -> Result<Option<Vec<i64>>> {
     let values = match counters {
         AnyCounters::Buffered(counters) => counters.get_many(ids).await?,
-        AnyCounters::Cached(counters) => counters.get_many(ids).await?,
+        AnyCounters::Cached(counters) => counters.peek_many(ids).await?,
         AnyCounters::Visitors(visitors) => {
             let separator = counters.family().separator();
             let days = ids.iter().map(|id| scope_and_day(id, separator));

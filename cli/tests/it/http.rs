@@ -17,7 +17,7 @@ use crate::client::{Reply, address, get, request, send};
 use crate::support::{Daemon, Site, eventually};
 
 /// A family of each kind.
-const KINDS: &str = "
+pub const KINDS: &str = "
 [[family]]
 name = \"shop/views\"
 kind = \"buffered\"

@@ -1,12 +1,15 @@
 //! What strangers learn and may do: secrets, TLS, host names, logins, and text that deceives.
 
+use std::time::Duration;
+
 use counterfoil::redis::{Client, cmd};
 use futures_util::future::join_all;
 use serde_json::Value;
 use testkit::{Certificates, MysqlServer, RedisOptions, RedisServer, Sentinel};
 
 use crate::client::{address, get, request, send};
-use crate::support::Site;
+use crate::http::KINDS;
+use crate::support::{Site, eventually};
 
 /// A password that occurs in nothing else.
 const SECRET: &str = "hunter2-of-the-test";
@@ -312,4 +315,117 @@ async fn logins_expire_are_counted_and_follow_the_configuration() {
     assert_eq!(status(&bearer("another")).await, 200);
     assert_eq!(status(&session).await, 401);
     assert_eq!(status(&bearer(SECRET)).await, 401);
+}
+
+#[tokio::test]
+async fn reads_by_http_write_nothing() {
+    let site = Site::new().await;
+    site.sql(
+        "CREATE TABLE item (id BIGINT UNSIGNED PRIMARY KEY, n BIGINT NOT NULL); \
+         INSERT INTO item VALUES (1, 10), (2, 20), (3, 30)",
+    )
+    .await;
+    let voted = "[[family]]\nname = \"shop/votes\"\nkind = \"cached\"\n\
+        table = { name = \"item\", write = \"update\", keys = [[\"id\", \"unsigned\"]], value = \"n\" }\n";
+    site.configure(&format!("{KINDS}{voted}"));
+    let daemon = site.daemon().await;
+    eventually("its families", async || {
+        get(&daemon, "/api/v1/families").await.json()["total"] == 6
+    })
+    .await;
+    // in Redis, with more that waits there
+    site.printed(&["add", "shop/votes", "1", "5"]).await;
+    site.sql("INSERT INTO item VALUES (4, 40)").await;
+    let changes = async || {
+        let info: String = site.redis.run("INFO persistence").await.unwrap();
+        let line = info.lines().find(|line| line.starts_with("rdb_changes"));
+        line.unwrap().to_owned()
+    };
+    eventually(
+        "the hit is in MySQL, and nothing changes any more",
+        async || {
+            let before = changes().await;
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            site.number("SELECT n FROM item WHERE id = 1").await == 15 && changes().await == before
+        },
+    )
+    .await;
+    let before = changes().await;
+    for path in [
+        "/api/v1/values?family=shop/votes&id=1&id=2&id=3&id=4&id=5",
+        "/api/v1/values?family=shop/stock&id=new",
+        "/api/v1/values?family=shop/views&id=new",
+        "/api/v1/values?family=shop/visitors&id=7/2026-01-31",
+        "/api/v1/series?family=shop/downloads&name=x&precision=60s",
+        "/api/v1/series-names?family=shop/downloads",
+        "/api/v1/activity?family=shop/readers&page=front",
+        "/api/v1/rejects",
+        "/api/v1/state",
+        "/counter?family=shop/votes&id=3",
+        "/counter?family=shop/readers&id=front",
+        "/series?family=shop/downloads&name=x",
+        "/",
+        "/metrics",
+    ] {
+        assert_eq!(get(&daemon, path).await.status, 200, "{path}");
+        assert_eq!(changes().await, before, "{path}");
+    }
+    let reply = get(
+        &daemon,
+        "/api/v1/values?family=shop/votes&id=1&id=2&id=4&id=5",
+    )
+    .await
+    .json();
+    let values: Vec<_> = reply["values"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| &one["value"])
+        .collect();
+    assert_eq!(values, [15, 20, 40, 0]);
+    assert_eq!(site.printed(&["get", "shop/votes", "3"]).await, "3\t30\n");
+    assert_eq!(changes().await, before);
+}
+
+#[tokio::test]
+async fn ids_neither_control_the_terminal_nor_reorder_text() {
+    let site = Site::new().await;
+    site.sql("CREATE TABLE item (id VARBINARY(100) PRIMARY KEY, n BIGINT NOT NULL)")
+        .await;
+    site.configure(
+        "[[family]]\nname = \"shop/votes\"\nkind = \"buffered\"\nsync_hits = 1\n\
+         table = { name = \"item\", write = \"update\", keys = [[\"id\", \"text\"]], value = \"n\" }\n\
+         [[family]]\nname = \"shop/views\"\nkind = \"buffered\"\n",
+    );
+    let (title, arabic) = ("\x1b]0;owned\x07\u{202e}x", "مرحبا");
+    for id in [title, arabic] {
+        site.printed(&["add", "shop/votes", id]).await;
+        site.printed(&["add", "shop/views", id]).await;
+    }
+    site.printed(&["drain"]).await;
+    for args in [
+        &["list", "shop/views"][..],
+        &["get", "shop/views", title, arabic],
+        &["rejects", "list"],
+        &["rejects", "retry", "--all"],
+        &["add", "shop/votes", "x\x1by", "1"],
+    ] {
+        let shown = site.run(args).await;
+        let text = shown.out + &shown.err;
+        let is_control = |c: char| (c.is_control() && c != '\n' && c != '\t') || c == '\u{202e}';
+        assert!(!text.contains(is_control), "{args:?}: {text:?}");
+        let id_is_shown = text.contains("\\u{1b}]0;owned") && text.contains("\\u{202e}x");
+        assert!(id_is_shown || args[0] == "add", "{args:?}: {text}");
+        let quoted = format!("\u{2068}\"{arabic}\"\u{2069}");
+        let bare = format!("\u{2068}{arabic}\u{2069}\t");
+        let is_isolated = text.contains(&quoted) || text.contains(&bare);
+        assert!(is_isolated || args[0] == "add", "{args:?}: {text}");
+    }
+    let daemon = site.daemon().await;
+    eventually("the rejects", async || {
+        let page = get(&daemon, "/").await.body;
+        page.contains(&format!("<bdi>{arabic}</bdi>"))
+            && page.contains("<bdi>\\u{1b}]0;owned\\u{7}\\u{202e}x</bdi>")
+    })
+    .await;
 }

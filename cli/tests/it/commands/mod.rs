@@ -7,7 +7,7 @@ mod offline;
 mod privileges;
 mod recounts;
 mod rejects;
-mod top;
+pub mod top;
 mod unavailable;
 
 use serde_json::Value;
