@@ -14,14 +14,16 @@ pub fn of_pair<'a>(
     families.iter().filter(move |family| family.pair == pair)
 }
 
-/// Returns the configuration of NAMESPACE/FAMILY.
+/// Returns the configuration of NAMESPACE/FAMILY: that of its name, or the most specific pattern.
 pub fn configured<'a>(
     families: &'a [FamilyConfig],
     pair: &str,
     name: &str,
 ) -> Option<&'a FamilyConfig> {
     let (namespace, family) = name.split_once('/')?;
-    of_pair(families, pair).find(|configured| configured.describes(namespace, family))
+    of_pair(families, pair)
+        .filter(|configured| configured.describes(namespace, family))
+        .max_by_key(|configured| configured.precedence())
 }
 
 /// Opens NAMESPACE/FAMILY as configured.

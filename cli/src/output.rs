@@ -214,10 +214,7 @@ mod tests {
         }
         let rows = [["שלום", "7"], ["ab\n", "10"]].map(|row| row.map(str::to_owned));
         let lines = table(["ID", "N"], &rows);
-        assert_eq!(
-            lines,
-            ["ID     N", "\u{2068}שלום\u{2069}   7", "ab\\n  10"]
-        );
+        assert_eq!(lines, ["ID     N", "\u{2068}שלום\u{2069}   7", "ab\\n  10"]);
         assert_eq!(without_controls("a\nb\x1b"), "a\nb\\u{1b}");
     }
 

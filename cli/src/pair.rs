@@ -1,8 +1,6 @@
 //! The connections of a pair.
 
 use std::fmt::Display;
-use std::fs;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use counterfoil::redis::cluster::ClusterClient;
@@ -50,7 +48,7 @@ fn pool(config: &PairConfig, max_connections: u32) -> MySqlPool {
 }
 
 fn single(config: &PairConfig, info: &ConnectionInfo) -> Result<ConnectionInfo> {
-    match certificates(config)? {
+    match certificates(config) {
         Some(certificates) => {
             let client = Client::build_with_tls(info.clone(), certificates);
             let client = client.map_err(|error| invalid_setting(config, "redis", error))?;
@@ -66,7 +64,7 @@ async fn sentinel(
     primary: &ConnectionInfo,
 ) -> Result<Primary> {
     let mut builder = sentinel_builder(sentinels.iter().cloned(), primary.clone())?;
-    if let Some(certificates) = certificates(config)? {
+    if let Some(certificates) = certificates(config) {
         if sentinels.iter().any(is_tls) {
             builder = builder.set_client_to_sentinel_certificates(certificates.clone());
         }
@@ -82,7 +80,7 @@ async fn sentinel(
 
 async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<ClusterConnection> {
     let mut builder = cluster_settings(ClusterClient::builder(nodes.iter().cloned()));
-    if let Some(certificates) = certificates(config)? {
+    if let Some(certificates) = certificates(config) {
         builder = builder.certs(certificates);
     }
     let client = builder
@@ -95,25 +93,17 @@ async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<Cluste
     })
 }
 
-/// Reads the certificates of the configuration, which add to the system's.
-fn certificates(config: &PairConfig) -> Result<Option<TlsCertificates>> {
-    let read = |file: &PathBuf| {
-        fs::read(file).map_err(|error| invalid_setting(config, file.display(), error))
-    };
+/// Returns the certificates of the configuration. An authority replaces those of the system.
+fn certificates(config: &PairConfig) -> Option<TlsCertificates> {
     let tls = &config.redis_tls;
-    if tls.authority.is_none() && tls.client.is_none() {
-        return Ok(None);
-    }
-    let client = |(cert, key): &(_, _)| {
-        Ok(ClientTlsConfig {
-            client_cert: read(cert)?,
-            client_key: read(key)?,
-        })
-    };
-    Ok(Some(TlsCertificates {
-        root_cert: tls.authority.as_ref().map(read).transpose()?,
-        client_tls: tls.client.as_ref().map(client).transpose()?,
-    }))
+    let client = tls.client.as_ref().map(|(cert, key)| ClientTlsConfig {
+        client_cert: cert.clone(),
+        client_key: key.clone(),
+    });
+    (!tls.is_empty()).then(|| TlsCertificates {
+        root_cert: tls.authority.clone(),
+        client_tls: client,
+    })
 }
 
 fn invalid_setting(config: &PairConfig, setting: impl Display, error: impl Display) -> Error {

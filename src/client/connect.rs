@@ -17,6 +17,8 @@ use crate::store::mysql::MysqlStore;
 
 /// The time limit for the first connection to a database that may be unreachable.
 const LATER: Duration = Duration::from_secs(3);
+/// The time limit for connecting to the database, including TLS and the login.
+const CONNECT: Duration = Duration::from_secs(5);
 
 impl Counterfoil {
     /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a
@@ -103,9 +105,11 @@ pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
 pub(crate) async fn connect_mysql(url: &str) -> Result<MysqlStore> {
     let options = options(url)?;
     // one connection first: a pool that cannot connect reports only a timeout
-    let connection = MySqlConnection::connect_with(&options).await;
-    connection.map_err(|error| no_database(&options).with_source(error))?;
-    Ok(lazy(options))
+    match timeout(CONNECT, MySqlConnection::connect_with(&options)).await {
+        Ok(Ok(_)) => Ok(lazy(options)),
+        Ok(Err(error)) => Err(no_database(&options).with_source(error)),
+        Err(elapsed) => Err(no_database(&options).with_source(elapsed)),
+    }
 }
 
 /// Connects like [`connect_mysql`], but also succeeds if the database is unreachable. Returns
@@ -174,6 +178,6 @@ fn options(url: &str) -> Result<MySqlConnectOptions> {
 fn lazy(options: MySqlConnectOptions) -> MysqlStore {
     let pool = MySqlPoolOptions::new()
         .max_connections(10)
-        .acquire_timeout(Duration::from_secs(5));
+        .acquire_timeout(CONNECT);
     MysqlStore::new(pool.connect_lazy_with(options))
 }

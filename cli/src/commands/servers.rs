@@ -106,7 +106,10 @@ async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, 
     let mut new = Vec::new();
     let mut findings = Vec::new();
     for configured in context.families(pair) {
-        let is_it = |family: &&Family| configured.describes(family.namespace(), family.name());
+        let is_it = |family: &&Family| {
+            let applies = context.configured(pair, &family.to_string());
+            applies.is_some_and(|applies| std::ptr::eq(applies, configured))
+        };
         let families = registered.iter().map(|registered| &registered.family);
         let mut families = families.filter(is_it).peekable();
         if families.peek().is_none() {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use counterfoil::Durability;
+use counterfoil::sqlx::ConnectOptions;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -12,7 +13,7 @@ use super::Wrong;
 use super::mysql::MysqlPlace;
 use super::redis::{self, RedisPlace};
 use super::secret::{Hidden, HiddenList, Secrets};
-use super::tls::{TlsFiles, TlsRule};
+use super::tls::{Certificates, TlsRule};
 use super::value::Time;
 
 /// A pair of Redis and MySQL.
@@ -20,7 +21,7 @@ use super::value::Time;
 pub struct PairConfig {
     pub name: String,
     pub redis: RedisPlace,
-    pub redis_tls: TlsFiles,
+    pub redis_tls: Certificates,
     pub mysql: MysqlPlace,
     /// The maximum number of connections to MySQL.
     pub connections: u32,
@@ -76,6 +77,16 @@ enum ServeEntry {
     Namespaces(Vec<String>),
 }
 
+impl PairConfig {
+    /// Returns whether both connect to the same servers in the same way.
+    pub fn connects_like(&self, other: &PairConfig) -> bool {
+        let mysql = |pair: &PairConfig| pair.mysql.options.to_url_lossy();
+        self.redis.parts() == other.redis.parts()
+            && self.redis_tls == other.redis_tls
+            && mysql(self) == mysql(other)
+    }
+}
+
 /// Where an error is, and what is wrong.
 type Fault = (Range<usize>, String);
 
@@ -109,7 +120,7 @@ impl PairEntry {
         let file = |setting: &str, written: Option<PathBuf>| {
             let credential = || secrets.credential(&format!("{prefix}_{setting}"));
             let file = written.or_else(credential);
-            let file = file.map(|file| secrets.existing(setting, &file));
+            let file = file.map(|file| secrets.read(setting, &file));
             file.transpose().map_err(here)
         };
         let client = match (
@@ -120,7 +131,7 @@ impl PairEntry {
             (None, None) => None,
             _ => return Err(here("redis_cert and redis_key go together".to_owned())),
         };
-        let redis_tls = TlsFiles {
+        let redis_tls = Certificates {
             authority: file("redis_ca", self.redis_ca)?,
             client,
         };

@@ -2,7 +2,7 @@
 
 use counterfoil::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-use super::tls::{NO_TLS, TlsFiles, TlsRule, Transport, is_loopback};
+use super::tls::{Certificates, NO_TLS, TlsRule, Transport, is_loopback};
 
 /// The address of Redis, with the credentials.
 #[derive(Clone, Debug)]
@@ -24,7 +24,18 @@ impl RedisPlace {
         many.iter().chain(one)
     }
 
-    /// Returns the primary's settings; those of a cluster are equal on all nodes.
+    /// Returns what connections need, to compare it.
+    pub fn parts(&self) -> Vec<(String, i64, Option<&str>, Option<&str>)> {
+        let parts = self.all().map(|info| {
+            let settings = info.redis_settings();
+            let address = format!("{:?}", info.addr());
+            let (user, password) = (settings.username(), settings.password());
+            (address, settings.db(), user, password)
+        });
+        parts.collect()
+    }
+
+    /// Returns the number of the database.
     pub fn database(&self) -> i64 {
         self.all()
             .last()
@@ -74,13 +85,13 @@ impl RedisPlace {
     }
 
     /// Refuses connections that others may read, and certificates without TLS.
-    pub fn check(&self, rule: TlsRule, files: &TlsFiles) -> Result<(), String> {
+    pub fn check(&self, rule: TlsRule, certificates: &Certificates) -> Result<(), String> {
         if self.transport() == Transport::Plain && rule == TlsRule::Required {
             return Err(format!(
                 "redis is on another machine, and its URL has no TLS: expected rediss://, {NO_TLS}"
             ));
         }
-        if (files.authority.is_some() || files.client.is_some()) && !self.has_tls() {
+        if !certificates.is_empty() && !self.has_tls() {
             return Err("redis_ca, redis_cert and redis_key need a rediss:// URL".to_owned());
         }
         Ok(())

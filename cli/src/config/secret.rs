@@ -73,6 +73,12 @@ impl Secrets {
         }
     }
 
+    /// Reads a file that the setting `name` names.
+    pub fn read(&self, name: &str, file: &Path) -> Result<Vec<u8>, String> {
+        let path = self.path(file);
+        fs::read(&path).map_err(|error| format!("{name}: {}: {error:#}", path.display()))
+    }
+
     /// Returns the secret `name`: `MAIN_MYSQL_PASSWORD` is `$COUNTERFOIL_MAIN_MYSQL_PASSWORD`, or
     /// the credential `main_mysql_password`. The configuration takes precedence.
     pub fn find(

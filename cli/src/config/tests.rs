@@ -349,6 +349,52 @@ fn a_pattern_describes_what_fits_it() {
 }
 
 #[test]
+fn the_most_specific_description_applies_in_any_order() {
+    let names = [
+        "shop-1/views",
+        "shop-*/views",
+        "s*/views",
+        "*-1/views",
+        "shop-1/other",
+        "*/none",
+    ];
+    let describe = |name: &&str| format!("[[family]]\nname = '{name}'\nkind = 'buffered'\n");
+    let folder = folder();
+    for order in [names.to_vec(), names.iter().rev().copied().collect()] {
+        let families: String = order.iter().map(describe).collect();
+        let families = read(&folder, &format!("{PAIR}{families}"))
+            .expect("right")
+            .families;
+        for (name, applies) in [
+            ("shop-1/views", Some("shop-1/views")),
+            ("shop-2/views", Some("shop-*/views")),
+            ("small/views", Some("s*/views")),
+            ("a-1/views", Some("*-1/views")),
+            // as long as "*-1"; the beginning decides
+            ("s-1/views", Some("*-1/views")),
+            ("shop-1/none", Some("*/none")),
+            ("x/views", None),
+        ] {
+            let found = crate::families::configured(&families, "main", name);
+            assert_eq!(found.map(FamilyConfig::name).as_deref(), applies, "{name}");
+        }
+        let overlap = |one: &str, other: &str| {
+            let [one, other] = [one, other].map(|name| {
+                families
+                    .iter()
+                    .find(|family| family.name() == name)
+                    .expect(name)
+            });
+            assert_eq!(one.overlaps(other), other.overlaps(one));
+            one.overlaps(other)
+        };
+        assert!(overlap("shop-1/views", "shop-*/views") && overlap("shop-*/views", "*-1/views"));
+        assert!(overlap("s*/views", "shop-*/views") && overlap("s*/views", "*-1/views"));
+        assert!(!overlap("shop-1/other", "shop-*/views") && !overlap("*/none", "s*/views"));
+    }
+}
+
+#[test]
 fn secrets_come_from_the_file_a_credential_or_the_environment() {
     let folder = folder();
     let secrets = |credentials: Option<&str>, environment| Secrets {

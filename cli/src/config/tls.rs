@@ -2,16 +2,27 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 use serde::Deserialize;
 
-/// Certificates in PEM, in addition to those that the system trusts.
-#[derive(Clone, Debug, Default)]
-pub struct TlsFiles {
-    pub authority: Option<PathBuf>,
+/// Certificates in PEM.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Certificates {
+    pub authority: Option<Vec<u8>>,
     /// The client's certificate and its key.
-    pub client: Option<(PathBuf, PathBuf)>,
+    pub client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Certificates {
+    pub fn is_empty(&self) -> bool {
+        self.authority.is_none() && self.client.is_none()
+    }
+}
+
+impl fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Certificates(..)")
+    }
 }
 
 /// The rule for servers on other machines.

@@ -9,8 +9,10 @@ pub mod state;
 mod systemd;
 mod worker;
 
+use std::future::pending;
 use std::io;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
@@ -23,7 +25,7 @@ use tracing_subscriber::EnvFilter;
 
 use self::state::{DaemonState, PairState, is_set};
 use self::worker::Worker;
-use crate::config::{Config, FamilyConfig, HttpConfig, LogFormat};
+use crate::config::{Config, FamilyConfig, HttpConfig, LogFormat, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::http::{self, Access};
 
@@ -48,6 +50,7 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     };
     let (stop, stopping) = watch::channel(false);
     let (families, configured) = watch::channel::<Arc<[FamilyConfig]>>(config.families.into());
+    let (pairs, configs) = watch::channel::<Arc<[PairConfig]>>(config.pairs.clone().into());
     let mut tasks = JoinSet::new();
     for (config, state) in config.pairs.into_iter().zip(state.pairs.iter()) {
         let worker = Worker {
@@ -56,9 +59,10 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
             state: state.clone(),
             stop: stopping.clone(),
         };
-        tasks.spawn(worker.run());
+        tasks.spawn(run_pair(worker, configs.clone()));
     }
     let mut live = Live {
+        pairs,
         families,
         access: None,
     };
@@ -94,6 +98,43 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
         ),
     }
     Ok(Exit::Ok)
+}
+
+/// Runs the worker of a pair until it stops. Starts it again whenever a reload changes how it
+/// connects.
+async fn run_pair(mut worker: Worker, mut pairs: watch::Receiver<Arc<[PairConfig]>>) {
+    let mut stop = worker.stop.clone();
+    loop {
+        let (end, ending) = watch::channel(false);
+        worker.stop = ending;
+        let mut run = pin!(worker.clone().run());
+        let changed = select! {
+            () = &mut run => return,
+            () = is_set(&mut stop) => None,
+            config = changed(&worker.config, &mut pairs) => Some(config),
+        };
+        end.send_replace(true);
+        run.await;
+        let Some(config) = changed else { return };
+        tracing::info!(pair = config.name, "connecting with the reloaded settings");
+        worker.config = config;
+    }
+}
+
+/// Waits until a reload changes how the pair connects.
+async fn changed(
+    current: &PairConfig,
+    pairs: &mut watch::Receiver<Arc<[PairConfig]>>,
+) -> PairConfig {
+    let is_changed = |pair: &&PairConfig| pair.name == current.name && !pair.connects_like(current);
+    loop {
+        let found = pairs.borrow_and_update().iter().find(is_changed).cloned();
+        match found {
+            Some(pair) => return pair,
+            None if pairs.changed().await.is_err() => return pending().await,
+            None => {}
+        }
+    }
 }
 
 /// Starts to log on standard error.
@@ -143,6 +184,7 @@ async fn until_stop(path: &Path, live: &Live) -> io::Result<()> {
 
 /// The settings that a reload replaces.
 struct Live {
+    pairs: watch::Sender<Arc<[PairConfig]>>,
     families: watch::Sender<Arc<[FamilyConfig]>>,
     /// `None` without an HTTP server.
     access: Option<watch::Sender<Access>>,
@@ -158,12 +200,13 @@ impl Live {
             Ok(config) => {
                 let number = config.families.len();
                 self.families.send_replace(config.families.into());
+                self.pairs.send_replace(config.pairs.into());
                 if let (Some(access), Some(http)) = (&self.access, &config.http) {
                     access.send_modify(|access| access.replace(http));
                 }
                 tracing::info!(
                     families = number,
-                    "reloaded the families, the token and the hosts; other settings need a restart"
+                    "reloaded the families, secrets and addresses; other settings need a restart"
                 );
             }
             Err(error) => {

@@ -44,6 +44,7 @@ const SAMPLE_PAUSE_OF_MANY: Duration = Duration::from_secs(10);
 const MANY_FAMILIES: usize = 1_000;
 
 /// One pair of the daemon.
+#[derive(Clone)]
 pub struct Worker {
     pub config: PairConfig,
     /// The configured families of all pairs.

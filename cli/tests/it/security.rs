@@ -429,3 +429,52 @@ async fn ids_neither_control_the_terminal_nor_reorder_text() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_reload_takes_new_passwords_and_keeps_counting() {
+    let site = Site::new().await;
+    let set_password = async |password: &str| {
+        let user = format!("ACL SETUSER daemon reset on >{password} allkeys allcommands");
+        site.redis.run::<()>(&user).await.unwrap();
+        let user = format!(
+            "CREATE OR REPLACE USER reloader@localhost IDENTIFIED BY '{password}'; \
+             GRANT ALL ON *.* TO reloader@localhost"
+        );
+        site.sql(&user).await;
+        for file in ["redis", "mysql"] {
+            std::fs::write(site.folder().join(file), password).unwrap();
+        }
+    };
+    set_password("first").await;
+    let redis = format!("{}?user=daemon", site.redis.url());
+    let mysql = site.mysql_url.replace("root@", "reloader@");
+    site.write(&format!(
+        "listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis:?}\nredis_password_file = \"redis\"\n\
+         mysql = {mysql:?}\nmysql_password_file = \"mysql\"\ndurability = \"immediate\"\n\
+         [[family]]\nname = \"shop/views\"\nkind = \"buffered\"\nsync_time = \"100ms\"\n"
+    ));
+    let daemon = site.daemon().await;
+    let ready = async || get(&daemon, "/readyz").await.status == 200;
+    eventually("it is ready", ready).await;
+    let value = "SELECT CAST(value AS SIGNED) FROM counterfoil_values";
+    site.printed(&["add", "shop/views", "1"]).await;
+    eventually("the first hit", async || site.number(value).await == 1).await;
+
+    set_password("second").await;
+    site.redis
+        .run::<i64>("CLIENT KILL USER daemon")
+        .await
+        .unwrap();
+    eventually("it misses Redis", async || !ready().await).await;
+    daemon.signal("HUP");
+    daemon
+        .logs(&["connecting with the reloaded settings", "pair=\"main\""])
+        .await;
+    eventually("it is ready again", ready).await;
+    site.printed(&["add", "shop/views", "1"]).await;
+    eventually("the second hit", async || site.number(value).await == 2).await;
+    // nothing changed: the connections stay
+    daemon.signal("HUP");
+    daemon.logs_times(2, &["reloaded"]).await;
+    assert_eq!(daemon.lines(&["connecting with the reloaded settings"]), 1);
+}

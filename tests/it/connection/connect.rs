@@ -529,3 +529,15 @@ async fn the_time_limits_of_a_busy_server() {
     let late = ping(&impatient).await.unwrap_err();
     assert!(late.is_timeout(), "{late}");
 }
+
+#[tokio::test]
+async fn a_database_that_never_replies_is_reported() {
+    let redis = new_redis().await;
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let started = Instant::now();
+    let pair = Counterfoil::builder().redis(redis.url());
+    let pair = pair.mysql(format!("mysql://nobody@127.0.0.1:{port}/none"));
+    refused(pair.connect().await, ErrorKind::Store, "deadline");
+    assert!(started.elapsed() < secs(8), "{:?}", started.elapsed());
+}
