@@ -25,6 +25,7 @@ pub use client::builder::CounterfoilBuilder;
 pub use client::cached::CachedCounters;
 #[cfg(feature = "cluster")]
 pub use client::connect::cluster_settings;
+pub use client::connect::mysql_options;
 pub use client::counterfoil::Counterfoil;
 pub use client::exact::Shown;
 pub use client::family::FamilyBuilder;

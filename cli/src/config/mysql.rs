@@ -1,8 +1,9 @@
 //! The address of MySQL.
 
-use std::fmt::{self, Display};
-use std::path::Path;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
+use counterfoil::mysql_options;
 use counterfoil::sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
 use url::Url;
 
@@ -22,19 +23,6 @@ impl fmt::Debug for MysqlPlace {
     }
 }
 
-/// The parameters of a URL. The first spelling of each is the one of the documentation.
-const PARAMETERS: [&[&str]; 9] = [
-    &["ssl-mode", "sslmode"],
-    &["ssl-ca", "sslca"],
-    &["ssl-cert", "sslcert"],
-    &["ssl-key", "sslkey"],
-    &["charset"],
-    &["collation"],
-    &["socket"],
-    &["statement-cache-capacity"],
-    &["time-zone", "timezone"],
-];
-
 impl MysqlPlace {
     /// Parses the URL of a database. No error contains the URL, which may have a password.
     pub fn parse(
@@ -43,15 +31,11 @@ impl MysqlPlace {
         rule: TlsRule,
         secrets: &Secrets,
     ) -> Result<Self, String> {
-        let url = Url::parse(text).map_err(invalid)?;
-        if !["mysql", "mariadb"].contains(&url.scheme()) {
-            return Err(invalid("expected mysql://USER@HOST/DATABASE"));
-        }
-        let parsed: MySqlConnectOptions = text.parse().map_err(invalid)?;
+        let parsed = mysql_options(text).map_err(|error| format!("mysql: {error:#}"))?;
+        let url = Url::parse(text).map_err(|error| format!("mysql: {error}"))?;
         let database = parsed.get_database().map(str::to_owned);
-        let database = database
-            .filter(|database| !database.is_empty())
-            .ok_or("mysql names no database: expected mysql://USER@HOST/DATABASE")?;
+        let database =
+            database.ok_or("mysql names no database: expected mysql://USER@HOST/DATABASE")?;
         let mut options = with_files(&url, parsed, secrets)?;
         if let Some(password) = password {
             options = options.password(password);
@@ -78,44 +62,32 @@ fn is_remote(options: &MySqlConnectOptions) -> bool {
     options.get_socket().is_none() && !is_loopback(options.get_host())
 }
 
-fn invalid(error: impl Display) -> String {
-    format!("mysql is no URL of a database: {error:#}")
-}
-
-/// Returns the parameters of the URL by the first spelling of their names, `None` if it is unknown.
-fn parameters(url: &Url) -> impl Iterator<Item = (String, Option<&'static str>, String)> {
-    url.query_pairs().map(|(name, value)| {
-        let known = PARAMETERS.iter().find(|names| names.contains(&&*name));
-        let known = known.and_then(|names| names.first().copied());
-        (name.into_owned(), known, value.into_owned())
-    })
-}
-
+/// Returns whether the URL has a parameter, of which there are two spellings.
 fn has(url: &Url, name: &str) -> bool {
-    parameters(url).any(|(_, known, _)| known == Some(name))
+    url.query_pairs().any(|(found, _)| is_name(&found, name))
 }
 
-/// Resolves the paths of certificates, and refuses unknown parameters.
+fn is_name(found: &str, name: &str) -> bool {
+    found == name || found == name.replace('-', "")
+}
+
+/// Resolves the paths of certificates.
 fn with_files(
     url: &Url,
     mut options: MySqlConnectOptions,
     secrets: &Secrets,
 ) -> Result<MySqlConnectOptions, String> {
-    for (name, known, value) in parameters(url) {
-        let file = || secrets.existing(&format!("mysql: {name}"), Path::new(&value));
-        options = match known {
-            Some("ssl-ca") => options.ssl_ca(file()?),
-            Some("ssl-cert") => options.ssl_client_cert(file()?),
-            Some("ssl-key") => options.ssl_client_key(file()?),
-            Some(_) => options,
-            None => {
-                let known: Vec<_> = PARAMETERS.iter().map(|names| names[0]).collect();
-                let known = known.join(", ");
-                return Err(format!(
-                    "mysql: unknown parameter {name}; known are {known}"
-                ));
-            }
-        };
+    type Set = fn(MySqlConnectOptions, PathBuf) -> MySqlConnectOptions;
+    let settings: [(&str, Set); 3] = [
+        ("ssl-ca", MySqlConnectOptions::ssl_ca),
+        ("ssl-cert", MySqlConnectOptions::ssl_client_cert),
+        ("ssl-key", MySqlConnectOptions::ssl_client_key),
+    ];
+    for (found, value) in url.query_pairs() {
+        if let Some((name, set)) = settings.iter().find(|(name, _)| is_name(&found, name)) {
+            let file = secrets.existing(&format!("mysql: {name}"), Path::new(&*value))?;
+            options = set(options, file);
+        }
     }
     Ok(options)
 }

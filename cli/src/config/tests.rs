@@ -231,7 +231,7 @@ fn mistakes_are_told_with_file_and_line() {
         (
             PAIR.replace("mysql://localhost/b", "nonsense"),
             ":3: ",
-            "mysql is no URL of a database",
+            "mysql: the database's URL is not mysql://",
         ),
         (
             PAIR.replace("redis =", "colour ="),
@@ -544,7 +544,7 @@ fn urls_are_read_completely() {
     for (settings, words) in [
         (
             format!("{redis}\nmysql = 'mysql://localhost/b?ssl-mod=REQUIRED'"),
-            "unknown parameter ssl-mod; known are ssl-mode, ",
+            "unknown parameter \"ssl-mod\" of the database's URL; known are ssl-mode, ",
         ),
         (
             format!("{redis}\nmysql = 'mysql://localhost'"),
@@ -556,7 +556,7 @@ fn urls_are_read_completely() {
         ),
         (
             format!("{redis}\nmysql = 'postgres://localhost/b'"),
-            "expected mysql://",
+            "not mysql://",
         ),
         (
             format!("{redis}\nmysql = 'mysql://localhost/b?ssl-ca=none.pem'"),
