@@ -1,7 +1,7 @@
 //! The address of MySQL.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use counterfoil::mysql_options;
 use counterfoil::sqlx::mysql::{MySqlConnectOptions, MySqlSslMode};
@@ -24,24 +24,44 @@ impl fmt::Debug for MysqlPlace {
 }
 
 impl MysqlPlace {
-    /// Parses the URL of a database. No error contains the URL, which may have a password.
+    /// Parses the URL of the database of a pair, whose secrets begin with `prefix`. No error
+    /// contains the URL, which may have a password.
     pub fn parse(
         text: &str,
         password: Option<&str>,
         rule: TlsRule,
-        secrets: &Secrets,
+        (secrets, prefix): (&Secrets, &str),
     ) -> Result<Self, String> {
         let parsed = mysql_options(text).map_err(|error| format!("mysql: {error:#}"))?;
         let url = Url::parse(text).map_err(|error| format!("mysql: {error}"))?;
         let database = parsed.get_database().map(str::to_owned);
         let database =
             database.ok_or("mysql names no database: expected mysql://USER@HOST/DATABASE")?;
-        let mut options = with_files(&url, parsed, secrets)?;
+        let file = |name: &str| {
+            let written = parameter(&url, name).map(PathBuf::from);
+            let credential = name.replace("ssl-", "mysql_").to_uppercase();
+            let file = written.or_else(|| secrets.credential(&format!("{prefix}_{credential}")));
+            let file = file.map(|file| secrets.existing(&format!("mysql: {name}"), &file));
+            file.transpose()
+        };
+        let authority = file("ssl-ca")?;
+        let has_authority = authority.is_some();
+        let mut options = parsed;
+        if let Some(authority) = authority {
+            options = options.ssl_ca(authority);
+        }
+        if let Some(cert) = file("ssl-cert")? {
+            options = options.ssl_client_cert(cert);
+        }
+        if let Some(key) = file("ssl-key")? {
+            options = options.ssl_client_key(key);
+        }
         if let Some(password) = password {
             options = options.password(password);
         }
+        let has_mode = parameter(&url, "ssl-mode").is_some();
         Ok(MysqlPlace {
-            options: with_tls(&url, options, rule)?,
+            options: with_tls(options, has_mode, has_authority, rule)?,
             database,
         })
     }
@@ -62,45 +82,23 @@ fn is_remote(options: &MySqlConnectOptions) -> bool {
     options.get_socket().is_none() && !is_loopback(options.get_host())
 }
 
-/// Returns whether the URL has a parameter, of which there are two spellings.
-fn has(url: &Url, name: &str) -> bool {
-    url.query_pairs().any(|(found, _)| is_name(&found, name))
+/// Returns a parameter of the URL, which has two spellings: ssl-ca and sslca.
+fn parameter(url: &Url, name: &str) -> Option<String> {
+    let other = name.replace('-', "");
+    let mut all = url.query_pairs();
+    let (_, value) = all.find(|(found, _)| *found == name || *found == *other)?;
+    Some(value.into_owned())
 }
 
-fn is_name(found: &str, name: &str) -> bool {
-    found == name || found == name.replace('-', "")
-}
-
-/// Resolves the paths of certificates.
-fn with_files(
-    url: &Url,
-    mut options: MySqlConnectOptions,
-    secrets: &Secrets,
-) -> Result<MySqlConnectOptions, String> {
-    type Set = fn(MySqlConnectOptions, PathBuf) -> MySqlConnectOptions;
-    let settings: [(&str, Set); 3] = [
-        ("ssl-ca", MySqlConnectOptions::ssl_ca),
-        ("ssl-cert", MySqlConnectOptions::ssl_client_cert),
-        ("ssl-key", MySqlConnectOptions::ssl_client_key),
-    ];
-    for (found, value) in url.query_pairs() {
-        if let Some((name, set)) = settings.iter().find(|(name, _)| is_name(&found, name)) {
-            let file = secrets.existing(&format!("mysql: {name}"), Path::new(&*value))?;
-            options = set(options, file);
-        }
-    }
-    Ok(options)
-}
-
-/// Chooses the TLS mode if the URL has none, and refuses one without the required protection.
+/// Chooses the TLS mode without one in the URL, and refuses one without the required protection.
 fn with_tls(
-    url: &Url,
     options: MySqlConnectOptions,
+    has_mode: bool,
+    has_authority: bool,
     rule: TlsRule,
 ) -> Result<MySqlConnectOptions, String> {
     let needs_tls = is_remote(&options) && rule == TlsRule::Required;
-    let has_authority = has(url, "ssl-ca");
-    let options = match (has(url, "ssl-mode"), has_authority, needs_tls) {
+    let options = match (has_mode, has_authority, needs_tls) {
         (false, true, _) => options.ssl_mode(MySqlSslMode::VerifyIdentity),
         (false, false, true) => options.ssl_mode(MySqlSslMode::Required),
         _ => options,

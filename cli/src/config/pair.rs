@@ -153,7 +153,7 @@ impl PairEntry {
             self.mysql_password_file,
         )?;
         let (mysql_at, Hidden(mysql)) = (self.mysql.span(), self.mysql.into_inner());
-        let mysql = MysqlPlace::parse(&mysql, password.as_deref(), self.tls, secrets)
+        let mysql = MysqlPlace::parse(&mysql, password.as_deref(), self.tls, (secrets, &prefix))
             .map_err(|what| (mysql_at, what))?;
         let connections = match self.connections.map(|it| (it.span(), it.into_inner())) {
             Some((at, 0..2)) => {

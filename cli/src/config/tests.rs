@@ -413,12 +413,9 @@ fn secrets_come_from_the_file_a_credential_or_the_environment() {
     };
     let environment: fn(&str) -> Option<String> =
         |name| (name == "COUNTERFOIL_MAIN_MYSQL_PASSWORD").then(|| "of the environment".to_owned());
-    fs::create_dir(folder.path().join("credentials")).expect("made");
-    fs::write(
-        folder.path().join("credentials/main_mysql_password"),
-        "of systemd\r\n",
-    )
-    .expect("written");
+    let of_systemd = folder.path().join("credentials");
+    fs::create_dir(&of_systemd).expect("made");
+    fs::write(of_systemd.join("main_mysql_password"), "of systemd\r\n").expect("written");
     let found = |more: &str, credentials, variable| {
         parse(more, &secrets(credentials, variable)).expect("right")
     };
@@ -440,6 +437,18 @@ fn secrets_come_from_the_file_a_credential_or_the_environment() {
     ] {
         assert_eq!(found(more, credentials, variable).as_deref(), expected);
     }
+    for name in ["main_mysql_ca", "main_redis_ca"] {
+        fs::write(of_systemd.join(name), "of systemd").expect("written");
+    }
+    let remote = "[pair.main]\nredis = 'rediss://a'\nmysql = 'mysql://a/b'\n";
+    let config = Config::parse(remote, &secrets(folder, none)).map_err(|wrong| wrong.message);
+    let pair = config.expect("right").pairs.remove(0);
+    let mode = format!("{:?}", pair.mysql.options.get_ssl_mode());
+    assert_eq!(mode, "VerifyIdentity");
+    assert_eq!(
+        pair.redis_tls.authority.as_deref(),
+        Some(&b"of systemd"[..])
+    );
     let both =
         parse(&format!("{written}{file}"), &secrets(None, environment)).expect_err("which one?");
     assert!(both.contains("main_mysql_password"), "{both}");

@@ -1,10 +1,10 @@
 //! Access control: the names by which clients reach the daemon, and a token, in a header or, for a
 //! browser, in a cookie that proves it.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-use axum::extract::{FromRequestParts, Request, State};
+use axum::extract::{Request, State};
 use axum::http::header::{
     AUTHORIZATION, HOST, HeaderName, RETRY_AFTER, SET_COOKIE, WWW_AUTHENTICATE,
 };
@@ -140,13 +140,36 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 #[derive(Deserialize)]
-struct TokenParams {
+pub struct TokenParams {
     token: Option<String>,
+}
+
+impl Auth {
+    /// Returns the reply to a client without the right token, `None` for one that has it.
+    fn refusal(&self, keys: &Keys, offered: Option<&str>, client: IpAddr) -> Option<Response> {
+        let Some(offered) = offered else {
+            return Some(unauthorized("the token is missing"));
+        };
+        if let Some(pause) = self.logins.pause(client) {
+            let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens");
+            return Some(([(RETRY_AFTER, pause.as_secs() + 1)], problem).into_response());
+        }
+        if keys.is_token(offered) {
+            return None;
+        }
+        self.logins.failed(client);
+        Some(unauthorized("the token is wrong"))
+    }
 }
 
 /// Requires a known host name and, if there is one, the token. A browser sends it once, as
 /// `/?token=...`.
-pub async fn require(State(auth): State<Arc<Auth>>, request: Request, next: Next) -> Response {
+pub async fn require(
+    State(auth): State<Arc<Auth>>,
+    params: Result<Params<TokenParams>, Problem>,
+    request: Request,
+    next: Next,
+) -> Response {
     let access = auth.access.borrow().clone();
     if !host(&request).is_some_and(|host| access.is_host(&host)) {
         let unknown = "the host name of the request is unknown";
@@ -154,45 +177,29 @@ pub async fn require(State(auth): State<Arc<Auth>>, request: Request, next: Next
             .advise("add it to `hosts` in the configuration, or use localhost or an IP address")
             .into_response();
     }
-    let (mut parts, body) = request.into_parts();
-    let in_query = match Params::<TokenParams>::from_request_parts(&mut parts, &()).await {
-        Ok(Params(params)) if parts.uri.path() == "/" => params.token,
+    let login = match params {
+        Ok(Params(TokenParams { token })) if request.uri().path() == "/" => token,
         _ => None,
     };
-    let request = Request::from_parts(parts, body);
     // redirects to the page without the token in its address
     let home = Redirect::to("/");
     let headers = request.headers();
-    let Some(keys) = &access.keys else {
-        return match in_query {
-            Some(_) => home.into_response(),
+    match (&access.keys, login) {
+        (None, None) => next.run(request).await,
+        (None, Some(_)) => home.into_response(),
+        (Some(keys), None) if keys.is_session(headers) => next.run(request).await,
+        (Some(keys), None) => match auth.refusal(keys, bearer(headers), client(&request)) {
+            Some(refusal) => refusal,
             None => next.run(request).await,
-        };
-    };
-    if in_query.is_none() && keys.is_session(headers) {
-        return next.run(request).await;
-    }
-    let Some(offered) = in_query.as_deref().or(bearer(headers)) else {
-        return unauthorized("the token is missing");
-    };
-    let address = client(&request);
-    if let Some(pause) = address.and_then(|address| auth.logins.pause(address)) {
-        let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens");
-        return ([(RETRY_AFTER, pause.as_secs() + 1)], problem).into_response();
-    }
-    if !keys.is_token(offered) {
-        if let Some(address) = address {
-            auth.logins.failed(address);
+        },
+        (Some(keys), Some(token)) => {
+            let refusal = auth.refusal(keys, Some(&token), client(&request));
+            let proto = headers.get(FORWARDED_PROTO);
+            let is_secure = proto.is_some_and(|proto| proto == "https");
+            let cookie = [(SET_COOKIE, keys.set_cookie(is_secure))];
+            refusal.unwrap_or_else(|| (cookie, home).into_response())
         }
-        return unauthorized("the token is wrong");
     }
-    if in_query.is_some() {
-        let is_secure = headers
-            .get(FORWARDED_PROTO)
-            .is_some_and(|proto| proto == "https");
-        return ([(SET_COOKIE, keys.set_cookie(is_secure))], home).into_response();
-    }
-    next.run(request).await
 }
 
 fn unauthorized(why: &str) -> Response {
@@ -211,11 +218,14 @@ fn host(request: &Request) -> Option<String> {
     Some(authority.host().to_owned())
 }
 
-/// Returns the address of the client, as the proxy on this machine states it, if there is one.
-fn client(request: &Request) -> Option<IpAddr> {
-    let Peer(peer) = request.extensions().get().copied()?;
-    let stated = request.headers().get_all(FORWARDED_FOR).iter().next_back();
-    let stated =
-        stated.and_then(|list| list.to_str().ok()?.rsplit(',').next()?.trim().parse().ok());
-    Some(stated.filter(|_| peer.is_loopback()).unwrap_or(peer))
+/// Returns the address of the client, as a proxy on this machine states it, if there is one.
+fn client(request: &Request) -> IpAddr {
+    let peer = request.extensions().get();
+    let &Peer(peer) = peer.unwrap_or(&Peer(Ipv4Addr::UNSPECIFIED.into()));
+    let mut stated = request.headers().get_all(FORWARDED_FOR).iter();
+    let stated = stated.next_back().and_then(|list| {
+        let last = list.to_str().ok()?.rsplit(',').next()?;
+        last.trim().parse().ok()
+    });
+    stated.filter(|_| peer.is_loopback()).unwrap_or(peer)
 }
