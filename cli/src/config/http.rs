@@ -78,3 +78,14 @@ pub fn address(listen: &Spanned<String>) -> Result<Option<SocketAddr>, Wrong> {
     };
     text.parse().map(Some).map_err(wrong)
 }
+
+/// Checks the name of a host, and returns it in lower case.
+pub fn host(name: &Spanned<String>) -> Result<String, Wrong> {
+    let text = name.get_ref();
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    if text.is_empty() || !text.bytes().all(is_allowed) {
+        let what = format!("hosts: {text:?} is not a host name without a port");
+        return Err(Wrong::new(&name.span(), what));
+    }
+    Ok(text.to_lowercase())
+}

@@ -61,7 +61,7 @@ struct File {
     token: Option<Hidden>,
     token_file: Option<PathBuf>,
     #[serde(default)]
-    hosts: Vec<String>,
+    hosts: Vec<Spanned<String>>,
     allow_anonymous: Option<Spanned<bool>>,
     shutdown: Option<Time>,
     log: Option<LogFormat>,
@@ -126,7 +126,8 @@ impl Config {
             .listen
             .as_ref()
             .map_or(Ok(Some(DEFAULT_LISTEN)), address)?;
-        let hosts = file.hosts.iter().map(|host| host.to_lowercase()).collect();
+        let hosts = file.hosts.iter().map(http::host);
+        let hosts = hosts.collect::<Result<_, _>>()?;
         let http = listen.map(|listen| HttpConfig {
             listen,
             token,

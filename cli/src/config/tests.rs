@@ -195,6 +195,16 @@ fn mistakes_are_told_with_file_and_line() {
             ":",
             "nowhere was not read",
         ),
+        (
+            format!("hosts = ['a', 'https://a']\n{PAIR}"),
+            ":1: ",
+            "\"https://a\" is not a host name",
+        ),
+        (
+            format!("hosts = ['a:443']\n{PAIR}"),
+            ":1: ",
+            "without a port",
+        ),
         (format!("token = ''\n{PAIR}"), ":", "the token is empty"),
         (
             format!("token_file = 'empty'\n{PAIR}"),

@@ -120,6 +120,39 @@ async fn sentinel_urls_decide_about_tls_and_credentials() {
 }
 
 #[tokio::test]
+async fn sentinel_and_its_primary_are_reached_over_tls() {
+    let certificates = Certificates::issue();
+    let server =
+        async || RedisServer::start(RedisOptions::volatile().tls_node(&certificates)).await;
+    let (first, second) = (server().await, server().await);
+    second.replica_of(&first).await;
+    let sentinel = Sentinel::start_tls(&first, &certificates).await;
+    let site = Site::without_tables().await;
+    let (mysql, url) = (
+        &site.mysql_url,
+        sentinel.url().replace("redis://", "rediss://"),
+    );
+    let file = |name: &str| certificates.file(name);
+    let client = format!(
+        "redis_cert = {:?}\nredis_key = {:?}\n",
+        file("client.pem"),
+        file("client.key")
+    );
+    let authority = format!("redis_ca = {:?}\n", file("ca.pem"));
+    for (files, code) in [
+        (format!("{authority}{client}"), 0),
+        (authority.clone(), 2),
+        (client, 2),
+        (String::new(), 2),
+    ] {
+        site.write(&format!(
+            "[pair.main]\nredis = \"rediss://primary\"\nsentinel = [{url:?}]\nmysql = {mysql:?}\n{files}"
+        ));
+        site.ends_with(code, &["scripts", "load"]).await;
+    }
+}
+
+#[tokio::test]
 async fn check_reports_the_protection_of_both_servers() {
     let certificates = Certificates::issue();
     let redis = RedisServer::start(RedisOptions::volatile().tls(&certificates)).await;
