@@ -202,7 +202,7 @@ impl Live {
                 self.families.send_replace(config.families.into());
                 self.pairs.send_replace(config.pairs.into());
                 if let (Some(access), Some(http)) = (&self.access, &config.http) {
-                    access.send_modify(|access| access.replace(http));
+                    access.send_if_modified(|access| access.replace(http));
                 }
                 tracing::info!(
                     families = number,

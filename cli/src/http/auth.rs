@@ -51,9 +51,13 @@ impl Access {
         }
     }
 
-    /// Takes over another configuration.
-    pub fn replace(&mut self, config: &HttpConfig) {
-        *self = Access::new(config, self.port);
+    /// Takes over another configuration, and returns whether it differs.
+    pub fn replace(&mut self, config: &HttpConfig) -> bool {
+        let new = Access::new(config, self.port);
+        let token = |access: &Access| access.keys.as_ref().map(|keys| keys.token);
+        let differs = token(&new) != token(self) || new.hosts != self.hosts;
+        *self = new;
+        differs
     }
 
     /// Returns whether a browser may use this address: an IP address, a name of this machine, or a

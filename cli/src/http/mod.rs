@@ -46,6 +46,7 @@ struct App {
     prometheus: PrometheusHandle,
     queries: Semaphore,
     streams: Arc<Semaphore>,
+    access: watch::Receiver<Access>,
     stopping: watch::Receiver<bool>,
 }
 
@@ -85,6 +86,7 @@ pub async fn serve(
         prometheus,
         queries: Semaphore::new(MAX_QUERIES),
         streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+        access: access.clone(),
         stopping: is_stopping,
     });
     let auth = Auth {
