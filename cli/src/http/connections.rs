@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 
@@ -47,27 +47,21 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
     stopping: watch::Sender<bool>,
 ) {
-    let (mut connections, mut reserve) = (JoinSet::new(), JoinSet::new());
-    let mut oldest = VecDeque::new();
+    let (mut connections, mut reserve) = (JoinSet::new(), Reserve::default());
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
             () = &mut stop => break,
             Some(_) = connections.join_next() => {}
-            Some(_) = reserve.join_next() => {}
-            (stream, peer) = accept(&listener) => {
+            Some(_) = reserve.tasks.join_next() => {}
+            client = accept(&listener) => {
                 let stopping = stopping.subscribe();
                 if connections.len() < MAX_CONNECTIONS {
-                    connections.spawn(serve_connection(stream, peer, router.clone(), stopping));
-                    continue;
-                }
-                let health = health.clone();
-                oldest.push_back(reserve.spawn(serve_connection(stream, peer, health, stopping)));
-                oldest.retain(|connection| !connection.is_finished());
-                if oldest.len() > RESERVE
-                    && let Some(connection) = oldest.pop_front()
-                {
-                    connection.abort();
+                    connections.spawn(serve_connection(client, router.clone(), true, stopping));
+                } else {
+                    // without keep-alive: the next request may find a complete connection
+                    let health = health.clone();
+                    reserve.spawn(serve_connection(client, health, false, stopping));
                 }
             }
         }
@@ -77,6 +71,27 @@ pub async fn serve(
     let all = async { while connections.join_next().await.is_some() {} };
     if timeout(SHUTDOWN_TIMEOUT, all).await.is_err() {
         tracing::debug!("closed connections that did not end in time");
+    }
+}
+
+/// The connections beyond the maximum.
+#[derive(Default)]
+struct Reserve {
+    tasks: JoinSet<()>,
+    /// The tasks, the oldest first.
+    by_age: VecDeque<AbortHandle>,
+}
+
+impl Reserve {
+    /// Serves a further connection, in place of the oldest one if there are too many.
+    fn spawn(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
+        self.by_age.retain(|older| !older.is_finished());
+        if self.by_age.len() == RESERVE
+            && let Some(oldest) = self.by_age.pop_front()
+        {
+            oldest.abort();
+        }
+        self.by_age.push_back(self.tasks.spawn(connection));
     }
 }
 
@@ -92,15 +107,16 @@ async fn accept(listener: &TcpListener) -> (TcpStream, Peer) {
 
 /// Serves the requests of a connection, one after the other.
 async fn serve_connection(
-    stream: TcpStream,
-    peer: Peer,
+    (stream, peer): (TcpStream, Peer),
     router: Router,
+    keep_alive: bool,
     mut stopping: watch::Receiver<bool>,
 ) {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(WRITE_TIMEOUT));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
+        .keep_alive(keep_alive)
         .header_read_timeout(READ_TIMEOUT)
         .max_buf_size(MAX_HEAD)
         .max_headers(MAX_HEADERS);
