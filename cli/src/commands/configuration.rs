@@ -30,7 +30,7 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
         json.push(json!({"pair": name, "families": families, "overlaps": overlaps}));
     }
     let doubt = context.config.http.as_ref();
-    let doubt = doubt.and_then(|http| http.check().err());
+    let doubt = doubt.and_then(|http| http.check(http.listen).err());
     lines.push(match &doubt {
         Some(doubt) => format!("the configuration is valid if the daemon has a token: {doubt}"),
         None => "the configuration is valid".to_owned(),

@@ -51,15 +51,14 @@ impl fmt::Debug for Token {
 }
 
 impl HttpConfig {
-    /// Refuses to serve other machines without a token. Only the daemon calls this: other commands
+    /// Refuses to serve other machines by this address without a token. Only the daemon calls this: other commands
     /// may not see the credential that has the token.
-    pub fn check(&self) -> Result<(), String> {
-        if self.token.is_some() || self.allow_anonymous || self.listen.ip().is_loopback() {
+    pub fn check(&self, listen: SocketAddr) -> Result<(), String> {
+        if self.token.is_some() || self.allow_anonymous || listen.ip().is_loopback() {
             return Ok(());
         }
         Err(format!(
-            "listen = \"{}\" is reachable from other machines, and there is no token: set `token`, or allow_anonymous = true",
-            self.listen
+            "listen = \"{listen}\" is reachable from other machines, and there is no token: set `token`, or allow_anonymous = true"
         ))
     }
 }

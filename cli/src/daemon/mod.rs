@@ -153,13 +153,13 @@ fn start_log(format: LogFormat) {
 }
 
 async fn listen(http: &HttpConfig) -> Result<(TcpListener, watch::Sender<Access>), Failure> {
-    http.check().map_err(Failure::usage)?;
+    http.check(http.listen).map_err(Failure::usage)?;
     let listener = TcpListener::bind(http.listen).await.map_err(|error| {
         let advice = "each daemon on a machine needs another `listen` address, or \"off\"";
         Failure::warning(format!("listen = \"{}\": {error:#}: {advice}", http.listen))
     })?;
-    let port = listener.local_addr()?.port();
-    Ok((listener, watch::Sender::new(Access::new(http, port))))
+    let access = Access::new(http, listener.local_addr()?);
+    Ok((listener, watch::Sender::new(access)))
 }
 
 /// Reports to systemd that the daemon is ready, and returns on SIGTERM and Ctrl-C. On SIGHUP it
@@ -192,26 +192,27 @@ struct Live {
 
 impl Live {
     fn reload(&self, path: &Path) {
-        let config = Config::read(path).and_then(|config| {
-            config.http.as_ref().map_or(Ok(()), HttpConfig::check)?;
-            Ok(config)
-        });
-        match config {
-            Ok(config) => {
-                let number = config.families.len();
-                self.families.send_replace(config.families.into());
-                self.pairs.send_replace(config.pairs.into());
-                if let (Some(access), Some(http)) = (&self.access, &config.http) {
-                    access.send_if_modified(|access| access.replace(http));
-                }
-                tracing::info!(
-                    families = number,
-                    "reloaded the families, secrets and addresses; other settings need a restart"
-                );
-            }
+        match self.try_reload(path) {
+            Ok(number) => tracing::info!(
+                families = number,
+                "reloaded the families, secrets and addresses; other settings need a restart"
+            ),
             Err(error) => {
                 tracing::error!(error = %error, "reload failed, configuration unchanged")
             }
         }
+    }
+
+    /// Returns the number of configured families.
+    fn try_reload(&self, path: &Path) -> Result<usize, String> {
+        let config = Config::read(path)?;
+        if let (Some(access), Some(http)) = (&self.access, &config.http) {
+            let new = access.borrow().reloaded(http)?;
+            access.send_if_modified(|access| access.replace(new));
+        }
+        let number = config.families.len();
+        self.families.send_replace(config.families.into());
+        self.pairs.send_replace(config.pairs.into());
+        Ok(number)
     }
 }

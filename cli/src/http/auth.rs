@@ -1,7 +1,7 @@
 //! Access control: the names by which clients reach the daemon, and a token, in a header or, for a
 //! browser, in a cookie that proves it.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -36,24 +36,30 @@ const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto")
 /// What a client must state and prove. A reload of the configuration replaces it.
 #[derive(Clone)]
 pub struct Access {
+    listen: SocketAddr,
     hosts: Vec<String>,
     keys: Option<Keys>,
-    port: u16,
 }
 
 impl Access {
-    /// Creates the rules of a daemon that listens on `port`.
-    pub fn new(config: &HttpConfig, port: u16) -> Self {
+    /// Creates the rules of a daemon that listens on this address.
+    pub fn new(config: &HttpConfig, listen: SocketAddr) -> Self {
+        let keys = |token| Keys::new(token, listen.port());
         Access {
+            listen,
             hosts: config.hosts.clone(),
-            keys: config.token.as_ref().map(|token| Keys::new(token, port)),
-            port,
+            keys: config.token.as_ref().map(keys),
         }
     }
 
-    /// Takes over another configuration, and returns whether it differs.
-    pub fn replace(&mut self, config: &HttpConfig) -> bool {
-        let new = Access::new(config, self.port);
+    /// Returns the rules of another configuration, for a daemon that still listens on this address.
+    pub fn reloaded(&self, config: &HttpConfig) -> Result<Self, String> {
+        config.check(self.listen)?;
+        Ok(Access::new(config, self.listen))
+    }
+
+    /// Takes over other rules, and returns whether they differ.
+    pub fn replace(&mut self, new: Access) -> bool {
         let token = |access: &Access| access.keys.as_ref().map(|keys| keys.token);
         let differs = token(&new) != token(self) || new.hosts != self.hosts;
         *self = new;
