@@ -32,13 +32,8 @@ pub fn print_schema(output: Output) -> Result<Exit, Failure> {
 pub async fn init(context: &Context) -> Result<Exit, Failure> {
     let mut done = Vec::new();
     for pair in context.pairs() {
-        pair::store(pair).create_tables().await.map_err(|error| {
-            let Failure { exit, message } = Failure::from(error);
-            Failure {
-                exit,
-                message: format!("pair {}: {message}", pair.name),
-            }
-        })?;
+        let created = pair::store(pair).create_tables().await;
+        created.map_err(|error| not_created(&pair.name, error))?;
         done.push(&pair.name);
     }
     context.output.print(&json!({ "pairs": done }), |_| {
@@ -46,6 +41,21 @@ pub async fn init(context: &Context) -> Result<Exit, Failure> {
             .map(|pair| format!("pair {pair}: counterfoil's tables exist"))
             .collect()
     })
+}
+
+/// Returns the failure of `init`, which often runs as the daemon's user.
+fn not_created(pair: &str, error: counterfoil::Error) -> Failure {
+    let text = format!("pair {pair}: {error:#}");
+    if text.contains("command denied") {
+        let advice = "The daemon's user needs no such privilege: let an administrator run the output of \
+             `counterfoil init --print`, and then that of `counterfoil grants daemon`";
+        return Failure::critical(format!("{text}. {advice}"));
+    }
+    let Failure { exit, message } = Failure::from(error);
+    Failure {
+        exit,
+        message: format!("pair {pair}: {message}"),
+    }
 }
 
 /// Checks both servers of each pair.
