@@ -358,6 +358,7 @@ pub fn sentinel_builder<S: IntoConnectionInfo>(
     Ok(builder)
 }
 
+#[cfg(feature = "sentinel")]
 type Credentials<'a> = (Option<&'a str>, Option<&'a str>);
 
 /// Returns the user and the password of all Sentinels, which the redis crate takes once.
