@@ -239,3 +239,25 @@ fn client(request: &Request) -> IpAddr {
     });
     stated.filter(|_| peer.is_loopback()).unwrap_or(peer)
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::http::header::COOKIE;
+
+    use super::*;
+
+    #[test]
+    fn a_cookie_is_valid_for_its_time_token_and_port() {
+        let keys = |token: &str, port| Keys::new(&Token::new(token.to_owned()).expect(token), port);
+        let ours = keys("secret", 9292);
+        let cookie = |keys: &Keys, expires: u64| {
+            let value = format!("{}={expires}.{}", keys.cookie_name, keys.proof(expires));
+            HeaderMap::from_iter([(COOKIE, value.parse().expect("a header"))])
+        };
+        let now = unix_now();
+        assert!(ours.is_session(&cookie(&ours, now + 60)));
+        assert!(!ours.is_session(&cookie(&ours, now - 1)));
+        assert!(!ours.is_session(&cookie(&keys("other", 9292), now + 60)));
+        assert!(!ours.is_session(&cookie(&keys("secret", 9293), now + 60)));
+    }
+}

@@ -75,3 +75,22 @@ fn network(client: IpAddr) -> IpAddr {
         v4 => v4,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_of_ipv6_is_one_client() {
+        let logins = Logins::default();
+        let address = |text: &str| text.parse::<IpAddr>().expect(text);
+        for number in 0..LIMIT {
+            assert_eq!(logins.pause(address("2001:db8::1")), None);
+            logins.failed(address(&format!("2001:db8::{number}:1")));
+        }
+        let pause = logins.pause(address("2001:db8::ffff")).expect("it waits");
+        assert!(!pause.is_zero() && pause <= WINDOW, "{pause:?}");
+        assert_eq!(logins.pause(address("2001:db8:0:1::1")), None);
+        assert_eq!(logins.pause(address("192.0.2.1")), None);
+    }
+}
