@@ -544,6 +544,12 @@ async fn who_has_not_the_token_sees_the_state_of_health_alone() {
     site.write(&with_token(std::fs::read_to_string(path).unwrap()));
     let daemon = site.daemon().await;
     ready(&daemon).await;
+    let bearer = format!("Authorization: bearer {TOKEN}\r\n");
+    eventually("its families", async || {
+        let families = request(&daemon, "GET", "/api/v1/families", &bearer).await;
+        families.json()["total"] == 5
+    })
+    .await;
     let mut replies = vec![
         get(&daemon, "/healthz").await,
         get(&daemon, "/readyz").await,
@@ -597,10 +603,7 @@ async fn who_has_not_the_token_sees_the_state_of_health_alone() {
     );
     let cookie = cookie.split(';').next().unwrap().to_owned();
     replies.push(entered);
-    for headers in [
-        format!("Authorization: bearer {TOKEN}\r\n"),
-        format!("Cookie: other=1; {cookie}\r\n"),
-    ] {
+    for headers in [bearer, format!("Cookie: other=1; {cookie}\r\n")] {
         for reply in everything(&daemon, &headers).await {
             let is_there = !reply.body.contains("nothing at this path");
             assert_eq!(
