@@ -25,6 +25,7 @@ pub use client::builder::CounterfoilBuilder;
 pub use client::cached::CachedCounters;
 #[cfg(feature = "cluster")]
 pub use client::connect::cluster_settings;
+pub use client::connect::mysql_options;
 pub use client::counterfoil::Counterfoil;
 pub use client::exact::Shown;
 pub use client::family::FamilyBuilder;
@@ -37,7 +38,7 @@ pub use connection::Connection;
 #[cfg(feature = "memory-redis")]
 pub use connection::memory::MemoryRedis;
 #[cfg(feature = "sentinel")]
-pub use connection::primary::sentinel_settings;
+pub use connection::primary::sentinel_builder;
 pub use connection::primary::{Primary, PrimaryTimeouts};
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;

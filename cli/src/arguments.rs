@@ -214,10 +214,16 @@ pub enum Rejects {
         #[command(flatten)]
         which: Which,
     },
-    /// Discards rejects: they are never applied
+    /// Discards rejects: they are never applied. Asks before it discards more than numbered ones
     Discard {
         #[command(flatten)]
         which: Which,
+        /// Does not ask
+        #[arg(long)]
+        yes: bool,
+        /// Lists what it would discard
+        #[arg(long)]
+        dry_run: bool,
     },
 }
 

@@ -14,14 +14,16 @@ pub fn of_pair<'a>(
     families.iter().filter(move |family| family.pair == pair)
 }
 
-/// Returns the configuration of NAMESPACE/FAMILY.
+/// Returns the configuration of NAMESPACE/FAMILY: that of its name, or the most specific pattern.
 pub fn configured<'a>(
     families: &'a [FamilyConfig],
     pair: &str,
     name: &str,
 ) -> Option<&'a FamilyConfig> {
     let (namespace, family) = name.split_once('/')?;
-    of_pair(families, pair).find(|configured| configured.describes(namespace, family))
+    of_pair(families, pair)
+        .filter(|configured| configured.describes(namespace, family))
+        .max_by_key(|configured| configured.precedence())
 }
 
 /// Opens NAMESPACE/FAMILY as configured.
@@ -48,11 +50,11 @@ pub async fn find(store: &dyn Store, name: &str) -> Result<Option<Registered>> {
 }
 
 /// Returns the exact values of some ids in their order, or `None` for a kind without values. Ids of
-/// visitors are `SCOPE/DAY`.
+/// visitors are `SCOPE/DAY`. It writes nothing.
 pub async fn values(counters: &AnyCounters, ids: &[String]) -> Result<Option<Vec<i64>>> {
     let values = match counters {
         AnyCounters::Buffered(counters) => counters.get_many(ids).await?,
-        AnyCounters::Cached(counters) => counters.get_many(ids).await?,
+        AnyCounters::Cached(counters) => counters.peek_many(ids).await?,
         AnyCounters::Visitors(visitors) => {
             let separator = counters.family().separator();
             let days = ids.iter().map(|id| scope_and_day(id, separator));

@@ -39,7 +39,7 @@ async fn main() -> Exit {
         .await
         .unwrap_or_else(|Failure { exit, message }| {
             if !message.is_empty() {
-                eprintln!("counterfoil: {message}");
+                eprintln!("counterfoil: {}", output::without_controls(&message));
             }
             exit
         })

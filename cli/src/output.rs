@@ -1,4 +1,5 @@
-//! The output of commands: for people, or as JSON.
+//! The output of commands: for people, or as JSON. Text of others, such as an id, can neither control
+//! the terminal nor change the order of what surrounds it.
 
 use std::io::{self, BufRead, BufWriter, ErrorKind, IsTerminal, Write};
 
@@ -27,7 +28,7 @@ impl Output {
             } else {
                 lines(value)
                     .iter()
-                    .try_for_each(|line| writeln!(out, "{line}"))
+                    .try_for_each(|line| writeln!(out, "{}", without_controls(line)))
             }
         })
     }
@@ -65,6 +66,48 @@ pub fn confirm(question: &str, yes: bool) -> Result<(), Failure> {
     }
 }
 
+/// The characters around text that is ordered by itself, without effect on what surrounds it.
+const ISOLATE: [char; 2] = ['\u{2068}', '\u{2069}'];
+
+/// Returns the text with escapes in place of control characters and of those that reorder text.
+pub fn escaped(text: &str) -> String {
+    let is_bidi_control = |c| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_break = |c| matches!(c, '\u{2028}' | '\u{2029}');
+    escape(text, |c| {
+        c.is_control() || is_bidi_control(c) || is_break(c)
+    })
+}
+
+/// Returns the text as [`escaped`] does, and isolated if a part of it is written from right to left.
+pub fn isolated(text: &str) -> String {
+    let is_right_to_left = |c| {
+        matches!(c, '\u{590}'..='\u{8ff}' | '\u{fb1d}'..='\u{fdff}' | '\u{fe70}'..='\u{fefe}'
+            | '\u{10800}'..='\u{10fff}' | '\u{1e800}'..='\u{1efff}')
+    };
+    let [start, end] = ISOLATE;
+    match escaped(text) {
+        text if text.contains(is_right_to_left) => format!("{start}{text}{end}"),
+        text => text,
+    }
+}
+
+/// Escapes the control characters of a whole message, except line breaks.
+pub fn without_controls(message: &str) -> String {
+    escape(message, |c| c.is_control() && !matches!(c, '\n' | '\t'))
+}
+
+fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_escaped(c) {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
 /// Formats rows in aligned columns, with numbers to the right. Without rows there are no lines.
 pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Vec<String> {
     columns(&heads, rows.iter().map(|row| &row[..]))
@@ -80,35 +123,43 @@ pub fn pair_table<const N: usize>(
     columns(&heads[first..], rows.iter().map(|row| &row[first..]))
 }
 
-fn columns<'r>(heads: &[&str], rows: impl Iterator<Item = &'r [String]> + Clone) -> Vec<String> {
-    if rows.clone().next().is_none() {
+fn columns<'r>(heads: &[&str], rows: impl Iterator<Item = &'r [String]>) -> Vec<String> {
+    let rows: Vec<Vec<_>> = rows
+        .map(|row| row.iter().map(|cell| isolated(cell)).collect())
+        .collect();
+    if rows.is_empty() {
         return Vec::new();
     }
     let is_number =
         |cell: &str| cell.is_empty() || cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
     let column = |(column, head): (usize, &&str)| {
-        let cells = || rows.clone().map(move |row| row[column].as_str());
-        let width = cells()
-            .chain([*head])
-            .map(|cell| cell.chars().count())
-            .max();
+        let cells = || rows.iter().map(move |row| row[column].as_str());
+        let width = cells().chain([*head]).map(width).max();
         let is_right = cells().all(is_number) && !cells().all(str::is_empty);
         (width.unwrap_or(0), is_right)
     };
     let columns: Vec<_> = heads.iter().enumerate().map(column).collect();
     let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let cells = cells.zip(&columns).map(|(cell, &(width, is_right))| {
+        let cells = cells.zip(&columns).map(|(cell, &(most, is_right))| {
+            let space = " ".repeat(most.saturating_sub(width(cell)));
             if is_right {
-                format!("{cell:>width$}")
+                format!("{space}{cell}")
             } else {
-                format!("{cell:<width$}")
+                format!("{cell}{space}")
             }
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     let head = line(&mut heads.iter().copied());
-    let rows = rows.map(|row| line(&mut row.iter().map(String::as_str)));
+    let rows = rows
+        .iter()
+        .map(|row| line(&mut row.iter().map(String::as_str)));
     [head].into_iter().chain(rows).collect()
+}
+
+/// Returns the number of characters that are visible.
+fn width(cell: &str) -> usize {
+    cell.chars().filter(|c| !ISOLATE.contains(c)).count()
 }
 
 /// Formats a time as 3s, 2m, 5h or 4d.
@@ -141,6 +192,30 @@ mod tests {
     fn times_are_short() {
         let shown = [0.4, 3.9, 119.0, 120.0, 7199.0, 7200.0, 172_800.0].map(short);
         assert_eq!(shown, ["0s", "3s", "119s", "2m", "119m", "2h", "2d"]);
+    }
+
+    #[test]
+    fn foreign_text_neither_controls_nor_reorders() {
+        for (text, shown) in [
+            ("page/1 ä 日本 👩‍👧", "page/1 ä 日本 👩‍👧"),
+            (
+                "a\x1b[2J\r\nb\t\u{9b}1m\x7f",
+                "a\\u{1b}[2J\\r\\nb\\t\\u{9b}1m\\u{7f}",
+            ),
+            (
+                "a\u{202e}gpj.exe\u{2066}\u{2028}",
+                "a\\u{202e}gpj.exe\\u{2066}\\u{2028}",
+            ),
+            ("\u{200f}1", "\\u{200f}1"),
+            ("שלום/7", "\u{2068}שלום/7\u{2069}"),
+            ("مرحبا", "\u{2068}مرحبا\u{2069}"),
+        ] {
+            assert_eq!(isolated(text), shown);
+        }
+        let rows = [["שלום", "7"], ["ab\n", "10"]].map(|row| row.map(str::to_owned));
+        let lines = table(["ID", "N"], &rows);
+        assert_eq!(lines, ["ID     N", "\u{2068}שלום\u{2069}   7", "ab\\n  10"]);
+        assert_eq!(without_controls("a\nb\x1b"), "a\nb\\u{1b}");
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Poller {
         Ok(Poller {
             config: config.clone(),
             configured: families::of_pair(families, &config.name).cloned().collect(),
-            store: pair::store(config)?,
+            store: pair::store(config),
             connected: None,
             stored: None,
         })

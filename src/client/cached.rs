@@ -201,6 +201,58 @@ impl CachedCounters {
         Err(self.comes_and_goes(ids[left[0].0]))
     }
 
+    /// Returns the exact values of ids in their order, like [`get_many`](Self::get_many), without
+    /// writing to Redis: a counter that is not there is read from its row, and stays out of Redis.
+    /// It is for monitoring, and for requests of strangers, who must not fill Redis.
+    ///
+    /// # Errors
+    /// See [`get`](Self::get).
+    #[tracing::instrument(level = "debug", skip_all, fields(family = %self.family()))]
+    pub async fn peek_many(
+        &self,
+        ids: impl IntoIterator<Item = impl AsRef<str>>,
+    ) -> Result<Vec<i64>> {
+        let ids = self.family().check_ids(ids)?;
+        let ids = borrowed_ids(&ids);
+        self.handle
+            .repeating(|deadline| self.peek_once(&ids, deadline))
+            .await
+    }
+
+    /// Reads Redis first: a counter that is not there has nothing pending, so that its row, read
+    /// later, has every hit so far.
+    async fn peek_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
+        let mut values = vec![0; ids.len()];
+        let all = (0..ids.len()).map(|index| (self.family().partition_of(ids[index]), index));
+        let chunks = by_partition(all, Partition::READ_IDS);
+        let reads = chunks.iter().map(|(number, some)| async move {
+            let names: Vec<_> = some.iter().map(|index| ids[*index]).collect();
+            self.handle.partition(*number).peek(&names).await
+        });
+        let mut missing = Vec::new();
+        for ((_, some), results) in chunks.iter().zip(try_join_all(reads).await?) {
+            self.take_values(
+                ids,
+                some.iter().copied().zip(results),
+                &mut values,
+                &mut missing,
+            )?;
+        }
+        if missing.is_empty() {
+            return Ok(values);
+        }
+        let rows = async {
+            let ids: Vec<_> = missing.iter().map(|(index, _)| ids[*index]).collect();
+            let family = self.handle.registered().await?;
+            self.handle.shared.store.rows(family, &ids).await
+        };
+        let rows = self.handle.stored_by(deadline, rows).await?;
+        for ((index, _), row) in missing.iter().zip(rows) {
+            values[*index] = row.unwrap_or(0);
+        }
+        Ok(values)
+    }
+
     /// Returns the exact values if they can be read within `within`, or else the
     /// [stored](Self::stored) ones, 0 for an id without a row. It is for pages that prefer a
     /// slightly old number to waiting for an unreachable Redis. The stored values are read once
@@ -309,22 +361,35 @@ impl CachedCounters {
         });
         let mut missing = Vec::new();
         for ((_, some), results) in chunks.iter().zip(try_join_all(reads).await?) {
-            for ((index, _), result) in some.iter().zip(results) {
-                match result {
-                    PairResult::Counted(value) => values[*index] = value,
-                    PairResult::Missing(ticket) => missing.push((*index, ticket)),
-                    PairResult::OutOfRange(_) => {
-                        let (family, id) = (self.family(), ids[*index]);
-                        let what = format!(
-                            "{family}: the value of {id:?} with what is pending is not a valid i64"
-                        );
-                        return Err(Error::new(ErrorKind::Range, what));
-                    }
-                    other => return Err(other.corrupt(self.family(), ids[*index])),
-                }
-            }
+            let indexes = some.iter().map(|(index, _)| *index);
+            self.take_values(ids, indexes.zip(results), values, &mut missing)?;
         }
         Ok(missing)
+    }
+
+    /// Writes the values of a reply at their indexes, and appends the missing ones to `missing`.
+    fn take_values(
+        &self,
+        ids: &[&str],
+        results: impl Iterator<Item = (usize, PairResult)>,
+        values: &mut [i64],
+        missing: &mut Vec<(usize, Ticket)>,
+    ) -> Result<()> {
+        for (index, result) in results {
+            match result {
+                PairResult::Counted(value) => values[index] = value,
+                PairResult::Missing(ticket) => missing.push((index, ticket)),
+                PairResult::OutOfRange(_) => {
+                    let (family, id) = (self.family(), ids[index]);
+                    let what = format!(
+                        "{family}: the value of {id:?} with what is pending is not a valid i64"
+                    );
+                    return Err(Error::new(ErrorKind::Range, what));
+                }
+                other => return Err(other.corrupt(self.family(), ids[index])),
+            }
+        }
+        Ok(())
     }
 
     /// Reads the rows of the missing counters. Other callers that miss the counter share the read

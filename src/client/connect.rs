@@ -17,6 +17,8 @@ use crate::store::mysql::MysqlStore;
 
 /// The time limit for the first connection to a database that may be unreachable.
 const LATER: Duration = Duration::from_secs(3);
+/// The time limit for connecting to the database, including TLS and the login.
+const CONNECT: Duration = Duration::from_secs(5);
 
 impl Counterfoil {
     /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a
@@ -101,17 +103,19 @@ pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
 }
 
 pub(crate) async fn connect_mysql(url: &str) -> Result<MysqlStore> {
-    let options = options(url)?;
+    let options = mysql_options(url)?;
     // one connection first: a pool that cannot connect reports only a timeout
-    let connection = MySqlConnection::connect_with(&options).await;
-    connection.map_err(|error| no_database(&options).with_source(error))?;
-    Ok(lazy(options))
+    match timeout(CONNECT, MySqlConnection::connect_with(&options)).await {
+        Ok(Ok(_)) => Ok(lazy(options)),
+        Ok(Err(error)) => Err(no_database(&options).with_source(error)),
+        Err(elapsed) => Err(no_database(&options).with_source(elapsed)),
+    }
 }
 
 /// Connects like [`connect_mysql`], but also succeeds if the database is unreachable. Returns
 /// whether it was reachable.
 pub(crate) async fn connect_mysql_or_later(url: &str) -> Result<(MysqlStore, bool)> {
-    let options = options(url)?;
+    let options = mysql_options(url)?;
     let missing = match timeout(LATER, MySqlConnection::connect_with(&options)).await {
         Ok(Ok(_)) => return Ok((lazy(options), true)),
         Ok(Err(error)) if is_unreachable(&error, &options) => {
@@ -162,18 +166,69 @@ impl MysqlStore {
     /// # Ok(()) }
     /// ```
     pub fn connect_lazy(url: &str) -> Result<Self> {
-        Ok(lazy(options(url)?))
+        Ok(lazy(mysql_options(url)?))
     }
 }
 
-fn options(url: &str) -> Result<MySqlConnectOptions> {
-    url.parse()
-        .map_err(|error: sqlx::Error| Error::invalid("invalid database URL").with_source(error))
+/// The parameters of a database's URL that sqlx knows.
+const PARAMETERS: [&str; 14] = [
+    "ssl-mode",
+    "sslmode",
+    "ssl-ca",
+    "sslca",
+    "ssl-cert",
+    "sslcert",
+    "ssl-key",
+    "sslkey",
+    "charset",
+    "collation",
+    "socket",
+    "statement-cache-capacity",
+    "time-zone",
+    "timezone",
+];
+
+/// Parses the URL of a database, `mysql://user:password@host/database?ssl-mode=VERIFY_IDENTITY`.
+/// sqlx ignores parameters that it does not know: a misspelled `ssl-mode` would leave a connection
+/// without TLS.
+///
+/// # Errors
+/// [`InvalidInput`](crate::ErrorKind::InvalidInput) if it is not such a URL, or has an unknown
+/// parameter. The error does not contain the URL, which may have a password.
+pub fn mysql_options(url: &str) -> Result<MySqlConnectOptions> {
+    if !url.starts_with("mysql://") && !url.starts_with("mariadb://") {
+        return Err(Error::invalid("the database's URL is not mysql://"));
+    }
+    let options = url.parse();
+    let options = options
+        .map_err(|error: sqlx::Error| Error::invalid("invalid database URL").with_source(error))?;
+    match parameters(url).find(|name| !PARAMETERS.contains(name)) {
+        Some(name) => Err(unknown_parameter(name)),
+        None => Ok(options),
+    }
+}
+
+/// Returns the names of the parameters in a URL.
+fn parameters(url: &str) -> impl Iterator<Item = &str> {
+    let url = url.split('#').next().unwrap_or_default();
+    let query = url.split_once('?').map_or("", |(_, query)| query);
+    let names = query.split('&').filter_map(|part| part.split('=').next());
+    names.filter(|name| !name.is_empty())
+}
+
+fn unknown_parameter(name: &str) -> Error {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    // anything else may be the rest of a password that was not percent-encoded
+    let shown = if name.bytes().all(is_name) { name } else { "" };
+    let known = PARAMETERS.join(", ");
+    Error::invalid(format!(
+        "unknown parameter {shown:?} of the database's URL; known are {known}"
+    ))
 }
 
 fn lazy(options: MySqlConnectOptions) -> MysqlStore {
     let pool = MySqlPoolOptions::new()
         .max_connections(10)
-        .acquire_timeout(Duration::from_secs(5));
+        .acquire_timeout(CONNECT);
     MysqlStore::new(pool.connect_lazy_with(options))
 }

@@ -14,7 +14,7 @@ use redis::{
 };
 #[cfg(feature = "sentinel")]
 use redis::{
-    ConnectionInfo,
+    ConnectionAddr, ConnectionInfo, TlsMode,
     sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
 };
 use tokio::time::timeout;
@@ -128,16 +128,13 @@ impl Primary {
         url: &str,
     ) -> Result<Self> {
         let primary = url.into_connection_info().map_err(invalid)?;
-        let sentinels = sentinels.into_iter().map(<&str>::into_connection_info);
-        let sentinels: RedisResult<Vec<_>> = sentinels.collect();
-        let client = sentinel_client(&sentinels.map_err(invalid)?, &primary).map_err(invalid)?;
-        Self::found_by(client, &service(&primary)?, PrimaryTimeouts::default()).await
+        let name = service(&primary)?;
+        let client = sentinel_builder(sentinels, primary)?.build();
+        Self::found_by(client.map_err(invalid)?, &name, PrimaryTimeouts::default()).await
     }
 
     /// Connects to the primary that Sentinel names, by a client of the redis crate, with these time
-    /// limits. Such a client can hold what a URL cannot: certificates (`set_client_to_redis_certificates`,
-    /// `set_client_to_sentinel_certificates`; feature `tls-rustls`). It is best built with
-    /// [`sentinel_settings`](crate::sentinel_settings).
+    /// limits. [`sentinel_builder`](crate::sentinel_builder) builds such a client from URLs.
     ///
     /// # Errors
     /// Returns the errors of [`connect_sentinel`](Self::connect_sentinel).
@@ -308,37 +305,42 @@ pub(crate) fn tcp_settings() -> redis::io::tcp::TcpSettings {
     settings
 }
 
-/// Applies the settings that suit a [`Primary`] best: `TCP_NODELAY`, keepalive and
-/// `TCP_USER_TIMEOUT`, for the primary and the Sentinels, so that a dead machine is detected within
+/// Creates the builder of a client for Sentinel from URLs, like [`Primary::connect_sentinel`]. What
+/// URLs cannot hold is set on the builder: certificates, for instance
+/// (`set_client_to_redis_certificates`, `set_client_to_sentinel_certificates`; feature
+/// `tls-rustls`).
+///
+/// Each URL's scheme decides whether that connection uses TLS. The credentials of a Sentinel's URL
+/// are for the Sentinels, those of the primary's URL for the primary. The builder sets
+/// `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, so that a dead machine is detected within
 /// seconds.
+///
+/// # Errors
+/// [`InvalidInput`](ErrorKind::InvalidInput) if a URL is not valid, if there are no Sentinels, or
+/// if their URLs have different credentials.
 #[cfg(feature = "sentinel")]
-pub fn sentinel_settings(builder: SentinelClientBuilder) -> SentinelClientBuilder {
-    builder
+pub fn sentinel_builder<S: IntoConnectionInfo>(
+    sentinels: impl IntoIterator<Item = S>,
+    primary: impl IntoConnectionInfo,
+) -> Result<SentinelClientBuilder> {
+    let sentinels = sentinels.into_iter().map(S::into_connection_info);
+    let sentinels: Vec<_> = sentinels.collect::<RedisResult<_>>().map_err(invalid)?;
+    let primary = primary.into_connection_info().map_err(invalid)?;
+    let addresses = sentinels.iter().map(|info| info.addr().clone());
+    let server = SentinelServerType::Master;
+    let builder = SentinelClientBuilder::new(addresses, service(&primary)?, server);
+    let redis = primary.redis_settings();
+    let mut builder = builder
+        .map_err(invalid)?
         .set_client_to_redis_tcp_settings(tcp_settings())
         .set_client_to_sentinel_tcp_settings(tcp_settings())
-}
-
-#[cfg(feature = "sentinel")]
-fn sentinel_client(
-    sentinels: &[ConnectionInfo],
-    primary: &ConnectionInfo,
-) -> RedisResult<SentinelClient> {
-    use redis::{ConnectionAddr, TlsMode};
-
-    let addresses = sentinels.iter().map(|info| info.addr().clone());
-    let name = service(primary).unwrap_or_default();
-    let builder = SentinelClientBuilder::new(addresses, name, SentinelServerType::Master)?;
-    let redis = primary.redis_settings();
-    let mut builder = sentinel_settings(builder)
         .set_client_to_redis_db(redis.db())
         .set_client_to_redis_protocol(redis.protocol());
     if let ConnectionAddr::TcpTls { insecure, .. } = primary.addr() {
-        let mode = if *insecure {
-            TlsMode::Insecure
-        } else {
-            TlsMode::Secure
-        };
-        builder = builder.set_client_to_redis_tls_mode(mode);
+        builder = builder.set_client_to_redis_tls_mode(match insecure {
+            true => TlsMode::Insecure,
+            false => TlsMode::Secure,
+        });
     }
     if let Some(username) = redis.username() {
         builder = builder.set_client_to_redis_username(username);
@@ -346,22 +348,39 @@ fn sentinel_client(
     if let Some(password) = redis.password() {
         builder = builder.set_client_to_redis_password(password);
     }
-    if let Some(settings) = sentinels.first().map(ConnectionInfo::redis_settings) {
-        if let Some(username) = settings.username() {
-            builder = builder.set_client_to_sentinel_username(username);
-        }
-        if let Some(password) = settings.password() {
-            builder = builder.set_client_to_sentinel_password(password);
-        }
+    let (username, password) = credentials(&sentinels)?;
+    if let Some(username) = username {
+        builder = builder.set_client_to_sentinel_username(username);
     }
-    builder.build()
+    if let Some(password) = password {
+        builder = builder.set_client_to_sentinel_password(password);
+    }
+    Ok(builder)
+}
+
+#[cfg(feature = "sentinel")]
+type Credentials<'a> = (Option<&'a str>, Option<&'a str>);
+
+/// Returns the user and the password of all Sentinels, which the redis crate takes once.
+#[cfg(feature = "sentinel")]
+fn credentials(sentinels: &[ConnectionInfo]) -> Result<Credentials<'_>> {
+    let mut all = sentinels.iter().map(|info| {
+        let settings = info.redis_settings();
+        (settings.username(), settings.password())
+    });
+    let first = all
+        .next()
+        .ok_or_else(|| Error::invalid("there are no Sentinels"))?;
+    if all.any(|other| other != first) {
+        let message = "the URLs of the Sentinels have different users or passwords";
+        return Err(Error::invalid(message));
+    }
+    Ok(first)
 }
 
 /// Returns the primary's name in Sentinel.
 #[cfg(feature = "sentinel")]
 fn service(primary: &ConnectionInfo) -> Result<String> {
-    use redis::ConnectionAddr;
-
     match primary.addr() {
         ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Ok(host.clone()),
         _ => Err(Error::invalid(

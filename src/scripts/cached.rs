@@ -147,8 +147,21 @@ impl Partition {
 
     /// Returns the values of counters, and a ticket for each one without a base.
     pub async fn values(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<PairResult>> {
+        self.values_with(ids, TICKET).await
+    }
+
+    /// Returns the values of counters like [`values`](Self::values), without writing tickets.
+    pub async fn peek(&self, ids: &[impl AsRef<[u8]>]) -> Result<Vec<PairResult>> {
+        self.values_with(ids, Duration::ZERO).await
+    }
+
+    async fn values_with(
+        &self,
+        ids: &[impl AsRef<[u8]>],
+        ticket: Duration,
+    ) -> Result<Vec<PairResult>> {
         let mut args = vec![
-            owned(TICKET.as_millis()),
+            owned(ticket.as_millis()),
             borrowed(&self.now_ms),
             owned(salt()?),
         ];

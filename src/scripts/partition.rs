@@ -60,6 +60,18 @@ impl Counted {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(pub u64);
 
+impl Ticket {
+    /// The ticket of a read that asked for none. It seeds nothing.
+    pub const NONE: Ticket = Ticket(0);
+
+    fn parse(digits: &str) -> Option<Self> {
+        match digits {
+            "" => Some(Ticket::NONE),
+            digits => u64::from_str_radix(digits, 16).ok().map(Ticket),
+        }
+    }
+}
+
 impl fmt::Display for Ticket {
     /// Writes 16 hexadecimal digits, the form that Redis receives.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,9 +123,7 @@ impl PairResult {
                 value => PairResult::Counted(value.parse().ok()?),
             },
             Some(("RANGE", value)) => PairResult::OutOfRange(value.parse().ok()?),
-            Some(("MISS", ticket)) => {
-                PairResult::Missing(Ticket(u64::from_str_radix(ticket, 16).ok()?))
-            }
+            Some(("MISS", ticket)) => PairResult::Missing(Ticket::parse(ticket)?),
             Some(("SUM", addends)) => {
                 let numbers = addends.split(':').map(|addend| addend.parse::<i64>());
                 match numbers

@@ -1,12 +1,14 @@
 //! Commands that need no server.
 
+use std::cmp::Reverse;
+
 use clap::CommandFactory;
 use clap_complete::Shell;
 use serde_json::json;
 
 use super::Context;
 use crate::arguments::Arguments;
-use crate::config::{EXAMPLE, FamilyConfig};
+use crate::config::{EXAMPLE, FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
@@ -21,10 +23,39 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
         } else {
             format!("pair {name}: {}", families.join(", "))
         });
-        json.push(json!({"pair": name, "families": families}));
+        let overlaps = overlaps(context, pair);
+        lines.extend(overlaps.iter().map(|[specific, other]| {
+            format!("pair {name}: {specific} takes precedence over {other}")
+        }));
+        json.push(json!({"pair": name, "families": families, "overlaps": overlaps}));
     }
-    lines.push("the configuration is valid".to_owned());
-    context.output.print(&json, |_| lines)
+    let doubt = context.config.http.as_ref();
+    let doubt = doubt.and_then(|http| http.check(http.listen).err());
+    lines.push(match &doubt {
+        Some(doubt) => format!("the configuration is valid if the daemon has a token: {doubt}"),
+        None => "the configuration is valid".to_owned(),
+    });
+    context.output.print(&json, |_| lines)?;
+    Ok(if doubt.is_some() {
+        Exit::Warning
+    } else {
+        Exit::Ok
+    })
+}
+
+/// Returns the families that are described twice, the description that applies first.
+fn overlaps(context: &Context, pair: &PairConfig) -> Vec<[String; 2]> {
+    let families: Vec<_> = context.families(pair).collect();
+    let mut overlaps = Vec::new();
+    for (at, one) in families.iter().enumerate() {
+        let others = families[..at].iter().filter(|other| one.overlaps(other));
+        overlaps.extend(others.map(|other| {
+            let mut both = [*one, *other];
+            both.sort_by_key(|family| Reverse(family.precedence()));
+            both.map(FamilyConfig::name)
+        }));
+    }
+    overlaps
 }
 
 pub fn example(output: Output) -> Result<Exit, Failure> {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{Context, connect};
 use crate::exit::{Exit, Failure};
 use crate::families;
-use crate::output::moment;
+use crate::output::{isolated, moment};
 use crate::status::unix_seconds;
 
 /// The requested counters in their order, as JSON and as lines of text.
@@ -50,7 +50,7 @@ async fn read(
         (_, Some(values)) => {
             for (id, value) in ids.iter().zip(values) {
                 json.push(json!({"id": id, "value": value}));
-                lines.push(format!("{id}\t{value}"));
+                lines.push(format!("{}\t{value}", isolated(id)));
             }
             "values"
         }
@@ -60,7 +60,7 @@ async fn read(
                 for Slice { start, count, .. } in slices {
                     let start = unix_seconds(start);
                     list.push(json!({"start": start, "count": count}));
-                    lines.push(format!("{name}\t{}\t{count}", moment(start)));
+                    lines.push(format!("{}\t{}\t{count}", isolated(name), moment(start)));
                 }
                 let precision = precision.to_string();
                 json.push(json!({"name": name, "precision": precision, "slices": list}));
@@ -77,7 +77,7 @@ async fn read(
                     "visitors": visitors,
                     "visitors_are_estimated": !matches!(now.visitors, VisitorCount::Exact(_)),
                 }));
-                lines.push(format!("{page}\t{views}\t{visitors}"));
+                lines.push(format!("{}\t{views}\t{visitors}", isolated(page)));
             }
             "pages"
         }
@@ -142,7 +142,8 @@ pub async fn add(
     let Some(refusal) = refusal else {
         let done = word.replace("counted_before", "was counted before");
         return context.output.print(&change, |_| {
-            vec![value.map_or_else(|| done.clone(), |value| format!("{done}: {id} is {value}"))]
+            let is = |value| format!("{done}: {} is {value}", isolated(id));
+            vec![value.map_or_else(|| done.clone(), is)]
         });
     };
     if context.output.json {
@@ -217,6 +218,7 @@ async fn write_list(
                 write!(out, "{}\n  {item}", if is_first { "[" } else { "," })?;
                 is_first = false;
             } else {
+                let id = isolated(id);
                 match value {
                     Some(value) => writeln!(out, "{id}\t{value}")?,
                     None => writeln!(out, "{id}")?,

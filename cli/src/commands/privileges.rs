@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 
 use counterfoil::Family;
 use counterfoil::admin::{Role, acl_rules};
-use counterfoil::redis::IntoConnectionInfo;
-use counterfoil::sqlx::mysql::MySqlConnectOptions;
 use serde_json::json;
 
 use super::Context;
@@ -55,17 +53,11 @@ async fn rules(
             rules.insert("+scan".to_owned());
         }
     }
-    match &pair.redis {
-        RedisPlace::Cluster(_) => drop(rules.insert("+cluster|slots".to_owned())),
-        RedisPlace::At(url) | RedisPlace::Sentinel(_, url) => {
-            let database = url
-                .as_str()
-                .into_connection_info()
-                .map_or(0, |info| info.redis_settings().db());
-            if database != 0 {
-                rules.insert("+select".to_owned());
-            }
-        }
+    if let RedisPlace::Cluster(_) = &pair.redis {
+        rules.insert("+cluster|slots".to_owned());
+    }
+    if pair.redis.database() != 0 {
+        rules.insert("+select".to_owned());
     }
     // key patterns first
     let (keys, commands): (Vec<_>, Vec<_>) =
@@ -95,13 +87,7 @@ async fn statements(
     pair: &PairConfig,
     of: &PrivilegesOf,
 ) -> Result<Vec<String>, Failure> {
-    let options: MySqlConnectOptions = pair
-        .mysql
-        .parse()
-        .map_err(|error| Failure::usage(format!("pair {}: mysql: {error:#}", pair.name)))?;
-    let schema = options.get_database().ok_or_else(|| {
-        Failure::usage(format!("pair {}: the mysql URL has no database", pair.name))
-    })?;
+    let schema = pair.mysql.database.as_str();
     let (mut all, patterns) = families(context, pair).await?;
     for pattern in patterns {
         all.push(pattern.sample()?);
@@ -158,7 +144,7 @@ async fn families<'c>(
     for family in single {
         families.push(family.sample()?);
     }
-    match in_time(registered(&pair::store(pair)?)).await {
+    match in_time(registered(&pair::store(pair))).await {
         Ok(registered) => {
             let is_new = |family: &Family| context.configured(pair, &family.to_string()).is_none();
             let registered = registered.into_iter().map(|registered| registered.family);

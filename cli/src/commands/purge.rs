@@ -48,7 +48,7 @@ pub async fn purge(
 ) -> Result<Exit, Failure> {
     let (age, mut found) = (Duration::from_hours(u64::from(days) * 24), Vec::new());
     for pair in context.pairs() {
-        let purgeable = pair::store(pair)?.purgeable(age).await?;
+        let purgeable = pair::store(pair).purgeable(age).await?;
         found.push(OfPair::new(&pair.name, purgeable));
     }
     if !dry_run {
@@ -56,7 +56,7 @@ pub async fn purge(
         confirm(&format!("delete {}?", lines.join("; ")), yes)?;
         found.clear();
         for pair in context.pairs() {
-            let purged = pair::store(pair)?.purge(age).await?;
+            let purged = pair::store(pair).purge(age).await?;
             found.push(OfPair::new(&pair.name, purged));
         }
     }

@@ -115,7 +115,7 @@ async fn overview_of(store: &MysqlStore, family: &str) -> counterfoil::Result<Op
 
 /// Prints the differences that a run found.
 pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<Exit, Failure> {
-    let store = pair::store(context.pair_of(family)?)?;
+    let store = pair::store(context.pair_of(family)?);
     let registered = families::find(&store, family).await?;
     let registered =
         registered.ok_or_else(|| Failure::usage(format!("the database has no family {family}")))?;

@@ -9,9 +9,10 @@ use serde_json::json;
 
 use super::{Context, connect};
 use crate::arguments::{Rejects, Which};
+use crate::config::PairConfig;
 use crate::exit::{Exit, Failure};
 use crate::families::registered;
-use crate::output::{count, moment, table};
+use crate::output::{confirm, count, isolated, moment, table};
 use crate::pair;
 use crate::view::RejectView;
 
@@ -22,7 +23,11 @@ pub async fn execute(context: &Context, command: Rejects) -> Result<Exit, Failur
     match command {
         Rejects::List { family, limit } => list(context, family.as_deref(), limit).await,
         Rejects::Retry { which } => retry(context, &which).await,
-        Rejects::Discard { which } => discard(context, &which).await,
+        Rejects::Discard {
+            which,
+            yes,
+            dry_run,
+        } => discard(context, &which, yes, dry_run).await,
     }
 }
 
@@ -36,13 +41,22 @@ struct Listed {
 async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exit, Failure> {
     let mut listed = Vec::new();
     for pair in context.pairs() {
-        let rejects = open_rejects(&pair::store(pair)?, limit, family).await?;
-        listed.extend(rejects.into_iter().map(|reject| Listed {
-            pair: pair.name.clone(),
-            reject,
-        }));
+        let rejects = open_rejects(&pair::store(pair), limit, family).await?;
+        listed.extend(self::listed(pair, rejects));
     }
-    context.output.print(&listed, |listed| {
+    print_rejects(context, listed)
+}
+
+fn listed(pair: &PairConfig, rejects: Vec<RejectView>) -> Vec<Listed> {
+    let listed = |reject| Listed {
+        pair: pair.name.clone(),
+        reject,
+    };
+    rejects.into_iter().map(listed).collect()
+}
+
+fn print_rejects(context: &Context, rejects: Vec<Listed>) -> Result<Exit, Failure> {
+    context.output.print(&rejects, |listed| {
         if listed.is_empty() {
             return vec!["no rejects".to_owned()];
         }
@@ -148,8 +162,11 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
         }
         for reject in &outcome.refused {
             lines.push(format!(
-                "refused again: {} of {}, {:?}: {}",
-                reject.number, reject.family, reject.id, reject.reason
+                "refused again: {} of {}, {}: {}",
+                reject.number,
+                reject.family,
+                isolated(&format!("{:?}", reject.id)),
+                isolated(&reject.reason)
             ));
         }
         for left in &outcome.left {
@@ -215,9 +232,26 @@ async fn apply(counterfoil: &Counterfoil, rejects: Vec<RejectView>) -> Result<Ou
     Ok(outcome)
 }
 
-async fn discard(context: &Context, which: &Which) -> Result<Exit, Failure> {
-    let store = pair::store(context.pair()?)?;
+async fn discard(
+    context: &Context,
+    which: &Which,
+    yes: bool,
+    dry_run: bool,
+) -> Result<Exit, Failure> {
+    let pair = context.pair()?;
+    let store = pair::store(pair);
     let (selected, not_found) = select(&store, which).await?;
+    if dry_run {
+        return print_rejects(context, listed(pair, selected));
+    }
+    if which.numbers.is_empty() && !selected.is_empty() {
+        let rejects = count(selected.len() as u64, "reject", "rejects");
+        let name = &pair.name;
+        confirm(
+            &format!("pair {name}: discard {rejects}, which are then never applied?"),
+            yes,
+        )?;
+    }
     let numbers: Vec<_> = selected.iter().map(|reject| reject.number).collect();
     let discarded = store.discard_rejects(&numbers).await?;
     let result = json!({ "discarded": discarded, "not_found": not_found });

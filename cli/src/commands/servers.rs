@@ -32,13 +32,8 @@ pub fn print_schema(output: Output) -> Result<Exit, Failure> {
 pub async fn init(context: &Context) -> Result<Exit, Failure> {
     let mut done = Vec::new();
     for pair in context.pairs() {
-        pair::store(pair)?.create_tables().await.map_err(|error| {
-            let Failure { exit, message } = Failure::from(error);
-            Failure {
-                exit,
-                message: format!("pair {}: {message}", pair.name),
-            }
-        })?;
+        let created = pair::store(pair).create_tables().await;
+        created.map_err(|error| not_created(&pair.name, error))?;
         done.push(&pair.name);
     }
     context.output.print(&json!({ "pairs": done }), |_| {
@@ -48,13 +43,29 @@ pub async fn init(context: &Context) -> Result<Exit, Failure> {
     })
 }
 
+/// Returns the failure of `init`, which often runs as the daemon's user.
+fn not_created(pair: &str, error: counterfoil::Error) -> Failure {
+    let text = format!("pair {pair}: {error:#}");
+    if text.contains("command denied") {
+        let advice = "The daemon's user needs no such privilege: let an administrator run the output of \
+             `counterfoil init --print`, and then that of `counterfoil grants daemon`";
+        return Failure::critical(format!("{text}. {advice}"));
+    }
+    let Failure { exit, message } = Failure::from(error);
+    Failure {
+        exit,
+        message: format!("pair {pair}: {message}"),
+    }
+}
+
 /// Checks both servers of each pair.
 pub async fn check(context: &Context) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     let mut worst = Exit::Ok;
     for pair in context.pairs() {
         let name = &pair.name;
-        let findings = findings(context, pair).await?;
+        let (findings, mysql) = join(findings(context, pair), mysql_tls(pair)).await;
+        let (findings, redis) = (findings?, pair.redis.transport().to_string());
         if findings.is_empty() {
             lines.push(format!("pair {name}: no findings"));
         }
@@ -66,10 +77,26 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
             });
             lines.push(format!("pair {name}: {finding}"));
         }
-        json.push(json!({"pair": name, "findings": findings}));
+        let mysql_line = mysql
+            .iter()
+            .map(|mysql| format!("pair {name}: mysql: {mysql}"));
+        lines.push(format!("pair {name}: redis: {redis}"));
+        lines.extend(mysql_line);
+        let tls = json!({"redis": redis, "mysql": mysql});
+        json.push(json!({"pair": name, "tls": tls, "findings": findings}));
     }
     context.output.print(&json, |_| lines)?;
     Ok(worst)
+}
+
+/// Returns how a new connection to MySQL is protected, `None` if there is none.
+async fn mysql_tls(pair: &PairConfig) -> Option<String> {
+    let (_, version): (String, String) = sqlx::query_as("SHOW SESSION STATUS LIKE 'Ssl_version'")
+        .fetch_one(&pair::probe(pair))
+        .await
+        .ok()?;
+    let transport = pair.mysql.transport(!version.is_empty());
+    Some(format!("{transport} ({version})").replace(" ()", ""))
 }
 
 fn error(subject: impl Into<String>, message: String, advice: &str) -> Finding {
@@ -78,7 +105,7 @@ fn error(subject: impl Into<String>, message: String, advice: &str) -> Finding {
 
 /// Returns the findings about a pair, the worst first.
 async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
-    let store = pair::store(pair)?;
+    let store = pair::store(pair);
     let (connected, registered) = join(
         in_time(pair::connect(pair)),
         in_time(families::registered(&store)),
@@ -89,7 +116,10 @@ async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, 
     let mut new = Vec::new();
     let mut findings = Vec::new();
     for configured in context.families(pair) {
-        let is_it = |family: &&Family| configured.describes(family.namespace(), family.name());
+        let is_it = |family: &&Family| {
+            let applies = context.configured(pair, &family.to_string());
+            applies.is_some_and(|applies| std::ptr::eq(applies, configured))
+        };
         let families = registered.iter().map(|registered| &registered.family);
         let mut families = families.filter(is_it).peekable();
         if families.peek().is_none() {
@@ -157,7 +187,7 @@ async fn try_scan(redis: &Connection) -> RedisResult<()> {
 
 /// Checks that the configured recounts can read their tables.
 async fn unreadable_sources(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
-    let pool = pair::probe(pair)?;
+    let pool = pair::probe(pair);
     let mut findings = Vec::new();
     for family in context.families(pair) {
         let recount = family.recount.as_ref();

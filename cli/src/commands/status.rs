@@ -214,7 +214,7 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
 }
 
 async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilies, Failure> {
-    let store = pair::store(pair)?;
+    let store = pair::store(pair);
     let found = in_time(store.families()).await;
     let found = found.map_err(|why| {
         Failure::critical(format!("pair {}: mysql is unavailable: {why}", pair.name))

@@ -57,6 +57,29 @@ impl FamilyConfig {
         fits && self.family == family
     }
 
+    /// Returns how specific its namespace is. Of several that describe a family, the one with the
+    /// greatest value applies.
+    pub fn precedence(&self) -> (bool, usize, usize) {
+        match self.namespace.split_once('*') {
+            None => (true, 0, 0),
+            Some((before, after)) => (false, before.len() + after.len(), before.len()),
+        }
+    }
+
+    /// Returns whether there are families that both describe.
+    pub fn overlaps(&self, other: &FamilyConfig) -> bool {
+        let parts = [&self.namespace, &other.namespace].map(|namespace| namespace.split_once('*'));
+        match parts {
+            [Some((before, after)), Some((other_before, other_after))] => {
+                self.family == other.family
+                    && (before.starts_with(other_before) || other_before.starts_with(before))
+                    && (after.ends_with(other_after) || other_after.ends_with(after))
+            }
+            [Some(_), None] => self.describes(&other.namespace, &other.family),
+            [None, _] => other.describes(&self.namespace, &self.family),
+        }
+    }
+
     /// Returns the family in one matching namespace, to use what all families of a pattern share.
     pub fn sample(&self) -> Result<Family, Error> {
         self.in_namespace(&self.namespace.replace('*', SAMPLE))

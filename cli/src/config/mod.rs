@@ -1,12 +1,15 @@
 //! `counterfoil.toml`: its settings, all checked before anything is done.
 
 mod family;
+mod http;
+mod mysql;
 mod pair;
+mod redis;
 mod secret;
+mod tls;
 mod value;
 
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,9 +20,12 @@ use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
 pub use self::family::{FamilyConfig, Recount};
+use self::http::{DEFAULT_LISTEN, address};
+pub use self::http::{HttpConfig, Token};
 use self::pair::PairEntry;
-pub use self::pair::{PairConfig, RedisPlace, Serve};
-use self::secret::Secrets;
+pub use self::pair::{PairConfig, Serve};
+pub use self::redis::{RedisPlace, is_tls};
+use self::secret::{Hidden, Secrets};
 use self::value::Time;
 pub use self::value::time;
 
@@ -30,9 +36,6 @@ const ADVICE: &str =
 /// The commented example with every setting.
 pub const EXAMPLE: &str = include_str!("../../counterfoil.toml");
 
-/// The address on which the daemon listens by default.
-const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9292);
-
 /// The configuration that a file contains.
 #[derive(Debug)]
 pub struct Config {
@@ -41,14 +44,6 @@ pub struct Config {
     pub log: LogFormat,
     pub pairs: Vec<PairConfig>,
     pub families: Vec<FamilyConfig>,
-}
-
-/// The HTTP settings of the daemon.
-#[derive(Clone, Debug)]
-pub struct HttpConfig {
-    pub listen: SocketAddr,
-    /// The token that all requests need, except those for the state of health.
-    pub token: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
@@ -63,8 +58,11 @@ pub enum LogFormat {
 #[serde(deny_unknown_fields)]
 struct File {
     listen: Option<Spanned<String>>,
-    token: Option<String>,
+    token: Option<Hidden>,
     token_file: Option<PathBuf>,
+    #[serde(default)]
+    hosts: Vec<Spanned<String>>,
+    allow_anonymous: Option<Spanned<bool>>,
     shutdown: Option<Time>,
     log: Option<LogFormat>,
     #[serde(default)]
@@ -117,10 +115,25 @@ impl Config {
         let token = secrets
             .find("TOKEN", file.token, file.token_file)
             .map_err(|wrong| Wrong::new(&whole, wrong))?;
+        let token = token.map(Token::new).transpose();
+        let token = token.map_err(|wrong| Wrong::new(&whole, wrong))?;
+        let anonymous = file.allow_anonymous.filter(|allowed| *allowed.get_ref());
+        if let (Some(allowed), Some(_)) = (&anonymous, &token) {
+            let both = "allow_anonymous = true goes without a token";
+            return Err(Wrong::new(&allowed.span(), both));
+        }
         let listen = file
             .listen
             .as_ref()
             .map_or(Ok(Some(DEFAULT_LISTEN)), address)?;
+        let hosts = file.hosts.iter().map(http::host);
+        let hosts = hosts.collect::<Result<_, _>>()?;
+        let http = listen.map(|listen| HttpConfig {
+            listen,
+            token,
+            hosts,
+            allow_anonymous: anonymous.is_some(),
+        });
         let mut pairs = Vec::new();
         for (name, entry) in file.pair {
             let at = entry.span();
@@ -147,7 +160,7 @@ impl Config {
             families.push(family);
         }
         Ok(Config {
-            http: listen.map(|listen| HttpConfig { listen, token }),
+            http,
             shutdown: file
                 .shutdown
                 .map_or(Duration::from_secs(20), |Time(time)| time),
@@ -164,21 +177,6 @@ fn family_entries(value: Option<Spanned<DeValue<'_>>>) -> Result<DeArray<'_>, Wr
         Some((_, DeValue::Array(entries))) => Ok(entries),
         Some((at, _)) => Err(Wrong::new(&at, "family: expected [[family]]")),
     }
-}
-
-/// Parses an address; `off` yields `None`.
-fn address(listen: &Spanned<String>) -> Result<Option<SocketAddr>, Wrong> {
-    let text = listen.get_ref();
-    if text == "off" {
-        return Ok(None);
-    }
-    let wrong = |_| {
-        let what = format!(
-            "listen = {text:?} is neither ADDRESS:PORT, such as \"127.0.0.1:9292\", nor \"off\""
-        );
-        Wrong::new(&listen.span(), what)
-    };
-    text.parse().map(Some).map_err(wrong)
 }
 
 #[cfg(test)]

@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use counterfoil::Durability;
-use counterfoil::redis::IntoConnectionInfo;
-use counterfoil::sqlx::mysql::MySqlConnectOptions;
+use counterfoil::sqlx::ConnectOptions;
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::Wrong;
-use super::secret::Secrets;
+use super::mysql::MysqlPlace;
+use super::redis::{self, RedisPlace};
+use super::secret::{Hidden, HiddenList, Secrets};
+use super::tls::{Certificates, TlsRule};
 use super::value::Time;
 
 /// A pair of Redis and MySQL.
@@ -19,10 +21,8 @@ use super::value::Time;
 pub struct PairConfig {
     pub name: String,
     pub redis: RedisPlace,
-    pub redis_password: Option<String>,
-    pub redis_tls: TlsFiles,
-    pub mysql: String,
-    pub mysql_password: Option<String>,
+    pub redis_tls: Certificates,
+    pub mysql: MysqlPlace,
     /// The maximum number of connections to MySQL.
     pub connections: u32,
     /// The durability of families that set none.
@@ -32,24 +32,6 @@ pub struct PairConfig {
     pub allow_evicting: bool,
     /// The interval at which the daemon searches Redis for namespaces.
     pub discover: Duration,
-}
-
-/// The address of Redis.
-#[derive(Clone, Debug)]
-pub enum RedisPlace {
-    At(String),
-    /// The URLs of sentinels, and the URL of the primary with its name as the host.
-    Sentinel(Vec<String>, String),
-    /// The URLs of some nodes.
-    Cluster(Vec<String>),
-}
-
-/// Certificates in PEM, in addition to those that the system trusts.
-#[derive(Clone, Debug, Default)]
-pub struct TlsFiles {
-    pub authority: Option<PathBuf>,
-    /// The client's certificate and its key.
-    pub client: Option<(PathBuf, PathBuf)>,
 }
 
 /// The families to bring to MySQL, in addition to those of the file.
@@ -64,17 +46,19 @@ pub enum Serve {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PairEntry {
-    redis: Option<Spanned<String>>,
-    sentinel: Option<Vec<String>>,
-    cluster: Option<Vec<String>>,
-    redis_password: Option<String>,
+    redis: Option<Spanned<Hidden>>,
+    sentinel: Option<Spanned<HiddenList>>,
+    cluster: Option<Spanned<HiddenList>>,
+    redis_password: Option<Hidden>,
     redis_password_file: Option<PathBuf>,
     redis_ca: Option<PathBuf>,
     redis_cert: Option<PathBuf>,
     redis_key: Option<PathBuf>,
-    mysql: Spanned<String>,
-    mysql_password: Option<String>,
+    mysql: Spanned<Hidden>,
+    mysql_password: Option<Hidden>,
     mysql_password_file: Option<PathBuf>,
+    #[serde(default)]
+    tls: TlsRule,
     connections: Option<Spanned<u32>>,
     #[serde(default)]
     durability: Durability,
@@ -93,6 +77,19 @@ enum ServeEntry {
     Namespaces(Vec<String>),
 }
 
+impl PairConfig {
+    /// Returns whether both connect to the same servers in the same way.
+    pub fn connects_like(&self, other: &PairConfig) -> bool {
+        let mysql = |pair: &PairConfig| pair.mysql.options.to_url_lossy();
+        self.redis.parts() == other.redis.parts()
+            && self.redis_tls == other.redis_tls
+            && mysql(self) == mysql(other)
+    }
+}
+
+/// Where an error is, and what is wrong.
+type Fault = (Range<usize>, String);
+
 impl PairEntry {
     pub(super) fn check(
         self,
@@ -100,101 +97,146 @@ impl PairEntry {
         at: &Range<usize>,
         secrets: &Secrets,
     ) -> Result<PairConfig, Wrong> {
-        let (name_at, name) = (name.span(), name.get_ref());
-        let wrong_at =
-            |at: &Range<usize>, what: &str| Wrong::new(at, format!("pair {name:?}: {what}"));
-        let wrong = |what: &str| wrong_at(at, what);
-        if name.is_empty()
-            || !name
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
-        {
-            return Err(wrong_at(&name_at, "a name has letters, digits, _ and -"));
-        }
+        let named = name.get_ref();
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        let checked = if named.is_empty() || !named.bytes().all(is_allowed) {
+            Err((
+                name.span(),
+                "a name has letters, digits, _ and -".to_owned(),
+            ))
+        } else {
+            self.read(named, at, secrets)
+        };
+        checked.map_err(|(at, what)| Wrong::new(&at, format!("pair {named:?}: {what}")))
+    }
+
+    fn read(self, name: &str, at: &Range<usize>, secrets: &Secrets) -> Result<PairConfig, Fault> {
+        let here = |what: String| (at.clone(), what);
+        let prefix = name.to_uppercase().replace('-', "_");
         let secret = |which: &str, written, file| {
-            let variable = format!("{}_{which}", name.to_uppercase().replace('-', "_"));
-            let found = secrets.find(&variable, written, file);
-            found.map_err(|what| wrong(&what))
+            let found = secrets.find(&format!("{prefix}_{which}"), written, file);
+            found.map_err(here)
         };
-        let redis_at = self.redis.as_ref().map_or(at.clone(), Spanned::span);
-        let redis = self.redis.map(Spanned::into_inner);
-        let redis = match (redis, self.sentinel, self.cluster) {
-            (Some(url), None, None) => RedisPlace::At(url),
-            (Some(primary), Some(sentinels), None) => RedisPlace::Sentinel(sentinels, primary),
-            (None, None, Some(nodes)) => RedisPlace::Cluster(nodes),
-            (None, Some(_), _) => {
-                return Err(wrong(
-                    "sentinel needs redis = \"redis://NAME\", the name that Sentinel knows",
-                ));
-            }
-            (_, _, Some(_)) => return Err(wrong("cluster goes without redis and sentinel")),
-            (None, None, None) => return Err(wrong("redis, or cluster, is missing")),
+        let file = |setting: &str, written: Option<PathBuf>| {
+            let credential = || secrets.credential(&format!("{prefix}_{setting}"));
+            let file = written.or_else(credential);
+            let file = file.map(|file| secrets.read(setting, &file));
+            file.transpose().map_err(here)
         };
-        if let RedisPlace::At(url) | RedisPlace::Sentinel(_, url) = &redis
-            && let Err(error) = url.as_str().into_connection_info()
-        {
-            let what = format!("redis is no URL of a Redis: {error:#}");
-            return Err(wrong_at(&redis_at, &what));
+        let client = match (
+            file("redis_cert", self.redis_cert)?,
+            file("redis_key", self.redis_key)?,
+        ) {
+            (Some(cert), Some(key)) => Some((cert, key)),
+            (None, None) => None,
+            _ => return Err(here("redis_cert and redis_key go together".to_owned())),
+        };
+        let redis_tls = Certificates {
+            authority: file("redis_ca", self.redis_ca)?,
+            client,
+        };
+        let (redis_at, mut redis) = redis_place(at, self.redis, self.sentinel, self.cluster)?;
+        redis
+            .check(self.tls, &redis_tls)
+            .map_err(|what| (redis_at, what))?;
+        let password = secret(
+            "REDIS_PASSWORD",
+            self.redis_password,
+            self.redis_password_file,
+        )?;
+        if let Some(password) = &password {
+            redis.set_password(password);
         }
-        let mysql_at = self.mysql.span();
-        let mysql = self.mysql.into_inner();
-        if let Err(error) = mysql.parse::<MySqlConnectOptions>() {
-            let what = format!("mysql is no URL of a database: {error:#}");
-            return Err(wrong_at(&mysql_at, &what));
-        }
+        let password = secret(
+            "MYSQL_PASSWORD",
+            self.mysql_password,
+            self.mysql_password_file,
+        )?;
+        let (mysql_at, Hidden(mysql)) = (self.mysql.span(), self.mysql.into_inner());
+        let mysql = MysqlPlace::parse(&mysql, password.as_deref(), self.tls, (secrets, &prefix))
+            .map_err(|what| (mysql_at, what))?;
         let connections = match self.connections.map(|it| (it.span(), it.into_inner())) {
             Some((at, 0..2)) => {
-                return Err(wrong_at(&at, "connections: at least 2 are needed"));
+                return Err((at, "connections: at least 2 are needed".to_owned()));
             }
             Some((_, number)) => number,
             None => 10,
         };
-        let serve = match self.serve.map(|serve| (serve.span(), serve.into_inner())) {
-            None => Serve::All,
-            Some((_, ServeEntry::Namespaces(namespaces))) => Serve::Namespaces(namespaces),
-            Some((at, ServeEntry::Word(word))) => match word.as_str() {
-                "all" => Serve::All,
-                "declared" => Serve::Declared,
-                _ => {
-                    let what = format!(
-                        "serve = {word:?} is neither \"all\", \"declared\" nor [\"NAMESPACE\", ...]"
-                    );
-                    return Err(wrong_at(&at, &what));
-                }
-            },
-        };
-        let path = |file: PathBuf| secrets.path(&file);
-        let client = match (self.redis_cert, self.redis_key) {
-            (Some(cert), Some(key)) => Some((path(cert), path(key))),
-            (None, None) => None,
-            _ => return Err(wrong("redis_cert and redis_key go together")),
-        };
+        let discover = self.discover.map(|Time(time)| time);
         Ok(PairConfig {
+            name: name.to_owned(),
             redis,
-            redis_password: secret(
-                "REDIS_PASSWORD",
-                self.redis_password,
-                self.redis_password_file,
-            )?,
-            redis_tls: TlsFiles {
-                authority: self.redis_ca.map(path),
-                client,
-            },
+            redis_tls,
             mysql,
-            mysql_password: secret(
-                "MYSQL_PASSWORD",
-                self.mysql_password,
-                self.mysql_password_file,
-            )?,
             connections,
             durability: self.durability,
-            serve,
+            serve: serve(self.serve)?,
             create_tables: self.create_tables,
             allow_evicting: self.allow_evicting,
-            discover: self
-                .discover
-                .map_or(Duration::from_secs(30), |Time(time)| time),
-            name: name.clone(),
+            discover: discover.unwrap_or(Duration::from_secs(30)),
         })
+    }
+}
+
+fn serve(entry: Option<Spanned<ServeEntry>>) -> Result<Serve, Fault> {
+    let Some(entry) = entry else {
+        return Ok(Serve::All);
+    };
+    let at = entry.span();
+    match entry.into_inner() {
+        ServeEntry::Namespaces(namespaces) => Ok(Serve::Namespaces(namespaces)),
+        ServeEntry::Word(word) => match word.as_str() {
+            "all" => Ok(Serve::All),
+            "declared" => Ok(Serve::Declared),
+            _ => Err((
+                at,
+                format!(
+                    "serve = {word:?} is neither \"all\", \"declared\" nor [\"NAMESPACE\", ...]"
+                ),
+            )),
+        },
+    }
+}
+
+type Urls = Option<Spanned<HiddenList>>;
+
+/// Returns the address of Redis, and its part of the file.
+fn redis_place(
+    pair: &Range<usize>,
+    redis: Option<Spanned<Hidden>>,
+    sentinel: Urls,
+    cluster: Urls,
+) -> Result<(Range<usize>, RedisPlace), Fault> {
+    let here = |what: &str| Err((pair.clone(), what.to_owned()));
+    let one = |url: Spanned<Hidden>| {
+        let at = url.span();
+        match redis::parse("redis", &url.get_ref().0) {
+            Ok(info) => Ok((at, info)),
+            Err(what) => Err((at, what)),
+        }
+    };
+    let many = |setting: &str, urls: Spanned<HiddenList>| {
+        let (at, HiddenList(urls)) = (urls.span(), urls.into_inner());
+        let parsed = urls.iter().map(|Hidden(url)| redis::parse(setting, url));
+        match parsed.collect::<Result<Vec<_>, _>>() {
+            Ok(infos) if infos.is_empty() => Err((at, format!("{setting} is empty"))),
+            Ok(infos) => Ok((at, infos)),
+            Err(what) => Err((at, what)),
+        }
+    };
+    match (redis, sentinel, cluster) {
+        (Some(url), None, None) => one(url).map(|(at, info)| (at, RedisPlace::At(info))),
+        (Some(url), Some(sentinels), None) => {
+            let ((at, primary), (_, sentinels)) = (one(url)?, many("sentinel", sentinels)?);
+            Ok((at, RedisPlace::Sentinel(sentinels, primary)))
+        }
+        (None, None, Some(nodes)) => {
+            many("cluster", nodes).map(|(at, nodes)| (at, RedisPlace::Cluster(nodes)))
+        }
+        (None, Some(_), _) => {
+            here("sentinel needs redis = \"redis://NAME\", the name that Sentinel knows")
+        }
+        (_, _, Some(_)) => here("cluster goes without redis and sentinel"),
+        (None, None, None) => here("redis, or cluster, is missing"),
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use counterfoil::sqlx::ConnectOptions;
+use counterfoil::sqlx::mysql::MySqlSslMode;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 use tempfile::TempDir;
@@ -11,9 +13,17 @@ use super::*;
 /// Creates a folder with the files that the example names.
 fn folder() -> TempDir {
     let folder = TempDir::new().expect("a folder");
-    for file in ["token", "redis-password", "mysql-password"] {
+    for file in [
+        "token",
+        "redis-password",
+        "mysql-password",
+        "ca.pem",
+        "client.pem",
+        "client.key",
+    ] {
         fs::write(folder.path().join(file), format!("{file} of the file\n")).expect("written");
     }
+    fs::write(folder.path().join("empty"), "\n").expect("written");
     folder
 }
 
@@ -130,9 +140,9 @@ fn each_setting_is_in_the_example() {
     }
 }
 
-const FAMILY: &str = "[pair.a]\nredis = 'redis://a'\nmysql = 'mysql://a/b'\n\
+const FAMILY: &str = "[pair.a]\nredis = 'redis://localhost'\nmysql = 'mysql://localhost/b'\n\
      [[family]]\nname = 'a/b'\nkind = 'cached'\n";
-const PAIR: &str = "[pair.main]\nredis = 'redis://a'\nmysql = 'mysql://a/b'\n";
+const PAIR: &str = "[pair.main]\nredis = 'redis://localhost'\nmysql = 'mysql://localhost/b'\n";
 
 #[test]
 fn mistakes_are_told_with_file_and_line() {
@@ -186,29 +196,52 @@ fn mistakes_are_told_with_file_and_line() {
             "nowhere was not read",
         ),
         (
+            format!("hosts = ['a', 'https://a']\n{PAIR}"),
+            ":1: ",
+            "\"https://a\" is not a host name",
+        ),
+        (
+            format!("hosts = ['a:443']\n{PAIR}"),
+            ":1: ",
+            "without a port",
+        ),
+        (format!("token = ''\n{PAIR}"), ":", "the token is empty"),
+        (
+            format!("token_file = 'empty'\n{PAIR}"),
+            ":",
+            "the token is empty",
+        ),
+        (format!("token = ' x'\n{PAIR}"), ":", "spaces around it"),
+        (format!("token = 'ä'\n{PAIR}"), ":", "printable ASCII"),
+        (
+            format!("token = 'x'\nallow_anonymous = true\n{PAIR}"),
+            ":2: ",
+            "goes without a token",
+        ),
+        (
             PAIR.replace("main", "\"a b\""),
             ":1: ",
             "a name has letters, digits",
         ),
         (
-            PAIR.replace("redis = 'redis://a'\n", ""),
+            PAIR.replace("redis = 'redis://localhost'\n", ""),
             ":1: ",
             "redis, or cluster, is missing",
         ),
         (
-            PAIR.replace("mysql = 'mysql://a/b'\n", ""),
+            PAIR.replace("mysql = 'mysql://localhost/b'\n", ""),
             ":1: ",
             "missing field `mysql`",
         ),
         (
-            PAIR.replace("redis://a", "http://a"),
+            PAIR.replace("redis://localhost", "http://a"),
             ":2: ",
             "redis is no URL of a Redis",
         ),
         (
-            PAIR.replace("mysql://a/b", "nonsense"),
+            PAIR.replace("mysql://localhost/b", "nonsense"),
             ":3: ",
-            "mysql is no URL of a database",
+            "mysql: the database's URL is not mysql://",
         ),
         (
             PAIR.replace("redis =", "colour ="),
@@ -221,7 +254,7 @@ fn mistakes_are_told_with_file_and_line() {
             "cluster goes without redis",
         ),
         (
-            PAIR.replace("redis = 'redis://a'", "sentinel = ['redis://a']"),
+            PAIR.replace("redis = 'redis://localhost'", "sentinel = ['redis://a']"),
             ":1: ",
             "sentinel needs redis",
         ),
@@ -236,7 +269,7 @@ fn mistakes_are_told_with_file_and_line() {
             ":4: ",
             "unknown variant `sometimes`",
         ),
-        (of_pair("redis_cert = 'a'"), ":1: ", "go together"),
+        (of_pair("redis_cert = 'client.pem'"), ":1: ", "go together"),
         (of_family(""), ":4: ", "missing field `kind`"),
         (
             of_family("kind = 'other'"),
@@ -326,6 +359,52 @@ fn a_pattern_describes_what_fits_it() {
 }
 
 #[test]
+fn the_most_specific_description_applies_in_any_order() {
+    let names = [
+        "shop-1/views",
+        "shop-*/views",
+        "s*/views",
+        "*-1/views",
+        "shop-1/other",
+        "*/none",
+    ];
+    let describe = |name: &&str| format!("[[family]]\nname = '{name}'\nkind = 'buffered'\n");
+    let folder = folder();
+    for order in [names.to_vec(), names.iter().rev().copied().collect()] {
+        let families: String = order.iter().map(describe).collect();
+        let families = read(&folder, &format!("{PAIR}{families}"))
+            .expect("right")
+            .families;
+        for (name, applies) in [
+            ("shop-1/views", Some("shop-1/views")),
+            ("shop-2/views", Some("shop-*/views")),
+            ("small/views", Some("s*/views")),
+            ("a-1/views", Some("*-1/views")),
+            // as long as "*-1"; the beginning decides
+            ("s-1/views", Some("*-1/views")),
+            ("shop-1/none", Some("*/none")),
+            ("x/views", None),
+        ] {
+            let found = crate::families::configured(&families, "main", name);
+            assert_eq!(found.map(FamilyConfig::name).as_deref(), applies, "{name}");
+        }
+        let overlap = |one: &str, other: &str| {
+            let [one, other] = [one, other].map(|name| {
+                families
+                    .iter()
+                    .find(|family| family.name() == name)
+                    .expect(name)
+            });
+            assert_eq!(one.overlaps(other), other.overlaps(one));
+            one.overlaps(other)
+        };
+        assert!(overlap("shop-1/views", "shop-*/views") && overlap("shop-*/views", "*-1/views"));
+        assert!(overlap("s*/views", "shop-*/views") && overlap("s*/views", "*-1/views"));
+        assert!(!overlap("shop-1/other", "shop-*/views") && !overlap("*/none", "s*/views"));
+    }
+}
+
+#[test]
 fn secrets_come_from_the_file_a_credential_or_the_environment() {
     let folder = folder();
     let secrets = |credentials: Option<&str>, environment| Secrets {
@@ -336,16 +415,17 @@ fn secrets_come_from_the_file_a_credential_or_the_environment() {
     let parse = |more: &str, secrets: &Secrets| {
         let config =
             Config::parse(&format!("{PAIR}{more}"), secrets).map_err(|wrong| wrong.message);
-        config.map(|config| config.pairs[0].mysql_password.clone())
+        config.map(|config| {
+            let url = config.pairs[0].mysql.options.to_url_lossy();
+            let password = url.password().map(percent_encoding::percent_decode_str);
+            password.map(|password| password.decode_utf8_lossy().into_owned())
+        })
     };
     let environment: fn(&str) -> Option<String> =
         |name| (name == "COUNTERFOIL_MAIN_MYSQL_PASSWORD").then(|| "of the environment".to_owned());
-    fs::create_dir(folder.path().join("credentials")).expect("made");
-    fs::write(
-        folder.path().join("credentials/main_mysql_password"),
-        "of systemd\r\n",
-    )
-    .expect("written");
+    let of_systemd = folder.path().join("credentials");
+    fs::create_dir(&of_systemd).expect("made");
+    fs::write(of_systemd.join("main_mysql_password"), "of systemd\r\n").expect("written");
     let found = |more: &str, credentials, variable| {
         parse(more, &secrets(credentials, variable)).expect("right")
     };
@@ -367,6 +447,18 @@ fn secrets_come_from_the_file_a_credential_or_the_environment() {
     ] {
         assert_eq!(found(more, credentials, variable).as_deref(), expected);
     }
+    for name in ["main_mysql_ca", "main_redis_ca"] {
+        fs::write(of_systemd.join(name), "of systemd").expect("written");
+    }
+    let remote = "[pair.main]\nredis = 'rediss://a'\nmysql = 'mysql://a/b'\n";
+    let config = Config::parse(remote, &secrets(folder, none)).map_err(|wrong| wrong.message);
+    let pair = config.expect("right").pairs.remove(0);
+    let mode = format!("{:?}", pair.mysql.options.get_ssl_mode());
+    assert_eq!(mode, "VerifyIdentity");
+    assert_eq!(
+        pair.redis_tls.authority.as_deref(),
+        Some(&b"of systemd"[..])
+    );
     let both =
         parse(&format!("{written}{file}"), &secrets(None, environment)).expect_err("which one?");
     assert!(both.contains("main_mysql_password"), "{both}");
@@ -374,6 +466,181 @@ fn secrets_come_from_the_file_a_credential_or_the_environment() {
         !both.contains("written"),
         "the secret itself is told: {both}"
     );
+}
+
+/// Reads a pair with these settings.
+fn pair(folder: &TempDir, settings: &str) -> Result<PairConfig, String> {
+    read(folder, &format!("[pair.main]\n{settings}")).map(|mut config| config.pairs.remove(0))
+}
+
+#[test]
+fn beyond_this_machine_tls_is_required() {
+    let folder = folder();
+    let mysql = "mysql = 'mysql://localhost/b'";
+    let redis = "redis = 'redis://localhost'";
+    let accepted = [
+        format!("redis = 'redis://127.0.0.2:7000'\n{mysql}"),
+        format!("redis = 'redis://[::1]'\n{mysql}"),
+        format!("redis = 'redis+unix:///run/redis.sock'\n{mysql}"),
+        format!("redis = 'rediss://10.0.0.5'\n{mysql}"),
+        format!("redis = 'redis://10.0.0.5'\n{mysql}\ntls = 'off'"),
+        format!("redis = 'redis://primary'\nsentinel = ['redis://localhost:1']\n{mysql}"),
+        format!("redis = 'rediss://primary'\nsentinel = ['rediss://10.0.0.7']\n{mysql}"),
+        format!("cluster = ['rediss://10.0.0.5', 'rediss://10.0.0.6']\n{mysql}"),
+        format!("{redis}\nmysql = 'mysql://[::1]/b?ssl-mode=DISABLED'"),
+        format!("{redis}\nmysql = 'mysql://far/b?socket=/run/mysql.sock'"),
+        format!("{redis}\nmysql = 'mysql://10.0.0.6/b?ssl-mode=DISABLED'\ntls = 'off'"),
+    ];
+    for text in accepted {
+        if let Err(error) = pair(&folder, &text) {
+            panic!("{text}: {error}");
+        }
+    }
+    let refused = [
+        (
+            format!("redis = 'redis://10.0.0.5'\n{mysql}"),
+            "expected rediss://, or tls = \"off\"",
+        ),
+        (
+            format!("redis = 'redis://localhost.evil'\n{mysql}"),
+            "no TLS",
+        ),
+        (
+            format!("cluster = ['rediss://10.0.0.5', 'redis://10.0.0.6']\n{mysql}"),
+            "no TLS",
+        ),
+        (
+            format!("redis = 'redis://primary'\nsentinel = ['rediss://10.0.0.7']\n{mysql}"),
+            "no TLS",
+        ),
+        (
+            format!("redis = 'rediss://primary'\nsentinel = ['redis://10.0.0.7']\n{mysql}"),
+            "no TLS",
+        ),
+        (
+            format!("{redis}\nredis_ca = 'ca.pem'\n{mysql}"),
+            "need a rediss:// URL",
+        ),
+        (
+            format!("{redis}\nmysql = 'mysql://10.0.0.6/b?ssl-mode=PREFERRED'"),
+            "ssl-mode=REQUIRED",
+        ),
+        (
+            format!("{redis}\nmysql = 'mysql://10.0.0.6/b?sslmode=disabled'"),
+            "ssl-mode=REQUIRED",
+        ),
+        (
+            format!("{redis}\nmysql = 'mysql://localhost/b?ssl-ca=ca.pem&ssl-mode=REQUIRED'"),
+            "ssl-ca needs ssl-mode=VERIFY_CA",
+        ),
+    ];
+    for (text, words) in refused {
+        let error = pair(&folder, &text).expect_err(&text);
+        assert!(error.contains(words), "{text}: {error}");
+    }
+    for (url, expected) in [
+        ("mysql://10.0.0.6/b", MySqlSslMode::Required),
+        (
+            "mysql://10.0.0.6/b?ssl-ca=ca.pem",
+            MySqlSslMode::VerifyIdentity,
+        ),
+        (
+            "mysql://10.0.0.6/b?ssl-ca=ca.pem&ssl-mode=VERIFY_CA",
+            MySqlSslMode::VerifyCa,
+        ),
+        ("mysql://localhost/b", MySqlSslMode::Preferred),
+    ] {
+        let pair = pair(&folder, &format!("{redis}\nmysql = '{url}'")).expect(url);
+        let mode = pair.mysql.options.get_ssl_mode();
+        assert_eq!(format!("{mode:?}"), format!("{expected:?}"), "{url}");
+    }
+}
+
+#[test]
+fn urls_are_read_completely() {
+    let folder = folder();
+    let redis = "redis = 'redis://localhost'";
+    for (settings, words) in [
+        (
+            format!("{redis}\nmysql = 'mysql://localhost/b?ssl-mod=REQUIRED'"),
+            "unknown parameter \"ssl-mod\" of the database's URL; known are ssl-mode, ",
+        ),
+        (
+            format!("{redis}\nmysql = 'mysql://localhost'"),
+            "names no database",
+        ),
+        (
+            format!("{redis}\nmysql = 'mysql://localhost/'"),
+            "names no database",
+        ),
+        (
+            format!("{redis}\nmysql = 'postgres://localhost/b'"),
+            "not mysql://",
+        ),
+        (
+            format!("{redis}\nmysql = 'mysql://localhost/b?ssl-ca=none.pem'"),
+            "none.pem: No such file",
+        ),
+        (
+            "redis = 'rediss://a'\nredis_ca = 'none.pem'\nmysql = 'mysql://localhost/b'".to_owned(),
+            "redis_ca: ",
+        ),
+    ] {
+        let error = pair(&folder, &settings).expect_err(&settings);
+        assert!(error.contains(words), "{settings}: {error}");
+    }
+    // relative to the file, as a daemon has another folder
+    let text = format!("{redis}\nmysql = 'mysql://localhost/b?ssl-ca=ca.pem'");
+    let pair = pair(&folder, &text).expect("right");
+    let url = pair.mysql.options.to_url_lossy();
+    let url = percent_encoding::percent_decode_str(url.as_str()).decode_utf8_lossy();
+    assert!(url.contains(&*folder.path().to_string_lossy()), "{url}");
+}
+
+#[test]
+fn no_error_shows_a_secret() {
+    let secret = "hunter2";
+    let folder = folder();
+    fs::write(folder.path().join("token"), secret).expect("written");
+    for settings in [
+        format!("redis = 'redis://u:{secret}@a'\nmysql = 'mysql://localhost/b'"),
+        format!("redis = 'http://u:{secret}@a'\nmysql = 'mysql://localhost/b'"),
+        format!("redis = 'rediss://u:{secret}@a#x'\nmysql = 'mysql://localhost/b'"),
+        format!("redis = ['redis://u:{secret}@a']\nmysql = 'mysql://localhost/b'"),
+        format!("cluster = 'redis://u:{secret}@a'\nmysql = 'mysql://localhost/b'"),
+        format!("cluster = ['redis://u:{secret}@a:99999']\nmysql = 'mysql://localhost/b'"),
+        format!("cluster = [['redis://u:{secret}@a']]\nmysql = 'mysql://localhost/b'"),
+        format!(
+            "redis = 'redis://p'\nsentinel = 'redis://u:{secret}@a'\nmysql = 'mysql://localhost/b'"
+        ),
+        format!("redis = 'redis://localhost'\nmysql = 'mysql://u:{secret}@a'"),
+        format!("redis = 'redis://localhost'\nmysql = 'mysql://u:{secret}@a/b?x=1'"),
+        format!("redis = 'redis://localhost'\nmysql = 'mysql://u:{secret}@a:99999/b'"),
+        format!("redis = 'redis://localhost'\nmysql = 'http://u:{secret}@a/b'"),
+        format!(
+            "redis = 'redis://localhost'\nmysql = 'mysql://localhost/b'\nredis_password = ['{secret}']"
+        ),
+        format!(
+            "redis = 'redis://localhost'\nmysql = 'mysql://localhost/b'\nredis_password = {secret}"
+        ),
+        format!(
+            "redis = 'redis://localhost'\nmysql = 'mysql://localhost/b'\nredis_password = '{secret}"
+        ),
+    ] {
+        let error = pair(&folder, &settings).expect_err(&settings);
+        assert!(!error.contains(secret), "{settings}: {error}");
+    }
+    let numbers = format!("{PAIR}mysql_password = 12345678\n");
+    let error = read(&folder, &numbers).expect_err("a number");
+    assert!(
+        error.starts_with(":4: expected a string in quotes"),
+        "{error}"
+    );
+    let right = format!(
+        "token_file = 'token'\n[pair.main]\nredis = 'redis://u:{secret}@localhost'\nmysql = 'mysql://u:{secret}@localhost/b'"
+    );
+    let shown = format!("{:?}", read(&folder, &right).expect("right"));
+    assert!(!shown.contains(secret), "{shown}");
 }
 
 /// A regular expression for inserted text.

@@ -9,8 +9,10 @@ pub mod state;
 mod systemd;
 mod worker;
 
+use std::future::pending;
 use std::io;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
@@ -23,9 +25,9 @@ use tracing_subscriber::EnvFilter;
 
 use self::state::{DaemonState, PairState, is_set};
 use self::worker::Worker;
-use crate::config::{Config, FamilyConfig, HttpConfig, LogFormat};
+use crate::config::{Config, FamilyConfig, HttpConfig, LogFormat, PairConfig};
 use crate::exit::{Exit, Failure};
-use crate::http;
+use crate::http::{self, Access};
 
 /// The default log filter, which `RUST_LOG` overrides. The daemon logs each state once, so this
 /// hides the library's messages about every attempt.
@@ -37,7 +39,7 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     let prometheus = metrics::install()
         .map_err(|error| Failure::warning(format!("metrics are unavailable: {error:#}")))?;
     let listener = match &config.http {
-        Some(http) => Some((listen(http).await?, http.token.clone())),
+        Some(http) => Some(listen(http).await?),
         None => None,
     };
     let pairs = config.pairs.iter();
@@ -48,6 +50,7 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     };
     let (stop, stopping) = watch::channel(false);
     let (families, configured) = watch::channel::<Arc<[FamilyConfig]>>(config.families.into());
+    let (pairs, configs) = watch::channel::<Arc<[PairConfig]>>(config.pairs.clone().into());
     let mut tasks = JoinSet::new();
     for (config, state) in config.pairs.into_iter().zip(state.pairs.iter()) {
         let worker = Worker {
@@ -56,16 +59,28 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
             state: state.clone(),
             stop: stopping.clone(),
         };
-        tasks.spawn(worker.run());
+        tasks.spawn(run_pair(worker, configs.clone()));
     }
-    if let Some((listener, token)) = listener {
+    let mut live = Live {
+        pairs,
+        families,
+        access: None,
+    };
+    if let Some((listener, access)) = listener {
         tracing::info!(address = %listener.local_addr()?, "listening");
         let mut stop = stopping.clone();
         let stopped = async move { is_set(&mut stop).await };
-        tasks.spawn(http::serve(listener, state, token, prometheus, stopped));
+        tasks.spawn(http::serve(
+            listener,
+            state,
+            access.subscribe(),
+            prometheus,
+            stopped,
+        ));
+        live.access = Some(access);
     }
     select! {
-        ended = until_stop(path, &families) => ended?,
+        ended = until_stop(path, &live) => ended?,
         () = systemd::watchdog() => {}
     }
     systemd::stopping();
@@ -85,6 +100,43 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
+/// Runs the worker of a pair until it stops. Starts it again whenever a reload changes how it
+/// connects.
+async fn run_pair(mut worker: Worker, mut pairs: watch::Receiver<Arc<[PairConfig]>>) {
+    let mut stop = worker.stop.clone();
+    loop {
+        let (end, ending) = watch::channel(false);
+        worker.stop = ending;
+        let mut run = pin!(worker.clone().run());
+        let changed = select! {
+            () = &mut run => return,
+            () = is_set(&mut stop) => None,
+            config = changed(&worker.config, &mut pairs) => Some(config),
+        };
+        end.send_replace(true);
+        run.await;
+        let Some(config) = changed else { return };
+        tracing::info!(pair = config.name, "connecting with the reloaded settings");
+        worker.config = config;
+    }
+}
+
+/// Waits until a reload changes how the pair connects.
+async fn changed(
+    current: &PairConfig,
+    pairs: &mut watch::Receiver<Arc<[PairConfig]>>,
+) -> PairConfig {
+    let is_changed = |pair: &&PairConfig| pair.name == current.name && !pair.connects_like(current);
+    loop {
+        let found = pairs.borrow_and_update().iter().find(is_changed).cloned();
+        match found {
+            Some(pair) => return pair,
+            None if pairs.changed().await.is_err() => return pending().await,
+            None => {}
+        }
+    }
+}
+
 /// Starts to log on standard error.
 fn start_log(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
@@ -100,16 +152,19 @@ fn start_log(format: LogFormat) {
     }
 }
 
-async fn listen(http: &HttpConfig) -> Result<TcpListener, Failure> {
-    TcpListener::bind(http.listen).await.map_err(|error| {
+async fn listen(http: &HttpConfig) -> Result<(TcpListener, watch::Sender<Access>), Failure> {
+    http.check(http.listen).map_err(Failure::usage)?;
+    let listener = TcpListener::bind(http.listen).await.map_err(|error| {
         let advice = "each daemon on a machine needs another `listen` address, or \"off\"";
         Failure::warning(format!("listen = \"{}\": {error:#}: {advice}", http.listen))
-    })
+    })?;
+    let access = Access::new(http, listener.local_addr()?);
+    Ok((listener, watch::Sender::new(access)))
 }
 
 /// Reports to systemd that the daemon is ready, and returns on SIGTERM and Ctrl-C. On SIGHUP it
-/// reloads the families.
-async fn until_stop(path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) -> io::Result<()> {
+/// reloads the configuration.
+async fn until_stop(path: &Path, live: &Live) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
@@ -120,25 +175,44 @@ async fn until_stop(path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) 
             _ = interrupt.recv() => return Ok(()),
             _ = hang_up.recv() => {
                 systemd::reloading();
-                reload(path, families);
+                live.reload(path);
                 systemd::ready();
             }
         }
     }
 }
 
-fn reload(path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) {
-    match Config::read(path) {
-        Ok(config) => {
-            let number = config.families.len();
-            families.send_replace(config.families.into());
-            tracing::info!(
+/// The settings that a reload replaces.
+struct Live {
+    pairs: watch::Sender<Arc<[PairConfig]>>,
+    families: watch::Sender<Arc<[FamilyConfig]>>,
+    /// `None` without an HTTP server.
+    access: Option<watch::Sender<Access>>,
+}
+
+impl Live {
+    fn reload(&self, path: &Path) {
+        match self.try_reload(path) {
+            Ok(number) => tracing::info!(
                 families = number,
-                "reloaded the families; other settings need a restart"
-            );
+                "reloaded the families, secrets and addresses; other settings need a restart"
+            ),
+            Err(error) => {
+                tracing::error!(error = %error, "reload failed, configuration unchanged")
+            }
         }
-        Err(error) => {
-            tracing::error!(error = %error, "reload failed, configuration unchanged")
+    }
+
+    /// Returns the number of configured families.
+    fn try_reload(&self, path: &Path) -> Result<usize, String> {
+        let config = Config::read(path)?;
+        if let (Some(access), Some(http)) = (&self.access, &config.http) {
+            let new = access.borrow().reloaded(http)?;
+            access.send_if_modified(|access| access.replace(new));
         }
+        let number = config.families.len();
+        self.families.send_replace(config.families.into());
+        self.pairs.send_replace(config.pairs.into());
+        Ok(number)
     }
 }

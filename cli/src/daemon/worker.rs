@@ -44,6 +44,7 @@ const SAMPLE_PAUSE_OF_MANY: Duration = Duration::from_secs(10);
 const MANY_FAMILIES: usize = 1_000;
 
 /// One pair of the daemon.
+#[derive(Clone)]
 pub struct Worker {
     pub config: PairConfig,
     /// The configured families of all pairs.
@@ -82,9 +83,7 @@ impl Worker {
     }
 
     async fn work(&mut self, counterfoil: Counterfoil, redis: Server) {
-        let Ok(probe) = pair::probe(&self.config) else {
-            return;
-        };
+        let probe = pair::probe(&self.config);
         let servers = (redis, Server::new(&self.config.name, "mysql"));
         let connections = (counterfoil.redis().clone(), probe);
         let (set_both_up, both_up) = watch::channel(false);

@@ -1,22 +1,28 @@
 //! Connections: their number, their time limits, and their end.
 
+use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::time::Duration;
 
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
 
 use crate::daemon::state::is_set;
 
-/// The maximum number of connections. Further ones wait until one ends.
+/// The maximum number of connections that are served completely.
 const MAX_CONNECTIONS: usize = 512;
+/// The number of further connections, which may only check health. A new one replaces the oldest,
+/// so that slow clients cannot keep a check waiting.
+const RESERVE: usize = 64;
 /// The time limit for the head of each request on a connection.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time limit for a client that reads nothing of a reply.
@@ -30,21 +36,33 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 /// The pause after a connection was not accepted, mostly for lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Serves until `stop`.
+/// The address of a request's client, or of a proxy.
+#[derive(Clone, Copy)]
+pub struct Peer(pub IpAddr);
+
+/// Serves until `stop`. Connections beyond the maximum are served by `health` alone.
 pub async fn serve(
     listener: TcpListener,
-    router: Router,
+    [router, health]: [Router; 2],
     stop: impl Future<Output = ()>,
     stopping: watch::Sender<bool>,
 ) {
-    let mut connections = JoinSet::new();
+    let (mut connections, mut reserve) = (JoinSet::new(), Reserve::default());
     let mut stop = pin!(stop);
     loop {
         tokio::select! {
             () = &mut stop => break,
             Some(_) = connections.join_next() => {}
-            stream = accept(&listener), if connections.len() < MAX_CONNECTIONS => {
-                connections.spawn(serve_connection(stream, router.clone(), stopping.subscribe()));
+            Some(_) = reserve.tasks.join_next() => {}
+            client = accept(&listener) => {
+                let stopping = stopping.subscribe();
+                if connections.len() < MAX_CONNECTIONS {
+                    connections.spawn(serve_connection(client, router.clone(), true, stopping));
+                } else {
+                    // without keep-alive: the next request may find a complete connection
+                    let health = health.clone();
+                    reserve.spawn(serve_connection(client, health, false, stopping));
+                }
             }
         }
     }
@@ -56,10 +74,31 @@ pub async fn serve(
     }
 }
 
-async fn accept(listener: &TcpListener) -> TcpStream {
+/// The connections beyond the maximum.
+#[derive(Default)]
+struct Reserve {
+    tasks: JoinSet<()>,
+    /// The tasks, the oldest first.
+    by_age: VecDeque<AbortHandle>,
+}
+
+impl Reserve {
+    /// Serves a further connection, in place of the oldest one if there are too many.
+    fn spawn(&mut self, connection: impl Future<Output = ()> + Send + 'static) {
+        self.by_age.retain(|older| !older.is_finished());
+        if self.by_age.len() == RESERVE
+            && let Some(oldest) = self.by_age.pop_front()
+        {
+            oldest.abort();
+        }
+        self.by_age.push_back(self.tasks.spawn(connection));
+    }
+}
+
+async fn accept(listener: &TcpListener) -> (TcpStream, Peer) {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return stream,
+            Ok((stream, address)) => return (stream, Peer(address.ip())),
             Err(error) => tracing::warn!(error = %format_args!("{error:#}"), "accept failed"),
         }
         sleep(ACCEPT_PAUSE).await;
@@ -67,15 +106,25 @@ async fn accept(listener: &TcpListener) -> TcpStream {
 }
 
 /// Serves the requests of a connection, one after the other.
-async fn serve_connection(stream: TcpStream, router: Router, mut stopping: watch::Receiver<bool>) {
+async fn serve_connection(
+    (stream, peer): (TcpStream, Peer),
+    router: Router,
+    keep_alive: bool,
+    mut stopping: watch::Receiver<bool>,
+) {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(WRITE_TIMEOUT));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
+        .keep_alive(keep_alive)
         .header_read_timeout(READ_TIMEOUT)
         .max_buf_size(MAX_HEAD)
         .max_headers(MAX_HEADERS);
-    let service = TowerToHyperService::new(router);
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(move |mut request| {
+        request.extensions_mut().insert(peer);
+        router.call(request)
+    });
     let mut connection = pin!(http.serve_connection(TokioIo::new(Box::pin(stream)), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

@@ -50,14 +50,17 @@ pub async fn stream(app: AppState, Params(selection): Params<Selection>) -> Resp
 
 impl Subscriber {
     fn events(self) -> impl Stream<Item = Result<Event, Infallible>> {
-        let stopping = self.app.stopping.clone();
+        let (stopping, mut access) = (self.app.stopping.clone(), self.app.access.clone());
+        access.mark_unchanged();
         stream::unfold(
-            (self, stopping),
-            |(mut subscriber, mut stopping)| async move {
+            (self, stopping, access),
+            |(mut subscriber, mut stopping, mut access)| async move {
                 tokio::select! {
                     () = is_set(&mut stopping) => None,
+                    // a page with the new token, or with a session of it, connects again
+                    _ = access.changed() => None,
                     _ = subscriber.ticks.tick() => {
-                        Some((Ok(subscriber.event()), (subscriber, stopping)))
+                        Some((Ok(subscriber.event()), (subscriber, stopping, access)))
                     }
                 }
             },

@@ -6,11 +6,13 @@ mod auth;
 mod connections;
 mod events;
 mod family;
+mod logins;
 mod middleware;
 mod page;
 mod params;
 mod problem;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::Router;
@@ -24,7 +26,9 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
-use self::auth::Keys;
+pub use self::auth::Access;
+use self::auth::Auth;
+use self::logins::Logins;
 use self::problem::Problem;
 use crate::daemon::metrics::set_gauges;
 use crate::daemon::state::DaemonState;
@@ -42,6 +46,7 @@ struct App {
     prometheus: PrometheusHandle,
     queries: Semaphore,
     streams: Arc<Semaphore>,
+    access: watch::Receiver<Access>,
     stopping: watch::Receiver<bool>,
 }
 
@@ -67,46 +72,58 @@ impl App {
     }
 }
 
-/// Serves until `stop`, then lets open requests finish. If there is a `token`, requests without it
-/// may only check health.
+/// Serves until `stop`, then lets open requests finish. `access` may change meanwhile.
 pub async fn serve(
     listener: TcpListener,
     daemon: DaemonState,
-    token: Option<String>,
+    access: watch::Receiver<Access>,
     prometheus: PrometheusHandle,
     stop: impl Future<Output = ()>,
 ) {
     let (stopping, is_stopping) = watch::channel(false);
-    let app = App {
+    let app = Arc::new(App {
         daemon,
         prometheus,
         queries: Semaphore::new(MAX_QUERIES),
         streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+        access: access.clone(),
         stopping: is_stopping,
+    });
+    let auth = Auth {
+        access,
+        logins: Logins::default(),
     };
-    let router = router(app, token.as_deref().map(Keys::new));
-    connections::serve(listener, router, stop, stopping).await;
+    let all = router(Arc::new(auth)).merge(health());
+    let busy = || async { Problem::unavailable("too many connections") };
+    let reserve = health().fallback(busy);
+    let routers = [all, reserve].map(|router| finish(router, app.clone()));
+    connections::serve(listener, routers, stop, stopping).await;
 }
 
-fn router(app: App, keys: Option<Keys>) -> Router {
-    let timed = Router::new()
+fn router(auth: Arc<Auth>) -> Router<Arc<App>> {
+    Router::new()
         .merge(api::routes())
         .merge(page::routes())
         .merge(assets::routes())
         .route("/metrics", get(metrics))
         .fallback(|| async { Problem::not_found("nothing at this path") })
-        .layer(from_fn(middleware::time_limit));
-    let locked = timed
+        .layer(from_fn(middleware::time_limit))
         .route("/events", get(events::stream))
-        .layer(from_fn_with_state(keys.map(Arc::new), auth::require));
-    let open = Router::new()
+        .layer(from_fn_with_state(auth, auth::require))
+}
+
+/// Returns the routes that need no token.
+fn health() -> Router<Arc<App>> {
+    Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(readyz));
-    locked
-        .merge(open)
+        .route("/readyz", get(readyz))
+}
+
+fn finish(router: Router<Arc<App>>, app: Arc<App>) -> Router {
+    router
         .layer(from_fn(middleware::read_only))
         .layer(from_fn(middleware::set_headers))
-        .with_state(Arc::new(app))
+        .with_state(app)
 }
 
 async fn metrics(app: AppState) -> impl IntoResponse {
@@ -115,21 +132,19 @@ async fn metrics(app: AppState) -> impl IntoResponse {
     ([(CONTENT_TYPE, format)], app.prometheus.render())
 }
 
-/// Returns 200 if every server is up, or 503 with a line for each that is not.
+/// Returns 200 if everything that counting needs works, or 503 with a word for each part that does
+/// not. Anyone may ask, so it names neither pairs nor addresses.
 async fn readyz(app: AppState) -> (StatusCode, String) {
-    let mut unavailable = String::new();
+    let mut not_ready = BTreeSet::new();
     for pair in &app.daemon.view().pairs {
-        for (name, server) in [("Redis", &pair.redis), ("MySQL", &pair.mysql)] {
-            if !server.up {
-                let why = server.why.as_deref().unwrap_or("not connected yet");
-                let why = why.replace('\n', " ");
-                unavailable += &format!("pair {}: {name} is unavailable: {why}\n", pair.name);
-            }
-        }
+        let parts = [("redis", pair.redis.up), ("mysql", pair.mysql.up)];
+        let broken = parts.into_iter().filter(|(_, is_ready)| !is_ready);
+        not_ready.extend(broken.map(|(part, _)| part));
     }
-    if unavailable.is_empty() {
-        (StatusCode::OK, "ready\n".to_owned())
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, unavailable)
+    if not_ready.is_empty() {
+        return (StatusCode::OK, "ready\n".to_owned());
     }
+    let parts: Vec<_> = not_ready.into_iter().collect();
+    let text = format!("not ready: {}\n", parts.join(", "));
+    (StatusCode::SERVICE_UNAVAILABLE, text)
 }

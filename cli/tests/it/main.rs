@@ -7,5 +7,6 @@ mod http;
 mod page;
 mod privileges;
 mod restore;
+mod security;
 mod soak;
 mod support;

@@ -91,6 +91,31 @@ async fn rows_that_do_not_exist_are_inserted_on_request() {
 }
 
 #[tokio::test]
+async fn a_peek_is_exact_and_writes_nothing() {
+    let pair = Pair::new().await;
+    let votes = items(&pair, family("votes")).await;
+    pair.sql("UPDATE item SET vote_count = 7 * id").await;
+    assert_eq!(votes.count("1", 5).await, 12);
+    let changes = async || {
+        let info: String = pair.redis.run("INFO persistence").await.unwrap();
+        let changes = info.lines().find(|line| line.starts_with("rdb_changes"));
+        changes.unwrap().to_owned()
+    };
+    let before = changes().await;
+    let ids = ["1", "2", "3", "4", "2"];
+    for _ in 0..2 {
+        let found = votes.peek_many(ids).await.unwrap();
+        assert_eq!(found, [12, 14, 21, 0, 14]);
+    }
+    assert_eq!(changes().await, before);
+    refused(votes.peek_many(["01"]).await, InvalidInput, "");
+    // a read that seeds
+    assert_eq!(votes.get_many(&ids[..2]).await.unwrap(), [12, 14]);
+    assert_ne!(changes().await, before);
+    assert_eq!(votes.peek_many(["2"]).await.unwrap(), [14]);
+}
+
+#[tokio::test]
 async fn many_increments_make_few_saves() {
     let pair = Pair::new().await;
     let votes = items(&pair, family("votes").sync_time(millis(700))).await;

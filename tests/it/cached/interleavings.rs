@@ -611,7 +611,13 @@ impl<'s, S: Store + Clone> World<'s, S> {
                 .await?;
             let is_counted = |token: &Token| matches!(token.state, Counting::Counted { .. });
             let before = self.tokens.iter().map(is_counted).collect();
-            let read = async move { votes.get_many(IDS).await };
+            let peeks = self.tokens.len() % 2 == 1;
+            let read = async move {
+                match peeks {
+                    true => votes.peek_many(IDS).await,
+                    false => votes.get_many(IDS).await,
+                }
+            };
             self.reader = Some(Reader::begin(gate, read, before).await);
             return Ok(());
         }

@@ -529,3 +529,43 @@ async fn the_time_limits_of_a_busy_server() {
     let late = ping(&impatient).await.unwrap_err();
     assert!(late.is_timeout(), "{late}");
 }
+
+#[tokio::test]
+async fn a_url_with_an_unknown_parameter_is_refused() {
+    let redis = new_redis().await;
+    for (url, words) in [
+        (
+            "mysql://nobody@127.0.0.1:1/none?ssl-mod=REQUIRED",
+            "unknown parameter \"ssl-mod\"",
+        ),
+        (
+            "mysql://nobody@127.0.0.1:1/none?charset=utf8mb4&x=y#z",
+            "unknown parameter \"x\"",
+        ),
+        // a password with a question mark
+        (
+            "mysql://nobody:1?ret@127.0.0.1/none",
+            "unknown parameter \"\"",
+        ),
+        ("postgres://nobody@127.0.0.1:1/none", "not mysql://"),
+    ] {
+        let pair = Counterfoil::builder().redis(redis.url()).mysql(url);
+        refused(pair.connect().await, InvalidInput, words);
+        refused(MysqlStore::connect_lazy(url), InvalidInput, words);
+    }
+    let known =
+        "mysql://nobody@127.0.0.1:1/none?sslmode=DISABLED&timezone=%2B00:00&charset=utf8mb4";
+    MysqlStore::connect_lazy(known).unwrap();
+}
+
+#[tokio::test]
+async fn a_database_that_never_replies_is_reported() {
+    let redis = new_redis().await;
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = silent.local_addr().unwrap().port();
+    let started = Instant::now();
+    let pair = Counterfoil::builder().redis(redis.url());
+    let pair = pair.mysql(format!("mysql://nobody@127.0.0.1:{port}/none"));
+    refused(pair.connect().await, ErrorKind::Store, "deadline");
+    assert!(started.elapsed() < secs(8), "{:?}", started.elapsed());
+}

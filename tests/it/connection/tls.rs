@@ -1,10 +1,9 @@
 //! TLS to servers that require it, with an application's own authority; and a password without TLS.
 
-use counterfoil::redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use counterfoil::redis::{
-    Client, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo, TlsCertificates, TlsMode,
+    Client, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo, TlsCertificates,
 };
-use counterfoil::sentinel_settings;
+use counterfoil::sentinel_builder;
 use counterfoil::sqlx::{AssertSqlSafe, raw_sql};
 
 use crate::support::*;
@@ -180,12 +179,9 @@ async fn sentinel_and_its_primary_take_tls_alone_also_after_a_failover() {
     let sentinel = Sentinel::start_tls(&first, &certificates).await;
     let url = sentinel.url().replace("redis://", "rediss://");
     let connect = async |chosen| {
-        let address = url.as_str().into_connection_info().unwrap().addr().clone();
-        let builder =
-            SentinelClientBuilder::new([address], "primary", SentinelServerType::Master).unwrap();
-        let client = sentinel_settings(builder)
+        let client = sentinel_builder([url.as_str()], "rediss://primary")
+            .unwrap()
             .set_client_to_sentinel_certificates(certified(&certificates, chosen))
-            .set_client_to_redis_tls_mode(TlsMode::Secure)
             .set_client_to_redis_certificates(certified(&certificates, chosen));
         let client = client.build().unwrap();
         Primary::connect_sentinel_client(client, PrimaryTimeouts::default()).await

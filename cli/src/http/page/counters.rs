@@ -7,7 +7,7 @@ use counterfoil::{Precision, Slice};
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::format::{number, time};
+use super::format::{foreign, number, time};
 use super::{ProblemPage, address, page, problem};
 use crate::http::AppState;
 use crate::http::api::precision;
@@ -90,7 +90,7 @@ async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Prob
         let values = family.values(&[id.to_owned()]).await?;
         html! { @for value in values { (number(value)) } }
     };
-    Ok(html! { p { (id) ": " output id="value" { (value) } } })
+    Ok(html! { p { (foreign(id)) ": " output id="value" { (value) } } })
 }
 
 #[derive(Deserialize)]
@@ -152,7 +152,7 @@ fn slices_of(family: &ServedFamily<'_>, name: &str, precision: &str, slices: &[S
         details open {
             summary { "As a table" }
             table {
-                caption { (name) " in slices of " (precision) ", the latest first" }
+                caption { (foreign(name)) " in slices of " (precision) ", the latest first" }
                 thead { tr { th scope="col" { "From (UTC)" } th scope="col" { "Hits" } } }
                 tbody {
                     @for slice in slices.iter().rev() {

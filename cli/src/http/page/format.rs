@@ -2,7 +2,12 @@
 
 use maud::{Markup, html};
 
-use crate::output::moment;
+use crate::output::{escaped, moment};
+
+/// Renders text of others, such as an id. Its direction has no effect on what surrounds it.
+pub fn foreign(text: &str) -> Markup {
+    html! { bdi { (escaped(text)) } }
+}
 
 /// Renders 1,234,567, with the plain number as an attribute for programs.
 pub fn number(number: impl Into<i128>) -> Markup {

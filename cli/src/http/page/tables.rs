@@ -6,7 +6,7 @@ use counterfoil::admin::Finding;
 use maud::{Markup, html};
 
 use super::address;
-use super::format::{duration, grouped, number, rate, time};
+use super::format::{duration, foreign, grouped, number, rate, time};
 use crate::status::FamilyStatus;
 use crate::view::{
     DriftView, FamilyView, PairView, RecountView, Refused, RejectView, Sample, ServerView, View,
@@ -180,10 +180,10 @@ pub fn rejects(view: &View) -> Markup {
         html! {
             th scope="row" { (pair) ": " (number(reject.number)) }
             td { (reject.family) }
-            td { (reject.id) }
+            td { (foreign(&reject.id)) }
             td.number { (number(reject.delta)) }
             td.number { (number(reject.times)) }
-            td { (reject.reason) }
+            td { (foreign(&reject.reason)) }
             td { (time(reject.at)) }
         }
     };
@@ -210,13 +210,13 @@ pub fn drift(view: &View) -> Markup {
     ];
     let row = |pair: &str, drift: &DriftView| {
         html! {
-            th scope="row" { (pair) ": " (drift.family) ", " (drift.id) }
+            th scope="row" { (pair) ": " (drift.family) ", " (foreign(&drift.id)) }
             td.number { (number(drift.run)) }
             td.number { (number(drift.before)) }
             td.number { (number(drift.rows)) }
             td.number { (number(drift.after)) }
             td.number { (number(drift.delta)) }
-            td { (drift.note) }
+            td { (foreign(&drift.note)) }
             td { (time(drift.at)) }
         }
     };

@@ -1,5 +1,7 @@
 //! status, families, check, init.
 
+use std::fs;
+
 use serde_json::json;
 
 use super::FAMILIES;
@@ -143,6 +145,18 @@ async fn init_makes_the_tables_and_check_misses_them_before() {
             .contains("CREATE TABLE IF NOT EXISTS counterfoil_families")
     );
     assert!(site.json(0, &["init", "--print"]).await["sql"].is_string());
+    site.sql("CREATE USER reader@localhost; GRANT SELECT ON *.* TO reader@localhost")
+        .await;
+    let mysql = site.mysql_url.replace("root@", "reader@");
+    let text = fs::read_to_string(site.configure(FAMILIES)).expect("written");
+    site.write(&text.replace(&site.mysql_url, &mysql));
+    let denied = site.ends_with(2, &["init"]).await;
+    assert!(
+        denied.err.contains("command denied to user 'reader'")
+            && denied.err.contains("`counterfoil init --print`"),
+        "{denied:?}"
+    );
+    site.configure(FAMILIES);
     for _ in 0..2 {
         assert_eq!(
             site.printed(&["init"]).await,

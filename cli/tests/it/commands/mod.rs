@@ -8,7 +8,7 @@ mod offline;
 mod privileges;
 mod recounts;
 mod rejects;
-mod top;
+pub mod top;
 mod unavailable;
 
 use serde_json::Value;
@@ -49,12 +49,12 @@ kind = "buffered"
 
 impl Site {
     /// Runs a command that succeeds, and returns its output.
-    async fn printed(&self, args: &[&str]) -> String {
+    pub async fn printed(&self, args: &[&str]) -> String {
         self.ends_with(0, args).await.out
     }
 
     /// Runs a command that ends with `code`, without a panic.
-    async fn ends_with(&self, code: i32, args: &[&str]) -> Output {
+    pub async fn ends_with(&self, code: i32, args: &[&str]) -> Output {
         let outcome = self.run(args).await;
         assert_eq!(outcome.code, code, "{args:?}: {outcome:#?}");
         assert!(!outcome.err.contains("panicked"), "{args:?}: {outcome:#?}");
@@ -62,7 +62,7 @@ impl Site {
     }
 
     /// Returns the JSON document that a command prints.
-    async fn json(&self, code: i32, args: &[&str]) -> Value {
+    pub async fn json(&self, code: i32, args: &[&str]) -> Value {
         let outcome = self.ends_with(code, &[args, &["--json"]].concat()).await;
         serde_json::from_str(&outcome.out)
             .unwrap_or_else(|error| panic!("{args:?}: {error}: {}", outcome.out))

@@ -28,8 +28,18 @@ async fn the_configuration_is_checked_without_servers() {
     ]);
     assert_eq!(
         site.json(0, &["check-config"]).await,
-        json!([{ "pair": "main", "families": families }])
+        json!([{ "pair": "main", "families": families, "overlaps": [] }])
     );
+    let special = "[[family]]\nname = \"tenant-1/views\"\nkind = \"buffered\"\n";
+    for families in [
+        format!("{FAMILIES}{special}"),
+        format!("{special}{FAMILIES}"),
+    ] {
+        site.configure(&families);
+        let checked = site.printed(&["check-config"]).await;
+        let overlap = "pair main: tenant-1/views takes precedence over tenant-*/views\n";
+        assert!(checked.contains(overlap), "{checked}");
+    }
     site.write("listen = 1\n");
     let wrong = site.ends_with(3, &["check-config"]).await;
     assert!(wrong.err.contains("counterfoil.toml:1: "), "{wrong:?}");

@@ -3,10 +3,13 @@
 use futures_util::future::join;
 use serde_json::json;
 
+use super::top::in_terminal;
 use crate::support::Site;
 
 const FAMILY: &str = "[[family]]\nname = \"shop/sold\"\nkind = \"buffered\"\n\
                       table = { name = \"item\", write = \"update\", keys = [[\"id\", \"signed\"]], value = \"sold\" }\n";
+
+const OPEN: &str = "SELECT COUNT(*) FROM counterfoil_rejects WHERE applied_at IS NULL";
 
 /// Creates a site with this number of rejects, of 1, 2, ... for the ids 1, 2, ...
 async fn site_with(rejects: i64) -> Site {
@@ -91,10 +94,20 @@ async fn rejects_are_listed_retried_and_discarded() {
     );
     let discarded = site.printed(&["rejects", "discard", &number("3")]).await;
     assert_eq!(discarded, "discarded: 1\n");
-    assert_eq!(
-        site.json(0, &["rejects", "discard", "--all"]).await["discarded"].to_string(),
-        format!("[{}]", number("4"))
-    );
+    let all = ["rejects", "discard", "--all"];
+    let dry_run = site.json(0, &[&all[..], &["--dry-run"]].concat()).await;
+    assert_eq!(dry_run[0]["number"].to_string(), number("4"));
+    let refused = site.ends_with(3, &all).await;
+    assert!(refused.err.contains("--yes confirms it"), "{refused:?}");
+    for (answer, code) in [("\\n", "1"), ("n\\n", "1"), ("y\\n", "0")] {
+        assert_eq!(site.number(OPEN).await, 1);
+        let asked = in_terminal(&site, &all, "[y/N]", answer).await;
+        let question = "pair main: discard 1 reject, which are then never applied?";
+        assert!(asked.0 == code && asked.1.contains(question), "{asked:?}");
+    }
+    assert_eq!(site.number(OPEN).await, 0);
+    // without rejects there is nothing to confirm
+    assert_eq!(site.printed(&all).await, "discarded: 0\n");
     assert_eq!(
         site.json(1, &["rejects", "discard", &number("4")]).await["discarded"],
         json!([])

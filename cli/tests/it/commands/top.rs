@@ -11,11 +11,11 @@ use crate::support::Site;
 /// exit status and the terminal's output.
 const TERMINAL: &str = r#"
 import fcntl, os, pty, select, signal, struct, sys, termios, time
-program, wanted, action = sys.argv[1:4]
+program, wanted, action, *arguments = sys.argv[1:]
 pid, terminal = pty.fork()
 if pid == 0:
     os.environ["TERM"] = "xterm"
-    os.execv(program, [program, "top"])
+    os.execv(program, [program, *arguments])
 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 100, 0, 0))
 shown, deadline, acted = b"", time.time() + 30, False
 while time.time() < deadline:
@@ -40,6 +40,16 @@ sys.stdout.buffer.write(b"%d\n" % os.waitstatus_to_exitcode(status) + shown)
 "#;
 
 async fn top(site: &Site, wanted: &str, action: &str) -> (String, String) {
+    in_terminal(site, &["top"], wanted, action).await
+}
+
+/// Runs a command in a terminal, and returns its exit code and what the terminal showed.
+pub async fn in_terminal(
+    site: &Site,
+    arguments: &[&str],
+    wanted: &str,
+    action: &str,
+) -> (String, String) {
     let mut python = Command::new("python3");
     python.args([
         "-c",
@@ -48,6 +58,7 @@ async fn top(site: &Site, wanted: &str, action: &str) -> (String, String) {
         wanted,
         action,
     ]);
+    python.args(arguments);
     let ended = python
         .current_dir(site.folder())
         .stdin(Stdio::null())

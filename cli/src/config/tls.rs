@@ -1,0 +1,70 @@
+//! TLS between this machine and the servers: the rule, and the protection of a connection.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+/// Certificates in PEM.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Certificates {
+    pub authority: Option<Vec<u8>>,
+    /// The client's certificate and its key.
+    pub client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Certificates {
+    pub fn is_empty(&self) -> bool {
+        self.authority.is_none() && self.client.is_none()
+    }
+}
+
+impl fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Certificates(..)")
+    }
+}
+
+/// The rule for servers on other machines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TlsRule {
+    #[default]
+    Required,
+    Off,
+}
+
+/// The protection of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Transport {
+    /// Without TLS to another machine.
+    Plain,
+    /// Without TLS, and does not leave this machine.
+    Local,
+    /// With TLS, but anyone may be the server.
+    Unverified,
+    Verified,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::Plain => "no TLS",
+            Transport::Local => "no TLS, on this machine",
+            Transport::Unverified => "TLS, the certificate is not verified",
+            Transport::Verified => "TLS, the certificate is verified",
+        })
+    }
+}
+
+/// The advice for a connection that would be readable on its way.
+pub const NO_TLS: &str = "or tls = \"off\" if you trust the network";
+
+/// Returns whether connections to the host stay on this machine.
+pub fn is_loopback(host: &str) -> bool {
+    let host = host.trim_matches(['[', ']']);
+    let ip = host.parse::<IpAddr>();
+    host == "localhost"
+        || host.ends_with(".localhost")
+        || ip.is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
