@@ -77,7 +77,7 @@ fn error(subject: impl Into<String>, message: String, advice: &str) -> Finding {
 }
 
 /// Returns the findings about a pair, the worst first.
-async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
+pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
     let store = pair::store(pair)?;
     let (connected, registered) = join(
         in_time(pair::connect(pair)),

@@ -1,6 +1,7 @@
 //! The daemon: a server process, of which any number may run.
 
 pub mod discovery;
+mod failing;
 mod families;
 pub mod metrics;
 mod reject_log;
@@ -12,13 +13,14 @@ mod worker;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::select;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing_subscriber::EnvFilter;
 
 use self::state::{DaemonState, PairState, is_set};
@@ -26,14 +28,19 @@ use self::worker::Worker;
 use crate::config::{Config, FamilyConfig, HttpConfig, LogFormat};
 use crate::exit::{Exit, Failure};
 use crate::http;
+use crate::view::ReconcilerView;
 
 /// The default log filter, which `RUST_LOG` overrides. The daemon logs each state once, so this
 /// hides the library's messages about every attempt.
-const LOG_FILTER: &str = "info,counterfoil::reconciler=error,counterfoil::recount=error,counterfoil::writer=error,sqlx=error";
+const LOG_FILTER: &str = "info,counterfoil::reconciler=error,counterfoil::recount=error,counterfoil::writer=error,counterfoil::connection::failures=off,sqlx=error";
+/// The pause before a worker that ended is started again.
+const RESTART_PAUSE: Duration = Duration::from_secs(5);
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Runs until a signal ends the daemon.
 pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     start_log(config.log);
+    tracing::info!(version = VERSION, "starting");
     let prometheus = metrics::install()
         .map_err(|error| Failure::warning(format!("metrics are unavailable: {error:#}")))?;
     let listener = match &config.http {
@@ -56,7 +63,7 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
             state: state.clone(),
             stop: stopping.clone(),
         };
-        tasks.spawn(worker.run());
+        tasks.spawn(supervise(worker));
     }
     if let Some((listener, token)) = listener {
         tracing::info!(address = %listener.local_addr()?, "listening");
@@ -67,6 +74,8 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     select! {
         ended = until_stop(path, &families) => ended?,
         () = systemd::watchdog() => {}
+        // workers and HTTP server run until `stop`
+        _ = tasks.join_next() => return Err(Failure::warning("a task of the daemon panicked".to_owned())),
     }
     systemd::stopping();
     tracing::info!("shutting down");
@@ -83,6 +92,35 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
         ),
     }
     Ok(Exit::Ok)
+}
+
+/// Runs a worker until it stops. Starts it again if it panics or fails.
+async fn supervise(worker: Worker) {
+    let state = worker.state.clone();
+    run_again(&state, RESTART_PAUSE, || worker.clone().run()).await;
+}
+
+/// Runs until a run ends without an error. A panic ends a run with an error.
+async fn run_again<F>(state: &PairState, pause: Duration, run: impl Fn() -> F)
+where
+    F: Future<Output = counterfoil::Result<()>> + Send + 'static,
+{
+    loop {
+        let why = match tokio::spawn(run()).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => format!("{error:#}"),
+            Err(error) => format!("{error}"),
+        };
+        let pair = &state.name;
+        tracing::error!(pair, error = why, "the worker ended, will restart");
+        state.update(|view| {
+            view.reconciler = ReconcilerView {
+                why: Some(format!("the worker ended: {why}")),
+                ..ReconcilerView::default()
+            };
+        });
+        sleep(pause).await;
+    }
 }
 
 /// Starts to log on standard error.
@@ -140,5 +178,46 @@ fn reload(path: &Path, families: &watch::Sender<Arc<[FamilyConfig]>>) {
         Err(error) => {
             tracing::error!(error = %error, "reload failed, configuration unchanged")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use counterfoil::{Error, ErrorKind};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_fails_or_panics_is_reported_and_runs_again() {
+        let (state, runs) = (PairState::new("main"), Arc::new(AtomicU32::new(0)));
+        let reason = || state.view.borrow().reconciler.why.clone();
+        let run = || {
+            let runs = runs.clone();
+            async move {
+                match runs.fetch_add(1, Ordering::SeqCst) {
+                    0 => panic!("of the test"),
+                    1 => Err(Error::new(ErrorKind::InvalidInput, "a wrong setting")),
+                    _ => Ok(()),
+                }
+            }
+        };
+        let pause = Duration::from_millis(100);
+        let supervised = run_again(&state, pause, run);
+        let mut supervised = std::pin::pin!(supervised);
+        for expected in ["of the test", "a wrong setting"] {
+            let reported = async {
+                while !reason().is_some_and(|why| why.contains(expected)) {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            };
+            select! {
+                () = &mut supervised => panic!("it ended"),
+                () = reported => {}
+            }
+        }
+        supervised.await;
+        assert_eq!(runs.load(Ordering::SeqCst), 3);
     }
 }

@@ -2,35 +2,41 @@
 //! MySQL, and publishes the state.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::future::ready;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use counterfoil::admin::Overview;
+use counterfoil::admin::{Finding, Overview};
 use counterfoil::store::Registered;
-use counterfoil::{Counterfoil, Reconciler, Result};
+use counterfoil::{Counterfoil, Error, ErrorKind, Reconciler, Result};
 use tokio::select;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::failing::{self, FailingLog};
 use super::families::Families;
 use super::reject_log::RejectLog;
-use super::servers::{self, Server};
+use super::servers::{Name, Server, Up, check_mysql, check_redis};
 use super::state::{PairState, is_set};
 use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
 use crate::pair;
 use crate::poll::ticks;
 use crate::sampler::Sampler;
-use crate::status::{self, LATE};
-use crate::view::{DriftView, RecountView, RejectView};
+use crate::status::{self, FamilyStatus, LATE};
+use crate::view::{DriftView, FailingView, RecountView, RejectView};
 
 /// The interval between reads of MySQL's overview.
 const OVERVIEW: Duration = Duration::from_secs(5);
 /// The interval at which a worker reads the database's families, retries refused ones, and runs
 /// `check`.
 const UPKEEP: Duration = Duration::from_secs(30);
+/// The interval at which a worker checks that its reconciler runs and succeeds.
+const SUPERVISION: Duration = Duration::from_secs(1);
+/// The time after a server's recovery from which failing steps are logged: each is retried before.
+const RECOVERY: Duration = Duration::from_secs(3);
 /// The pause after a server refused something, before the next attempt.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 /// The maximum number of names in a line of the log.
@@ -44,6 +50,7 @@ const SAMPLE_PAUSE_OF_MANY: Duration = Duration::from_secs(10);
 const MANY_FAMILIES: usize = 1_000;
 
 /// One pair of the daemon.
+#[derive(Clone)]
 pub struct Worker {
     pub config: PairConfig,
     /// The configured families of all pairs.
@@ -54,15 +61,49 @@ pub struct Worker {
 
 impl Worker {
     /// Works until `stop` is set, then saves what it holds.
-    pub async fn run(mut self) {
+    ///
+    /// # Errors
+    /// An invalid setting of the pair, or a panic in one of its tasks.
+    pub async fn run(mut self) -> Result<()> {
         let mut stop = self.stop.clone();
-        let mut redis = Server::new(&self.config.name, "redis");
+        let (set_up, up) = watch::channel(Up::default());
+        let server = |name| Server::new(name, self.state.clone(), set_up.clone());
+        let (mut redis, mysql) = (server(Name::Redis), server(Name::Mysql));
+        let mut watching = JoinSet::new();
+        let probe = pair::probe(&self.config)?;
+        watching.spawn(mysql.watch(move || check_mysql(probe.clone())));
         let connected = select! {
             connected = self.connect(&mut redis) => connected,
-            () = is_set(&mut stop) => return,
+            () = is_set(&mut stop) => return Ok(()),
+            ended = ended(&mut watching) => return Err(ended),
         };
         self.state.connected.send_replace(Some(connected.clone()));
-        self.work(connected, redis).await;
+        let connection = connected.redis().clone();
+        watching.spawn(redis.watch(move || check_redis(connection.clone())));
+        let (overview, known) = watch::channel(Vec::new());
+        watching.spawn(sample(connected.clone(), known, self.state.clone()));
+        let families = Families::new(
+            self.config.name.clone(),
+            connected.clone(),
+            self.families.clone(),
+        );
+        let mut pair = ConnectedWorker {
+            worker: &mut self,
+            counterfoil: connected,
+            families,
+            up,
+            up_since: None,
+            reconciler: None,
+            overview,
+            reject_log: RejectLog::default(),
+            failing_log: FailingLog::default(),
+            checked: Vec::new(),
+            drift_of: BTreeMap::new(),
+        };
+        select! {
+            () = pair.work() => Ok(()),
+            ended = ended(&mut watching) => Err(ended),
+        }
     }
 
     /// Retries until it has a connection to Redis.
@@ -71,8 +112,7 @@ impl Worker {
             match pair::connect(&self.config).await {
                 Ok(pair) => return pair,
                 Err(error) => {
-                    let view = redis.record(Err(format!("{error:#}")), 0);
-                    self.state.update(|pair| pair.redis = view);
+                    redis.record(Err(format!("{error:#}")), 0);
                     let name = &self.config.name;
                     systemd::status(&format!("pair {name}: waiting for Redis: {error:#}"));
                 }
@@ -80,35 +120,15 @@ impl Worker {
             sleep(RETRY_PAUSE).await;
         }
     }
+}
 
-    async fn work(&mut self, counterfoil: Counterfoil, redis: Server) {
-        let Ok(probe) = pair::probe(&self.config) else {
-            return;
-        };
-        let servers = (redis, Server::new(&self.config.name, "mysql"));
-        let connections = (counterfoil.redis().clone(), probe);
-        let (set_both_up, both_up) = watch::channel(false);
-        let watching = servers::watch(servers, connections, self.state.clone(), set_both_up);
-        let (overview, known) = watch::channel(Vec::new());
-        let sampling = sample(counterfoil.clone(), known, self.state.clone());
-        let watching = [tokio::spawn(watching), tokio::spawn(sampling)];
-        let families = Families::new(
-            self.config.name.clone(),
-            counterfoil.clone(),
-            self.families.clone(),
-        );
-        let mut pair = ConnectedWorker {
-            worker: self,
-            counterfoil,
-            families,
-            both_up,
-            reconciler: None,
-            overview,
-            reject_log: RejectLog::default(),
-            drift_of: BTreeMap::new(),
-        };
-        pair.work().await;
-        watching.iter().for_each(JoinHandle::abort);
+/// Waits for the end of one of the tasks, which run until they are dropped.
+async fn ended(tasks: &mut JoinSet<()>) -> Error {
+    let ended = tasks.join_next().await;
+    let error = Error::new(ErrorKind::Closed, "a task of the pair ended");
+    match ended {
+        Some(Err(panicked)) => error.with_source(panicked),
+        _ => error,
     }
 }
 
@@ -117,12 +137,17 @@ struct ConnectedWorker<'w> {
     worker: &'w mut Worker,
     counterfoil: Counterfoil,
     families: Families,
-    /// True while both servers are up.
-    both_up: watch::Receiver<bool>,
+    /// Which servers are up.
+    up: watch::Receiver<Up>,
+    /// The time since which both are.
+    up_since: Option<Instant>,
     reconciler: Option<Reconciler>,
     /// The last overview from MySQL.
     overview: watch::Sender<Vec<Overview>>,
     reject_log: RejectLog,
+    failing_log: FailingLog,
+    /// The last findings of `check`.
+    checked: Vec<Finding>,
     /// The run, and its number of differences, at the last read of each family's drift.
     drift_of: BTreeMap<String, (u64, u64)>,
 }
@@ -134,17 +159,27 @@ impl ConnectedWorker<'_> {
         let discover = self.worker.config.discover.max(Duration::from_millis(100));
         let (mut overviews, mut upkeep, mut discoveries) =
             (ticks(OVERVIEW), ticks(UPKEEP), ticks(discover));
-        let (mut both_up, mut up_changes) = (self.both_up.clone(), self.both_up.clone());
+        let mut supervisions = ticks(SUPERVISION);
+        let mut up_changes = self.up.clone();
         loop {
             let is_started = self.reconciler.is_some();
             // steps that need MySQL are skipped while a server is down
-            let is_working = is_started && *both_up.borrow();
+            let both_up = up_changes.borrow_and_update().both();
+            let is_working = is_started && both_up;
+            if !both_up {
+                self.up_since = None;
+            }
             select! {
                 biased;
                 () = is_set(&mut stop) => return self.finish().await,
                 Ok(()) = families.changed() => self.reload().await,
-                () = is_set(&mut both_up), if !is_started => self.start().await,
-                Ok(()) = up_changes.changed(), if is_started => {}
+                Ok(()) = up_changes.changed() => upkeep.reset_immediately(),
+                _ = supervisions.tick(), if is_started => {
+                    if self.supervise() {
+                        upkeep.reset_immediately();
+                    }
+                }
+                () = ready(()), if !is_started && both_up => self.start().await,
                 _ = overviews.tick(), if is_working => self.overview().await,
                 _ = upkeep.tick(), if is_working => self.upkeep().await,
                 _ = discoveries.tick(), if is_working => self.families.discover().await,
@@ -152,13 +187,67 @@ impl ConnectedWorker<'_> {
         }
     }
 
+    /// Checks that the reconciler runs, and publishes which of its steps fail. Returns true if others
+    /// fail than before: then `check` may find something else.
+    fn supervise(&mut self) -> bool {
+        let Some(reconciler) = &self.reconciler else {
+            return false;
+        };
+        if !reconciler.is_running() {
+            self.reconciler = None;
+            self.not_running("the reconciler ended by a panic".to_owned());
+            return false;
+        }
+        let current = self.worker.state.view.borrow().clone();
+        let mut failing = failing::views(reconciler.failing(), &current.reconciler.failing);
+        if current.redis.up && current.redis.memory_full {
+            let is_full = |one: &&FailingView| one.step == failing::COUNTING;
+            let known = current.reconciler.failing.iter().find(is_full);
+            failing.push(known.cloned().unwrap_or_else(failing::memory_full));
+        }
+        let both_up = self.up.borrow().both();
+        let up_since = *self.up_since.get_or_insert_with(Instant::now);
+        if both_up && up_since.elapsed() >= RECOVERY {
+            self.failing_log.log(&self.worker.config.name, &failing);
+        }
+        let refused_by = |server: &str| {
+            let mut of_server = failing.iter().filter(|one| one.server == server);
+            Some(of_server.next()?.error.clone())
+        };
+        let (redis, mysql) = (refused_by("redis"), refused_by("mysql"));
+        let mut findings = failing::findings(&failing);
+        findings.extend(self.checked.iter().cloned());
+        let is_changed = !failing::are_same(&current.reconciler.failing, &failing);
+        if current.reconciler.failing != failing || current.findings != findings {
+            self.worker.state.update(|view| {
+                (view.redis.refuses, view.mysql.refuses) = (redis, mysql);
+                view.reconciler.failing = failing;
+                view.findings = findings;
+            });
+        }
+        is_changed
+    }
+
+    /// Publishes and logs why the reconciler does not run.
+    fn not_running(&self, why: String) {
+        let mut is_new = false;
+        self.worker.state.update(|view| {
+            view.reconciler.running = false;
+            is_new = view.reconciler.why.as_ref() != Some(&why);
+            view.reconciler.why = Some(why.clone());
+        });
+        let pair = &self.worker.config.name;
+        systemd::status(&format!("pair {pair}: {why}"));
+        if is_new {
+            tracing::error!(pair, error = why, "start failed, will retry");
+        }
+    }
+
     /// Opens the families and starts the reconciler, which need both servers. Waits a moment after
     /// a failure.
     async fn start(&mut self) {
         if let Err(error) = self.try_start().await {
-            let pair = &self.worker.config.name;
-            tracing::error!(pair, error = %format_args!("{error:#}"), "start failed, will retry");
-            systemd::status(&format!("pair {pair}: {error:#}"));
+            self.not_running(format!("{error:#}"));
             sleep(RETRY_PAUSE).await;
         }
     }
@@ -178,6 +267,10 @@ impl ConnectedWorker<'_> {
                 .fold(reconciler, |one, name| one.namespace(name)),
         };
         self.reconciler = Some(reconciler.start().await?);
+        self.worker.state.update(|view| {
+            view.reconciler.running = true;
+            view.reconciler.why = None;
+        });
         let (pair, families) = (&self.worker.config.name, self.families.number());
         tracing::info!(pair, families, "started");
         systemd::status(&format!("pair {pair}: running"));
@@ -186,15 +279,15 @@ impl ConnectedWorker<'_> {
 
     /// Reads rejects, recounts and their differences from MySQL.
     async fn overview(&mut self) {
-        let Ok(store) = self.counterfoil.mysql() else {
-            return;
-        };
-        let (Ok(overview), Ok(latest)) = (
-            store.overview().await,
-            store.latest_rejects(MAX_SHOWN).await,
-        ) else {
-            return;
-        };
+        let read = self.try_overview().await;
+        let state = &self.worker.state;
+        state.looked("overview", |looks| &mut looks.overview, read);
+    }
+
+    async fn try_overview(&mut self) -> Result<()> {
+        let store = self.counterfoil.mysql()?;
+        let overview = store.overview().await?;
+        let latest = store.latest_rejects(MAX_SHOWN).await?;
         self.reject_log.log(&self.worker.config.name, &latest);
         let mut recounts = Vec::new();
         for one in &overview {
@@ -219,6 +312,7 @@ impl ConnectedWorker<'_> {
             view.recounts = recounts;
             view.drift = drift;
         });
+        Ok(())
     }
 
     /// Returns the latest differences, with those that current runs found since the last call.
@@ -252,20 +346,22 @@ impl ConnectedWorker<'_> {
     async fn upkeep(&mut self) {
         self.families.retry_missing().await;
         let not_served = self.read_families().await;
-        let findings = self.counterfoil.check().await;
+        self.checked = self.counterfoil.check().await;
         let refused = self.families.refused();
-        self.worker.state.update(|view| {
-            view.findings = findings;
-            view.refused = refused;
-            if let Some(not_served) = not_served {
+        let read = not_served.map(|not_served| {
+            self.worker.state.update(|view| {
                 view.not_served = not_served;
-            }
+            });
         });
+        let state = &self.worker.state;
+        state.update(|view| view.refused = refused);
+        state.looked("check", |looks| &mut looks.check, read);
+        self.supervise();
     }
 
     /// Reads the families that the database knows, and returns those that are not served.
-    async fn read_families(&self) -> Option<Vec<String>> {
-        let found = self.counterfoil.store().families().await.ok()?;
+    async fn read_families(&self) -> Result<Vec<String>> {
+        let found = self.counterfoil.store().families().await?;
         let (mut known, mut not_served) = (Vec::new(), Vec::new());
         for one in found {
             match one {
@@ -291,7 +387,7 @@ impl ConnectedWorker<'_> {
             );
         }
         self.worker.state.set_known(known);
-        Some(not_served)
+        Ok(not_served)
     }
 
     fn serves(&self, Registered { family, .. }: &Registered) -> bool {
@@ -336,13 +432,37 @@ async fn sample(
     loop {
         let overview = overview.borrow().clone();
         let mut pause = SAMPLE_PAUSE;
-        if let Ok(families) = status::of_families(&counterfoil, &overview, LATE).await {
+        let read = sample_all(&counterfoil, &state, &overview).await;
+        let read = read.map(|families| {
             if families.len() > MANY_FAMILIES {
                 pause = SAMPLE_PAUSE_OF_MANY;
             }
             let families = sampler.sample(families);
             state.update(|view| view.families = families);
-        }
+        });
+        state.looked("families", |looks| &mut looks.families, read);
         sleep(pause).await;
     }
+}
+
+/// Returns the state of the families that are served, and of the others in the database: another
+/// daemon may serve those, or none.
+async fn sample_all(
+    counterfoil: &Counterfoil,
+    state: &PairState,
+    overview: &[Overview],
+) -> Result<Vec<FamilyStatus>> {
+    let served = counterfoil.backlogs().await?;
+    let names: HashSet<_> = served
+        .iter()
+        .map(|(family, _)| family.to_string())
+        .collect();
+    let others = counterfoil.backlogs_of(state.known_except(&names)).await?;
+    let mut families = status::of_families(served, overview, LATE);
+    let others = status::of_families(others, overview, LATE).into_iter();
+    families.extend(others.map(|other| FamilyStatus {
+        served: false,
+        ..other
+    }));
+    Ok(families)
 }

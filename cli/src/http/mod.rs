@@ -115,21 +115,13 @@ async fn metrics(app: AppState) -> impl IntoResponse {
     ([(CONTENT_TYPE, format)], app.prometheus.render())
 }
 
-/// Returns 200 if every server is up, or 503 with a line for each that is not.
+/// Returns 200 if the hits of all pairs reach MySQL, or 503 with the bare reason why not.
 async fn readyz(app: AppState) -> (StatusCode, String) {
-    let mut unavailable = String::new();
-    for pair in &app.daemon.view().pairs {
-        for (name, server) in [("Redis", &pair.redis), ("MySQL", &pair.mysql)] {
-            if !server.up {
-                let why = server.why.as_deref().unwrap_or("not connected yet");
-                let why = why.replace('\n', " ");
-                unavailable += &format!("pair {}: {name} is unavailable: {why}\n", pair.name);
-            }
+    match app.daemon.view().not_ready() {
+        None => (StatusCode::OK, "ready\n".to_owned()),
+        Some(reason) => {
+            let reason = format!("not ready: {}\n", reason.name());
+            (StatusCode::SERVICE_UNAVAILABLE, reason)
         }
-    }
-    if unavailable.is_empty() {
-        (StatusCode::OK, "ready\n".to_owned())
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, unavailable)
     }
 }
