@@ -19,6 +19,10 @@ use crate::status::{self, FamilyStatus};
 /// The time limit of a server's reply.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The time limit of `check`, which waits for locks of tables.
+pub const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+pub const CHECK_ADVICE: &str = "Is a table locked? SHOW PROCESSLIST in MySQL shows who waits";
+
 /// Reads a pair's state, once or periodically.
 pub struct Poller {
     config: PairConfig,

@@ -78,9 +78,9 @@ pub struct ServerView {
     /// The memory that Redis, or all nodes of its cluster, have allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// True if Redis, or a node of its cluster, has reached `maxmemory`.
+    /// The reason why Redis, or a node of its cluster, refuses hits although it replies.
     #[serde(skip)]
-    pub memory_full: bool,
+    pub refusal: Option<Refusal>,
     /// The reason, if it is unavailable.
     pub why: Option<String>,
     /// The error with which it refuses what the daemon writes, although it replies.
@@ -100,6 +100,22 @@ impl ServerView {
             (false, _) => "unavailable",
             (true, Some(_)) => "failing",
             (true, None) => "up",
+        }
+    }
+}
+
+/// A state in which Redis replies, but accepts no hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    MemoryFull,
+    Replica,
+}
+
+impl Refusal {
+    pub fn text(self) -> &'static str {
+        match self {
+            Refusal::MemoryFull => "Redis has reached maxmemory and refuses hits",
+            Refusal::Replica => "Redis is a replica, which accepts no writes",
         }
     }
 }

@@ -7,11 +7,11 @@ use counterfoil::admin::{Finding, Severity};
 use counterfoil::{ErrorKind, Failing};
 
 use crate::status::unix_now;
-use crate::view::FailingView;
+use crate::view::{FailingView, Refusal};
 
 /// The time from which a step counts as failing. Locks and deadlocks are often shorter.
 const FAILING: Duration = Duration::from_secs(3);
-/// The step of the applications that fails while Redis has no memory left.
+/// The step of the applications that fails while Redis accepts no hits.
 pub const COUNTING: &str = "counting";
 /// The maximum number of names in a line.
 const MAX_NAMES: usize = 10;
@@ -69,15 +69,15 @@ pub fn are_same(some: &[FailingView], others: &[FailingView]) -> bool {
     some.iter().map(step).eq(others.iter().map(step))
 }
 
-/// Returns the view of a Redis that has reached its `maxmemory`.
-pub fn memory_full() -> FailingView {
+/// Returns the view of a Redis that refuses hits.
+pub fn counting(refusal: Refusal) -> FailingView {
     FailingView {
         step: COUNTING,
         family: None,
         server: "redis",
-        error: "Redis has reached maxmemory and refuses hits".to_owned(),
+        error: refusal.text().to_owned(),
         since: unix_now(),
-        blocks_hits: false,
+        blocks_hits: refusal == Refusal::Replica,
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::state::PairState;
 use crate::poll::{no_reply, ticks, with_timeout};
 use crate::status::unix_now;
-use crate::view::{PairView, ServerView};
+use crate::view::{PairView, Refusal, ServerView};
 
 /// The interval between checks of the servers.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -69,8 +69,8 @@ pub struct Description {
     /// The name and version.
     version: String,
     memory_bytes: Option<u64>,
-    /// True if a node has reached its `maxmemory`.
-    memory_full: bool,
+    /// The reason why a node refuses hits.
+    refusal: Option<Refusal>,
 }
 
 impl Server {
@@ -100,7 +100,7 @@ impl Server {
             Ok(Description {
                 version,
                 memory_bytes,
-                memory_full,
+                refusal,
             }) => {
                 if let (true, Some(before)) = (is_changed, before) {
                     let down_seconds = before.elapsed().as_secs();
@@ -117,7 +117,7 @@ impl Server {
                 }
                 self.view.version = Some(version);
                 self.view.memory_bytes = memory_bytes;
-                self.view.memory_full = memory_full;
+                self.view.refusal = refusal;
                 self.view.why = None;
             }
             Err(why) => {
@@ -184,12 +184,21 @@ pub async fn check_redis(mut redis: Connection) -> Result<Description, String> {
             .iter()
             .map(|node| node.get::<u64>("used_memory"))
             .sum(),
-        memory_full: nodes.iter().any(|node| {
-            let number = |field| node.get::<u64>(field).unwrap_or(0);
-            let limit = number("maxmemory");
-            limit > 0 && number("used_memory") >= limit
-        }),
+        refusal: nodes.iter().find_map(refusal),
     })
+}
+
+fn refusal(node: &InfoDict) -> Option<Refusal> {
+    let number = |field| node.get::<u64>(field).unwrap_or(0);
+    let limit = number("maxmemory");
+    if node
+        .get::<String>("role")
+        .is_some_and(|role| role != "master")
+    {
+        Some(Refusal::Replica)
+    } else {
+        (limit > 0 && number("used_memory") >= limit).then_some(Refusal::MemoryFull)
+    }
 }
 
 /// Returns why Redis did not reply. Other words for the same reason would be logged as a change.
@@ -227,6 +236,6 @@ pub async fn check_mysql(pool: MySqlPool) -> Result<Description, String> {
     Ok(Description {
         version,
         memory_bytes: None,
-        memory_full: false,
+        refusal: None,
     })
 }

@@ -1,13 +1,12 @@
 //! The worker of one pair: it waits for the servers, opens the families, brings everything to
 //! MySQL, and publishes the state.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashSet};
 use std::future::ready;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use counterfoil::admin::{Finding, Overview};
+use counterfoil::admin::{Finding, Severity};
 use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, Error, ErrorKind, Reconciler, Result};
 use tokio::select;
@@ -17,22 +16,22 @@ use tokio::time::sleep;
 
 use super::failing::{self, FailingLog};
 use super::families::Families;
-use super::reject_log::RejectLog;
+use super::overview::Overviews;
+use super::sampling::sample;
 use super::servers::{Name, Server, Up, check_mysql, check_redis};
 use super::state::{PairState, is_set};
 use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
 use crate::pair;
-use crate::poll::ticks;
-use crate::sampler::Sampler;
-use crate::status::{self, FamilyStatus, LATE};
-use crate::view::{DriftView, FailingView, RecountView, RejectView};
+use crate::poll::{CHECK_ADVICE, CHECK_TIMEOUT, ticks, with_timeout};
 
 /// The interval between reads of MySQL's overview.
 const OVERVIEW: Duration = Duration::from_secs(5);
 /// The interval at which a worker reads the database's families, retries refused ones, and runs
 /// `check`.
 const UPKEEP: Duration = Duration::from_secs(30);
+/// The interval while `check` finds errors: they may be over.
+const RECHECK: Duration = Duration::from_secs(5);
 /// The interval at which a worker checks that its reconciler runs and succeeds.
 const SUPERVISION: Duration = Duration::from_secs(1);
 /// The time after a server's recovery from which failing steps are logged: each is retried before.
@@ -41,14 +40,6 @@ const RECOVERY: Duration = Duration::from_secs(3);
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 /// The maximum number of names in a line of the log.
 const MAX_NAMES: usize = 50;
-/// The maximum number of rejects, and of differences, to show.
-const MAX_SHOWN: u64 = 20;
-/// The pause between samples of the families.
-const SAMPLE_PAUSE: Duration = Duration::from_secs(2);
-/// The pause if there are many families: a sample of 10,000 takes Redis about 100 ms.
-const SAMPLE_PAUSE_OF_MANY: Duration = Duration::from_secs(10);
-const MANY_FAMILIES: usize = 1_000;
-
 /// One pair of the daemon.
 #[derive(Clone)]
 pub struct Worker {
@@ -94,11 +85,9 @@ impl Worker {
             up,
             up_since: None,
             reconciler: None,
-            overview,
-            reject_log: RejectLog::default(),
+            overviews: Overviews::new(overview),
             failing_log: FailingLog::default(),
             checked: Vec::new(),
-            drift_of: BTreeMap::new(),
         };
         select! {
             () = pair.work() => Ok(()),
@@ -142,14 +131,10 @@ struct ConnectedWorker<'w> {
     /// The time since which both are.
     up_since: Option<Instant>,
     reconciler: Option<Reconciler>,
-    /// The last overview from MySQL.
-    overview: watch::Sender<Vec<Overview>>,
-    reject_log: RejectLog,
+    overviews: Overviews,
     failing_log: FailingLog,
     /// The last findings of `check`.
     checked: Vec<Finding>,
-    /// The run, and its number of differences, at the last read of each family's drift.
-    drift_of: BTreeMap<String, (u64, u64)>,
 }
 
 impl ConnectedWorker<'_> {
@@ -181,7 +166,12 @@ impl ConnectedWorker<'_> {
                 }
                 () = ready(()), if !is_started && both_up => self.start().await,
                 _ = overviews.tick(), if is_working => self.overview().await,
-                _ = upkeep.tick(), if is_working => self.upkeep().await,
+                _ = upkeep.tick(), if is_working => {
+                    self.upkeep().await;
+                    if self.checked.iter().any(|finding| finding.severity == Severity::Error) {
+                        upkeep.reset_after(RECHECK);
+                    }
+                }
                 _ = discoveries.tick(), if is_working => self.families.discover().await,
             }
         }
@@ -200,10 +190,11 @@ impl ConnectedWorker<'_> {
         }
         let current = self.worker.state.view.borrow().clone();
         let mut failing = failing::views(reconciler.failing(), &current.reconciler.failing);
-        if current.redis.up && current.redis.memory_full {
-            let is_full = |one: &&FailingView| one.step == failing::COUNTING;
-            let known = current.reconciler.failing.iter().find(is_full);
-            failing.push(known.cloned().unwrap_or_else(failing::memory_full));
+        if let Some(refusal) = current.redis.refusal.filter(|_| current.redis.up) {
+            let counting = failing::counting(refusal);
+            let mut known = current.reconciler.failing.iter();
+            let known = known.find(|known| known.error == counting.error);
+            failing.push(known.cloned().unwrap_or(counting));
         }
         let both_up = self.up.borrow().both();
         let up_since = *self.up_since.get_or_insert_with(Instant::now);
@@ -279,74 +270,19 @@ impl ConnectedWorker<'_> {
 
     /// Reads rejects, recounts and their differences from MySQL.
     async fn overview(&mut self) {
-        let read = self.try_overview().await;
         let state = &self.worker.state;
+        let read = self
+            .overviews
+            .read(&self.counterfoil, &self.families, state);
+        let read = read.await;
         state.looked("overview", |looks| &mut looks.overview, read);
-    }
-
-    async fn try_overview(&mut self) -> Result<()> {
-        let store = self.counterfoil.mysql()?;
-        let overview = store.overview().await?;
-        let latest = store.latest_rejects(MAX_SHOWN).await?;
-        self.reject_log.log(&self.worker.config.name, &latest);
-        let mut recounts = Vec::new();
-        for one in &overview {
-            let Some(run) = &one.recount else { continue };
-            let family = format!("{}/{}", one.namespace, one.family);
-            let own = self.families.recount(&family);
-            let own = own.filter(|own| own.run == run.run);
-            recounts.push(RecountView {
-                run: run.run,
-                checked: own.map_or(run.checked, |own| own.checked),
-                drifted: own.map_or(run.drifted, |own| own.drifted),
-                about: own.map(|own| own.about),
-                started: status::unix_seconds(run.started),
-                finished: run.finished.map(status::unix_seconds),
-                family,
-            });
-        }
-        self.overview.send_replace(overview);
-        let drift = self.drift(&recounts).await;
-        self.worker.state.update(|view| {
-            view.rejects = RejectView::all(latest);
-            view.recounts = recounts;
-            view.drift = drift;
-        });
-        Ok(())
-    }
-
-    /// Returns the latest differences, with those that current runs found since the last call.
-    async fn drift(&mut self, recounts: &[RecountView]) -> Vec<DriftView> {
-        let mut all = self.worker.state.view.borrow().drift.clone();
-        let Ok(store) = self.counterfoil.mysql() else {
-            return all;
-        };
-        for recount in recounts {
-            let (family, run) = (&recount.family, recount.run);
-            let seen = (run, recount.drifted);
-            if recount.drifted == 0 || self.drift_of.get(family) == Some(&seen) {
-                continue;
-            }
-            let Some(Registered { family: known, .. }) = self.worker.state.known(family) else {
-                continue;
-            };
-            let Ok(drift) = store.drift(&known, run, None, MAX_SHOWN).await else {
-                continue;
-            };
-            self.drift_of.insert(family.clone(), seen);
-            all.retain(|one| one.family != *family || one.run != run);
-            all.extend(DriftView::all(family, run, drift));
-        }
-        all.sort_by_key(|drift| Reverse(drift.at));
-        all.truncate(MAX_SHOWN as usize);
-        all
     }
 
     /// Retries refused families, reads those of the database, and runs `check`.
     async fn upkeep(&mut self) {
         self.families.retry_missing().await;
         let not_served = self.read_families().await;
-        self.checked = self.counterfoil.check().await;
+        self.check().await;
         let refused = self.families.refused();
         let read = not_served.map(|not_served| {
             self.worker.state.update(|view| {
@@ -357,6 +293,22 @@ impl ConnectedWorker<'_> {
         state.update(|view| view.refused = refused);
         state.looked("check", |looks| &mut looks.check, read);
         self.supervise();
+    }
+
+    /// Runs `check`, and continues to supervise the reconciler meanwhile.
+    async fn check(&mut self) {
+        let counterfoil = self.counterfoil.clone();
+        let check = async move { Ok::<_, String>(counterfoil.check().await) };
+        let mut check = pin!(with_timeout(CHECK_TIMEOUT, check));
+        let mut supervisions = ticks(SUPERVISION);
+        let checked = loop {
+            select! {
+                checked = &mut check => break checked,
+                _ = supervisions.tick() => drop(self.supervise()),
+            }
+        };
+        let late = |why| Finding::new(Severity::Error, "check", why, CHECK_ADVICE);
+        self.checked = checked.unwrap_or_else(|why| vec![late(why)]);
     }
 
     /// Reads the families that the database knows, and returns those that are not served.
@@ -419,50 +371,4 @@ impl ConnectedWorker<'_> {
             tracing::error!(pair = self.worker.config.name, error = %format_args!("{error:#}"), "shutdown of the reconciler failed");
         }
     }
-}
-
-/// Publishes the state of the families, with MySQL's last overview. It needs only Redis, and never
-/// returns.
-async fn sample(
-    counterfoil: Counterfoil,
-    overview: watch::Receiver<Vec<Overview>>,
-    state: Arc<PairState>,
-) {
-    let mut sampler = Sampler::new(&state.name);
-    loop {
-        let overview = overview.borrow().clone();
-        let mut pause = SAMPLE_PAUSE;
-        let read = sample_all(&counterfoil, &state, &overview).await;
-        let read = read.map(|families| {
-            if families.len() > MANY_FAMILIES {
-                pause = SAMPLE_PAUSE_OF_MANY;
-            }
-            let families = sampler.sample(families);
-            state.update(|view| view.families = families);
-        });
-        state.looked("families", |looks| &mut looks.families, read);
-        sleep(pause).await;
-    }
-}
-
-/// Returns the state of the families that are served, and of the others in the database: another
-/// daemon may serve those, or none.
-async fn sample_all(
-    counterfoil: &Counterfoil,
-    state: &PairState,
-    overview: &[Overview],
-) -> Result<Vec<FamilyStatus>> {
-    let served = counterfoil.backlogs().await?;
-    let names: HashSet<_> = served
-        .iter()
-        .map(|(family, _)| family.to_string())
-        .collect();
-    let others = counterfoil.backlogs_of(state.known_except(&names)).await?;
-    let mut families = status::of_families(served, overview, LATE);
-    let others = status::of_families(others, overview, LATE).into_iter();
-    families.extend(others.map(|other| FamilyStatus {
-        served: false,
-        ..other
-    }));
-    Ok(families)
 }

@@ -3,16 +3,18 @@
 
 use std::time::Duration;
 
+use counterfoil::sqlx;
 use counterfoil::{BufferedCounters, Counterfoil, Durability, Family, MysqlStore};
 use futures_util::future::join;
 use serde_json::{Value, json};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
+use tokio::time::timeout;
 
 use crate::client::get;
 use crate::http::{sample, scrape};
 use crate::support::{Daemon, Site, eventually};
 
-/// A family in counterfoil's table, and one in each of three tables of the application.
+/// Two families in counterfoil's table, and one in each table of the application.
 const FAMILIES: &str = r#"
 [[family]]
 name = "shop/views"
@@ -42,7 +44,16 @@ kind = "buffered"
 sync_hits = 1
 sync_time = "50ms"
 table = { name = "revoked", write = "upsert", keys = [["id", "text"]], value = "n" }
+[[family]]
+name = "shop/locked"
+kind = "buffered"
+sync_hits = 1
+sync_time = "50ms"
+table = { name = "locked", write = "upsert", keys = [["id", "text"]], value = "n" }
 "#;
+
+/// The time within which a surface tells of an outage.
+const SOON: Duration = Duration::from_secs(15);
 
 /// One pair of servers, and the daemon of a user with few privileges.
 struct Stage {
@@ -80,7 +91,7 @@ impl Stage {
         let url = mysql.url(&database).replace("root@", "counterfoil@");
         let site = Site::of(redis, pool, url);
         site.sql("CREATE USER counterfoil@localhost").await;
-        for table in ["small", "dropped", "revoked"] {
+        for table in ["small", "dropped", "revoked", "locked"] {
             let kind = if table == "small" {
                 "TINYINT"
             } else {
@@ -137,10 +148,18 @@ impl Stage {
         eventually("all is well", async || {
             self.page()
                 .await
-                .contains("All is well: 5 families are served.")
+                .contains("All is well: 6 families are served.")
                 && get(&self.daemon, "/readyz").await.body == "ready\n"
         })
         .await;
+    }
+
+    /// Waits until a surface says what it should. Panics with the state and the log otherwise.
+    async fn soon(&self, what: &str, is_so: impl AsyncFnMut() -> bool) {
+        if timeout(SOON, eventually(what, is_so)).await.is_err() {
+            let state = get(&self.daemon, "/api/v1/state").await.body;
+            panic!("waited for {what}: {state}\n{}", self.daemon.log());
+        }
     }
 
     /// Checks that all surfaces say this soon.
@@ -155,30 +174,30 @@ impl Stage {
             log,
         } = says;
         let surfaces = async {
-            eventually(&format!("{outage}: page with {page:?}"), async || {
+            self.soon(&format!("{outage}: page with {page:?}"), async || {
                 let shown = self.page().await;
                 page.iter().all(|words| shown.contains(words))
             })
             .await;
             let (pointer, expected) = api;
-            eventually(&format!("{outage}: {pointer} is {expected}"), async || {
+            self.soon(&format!("{outage}: {pointer} is {expected}"), async || {
                 let state = get(&self.daemon, "/api/v1/state").await.json();
                 state["pairs"][0].pointer(pointer) == Some(&expected)
             })
             .await;
             let (name, labels, value) = metric;
-            eventually(&format!("{outage}: {name} {labels:?}"), async || {
+            self.soon(&format!("{outage}: {name} {labels:?}"), async || {
                 sample(&scrape(&self.daemon).await, name, labels) == Some(value)
             })
             .await;
-            eventually(&format!("{outage}: {ready}"), async || {
+            self.soon(&format!("{outage}: {ready}"), async || {
                 get(&self.daemon, "/readyz").await.body == ready
             })
             .await;
             self.daemon.logs(log).await;
         };
         let expected = format!("{outage}: status with {status:?}");
-        let printed = eventually(&expected, async || {
+        let printed = self.soon(&expected, async || {
             let printed = self.site.run(&["status"]).await;
             printed.code == status.0 && printed.out.contains(status.1)
         });
@@ -253,6 +272,21 @@ async fn every_surface_tells_of_an_outage() {
     let _: () = site.redis.run("CONFIG SET maxmemory 0").await.expect("set");
     stage.is_well().await;
 
+    let _: () = site.redis.run("REPLICAOF localhost 1").await.expect("set");
+    stage
+        .says(Says {
+            outage: "Redis is a replica",
+            page: &["1 server refuses writes", "accepts no writes"],
+            api: ("/reconciler/failing/0/server", json!("redis")),
+            metric: ("counterfoil_server_failing", &[("server", "redis")], 1.0),
+            ready: "not ready: flush\n",
+            status: (2, "replica"),
+            log: &["fails, will retry", "server=\"redis\""],
+        })
+        .await;
+    let _: () = site.redis.run("REPLICAOF NO ONE").await.expect("set");
+    stage.is_well().await;
+
     site.redis.pause();
     stage
         .says(Says {
@@ -304,18 +338,23 @@ async fn outages_of_single_families(stage: &Stage) {
     stage.count("denied", 1).await;
     stage.family("dropped").await;
     stage.family("revoked").await;
-    let patterns =
-        ["views", "small", "dropped", "revoked"].map(|name| format!("~cf1:{{shop/{name}/*"));
+    let patterns = ["views", "small", "dropped", "revoked", "locked"]
+        .map(|name| format!("~cf1:{{shop/{name}/*"));
     let allowed = format!("ACL SETUSER default resetkeys {}", patterns.join(" "));
     let _: () = site.redis.run(&allowed).await.expect("set");
     site.sql("DROP TABLE dropped").await;
     site.sql("REVOKE INSERT ON revoked FROM counterfoil@localhost")
         .await;
-    stage.count("dropped", 1).await;
-    stage.count("revoked", 1).await;
+    let mut locking = site.pool.acquire().await.expect("a connection");
+    let lock = sqlx::raw_sql("LOCK TABLES locked WRITE");
+    lock.execute(&mut *locking).await.expect("locked");
+    for name in ["dropped", "revoked", "locked"] {
+        stage.count(name, 1).await;
+    }
     for (outage, family, words) in [
         ("an ACL entry is missing", "denied", "no permissions"),
         ("a table was dropped", "dropped", "doesn't exist"),
+        ("a table is locked", "locked", "Lock wait timeout"),
         (
             "a privilege was revoked",
             "revoked",
@@ -349,17 +388,12 @@ async fn outages_of_single_families(stage: &Stage) {
             Some(1.0),
             "{outage}"
         );
-        let printed = site.run(&["status"]).await;
-        assert!(
-            printed.code == 2 && printed.out.contains(family),
-            "{outage}: {printed:#?}"
-        );
     }
     stage
         .says(Says {
-            outage: "three families wait",
+            outage: "four families wait",
             page: &[
-                "3 families do not reach MySQL",
+                "4 families do not reach MySQL",
                 "1 family is broken",
                 "no permissions",
             ],
@@ -370,6 +404,15 @@ async fn outages_of_single_families(stage: &Stage) {
             log: &["fails, will retry", "search for hits", "shop/denied"],
         })
         .await;
+    let printed = site.run(&["status"]).await.out;
+    for words in [
+        "dropped",
+        "no INSERT privilege",
+        "locked",
+        "Lock wait timeout",
+    ] {
+        assert!(printed.contains(words), "{words}: {printed}");
+    }
     // the others are served and probed, and their figures are current
     let state = get(daemon, "/api/v1/state").await.body;
     assert!(!state.contains("check of Redis"), "{state}");
