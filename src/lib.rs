@@ -47,7 +47,7 @@ pub use family::kind::Counting;
 pub use family::settings::FamilySettings;
 pub use family::table::{KeyType, Table};
 pub use family::{Durability, Family};
-pub use reconciler::lifecycle::{Reconciler, ReconcilerBuilder};
+pub use reconciler::lifecycle::{Failing, Reconciler, ReconcilerBuilder};
 pub use store::Store;
 pub use store::memory::MemoryStore;
 pub use store::mysql::MysqlStore;

@@ -56,10 +56,10 @@ pub enum Command {
     /// Checks both servers, and recommends changes. Exits with 1 for warnings, and with 2 for errors
     Check,
     /// Prints a line for each family, for people and monitoring. Exits with 1 if something is late
-    /// or was refused, with 2 if a server is unavailable
+    /// or was refused, with 2 if a server is unavailable or `check` finds an error
     Status {
-        /// The age from which waiting hits count as late
-        #[arg(long, default_value = "2m", value_parser = time, value_name = "TIME")]
+        /// The time beyond a family's sync and settle time from which waiting hits count as late
+        #[arg(long, default_value = "1m", value_parser = time, value_name = "TIME")]
         late: Duration,
     },
     /// Lists the families in the database and in the configuration

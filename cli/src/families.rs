@@ -1,10 +1,19 @@
 //! The families of a pair, in the configuration and in the database.
 
+use std::collections::BTreeSet;
+
 use counterfoil::recount::{Mode, RecountBuilder};
+use counterfoil::redis::cmd;
 use counterfoil::store::Registered;
-use counterfoil::{AnyCounters, Counterfoil, Day, Error, ErrorKind, Result, Store};
+use counterfoil::{
+    AnyCounters, Connection, Counterfoil, Day, Error, ErrorKind, Family, Result, Store,
+};
 
 use crate::config::{FamilyConfig, Recount};
+use crate::daemon::discovery;
+
+/// The maximum number of partitions in which to search for a family's settings.
+const MAX_PARTITIONS: u32 = 4;
 
 /// Returns the configured families of one pair.
 pub fn of_pair<'a>(
@@ -47,6 +56,45 @@ pub async fn registered(store: &dyn Store) -> Result<Vec<Registered>> {
 pub async fn find(store: &dyn Store, name: &str) -> Result<Option<Registered>> {
     let mut families = registered(store).await?.into_iter();
     Ok(families.find(|registered| registered.family.to_string() == name))
+}
+
+/// Returns the families that Redis knows, for a reader that cannot ask the database: those of the
+/// configuration, and others with the settings that Redis has of them.
+pub async fn in_redis(redis: &Connection, configured: &[FamilyConfig]) -> Vec<Family> {
+    let single = configured.iter().filter(|family| !family.is_pattern());
+    let mut names: BTreeSet<_> = single.map(FamilyConfig::name).collect();
+    // without the permission to scan, those of the configuration are left
+    names.extend(discovery::families(redis).await.unwrap_or_default());
+    let mut families = Vec::new();
+    for name in names {
+        let Some((namespace, family)) = name.split_once('/') else {
+            continue;
+        };
+        let describes = |one: &&FamilyConfig| one.describes(namespace, family);
+        let configured = configured.iter().find(describes);
+        let found = match configured {
+            Some(configured) => configured.in_namespace(namespace).ok(),
+            None => settings_in_redis(redis, namespace, family).await,
+        };
+        families.extend(found);
+    }
+    families
+}
+
+/// Returns a family by the kind and number of partitions that Redis knows.
+async fn settings_in_redis(redis: &Connection, namespace: &str, family: &str) -> Option<Family> {
+    for home in 0..MAX_PARTITIONS {
+        let mut get = cmd("HMGET");
+        get.arg(format!("cf1:{{{namespace}/{family}/{home}}}:calls"));
+        get.arg("=kind").arg("=partitions");
+        let known: (Option<String>, Option<u32>) =
+            get.query_async(&mut redis.clone()).await.ok()?;
+        if let (Some(kind), Some(partitions)) = known {
+            let settings = serde_json::json!({"kind": kind, "partitions": partitions});
+            return Family::from_settings(namespace, family, &settings.to_string()).ok();
+        }
+    }
+    None
 }
 
 /// Returns the exact values of some ids in their order, or `None` for a kind without values. Ids of

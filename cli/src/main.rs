@@ -7,6 +7,7 @@ mod config;
 mod daemon;
 mod exit;
 mod families;
+mod health;
 mod http;
 
 mod output;

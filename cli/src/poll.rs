@@ -19,6 +19,10 @@ use crate::status::{self, FamilyStatus};
 /// The time limit of a server's reply.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The time limit of `check`, which waits for locks of tables.
+pub const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+pub const CHECK_ADVICE: &str = "Is a table locked? SHOW PROCESSLIST in MySQL shows who waits";
+
 /// Reads a pair's state, once or periodically.
 pub struct Poller {
     config: PairConfig,
@@ -45,6 +49,8 @@ pub struct PairStatus {
     pub families: Vec<FamilyStatus>,
     /// Configured families that are not in MySQL yet.
     pub never_opened: Vec<String>,
+    /// The age in seconds of the figures from MySQL, `None` if they were never read.
+    pub mysql_age_seconds: Option<u64>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -104,19 +110,49 @@ impl Poller {
         }
         let families = match connected {
             Ok(connected) => {
-                let connected = self.connected.insert(connected);
-                let families = read_families(connected, self.stored.as_ref(), late);
-                in_time(families).await
+                let connected = self.connected.insert(connected).clone();
+                in_time(self.read_families(&connected, late)).await
             }
             Err(why) => Err(why),
         };
+        let mysql_age = self.stored.as_ref().map(|stored| stored.at.elapsed());
         PairStatus {
             pair: self.config.name.clone(),
             redis: ServerStatus::from(&families),
             mysql,
             families: families.unwrap_or_default(),
             never_opened: self.never_opened(),
+            mysql_age_seconds: mysql_age.map(|age| age.as_secs()),
         }
+    }
+
+    /// Returns the state of the families that MySQL knows. If it never replied, of those that Redis
+    /// knows.
+    async fn read_families(
+        &self,
+        counterfoil: &Counterfoil,
+        late: Duration,
+    ) -> counterfoil::Result<Vec<FamilyStatus>> {
+        let ping = cmd("PING")
+            .query_async::<()>(&mut counterfoil.redis().clone())
+            .await;
+        // without families, only this detects an unavailable Redis
+        ping.map_err(|error| {
+            Error::new(ErrorKind::Redis, "Redis did not reply").with_source(error)
+        })?;
+        let (families, overview) = match &self.stored {
+            Some(stored) => {
+                let families = stored.families.iter();
+                let families = families.map(|registered| registered.family.clone());
+                (families.collect(), &stored.overview[..])
+            }
+            None => {
+                let families = families::in_redis(counterfoil.redis(), &self.configured);
+                (families.await, &[][..])
+            }
+        };
+        let backlogs = counterfoil.backlogs_of(families).await?;
+        Ok(status::of_families(backlogs, overview, late))
     }
 
     fn never_opened(&self) -> Vec<String> {
@@ -142,29 +178,6 @@ impl Stored {
     }
 }
 
-async fn read_families(
-    counterfoil: &Counterfoil,
-    stored: Option<&Stored>,
-    late: Duration,
-) -> counterfoil::Result<Vec<FamilyStatus>> {
-    let families = stored.map_or(&[][..], |stored| &stored.families);
-    for registered in families {
-        counterfoil.open_registered(registered.clone())?;
-    }
-    if families.is_empty() {
-        // without families, only this detects an unavailable Redis
-        let ping = cmd("PING")
-            .query_async::<()>(&mut counterfoil.redis().clone())
-            .await;
-        ping.map_err(|error| {
-            Error::new(ErrorKind::Redis, "Redis did not reply").with_source(error)
-        })?;
-    }
-    let overview = stored.map_or(&[][..], |stored| &stored.overview);
-    status::of_families(counterfoil, overview, late).await
-}
-
-/// Returns a server's reply, or the reason why there is none within the time limit.
 /// Returns the ticks of a repeated task; a late one delays those after it.
 pub fn ticks(time: Duration) -> Interval {
     let mut ticks = interval(time);
@@ -185,6 +198,11 @@ pub async fn with_timeout<T, E: Display>(
 ) -> Result<T, String> {
     match timeout(limit, reply).await {
         Ok(reply) => reply.map_err(|error| format!("{error:#}")),
-        Err(_) => Err(format!("no reply within {} s", limit.as_secs())),
+        Err(_) => Err(no_reply(limit)),
     }
+}
+
+/// Returns the reason for a reply that did not arrive in time.
+pub fn no_reply(limit: Duration) -> String {
+    format!("no reply within {} s", limit.as_secs())
 }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
-use crate::daemon::metrics::count_hits;
+use crate::daemon::metrics::{count_hits, count_refused};
 use crate::status::{FamilyStatus, unix_now};
 use crate::view::{FamilyView, Sample};
 
@@ -20,7 +20,7 @@ pub struct Sampler {
 #[derive(Debug)]
 struct Past {
     at: Instant,
-    counted: u64,
+    status: FamilyStatus,
     /// Empty while the family is idle.
     samples: VecDeque<Sample>,
 }
@@ -40,7 +40,10 @@ impl Sampler {
         let sample = |status: FamilyStatus| {
             let name = status.name();
             let past = before.remove(&name);
-            let (view, past) = sampled(&self.pair, status, past);
+            let (view, past) = match past {
+                Some(past) if status.seen.is_none() => not_read(status, past),
+                past => sampled(&self.pair, status, past),
+            };
             self.families.insert(name, past);
             view
         };
@@ -48,21 +51,44 @@ impl Sampler {
     }
 }
 
+/// Returns the last figures of a family that could not be read, with the new problem.
+fn not_read(status: FamilyStatus, past: Past) -> (FamilyView, Past) {
+    let status = FamilyStatus {
+        state: status.state,
+        problem: status.problem,
+        ..past.status.clone()
+    };
+    let view = FamilyView {
+        status,
+        rate: None,
+        history: past.samples.iter().copied().collect(),
+    };
+    (view, past)
+}
+
 /// Returns the state of a family with its rate and samples, and the same for the next sample.
 fn sampled(pair: &str, status: FamilyStatus, past: Option<Past>) -> (FamilyView, Past) {
     let now = Instant::now();
-    let mut rate = None;
-    if let Some(counted) = status.counted {
-        let before = past.as_ref().map_or(0, |past| past.counted);
+    let new = |number: fn(&FamilyStatus) -> Option<u64>| {
+        let before = past.as_ref().and_then(|past| number(&past.status));
         // a lower count means that Redis started again at 0
-        let new = counted.checked_sub(before).unwrap_or(counted);
-        count_hits(pair, &status.family, new);
-        rate = past
-            .as_ref()
-            .map(|past| now.duration_since(past.at).as_secs_f64())
-            .filter(|seconds| *seconds > 0.0)
-            .map(|seconds| new as f64 / seconds);
+        let new = |count: u64| count.checked_sub(before.unwrap_or(0)).unwrap_or(count);
+        number(&status).map(new)
+    };
+    let (counted, refused) = (new(|status| status.counted), new(|status| status.refused));
+    if let Some(counted) = counted {
+        count_hits(pair, &status.family, counted);
     }
+    if let Some(refused) = refused {
+        count_refused(pair, &status.family, refused);
+    }
+    let since = past.as_ref().map(|past| now.duration_since(past.at));
+    let seconds = since
+        .map(|since| since.as_secs_f64())
+        .filter(|seconds| *seconds > 0.0);
+    let rate = counted
+        .zip(seconds)
+        .map(|(counted, seconds)| counted as f64 / seconds);
     let mut samples = past.map_or_else(VecDeque::new, |past| past.samples);
     samples.push_back(Sample {
         at: unix_now(),
@@ -78,7 +104,7 @@ fn sampled(pair: &str, status: FamilyStatus, past: Option<Past>) -> (FamilyView,
     }
     let past = Past {
         at: now,
-        counted: status.counted.unwrap_or(0),
+        status: status.clone(),
         samples: samples.clone(),
     };
     let view = FamilyView {

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use counterfoil::admin::{Backlog, Overview};
-use counterfoil::{Counterfoil, Family, Result};
+use counterfoil::{Durability, Family, Result};
 use serde::Serialize;
 
-/// The default age from which hits count as late.
-pub const LATE: Duration = Duration::from_secs(120);
+/// The default time beyond a family's sync and settle time from which waiting hits are late.
+pub const LATE: Duration = Duration::from_secs(60);
+/// The age in seconds from which figures are stale. They are read every 10 s at least.
+pub const STALE_SECONDS: u64 = 30;
 
 /// The state of one family.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -18,18 +20,26 @@ pub struct FamilyStatus {
     pub kind: &'static str,
     /// The number of distinct ids that wait in Redis for MySQL.
     pub pending: u64,
+    /// The share of `max_pending` that the fullest partition has reached.
+    pub full: f64,
     /// The age in seconds of the oldest waiting hit.
     pub oldest_seconds: Option<f64>,
     /// The number of slices that are kept and not over yet.
     pub open: u64,
     /// The hits that Redis has counted, for the kinds that count them.
     pub counted: Option<u64>,
+    /// The hits that Redis has refused, for the kinds that it refuses.
+    pub refused: Option<u64>,
     /// The last time that a part of a batch reached MySQL, in Unix seconds.
     pub last_saved: Option<u64>,
     /// The number of rejects that were neither applied nor discarded.
     pub rejects: u64,
     pub state: State,
-    /// The problem with its keys in Redis.
+    /// The time at which its figures were read from Redis, in Unix seconds.
+    pub seen: Option<u64>,
+    /// Whether this daemon saves its hits.
+    pub served: bool,
+    /// The reason why its figures cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -43,7 +53,7 @@ pub enum State {
     Rejects,
     /// Hits have waited too long.
     Late,
-    /// Its keys in Redis are not what the bundle writes.
+    /// Its keys in Redis cannot be read, or are not what the bundle writes.
     Broken,
 }
 
@@ -69,6 +79,11 @@ impl FamilyStatus {
         (&self.namespace, &self.family)
     }
 
+    /// Returns whether its figures are stale at this time.
+    pub fn is_stale(&self, now: u64) -> bool {
+        is_older(self.seen, STALE_SECONDS, now)
+    }
+
     fn new(
         family: &Family,
         backlog: Result<Backlog>,
@@ -76,39 +91,60 @@ impl FamilyStatus {
         late: Duration,
     ) -> Self {
         let rejects = overview.map_or(0, |overview| overview.rejects);
+        let late = late_after(family, late);
         let state = match &backlog {
             Err(_) => State::Broken,
             Ok(backlog) if backlog.oldest.is_some_and(|oldest| oldest > late) => State::Late,
             Ok(_) if rejects > 0 => State::Rejects,
             Ok(_) => State::Ok,
         };
-        let problem = backlog.as_ref().err().map(ToString::to_string);
+        let seen = backlog.is_ok().then(unix_now);
+        let problem = backlog.as_ref().err().map(|error| format!("{error:#}"));
         let backlog = backlog.unwrap_or_default();
+        let of_kinds = |kinds: &[&str], number| kinds.contains(&family.kind()).then_some(number);
         FamilyStatus {
             namespace: family.namespace().to_owned(),
             family: family.name().to_owned(),
             kind: family.kind(),
             pending: backlog.ids,
+            full: backlog.fullest as f64 / family.max_pending().max(1) as f64,
             oldest_seconds: backlog.oldest.map(|age| age.as_secs_f64()),
             open: backlog.open,
-            counted: matches!(family.kind(), "buffered" | "cached" | "visitors")
-                .then_some(backlog.counted),
+            counted: of_kinds(&["buffered", "cached", "visitors"], backlog.counted),
+            refused: of_kinds(&["buffered", "visitors"], backlog.refused),
             last_saved: overview
                 .and_then(|overview| overview.last_saved)
                 .map(unix_seconds),
             rejects,
             state,
+            seen,
+            served: true,
             problem,
         }
     }
 }
 
-/// Returns the state of the families in use.
-pub async fn of_families(
-    counterfoil: &Counterfoil,
+/// Returns the age from which hits of the family are late: its sync and settle time, and this
+/// time.
+fn late_after(family: &Family, late: Duration) -> Duration {
+    let settle = match family.durability() {
+        Durability::Settle(settle) => settle,
+        _ => Duration::ZERO,
+    };
+    family.sync_time() + settle + late
+}
+
+/// Returns whether figures of this time are older than this age at `now`.
+pub fn is_older(seen: Option<u64>, age: u64, now: u64) -> bool {
+    seen.is_none_or(|seen| now.saturating_sub(seen) > age)
+}
+
+/// Returns the state of families whose backlogs were read.
+pub fn of_families(
+    backlogs: Vec<(Family, Result<Backlog>)>,
     overview: &[Overview],
     late: Duration,
-) -> Result<Vec<FamilyStatus>> {
+) -> Vec<FamilyStatus> {
     let overview: HashMap<_, _> = overview
         .iter()
         .map(|one| ((one.namespace.as_str(), one.family.as_str()), one))
@@ -117,7 +153,7 @@ pub async fn of_families(
         let overview = overview.get(&(family.namespace(), family.name())).copied();
         FamilyStatus::new(&family, backlog, overview, late)
     };
-    Ok(counterfoil.backlogs().await?.into_iter().map(of).collect())
+    backlogs.into_iter().map(of).collect()
 }
 
 pub fn unix_seconds(time: SystemTime) -> u64 {

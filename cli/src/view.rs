@@ -6,7 +6,10 @@ use std::sync::Arc;
 use counterfoil::admin::{Drift, Finding, Reject};
 use serde::Serialize;
 
-use crate::status::{FamilyStatus, unix_seconds};
+use crate::status::{FamilyStatus, STALE_SECONDS, is_older, unix_seconds};
+
+/// The age in seconds from which the findings of `check` are stale. It runs every 30 s.
+const STALE_CHECK_SECONDS: u64 = 120;
 
 /// The state of all pairs at one moment.
 #[derive(Clone, Debug, Serialize)]
@@ -47,12 +50,15 @@ pub struct PairView {
     pub name: String,
     pub redis: ServerView,
     pub mysql: ServerView,
+    pub reconciler: ReconcilerView,
+    /// The times at which figures were last read.
+    pub looks: Looks,
     pub families: Vec<FamilyView>,
     /// Configured families that were not opened, each with the reason.
     pub refused: Vec<Refused>,
     /// Families in the database that this daemon does not serve.
     pub not_served: Vec<String>,
-    /// The findings of `check`, the worst first.
+    /// The steps that fail, and the findings of `check`, the worst first.
     pub findings: Vec<Finding>,
     /// The latest rejects, the newest first.
     pub rejects: Vec<RejectView>,
@@ -72,8 +78,106 @@ pub struct ServerView {
     /// The memory that Redis, or all nodes of its cluster, have allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// The reason why Redis, or a node of its cluster, refuses hits although it replies.
+    #[serde(skip)]
+    pub refusal: Option<Refusal>,
     /// The reason, if it is unavailable.
     pub why: Option<String>,
+    /// The error with which it refuses what the daemon writes, although it replies.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refuses: Option<String>,
+}
+
+impl ServerView {
+    /// Returns whether it was checked at least once.
+    pub fn is_known(&self) -> bool {
+        self.since > 0
+    }
+
+    pub fn state(&self) -> &'static str {
+        match (self.up, &self.refuses) {
+            _ if !self.is_known() => "unknown",
+            (false, _) => "unavailable",
+            (true, Some(_)) => "failing",
+            (true, None) => "up",
+        }
+    }
+}
+
+/// A state in which Redis replies, but accepts no hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    MemoryFull,
+    Replica,
+}
+
+impl Refusal {
+    pub fn text(self) -> &'static str {
+        match self {
+            Refusal::MemoryFull => "Redis has reached maxmemory and refuses hits",
+            Refusal::Replica => "Redis is a replica, which accepts no writes",
+        }
+    }
+}
+
+/// The state of the reconciler, which brings hits to MySQL.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ReconcilerView {
+    pub running: bool,
+    /// The reason why it does not run; `None` before the first attempt to start it.
+    pub why: Option<String>,
+    /// The steps that fail and are retried.
+    pub failing: Vec<FailingView>,
+}
+
+/// A step of the reconciler that fails and is retried.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FailingView {
+    pub step: &'static str,
+    /// `NAMESPACE/FAMILY`, if the step concerns one.
+    pub family: Option<String>,
+    /// The server whose error it is: `redis` or `mysql`.
+    pub server: &'static str,
+    pub error: String,
+    /// The time of the first failure in Unix seconds.
+    pub since: u64,
+    /// True if hits do not reach MySQL meanwhile.
+    pub blocks_hits: bool,
+}
+
+/// The figures that the daemon reads periodically.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Looks {
+    /// The state of the families, from Redis.
+    pub families: Look,
+    /// Rejects, recounts and times of saves, from MySQL.
+    pub overview: Look,
+    /// The findings of `check`, and the families of the database.
+    pub check: Look,
+}
+
+impl Looks {
+    /// Returns each with its name, and whether it is stale at this time.
+    pub fn all(&self, now: u64) -> [(&'static str, &Look, bool); 3] {
+        [
+            ("families", &self.families, STALE_SECONDS),
+            ("overview", &self.overview, STALE_SECONDS),
+            ("check", &self.check, STALE_CHECK_SECONDS),
+        ]
+        .map(|(name, look, age)| (name, look, is_older(look.at, age, now)))
+    }
+}
+
+/// The last read of some figures.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Look {
+    /// The time at which they were last read, in Unix seconds.
+    pub at: Option<u64>,
+    /// The reason why they could not be read since.
+    pub why: Option<String>,
+    /// The reason that was logged.
+    #[serde(skip)]
+    pub logged: Option<String>,
 }
 
 /// The state of a family, and its history.
@@ -89,6 +193,11 @@ pub struct FamilyView {
 }
 
 impl FamilyView {
+    /// Returns whether its figures are stale at this time.
+    pub fn is_stale(&self, now: u64) -> bool {
+        self.status.is_stale(now)
+    }
+
     /// Returns whether `NAMESPACE/FAMILY` contains `text`.
     pub fn matches(&self, text: &str) -> bool {
         self.status.name().contains(text)
@@ -102,6 +211,8 @@ impl FamilyView {
             family: family.to_owned(),
             kind: "buffered",
             counted: Some(0),
+            seen: Some(0),
+            served: true,
             ..FamilyStatus::default()
         };
         FamilyView {

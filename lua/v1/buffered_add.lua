@@ -7,8 +7,8 @@
 --                             =max_pending
 --   2 calls_before  hash      the same of the epoch before
 --   3 buffer        hash      id -> pending delta
---   4 meta          hash      hits, first_at, incarnation; then both keys of the node's next
---                             partition
+--   4 meta          hash      hits, refused, first_at, incarnation; then both keys of the node's
+--                             next partition
 -- ARGV
 --   1 caller        string    random, no "=" in front; one call in flight; "" gives up the fence
 --   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
@@ -80,6 +80,7 @@ if caller == '' then call('HINCRBY', KEYS[4], 'hits', 0) else call('HSET', KEYS[
 local reply, at, refused = { 'OK', nil, nil }, 1, nil
 for k = 3, #KEYS, 2 do
   local buffer, meta, hits, done = KEYS[k], KEYS[k + 1], ARGV[arg], arg + 1 + 2 * ARGV[arg + 1]
+  local refused_pairs = 0
   local total = pcall('HINCRBY', meta, 'hits', hits)
   local is_broken, is_near_full, grows = type(total) == 'table', false, false
   if is_broken then
@@ -122,11 +123,18 @@ for k = 3, #KEYS, 2 do
     at = at + 1
     reply[at] = word or sum
     if word then
+      refused_pairs = refused_pairs + 1
       refused = refused or {}
       refused[#refused + 1] = at - (k + 1) / 2 .. ':' .. word
     end
   end
   if grows then pcall('HDEL', buffer, '') end
+  -- each pair stands for the average number of hits
+  local share = math.floor(hits * refused_pairs / math.max(1, ARGV[arg + 1]))
+  if share > 0 and total > 0 then
+    pcall('HINCRBY', meta, 'hits', string.format('-%.0f', share))
+    pcall('HINCRBY', meta, 'refused', string.format('%.0f', share))
+  end
   arg = done + 1
 end
 if refused and caller ~= '' then

@@ -7,7 +7,7 @@
 --                             =max_pending
 --   2 calls_before  hash      the same of the epoch before
 --   3 buffer        hash      id -> pending delta
---   4 meta          hash      hits, first_at
+--   4 meta          hash      hits, refused, first_at
 --   5 seen:ID...    set       visitors of the id; then the key of the next id
 -- ARGV
 --   1 caller        string    random, no "=" in front; one call in flight; "" gives up the fence
@@ -74,7 +74,7 @@ local hits, held = tonumber(call('HGET', meta, 'hits')) or 0, call('HLEN', buffe
 local max, pending = tonumber(max_pending) or 1000000, held
 -- what can be refused as a whole is refused here; below an id can only fail by itself
 if caller == '' then call('HINCRBY', meta, 'hits', 0) else call('HSET', KEYS[1], caller, n) end
-local reply, at, counted = { 'OK', 0 }, 2, 0
+local reply, at, counted, refused = { 'OK', 0 }, 2, 0, 0
 for i = 1, ids do
   local id, seen, first, final = ARGV[starts[i]], KEYS[4 + i], starts[i] + 2, starts[i + 1] - 1
   local known = pcall('SMISMEMBER', seen, unpack(ARGV, first, final))
@@ -89,6 +89,7 @@ for i = 1, ids do
     if known[arg - first + 1] == 1 or places[visitor] then word = 0 end
     at = at + 1
     reply[at] = word
+    if word == refusal then refused = refused + 1 end
     if word == 1 then
       new[#new + 1] = visitor
       places[visitor] = at
@@ -102,6 +103,7 @@ for i = 1, ids do
     if type(sum) == 'table' then
       call('SREM', seen, unpack(new))
       for _, place in pairs(places) do reply[place] = 'RANGE' end
+      refused = refused + #new
     else
       counted = counted + #new
       if is_other then pending = pending + 1 end
@@ -113,6 +115,7 @@ if held < 64 and held + ids >= 64 then -- lua/README.md, "Small hashes"
   call('HDEL', buffer, '')
 end
 if counted > 0 then pcall('HINCRBY', meta, 'hits', counted) end
+if refused > 0 then pcall('HINCRBY', meta, 'refused', refused) end
 if counted > 0 and hits == 0 then
   local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
   call('HSET', meta, 'first_at', ('%.0f'):format(time[1] * 1000 + math.floor(time[2] / 1000)))

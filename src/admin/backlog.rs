@@ -19,11 +19,17 @@ pub struct Backlog {
     /// database once they are.
     pub open: u64,
     /// The number of hits counted since Redis has known the family, including those in the
-    /// database; its growth is the rate. For buffered counters it includes hits that were out of
-    /// range or found the buffer full. For visitors it is the number of new ones. For cached
+    /// database; its growth is the rate. For visitors it is the number of new ones. For cached
     /// counters equal ids of one call count as one. For series and activity a kept slice counts as
     /// one hit, once it is over. 0 for a family that keeps nothing.
     pub counted: u64,
+    /// The number of hits that Redis has refused since it has known the family, from clients in all
+    /// languages: those that found the buffer full or were out of range. For buffered counters and
+    /// visitors; 0 for other kinds.
+    pub refused: u64,
+    /// The number of ids in the buffer of the fullest partition. At
+    /// [`max_pending`](crate::Family::max_pending), Redis refuses further ids.
+    pub fullest: u64,
 }
 
 impl Backlog {
@@ -33,6 +39,8 @@ impl Backlog {
             oldest: self.oldest.max(more.oldest),
             open: self.open + more.open,
             counted: self.counted + more.counted,
+            refused: self.refused + more.refused,
+            fullest: self.fullest.max(more.fullest),
         }
     }
 }
@@ -50,6 +58,8 @@ pub async fn of_partitions(redis: &Connection, partitions: &[&Keys]) -> Result<V
             oldest: reply.optional_millis()?,
             open: reply.number()?,
             counted: reply.number()?,
+            refused: reply.number()?,
+            fullest: reply.number()?,
         })
     })
 }

@@ -161,10 +161,11 @@ impl MysqlStore {
         ];
         let mut findings = Vec::new();
         for (privilege, text) in privileges.iter().zip(texts) {
-            let Err(error) = self.primary.fetch::<()>(Statement::once(text)).await else {
+            let Err(error) = self.try_briefly(text).await else {
                 continue;
             };
             let message = fault::message(&error);
+            let is_locked = fault::is_locked(&error);
             let (what, advice) = if fault::is_denied(&error) {
                 (
                     format!("this user has no {privilege} privilege: {message}"),
@@ -178,8 +179,31 @@ impl MysqlStore {
             };
             let subject = format!("mysql table {}", name.replace('`', ""));
             findings.push(Finding::new(Severity::Error, subject, what, advice));
+            if is_locked {
+                break;
+            }
         }
         findings
+    }
+
+    /// Runs a statement that waits for a lock for a second, as long as a flush.
+    async fn try_briefly(&self, text: String) -> Result<(), sqlx::Error> {
+        const BRIEF: &str = "SET @counterfoil_row_wait = @@SESSION.innodb_lock_wait_timeout, \
+             @counterfoil_table_wait = @@SESSION.lock_wait_timeout, \
+             SESSION innodb_lock_wait_timeout = 1, SESSION lock_wait_timeout = 1";
+        const RESTORE: &str = "SET SESSION innodb_lock_wait_timeout = @counterfoil_row_wait, \
+             SESSION lock_wait_timeout = @counterfoil_table_wait";
+        let mut connection = self.primary.pool.acquire().await?;
+        let text = sqlx::AssertSqlSafe(format!("{BRIEF}; {text}"));
+        let tried = sqlx::raw_sql(text).execute(&mut *connection).await;
+        if sqlx::raw_sql(RESTORE)
+            .execute(&mut *connection)
+            .await
+            .is_err()
+        {
+            connection.close_on_drop();
+        }
+        tried.map(drop)
     }
 }
 

@@ -70,6 +70,7 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
         let found = [
             version(setting("redis_version")),
             memory(setting("maxmemory_policy"), setting("maxmemory"), families),
+            full(setting("used_memory"), setting("maxmemory")),
             role(setting("role")),
             // a connection without cluster support reaches the slots of one node only
             (name.is_empty() && setting("cluster_enabled") == "1").then(|| {
@@ -113,6 +114,13 @@ fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Fault> {
         "Set maxmemory-policy noeviction, or keep the counters in a Redis of their own.{limit}"
     );
     Some(("maxmemory-policy", message, advice))
+}
+
+fn full(used: &str, limit: &str) -> Option<Fault> {
+    let [used, limit] = [used, limit].map(|bytes| bytes.parse::<u64>().unwrap_or(0));
+    let message = format!("{used} of {limit} bytes are used: Redis refuses hits");
+    let advice = "Raise maxmemory, or find out why hits do not reach the database.".to_owned();
+    (limit > 0 && used >= limit).then_some(("maxmemory", message, advice))
 }
 
 fn role(role: &str) -> Option<Fault> {

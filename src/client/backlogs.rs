@@ -6,7 +6,7 @@ use futures_util::future::try_join_all;
 
 use crate::admin::backlog::{self, Backlog};
 use crate::client::counterfoil::Counterfoil;
-use crate::error::{ErrorKind, Result};
+use crate::error::Result;
 use crate::family::Family;
 use crate::metrics;
 use crate::process::shared::Shared;
@@ -43,31 +43,28 @@ impl Counterfoil {
     /// [`BACKLOG_SECONDS`](crate::metrics::BACKLOG_SECONDS), each over the families of a name in
     /// all namespaces.
     ///
-    /// A family whose keys are [`Corrupt`](ErrorKind::Corrupt) has that error instead of a backlog.
+    /// A family whose keys are [`Corrupt`](crate::ErrorKind::Corrupt), or to whose keys Redis [denies
+    /// access](crate::ErrorKind::AccessDenied), has that error instead of a backlog.
     ///
     /// # Errors
-    /// [`Redis`](ErrorKind::Redis) if Redis is unreachable; no gauge is set then.
+    /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable; no gauge is set then.
     pub async fn backlogs(&self) -> Result<Vec<(Family, Result<Backlog>)>> {
-        let families = self.shared.families();
-        let backlogs = match self.shared.backlogs(&families).await {
-            Err(error) if error.kind() == ErrorKind::Corrupt => self.one_by_one(&families).await?,
-            looked => looked?.into_iter().map(Ok).collect(),
-        };
-        let found: Vec<_> = families.into_iter().zip(backlogs).collect();
+        let found = self.backlogs_of(self.shared.families()).await?;
         measure(&found);
         Ok(found)
     }
 
-    /// Reads the families one by one, so that each error is reported for the family that has it.
-    async fn one_by_one(&self, families: &[Family]) -> Result<Vec<Result<Backlog>>> {
-        let mut backlogs = Vec::with_capacity(families.len());
-        for family in families {
-            match self.shared.backlog(family).await {
-                Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
-                looked => backlogs.push(looked),
-            }
-        }
-        Ok(backlogs)
+    /// Returns the backlog of these families, which need not be open, in their order. It sets no
+    /// gauge.
+    ///
+    /// # Errors
+    /// Those of [`backlogs`](Self::backlogs).
+    pub async fn backlogs_of(
+        &self,
+        families: Vec<Family>,
+    ) -> Result<Vec<(Family, Result<Backlog>)>> {
+        let backlogs = self.shared.backlogs_bisected(&families).await?;
+        Ok(families.into_iter().zip(backlogs).collect())
     }
 }
 
@@ -89,6 +86,23 @@ fn measure(found: &[(Family, Result<Backlog>)]) {
 }
 
 impl Shared {
+    /// Reads the families together. If one of them cannot be read, it reads each half by itself, so
+    /// that the error is reported for that family alone.
+    async fn backlogs_bisected(&self, families: &[Family]) -> Result<Vec<Result<Backlog>>> {
+        let (few, error) = match self.backlogs(families).await {
+            Ok(backlogs) => return Ok(backlogs.into_iter().map(Ok).collect()),
+            Err(error) if error.is_retryable() => return Err(error),
+            Err(error) => (families.len() < 2, error),
+        };
+        if few {
+            return Ok(vec![Err(error)]);
+        }
+        let (first, second) = families.split_at(families.len() / 2);
+        let mut backlogs = Box::pin(self.backlogs_bisected(first)).await?;
+        backlogs.extend(Box::pin(self.backlogs_bisected(second)).await?);
+        Ok(backlogs)
+    }
+
     /// Returns the backlog of all partitions of the family.
     pub async fn backlog(&self, family: &Family) -> Result<Backlog> {
         let found = self.backlogs(std::slice::from_ref(family)).await?;

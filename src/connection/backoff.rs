@@ -104,6 +104,11 @@ impl Background {
         Background { stop, task }
     }
 
+    /// Returns false once the task has ended.
+    pub fn is_running(&self) -> bool {
+        !self.task.is_finished()
+    }
+
     /// Stops the task and waits for its end. `ended_early` is the error after a panic.
     pub async fn shutdown(self, ended_early: &'static str) -> Result<()> {
         self.stop.send_replace(true);

@@ -1,7 +1,7 @@
 //! The log of steps that fail and are retried: one event when a step begins to fail, one a minute
 //! while it fails, and one when everything has recovered.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
 use std::time::Duration;
@@ -16,17 +16,26 @@ const INTERVAL: Duration = Duration::from_mins(1);
 /// The steps that fail at present, and the errors that were logged lately.
 #[derive(Debug)]
 pub struct Failures<K = ()> {
-    failing: HashSet<K>,
+    failing: HashMap<K, Failure>,
     /// The time of each error's last event, and the number of failures since.
     logged: HashMap<String, (Instant, u64)>,
     /// True if the log has no event of a recovery since the last failure in it.
     is_open: bool,
 }
 
+/// A step that fails at present.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The time of the first failure since the step last succeeded.
+    pub since: Instant,
+    /// The last error.
+    pub error: Error,
+}
+
 impl<K> Default for Failures<K> {
     fn default() -> Self {
         Failures {
-            failing: HashSet::new(),
+            failing: HashMap::new(),
             logged: HashMap::new(),
             is_open: false,
         }
@@ -37,7 +46,13 @@ impl<K: Eq + Hash> Failures<K> {
     /// Counts a failure of the step, and logs it unless the same error was logged in the last
     /// minute, of this step or another.
     pub fn failed(&mut self, step: K, name: impl fmt::Display, error: &Error) {
-        self.failing.insert(step);
+        let known = self.failing.get(&step).map(|failure| failure.since);
+        let since = known.unwrap_or_else(Instant::now);
+        let failure = Failure {
+            since,
+            error: error.clone(),
+        };
+        self.failing.insert(step, failure);
         if let Some(failures) = self.count(format!("{error:#}")) {
             self.is_open = true;
             let failing = self.failing.len();
@@ -54,10 +69,15 @@ impl<K: Eq + Hash> Failures<K> {
 
     /// Notes that the step succeeded, and logs a recovery if it was the last that failed.
     pub fn succeeded(&mut self, step: &K) {
-        if self.failing.remove(step) && self.failing.is_empty() && self.is_open {
+        if self.failing.remove(step).is_some() && self.failing.is_empty() && self.is_open {
             self.is_open = false;
             tracing::info!("recovered");
         }
+    }
+
+    /// Returns the steps that fail at present.
+    pub fn failing(&self) -> impl Iterator<Item = (&K, &Failure)> {
+        self.failing.iter()
     }
 
     /// Removes the step, which ends without success.

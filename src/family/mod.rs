@@ -120,6 +120,16 @@ impl Family {
         self.table.as_ref()
     }
 
+    /// Returns the time after which a reconciler brings hits to the database, at the latest.
+    pub fn sync_time(&self) -> Duration {
+        self.sync_time
+    }
+
+    /// Returns the maximum number of ids that wait in a partition. Redis refuses further ids.
+    pub fn max_pending(&self) -> u64 {
+        self.max_pending
+    }
+
     /// Returns the separator of an id's segments in its table; `/` without a table.
     pub fn separator(&self) -> char {
         self.table.as_ref().map_or('/', |table| table.separator)

@@ -48,7 +48,7 @@ pub struct Flusher {
     pub(super) closing_all: bool,
     /// The deletion passes, by the number of the cached family.
     pub(super) passes: Mutex<HashMap<u64, Pass>>,
-    pub(super) failures: Mutex<Failures<Step>>,
+    pub(super) failures: Arc<Mutex<Failures<Step>>>,
 }
 
 /// A step of a reconciler that is retried when it fails.
@@ -60,8 +60,23 @@ pub enum Step {
     Listing,
     Servers,
     Rejects,
-    /// The write of batches, the first of which is of this family in the database and partition.
+    /// The write of a batch, together with others: the number of its family in the database, and
+    /// its partition.
     Apply(u64, u32),
+}
+
+impl Step {
+    /// Returns its name in the log and in [`Failing`](crate::Failing).
+    pub fn name(self) -> &'static str {
+        match self {
+            Step::Work(Announced::Family(_)) => "search for hits",
+            Step::Work(Announced::Due(..)) | Step::Apply(..) => "flush",
+            Step::Upkeep(_) => "upkeep",
+            Step::Listing => "search for families",
+            Step::Servers => "check of Redis",
+            Step::Rejects => "retry of rejects",
+        }
+    }
 }
 
 /// The state of the deletion of a cached family's counters.
@@ -134,7 +149,7 @@ impl Flusher {
             max_rows: None,
             closing_all: false,
             passes: Mutex::default(),
-            failures: Mutex::default(),
+            failures: Arc::default(),
         }
     }
 
@@ -145,20 +160,14 @@ impl Flusher {
 
     /// Notes a failure for the log.
     pub fn failed(&self, step: Step, error: &Error) {
-        let family = |number| {
-            let opened = self.shared.family(number);
-            opened.map_or_else(String::new, |opened| opened.family.to_string())
+        let opened = match step {
+            Step::Work(Announced::Family(number) | Announced::Due(number, _))
+            | Step::Upkeep(number) => self.shared.family(number),
+            Step::Apply(..) | Step::Listing | Step::Servers | Step::Rejects => None,
         };
-        let name = match step {
-            Step::Work(Announced::Family(number)) => family(number),
-            Step::Work(Announced::Due(number, partition)) => {
-                format!("{}/{partition}", family(number))
-            }
-            Step::Upkeep(number) => format!("upkeep of {}", family(number)),
-            Step::Listing => "search for families in the database".to_owned(),
-            Step::Servers => "check of Redis".to_owned(),
-            Step::Rejects => "retry of rejects".to_owned(),
-            Step::Apply(..) => "write of batches".to_owned(),
+        let name = match opened {
+            Some(opened) => format!("{} of {}", step.name(), opened.family),
+            None => step.name().to_owned(),
         };
         self.failures().failed(step, name, error);
     }
@@ -429,15 +438,14 @@ impl Flusher {
         stop: &watch::Receiver<bool>,
     ) -> Result<Applied> {
         let (mut pause, mut grace) = (Backoff::default(), GRACE);
-        let first = batches.first();
-        let step = first.map_or(Step::Apply(0, 0), |first| {
-            Step::Apply(first.family.number, first.partition)
-        });
+        let step = |batch: &Arc<Batch>| Step::Apply(batch.family.number, batch.partition);
+        let steps: Vec<_> = batches.iter().map(step).collect();
         loop {
             match unless_stopped(stop, grace, self.shared.store.apply(batches, self.max_rows)).await
             {
                 Ok(applied) if applied.progress.len() == batches.len() => {
-                    self.failures().succeeded(&step);
+                    let mut failures = self.failures();
+                    steps.iter().for_each(|step| failures.succeeded(step));
                     return Ok(applied);
                 }
                 Ok(applied) => {
@@ -449,14 +457,15 @@ impl Flusher {
                 // a lock concerns one family, and the others do not wait for it
                 Err(error) if error.is_retryable() && error.kind() != ErrorKind::Busy => {
                     let error = retried("apply", error);
-                    self.failed(step, &error);
+                    steps.iter().for_each(|step| self.failed(*step, &error));
                     grace = Duration::ZERO;
                     if !pause_unless_stopped(stop, pause.next()).await {
                         return Err(error);
                     }
                 }
                 Err(error) => {
-                    self.failures().forget(&step);
+                    let mut failures = self.failures();
+                    steps.iter().for_each(|step| failures.forget(step));
                     return Err(error);
                 }
             }

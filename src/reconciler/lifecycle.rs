@@ -1,15 +1,18 @@
 //! The builder of a reconciler, and the handle of a running one.
 
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::admin;
 use crate::connection::Connection;
 use crate::connection::backoff::Background;
+use crate::connection::failures::{Failure, Failures};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::shared::Shared;
-use crate::reconciler::flush::Flusher;
+use crate::process::work::Announced;
+use crate::reconciler::flush::{Flusher, Step};
 use crate::reconciler::registry::Scope;
 use crate::reconciler::scheduler::Scheduler;
 use crate::scripts::partition::salt;
@@ -49,7 +52,34 @@ pub struct ReconcilerBuilder {
 /// ```
 #[derive(Debug)]
 #[must_use = "dropping a reconciler stops it: bind it, or call detach()"]
-pub struct Reconciler(Background);
+pub struct Reconciler {
+    task: Background,
+    shared: Arc<Shared>,
+    failures: Arc<Mutex<Failures<Step>>>,
+}
+
+/// A step of a reconciler that fails at present, and is retried.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Failing {
+    /// The step: `flush`, `search for hits`, `upkeep`, `search for families`,
+    /// `check of Redis` or `retry of rejects`.
+    /// While one of the first two fails, hits of the family wait in Redis.
+    pub step: &'static str,
+    /// The family as `NAMESPACE/FAMILY`, if the step concerns one.
+    pub family: Option<String>,
+    /// The last error.
+    pub error: Error,
+    /// The time since the first failure.
+    pub duration: Duration,
+}
+
+impl Failing {
+    /// Returns whether hits cannot reach the database meanwhile.
+    pub fn blocks_hits(&self) -> bool {
+        ["flush", "search for hits"].contains(&self.step)
+    }
+}
 
 impl ReconcilerBuilder {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
@@ -136,9 +166,11 @@ impl ReconcilerBuilder {
             ..Flusher::new(self.shared)
         };
         metrics::begin_reconciler();
-        Ok(Reconciler(Background::start(|stop| {
-            Scheduler::new(flusher, self.scope, stop).run()
-        })))
+        Ok(Reconciler {
+            shared: flusher.shared.clone(),
+            failures: flusher.failures.clone(),
+            task: Background::start(|stop| Scheduler::new(flusher, self.scope, stop).run()),
+        })
     }
 }
 
@@ -151,11 +183,53 @@ impl Reconciler {
     /// # Errors
     /// [`Closed`](ErrorKind::Closed) if the reconciler had already ended by a panic.
     pub async fn shutdown(self) -> Result<()> {
-        self.0.shutdown("the reconciler ended early").await
+        self.task.shutdown("the reconciler ended early").await
     }
 
     /// Lets the reconciler run without the handle until the tokio runtime ends.
     pub fn detach(self) {
-        self.0.detach();
+        self.task.detach();
+    }
+
+    /// Returns whether it still runs. A panic ends it; then [start](ReconcilerBuilder::start)
+    /// another one.
+    pub fn is_running(&self) -> bool {
+        self.task.is_running()
+    }
+
+    /// Returns the steps that fail at present: one for each step and family, the one that has
+    /// failed for longest.
+    pub fn failing(&self) -> Vec<Failing> {
+        let (mut names, mut registered) = (HashMap::new(), HashMap::new());
+        for opened in self.shared.opened() {
+            if let Some(known) = opened.registered.get() {
+                registered.insert(known.number, opened.number);
+            }
+            names.insert(opened.number, opened.family.to_string());
+        }
+        let failures = self.failures.lock();
+        let failures = failures.unwrap_or_else(PoisonError::into_inner);
+        let mut failing: BTreeMap<_, &Failure> = BTreeMap::new();
+        for (step, failure) in failures.failing() {
+            let number = match *step {
+                Step::Work(Announced::Family(number) | Announced::Due(number, _))
+                | Step::Upkeep(number) => Some(number),
+                Step::Apply(number, _) => registered.get(&number).copied(),
+                Step::Listing | Step::Servers | Step::Rejects => None,
+            };
+            let longest = failing.entry((step.name(), number)).or_insert(failure);
+            if failure.since < longest.since {
+                *longest = failure;
+            }
+        }
+        let all = failing
+            .into_iter()
+            .map(|((step, number), failure)| Failing {
+                step,
+                family: number.and_then(|number| names.get(&number).cloned()),
+                error: failure.error.clone(),
+                duration: failure.since.elapsed(),
+            });
+        all.collect()
     }
 }

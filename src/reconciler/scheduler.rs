@@ -66,6 +66,8 @@ pub struct Scheduler {
     /// Batches that are not durable yet or wait for a flush.
     held: Vec<Held>,
     tasks: JoinSet<Finished>,
+    /// The families of each search for hits.
+    sweeping: HashMap<Id, Vec<u64>>,
     rotating: HashMap<Id, Vec<PartitionId>>,
     /// The partitions of each flush, with the time of the oldest hit.
     flushing: HashMap<Id, (Vec<PartitionId>, Instant)>,
@@ -104,6 +106,7 @@ impl Scheduler {
             again: HashSet::new(),
             held: Vec::new(),
             tasks: JoinSet::new(),
+            sweeping: HashMap::new(),
             rotating: HashMap::new(),
             flushing: HashMap::new(),
             backoffs: HashMap::new(),
@@ -293,9 +296,12 @@ impl Scheduler {
             families.push(opened);
         }
         if !families.is_empty() {
+            let numbers = families.iter().map(|opened| opened.number).collect();
             let flusher = self.flusher.clone();
-            self.tasks
+            let task = self
+                .tasks
                 .spawn(async move { Finished::Swept(flusher.sweep(families).await) });
+            self.sweeping.insert(task.id(), numbers);
         }
     }
 
@@ -323,6 +329,7 @@ impl Scheduler {
             .rotating
             .remove(&id)
             .or_else(|| self.flushing.remove(&id).map(|(ids, _)| ids));
+        let swept = self.sweeping.remove(&id);
         match done.map(|(_, done)| done) {
             Ok(Finished::Swept(all)) => {
                 for (number, found) in all {
@@ -358,6 +365,10 @@ impl Scheduler {
                 for id in concerned.into_iter().flatten() {
                     self.rest(id, MEND);
                 }
+                swept
+                    .into_iter()
+                    .flatten()
+                    .for_each(|number| self.sweep_again(number));
             }
         }
     }
@@ -368,14 +379,20 @@ impl Scheduler {
             Ok(found) => {
                 self.succeeded(what);
                 self.check_now(found);
-                if let Some(opened) = self.shared.family(number) {
-                    self.schedule.check(what, opened.family.sync_time / CHECKS);
-                }
+                self.sweep_again(number);
             }
             Err(error) => {
                 let pause = self.pause(what, &error);
                 self.schedule.check(what, pause);
             }
+        }
+    }
+
+    /// Schedules the family's next search for hits.
+    fn sweep_again(&mut self, number: u64) {
+        if let Some(opened) = self.shared.family(number) {
+            let pause = opened.family.sync_time / CHECKS;
+            self.schedule.check(Announced::Family(number), pause);
         }
     }
 

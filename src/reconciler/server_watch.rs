@@ -16,7 +16,7 @@ use crate::process::shared::Shared;
 use crate::reconciler::set_back;
 use crate::reconciler::upkeep;
 use crate::scripts::bundle;
-use crate::scripts::keys::Keys;
+use crate::scripts::keys::{Key, Keys};
 use crate::store::Registered;
 
 /// The interval of checks of Redis.
@@ -98,7 +98,7 @@ impl ServerWatch {
             configure(shared, redis, &families).await;
         }
         if is_other || self.probe_at <= Instant::now() {
-            set_back::probe(shared, redis, &families).await?;
+            probe(shared, redis, &families).await?;
             self.probe_at = Instant::now() + PROBE;
         }
         if is_other {
@@ -136,14 +136,46 @@ impl ServerWatch {
             .map(|one| Keys::new(&one.family, 0).calls())
             .collect();
         for keys in homes.chunks(if is_cluster { 1 } else { ON_A_SERVER }) {
-            match bundle::count_existing(redis, keys).await {
-                Ok(existing) if existing < keys.len() as u64 => return Ok(true),
-                Ok(_) => {}
+            match lacks_any(redis, keys).await {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
                 Err(error) if bundle::crosses_slots(&error) => shared.topology.found_cluster(),
                 Err(error) => return Err(error),
             }
         }
         Ok(false)
+    }
+}
+
+/// Returns whether Redis lacks one of the keys. A key that cannot be read is left out: the upkeep of
+/// its family reports the error.
+async fn lacks_any(redis: &Connection, keys: &[Key]) -> Result<bool> {
+    match bundle::count_existing(redis, keys).await {
+        Ok(existing) => Ok(existing < keys.len() as u64),
+        Err(error) if error.is_retryable() || bundle::crosses_slots(&error) => Err(error),
+        Err(_) if keys.len() < 2 => Ok(false),
+        Err(_) => {
+            let (first, second) = keys.split_at(keys.len() / 2);
+            Ok(Box::pin(lacks_any(redis, first)).await?
+                || Box::pin(lacks_any(redis, second)).await?)
+        }
+    }
+}
+
+/// Compares the families with the ledger. One that cannot be read does not hide the others.
+async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) -> Result<()> {
+    match set_back::probe(shared, redis, families).await {
+        Err(error) if error.is_retryable() => Err(error),
+        Err(error) if families.len() < 2 => {
+            tracing::debug!(error = %format_args!("{error:#}"), "a family was not probed");
+            Ok(())
+        }
+        Err(_) => {
+            let (first, second) = families.split_at(families.len() / 2);
+            Box::pin(probe(shared, redis, first)).await?;
+            Box::pin(probe(shared, redis, second)).await
+        }
+        Ok(_) => Ok(()),
     }
 }
 

@@ -10,7 +10,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection::backoff::Background;
 use crate::connection::failures::Failures;
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::family::Family;
 use crate::recount::run::{LEAVING, Recounted, Recounting};
 use crate::store::mysql::Begun;
 
@@ -52,16 +53,14 @@ impl Recounter {
 }
 
 async fn run(recounting: Recounting, every: RangeInclusive<Duration>, stop: watch::Receiver<bool>) {
-    let mut failures = Failures::default();
+    let mut failures = Failures::<()>::default();
     loop {
         let wait = match work(&recounting, &every, &stop).await {
-            Ok(wait) => {
-                failures.succeeded(&());
-                wait
-            }
+            Ok(wait) => wait,
             Err(error) => {
-                let name = format!("recount of {}", recounting.family());
-                failures.failed((), name, &error);
+                if let Some(failures) = failures.count(format!("{error:#}")) {
+                    log(recounting.family(), &error, failures);
+                }
                 POLL_INTERVAL.min(*every.start())
             }
         };
@@ -69,6 +68,16 @@ async fn run(recounting: Recounting, every: RangeInclusive<Duration>, stop: watc
             () = sleep(wait) => {}
             () = stopped(&stop) => return,
         }
+    }
+}
+
+/// Logs an error, which occurred this often since its last event.
+fn log(family: &Family, error: &Error, failures: u64) {
+    let text = format_args!("{error:#}");
+    if error.is_retryable() {
+        tracing::warn!(%family, error = %text, failures, "recount failed, will retry");
+    } else {
+        tracing::error!(%family, error = %text, failures, "recount failed, needs an operator");
     }
 }
 

@@ -19,7 +19,7 @@ use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::Output;
 use crate::pair;
-use crate::poll::in_time;
+use crate::poll::{CHECK_ADVICE, CHECK_TIMEOUT, in_time, with_timeout};
 
 /// Prints the SQL of counterfoil's own tables.
 pub fn print_schema(output: Output) -> Result<Exit, Failure> {
@@ -104,7 +104,7 @@ fn error(subject: impl Into<String>, message: String, advice: &str) -> Finding {
 }
 
 /// Returns the findings about a pair, the worst first.
-async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
+pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
     let store = pair::store(pair);
     let (connected, registered) = join(
         in_time(pair::connect(pair)),
@@ -146,12 +146,17 @@ async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, 
             }
         }
     };
-    let (of_redis, of_new) = join(redis, store.check(&new)).await;
-    findings.extend(of_redis?);
-    for finding in of_new {
-        if !findings.contains(&finding) {
-            findings.push(finding);
+    let checks = async { Ok::<_, String>(join(redis, store.check(&new)).await) };
+    match with_timeout(CHECK_TIMEOUT, checks).await {
+        Ok((of_redis, of_new)) => {
+            findings.extend(of_redis?);
+            for finding in of_new {
+                if !findings.contains(&finding) {
+                    findings.push(finding);
+                }
+            }
         }
+        Err(why) => findings.push(error("check", why, CHECK_ADVICE)),
     }
     findings.sort_by_key(|finding| Reverse(finding.severity));
     Ok(findings)

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use counterfoil::admin::{Finding, Severity};
 use counterfoil::store::Registered;
 use counterfoil::{Family, Store};
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use serde::Serialize;
 
-use super::Context;
+use super::{Context, servers};
 use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::output::{pair_table, short};
@@ -15,13 +16,36 @@ use crate::pair;
 use crate::poll::{PairStatus, in_time};
 use crate::status::{FamilyStatus, LATE, State, unix_now};
 
+/// A pair with the errors that `check` finds in it.
+#[derive(Serialize)]
+struct CheckedPair {
+    #[serde(flatten)]
+    status: PairStatus,
+    errors: Vec<Finding>,
+}
+
 /// Prints a line for each family. The worst state decides the exit code.
 pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> {
-    let pairs = poll(context, late).await?;
+    let polled = poll(context, late).await?;
+    let checks = context.pairs().zip(polled).map(async |(pair, status)| {
+        // an unavailable server is reported once
+        let mut errors = Vec::new();
+        if is_up(&status) {
+            errors = servers::findings(context, pair).await?;
+            errors.retain(|finding| finding.severity == Severity::Error);
+        }
+        Ok::<_, Failure>(CheckedPair { status, errors })
+    });
+    let pairs = try_join_all(checks).await?;
     context.output.print(&pairs, |pairs| {
         let now = unix_now();
         let age = |saved: u64| format!("{} ago", short(now.saturating_sub(saved) as f64));
-        let rows = rows(pairs, |pair, family| {
+        let statuses = || pairs.iter().map(|pair| &pair.status);
+        let rows = rows(statuses(), |pair, family| {
+            let rejects = match pair.mysql_age_seconds {
+                Some(_) => family.rejects.to_string(),
+                None => "?".to_owned(),
+            };
             [
                 pair.pair.clone(),
                 family.name(),
@@ -29,7 +53,7 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
                 family.pending.to_string(),
                 family.oldest_seconds.map(short).unwrap_or_default(),
                 family.last_saved.map(age).unwrap_or_default(),
-                family.rejects.to_string(),
+                rejects,
                 family.state.name().to_owned(),
             ]
         });
@@ -37,11 +61,16 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
             "PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "SAVED", "REJECTS", "STATE",
         ];
         let mut lines = pair_table(pairs.len(), heads, &rows);
-        lines.extend(pairs.iter().flat_map(remarks));
+        for CheckedPair { status, errors } in pairs {
+            lines.extend(remarks(status));
+            let errors = errors.iter();
+            lines.extend(errors.map(|error| format!("pair {}: {error}", status.pair)));
+        }
         lines
     })?;
-    let mut families = pairs.iter().flat_map(|pair| &pair.families);
-    Ok(if !pairs.iter().all(is_up) {
+    let is_well = |pair: &CheckedPair| is_up(&pair.status) && pair.errors.is_empty();
+    let mut families = pairs.iter().flat_map(|pair| &pair.status.families);
+    Ok(if !pairs.iter().all(is_well) {
         Exit::Critical
     } else if families.any(|family| family.state != State::Ok) {
         Exit::Warning
@@ -60,7 +89,7 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     }
     let are_up = pairs.iter().all(is_up);
     context.output.print(&pairs, |pairs| {
-        let rows = rows(pairs, |pair, family| {
+        let rows = rows(pairs.iter(), |pair, family| {
             [
                 pair.pair.clone(),
                 family.name(),
@@ -81,8 +110,8 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     Ok(if are_up { Exit::Ok } else { Exit::Critical })
 }
 
-fn rows<const N: usize>(
-    pairs: &[PairStatus],
+fn rows<'p, const N: usize>(
+    pairs: impl Iterator<Item = &'p PairStatus>,
     row: impl Fn(&PairStatus, &FamilyStatus) -> [String; N],
 ) -> Vec<[String; N]> {
     let mut rows = Vec::new();

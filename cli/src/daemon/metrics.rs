@@ -1,6 +1,6 @@
 //! The daemon's metrics, in one recorder with those of the library.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Add;
 use std::time::Duration;
 
@@ -14,12 +14,19 @@ use crate::view::{PairView, View};
 
 const BUILD_INFO: &str = "counterfoil_build_info";
 const SERVER_UP: &str = "counterfoil_server_up";
+const SERVER_FAILING: &str = "counterfoil_server_failing";
+const RECONCILER_UP: &str = "counterfoil_reconciler_up";
+const LAST_LOOK: &str = "counterfoil_last_look_timestamp_seconds";
 const REDIS_MEMORY: &str = "counterfoil_redis_memory_bytes";
 const FAMILIES: &str = "counterfoil_families";
 const REFUSED: &str = "counterfoil_families_refused";
 const NOT_SERVED: &str = "counterfoil_families_not_served";
 const FINDINGS: &str = "counterfoil_findings";
 const COUNTED: &str = "counterfoil_counted_hits_total";
+const REFUSED_HITS: &str = "counterfoil_refused_hits_total";
+const PENDING_SHARE: &str = "counterfoil_pending_share";
+const FAILING: &str = "counterfoil_families_failing";
+const BROKEN: &str = "counterfoil_families_broken";
 const UNSAVED_IDS: &str = "counterfoil_unsaved_ids";
 const UNSAVED_OLDEST: &str = "counterfoil_unsaved_oldest_seconds";
 const OPEN_SLICES: &str = "counterfoil_open_slices";
@@ -59,6 +66,15 @@ fn describe() {
         (BUILD_INFO, "the version of the daemon"),
         (SERVER_UP, "1 while the server replies to the daemon"),
         (
+            SERVER_FAILING,
+            "1 while the server refuses what the daemon writes",
+        ),
+        (RECONCILER_UP, "1 while the daemon brings hits to MySQL"),
+        (
+            LAST_LOOK,
+            "time at which the daemon last read figures, in Unix seconds",
+        ),
+        (
             REDIS_MEMORY,
             "memory allocated by Redis, or by all nodes of its cluster",
         ),
@@ -76,7 +92,13 @@ fn describe() {
         ),
         (OPEN_SLICES, "kept slices that have not ended"),
         (OPEN_REJECTS, "rejects neither applied nor discarded"),
-        (LATE, "families that are late or broken"),
+        (
+            PENDING_SHARE,
+            "share of max_pending that the fullest partition has reached",
+        ),
+        (LATE, "families whose hits have waited for too long"),
+        (BROKEN, "families whose keys in Redis cannot be read"),
+        (FAILING, "families whose flushes fail"),
         (
             LAST_SAVED,
             "time at which a part of a batch last reached MySQL, in Unix seconds",
@@ -90,11 +112,18 @@ fn describe() {
         describe_gauge!(name, what);
     }
     describe_counter!(COUNTED, "hits that Redis has counted from all clients");
+    describe_counter!(REFUSED_HITS, "hits that Redis has refused from all clients");
 }
 
 /// Adds the hits that Redis has counted in a family since the last call.
 pub fn count_hits(pair: &str, family: &str, hits: u64) {
     counter!(COUNTED, "pair" => pair.to_owned(), "family" => family.to_owned()).increment(hits);
+}
+
+/// Adds the hits that Redis has refused in a family since the last call.
+pub fn count_refused(pair: &str, family: &str, hits: u64) {
+    counter!(REFUSED_HITS, "pair" => pair.to_owned(), "family" => family.to_owned())
+        .increment(hits);
 }
 
 /// Sets the gauges to the current state of the pairs.
@@ -111,12 +140,21 @@ pub fn set_gauges(view: &View) {
 
 fn set_pair_gauges(pair: &PairView) {
     for (server, state) in [("redis", &pair.redis), ("mysql", &pair.mysql)] {
-        gauge!(SERVER_UP, "pair" => pair.name.clone(), "server" => server).set(u8::from(state.up));
+        let labels = [("pair", pair.name.clone()), ("server", server.to_owned())];
+        gauge!(SERVER_UP, &labels).set(u8::from(state.up));
+        gauge!(SERVER_FAILING, &labels).set(u8::from(state.refuses.is_some()));
+    }
+    for (figures, look, _) in pair.looks.all(0) {
+        if let Some(at) = look.at {
+            gauge!(LAST_LOOK, "pair" => pair.name.clone(), "figures" => figures).set(at as f64);
+        }
     }
     let memory = pair.redis.memory_bytes;
+    let served = pair.families.iter().filter(|family| family.status.served);
     let gauges = [
         (REDIS_MEMORY, memory.map_or(f64::NAN, |bytes| bytes as f64)),
-        (FAMILIES, pair.families.len() as f64),
+        (RECONCILER_UP, f64::from(u8::from(pair.reconciler.running))),
+        (FAMILIES, served.count() as f64),
         (REFUSED, pair.refused.len() as f64),
         (NOT_SERVED, pair.not_served.len() as f64),
     ];
@@ -143,20 +181,31 @@ fn family_gauges(pair: &PairView, now: u64) -> HashMap<(&'static str, &str), f64
     };
     for status in pair.families.iter().map(|family| &family.status) {
         let family = status.family.as_str();
-        let is_late = matches!(status.state, State::Late | State::Broken);
+        let is = |state| f64::from(u8::from(status.state == state));
         merge(UNSAVED_IDS, family, status.pending as f64, f64::add);
         merge(OPEN_SLICES, family, status.open as f64, f64::add);
         merge(OPEN_REJECTS, family, status.rejects as f64, f64::add);
-        merge(LATE, family, f64::from(u8::from(is_late)), f64::add);
+        merge(LATE, family, is(State::Late), f64::add);
+        merge(BROKEN, family, is(State::Broken), f64::add);
+        merge(FAILING, family, 0.0, f64::add);
+        merge(PENDING_SHARE, family, status.full, f64::max);
         let oldest = status.oldest_seconds.unwrap_or(0.0);
         merge(UNSAVED_OLDEST, family, oldest, f64::max);
         if let Some(saved) = status.last_saved {
             merge(LAST_SAVED, family, saved as f64, f64::max);
         }
     }
+    fn without_namespace(family: &str) -> &str {
+        family.rsplit_once('/').map_or(family, |(_, name)| name)
+    }
+    let failing = pair.reconciler.failing.iter();
+    let failing = failing.filter(|one| one.blocks_hits);
+    let failing: BTreeSet<_> = failing.filter_map(|one| one.family.as_deref()).collect();
+    for family in failing {
+        merge(FAILING, without_namespace(family), 1.0, f64::add);
+    }
     for recount in &pair.recounts {
-        let family = &recount.family;
-        let family = family.rsplit_once('/').map_or(&**family, |(_, name)| name);
+        let family = without_namespace(&recount.family);
         merge(RECOUNT_DRIFTED, family, recount.drifted as f64, f64::add);
         if let Some(finished) = recount.finished {
             let age = now.saturating_sub(finished);
@@ -172,7 +221,7 @@ mod tests {
 
     use super::*;
     use crate::sampler::Sampler;
-    use crate::view::{FamilyView, RecountView};
+    use crate::view::{FailingView, FamilyView, RecountView};
 
     /// Returns the text of the metrics that `record` records.
     fn rendered(record: impl FnOnce()) -> String {
@@ -195,6 +244,7 @@ mod tests {
         }
         families[1].status.state = State::Late;
         families[1].status.rejects = 2;
+        families[1].status.full = 0.75;
         let recount = |family: &str, drifted, finished| RecountView {
             family: family.to_owned(),
             run: 1,
@@ -210,6 +260,18 @@ mod tests {
             ..PairView::default()
         };
         pair.redis.up = true;
+        pair.reconciler.failing = ["flush", "search for hits", "upkeep"]
+            .map(|step| FailingView {
+                step,
+                family: Some("shop-1/views".to_owned()),
+                server: "mysql",
+                error: "full".to_owned(),
+                since: 990,
+                blocks_hits: step != "upkeep",
+            })
+            .into();
+        pair.mysql.refuses = Some("full".to_owned());
+        pair.looks.overview.at = Some(998);
         pair.recounts = vec![
             recount("shop-1/views", 1, Some(950)),
             recount("shop-2/views", 2, Some(970)),
@@ -230,6 +292,10 @@ mod tests {
             (UNSAVED_OLDEST, "150"),
             (OPEN_REJECTS, "2"),
             (LATE, "1"),
+            (BROKEN, "0"),
+            (FAILING, "1"),
+            (PENDING_SHARE, "0.75"),
+            (REFUSED_HITS, "3"),
             (COUNTED, "12345678901"),
             (RECOUNT_DRIFTED, "3"),
             (SINCE_RECOUNT, "50"),
@@ -240,6 +306,8 @@ mod tests {
         for line in [
             "counterfoil_server_up{pair=\"main\",server=\"redis\"} 1",
             "counterfoil_server_up{pair=\"main\",server=\"mysql\"} 0",
+            "counterfoil_server_failing{pair=\"main\",server=\"mysql\"} 1",
+            "counterfoil_last_look_timestamp_seconds{pair=\"main\",figures=\"overview\"} 998",
             "counterfoil_build_info{version=\"1.2.3\"} 1",
         ] {
             assert!(lines.contains(&line), "{line}: {text}");
@@ -274,6 +342,7 @@ mod tests {
     fn every_metric() -> String {
         rendered(|| {
             count_hits("main", "views", 12_345_678_901);
+            count_refused("main", "views", 3);
             set_gauges(&view());
         })
     }
@@ -294,27 +363,53 @@ mod tests {
     }
 
     #[test]
-    fn the_dashboard_shows_existing_metrics() {
+    fn dashboard_and_alerts_use_existing_metrics() {
         let dashboard = include_str!("../../grafana/counterfoil.json");
         let _: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
+        let rules = include_str!("../../prometheus/rules.yml");
         let measured = every_metric() + include_str!("../../../src/metrics.rs");
-        let mut seen = 0;
-        for (at, _) in dashboard.match_indices("counterfoil_") {
-            let end = dashboard[at..]
-                .find(|c: char| !c.is_ascii_alphanumeric() && c != '_')
-                .expect("an end")
-                + at;
-            let name = &dashboard[at..end];
-            let series = ["_bucket", "_sum", "_count"]
-                .iter()
-                .find_map(|part| name.strip_suffix(part))
-                .unwrap_or(name);
-            let is_measured = [format!("\"{series}\""), format!("# TYPE {series} ")]
-                .iter()
-                .any(|text| measured.contains(text));
-            assert!(is_measured, "{name} is not measured");
-            seen += 1;
+        for text in [dashboard, rules] {
+            let mut seen = 0;
+            for (at, _) in text.match_indices("counterfoil_") {
+                let end = text[at..]
+                    .find(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+                    .expect("an end")
+                    + at;
+                let name = &text[at..end];
+                let series = ["_bucket", "_sum", "_count"]
+                    .iter()
+                    .find_map(|part| name.strip_suffix(part))
+                    .unwrap_or(name);
+                let is_measured = [format!("\"{series}\""), format!("# TYPE {series} ")]
+                    .iter()
+                    .any(|text| measured.contains(text));
+                assert!(is_measured, "{name} is not measured");
+                seen += 1;
+            }
+            assert!(seen > 10, "{seen} metrics");
         }
-        assert!(seen > 10, "{seen} metrics in the dashboard");
+    }
+
+    #[test]
+    fn the_manual_has_every_alert() {
+        let manual = include_str!("../../../docs/operations.md");
+        let rules = include_str!("../../prometheus/rules.yml");
+        let mut alerts = Vec::new();
+        for line in rules.lines().map(str::trim) {
+            if let Some(name) = line.strip_prefix("- alert: ") {
+                alerts.push(format!("| {name} | "));
+            } else if let (Some(expr), Some(row)) = (line.strip_prefix("expr: "), alerts.last_mut())
+            {
+                *row += &format!("`{}` |", expr.replace('|', "\\|"));
+            }
+        }
+        assert!(alerts.len() > 10, "{alerts:?}");
+        for row in &alerts {
+            assert!(manual.contains(row.as_str()), "operations.md lacks {row}");
+        }
+        let rows = manual
+            .lines()
+            .filter(|line| line.starts_with("| Counterfoil"));
+        assert_eq!(rows.count(), alerts.len());
     }
 }

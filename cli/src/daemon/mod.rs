@@ -1,9 +1,12 @@
 //! The daemon: a server process, of which any number may run.
 
 pub mod discovery;
+mod failing;
 mod families;
 pub mod metrics;
+mod overview;
 mod reject_log;
+mod sampling;
 mod servers;
 pub mod state;
 mod systemd;
@@ -14,13 +17,14 @@ use std::io;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::select;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing_subscriber::EnvFilter;
 
 use self::state::{DaemonState, PairState, is_set};
@@ -28,14 +32,19 @@ use self::worker::Worker;
 use crate::config::{Config, FamilyConfig, HttpConfig, LogFormat, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::http::{self, Access};
+use crate::view::ReconcilerView;
 
 /// The default log filter, which `RUST_LOG` overrides. The daemon logs each state once, so this
 /// hides the library's messages about every attempt.
-const LOG_FILTER: &str = "info,counterfoil::reconciler=error,counterfoil::recount=error,counterfoil::writer=error,sqlx=error";
+const LOG_FILTER: &str = "info,counterfoil::reconciler=error,counterfoil::recount=error,counterfoil::writer=error,counterfoil::connection::failures=off,sqlx=error";
+/// The pause before a worker that ended is started again.
+const RESTART_PAUSE: Duration = Duration::from_secs(5);
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Runs until a signal ends the daemon.
 pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     start_log(config.log);
+    tracing::info!(version = VERSION, "starting");
     let prometheus = metrics::install()
         .map_err(|error| Failure::warning(format!("metrics are unavailable: {error:#}")))?;
     let listener = match &config.http {
@@ -82,6 +91,8 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     select! {
         ended = until_stop(path, &live) => ended?,
         () = systemd::watchdog() => {}
+        // workers and HTTP server run until `stop`
+        _ = tasks.join_next() => return Err(Failure::warning("a task of the daemon panicked".to_owned())),
     }
     systemd::stopping();
     tracing::info!("shutting down");
@@ -107,7 +118,7 @@ async fn run_pair(mut worker: Worker, mut pairs: watch::Receiver<Arc<[PairConfig
     loop {
         let (end, ending) = watch::channel(false);
         worker.stop = ending;
-        let mut run = pin!(worker.clone().run());
+        let mut run = pin!(supervise(worker.clone()));
         let changed = select! {
             () = &mut run => return,
             () = is_set(&mut stop) => None,
@@ -134,6 +145,35 @@ async fn changed(
             None if pairs.changed().await.is_err() => return pending().await,
             None => {}
         }
+    }
+}
+
+/// Runs a worker until it stops. Starts it again if it panics or fails.
+async fn supervise(worker: Worker) {
+    let state = worker.state.clone();
+    run_again(&state, RESTART_PAUSE, || worker.clone().run()).await;
+}
+
+/// Runs until a run ends without an error. A panic ends a run with an error.
+async fn run_again<F>(state: &PairState, pause: Duration, run: impl Fn() -> F)
+where
+    F: Future<Output = counterfoil::Result<()>> + Send + 'static,
+{
+    loop {
+        let why = match tokio::spawn(run()).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => format!("{error:#}"),
+            Err(error) => format!("{error}"),
+        };
+        let pair = &state.name;
+        tracing::error!(pair, error = why, "the worker ended, will restart");
+        state.update(|view| {
+            view.reconciler = ReconcilerView {
+                why: Some(format!("the worker ended: {why}")),
+                ..ReconcilerView::default()
+            };
+        });
+        sleep(pause).await;
     }
 }
 
@@ -214,5 +254,46 @@ impl Live {
         self.families.send_replace(config.families.into());
         self.pairs.send_replace(config.pairs.into());
         Ok(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use counterfoil::{Error, ErrorKind};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_fails_or_panics_is_reported_and_runs_again() {
+        let (state, runs) = (PairState::new("main"), Arc::new(AtomicU32::new(0)));
+        let reason = || state.view.borrow().reconciler.why.clone();
+        let run = || {
+            let runs = runs.clone();
+            async move {
+                match runs.fetch_add(1, Ordering::SeqCst) {
+                    0 => panic!("of the test"),
+                    1 => Err(Error::new(ErrorKind::InvalidInput, "a wrong setting")),
+                    _ => Ok(()),
+                }
+            }
+        };
+        let pause = Duration::from_millis(100);
+        let supervised = run_again(&state, pause, run);
+        let mut supervised = std::pin::pin!(supervised);
+        for expected in ["of the test", "a wrong setting"] {
+            let reported = async {
+                while !reason().is_some_and(|why| why.contains(expected)) {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            };
+            select! {
+                () = &mut supervised => panic!("it ended"),
+                () = reported => {}
+            }
+        }
+        supervised.await;
+        assert_eq!(runs.load(Ordering::SeqCst), 3);
     }
 }

@@ -1,30 +1,64 @@
-//! The availability of a pair's two servers. Each change is logged once.
+//! The availability of a pair's two servers. Each change, and each new reason, is logged once.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use counterfoil::Connection;
-use counterfoil::redis::{InfoDict, Value, cmd};
+use counterfoil::redis::{InfoDict, RedisError, Value, cmd};
 use counterfoil::sqlx::{self, MySqlPool};
-use futures_util::future::join;
 use tokio::sync::watch;
 
 use super::state::PairState;
-use crate::poll::{ticks, with_timeout};
+use crate::poll::{no_reply, ticks, with_timeout};
 use crate::status::unix_now;
-use crate::view::ServerView;
+use crate::view::{PairView, Refusal, ServerView};
 
 /// The interval between checks of the servers.
 const INTERVAL: Duration = Duration::from_secs(2);
 /// The time limit of a server's reply.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
+/// One of a pair's servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Name {
+    Redis,
+    Mysql,
+}
+
+impl Name {
+    fn text(self) -> &'static str {
+        match self {
+            Name::Redis => "redis",
+            Name::Mysql => "mysql",
+        }
+    }
+
+    fn view(self, pair: &mut PairView) -> &mut ServerView {
+        match self {
+            Name::Redis => &mut pair.redis,
+            Name::Mysql => &mut pair.mysql,
+        }
+    }
+}
+
+/// Whether Redis and MySQL are up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Up {
+    redis: bool,
+    mysql: bool,
+}
+
+impl Up {
+    pub fn both(self) -> bool {
+        self.redis && self.mysql
+    }
+}
+
 /// A server and its last known state.
-#[derive(Debug)]
 pub struct Server {
-    pair: String,
-    /// `redis` or `mysql`.
-    name: &'static str,
+    name: Name,
+    state: Arc<PairState>,
+    up: watch::Sender<Up>,
     view: ServerView,
     /// The time of the last change, `None` before the first check.
     changed: Option<Instant>,
@@ -35,33 +69,40 @@ pub struct Description {
     /// The name and version.
     version: String,
     memory_bytes: Option<u64>,
+    /// The reason why a node refuses hits.
+    refusal: Option<Refusal>,
 }
 
 impl Server {
-    pub fn new(pair: &str, name: &'static str) -> Self {
+    /// Creates the state of a server, which is published in `state` and `up`.
+    pub fn new(name: Name, state: Arc<PairState>, up: watch::Sender<Up>) -> Self {
         Server {
-            pair: pair.to_owned(),
             name,
+            state,
+            up,
             view: ServerView::default(),
             changed: None,
         }
     }
 
-    /// Records the result of a check. A change is logged, with the number of waiting families.
-    pub fn record(
-        &mut self,
-        result: Result<Description, String>,
-        families_waiting: usize,
-    ) -> ServerView {
-        let (pair, server) = (self.pair.as_str(), self.name);
-        let is_changed = self.changed.is_none() || self.view.up != result.is_ok();
+    /// Records and publishes the result of a check. A change is logged, with the number of waiting
+    /// families.
+    pub fn record(&mut self, result: Result<Description, String>, families_waiting: usize) {
+        let (pair, server) = (self.state.name.as_str(), self.name.text());
+        let is_up = result.is_ok();
+        let is_changed = self.changed.is_none() || self.view.up != is_up;
+        let before = self.changed;
         if is_changed {
-            let before = self.changed.replace(Instant::now());
-            match (&result, before) {
-                (Ok(Description { version, .. }), None) => {
-                    tracing::info!(pair, server, version, "available");
-                }
-                (Ok(Description { version, .. }), Some(before)) => {
+            self.changed = Some(Instant::now());
+            self.view.since = unix_now();
+        }
+        match result {
+            Ok(Description {
+                version,
+                memory_bytes,
+                refusal,
+            }) => {
+                if let (true, Some(before)) = (is_changed, before) {
                     let down_seconds = before.elapsed().as_secs();
                     tracing::info!(
                         pair,
@@ -71,60 +112,63 @@ impl Server {
                         families_waiting,
                         "available again"
                     );
+                } else if is_changed {
+                    tracing::info!(pair, server, version, "available");
                 }
-                (Err(why), _) => {
-                    tracing::error!(pair, server, why, families_waiting, "unavailable");
-                }
-            }
-            self.view.since = unix_now();
-        }
-        self.view.up = result.is_ok();
-        match result {
-            Ok(description) => {
-                self.view.version = Some(description.version);
-                self.view.memory_bytes = description.memory_bytes;
+                self.view.version = Some(version);
+                self.view.memory_bytes = memory_bytes;
+                self.view.refusal = refusal;
                 self.view.why = None;
             }
             Err(why) => {
+                if is_changed || self.view.why.as_ref() != Some(&why) {
+                    tracing::error!(pair, server, why, families_waiting, "unavailable");
+                }
                 self.view.memory_bytes = None;
                 self.view.why = Some(why);
             }
         }
-        self.view.clone()
+        self.view.up = is_up;
+        self.state.update(|pair| {
+            let view = self.name.view(pair);
+            let refuses = view.refuses.take();
+            *view = ServerView {
+                refuses,
+                ..self.view.clone()
+            };
+        });
+        self.up.send_if_modified(|up| {
+            let known = match self.name {
+                Name::Redis => &mut up.redis,
+                Name::Mysql => &mut up.mysql,
+            };
+            std::mem::replace(known, is_up) != is_up
+        });
+    }
+
+    /// Checks the server periodically. Never returns.
+    pub async fn watch<F>(mut self, check: impl Fn() -> F)
+    where
+        F: Future<Output = Result<Description, String>>,
+    {
+        let mut ticks = ticks(INTERVAL);
+        loop {
+            ticks.tick().await;
+            // counted before the check: waiting hits are saved as soon as a server recovers
+            let view = self.state.view.borrow().clone();
+            let waiting = view.families.iter();
+            let waiting = waiting.filter(|one| one.status.pending > 0).count();
+            let checked = with_timeout(TIMEOUT, check()).await;
+            self.record(checked, waiting);
+        }
     }
 }
 
-/// Checks both servers periodically, publishes their state, and sets `both_up` if both are up.
-pub async fn watch(
-    (mut redis, mut mysql): (Server, Server),
-    (connection, pool): (Connection, MySqlPool),
-    state: Arc<PairState>,
-    both_up: watch::Sender<bool>,
-) {
-    let mut ticks = ticks(INTERVAL);
-    loop {
-        ticks.tick().await;
-        // counted before the check: waiting hits are saved as soon as a server recovers
-        let view = state.view.borrow().clone();
-        let waiting = view.families.iter();
-        let waiting = waiting.filter(|one| one.status.pending > 0).count();
-        let checks = join(
-            with_timeout(TIMEOUT, check_redis(&connection)),
-            with_timeout(TIMEOUT, check_mysql(&pool)),
-        );
-        let (of_redis, of_mysql) = checks.await;
-        let redis = redis.record(of_redis, waiting);
-        let mysql = mysql.record(of_mysql, waiting);
-        both_up.send_replace(redis.up && mysql.up);
-        state.update(|view| (view.redis, view.mysql) = (redis, mysql));
-    }
-}
-
-async fn check_redis(redis: &Connection) -> Result<Description, String> {
+pub async fn check_redis(mut redis: Connection) -> Result<Description, String> {
     let info = cmd("INFO")
-        .query_async::<Value>(&mut redis.clone())
+        .query_async::<Value>(&mut redis)
         .await
-        .map_err(|error| format!("{error:#}"))?;
+        .map_err(|error| reason(&error))?;
     let nodes: Vec<_> = texts(&info)
         .iter()
         .map(|text| InfoDict::new(text))
@@ -140,7 +184,33 @@ async fn check_redis(redis: &Connection) -> Result<Description, String> {
             .iter()
             .map(|node| node.get::<u64>("used_memory"))
             .sum(),
+        refusal: nodes.iter().find_map(refusal),
     })
+}
+
+fn refusal(node: &InfoDict) -> Option<Refusal> {
+    let number = |field| node.get::<u64>(field).unwrap_or(0);
+    let limit = number("maxmemory");
+    if node
+        .get::<String>("role")
+        .is_some_and(|role| role != "master")
+    {
+        Some(Refusal::Replica)
+    } else {
+        (limit > 0 && number("used_memory") >= limit).then_some(Refusal::MemoryFull)
+    }
+}
+
+/// Returns why Redis did not reply. Other words for the same reason would be logged as a change.
+fn reason(error: &RedisError) -> String {
+    let text = error
+        .detail()
+        .map_or_else(|| format!("{error:#}"), str::to_owned);
+    if error.is_timeout() || text == "timed out" {
+        no_reply(TIMEOUT)
+    } else {
+        text
+    }
 }
 
 /// Returns the texts in a reply, one for each node of a cluster.
@@ -154,9 +224,9 @@ fn texts(reply: &Value) -> Vec<String> {
     }
 }
 
-async fn check_mysql(pool: &MySqlPool) -> Result<Description, String> {
+pub async fn check_mysql(pool: MySqlPool) -> Result<Description, String> {
     let version: String = sqlx::query_scalar("SELECT VERSION()")
-        .fetch_one(pool)
+        .fetch_one(&pool)
         .await
         .map_err(|error| format!("{error:#}"))?;
     let version = match version.split_once("-MariaDB") {
@@ -166,5 +236,6 @@ async fn check_mysql(pool: &MySqlPool) -> Result<Description, String> {
     Ok(Description {
         version,
         memory_bytes: None,
+        refusal: None,
     })
 }

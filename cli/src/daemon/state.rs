@@ -1,14 +1,15 @@
 //! The state that the daemon's tasks share with its HTTP server.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
 use std::sync::Arc;
 
-use counterfoil::Counterfoil;
 use counterfoil::store::Registered;
+use counterfoil::{Counterfoil, Family};
 use tokio::sync::watch;
 
 use crate::status::unix_now;
-use crate::view::{PairView, View};
+use crate::view::{Look, Looks, PairView, View};
 
 /// One pair of the running daemon.
 pub struct PairState {
@@ -50,6 +51,39 @@ impl PairState {
         self.known.borrow().get(name).cloned()
     }
 
+    /// Returns the families that the database knows, except those of these names.
+    pub fn known_except(&self, names: &HashSet<String>) -> Vec<Family> {
+        let known = self.known.borrow();
+        let others = known.iter().filter(|(name, _)| !names.contains(*name));
+        others.map(|(_, known)| known.family.clone()).collect()
+    }
+
+    /// Records a read of some figures. If it fails twice for the same reason while both servers are
+    /// up, the reason is logged.
+    pub fn looked<E: Display>(
+        &self,
+        figures: &str,
+        look: fn(&mut Looks) -> &mut Look,
+        result: Result<(), E>,
+    ) {
+        let why = result.err().map(|error| format!("{error:#}"));
+        let mut is_new = false;
+        self.update(|view| {
+            let are_up = view.redis.up && view.mysql.up;
+            let look = look(&mut view.looks);
+            if why.is_none() {
+                (look.at, look.logged) = (Some(unix_now()), None);
+            } else if are_up && look.why == why && look.logged != why {
+                look.logged.clone_from(&why);
+                is_new = true;
+            }
+            look.why.clone_from(&why);
+        });
+        if let Some(why) = why.filter(|_| is_new) {
+            tracing::error!(pair = self.name, figures, why, "figures are not current");
+        }
+    }
+
     pub fn set_known(&self, families: impl IntoIterator<Item = Registered>) {
         let named = families
             .into_iter()
@@ -63,7 +97,7 @@ impl DaemonState {
     pub fn view(&self) -> View {
         View {
             at: unix_now(),
-            version: env!("CARGO_PKG_VERSION"),
+            version: super::VERSION,
             pairs: self
                 .pairs
                 .iter()

@@ -1,48 +1,45 @@
 //! The worker of one pair: it waits for the servers, opens the families, brings everything to
 //! MySQL, and publishes the state.
 
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::future::ready;
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use counterfoil::admin::Overview;
+use counterfoil::admin::{Finding, Severity};
 use counterfoil::store::Registered;
-use counterfoil::{Counterfoil, Reconciler, Result};
+use counterfoil::{Counterfoil, Error, ErrorKind, Reconciler, Result};
 use tokio::select;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 use tokio::time::sleep;
 
+use super::failing::{self, FailingLog};
 use super::families::Families;
-use super::reject_log::RejectLog;
-use super::servers::{self, Server};
+use super::overview::Overviews;
+use super::sampling::sample;
+use super::servers::{Name, Server, Up, check_mysql, check_redis};
 use super::state::{PairState, is_set};
 use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
 use crate::pair;
-use crate::poll::ticks;
-use crate::sampler::Sampler;
-use crate::status::{self, LATE};
-use crate::view::{DriftView, RecountView, RejectView};
+use crate::poll::{CHECK_ADVICE, CHECK_TIMEOUT, ticks, with_timeout};
 
 /// The interval between reads of MySQL's overview.
 const OVERVIEW: Duration = Duration::from_secs(5);
 /// The interval at which a worker reads the database's families, retries refused ones, and runs
 /// `check`.
 const UPKEEP: Duration = Duration::from_secs(30);
+/// The interval while `check` finds errors: they may be over.
+const RECHECK: Duration = Duration::from_secs(5);
+/// The interval at which a worker checks that its reconciler runs and succeeds.
+const SUPERVISION: Duration = Duration::from_secs(1);
+/// The time after a server's recovery from which failing steps are logged: each is retried before.
+const RECOVERY: Duration = Duration::from_secs(3);
 /// The pause after a server refused something, before the next attempt.
 const RETRY_PAUSE: Duration = Duration::from_secs(2);
 /// The maximum number of names in a line of the log.
 const MAX_NAMES: usize = 50;
-/// The maximum number of rejects, and of differences, to show.
-const MAX_SHOWN: u64 = 20;
-/// The pause between samples of the families.
-const SAMPLE_PAUSE: Duration = Duration::from_secs(2);
-/// The pause if there are many families: a sample of 10,000 takes Redis about 100 ms.
-const SAMPLE_PAUSE_OF_MANY: Duration = Duration::from_secs(10);
-const MANY_FAMILIES: usize = 1_000;
-
 /// One pair of the daemon.
 #[derive(Clone)]
 pub struct Worker {
@@ -55,15 +52,47 @@ pub struct Worker {
 
 impl Worker {
     /// Works until `stop` is set, then saves what it holds.
-    pub async fn run(mut self) {
+    ///
+    /// # Errors
+    /// An invalid setting of the pair, or a panic in one of its tasks.
+    pub async fn run(mut self) -> Result<()> {
         let mut stop = self.stop.clone();
-        let mut redis = Server::new(&self.config.name, "redis");
+        let (set_up, up) = watch::channel(Up::default());
+        let server = |name| Server::new(name, self.state.clone(), set_up.clone());
+        let (mut redis, mysql) = (server(Name::Redis), server(Name::Mysql));
+        let mut watching = JoinSet::new();
+        let probe = pair::probe(&self.config);
+        watching.spawn(mysql.watch(move || check_mysql(probe.clone())));
         let connected = select! {
             connected = self.connect(&mut redis) => connected,
-            () = is_set(&mut stop) => return,
+            () = is_set(&mut stop) => return Ok(()),
+            ended = ended(&mut watching) => return Err(ended),
         };
         self.state.connected.send_replace(Some(connected.clone()));
-        self.work(connected, redis).await;
+        let connection = connected.redis().clone();
+        watching.spawn(redis.watch(move || check_redis(connection.clone())));
+        let (overview, known) = watch::channel(Vec::new());
+        watching.spawn(sample(connected.clone(), known, self.state.clone()));
+        let families = Families::new(
+            self.config.name.clone(),
+            connected.clone(),
+            self.families.clone(),
+        );
+        let mut pair = ConnectedWorker {
+            worker: &mut self,
+            counterfoil: connected,
+            families,
+            up,
+            up_since: None,
+            reconciler: None,
+            overviews: Overviews::new(overview),
+            failing_log: FailingLog::default(),
+            checked: Vec::new(),
+        };
+        select! {
+            () = pair.work() => Ok(()),
+            ended = ended(&mut watching) => Err(ended),
+        }
     }
 
     /// Retries until it has a connection to Redis.
@@ -72,8 +101,7 @@ impl Worker {
             match pair::connect(&self.config).await {
                 Ok(pair) => return pair,
                 Err(error) => {
-                    let view = redis.record(Err(format!("{error:#}")), 0);
-                    self.state.update(|pair| pair.redis = view);
+                    redis.record(Err(format!("{error:#}")), 0);
                     let name = &self.config.name;
                     systemd::status(&format!("pair {name}: waiting for Redis: {error:#}"));
                 }
@@ -81,33 +109,15 @@ impl Worker {
             sleep(RETRY_PAUSE).await;
         }
     }
+}
 
-    async fn work(&mut self, counterfoil: Counterfoil, redis: Server) {
-        let probe = pair::probe(&self.config);
-        let servers = (redis, Server::new(&self.config.name, "mysql"));
-        let connections = (counterfoil.redis().clone(), probe);
-        let (set_both_up, both_up) = watch::channel(false);
-        let watching = servers::watch(servers, connections, self.state.clone(), set_both_up);
-        let (overview, known) = watch::channel(Vec::new());
-        let sampling = sample(counterfoil.clone(), known, self.state.clone());
-        let watching = [tokio::spawn(watching), tokio::spawn(sampling)];
-        let families = Families::new(
-            self.config.name.clone(),
-            counterfoil.clone(),
-            self.families.clone(),
-        );
-        let mut pair = ConnectedWorker {
-            worker: self,
-            counterfoil,
-            families,
-            both_up,
-            reconciler: None,
-            overview,
-            reject_log: RejectLog::default(),
-            drift_of: BTreeMap::new(),
-        };
-        pair.work().await;
-        watching.iter().for_each(JoinHandle::abort);
+/// Waits for the end of one of the tasks, which run until they are dropped.
+async fn ended(tasks: &mut JoinSet<()>) -> Error {
+    let ended = tasks.join_next().await;
+    let error = Error::new(ErrorKind::Closed, "a task of the pair ended");
+    match ended {
+        Some(Err(panicked)) => error.with_source(panicked),
+        _ => error,
     }
 }
 
@@ -116,14 +126,15 @@ struct ConnectedWorker<'w> {
     worker: &'w mut Worker,
     counterfoil: Counterfoil,
     families: Families,
-    /// True while both servers are up.
-    both_up: watch::Receiver<bool>,
+    /// Which servers are up.
+    up: watch::Receiver<Up>,
+    /// The time since which both are.
+    up_since: Option<Instant>,
     reconciler: Option<Reconciler>,
-    /// The last overview from MySQL.
-    overview: watch::Sender<Vec<Overview>>,
-    reject_log: RejectLog,
-    /// The run, and its number of differences, at the last read of each family's drift.
-    drift_of: BTreeMap<String, (u64, u64)>,
+    overviews: Overviews,
+    failing_log: FailingLog,
+    /// The last findings of `check`.
+    checked: Vec<Finding>,
 }
 
 impl ConnectedWorker<'_> {
@@ -133,21 +144,93 @@ impl ConnectedWorker<'_> {
         let discover = self.worker.config.discover.max(Duration::from_millis(100));
         let (mut overviews, mut upkeep, mut discoveries) =
             (ticks(OVERVIEW), ticks(UPKEEP), ticks(discover));
-        let (mut both_up, mut up_changes) = (self.both_up.clone(), self.both_up.clone());
+        let mut supervisions = ticks(SUPERVISION);
+        let mut up_changes = self.up.clone();
         loop {
             let is_started = self.reconciler.is_some();
             // steps that need MySQL are skipped while a server is down
-            let is_working = is_started && *both_up.borrow();
+            let both_up = up_changes.borrow_and_update().both();
+            let is_working = is_started && both_up;
+            if !both_up {
+                self.up_since = None;
+            }
             select! {
                 biased;
                 () = is_set(&mut stop) => return self.finish().await,
                 Ok(()) = families.changed() => self.reload().await,
-                () = is_set(&mut both_up), if !is_started => self.start().await,
-                Ok(()) = up_changes.changed(), if is_started => {}
+                Ok(()) = up_changes.changed() => upkeep.reset_immediately(),
+                _ = supervisions.tick(), if is_started => {
+                    if self.supervise() {
+                        upkeep.reset_immediately();
+                    }
+                }
+                () = ready(()), if !is_started && both_up => self.start().await,
                 _ = overviews.tick(), if is_working => self.overview().await,
-                _ = upkeep.tick(), if is_working => self.upkeep().await,
+                _ = upkeep.tick(), if is_working => {
+                    self.upkeep().await;
+                    if self.checked.iter().any(|finding| finding.severity == Severity::Error) {
+                        upkeep.reset_after(RECHECK);
+                    }
+                }
                 _ = discoveries.tick(), if is_working => self.families.discover().await,
             }
+        }
+    }
+
+    /// Checks that the reconciler runs, and publishes which of its steps fail. Returns true if others
+    /// fail than before: then `check` may find something else.
+    fn supervise(&mut self) -> bool {
+        let Some(reconciler) = &self.reconciler else {
+            return false;
+        };
+        if !reconciler.is_running() {
+            self.reconciler = None;
+            self.not_running("the reconciler ended by a panic".to_owned());
+            return false;
+        }
+        let current = self.worker.state.view.borrow().clone();
+        let mut failing = failing::views(reconciler.failing(), &current.reconciler.failing);
+        if let Some(refusal) = current.redis.refusal.filter(|_| current.redis.up) {
+            let counting = failing::counting(refusal);
+            let mut known = current.reconciler.failing.iter();
+            let known = known.find(|known| known.error == counting.error);
+            failing.push(known.cloned().unwrap_or(counting));
+        }
+        let both_up = self.up.borrow().both();
+        let up_since = *self.up_since.get_or_insert_with(Instant::now);
+        if both_up && up_since.elapsed() >= RECOVERY {
+            self.failing_log.log(&self.worker.config.name, &failing);
+        }
+        let refused_by = |server: &str| {
+            let mut of_server = failing.iter().filter(|one| one.server == server);
+            Some(of_server.next()?.error.clone())
+        };
+        let (redis, mysql) = (refused_by("redis"), refused_by("mysql"));
+        let mut findings = failing::findings(&failing);
+        findings.extend(self.checked.iter().cloned());
+        let is_changed = !failing::are_same(&current.reconciler.failing, &failing);
+        if current.reconciler.failing != failing || current.findings != findings {
+            self.worker.state.update(|view| {
+                (view.redis.refuses, view.mysql.refuses) = (redis, mysql);
+                view.reconciler.failing = failing;
+                view.findings = findings;
+            });
+        }
+        is_changed
+    }
+
+    /// Publishes and logs why the reconciler does not run.
+    fn not_running(&self, why: String) {
+        let mut is_new = false;
+        self.worker.state.update(|view| {
+            view.reconciler.running = false;
+            is_new = view.reconciler.why.as_ref() != Some(&why);
+            view.reconciler.why = Some(why.clone());
+        });
+        let pair = &self.worker.config.name;
+        systemd::status(&format!("pair {pair}: {why}"));
+        if is_new {
+            tracing::error!(pair, error = why, "start failed, will retry");
         }
     }
 
@@ -155,9 +238,7 @@ impl ConnectedWorker<'_> {
     /// a failure.
     async fn start(&mut self) {
         if let Err(error) = self.try_start().await {
-            let pair = &self.worker.config.name;
-            tracing::error!(pair, error = %format_args!("{error:#}"), "start failed, will retry");
-            systemd::status(&format!("pair {pair}: {error:#}"));
+            self.not_running(format!("{error:#}"));
             sleep(RETRY_PAUSE).await;
         }
     }
@@ -177,6 +258,10 @@ impl ConnectedWorker<'_> {
                 .fold(reconciler, |one, name| one.namespace(name)),
         };
         self.reconciler = Some(reconciler.start().await?);
+        self.worker.state.update(|view| {
+            view.reconciler.running = true;
+            view.reconciler.why = None;
+        });
         let (pair, families) = (&self.worker.config.name, self.families.number());
         tracing::info!(pair, families, "started");
         systemd::status(&format!("pair {pair}: running"));
@@ -185,86 +270,50 @@ impl ConnectedWorker<'_> {
 
     /// Reads rejects, recounts and their differences from MySQL.
     async fn overview(&mut self) {
-        let Ok(store) = self.counterfoil.mysql() else {
-            return;
-        };
-        let (Ok(overview), Ok(latest)) = (
-            store.overview().await,
-            store.latest_rejects(MAX_SHOWN).await,
-        ) else {
-            return;
-        };
-        self.reject_log.log(&self.worker.config.name, &latest);
-        let mut recounts = Vec::new();
-        for one in &overview {
-            let Some(run) = &one.recount else { continue };
-            let family = format!("{}/{}", one.namespace, one.family);
-            let own = self.families.recount(&family);
-            let own = own.filter(|own| own.run == run.run);
-            recounts.push(RecountView {
-                run: run.run,
-                checked: own.map_or(run.checked, |own| own.checked),
-                drifted: own.map_or(run.drifted, |own| own.drifted),
-                about: own.map(|own| own.about),
-                started: status::unix_seconds(run.started),
-                finished: run.finished.map(status::unix_seconds),
-                family,
-            });
-        }
-        self.overview.send_replace(overview);
-        let drift = self.drift(&recounts).await;
-        self.worker.state.update(|view| {
-            view.rejects = RejectView::all(latest);
-            view.recounts = recounts;
-            view.drift = drift;
-        });
-    }
-
-    /// Returns the latest differences, with those that current runs found since the last call.
-    async fn drift(&mut self, recounts: &[RecountView]) -> Vec<DriftView> {
-        let mut all = self.worker.state.view.borrow().drift.clone();
-        let Ok(store) = self.counterfoil.mysql() else {
-            return all;
-        };
-        for recount in recounts {
-            let (family, run) = (&recount.family, recount.run);
-            let seen = (run, recount.drifted);
-            if recount.drifted == 0 || self.drift_of.get(family) == Some(&seen) {
-                continue;
-            }
-            let Some(Registered { family: known, .. }) = self.worker.state.known(family) else {
-                continue;
-            };
-            let Ok(drift) = store.drift(&known, run, None, MAX_SHOWN).await else {
-                continue;
-            };
-            self.drift_of.insert(family.clone(), seen);
-            all.retain(|one| one.family != *family || one.run != run);
-            all.extend(DriftView::all(family, run, drift));
-        }
-        all.sort_by_key(|drift| Reverse(drift.at));
-        all.truncate(MAX_SHOWN as usize);
-        all
+        let state = &self.worker.state;
+        let read = self
+            .overviews
+            .read(&self.counterfoil, &self.families, state);
+        let read = read.await;
+        state.looked("overview", |looks| &mut looks.overview, read);
     }
 
     /// Retries refused families, reads those of the database, and runs `check`.
     async fn upkeep(&mut self) {
         self.families.retry_missing().await;
         let not_served = self.read_families().await;
-        let findings = self.counterfoil.check().await;
+        self.check().await;
         let refused = self.families.refused();
-        self.worker.state.update(|view| {
-            view.findings = findings;
-            view.refused = refused;
-            if let Some(not_served) = not_served {
+        let read = not_served.map(|not_served| {
+            self.worker.state.update(|view| {
                 view.not_served = not_served;
-            }
+            });
         });
+        let state = &self.worker.state;
+        state.update(|view| view.refused = refused);
+        state.looked("check", |looks| &mut looks.check, read);
+        self.supervise();
+    }
+
+    /// Runs `check`, and continues to supervise the reconciler meanwhile.
+    async fn check(&mut self) {
+        let counterfoil = self.counterfoil.clone();
+        let check = async move { Ok::<_, String>(counterfoil.check().await) };
+        let mut check = pin!(with_timeout(CHECK_TIMEOUT, check));
+        let mut supervisions = ticks(SUPERVISION);
+        let checked = loop {
+            select! {
+                checked = &mut check => break checked,
+                _ = supervisions.tick() => drop(self.supervise()),
+            }
+        };
+        let late = |why| Finding::new(Severity::Error, "check", why, CHECK_ADVICE);
+        self.checked = checked.unwrap_or_else(|why| vec![late(why)]);
     }
 
     /// Reads the families that the database knows, and returns those that are not served.
-    async fn read_families(&self) -> Option<Vec<String>> {
-        let found = self.counterfoil.store().families().await.ok()?;
+    async fn read_families(&self) -> Result<Vec<String>> {
+        let found = self.counterfoil.store().families().await?;
         let (mut known, mut not_served) = (Vec::new(), Vec::new());
         for one in found {
             match one {
@@ -290,7 +339,7 @@ impl ConnectedWorker<'_> {
             );
         }
         self.worker.state.set_known(known);
-        Some(not_served)
+        Ok(not_served)
     }
 
     fn serves(&self, Registered { family, .. }: &Registered) -> bool {
@@ -321,27 +370,5 @@ impl ConnectedWorker<'_> {
         {
             tracing::error!(pair = self.worker.config.name, error = %format_args!("{error:#}"), "shutdown of the reconciler failed");
         }
-    }
-}
-
-/// Publishes the state of the families, with MySQL's last overview. It needs only Redis, and never
-/// returns.
-async fn sample(
-    counterfoil: Counterfoil,
-    overview: watch::Receiver<Vec<Overview>>,
-    state: Arc<PairState>,
-) {
-    let mut sampler = Sampler::new(&state.name);
-    loop {
-        let overview = overview.borrow().clone();
-        let mut pause = SAMPLE_PAUSE;
-        if let Ok(families) = status::of_families(&counterfoil, &overview, LATE).await {
-            if families.len() > MANY_FAMILIES {
-                pause = SAMPLE_PAUSE_OF_MANY;
-            }
-            let families = sampler.sample(families);
-            state.update(|view| view.families = families);
-        }
-        sleep(pause).await;
     }
 }

@@ -14,7 +14,7 @@ use super::params::Params;
 use super::problem::Problem;
 use super::{App, AppState};
 use crate::status::{FamilyStatus, unix_seconds};
-use crate::view::{DriftView, PairView, RejectView};
+use crate::view::{DriftView, FamilyView, Look, PairView, RejectView};
 
 /// The maximum number of ids in a request.
 const MAX_IDS: usize = 100;
@@ -86,19 +86,33 @@ impl Selection {
     }
 }
 
+/// A family, marked if its figures are stale.
+#[derive(Serialize)]
+struct Aged<T: Serialize> {
+    #[serde(flatten)]
+    family: T,
+    stale: bool,
+}
+
 /// Returns a pair with some of its families.
-fn pair_page(pair: &PairView, selection: &Selection) -> Value {
+fn pair_page(pair: &PairView, selection: &Selection, now: u64) -> Value {
     let text = &selection.family;
     let families = || pair.families.iter().filter(|family| family.matches(text));
     let not_served = || pair.not_served.iter().filter(|name| name.contains(text));
     let refused = pair.refused.iter();
     let recounts = pair.recounts.iter();
+    let aged = |family| Aged {
+        stale: FamilyView::is_stale(family, now),
+        family,
+    };
     json!({
         "name": pair.name,
         "redis": pair.redis,
         "mysql": pair.mysql,
+        "reconciler": pair.reconciler,
+        "looks": looks(pair, now),
         "families_total": families().count(),
-        "families": selection.page(families()),
+        "families": selection.page(families().map(aged)),
         "refused": selection.page(refused.filter(|one| one.family.contains(text))),
         "not_served_total": not_served().count(),
         "not_served": selection.page(not_served()),
@@ -109,13 +123,26 @@ fn pair_page(pair: &PairView, selection: &Selection) -> Value {
     })
 }
 
+/// Returns when each kind of figures was last read.
+fn looks(pair: &PairView, now: u64) -> Value {
+    let looks = pair.looks.all(now).into_iter();
+    let looks = looks.map(|(name, Look { at, why, .. }, stale)| {
+        let look = json!({"at": at, "why": why, "stale": stale});
+        (name.to_owned(), look)
+    });
+    Value::Object(looks.collect())
+}
+
 /// Returns the whole state, with some families of each pair.
 async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
     let view = app.view(&selection.pair)?;
-    let pairs = view.pairs.iter().map(|pair| pair_page(pair, &selection));
+    let pairs = view.pairs.iter();
+    let pairs = pairs.map(|pair| pair_page(pair, &selection, view.at));
     Ok(Json(json!({
         "at": view.at,
         "version": view.version,
+        "problems": view.problems(),
+        "unknown": view.is_unknown(),
         "pairs": pairs.collect::<Vec<_>>(),
     })))
 }
@@ -128,6 +155,7 @@ async fn families(app: AppState, Params(selection): Params<Selection>) -> Reply 
         #[serde(flatten)]
         status: &'a FamilyStatus,
         rate: Option<f64>,
+        stale: bool,
     }
     let view = app.view(&selection.pair)?;
     let families = view.families(&selection.family);
@@ -136,6 +164,7 @@ async fn families(app: AppState, Params(selection): Params<Selection>) -> Reply 
         pair,
         status: &family.status,
         rate: family.rate,
+        stale: family.is_stale(view.at),
     });
     Ok(Json(
         json!({"total": total, "families": selection.page(families)}),

@@ -29,7 +29,7 @@ pub fn connected(pair: &PairState) -> Result<Counterfoil, Problem> {
     let connected = pair.connected.borrow().clone();
     connected.ok_or_else(|| {
         Problem::unavailable(format!("pair {}: not connected to Redis yet", pair.name))
-            .advise("see /readyz for the state of the servers")
+            .advise("the status page shows the state of the servers")
     })
 }
 

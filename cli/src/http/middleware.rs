@@ -44,7 +44,7 @@ pub async fn time_limit(request: Request, next: Next) -> Response {
     let reply = tokio::time::timeout(TIME_LIMIT, next.run(request)).await;
     reply.unwrap_or_else(|_| {
         Problem::unavailable(format!("no reply within {TIME_LIMIT:?}"))
-            .advise("see /readyz for the state of the servers")
+            .advise("the status page shows the state of the servers")
             .into_response()
     })
 }

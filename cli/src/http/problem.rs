@@ -67,7 +67,7 @@ impl From<Error> for Problem {
             | ErrorKind::Closed
             | ErrorKind::Unsafe => (
                 StatusCode::SERVICE_UNAVAILABLE,
-                Some("retry later; see /readyz for the state of the servers"),
+                Some("retry later; the status page shows the state of the servers"),
             ),
             _ => (
                 StatusCode::INTERNAL_SERVER_ERROR,

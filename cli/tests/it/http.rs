@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use counterfoil::{Counterfoil, Day, Durability, Family, KeyType, MysqlStore, Table};
+use counterfoil::{Counterfoil, Day, Durability, Family, KeyType, MysqlStore, Outcome, Table};
 use prometheus_parse::{Scrape, Value};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
@@ -75,7 +75,7 @@ pub async fn daemon_of_kinds(site: &Site) -> Daemon {
     daemon
 }
 
-async fn scrape(daemon: &Daemon) -> Scrape {
+pub async fn scrape(daemon: &Daemon) -> Scrape {
     let reply = get(daemon, "/metrics").await;
     assert!(
         reply
@@ -87,7 +87,7 @@ async fn scrape(daemon: &Daemon) -> Scrape {
     Scrape::parse(reply.body.lines().map(|line| Ok(line.to_owned()))).unwrap()
 }
 
-fn sample(scrape: &Scrape, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+pub fn sample(scrape: &Scrape, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let labels: HashMap<_, _> = labels.iter().copied().collect();
     let has_these = |sample: &&prometheus_parse::Sample| {
         sample.metric == name
@@ -306,6 +306,37 @@ async fn metrics_have_what_was_counted() {
 }
 
 #[tokio::test]
+async fn hits_that_redis_refuses_to_any_client_are_counted_apart() {
+    let site = Site::new().await;
+    site.configure(
+        "[[family]]\nname = \"shop/small\"\nkind = \"buffered\"\npartitions = 1\nmax_pending = 10\n\
+         sync_time = \"1h\"\nsync_hits = 100000\n",
+    );
+    let daemon = site.daemon().await;
+    ready(&daemon).await;
+    let small = Family::buffered("shop", "small")
+        .durability(Durability::Immediate)
+        .partitions(1)
+        .max_pending(10);
+    let small = site.writer().await.open(small).await.unwrap();
+    for id in 0..30 {
+        let outcome = small.add(&id.to_string(), 1).await.unwrap();
+        assert_eq!(outcome == Outcome::Full, id >= 10, "{id}");
+    }
+    let labels = [("pair", "main"), ("family", "small")];
+    for (name, value) in [
+        ("counterfoil_counted_hits_total", 10.0),
+        ("counterfoil_refused_hits_total", 20.0),
+        ("counterfoil_pending_share", 1.0),
+    ] {
+        eventually(name, async || {
+            sample(&scrape(&daemon).await, name, &labels) == Some(value)
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
 async fn rejects_are_listed_by_pages_and_flushes_are_a_histogram() {
     let site = Site::new().await;
     site.sql("CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, n BIGINT NOT NULL)")
@@ -508,7 +539,14 @@ async fn a_family_that_is_not_served_is_not_opened_either() {
         reply.status == 404 && reply.body.contains("does not serve"),
         "{reply:?}"
     );
-    assert_eq!(get(&daemon, "/api/v1/families").await.json()["total"], 0);
+    eventually("its state", async || {
+        let families = get(&daemon, "/api/v1/families").await.json();
+        let family = &families["families"][0];
+        family["served"] == false && family["pending"] == 1
+    })
+    .await;
+    let scrape = scrape(&daemon).await;
+    assert_eq!(sample(&scrape, "counterfoil_families", &[]), Some(0.0));
 }
 
 const TOKEN: &str = "s3cret of the test + & %";

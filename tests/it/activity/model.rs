@@ -327,6 +327,13 @@ impl Activity {
         } else if !sent.has_caller() {
             self.partition.set([("hits", hits.to_string())]);
         }
+        let refused = words.iter().filter(|word| !["0", "1"].contains(word));
+        let refused = refused.count() as u64;
+        if refused > 0 {
+            let before = self.partition.number("refused").unwrap_or(0);
+            self.partition
+                .set([("refused", (before + refused).to_string())]);
+        }
         let items = [Value::Int(hits as i64)].into_iter();
         Ok((
             reply("OK", items.chain(words.iter().map(|text| word(text)))),

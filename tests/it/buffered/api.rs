@@ -123,7 +123,17 @@ async fn a_hit_that_cannot_be_counted_is_refused_alone() {
     ] {
         assert_eq!(small.add(id, delta).await.unwrap(), expected, "{id}");
     }
+    let backlog = small.backlog().await.unwrap();
+    assert_eq!(
+        (backlog.counted, backlog.refused, backlog.fullest),
+        (3, 2, 2)
+    );
     pair.drain().await;
+    let backlog = small.backlog().await.unwrap();
+    assert_eq!(
+        (backlog.counted, backlog.refused, backlog.fullest),
+        (3, 2, 0)
+    );
     assert_eq!(small.count("c", 1).await, 1);
     assert_eq!(small.count("a", 2).await, 2);
     refused(small.get("a").await, ErrorKind::Range, "");

@@ -113,16 +113,16 @@ impl Kind for Buffered {
 #[test]
 fn exact_whatever_redis_suffers() {
     exact::<Buffered>([
-        (Crashes::None, 200),
-        (Crashes::BackToTheLastFsync, 80),
-        (Crashes::Empty, 200),
+        (Crashes::None, 120),
+        (Crashes::BackToTheLastFsync, 60),
+        (Crashes::Empty, 120),
     ]);
 }
 
 #[test]
 fn exact_with_the_real_database() {
     let crashes = [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty];
-    exact_in_the_real_database::<Buffered>(8, crashes.map(|crashes| (crashes, 26)));
+    exact_in_the_real_database::<Buffered>(8, crashes.map(|crashes| (crashes, 16)));
 }
 
 const WRITE: Step<Infallible> = Step::Write {

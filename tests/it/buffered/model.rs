@@ -293,6 +293,7 @@ impl Buffered {
                 for group in groups {
                     let partition = &mut partitions[group.partition];
                     results.push(int(partition.note(now, group.hits)));
+                    let refused_before = refused.len();
                     for &(id, delta) in &group.pairs {
                         pair += 1;
                         let sum =
@@ -300,6 +301,8 @@ impl Buffered {
                         refused.extend(sum.err().map(|word| format!("{pair}:{word}")));
                         results.push(sum.map_or_else(text, amount));
                     }
+                    let refused_here = refused.len() - refused_before;
+                    partition.refuse(group.hits, refused_here, group.pairs.len());
                 }
                 Ok((reply("OK", results), Some(refused.join(" "))))
             },
@@ -343,6 +346,9 @@ impl Buffered {
         let left = std::mem::take(partition);
         partition.set([("incarnation", incarnation), ("hits", "0".into())]);
         partition.set([("hits_before", (before + waiting).to_string())]);
+        if let Some(refused) = left.number("refused") {
+            partition.set([("refused", refused.to_string())]);
+        }
         self.left(left.buffer);
         self.left(left.batch);
         frame.family.end_epochs();

@@ -401,3 +401,32 @@ async fn nothing_is_repeated_that_the_user_may_not_do() {
     refused(counterfoil.reconciler().start().await);
     assert!(started.elapsed() < AT_ONCE);
 }
+
+#[tokio::test]
+async fn a_family_without_access_does_not_hide_the_others() {
+    let plain = Plain::new().await;
+    let names = ["a", "b", "c", "d", "e"];
+    for name in names {
+        plain.open(family(name)).await.count("page", 1).await;
+    }
+    let others = names.into_iter().filter(|name| *name != "d");
+    let patterns = others.map(|name| format!("~cf1:{{test/{name}/*"));
+    let allowed = format!(
+        "ACL SETUSER default resetkeys {}",
+        patterns.collect::<Vec<_>>().join(" ")
+    );
+    let _: () = plain.redis.run(&allowed).await.unwrap();
+    let found = plain.counterfoil.backlogs().await.unwrap();
+    assert_eq!(found.len(), names.len());
+    for (family, backlog) in found {
+        match backlog {
+            Ok(backlog) => assert_eq!((family.name() != "d", backlog.ids), (true, 1)),
+            Err(error) => {
+                assert_eq!(
+                    (family.name(), error.kind()),
+                    ("d", ErrorKind::AccessDenied)
+                );
+            }
+        }
+    }
+}

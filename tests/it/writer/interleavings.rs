@@ -568,7 +568,7 @@ fn exact(crashes: Crashes, default: u32) {
 
 #[test]
 fn exact_without_crashes_of_redis() {
-    exact(Crashes::None, 300);
+    exact(Crashes::None, 180);
 }
 
 #[test]
@@ -578,7 +578,7 @@ fn exact_when_redis_goes_back_to_its_last_fsync() {
 
 #[test]
 fn exact_when_redis_is_emptied() {
-    exact(Crashes::Empty, 300);
+    exact(Crashes::Empty, 180);
 }
 
 /// Replays a case after one delivered increment, so that the epoch and the scripts are known.

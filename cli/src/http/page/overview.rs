@@ -9,7 +9,6 @@ use crate::http::AppState;
 use crate::http::params::Params;
 use crate::http::problem::Problem;
 use crate::output::count;
-use crate::status::State;
 use crate::view::View;
 
 /// The maximum number of families on a page.
@@ -67,10 +66,11 @@ pub async fn overview(
 }
 
 /// Renders the parts of the page by name, in their order.
-pub fn parts(view: &View, selection: &Selection) -> [(&'static str, Markup); 8] {
+pub fn parts(view: &View, selection: &Selection) -> [(&'static str, Markup); 9] {
     [
         ("summary", summary(view)),
         ("servers", tables::servers(view)),
+        ("figures", tables::figures(view)),
         ("findings", tables::findings(view)),
         ("families", families(view, selection)),
         ("unserved", tables::unserved(view)),
@@ -82,33 +82,14 @@ pub fn parts(view: &View, selection: &Selection) -> [(&'static str, Markup); 8] 
 
 /// Renders the problems in a sentence.
 fn summary(view: &View) -> Markup {
-    let families: Vec<_> = view.of_pairs(|pair| &pair.families).collect();
-    let with = |state| {
-        let families = families.iter();
-        families.filter(|one| one.1.status.state == state).count()
-    };
-    let (mut down, mut refused) = (0, 0);
-    for pair in &view.pairs {
-        down += usize::from(!pair.redis.up) + usize::from(!pair.mysql.up);
-        refused += pair.refused.len();
-    }
-    let (broken, late) = (with(State::Broken), with(State::Late));
-    let rejects = with(State::Rejects);
-    let problems = [
-        (down, "server is unavailable", "servers are unavailable"),
-        (broken, "family is broken", "families are broken"),
-        (late, "family is late", "families are late"),
-        (rejects, "family has rejects", "families have rejects"),
-        (refused, "family was refused", "families were refused"),
-    ];
-    let problems: Vec<_> = problems
-        .iter()
-        .filter(|(number, ..)| *number > 0)
-        .map(|(number, one, many)| count(*number as u64, one, many))
-        .collect();
+    let families = view.of_pairs(|pair| &pair.families);
+    let served = families.filter(|(_, family)| family.status.served).count();
+    let problems = view.problems();
     html! {
         p.summary.trouble[!problems.is_empty()] {
-            @if problems.is_empty() { "All is well: " (families.len()) " families are served." } @else { (problems.join(", ")) "." }
+            @if !problems.is_empty() { (problems.join(", ")) "." }
+            @else if view.is_unknown() { "Not known yet: the daemon has not seen the state of its servers and families." }
+            @else { "All is well: " (count(served as u64, "family is served.", "families are served.")) }
         }
     }
 }
@@ -120,7 +101,7 @@ fn families(view: &View, selection: &Selection) -> Markup {
     let first = (page - 1) * ROWS;
     let shown = &rows[first..rows.len().min(first + ROWS)];
     html! {
-        (tables::families(shown, rows.len(), &selection.family))
+        (tables::families(shown, rows.len(), &selection.family, view.at))
         @if pages > 1 {
             nav aria-label="Pages of families" {
                 @if page > 1 { a id="previous" rel="prev" href=(selection.address(page - 1)) { "Previous" } }
@@ -136,7 +117,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::view::{FamilyView, PairView, Refused};
+    use crate::status::State;
+    use crate::view::{FamilyView, Look, PairView, ReconcilerView, Refused};
 
     fn view() -> View {
         let mut families: Vec<_> = (0..120)
@@ -155,6 +137,7 @@ mod tests {
             ..PairView::default()
         };
         pair.redis.up = true;
+        (pair.redis.since, pair.mysql.since) = (1, 1);
         View {
             at: 0,
             version: "1",
@@ -193,6 +176,42 @@ mod tests {
         assert!(page(99).contains("Page 3 of 3"));
         let some = part(&view, "f11", 1, "families");
         assert!(some.contains("shop/f110") && !some.contains("shop/f077"));
+    }
+
+    #[test]
+    fn health_is_unknown_before_the_first_look() {
+        let seen = Look {
+            at: Some(100),
+            ..Look::default()
+        };
+        let mut pair = PairView::default();
+        let summary = |pair: &PairView, at| {
+            let pairs = vec![Arc::new(pair.clone())];
+            let version = "1";
+            part(&View { at, version, pairs }, "", 1, "summary")
+        };
+        let is_known = |pair: &PairView| !summary(pair, 100).contains("Not known yet");
+        assert!(!is_known(&pair));
+        for server in [&mut pair.redis, &mut pair.mysql] {
+            (server.up, server.since) = (true, 1);
+        }
+        assert!(!is_known(&pair));
+        pair.reconciler.running = true;
+        for number in 0..3 {
+            assert!(!is_known(&pair));
+            let looks = &mut pair.looks;
+            let looks = [&mut looks.families, &mut looks.overview, &mut looks.check];
+            *looks.into_iter().nth(number).expect("a look") = seen.clone();
+        }
+        assert!(summary(&pair, 100).contains("All is well: 0 families are served."));
+        assert!(summary(&pair, 131).contains("2 kinds of figures are stale."));
+        assert!(summary(&pair, 221).contains("3 kinds of figures are stale."));
+        pair.reconciler = ReconcilerView {
+            running: false,
+            why: Some("a reason".to_owned()),
+            failing: Vec::new(),
+        };
+        assert!(summary(&pair, 100).contains("1 reconciler does not run."));
     }
 
     #[test]

@@ -47,14 +47,20 @@ fn optional_table<'v, T: 'v>(
 
 pub fn servers(view: &View) -> Markup {
     let row = |pair: &str, name: &str, server: &ServerView| {
-        let state = if server.up { "up" } else { "unavailable" };
+        let state = server.state();
+        let class = match state {
+            "up" => "ok",
+            "unknown" => "unknown",
+            _ => "down",
+        };
+        let why = server.why.as_ref().or(server.refuses.as_ref());
         html! {
             tr {
                 th scope="row" { (pair) ": " (name) }
-                td { span.state.(if server.up { "ok" } else { "down" }) { (state) } }
+                td { span.state.(class) { (state) } }
                 td { @if server.since > 0 { (time(server.since)) } }
                 td { (server.version.as_deref().unwrap_or("unknown")) }
-                td { (server.why.as_deref().unwrap_or_default()) }
+                td { (why.map_or("", String::as_str)) }
             }
         }
     };
@@ -63,6 +69,36 @@ pub fn servers(view: &View) -> Markup {
     };
     let heads = ["Server", "State", "Since (UTC)", "Version", "Reason"];
     table("servers", "Servers", &heads, &rows)
+}
+
+/// Renders when figures were last read, for those that are not current.
+pub fn figures(view: &View) -> Markup {
+    let mut old = Vec::new();
+    for pair in &view.pairs {
+        let looks = pair.looks.all(view.at).into_iter();
+        let not_current = looks.filter(|(_, look, is_stale)| *is_stale || look.why.is_some());
+        old.extend(not_current.map(|(name, look, is_stale)| (&pair.name, name, look, is_stale)));
+    }
+    if old.is_empty() {
+        return Markup::default();
+    }
+    let heads = ["Figures", "State", "Last read (UTC)", "Reason"];
+    let rows = html! {
+        @for (pair, name, look, is_stale) in old {
+            tr {
+                th scope="row" { (pair) ": " (name) }
+                td { span.state.(if is_stale { "late" } else { "ok" }) { (if is_stale { "stale" } else { "current" }) } }
+                td { @match look.at { Some(at) => (time(at)), None => "never" } }
+                td { (look.why.as_deref().unwrap_or_default()) }
+            }
+        }
+    };
+    table(
+        "figures",
+        "Figures that are not read at present",
+        &heads,
+        &rows,
+    )
 }
 
 pub fn findings(view: &View) -> Markup {
@@ -85,7 +121,7 @@ pub fn findings(view: &View) -> Markup {
     )
 }
 
-pub fn families(rows: &[(&str, &FamilyView)], total: usize, text: &str) -> Markup {
+pub fn families(rows: &[(&str, &FamilyView)], total: usize, text: &str, now: u64) -> Markup {
     let total = grouped(total as i128);
     let caption = if text.is_empty() {
         format!("Families: {total}")
@@ -103,14 +139,14 @@ pub fn families(rows: &[(&str, &FamilyView)], total: usize, text: &str) -> Marku
         "Rejects",
         "Last saved (UTC)",
     ];
-    let body = html! { @for (pair, family) in rows { (family_row(pair, family)) } };
+    let body = html! { @for (pair, family) in rows { (family_row(pair, family, now)) } };
     html! {
         (table("families", &caption, &heads, &body))
         @if rows.is_empty() { p { "No families." } }
     }
 }
 
-fn family_row(pair: &str, family: &FamilyView) -> Markup {
+fn family_row(pair: &str, family: &FamilyView, now: u64) -> Markup {
     let FamilyView {
         status,
         rate: current,
@@ -124,7 +160,14 @@ fn family_row(pair: &str, family: &FamilyView) -> Markup {
                 a id={ "family-" (pair) "-" (name) } href=(counters_address(pair, status)) { (name) }
                 @if let Some(problem) = &status.problem { p.problem { (problem) } }
             }
-            td { span.state.(state) { (state) } }
+            td {
+                span.state.(state) { (state) }
+                @if status.is_stale(now) {
+                    " " span.state.late { "stale" }
+                    @if let Some(seen) = status.seen { " as of " (time(seen)) " UTC" }
+                }
+                @if !status.served { " not served here" }
+            }
             td { (status.kind) }
             td.number { @if let Some(current) = current { (rate(*current)) } (line(|sample| sample.rate.unwrap_or(0.0))) }
             td.number.pending { (number(status.pending)) (line(|sample| sample.pending as f64)) }

@@ -10,7 +10,7 @@ use crate::support::{Site, eventually};
 #[tokio::test]
 async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
     let site = Site::new().await;
-    site.configure(FAMILIES);
+    site.configure(&FAMILIES.replace("sync_time = \"1h\"", "sync_time = \"500ms\""));
     let nothing = site.printed(&["status"]).await;
     assert!(
         nothing.contains("shop/views is configured, but was never opened"),
@@ -45,19 +45,27 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
         site.run(&["status", "--late", "10ms"]).await.code == 1
     })
     .await;
+    // relative to the family's sync time
+    site.configure(FAMILIES);
+    site.printed(&["add", "shop/views", "a", "0"]).await;
+    site.ends_with(0, &["status", "--late", "10ms"]).await;
+    site.configure(&FAMILIES.replace("sync_time = \"1h\"", "sync_time = \"500ms\""));
+    site.printed(&["add", "shop/views", "a", "0"]).await;
     let late = site.json(1, &["status", "--late", "10ms"]).await;
     let family = &late[0]["families"][0];
     assert_eq!(
         (&family["family"], &family["state"], &family["counted"]),
-        (&json!("views"), &json!("late"), &json!(1))
+        (&json!("views"), &json!("late"), &json!(3))
     );
     assert!(
-        family["oldest_seconds"].as_f64().expect("seconds") > 0.01,
+        family["oldest_seconds"].as_f64().expect("seconds") > 0.5,
         "{late}"
     );
 
     site.printed(&["drain"]).await;
-    let saved = site.json(0, &["status", "--late", "10ms"]).await;
+    // drain opened all families; without persistence, Redis would count known visitors again
+    let saved = site.json(2, &["status", "--late", "10ms"]).await;
+    assert_eq!(saved[0]["errors"][0]["subject"], "redis persistence");
     assert!(
         saved[0]["families"][0]["last_saved"]
             .as_u64()
@@ -65,14 +73,17 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
             > 1_700_000_000,
         "{saved}"
     );
-    let status = site.printed(&["status"]).await;
-    assert!(status.contains(" ago "), "{status}");
+    let status = site.ends_with(2, &["status"]).await.out;
+    assert!(
+        status.contains(" ago ") && status.contains("pair main: error: redis persistence: "),
+        "{status}"
+    );
     let _: () = site
         .redis
         .run("SET cf1:{shop/views/0}:buffer text")
         .await
         .expect("set");
-    let broken = site.ends_with(1, &["status"]).await;
+    let broken = site.ends_with(2, &["status"]).await;
     assert!(broken.out.contains("broken"), "{broken:?}");
 }
 

@@ -62,6 +62,18 @@ async fn a_mysql_that_is_gone_is_named() {
         gone.out.contains("pair main: mysql is unavailable: "),
         "{gone:?}"
     );
+    let row = gone.out.lines().find(|line| line.starts_with("shop/views"));
+    let cells: Vec<_> = row.expect("what Redis knows").split_whitespace().collect();
+    assert_eq!((cells[1], cells[2]), ("buffered", "1"), "{gone:?}");
+    let pending = site.json(2, &["pending"]).await;
+    let families = pending[0]["families"].as_array().expect("families");
+    let names: Vec<_> = families.iter().map(|family| &family["family"]).collect();
+    assert_eq!(names, ["views"], "{pending}");
+    // also those that the configuration does not have
+    site.configure("");
+    let others = site.json(2, &["pending"]).await;
+    assert_eq!(others[0]["families"][0]["pending"], 1, "{others}");
+    site.configure(FAMILIES);
     let commands = [
         &["families"][..],
         &["get", "shop/views", "a"],

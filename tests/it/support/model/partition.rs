@@ -114,6 +114,18 @@ impl Partition {
         earlier + hits
     }
 
+    /// Moves hits that were noted to the refused ones, as some pairs of their call were refused.
+    pub fn refuse(&mut self, hits: u64, refused: usize, pairs: usize) {
+        let share = hits * refused as u64 / (pairs as u64).max(1);
+        if share > 0 {
+            let (noted, before) = (self.number("hits"), self.number("refused"));
+            self.set([
+                ("hits", (noted.unwrap_or(0) - share).to_string()),
+                ("refused", (before.unwrap_or(0) + share).to_string()),
+            ]);
+        }
+    }
+
     /// Returns incarnation, seq and nonce of the last cut, as scripts write them.
     pub fn cut(&self) -> [String; 3] {
         let field = |field| self.meta.get(field).cloned();

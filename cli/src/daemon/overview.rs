@@ -1,0 +1,103 @@
+//! The overview of a pair in MySQL: rejects, recounts, and the differences that these found.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use counterfoil::admin::Overview;
+use counterfoil::store::Registered;
+use counterfoil::{Counterfoil, MysqlStore, Result};
+use tokio::sync::watch;
+
+use super::families::Families;
+use super::reject_log::RejectLog;
+use super::state::PairState;
+use crate::status;
+use crate::view::{DriftView, RecountView, RejectView};
+
+/// The maximum number of rejects, and of differences, to show.
+const MAX_SHOWN: u64 = 20;
+/// Repeated reads of the overview.
+pub struct Overviews {
+    /// The last overview.
+    known: watch::Sender<Vec<Overview>>,
+    reject_log: RejectLog,
+    /// The run, and its number of differences, at the last read of each family's drift.
+    drift_of: BTreeMap<String, (u64, u64)>,
+}
+
+impl Overviews {
+    /// Creates the state, which sends each overview to `known`.
+    pub fn new(known: watch::Sender<Vec<Overview>>) -> Self {
+        Overviews {
+            known,
+            reject_log: RejectLog::default(),
+            drift_of: BTreeMap::new(),
+        }
+    }
+
+    /// Reads rejects, recounts and their differences, and publishes them.
+    pub async fn read(
+        &mut self,
+        counterfoil: &Counterfoil,
+        families: &Families,
+        state: &PairState,
+    ) -> Result<()> {
+        let store = counterfoil.mysql()?;
+        let overview = store.overview().await?;
+        let latest = store.latest_rejects(MAX_SHOWN).await?;
+        self.reject_log.log(&state.name, &latest);
+        let mut recounts = Vec::new();
+        for one in &overview {
+            let Some(run) = &one.recount else { continue };
+            let family = format!("{}/{}", one.namespace, one.family);
+            let own = families.recount(&family);
+            let own = own.filter(|own| own.run == run.run);
+            recounts.push(RecountView {
+                run: run.run,
+                checked: own.map_or(run.checked, |own| own.checked),
+                drifted: own.map_or(run.drifted, |own| own.drifted),
+                about: own.map(|own| own.about),
+                started: status::unix_seconds(run.started),
+                finished: run.finished.map(status::unix_seconds),
+                family,
+            });
+        }
+        self.known.send_replace(overview);
+        let drift = self.drift(store, state, &recounts).await;
+        state.update(|view| {
+            view.rejects = RejectView::all(latest);
+            view.recounts = recounts;
+            view.drift = drift;
+        });
+        Ok(())
+    }
+
+    /// Returns the latest differences, with those that current runs found since the last call.
+    async fn drift(
+        &mut self,
+        store: &MysqlStore,
+        state: &PairState,
+        recounts: &[RecountView],
+    ) -> Vec<DriftView> {
+        let mut all = state.view.borrow().drift.clone();
+        for recount in recounts {
+            let (family, run) = (&recount.family, recount.run);
+            let seen = (run, recount.drifted);
+            if recount.drifted == 0 || self.drift_of.get(family) == Some(&seen) {
+                continue;
+            }
+            let Some(Registered { family: known, .. }) = state.known(family) else {
+                continue;
+            };
+            let Ok(drift) = store.drift(&known, run, None, MAX_SHOWN).await else {
+                continue;
+            };
+            self.drift_of.insert(family.clone(), seen);
+            all.retain(|one| one.family != *family || one.run != run);
+            all.extend(DriftView::all(family, run, drift));
+        }
+        all.sort_by_key(|drift| Reverse(drift.at));
+        all.truncate(MAX_SHOWN as usize);
+        all
+    }
+}

@@ -1,0 +1,429 @@
+//! Outages, and what each surface of the daemon says about them: status page, API, `status`,
+//! metrics, readiness and log.
+
+use std::time::Duration;
+
+use counterfoil::sqlx;
+use counterfoil::{BufferedCounters, Counterfoil, Durability, Family, MysqlStore};
+use futures_util::future::join;
+use serde_json::{Value, json};
+use testkit::{MysqlServer, RedisOptions, RedisServer};
+use tokio::time::timeout;
+
+use crate::client::get;
+use crate::http::{sample, scrape};
+use crate::support::{Daemon, Site, eventually};
+
+/// Two families in counterfoil's table, and one in each table of the application.
+const FAMILIES: &str = r#"
+[[family]]
+name = "shop/views"
+kind = "buffered"
+sync_hits = 1
+sync_time = "50ms"
+[[family]]
+name = "shop/denied"
+kind = "buffered"
+sync_hits = 1
+sync_time = "50ms"
+[[family]]
+name = "shop/small"
+kind = "buffered"
+sync_hits = 1
+sync_time = "50ms"
+table = { name = "small", write = "upsert", keys = [["id", "text"]], value = "n" }
+[[family]]
+name = "shop/dropped"
+kind = "buffered"
+sync_hits = 1
+sync_time = "50ms"
+table = { name = "dropped", write = "upsert", keys = [["id", "text"]], value = "n" }
+[[family]]
+name = "shop/revoked"
+kind = "buffered"
+sync_hits = 1
+sync_time = "50ms"
+table = { name = "revoked", write = "upsert", keys = [["id", "text"]], value = "n" }
+[[family]]
+name = "shop/locked"
+kind = "buffered"
+sync_hits = 1
+sync_time = "50ms"
+table = { name = "locked", write = "upsert", keys = [["id", "text"]], value = "n" }
+"#;
+
+/// The time within which a surface tells of an outage.
+const SOON: Duration = Duration::from_secs(15);
+
+/// One pair of servers, and the daemon of a user with few privileges.
+struct Stage {
+    mysql: MysqlServer,
+    site: Site,
+    daemon: Daemon,
+    /// A client that keeps its connection.
+    writer: Counterfoil,
+}
+
+/// What the surfaces say in an outage. Texts are parts of what they say.
+struct Says {
+    outage: &'static str,
+    page: &'static [&'static str],
+    /// Where the state of the pair in the API has this value.
+    api: (&'static str, Value),
+    metric: (&'static str, &'static [(&'static str, &'static str)], f64),
+    /// The body of `/readyz`.
+    ready: &'static str,
+    /// The exit code of `status`, and a part of its output.
+    status: (i32, &'static str),
+    /// The words of a line in the log.
+    log: &'static [&'static str],
+}
+
+impl Stage {
+    async fn begin() -> Self {
+        let mysql = MysqlServer::start().await;
+        let redis = RedisServer::start(RedisOptions::volatile()).await;
+        let (database, pool) = mysql.database("outages").await;
+        MysqlStore::new(pool.clone())
+            .create_tables()
+            .await
+            .expect("counterfoil's tables");
+        let url = mysql.url(&database).replace("root@", "counterfoil@");
+        let site = Site::of(redis, pool, url);
+        site.sql("CREATE USER counterfoil@localhost").await;
+        for table in ["small", "dropped", "revoked", "locked"] {
+            let kind = if table == "small" {
+                "TINYINT"
+            } else {
+                "BIGINT"
+            };
+            let create =
+                format!("CREATE TABLE {table} (id VARBINARY(64) PRIMARY KEY, n {kind} NOT NULL)");
+            site.sql(&create).await;
+        }
+        site.configure(FAMILIES);
+        for grant in site.run(&["grants", "daemon"]).await.out.lines() {
+            if grant.starts_with("GRANT") {
+                let grant = grant
+                    .replace("`%`", "localhost")
+                    .replace("'%'", "localhost");
+                site.sql(&grant).await;
+            }
+        }
+        let daemon = site.daemon().await;
+        let writer = site.writer().await;
+        let stage = Stage {
+            mysql,
+            site,
+            daemon,
+            writer,
+        };
+        stage.is_well().await;
+        stage
+    }
+
+    async fn family(&self, name: &str) -> BufferedCounters {
+        let family = Family::buffered("shop", name)
+            .durability(Durability::Immediate)
+            .sync_hits(1)
+            .sync_time(Duration::from_millis(50));
+        // this process needs no database, and so no table
+        self.writer.open(family).await.expect("opened")
+    }
+
+    async fn count(&self, name: &str, hits: i64) {
+        let _ = self
+            .family(name)
+            .await
+            .add("page", hits)
+            .await
+            .expect("counted");
+    }
+
+    async fn page(&self) -> String {
+        get(&self.daemon, "/").await.body
+    }
+
+    async fn is_well(&self) {
+        eventually("all is well", async || {
+            self.page()
+                .await
+                .contains("All is well: 6 families are served.")
+                && get(&self.daemon, "/readyz").await.body == "ready\n"
+        })
+        .await;
+    }
+
+    /// Waits until a surface says what it should. Panics with the state and the log otherwise.
+    async fn soon(&self, what: &str, is_so: impl AsyncFnMut() -> bool) {
+        if timeout(SOON, eventually(what, is_so)).await.is_err() {
+            let state = get(&self.daemon, "/api/v1/state").await.body;
+            panic!("waited for {what}: {state}\n{}", self.daemon.log());
+        }
+    }
+
+    /// Checks that all surfaces say this soon.
+    async fn says(&self, says: Says) {
+        let Says {
+            outage,
+            page,
+            api,
+            metric,
+            ready,
+            status,
+            log,
+        } = says;
+        let surfaces = async {
+            self.soon(&format!("{outage}: page with {page:?}"), async || {
+                let shown = self.page().await;
+                page.iter().all(|words| shown.contains(words))
+            })
+            .await;
+            let (pointer, expected) = api;
+            self.soon(&format!("{outage}: {pointer} is {expected}"), async || {
+                let state = get(&self.daemon, "/api/v1/state").await.json();
+                state["pairs"][0].pointer(pointer) == Some(&expected)
+            })
+            .await;
+            let (name, labels, value) = metric;
+            self.soon(&format!("{outage}: {name} {labels:?}"), async || {
+                sample(&scrape(&self.daemon).await, name, labels) == Some(value)
+            })
+            .await;
+            self.soon(&format!("{outage}: {ready}"), async || {
+                get(&self.daemon, "/readyz").await.body == ready
+            })
+            .await;
+            self.daemon.logs(log).await;
+        };
+        let expected = format!("{outage}: status with {status:?}");
+        let printed = self.soon(&expected, async || {
+            let printed = self.site.run(&["status"]).await;
+            printed.code == status.0 && printed.out.contains(status.1)
+        });
+        join(surfaces, printed).await;
+    }
+}
+
+#[tokio::test]
+async fn every_surface_tells_of_an_outage() {
+    let stage = Stage::begin().await;
+    let Stage {
+        mysql,
+        site,
+        daemon,
+        ..
+    } = &stage;
+    stage.count("views", 1).await;
+
+    site.sql("SET GLOBAL read_only = 1").await;
+    stage.count("views", 1).await;
+    stage
+        .says(Says {
+            outage: "MySQL is read-only",
+            page: &[
+                "1 server refuses writes",
+                "1 family does not reach MySQL",
+                "failing",
+            ],
+            api: ("/reconciler/failing/0/family", json!("shop/views")),
+            metric: ("counterfoil_server_failing", &[("server", "mysql")], 1.0),
+            ready: "not ready: flush\n",
+            status: (2, "error: mysql read_only"),
+            log: &[
+                "fails, will retry",
+                "server=\"mysql\"",
+                "shop/views",
+                "read-only",
+            ],
+        })
+        .await;
+    site.sql("SET GLOBAL read_only = 0").await;
+    daemon.logs(&["nothing fails any more"]).await;
+
+    mysql.kill();
+    stage.count("views", 1).await;
+    stage
+        .says(Says {
+            outage: "MySQL is stopped",
+            page: &["1 server is unavailable"],
+            api: ("/mysql/up", json!(false)),
+            metric: ("counterfoil_server_up", &[("server", "mysql")], 0.0),
+            ready: "not ready: mysql\n",
+            status: (2, "shop/views"),
+            log: &["unavailable", "server=\"mysql\""],
+        })
+        .await;
+    mysql.start_again().await;
+    stage.is_well().await;
+
+    let _: () = site.redis.run("CONFIG SET maxmemory 1").await.expect("set");
+    stage
+        .says(Says {
+            outage: "Redis has reached maxmemory",
+            page: &["1 server refuses writes", "has reached maxmemory"],
+            api: ("/reconciler/failing/0/step", json!("counting")),
+            metric: ("counterfoil_server_failing", &[("server", "redis")], 1.0),
+            ready: "ready\n",
+            status: (2, "error: redis maxmemory"),
+            log: &["fails, will retry", "server=\"redis\"", "maxmemory"],
+        })
+        .await;
+    let _: () = site.redis.run("CONFIG SET maxmemory 0").await.expect("set");
+    stage.is_well().await;
+
+    let _: () = site.redis.run("REPLICAOF localhost 1").await.expect("set");
+    stage
+        .says(Says {
+            outage: "Redis is a replica",
+            page: &["1 server refuses writes", "accepts no writes"],
+            api: ("/reconciler/failing/0/server", json!("redis")),
+            metric: ("counterfoil_server_failing", &[("server", "redis")], 1.0),
+            ready: "not ready: flush\n",
+            status: (2, "replica"),
+            log: &["fails, will retry", "server=\"redis\""],
+        })
+        .await;
+    let _: () = site.redis.run("REPLICAOF NO ONE").await.expect("set");
+    stage.is_well().await;
+
+    site.redis.pause();
+    stage
+        .says(Says {
+            outage: "Redis is silent",
+            page: &["1 server is unavailable"],
+            api: ("/redis/why", json!("no reply within 3 s")),
+            metric: ("counterfoil_server_up", &[("server", "redis")], 0.0),
+            ready: "not ready: redis\n",
+            status: (2, "redis is unavailable"),
+            log: &["unavailable", "server=\"redis\"", "no reply within 3 s"],
+        })
+        .await;
+    site.redis.resume();
+    stage.is_well().await;
+
+    site.redis.kill();
+    stage
+        .says(Says {
+            outage: "Redis is stopped",
+            page: &["1 server is unavailable"],
+            api: ("/redis/up", json!(false)),
+            metric: ("counterfoil_server_up", &[("server", "redis")], 0.0),
+            ready: "not ready: redis\n",
+            status: (2, "redis is unavailable"),
+            log: &["unavailable", "server=\"redis\"", "refused"],
+        })
+        .await;
+    site.redis.start_again().await;
+    stage.is_well().await;
+
+    outages_of_single_families(&stage).await;
+}
+
+async fn outages_of_single_families(stage: &Stage) {
+    let Stage { site, daemon, .. } = stage;
+    stage.count("small", 1000).await;
+    stage
+        .says(Says {
+            outage: "a column is too small",
+            page: &["1 family has rejects"],
+            api: ("/rejects/0/family", json!("shop/small")),
+            metric: ("counterfoil_open_rejects", &[("family", "small")], 1.0),
+            ready: "ready\n",
+            status: (1, "rejects"),
+            log: &["a row refused a change", "shop/small"],
+        })
+        .await;
+
+    stage.count("denied", 1).await;
+    stage.family("dropped").await;
+    stage.family("revoked").await;
+    let patterns = ["views", "small", "dropped", "revoked", "locked"]
+        .map(|name| format!("~cf1:{{shop/{name}/*"));
+    let allowed = format!("ACL SETUSER default resetkeys {}", patterns.join(" "));
+    let _: () = site.redis.run(&allowed).await.expect("set");
+    site.sql("DROP TABLE dropped").await;
+    site.sql("REVOKE INSERT ON revoked FROM counterfoil@localhost")
+        .await;
+    let mut locking = site.pool.acquire().await.expect("a connection");
+    let lock = sqlx::raw_sql("LOCK TABLES locked WRITE");
+    lock.execute(&mut *locking).await.expect("locked");
+    for name in ["dropped", "revoked", "locked"] {
+        stage.count(name, 1).await;
+    }
+    for (outage, family, words) in [
+        ("an ACL entry is missing", "denied", "no permissions"),
+        ("a table was dropped", "dropped", "doesn't exist"),
+        ("a table is locked", "locked", "Lock wait timeout"),
+        (
+            "a privilege was revoked",
+            "revoked",
+            "INSERT command denied",
+        ),
+    ] {
+        let failing = async || {
+            let state = get(daemon, "/api/v1/state").await.json();
+            let failing = state["pairs"][0]["reconciler"]["failing"]
+                .as_array()
+                .expect("failing")
+                .clone();
+            let name = format!("shop/{family}");
+            failing
+                .into_iter()
+                .find(|one| one["family"] == name.as_str())
+        };
+        eventually(outage, async || failing().await.is_some()).await;
+        let one = failing().await.expect("it fails");
+        assert!(
+            one["error"].as_str().expect("text").contains(words),
+            "{outage}: {one}"
+        );
+        daemon
+            .logs(&["fails, will retry", &format!("shop/{family}"), words])
+            .await;
+        let scrape = scrape(daemon).await;
+        let labels = [("family", family)];
+        assert_eq!(
+            sample(&scrape, "counterfoil_families_failing", &labels),
+            Some(1.0),
+            "{outage}"
+        );
+    }
+    stage
+        .says(Says {
+            outage: "four families wait",
+            page: &[
+                "4 families do not reach MySQL",
+                "1 family is broken",
+                "no permissions",
+            ],
+            api: ("/looks/families/stale", json!(false)),
+            metric: ("counterfoil_families_broken", &[("family", "denied")], 1.0),
+            ready: "not ready: flush\n",
+            status: (2, "no permissions"),
+            log: &["fails, will retry", "search for hits", "shop/denied"],
+        })
+        .await;
+    let printed = site.run(&["status"]).await.out;
+    for words in [
+        "dropped",
+        "no INSERT privilege",
+        "locked",
+        "Lock wait timeout",
+    ] {
+        assert!(printed.contains(words), "{words}: {printed}");
+    }
+    // the others are served and probed, and their figures are current
+    let state = get(daemon, "/api/v1/state").await.body;
+    assert!(!state.contains("check of Redis"), "{state}");
+    let before = get(daemon, "/api/v1/state?family=shop/views").await.json();
+    let seen = |state: &Value| {
+        state["pairs"][0]["families"][0]["seen"]
+            .as_u64()
+            .expect("seen")
+    };
+    eventually("current figures", async || {
+        seen(&get(daemon, "/api/v1/state?family=shop/views").await.json()) > seen(&before)
+    })
+    .await;
+}
