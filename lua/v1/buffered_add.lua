@@ -130,7 +130,7 @@ for k = 3, #KEYS, 2 do
   end
   if grows then pcall('HDEL', buffer, '') end
   -- each pair stands for the average number of hits
-  local share = math.floor(hits * refused_pairs / math.max(1, ARGV[arg + 1]))
+  local share = refused_pairs > 0 and math.floor(hits * refused_pairs / ARGV[arg + 1]) or 0
   if share > 0 and total > 0 then
     pcall('HINCRBY', meta, 'hits', string.format('-%.0f', share))
     pcall('HINCRBY', meta, 'refused', string.format('%.0f', share))
