@@ -185,7 +185,7 @@ pub enum Command {
 
 #[derive(Debug, Subcommand)]
 pub enum FamilyCommand {
-    /// Removes a family that nobody uses any more, and that has nothing pending: its keys in Redis,
+    /// Removes a family that is no longer used and has nothing pending: its keys in Redis,
     /// and its rows in counterfoil's own tables
     Remove {
         /// NAMESPACE/FAMILY

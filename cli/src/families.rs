@@ -29,8 +29,16 @@ pub fn configured<'a>(
     pair: &str,
     name: &str,
 ) -> Option<&'a FamilyConfig> {
+    describing(of_pair(families, pair), name)
+}
+
+/// Returns the most specific of the configurations that describe NAMESPACE/FAMILY.
+fn describing<'a>(
+    families: impl Iterator<Item = &'a FamilyConfig>,
+    name: &str,
+) -> Option<&'a FamilyConfig> {
     let (namespace, family) = name.split_once('/')?;
-    of_pair(families, pair)
+    families
         .filter(|configured| configured.describes(namespace, family))
         .max_by_key(|configured| configured.precedence())
 }
@@ -70,9 +78,7 @@ pub async fn in_redis(redis: &Connection, configured: &[FamilyConfig]) -> Vec<Fa
         let Some((namespace, family)) = name.split_once('/') else {
             continue;
         };
-        let describes = |one: &&FamilyConfig| one.describes(namespace, family);
-        let configured = configured.iter().find(describes);
-        let found = match configured {
+        let found = match describing(configured.iter(), &name) {
             Some(configured) => configured.in_namespace(namespace).ok(),
             None => settings_in_redis(redis, namespace, family).await,
         };

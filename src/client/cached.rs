@@ -241,11 +241,7 @@ impl CachedCounters {
         if missing.is_empty() {
             return Ok(values);
         }
-        let rows = async {
-            let ids: Vec<_> = missing.iter().map(|(index, _)| ids[*index]).collect();
-            let family = self.handle.registered().await?;
-            self.handle.shared.store.rows(family, &ids).await
-        };
+        let rows = self.rows_together(ids, &missing);
         let rows = self.handle.stored_by(deadline, rows).await?;
         for ((index, _), row) in missing.iter().zip(rows) {
             values[*index] = row.unwrap_or(0);
@@ -399,12 +395,22 @@ impl CachedCounters {
             [] => Ok(Vec::new()),
             [(index, ticket)] => Ok(vec![self.read_row(ids[*index], *ticket).row().await?]),
             _ => {
-                let ids: Vec<_> = missing.iter().map(|(index, _)| ids[*index]).collect();
-                metrics::count(metrics::SEEDS, &self.handle.opened.label, ids.len() as u64);
-                let family = self.handle.registered().await?;
-                self.handle.shared.store.rows(family, &ids).await
+                let seeds = missing.len() as u64;
+                metrics::count(metrics::SEEDS, &self.handle.opened.label, seeds);
+                self.rows_together(ids, missing).await
             }
         }
+    }
+
+    /// Reads the rows of the missing counters by one query.
+    async fn rows_together(
+        &self,
+        ids: &[&str],
+        missing: &[(usize, Ticket)],
+    ) -> Result<Vec<Option<i64>>> {
+        let ids: Vec<_> = missing.iter().map(|(index, _)| ids[*index]).collect();
+        let family = self.handle.registered().await?;
+        self.handle.shared.store.rows(family, &ids).await
     }
 
     fn read_row(&self, id: &str, ticket: Ticket) -> Arc<Read> {

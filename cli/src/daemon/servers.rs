@@ -41,7 +41,7 @@ impl Name {
     }
 }
 
-/// Whether Redis and MySQL are up.
+/// The availability of Redis and MySQL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Up {
     redis: bool,

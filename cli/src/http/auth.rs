@@ -33,7 +33,7 @@ const SESSION_SECONDS: u64 = 7 * 24 * 3600;
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// What a client must state and prove. A reload of the configuration replaces it.
+/// The host and the token that a client must send. A reload of the configuration replaces it.
 #[derive(Clone)]
 pub struct Access {
     listen: SocketAddr,

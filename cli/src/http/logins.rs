@@ -1,4 +1,4 @@
-//! Failed logins, counted by client, so that nobody can try many tokens.
+//! Failed logins, counted by client, so that no client can try many tokens.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

@@ -7,7 +7,6 @@ use std::time::{Duration, SystemTime};
 
 use super::MysqlStore;
 use super::add::{self, Refused};
-
 use super::json::{self, I64, ID, INPUT, hex};
 use super::rejects;
 use super::session::{Transaction, UnitOfWork};

@@ -425,15 +425,15 @@ impl MysqlStore {
         after: u64,
     ) -> Result<u64> {
         let page = self.rejects(after, PAGE).await?;
+        let mut by_family: HashMap<_, Vec<u64>> = HashMap::new();
+        for reject in &page {
+            let family = (&*reject.namespace, &*reject.family);
+            by_family.entry(family).or_default().push(reject.number);
+        }
         for registered in families {
             let family = &registered.family;
-            let of_family = page.iter().filter(|reject| {
-                (&*reject.namespace, &*reject.family) == (&*family.namespace, &*family.name)
-            });
-            let numbers: Vec<_> = of_family.map(|reject| reject.number).collect();
-            if numbers.is_empty() {
-                continue;
-            }
+            let numbers = by_family.remove(&(&*family.namespace, &*family.name));
+            let Some(numbers) = numbers else { continue };
             let retry = Some(((**registered).clone(), self.target(family).await?));
             let failed = "rejects were not applied";
             let resolved = self.resolve(retry, &numbers, failed).await?;
