@@ -26,13 +26,15 @@ function isSelected(part) {
   return !selection.isCollapsed && part.contains(selection.anchorNode);
 }
 
-/** Replaces the content of a part, and keeps focus and scroll position. */
+/** Replaces the content of a part, and keeps focus, text of the search, open details and scroll position. */
 function replace(part, content) {
   const focused = part.contains(document.activeElement) ? document.activeElement.id : '';
+  const typed = part.querySelector('input[type=search]')?.value;
   const scrolled = part.querySelector('.scroll')?.scrollLeft;
-  const open = part.querySelector('details')?.open;
+  const open = new Map([...part.querySelectorAll('details[id]')].map((details) => [details.id, details.open]));
   part.innerHTML = content;
-  if (open) part.querySelector('details')?.setAttribute('open', '');
+  for (const details of part.querySelectorAll('details[id]')) details.open = open.get(details.id) ?? details.open;
+  if (typed !== undefined) part.querySelector('input[type=search]').value = typed;
   if (scrolled) part.querySelector('.scroll')?.scrollTo(scrolled, 0);
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
 }
@@ -44,7 +46,9 @@ function watch(path) {
     const events = new EventSource(path + location.search);
     events.onmessage = ({ data }) => {
       received = Date.now();
-      Object.entries(JSON.parse(data).parts).forEach(([name, content]) => waiting.set(name, content));
+      const { state, parts } = JSON.parse(data);
+      if (path === 'events') document.title = `${state} – Counterfoil`;
+      Object.entries(parts).forEach(([name, content]) => waiting.set(name, content));
       for (const [name, content] of waiting) {
         const part = document.getElementById(`part-${name}`);
         if (isSelected(part)) continue;
@@ -60,18 +64,23 @@ function watch(path) {
   listen();
 }
 
-/** Draws the slices of a counter as a chart. */
+/** Draws the slices of a counter as bars in the browser's time zone. The last one, which is not over, is hollow. */
 function draw(box) {
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const wholeSteps = Array.from({ length: 12 }, (_, zeros) => [1, 2, 5].map((step) => step * 10 ** zeros)).flat();
   const size = () => ({ width: box.clientWidth, height: 320 });
+  const bars = { paths: uPlot.paths.bars({ size: [0.8] }), points: { show: false } };
   let chart;
   const build = (data) => {
     chart?.destroy();
     const axis = { stroke: colour('--text'), grid: { stroke: colour('--line') }, ticks: { stroke: colour('--line') } };
     chart = new uPlot({
       ...size(),
-      series: [{}, { label: box.dataset.label, stroke: colour('--link'), width: 2 }],
+      series: [
+        {},
+        { label: box.dataset.label, stroke: colour('--link'), fill: colour('--link'), ...bars },
+        { label: 'not over yet', stroke: colour('--warn'), width: 2, ...bars },
+      ],
       axes: [axis, { ...axis, incrs: wholeSteps, size: 80 }],
       scales: { y: { range: (_, least, most) => [Math.min(least, 0), Math.max(most, 5) * 1.1] } },
     }, data, box);
@@ -81,16 +90,34 @@ function draw(box) {
     const reply = await fetch(box.dataset.source).catch(() => undefined);
     if (!reply?.ok) return;
     const { slices } = await reply.json();
-    const data = [slices.map(({ start }) => start), slices.map(({ count }) => count)];
+    const last = slices.length - 1;
+    const data = [
+      slices.map(({ start }) => start),
+      slices.map(({ count }, at) => (at < last ? count : null)),
+      slices.map(({ count }, at) => (at < last ? null : count)),
+    ];
     received = Date.now();
     if (chart) chart.setData(data); else build(data);
   };
   addEventListener('resize', () => chart?.setSize(size()));
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => chart && build(chart.data));
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  document.getElementById('chart-zone').textContent = `Times of the chart are in ${zone}, those of the table in UTC.`;
+  document.getElementById('slices').open = false;
   const again = () => load().finally(() => setTimeout(again, CHART_MS));
   again();
 }
 
+/** Copies the command beside a button. */
+function copy({ target }) {
+  if (!target.matches('.copy')) return;
+  const command = target.parentElement.querySelector('code');
+  navigator.clipboard?.writeText(command.textContent).then(() => { target.textContent = 'Copied'; });
+  getSelection().selectAllChildren(command);
+}
+
+document.documentElement.classList.add('scripted');
+document.addEventListener('click', copy);
 const live = document.querySelector('[data-live]');
 const box = document.getElementById('chart');
 if (live) watch(live.dataset.live);

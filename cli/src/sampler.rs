@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
 use crate::daemon::metrics::{count_hits, count_refused};
-use crate::status::{FamilyStatus, unix_now};
+use crate::status::{FamilyStatus, State, unix_now};
 use crate::view::{FamilyView, Sample};
 
 /// The maximum number of samples of a family.
@@ -21,6 +21,8 @@ pub struct Sampler {
 struct Past {
     at: Instant,
     status: FamilyStatus,
+    /// The time since which its state is the present one, in Unix seconds.
+    state_since: u64,
     /// Empty while the family is idle.
     samples: VecDeque<Sample>,
 }
@@ -51,8 +53,21 @@ impl Sampler {
     }
 }
 
+impl Past {
+    /// Returns the time since which the family is in this state.
+    fn since(&self, state: State) -> u64 {
+        if self.status.state == state {
+            self.state_since
+        } else {
+            unix_now()
+        }
+    }
+}
+
 /// Returns the last figures of a family that could not be read, with the new problem.
-fn not_read(status: FamilyStatus, past: Past) -> (FamilyView, Past) {
+fn not_read(status: FamilyStatus, mut past: Past) -> (FamilyView, Past) {
+    past.state_since = past.since(status.state);
+    past.status.state = status.state;
     let status = FamilyStatus {
         state: status.state,
         problem: status.problem,
@@ -61,6 +76,7 @@ fn not_read(status: FamilyStatus, past: Past) -> (FamilyView, Past) {
     let view = FamilyView {
         status,
         rate: None,
+        state_since: past.state_since,
         history: past.samples.iter().copied().collect(),
     };
     (view, past)
@@ -89,6 +105,9 @@ fn sampled(pair: &str, status: FamilyStatus, past: Option<Past>) -> (FamilyView,
     let rate = counted
         .zip(seconds)
         .map(|(counted, seconds)| counted as f64 / seconds);
+    let state_since = past
+        .as_ref()
+        .map_or_else(unix_now, |past| past.since(status.state));
     let mut samples = past.map_or_else(VecDeque::new, |past| past.samples);
     samples.push_back(Sample {
         at: unix_now(),
@@ -105,11 +124,13 @@ fn sampled(pair: &str, status: FamilyStatus, past: Option<Past>) -> (FamilyView,
     let past = Past {
         at: now,
         status: status.clone(),
+        state_since,
         samples: samples.clone(),
     };
     let view = FamilyView {
         status,
         rate,
+        state_since,
         history: samples.into(),
     };
     (view, past)

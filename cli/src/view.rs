@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use counterfoil::admin::{Drift, Finding, Reject};
+use counterfoil::admin::{Drift, Finding, Reject, Severity};
 use serde::Serialize;
 
 use crate::status::{FamilyStatus, STALE_SECONDS, is_older, unix_seconds};
@@ -29,6 +29,19 @@ impl View {
         self.pairs
             .iter()
             .flat_map(move |pair| items(pair).iter().map(|item| (pair.name.as_str(), item)))
+    }
+
+    /// Returns a family, given as `NAMESPACE/FAMILY`, of a pair, or of the only one.
+    pub fn family(&self, pair: Option<&str>, name: &str) -> Option<(&PairView, &FamilyView)> {
+        let mut pairs = self
+            .pairs
+            .iter()
+            .filter(|one| pair.is_none_or(|pair| pair == one.name));
+        pairs.find_map(|pair| {
+            let mut families = pair.families.iter();
+            let family = families.find(|family| family.status.name() == name)?;
+            Some((&**pair, family))
+        })
     }
 
     /// Returns the families whose name contains `text`, those in trouble first, then by name.
@@ -59,12 +72,87 @@ pub struct PairView {
     /// Families in the database that this daemon does not serve.
     pub not_served: Vec<String>,
     /// The steps that fail, and the findings of `check`, the worst first.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<FindingView>,
     /// The latest rejects, the newest first.
     pub rejects: Vec<RejectView>,
     /// The latest differences that recounts found, the newest first.
     pub drift: Vec<DriftView>,
     pub recounts: Vec<RecountView>,
+    /// Sums of all families during the last hour, the oldest first.
+    #[serde(skip)]
+    pub totals: Vec<Total>,
+}
+
+impl PairView {
+    /// Returns the sums of all families.
+    pub fn total(&self, at: u64) -> Total {
+        let mut total = Total {
+            at,
+            drifted: self.recounts.iter().map(|recount| recount.drifted).sum(),
+            ..Total::default()
+        };
+        for FamilyView { status, rate, .. } in &self.families {
+            total.rate += rate.unwrap_or(0.0);
+            total.pending += status.pending;
+            total.oldest_seconds = total
+                .oldest_seconds
+                .max(status.oldest_seconds.unwrap_or(0.0));
+            total.rejects += status.rejects;
+        }
+        total
+    }
+
+    /// Adds the present sums to those of the last hour.
+    pub fn add_total(&mut self, at: u64) {
+        let is_due = |last: &Total| last.at + TOTAL_SECONDS <= at;
+        if self.totals.last().is_none_or(is_due) {
+            self.totals.retain(|total| total.at + HOUR_SECONDS > at);
+            self.totals.push(self.total(at));
+        }
+    }
+}
+
+/// The interval in seconds between sums of all families that are remembered.
+const TOTAL_SECONDS: u64 = 10;
+const HOUR_SECONDS: u64 = 3600;
+
+/// The sums of a pair's families at one moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Total {
+    /// The time in Unix seconds.
+    pub at: u64,
+    pub rate: f64,
+    pub pending: u64,
+    /// The maximum of the families.
+    pub oldest_seconds: f64,
+    pub rejects: u64,
+    /// The counters that the last recount of each family found different.
+    pub drifted: u64,
+}
+
+/// A finding, and since when it is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FindingView {
+    #[serde(flatten)]
+    pub finding: Finding,
+    /// The time of the first of the consecutive checks that found it, in Unix seconds.
+    pub since: u64,
+}
+
+impl FindingView {
+    /// Returns the findings, those that are `known` with their time.
+    pub fn all(findings: Vec<Finding>, known: &[FindingView], now: u64) -> Vec<Self> {
+        let view = |finding: Finding| {
+            let known = known.iter().find(|known| known.finding == finding);
+            let since = known.map_or(now, |known| known.since);
+            FindingView { finding, since }
+        };
+        findings.into_iter().map(view).collect()
+    }
+
+    pub fn is_error(&self) -> bool {
+        self.finding.severity == Severity::Error
+    }
 }
 
 /// The last known state of a server.
@@ -92,6 +180,11 @@ impl ServerView {
     /// Returns whether it was checked at least once.
     pub fn is_known(&self) -> bool {
         self.since > 0
+    }
+
+    /// Returns whether it was checked and is unavailable.
+    pub fn is_down(&self) -> bool {
+        self.is_known() && !self.up
     }
 
     pub fn state(&self) -> &'static str {
@@ -187,6 +280,8 @@ pub struct FamilyView {
     pub status: FamilyStatus,
     /// Hits a second since the last sample, for the kinds that count them.
     pub rate: Option<f64>,
+    /// The time since which its state is the present one, in Unix seconds.
+    pub state_since: u64,
     /// The last samples, the oldest first. A family that was idle throughout has none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<Sample>,

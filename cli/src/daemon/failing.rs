@@ -7,7 +7,7 @@ use counterfoil::admin::{Finding, Severity};
 use counterfoil::{ErrorKind, Failing};
 
 use crate::status::unix_now;
-use crate::view::{FailingView, Refusal};
+use crate::view::{FailingView, FindingView, Refusal};
 
 /// The time from which a step counts as failing. Locks and deadlocks are often shorter.
 const FAILING: Duration = Duration::from_secs(3);
@@ -82,7 +82,7 @@ pub fn counting(refusal: Refusal) -> FailingView {
 }
 
 /// Returns a finding for each error, except those that `check` reports as well.
-pub fn findings(failing: &[FailingView]) -> Vec<Finding> {
+pub fn findings(failing: &[FailingView]) -> Vec<FindingView> {
     let finding = |(error, of_error): (&str, Vec<&FailingView>)| {
         let subject = format!("{} of {}", steps(&of_error), names(&of_error));
         let advice = match of_error.iter().any(|one| one.blocks_hits) {
@@ -91,7 +91,11 @@ pub fn findings(failing: &[FailingView]) -> Vec<Finding> {
             }
             false => "The step is retried until it succeeds",
         };
-        Finding::new(Severity::Error, subject, error.to_owned(), advice)
+        let since = of_error.iter().map(|one| one.since).min();
+        FindingView {
+            finding: Finding::new(Severity::Error, subject, error.to_owned(), advice),
+            since: since.unwrap_or_default(),
+        }
     };
     let by_error = by_error(failing).into_iter();
     let new = by_error.filter(|(_, of_error)| of_error[0].step != COUNTING);

@@ -163,7 +163,7 @@ fn set_pair_gauges(pair: &PairView) {
     }
     for severity in [Severity::Error, Severity::Warning, Severity::Info] {
         let findings = pair.findings.iter();
-        let number = findings.filter(|finding| finding.severity == severity);
+        let number = findings.filter(|one| one.finding.severity == severity);
         gauge!(FINDINGS, "pair" => pair.name.clone(), "severity" => severity.to_string())
             .set(number.count() as f64);
     }

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::state::PairState;
 use crate::sampler::Sampler;
-use crate::status::{self, FamilyStatus, LATE};
+use crate::status::{self, FamilyStatus, LATE, unix_now};
 
 /// The pause between samples of the families.
 const SAMPLE_PAUSE: Duration = Duration::from_secs(2);
@@ -36,7 +36,10 @@ pub async fn sample(
                 pause = SAMPLE_PAUSE_OF_MANY;
             }
             let families = sampler.sample(families);
-            state.update(|view| view.families = families);
+            state.update(|view| {
+                view.families = families;
+                view.add_total(unix_now());
+            });
         });
         state.looked("families", |looks| &mut looks.families, read);
         sleep(pause).await;

@@ -24,6 +24,8 @@ use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
 use crate::pair;
 use crate::poll::{CHECK_ADVICE, CHECK_TIMEOUT, ticks, with_timeout};
+use crate::status::unix_now;
+use crate::view::FindingView;
 
 /// The interval between reads of MySQL's overview.
 const OVERVIEW: Duration = Duration::from_secs(5);
@@ -134,7 +136,7 @@ struct ConnectedWorker<'w> {
     overviews: Overviews,
     failing_log: FailingLog,
     /// The last findings of `check`.
-    checked: Vec<Finding>,
+    checked: Vec<FindingView>,
 }
 
 impl ConnectedWorker<'_> {
@@ -168,7 +170,7 @@ impl ConnectedWorker<'_> {
                 _ = overviews.tick(), if is_working => self.overview().await,
                 _ = upkeep.tick(), if is_working => {
                     self.upkeep().await;
-                    if self.checked.iter().any(|finding| finding.severity == Severity::Error) {
+                    if self.checked.iter().any(FindingView::is_error) {
                         upkeep.reset_after(RECHECK);
                     }
                 }
@@ -308,7 +310,8 @@ impl ConnectedWorker<'_> {
             }
         };
         let late = |why| Finding::new(Severity::Error, "check", why, CHECK_ADVICE);
-        self.checked = checked.unwrap_or_else(|why| vec![late(why)]);
+        let checked = checked.unwrap_or_else(|why| vec![late(why)]);
+        self.checked = FindingView::all(checked, &self.checked, unix_now());
     }
 
     /// Reads the families that the database knows, and returns those that are not served.

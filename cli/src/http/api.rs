@@ -141,8 +141,8 @@ async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
     Ok(Json(json!({
         "at": view.at,
         "version": view.version,
+        "state": view.health(),
         "problems": view.problems(),
-        "unknown": view.is_unknown(),
         "pairs": pairs.collect::<Vec<_>>(),
     })))
 }
@@ -155,6 +155,7 @@ async fn families(app: AppState, Params(selection): Params<Selection>) -> Reply 
         #[serde(flatten)]
         status: &'a FamilyStatus,
         rate: Option<f64>,
+        state_since: u64,
         stale: bool,
     }
     let view = app.view(&selection.pair)?;
@@ -164,6 +165,7 @@ async fn families(app: AppState, Params(selection): Params<Selection>) -> Reply 
         pair,
         status: &family.status,
         rate: family.rate,
+        state_since: family.state_since,
         stale: family.is_stale(view.at),
     });
     Ok(Json(

@@ -28,7 +28,7 @@ impl Asset {
             name,
             content_type,
             text,
-            address: format!("/assets/{name}?{}", hex(&hash[..4])),
+            address: format!("assets/{name}?{}", hex(&hash[..4])),
         }
     }
 }
@@ -56,7 +56,7 @@ fn find(name: &str) -> Option<&'static Asset> {
     ASSETS.iter().find(|asset| asset.name == name)
 }
 
-/// Returns the address of the file `name`.
+/// Returns the relative address of the file `name`.
 pub fn address(name: &str) -> &'static str {
     find(name).map_or("", |asset| &asset.address)
 }

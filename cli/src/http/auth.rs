@@ -3,10 +3,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
-use axum::extract::{Request, State};
+use axum::extract::{Form, FromRequest, Request, State};
 use axum::http::header::{
-    AUTHORIZATION, HOST, HeaderName, RETRY_AFTER, SET_COOKIE, WWW_AUTHENTICATE,
+    ACCEPT, AUTHORIZATION, HOST, HeaderName, RETRY_AFTER, SET_COOKIE, WWW_AUTHENTICATE,
 };
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode};
@@ -22,7 +23,7 @@ use tokio::sync::watch;
 use super::assets::hex;
 use super::connections::Peer;
 use super::logins::Logins;
-use super::params::Params;
+use super::page::login;
 use super::problem::Problem;
 use crate::config::{HttpConfig, Token};
 use crate::status::unix_now;
@@ -30,6 +31,7 @@ use crate::status::unix_now;
 /// The time after which a browser needs the token again.
 const SESSION_SECONDS: u64 = 7 * 24 * 3600;
 
+const CHALLENGE: &str = "Bearer realm=\"counterfoil\"";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
@@ -102,13 +104,14 @@ impl Keys {
         self.token.ct_eq(&Sha256::digest(offered)).into()
     }
 
-    /// Returns the header that gives a browser with the token its cookie.
+    /// Returns the header that gives a browser with the token its cookie, for the path of the login
+    /// page.
     fn set_cookie(&self, is_secure: bool) -> String {
         let expires = unix_now() + SESSION_SECONDS;
         let (name, proof) = (&self.cookie_name, self.proof(expires));
         let secure = if is_secure { "; Secure" } else { "" };
         format!(
-            "{name}={expires}.{proof}; Path=/; Max-Age={SESSION_SECONDS}; HttpOnly; SameSite=Strict{secure}"
+            "{name}={expires}.{proof}; Max-Age={SESSION_SECONDS}; HttpOnly; SameSite=Strict{secure}"
         )
     }
 
@@ -149,75 +152,134 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
         .then_some(token.trim())
 }
 
-#[derive(Deserialize)]
-pub struct TokenParams {
-    token: Option<String>,
-}
-
 impl Auth {
-    /// Returns the reply to a client without the right token, `None` for one that has it.
-    fn refusal(&self, keys: &Keys, offered: Option<&str>, client: IpAddr) -> Option<Response> {
+    /// Returns why a client may not pass that offers this token, `None` if it may.
+    fn refusal(&self, keys: &Keys, offered: Option<&str>, client: IpAddr) -> Option<Refusal> {
         let Some(offered) = offered else {
-            return Some(unauthorized("the token is missing"));
+            return Some(Refusal::Missing);
         };
         if let Some(pause) = self.logins.pause(client) {
-            let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens");
-            return Some(([(RETRY_AFTER, pause.as_secs() + 1)], problem).into_response());
+            return Some(Refusal::TooMany(pause));
         }
         if keys.is_token(offered) {
             return None;
         }
         self.logins.failed(client);
-        Some(unauthorized("the token is wrong"))
+        Some(Refusal::Wrong)
     }
 }
 
-/// Requires a known host name and, if there is one, the token. A browser sends it once, as
-/// `/?token=...`.
-pub async fn require(
-    State(auth): State<Arc<Auth>>,
-    params: Result<Params<TokenParams>, Problem>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let access = auth.access.borrow().clone();
-    if !host(&request).is_some_and(|host| access.is_host(&host)) {
-        let unknown = "the host name of the request is unknown";
-        return Problem::new(StatusCode::MISDIRECTED_REQUEST, unknown)
-            .advise("add it to `hosts` in the configuration, or use localhost or an IP address")
-            .into_response();
-    }
-    let login = match params {
-        Ok(Params(TokenParams { token })) if request.uri().path() == "/" => token,
-        _ => None,
-    };
-    // redirects to the page without the token in its address
-    let home = Redirect::to("/");
-    let headers = request.headers();
-    match (&access.keys, login) {
-        (None, None) => next.run(request).await,
-        (None, Some(_)) => home.into_response(),
-        (Some(keys), None) if keys.is_session(headers) => next.run(request).await,
-        (Some(keys), None) => match auth.refusal(keys, bearer(headers), client(&request)) {
-            Some(refusal) => refusal,
-            None => next.run(request).await,
-        },
-        (Some(keys), Some(token)) => {
-            let refusal = auth.refusal(keys, Some(&token), client(&request));
-            let proto = headers.get(FORWARDED_PROTO);
-            let is_secure = proto.is_some_and(|proto| proto == "https");
-            let cookie = [(SET_COOKIE, keys.set_cookie(is_secure))];
-            refusal.unwrap_or_else(|| (cookie, home).into_response())
+/// The reason why a client may not pass.
+#[derive(Clone, Copy)]
+enum Refusal {
+    Missing,
+    Wrong,
+    TooMany(Duration),
+}
+
+impl Refusal {
+    /// Returns the reply to a program, or to a browser, which receives a form that leads to `next`.
+    fn reply(self, next: Option<&str>) -> Response {
+        let (status, why) = match self {
+            Refusal::Missing => (StatusCode::UNAUTHORIZED, "the token is missing"),
+            Refusal::Wrong => (StatusCode::UNAUTHORIZED, "the token is wrong"),
+            Refusal::TooMany(_) => (StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens"),
+        };
+        let reply = match (next, self) {
+            (Some(next), Refusal::Missing) => login::form(
+                status,
+                "Enter the token of the daemon's configuration.",
+                next,
+            ),
+            (Some(next), Refusal::Wrong) => login::form(status, "The token is wrong.", next),
+            (Some(next), Refusal::TooMany(_)) => {
+                login::form(status, "Too many wrong tokens: wait a minute.", next)
+            }
+            (None, _) => Problem::new(status, why)
+                .advise("send the header Authorization: Bearer TOKEN; a browser shows a form at /")
+                .into_response(),
+        };
+        match self {
+            Refusal::TooMany(pause) => {
+                ([(RETRY_AFTER, pause.as_secs() + 1)], reply).into_response()
+            }
+            _ => ([(WWW_AUTHENTICATE, CHALLENGE)], reply).into_response(),
         }
     }
 }
 
-fn unauthorized(why: &str) -> Response {
-    let advice =
-        "send the header Authorization: Bearer TOKEN; in a browser open /?token=TOKEN once";
-    let problem = Problem::new(StatusCode::UNAUTHORIZED, why).advise(advice);
-    let challenge = "Bearer realm=\"counterfoil\"";
-    ([(WWW_AUTHENTICATE, challenge)], problem).into_response()
+/// Requires a known host name.
+pub async fn require_host(State(auth): State<Arc<Auth>>, request: Request, next: Next) -> Response {
+    let is_known = host(&request).is_some_and(|host| auth.access.borrow().is_host(&host));
+    if is_known {
+        return next.run(request).await;
+    }
+    let unknown = "the host name of the request is unknown";
+    Problem::new(StatusCode::MISDIRECTED_REQUEST, unknown)
+        .advise("add it to `hosts` in the configuration, or use localhost or an IP address")
+        .into_response()
+}
+
+/// Requires the token, if there is one: in a header or, from a browser that has logged in, proven by
+/// a cookie.
+pub async fn require_token(
+    State(auth): State<Arc<Auth>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let keys = auth.access.borrow().keys.clone();
+    let headers = request.headers();
+    let Some(keys) = keys.filter(|keys| !keys.is_session(headers)) else {
+        return next.run(request).await;
+    };
+    match auth.refusal(&keys, bearer(headers), client(&request)) {
+        Some(refusal) => {
+            let page = accepts_pages(headers).then(|| login::next(request.uri()));
+            refusal.reply(page.as_deref())
+        }
+        None => next.run(request).await,
+    }
+}
+
+/// Returns whether a browser requests a page, rather than a program data.
+fn accepts_pages(headers: &HeaderMap) -> bool {
+    let accepted = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    accepted.is_some_and(|accept| accept.contains("text/html"))
+}
+
+/// The form with the token.
+#[derive(Deserialize)]
+pub struct Login {
+    token: String,
+    #[serde(default)]
+    next: String,
+}
+
+/// Gives a browser with the right token a cookie, and leads it to the page that it requested.
+pub async fn login(State(auth): State<Arc<Auth>>, request: Request) -> Response {
+    let (client, proto) = (client(&request), request.headers().get(FORWARDED_PROTO));
+    let is_secure = proto.is_some_and(|proto| proto == "https");
+    let login = match Form::<Login>::from_request(request, &()).await {
+        Ok(Form(login)) => login,
+        Err(wrong) => return Problem::new(wrong.status(), wrong.body_text()).into_response(),
+    };
+    let next = if login::is_page(&login.next) {
+        &login.next
+    } else {
+        "./"
+    };
+    let keys = auth.access.borrow().keys.clone();
+    let Some(keys) = keys else {
+        return Redirect::to(next).into_response();
+    };
+    match auth.refusal(&keys, Some(&login.token), client) {
+        Some(refusal) => refusal.reply(Some(next)),
+        None => (
+            [(SET_COOKIE, keys.set_cookie(is_secure))],
+            Redirect::to(next),
+        )
+            .into_response(),
+    }
 }
 
 /// Returns the host that the client addressed, without the port.

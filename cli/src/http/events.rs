@@ -13,34 +13,34 @@ use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Interval;
 
-use super::page::overview::{Selection, parts};
-use super::params::Params;
+use super::page::Parts;
 use super::problem::Problem;
 use super::{App, AppState};
 use crate::daemon::state::is_set;
 use crate::poll::ticks;
+use crate::view::View;
 
 const INTERVAL: Duration = Duration::from_secs(2);
 
 /// A page in a browser, and the parts that it has received.
 struct Subscriber {
     app: Arc<App>,
-    selection: Selection,
+    render: Box<dyn Fn(&View) -> Parts + Send>,
     ticks: Interval,
     sent: HashMap<&'static str, String>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// Streams the parts of the page with the same parameters: first all of them, then those that
+/// Streams the parts of a page, as `render` returns them: first all of them, then those that
 /// changed.
-pub async fn stream(app: AppState, Params(selection): Params<Selection>) -> Response {
+pub fn stream(app: AppState, render: impl Fn(&View) -> Parts + Send + 'static) -> Response {
     let Ok(permit) = app.streams.clone().try_acquire_owned() else {
         let problem = Problem::unavailable("too many event streams");
         return ([(RETRY_AFTER, "30")], problem).into_response();
     };
     let subscriber = Subscriber {
         app: app.0,
-        selection,
+        render: Box::new(render),
         ticks: ticks(INTERVAL),
         sent: HashMap::new(),
         _permit: permit,
@@ -71,7 +71,7 @@ impl Subscriber {
     fn event(&mut self) -> Event {
         let view = self.app.daemon.view();
         let mut changed = HashMap::new();
-        for (name, part) in parts(&view, &self.selection) {
+        for (name, part) in (self.render)(&view) {
             let part = part.into_string();
             if self.sent.get(name) != Some(&part) {
                 changed.insert(name, part.clone());
@@ -80,7 +80,7 @@ impl Subscriber {
         }
         // plain data, which always serializes
         Event::default()
-            .json_data(json!({"at": view.at, "parts": changed}))
+            .json_data(json!({"at": view.at, "state": view.health(), "parts": changed}))
             .unwrap_or_default()
     }
 }

@@ -13,6 +13,7 @@ use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
+use super::LOGIN;
 use super::problem::Problem;
 
 /// The time limit of a reply, except for events.
@@ -23,8 +24,11 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Refuses methods other than GET and HEAD, and requests with a body.
+/// Refuses methods other than GET and HEAD, and requests with a body, except for a login.
 pub async fn read_only(request: Request, next: Next) -> Response {
+    if request.method() == Method::POST && request.uri().path() == LOGIN {
+        return next.run(request).await;
+    }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let problem = Problem::new(
             StatusCode::METHOD_NOT_ALLOWED,

@@ -15,12 +15,12 @@ mod problem;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::State;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
-use axum::routing::get;
+use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
@@ -38,6 +38,10 @@ use crate::view::View;
 const MAX_QUERIES: usize = 4;
 /// The maximum number of concurrent event streams.
 const MAX_STREAMS: usize = 64;
+
+/// The path to which the form for the token is sent: the only one with a body.
+const LOGIN: &str = "/login";
+const MAX_LOGIN_BYTES: usize = 4096;
 
 /// The state that all requests share.
 struct App {
@@ -103,12 +107,22 @@ fn router(auth: Arc<Auth>) -> Router<Arc<App>> {
     Router::new()
         .merge(api::routes())
         .merge(page::routes())
-        .merge(assets::routes())
         .route("/metrics", get(metrics))
         .fallback(|| async { Problem::not_found("nothing at this path") })
         .layer(from_fn(middleware::time_limit))
-        .route("/events", get(events::stream))
-        .layer(from_fn_with_state(auth, auth::require))
+        .merge(page::events())
+        .layer(from_fn_with_state(auth.clone(), auth::require_token))
+        .merge(public(&auth))
+        .layer(from_fn_with_state(auth, auth::require_host))
+}
+
+/// Returns the routes that a browser needs to log in.
+fn public(auth: &Arc<Auth>) -> Router<Arc<App>> {
+    let login = post(auth::login).with_state(auth.clone());
+    Router::new()
+        .merge(assets::routes())
+        .route(LOGIN, login.layer(DefaultBodyLimit::max(MAX_LOGIN_BYTES)))
+        .layer(from_fn(middleware::time_limit))
 }
 
 /// Returns the routes that need no token.

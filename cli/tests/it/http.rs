@@ -551,6 +551,17 @@ async fn a_family_that_is_not_served_is_not_opened_either() {
 
 const TOKEN: &str = "s3cret of the test + & %";
 
+/// Sends the login form.
+pub async fn login(daemon: &Daemon, form: &str, headers: &str) -> Reply {
+    let length = form.len();
+    let kind = "application/x-www-form-urlencoded";
+    let form = format!(
+        "POST /login HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: {kind}\r\n\
+         Content-Length: {length}\r\n{headers}\r\n{form}"
+    );
+    send(daemon, form.as_bytes()).await.expect("a reply")
+}
+
 /// Returns the replies to every path, with these headers.
 async fn everything(daemon: &Daemon, headers: &str) -> Vec<Reply> {
     let paths = [
@@ -560,15 +571,19 @@ async fn everything(daemon: &Daemon, headers: &str) -> Vec<Reply> {
         "/metrics",
         "/api/v1/state",
         "/api/v1/families",
-        "/counter?family=shop/views",
+        "/family?family=shop/views",
         "/api/v1/values?family=shop/views&id=1",
-        "/series?family=shop/downloads",
-        "/assets/page.js",
+        "/family?family=shop/downloads",
+        "/family-events?family=shop/views",
         "/nothing",
     ];
     let mut replies = Vec::new();
     for path in paths {
-        let method = if path == "/events" { "HEAD" } else { "GET" };
+        let method = if path.contains("events") {
+            "HEAD"
+        } else {
+            "GET"
+        };
         replies.push(request(daemon, method, path, headers).await);
     }
     replies
@@ -616,7 +631,6 @@ async fn who_has_not_the_token_sees_the_state_of_health_alone() {
         }
     }
     for (path, headers) in [
-        ("/?token=wrong", String::new()),
         ("/metrics", format!("Authorization: Bearer {TOKEN}x\r\n")),
         (
             "/metrics?token=s3cret+of+the+test+%2B+%26+%25",
@@ -629,11 +643,42 @@ async fn who_has_not_the_token_sees_the_state_of_health_alone() {
             "{wrong:?}"
         );
     }
-    let entered = get(&daemon, "/?token=s3cret+of+the+test+%2B+%26+%25").await;
-    assert_eq!(
-        (entered.status, entered.header("location")),
-        (303, Some("/"))
+    // what a browser loads to log in
+    let browser = "Accept: text/html,*/*\r\n";
+    let form = request(&daemon, "GET", "/family?family=shop/views", browser).await;
+    assert_eq!(form.status, 401);
+    let next = "name=\"next\" value=\"family?family=shop/views\"";
+    assert!(
+        form.body.contains("type=\"password\"") && form.body.contains(next),
+        "{form:?}"
     );
+    let stylesheet = form
+        .body
+        .split('"')
+        .find(|part| part.contains("page.css"))
+        .unwrap();
+    assert_eq!(get(&daemon, &format!("/{stylesheet}")).await.status, 200);
+    replies.push(form);
+    let token = "token=s3cret+of+the+test+%2B+%26+%25";
+    let wrong = login(&daemon, "token=wrong", "").await;
+    assert!(
+        wrong.status == 401 && wrong.body.contains("The token is wrong."),
+        "{wrong:?}"
+    );
+    for (next, place) in [
+        ("family%3Ffamily%3Dx", "family?family=x"),
+        ("%2F%2Fexample.com", "./"),
+        ("", "./"),
+    ] {
+        let entered = login(&daemon, &format!("{token}&next={next}"), "").await;
+        assert_eq!(
+            (entered.status, entered.header("location")),
+            (303, Some(place))
+        );
+    }
+    let too_long = login(&daemon, &format!("{token}&next={}", "x".repeat(5000)), "").await;
+    assert_eq!(too_long.status, 413);
+    let entered = login(&daemon, token, "").await;
     let cookie = entered.header("set-cookie").unwrap().to_owned();
     assert!(
         cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"),
@@ -693,10 +738,10 @@ async fn nothing_can_be_changed_and_no_reply_is_kept() {
         );
     }
     let page = get(&daemon, "/").await.body;
-    let at = page.find("/assets/page.js?").unwrap();
+    let at = page.find("assets/page.js?").unwrap();
     let script = page[at..].split('"').next().unwrap();
     assert!(
-        get(&daemon, script)
+        get(&daemon, &format!("/{script}"))
             .await
             .header("cache-control")
             .unwrap()
@@ -827,7 +872,7 @@ async fn viewers_do_not_keep_the_daemon_from_ending() {
 fn anything() -> impl Strategy<Value = Vec<u8>> {
     let path = prop_oneof![
         4 => prop::sample::select(vec![
-            "/", "/events", "/metrics", "/counter", "/series", "/readyz", "/assets/page.js", "/api/v1/state",
+            "/", "/events", "/metrics", "/family", "/family-events", "/login", "/readyz", "/assets/page.js", "/api/v1/state",
             "/api/v1/families", "/api/v1/values", "/api/v1/series", "/api/v1/series-names", "/api/v1/activity",
             "/api/v1/rejects", "/api/v1/drift",
         ]).prop_map(str::to_owned),
@@ -875,7 +920,7 @@ fn anything() -> impl Strategy<Value = Vec<u8>> {
             format!("{path}?{query}")
         };
         // some replies never end, so the head is enough
-        let method = if path.starts_with("/events") {
+        let method = if path.contains("events") {
             "HEAD".to_owned()
         } else {
             method

@@ -148,7 +148,7 @@ impl Stage {
         eventually("all is well", async || {
             self.page()
                 .await
-                .contains("All is well: 6 families are served.")
+                .contains("<strong>healthy</strong> 6 families are served")
                 && get(&self.daemon, "/readyz").await.body == "ready\n"
         })
         .await;
@@ -222,8 +222,9 @@ async fn every_surface_tells_of_an_outage() {
         .says(Says {
             outage: "MySQL is read-only",
             page: &[
-                "1 server refuses writes",
-                "1 family does not reach MySQL",
+                "<strong>degraded</strong>",
+                "flush of shop/views",
+                "mysql read_only",
                 "failing",
             ],
             api: ("/reconciler/failing/0/family", json!("shop/views")),
@@ -246,7 +247,7 @@ async fn every_surface_tells_of_an_outage() {
     stage
         .says(Says {
             outage: "MySQL is stopped",
-            page: &["1 server is unavailable"],
+            page: &["<strong>down</strong>", "MySQL is unavailable"],
             api: ("/mysql/up", json!(false)),
             metric: ("counterfoil_server_up", &[("server", "mysql")], 0.0),
             ready: "not ready: mysql\n",
@@ -261,7 +262,11 @@ async fn every_surface_tells_of_an_outage() {
     stage
         .says(Says {
             outage: "Redis has reached maxmemory",
-            page: &["1 server refuses writes", "has reached maxmemory"],
+            page: &[
+                "<strong>down</strong>",
+                "Redis refuses hits",
+                "has reached maxmemory",
+            ],
             api: ("/reconciler/failing/0/step", json!("counting")),
             metric: ("counterfoil_server_failing", &[("server", "redis")], 1.0),
             ready: "ready\n",
@@ -276,7 +281,11 @@ async fn every_surface_tells_of_an_outage() {
     stage
         .says(Says {
             outage: "Redis is a replica",
-            page: &["1 server refuses writes", "accepts no writes"],
+            page: &[
+                "<strong>down</strong>",
+                "Redis refuses hits",
+                "accepts no writes",
+            ],
             api: ("/reconciler/failing/0/server", json!("redis")),
             metric: ("counterfoil_server_failing", &[("server", "redis")], 1.0),
             ready: "not ready: flush\n",
@@ -291,7 +300,7 @@ async fn every_surface_tells_of_an_outage() {
     stage
         .says(Says {
             outage: "Redis is silent",
-            page: &["1 server is unavailable"],
+            page: &["<strong>down</strong>", "Redis is unavailable"],
             api: ("/redis/why", json!("no reply within 3 s")),
             metric: ("counterfoil_server_up", &[("server", "redis")], 0.0),
             ready: "not ready: redis\n",
@@ -306,7 +315,7 @@ async fn every_surface_tells_of_an_outage() {
     stage
         .says(Says {
             outage: "Redis is stopped",
-            page: &["1 server is unavailable"],
+            page: &["<strong>down</strong>", "Redis is unavailable"],
             api: ("/redis/up", json!(false)),
             metric: ("counterfoil_server_up", &[("server", "redis")], 0.0),
             ready: "not ready: redis\n",
@@ -326,7 +335,7 @@ async fn outages_of_single_families(stage: &Stage) {
     stage
         .says(Says {
             outage: "a column is too small",
-            page: &["1 family has rejects"],
+            page: &["<strong>degraded</strong>", "shop/small has rejects"],
             api: ("/rejects/0/family", json!("shop/small")),
             metric: ("counterfoil_open_rejects", &[("family", "small")], 1.0),
             ready: "ready\n",
@@ -393,9 +402,11 @@ async fn outages_of_single_families(stage: &Stage) {
         .says(Says {
             outage: "four families wait",
             page: &[
-                "4 families do not reach MySQL",
-                "1 family is broken",
+                "shop/denied is broken",
                 "no permissions",
+                "flush of shop/dropped",
+                "INSERT command denied",
+                "Lock wait timeout",
             ],
             api: ("/looks/families/stale", json!(false)),
             metric: ("counterfoil_families_broken", &[("family", "denied")], 1.0),

@@ -1,18 +1,19 @@
 #!/usr/bin/env node
 // A browser that nobody sees. Each line of the input is an order as JSON; `done` is written when it is carried out.
 //
-//     page.mjs CHROMIUM URL
+//     page.mjs CHROMIUM PICTURES URL
 //
 // puppeteer-core is looked up as any package is, and in NODE_PATH.
 import assert from 'node:assert/strict';
 import { createRequire } from 'node:module';
+import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { setTimeout as sleep } from 'node:timers/promises';
 
 // `import` would not look in NODE_PATH
 const puppeteer = createRequire(import.meta.url)('puppeteer-core');
 
-const [chromium, url] = process.argv.slice(2);
+const [chromium, pictures, url] = process.argv.slice(2);
 const WAIT_MS = 60_000; // a page that stands still is found out, a slow machine is not taken for one
 
 const browser = await puppeteer.launch({
@@ -80,13 +81,35 @@ const orders = {
     assert.equal(back === 'rgb(255, 255, 255)', scheme === 'light', back);
   },
   readable: async () => assert.deepEqual(await unreadable(), []),
+  size: ({ width, height }) => page.setViewport({ width, height }),
+  fits: async () => {
+    const [content, screen, scrolling] = await page.evaluate(() => [
+      document.documentElement.scrollWidth,
+      document.documentElement.clientWidth,
+      [...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth + 1).map((box) => box.id),
+    ]);
+    assert.ok(content <= screen, `the page is ${content} wide, the screen ${screen}`);
+    assert.deepEqual(scrolling, [], 'tables that are wider than the screen');
+  },
+  picture: ({ file }) => page.screenshot({ path: join(pictures, file), fullPage: true }),
+  enter: async ({ selector, text }) => {
+    await page.type(selector, text);
+    await Promise.all([page.waitForNavigation({ timeout: WAIT_MS }), page.keyboard.press('Enter')]);
+    wrong.length = 0; // the browser reports the 401 of the form
+  },
+  at: async ({ path }) => assert.equal(page.url(), new URL(path, url).href),
+  close: ({ selector }) => page.evaluate((wanted) => { document.querySelector(wanted).open = false; }, selector),
+  'is closed': async ({ selector }) => assert.ok(await page.evaluate(
+    (wanted) => !document.querySelector(wanted).open, selector)),
+  finest: ({ precision }) => until(precision, () => page.evaluate(
+    () => document.querySelector('select[name=precision]')?.value)),
   focus: ({ selector }) => page.focus(selector),
   focused: async ({ selector }) => assert.ok(await page.evaluate(
     (wanted) => document.activeElement === document.querySelector(wanted), selector), 'the focus went elsewhere'),
   loads: async ({ times }) => assert.equal(loads, times, 'everything came without another load'),
   chart: async ({ sum }) => {
     await until(sum, () => page.evaluate(
-      () => document.getElementById('chart').chart?.data[1].reduce((total, count) => total + count, 0)));
+      () => document.getElementById('chart').chart?.data.slice(1).flat().reduce((total, count) => total + count, 0)));
     assert.ok(await page.$('#chart canvas'));
   },
   'without scripts': () => page.setJavaScriptEnabled(false),

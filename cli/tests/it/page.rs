@@ -1,15 +1,16 @@
 //! The pages in a browser, compared with the counts in the servers.
 //!
 //! `COUNTERFOIL_CHROMIUM` names a Chromium or Chrome, `COUNTERFOIL_NODE_MODULES` a folder that
-//! contains puppeteer-core.
+//! contains puppeteer-core. Pictures of the pages are in `target/tmp/pages` afterwards.
 
-use std::env;
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
+use std::{env, fs};
 
-use counterfoil::{Durability, Family};
+use counterfoil::{Durability, Family, MysqlStore};
 use serde_json::{Value, json};
+use testkit::{MysqlServer, RedisOptions, RedisServer};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
@@ -62,6 +63,32 @@ impl Browser {
         assert_eq!(reply.as_deref(), Some("done"), "{order}");
     }
 
+    async fn goes(&mut self, path: &str) {
+        self.tell(json!({"do": "goto", "path": path})).await;
+    }
+
+    /// Checks contrast and width on wide and narrow screens, light and dark, and takes pictures.
+    async fn is_good(&mut self, name: &str) {
+        for (width, height) in [(1280, 900), (390, 844)] {
+            self.tell(json!({"do": "size", "width": width, "height": height}))
+                .await;
+            self.tell(json!({"do": "fits"})).await;
+            for scheme in ["light", "dark"] {
+                self.tell(json!({"do": "scheme", "scheme": scheme})).await;
+                self.tell(json!({"do": "readable"})).await;
+                let file = format!("{name}-{width}-{scheme}.png");
+                self.tell(json!({"do": "picture", "file": file})).await;
+            }
+        }
+        self.tell(json!({"do": "size", "width": 1280, "height": 900}))
+            .await;
+    }
+
+    async fn ends(mut self) {
+        drop(self.orders);
+        assert!(self.process.wait().await.expect("it ends").success());
+    }
+
     async fn shows(&mut self, selector: &str, text: &str) {
         self.tell(json!({"do": "shows", "selector": selector, "text": text}))
             .await;
@@ -77,11 +104,15 @@ fn command() -> Result<Command, &'static str> {
     }
     let mut command = Command::new("node");
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/page.mjs");
-    command.arg(program).arg(chromium).env("NODE_PATH", modules);
+    let pictures = Path::new(env!("CARGO_TARGET_TMPDIR")).join("pages");
+    fs::create_dir_all(&pictures).expect("a folder");
+    command.args([program.as_os_str(), &chromium, pictures.as_os_str()]);
+    command.env("NODE_PATH", modules);
     Ok(command)
 }
 
 const PENDING: &str = "tr[data-family='shop/views'] .pending data";
+const HEALTH: &str = "#part-health strong";
 
 #[tokio::test]
 async fn pages_show_what_was_counted() {
@@ -101,77 +132,169 @@ async fn pages_show_what_was_counted() {
     };
 
     hit(0..7).await;
-    browser.tell(json!({"do": "goto", "path": "/"})).await;
+    browser.goes("/").await;
     browser.shows("#connection", "Live.").await;
     browser.shows(PENDING, "7").await;
     hit(7..1234).await;
     browser.shows(PENDING, "1,234").await;
-    for scheme in ["light", "dark"] {
-        browser
-            .tell(json!({"do": "scheme", "scheme": scheme}))
-            .await;
-        browser.tell(json!({"do": "readable"})).await;
-        browser.shows(PENDING, "1,234").await;
-    }
+    browser.shows("#figure-pending .value", "1,234").await;
     // without persistence, Redis would count known visitors again
+    browser.shows(HEALTH, "degraded").await;
+    let family = "#family-main-shop\\/views";
     browser
-        .shows("#part-summary", "1 finding is an error.")
-        .await;
-    browser
-        .tell(json!({"do": "focus", "selector": "#family-main-shop\\/views"}))
+        .tell(json!({"do": "focus", "selector": family}))
         .await;
     hit(1234..1235).await;
     browser.shows(PENDING, "1,235").await;
     browser
-        .tell(json!({"do": "focused", "selector": "#family-main-shop\\/views"}))
+        .tell(json!({"do": "focused", "selector": family}))
+        .await;
+    let families = "#healthy-families";
+    browser
+        .tell(json!({"do": "close", "selector": families}))
+        .await;
+    hit(1235..1236).await;
+    browser.shows(PENDING, "1,236").await;
+    browser
+        .tell(json!({"do": "is closed", "selector": families}))
         .await;
     browser.tell(json!({"do": "loads", "times": 1})).await;
 
     let stored = views.get("page 3").await.unwrap();
     assert_eq!(stored, 1003);
     for path in [
-        "/counter?family=shop%2Fviews&id=page+3",
-        "/counter?pair=main&family=shop/views&id=page%203",
+        "/family?family=shop%2Fviews&id=page+3",
+        "/family?pair=main&family=shop/views&id=page%203",
     ] {
-        browser.tell(json!({"do": "goto", "path": path})).await;
+        browser.goes(path).await;
         browser.shows("#value data", "1,003").await;
+        browser.shows("#figure-pending .value", "1,236").await;
     }
+    hit(1236..1237).await;
+    browser.shows("#figure-pending .value", "1,237").await;
 
     let _ = downloads.add("file", 40).await.unwrap();
-    browser.tell(json!({"do": "goto", "path": "/series?family=shop/downloads&name=file&precision=3600s"})).await;
+    browser.goes("/family?family=shop/downloads").await;
+    browser.shows("#slices summary", "As a table").await;
+    browser
+        .tell(json!({"do": "finest", "precision": "1s"}))
+        .await;
+    browser
+        .goes("/family?family=shop/downloads&id=file&precision=3600s")
+        .await;
     browser.tell(json!({"do": "chart", "sum": 40})).await;
     let _ = downloads.add("file", 2).await.unwrap();
     browser.tell(json!({"do": "chart", "sum": 42})).await;
-    browser.tell(json!({"do": "readable"})).await;
+    browser.is_good("series").await;
 
     browser.tell(json!({"do": "without scripts"})).await;
+    browser.goes("/?family=views").await;
+    browser.shows(PENDING, "1,237").await;
     browser
-        .tell(json!({"do": "goto", "path": "/?family=views"}))
-        .await;
-    browser.shows(PENDING, "1,235").await;
-    browser
-        .shows(
-            "#families caption",
-            "Families whose name contains “views”: 1",
-        )
+        .shows("#healthy-families summary", "Healthy: 1")
         .await;
     browser.shows("#servers tbody .state", "up").await;
     browser
-        .tell(
-            json!({"do": "goto", "path": "/series?family=shop/downloads&name=file&precision=day"}),
-        )
+        .goes("/family?family=shop/downloads&id=file&precision=day")
         .await;
-    browser.shows("tbody tr:first-child data", "42").await;
+    browser
+        .shows("#slices tbody tr:first-child data", "42")
+        .await;
     browser.tell(json!({"do": "nothing is wrong"})).await;
 
     browser.tell(json!({"do": "with scripts"})).await;
-    browser.tell(json!({"do": "goto", "path": "/"})).await;
+    browser.goes("/").await;
     browser.shows("#connection", "Live.").await;
     daemon.signal("KILL");
     daemon.ended().await;
     browser
         .shows("#connection", "The daemon does not respond.")
         .await;
-    drop(browser.orders);
-    assert!(browser.process.wait().await.unwrap().success());
+    browser.ends().await;
+}
+
+/// Families that are stored, and that nobody uses.
+const MANY: &str = "INSERT INTO counterfoil_families
+    (namespace, name, kind, partitions, wide, durability, target, shape, settings, database_id)
+    SELECT namespace, CONCAT('f', a.n, b.n, c.n, d.n), kind, partitions, wide, durability, target, shape, settings, 'other'
+    FROM counterfoil_families,
+        (SELECT 0 n UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION SELECT 5 UNION SELECT 6
+         UNION SELECT 7 UNION SELECT 8 UNION SELECT 9) a,
+        (SELECT 0 n UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION SELECT 5 UNION SELECT 6
+         UNION SELECT 7 UNION SELECT 8 UNION SELECT 9) b,
+        (SELECT 0 n UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION SELECT 5 UNION SELECT 6
+         UNION SELECT 7 UNION SELECT 8 UNION SELECT 9) c,
+        (SELECT 0 n UNION SELECT 1 UNION SELECT 2 UNION SELECT 3 UNION SELECT 4 UNION SELECT 5 UNION SELECT 6
+         UNION SELECT 7 UNION SELECT 8 UNION SELECT 9) d
+    WHERE name = 'views'";
+
+#[tokio::test]
+async fn pages_are_readable_in_every_state() {
+    let mysql = MysqlServer::start().await;
+    let redis = RedisServer::start(RedisOptions::aof("everysec")).await;
+    let (database, pool) = mysql.database("page").await;
+    let site = Site::of(redis, pool, mysql.url(&database));
+    MysqlStore::new(site.pool.clone())
+        .create_tables()
+        .await
+        .unwrap();
+    site.sql("CREATE TABLE item (id VARBINARY(200) PRIMARY KEY, n TINYINT NOT NULL)")
+        .await;
+    let text = std::fs::read_to_string(site.configure_pair("serve = \"declared\"",
+        "[[family]]\nname = \"shop/views\"\nkind = \"buffered\"\nsync_hits = 1\n\
+         [[family]]\nname = \"shop/votes\"\nkind = \"buffered\"\nsync_hits = 1\n\
+         table = { name = \"item\", write = \"upsert\", keys = [[\"id\", \"text\"]], value = \"n\" }\n\
+         [[family]]\nname = \"shop/a-family-with-a-name-of-forty-characters-\"\nkind = \"series\"\n")).unwrap();
+    site.write(&format!("token = \"a token\"\n{text}"));
+    let daemon = site.daemon().await;
+    let Some(mut browser) = Browser::start(&daemon.url("")) else {
+        return;
+    };
+    browser.goes("/?family=shop").await;
+    browser.is_good("login").await;
+    browser
+        .tell(json!({"do": "enter", "selector": "input[type=password]", "text": "a token"}))
+        .await;
+    browser.shows(HEALTH, "healthy").await;
+    browser
+        .tell(json!({"do": "at", "path": "/?family=shop"}))
+        .await;
+    browser.goes("/").await;
+    browser.is_good("healthy").await;
+
+    let long = format!("https://example.com/{}", "a-very-long-path/".repeat(9));
+    site.printed(&["add", "shop/votes", &long, "1000"]).await;
+    site.printed(&["add", "shop/views", &long, "7"]).await;
+    browser.shows("#figure-open .value", "1, 0").await;
+    browser.shows(HEALTH, "degraded").await;
+    browser.is_good("rejects").await;
+    browser.goes("/family?family=shop/votes").await;
+    browser.shows("#part-health .state", "rejects").await;
+    browser.is_good("family").await;
+
+    site.sql(MANY).await;
+    daemon.signal("HUP");
+    browser.goes("/").await;
+    browser
+        .shows("#healthy-families summary", "Healthy: 10,002")
+        .await;
+    browser.is_good("many").await;
+    browser.goes("/?family=f77").await;
+    browser
+        .shows("#healthy-families summary", "Healthy: 100")
+        .await;
+
+    mysql.kill();
+    browser.goes("/").await;
+    browser.shows(HEALTH, "down").await;
+    browser
+        .shows("#part-problems li strong", "MySQL is unavailable")
+        .await;
+    browser.is_good("without-mysql").await;
+    site.redis.kill();
+    browser
+        .shows("#part-problems li strong", "Redis is unavailable")
+        .await;
+    browser.is_good("without-servers").await;
+    browser.ends().await;
 }

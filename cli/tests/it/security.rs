@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::client::{address, get, request, send};
-use crate::http::KINDS;
+use crate::http::{self, KINDS};
 use crate::support::{Daemon, Site, eventually};
 
 /// A password that occurs in nothing else.
@@ -308,7 +308,7 @@ async fn logins_expire_are_counted_and_follow_the_configuration() {
     let daemon = site.daemon().await;
     let port = address(&daemon).rsplit_once(':').unwrap().1.to_owned();
     let login = async |token: &str, headers: &str| {
-        request(&daemon, "GET", &format!("/?token={token}"), headers).await
+        http::login(&daemon, &format!("token={token}"), headers).await
     };
     let status = async |headers: &str| request(&daemon, "GET", "/metrics", headers).await.status;
 
@@ -422,9 +422,9 @@ async fn reads_by_http_write_nothing() {
         "/api/v1/activity?family=shop/readers&page=front",
         "/api/v1/rejects",
         "/api/v1/state",
-        "/counter?family=shop/votes&id=3",
-        "/counter?family=shop/readers&id=front",
-        "/series?family=shop/downloads&name=x",
+        "/family?family=shop/votes&id=3",
+        "/family?family=shop/readers&id=front",
+        "/family?family=shop/downloads&id=x",
         "/",
         "/metrics",
     ] {

@@ -9,6 +9,21 @@ pub fn foreign(text: &str) -> Markup {
     html! { bdi { (escaped(text)) } }
 }
 
+/// The number of characters of an id that are shown at its start, and at its end.
+const ENDS: usize = 18;
+
+/// Renders an id. The middle of a long one is in its title only.
+pub fn short_id(id: &str) -> Markup {
+    let id = escaped(id);
+    let length = id.chars().count();
+    if length <= 2 * ENDS + 1 {
+        return html! { bdi { (id) } };
+    }
+    let start: String = id.chars().take(ENDS).collect();
+    let end: String = id.chars().skip(length - ENDS).collect();
+    html! { bdi title=(id) { (start) "…" (end) } }
+}
+
 /// Renders 1,234,567, with the plain number as an attribute for programs.
 pub fn number(number: impl Into<i128>) -> Markup {
     let number = number.into();
@@ -51,7 +66,26 @@ pub fn duration(seconds: f64) -> String {
 /// Renders a time in UTC.
 pub fn time(unix_seconds: u64) -> Markup {
     let time = moment(unix_seconds);
-    html! { time datetime=(time) { (time.trim_end_matches('Z').replace('T', " ")) } }
+    html! { time datetime=(time) { (readable(&time)) } }
+}
+
+/// Renders the time from `unix_seconds` until `now`, with the absolute time as its title.
+pub fn ago(unix_seconds: u64, now: u64) -> Markup {
+    let time = moment(unix_seconds);
+    let title = format!("{} UTC", readable(&time));
+    html! { time datetime=(time) title=(title) { (long(now.saturating_sub(unix_seconds))) " ago" } }
+}
+
+/// Formats 0 s, 59 s, 3 min, 5 h, 2 d.
+fn long(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        seconds => duration(seconds as f64),
+    }
+}
+
+fn readable(time: &str) -> String {
+    time.trim_end_matches('Z').replace('T', " ")
 }
 
 #[cfg(test)]
@@ -89,8 +123,26 @@ mod tests {
             assert_eq!(duration(seconds), text);
         }
         assert_eq!(
+            ago(0, 7200).into_string(),
+            "<time datetime=\"1970-01-01T00:00:00Z\" title=\"1970-01-01 00:00:00 UTC\">2 h ago</time>"
+        );
+        assert_eq!(
             time(0).into_string(),
             "<time datetime=\"1970-01-01T00:00:00Z\">1970-01-01 00:00:00</time>"
         );
+    }
+
+    #[test]
+    fn the_middle_of_a_long_id_is_in_its_title() {
+        let id = format!("page/{}/<end>", "é".repeat(100));
+        let shown = short_id(&id).into_string();
+        let visible = format!(
+            "page/{}…{}/&lt;end&gt;</bdi>",
+            "é".repeat(13),
+            "é".repeat(12)
+        );
+        assert!(shown.ends_with(&visible), "{shown}");
+        assert!(shown.contains(&format!("title=\"page/{}/&lt;end&gt;\"", "é".repeat(100))));
+        assert_eq!(short_id("page/1").into_string(), "<bdi>page/1</bdi>");
     }
 }

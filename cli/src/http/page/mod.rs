@@ -1,8 +1,13 @@
 //! Pages for people. They are complete without JavaScript, and update themselves with it.
+//!
+//! All addresses are relative, so that the pages work under any path of a proxy.
 
-mod counters;
+mod family;
 mod format;
-pub mod overview;
+pub mod login;
+mod overview;
+mod sparkline;
+mod summary;
 mod tables;
 
 use std::sync::Arc;
@@ -17,12 +22,22 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use super::App;
 use super::assets;
 use super::problem::Problem;
+use crate::view::View;
+
+/// The parts of a page that change, by name.
+pub type Parts = Vec<(&'static str, Markup)>;
 
 pub fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/", get(overview::overview))
-        .route("/counter", get(counters::counter))
-        .route("/series", get(counters::series))
+        .route("/family", get(family::family))
+}
+
+/// Returns the routes of the events that keep pages up to date.
+pub fn events() -> Router<Arc<App>> {
+    Router::new()
+        .route("/events", get(overview::events))
+        .route("/family-events", get(family::events))
 }
 
 /// Renders a page around its content, with the styles and scripts of a chart if `with_chart` is
@@ -53,6 +68,29 @@ fn page(title: &str, with_chart: bool, content: &Markup) -> Html<String> {
     Html(page.into_string())
 }
 
+/// Renders the head of a page whose figures are of this view.
+fn header(view: &View, name: Option<&str>) -> Markup {
+    html! {
+        header {
+            h1 { a href="./" { "Counterfoil" } @if let Some(name) = name { " " (name) } }
+            // page.js fills both; the age is separate, so that screen readers do not announce it
+            // every second
+            p.connection { span id="connection" role="status" {} " " span id="age" {} }
+            noscript { p { "As of " (format::time(view.at)) " UTC. Reload the page to update it." } }
+        }
+    }
+}
+
+/// Renders the parts of a page that change, each in an element that stays.
+fn live(parts: &Parts) -> Markup {
+    html! {
+        @for (name, part) in parts {
+            // screen readers announce changes only of an element that existed before
+            div id={ "part-" (name) } role=[(*name == "health").then_some("status")] { (part) }
+        }
+    }
+}
+
 /// A problem that takes the place of a page.
 pub struct ProblemPage(Problem);
 
@@ -65,7 +103,7 @@ impl<E: Into<Problem>> From<E> for ProblemPage {
 impl IntoResponse for ProblemPage {
     fn into_response(self) -> Response {
         let content = html! {
-            header { h1 { a href="/" { "Counterfoil" } } }
+            header { h1 { a href="./" { "Counterfoil" } } }
             main id="main" { (problem(&self.0)) }
         };
         (self.0.status, page("Counterfoil", false, &content)).into_response()
@@ -87,7 +125,7 @@ fn problem(problem: &Problem) -> Markup {
     }
 }
 
-/// Returns an address of this site, without empty parameters.
+/// Returns a relative address, without empty parameters.
 fn address(path: &str, params: &[(&str, &str)]) -> String {
     let given = params.iter().filter(|(_, value)| !value.is_empty());
     let given: Vec<_> = given

@@ -1,21 +1,24 @@
-//! The status page, and its parts for events.
+//! The status page.
 
-use axum::response::Html;
+use axum::response::{Html, Response};
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::{ProblemPage, address, page, tables};
-use crate::http::AppState;
+use super::format::grouped;
+use super::{Parts, ProblemPage, address, header, live, page, summary, tables};
 use crate::http::params::Params;
 use crate::http::problem::Problem;
-use crate::output::count;
-use crate::view::View;
+use crate::http::{AppState, events};
+use crate::status::State;
+use crate::view::{FamilyView, View};
 
 /// The maximum number of families on a page.
 const ROWS: usize = 50;
+/// The maximum number of healthy families that are shown without a click.
+const SHOWN: usize = 20;
 
 /// The selection of families to show.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct Selection {
     #[serde(default)]
     family: String,
@@ -31,7 +34,7 @@ impl Selection {
         } else {
             page.to_string()
         };
-        address("/", &[("family", &self.family), ("page", &page)])
+        address("./", &[("family", &self.family), ("page", &page)])
     }
 }
 
@@ -42,71 +45,85 @@ pub async fn overview(
     let Params(selection) = params?;
     let view = app.daemon.view();
     let content = html! {
-        header {
-            h1 { "Counterfoil" }
-            p { "Version " (view.version) }
-            // page.js fills both; the age is separate, so that screen readers do not announce it
-            // every second
-            p.connection { span id="connection" role="status" {} " " span id="age" {} }
-            noscript { p { "As of " (super::format::time(view.at)) " UTC. Reload the page to update it." } }
-        }
-        main id="main" data-live="/events" {
-            form method="get" action="/" role="search" {
-                label { "Families whose name contains " input type="search" name="family" value=(selection.family); }
-                " " button { "Show" }
-                @if !selection.family.is_empty() { " " a href="/" { "Show all" } }
-            }
-            @for (name, part) in parts(&view, &selection) {
-                // screen readers announce changes only of an element that existed before
-                div id={ "part-" (name) } role=[(name == "summary").then_some("status")] { (part) }
-            }
+        (header(&view, None))
+        main id="main" data-live="events" {
+            (live(&parts(&view, &selection)))
+            footer { p.quiet { "Version " (view.version) } }
         }
     };
-    Ok(page("Counterfoil", false, &content))
+    let title = format!("{} – Counterfoil", view.health().name());
+    Ok(page(&title, false, &content))
 }
 
-/// Renders the parts of the page by name, in their order.
-pub fn parts(view: &View, selection: &Selection) -> [(&'static str, Markup); 9] {
-    [
-        ("summary", summary(view)),
-        ("servers", tables::servers(view)),
-        ("figures", tables::figures(view)),
-        ("findings", tables::findings(view)),
+pub async fn events(app: AppState, Params(selection): Params<Selection>) -> Response {
+    events::stream(app, move |view| parts(view, &selection))
+}
+
+fn parts(view: &View, selection: &Selection) -> Parts {
+    vec![
+        ("health", summary::health(view)),
+        ("problems", summary::problems(view, &view.problems())),
+        ("figures", figures(view)),
         ("families", families(view, selection)),
-        ("unserved", tables::unserved(view)),
-        ("rejects", tables::rejects(view)),
-        ("drift", tables::drift(view)),
+        ("rejects", tables::rejects(view, |_| true)),
+        ("drift", tables::drift(view, |_| true)),
         ("recounts", tables::recounts(view)),
+        ("findings", tables::findings(view)),
+        ("servers", tables::servers(view)),
+        ("unserved", tables::unserved(view)),
     ]
 }
 
-/// Renders the problems in a sentence.
-fn summary(view: &View) -> Markup {
-    let families = view.of_pairs(|pair| &pair.families);
-    let served = families.filter(|(_, family)| family.status.served).count();
-    let problems = view.problems();
+/// Renders the figures of each pair.
+fn figures(view: &View) -> Markup {
     html! {
-        p.summary.trouble[!problems.is_empty()] {
-            @if !problems.is_empty() { (problems.join(", ")) "." }
-            @else if view.is_unknown() { "Not known yet: the daemon has not seen the state of its servers and families." }
-            @else { "All is well: " (count(served as u64, "family is served.", "families are served.")) }
+        @for pair in &view.pairs {
+            section aria-label={ "Figures of " (pair.name) } {
+                @if view.pairs.len() > 1 { h2 { (pair.name) } }
+                (summary::figures(&pair.total(view.at), &pair.totals))
+                (tables::ages(pair, view.at))
+            }
         }
     }
 }
 
+/// Renders the unhealthy families, and the others on pages.
 fn families(view: &View, selection: &Selection) -> Markup {
     let rows = view.families(&selection.family);
-    let pages = rows.len().div_ceil(ROWS).max(1);
+    let is_healthy = |(_, family): &(&str, &FamilyView)| {
+        family.status.state == State::Ok && !family.is_stale(view.at)
+    };
+    let (healthy, unhealthy): (Vec<_>, Vec<_>) = rows.into_iter().partition(is_healthy);
+    let pages = healthy.len().div_ceil(ROWS).max(1);
     let page = selection.page.unwrap_or(1).clamp(1, pages);
     let first = (page - 1) * ROWS;
-    let shown = &rows[first..rows.len().min(first + ROWS)];
+    let shown = &healthy[first..healthy.len().min(first + ROWS)];
+    let is_selected = !selection.family.is_empty() || selection.page.is_some();
+    let unhealthy_shown = &unhealthy[..unhealthy.len().min(ROWS)];
     html! {
-        (tables::families(shown, rows.len(), &selection.family, view.at))
-        @if pages > 1 {
-            nav aria-label="Pages of families" {
-                @if page > 1 { a id="previous" rel="prev" href=(selection.address(page - 1)) { "Previous" } }
-                " Page " (page) " of " (pages) " "
-                @if page < pages { a id="next" rel="next" href=(selection.address(page + 1)) { "Next" } }
+        h2 { "Families" }
+        form method="get" action="./" role="search" {
+            label { "Name contains " input id="search" type="search" name="family" value=(selection.family); }
+            " " button { "Search" }
+            @if !selection.family.is_empty() { " " a href="./" { "Show all" } }
+        }
+        @if !unhealthy.is_empty() {
+            (tables::families("unhealthy", &format!("Unhealthy: {}", grouped(unhealthy.len() as i128)), unhealthy_shown, view.at))
+            @if unhealthy.len() > ROWS { p { "And " (unhealthy.len() - ROWS) " more: search by name, or run " code { "counterfoil status" } "." } }
+        }
+        @if healthy.is_empty() {
+            @if unhealthy.is_empty() { p { "No families." } }
+        } @else {
+            details id="healthy-families" open[is_selected || healthy.len() <= SHOWN] {
+                summary { "Healthy: " (grouped(healthy.len() as i128)) }
+                (tables::families("healthy", "Healthy families", shown, view.at))
+                @if pages > 1 {
+                    nav aria-label="Pages of families" {
+                        @if page > 1 { a id="previous" rel="prev" href=(selection.address(page - 1)) { "Previous" } }
+                        " Page " (page) " of " (pages) " "
+                        @if page < pages { a id="next" rel="next" href=(selection.address(page + 1)) { "Next" } }
+                    }
+                }
             }
         }
     }
@@ -117,8 +134,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::status::State;
-    use crate::view::{FamilyView, Look, PairView, ReconcilerView, Refused};
+    use crate::view::{PairView, Refused};
 
     fn view() -> View {
         let mut families: Vec<_> = (0..120)
@@ -145,23 +161,21 @@ mod tests {
         }
     }
 
-    fn part(view: &View, family: &str, page: usize, wanted: &str) -> String {
+    fn part(view: &View, family: &str, page: Option<usize>, wanted: &str) -> String {
         let selection = Selection {
             family: family.to_owned(),
-            page: Some(page),
+            page,
         };
-        let (_, part) = parts(view, &selection)
-            .into_iter()
-            .find(|(name, _)| *name == wanted)
-            .expect("a part");
-        part.into_string()
+        let parts = parts(view, &selection).into_iter();
+        let mut parts = parts.filter(|(name, _)| *name == wanted);
+        parts.next().expect("a part").1.into_string()
     }
 
     #[test]
     fn trouble_comes_first_and_the_rest_by_pages() {
         let view = view();
         let page = |page| part(&view, "", page, "families");
-        let first = page(1);
+        let first = page(None);
         let at = |name: &str| {
             first
                 .find(name)
@@ -171,61 +185,33 @@ mod tests {
             at("shop/f077") < at("shop/f000")
                 && first.contains("<data value=\"1234\">1,234</data>")
         );
-        assert!(!first.contains("shop/f060") && page(2).contains("shop/f060"));
-        assert!(first.contains("href=\"/?page=2\"") && first.contains("Page 1 of 3"));
-        assert!(page(99).contains("Page 3 of 3"));
-        let some = part(&view, "f11", 1, "families");
+        assert!(first.contains("Unhealthy: 1") && first.contains("Healthy: 119"));
+        assert!(!first.contains("<details id=\"healthy-families\" open"));
+        assert!(!first.contains("shop/f060") && page(Some(2)).contains("shop/f060"));
+        assert!(page(Some(2)).contains("<details id=\"healthy-families\" open"));
+        assert!(first.contains("href=\"./?page=2\"") && first.contains("Page 1 of 3"));
+        assert!(page(Some(99)).contains("Page 3 of 3"));
+        let some = part(&view, "f11", None, "families");
         assert!(some.contains("shop/f110") && !some.contains("shop/f077"));
     }
 
     #[test]
-    fn health_is_unknown_before_the_first_look() {
-        let seen = Look {
-            at: Some(100),
-            ..Look::default()
-        };
-        let mut pair = PairView::default();
-        let summary = |pair: &PairView, at| {
-            let pairs = vec![Arc::new(pair.clone())];
-            let version = "1";
-            part(&View { at, version, pairs }, "", 1, "summary")
-        };
-        let is_known = |pair: &PairView| !summary(pair, 100).contains("Not known yet");
-        assert!(!is_known(&pair));
-        for server in [&mut pair.redis, &mut pair.mysql] {
-            (server.up, server.since) = (true, 1);
-        }
-        assert!(!is_known(&pair));
-        pair.reconciler.running = true;
-        for number in 0..3 {
-            assert!(!is_known(&pair));
-            let looks = &mut pair.looks;
-            let looks = [&mut looks.families, &mut looks.overview, &mut looks.check];
-            *looks.into_iter().nth(number).expect("a look") = seen.clone();
-        }
-        assert!(summary(&pair, 100).contains("All is well: 0 families are served."));
-        assert!(summary(&pair, 131).contains("2 kinds of figures are stale."));
-        assert!(summary(&pair, 221).contains("3 kinds of figures are stale."));
-        pair.reconciler = ReconcilerView {
-            running: false,
-            why: Some("a reason".to_owned()),
-            failing: Vec::new(),
-        };
-        assert!(summary(&pair, 100).contains("1 reconciler does not run."));
-    }
-
-    #[test]
-    fn the_summary_names_the_problems_and_text_is_escaped() {
-        let summary = part(&view(), "", 1, "summary");
+    fn the_page_names_the_problems_and_text_is_escaped() {
+        let view = view();
+        let health = part(&view, "", None, "health");
         assert!(
-            summary.contains("1 server is unavailable, 1 family is late, 1 family was refused."),
-            "{summary}"
+            health.contains("<strong>down</strong> 3 problems"),
+            "{health}"
         );
-        let refused = part(&view(), "", 1, "unserved");
-        assert!(
-            refused.contains("shop/&lt;script&gt;")
-                && refused.contains("&quot;reason&quot; &amp; more"),
-            "{refused}"
-        );
+        let problems = part(&view, "", None, "problems");
+        for text in [
+            "MySQL is unavailable",
+            "shop/f077 is late",
+            "<code>counterfoil pending</code>",
+            "shop/&lt;script&gt; was refused",
+            "a &quot;reason&quot; &amp; more",
+        ] {
+            assert!(problems.contains(text), "{text}: {problems}");
+        }
     }
 }

@@ -1,19 +1,29 @@
-//! The tables of the status page.
+//! The tables of the pages.
 
-use std::fmt::Write;
-
-use counterfoil::admin::Finding;
 use maud::{Markup, html};
 
 use super::address;
-use super::format::{duration, foreign, grouped, number, rate, time};
+use super::format::{ago, duration, foreign, number, rate, short_id};
 use crate::status::FamilyStatus;
 use crate::view::{
-    DriftView, FamilyView, PairView, RecountView, Refused, RejectView, Sample, ServerView, View,
+    DriftView, FamilyView, FindingView, PairView, RecountView, RejectView, ServerView, View,
 };
 
 /// The maximum number of names in the list of families that are not served.
 const MAX_NAMES: usize = 100;
+
+/// The headings of columns with numbers.
+const NUMBERS: [&str; 7] = [
+    "Refused",
+    "Number",
+    "Counter before",
+    "Rows",
+    "Run",
+    "Checked",
+    "Drifted",
+];
+/// The headings of columns that a narrow screen omits.
+const WIDE: [&str; 5] = ["Number", "Counter before", "Rows", "Run", "Started"];
 
 /// Renders a table that scrolls if it is too wide, also by keyboard.
 fn table(id: &str, caption: &str, heads: &[&str], rows: &Markup) -> Markup {
@@ -21,28 +31,33 @@ fn table(id: &str, caption: &str, heads: &[&str], rows: &Markup) -> Markup {
         div.scroll role="region" tabindex="0" id=(id) aria-label=(caption) {
             table {
                 caption { (caption) }
-                thead { tr { @for head in heads { th scope="col" { (head) } } } }
+                thead { tr { @for head in heads { th.number[NUMBERS.contains(head)].wide[WIDE.contains(head)] scope="col" { (head) } } } }
                 tbody { (rows) }
             }
         }
     }
 }
 
-/// Renders a table of what the pairs have, each with the name of its pair, or nothing if no pair
-/// has any.
-fn optional_table<'v, T: 'v>(
-    view: &'v View,
-    (id, caption): (&str, &str),
-    heads: &[&str],
-    items: fn(&'v PairView) -> &'v [T],
-    row: impl Fn(&str, &T) -> Markup,
-) -> Markup {
-    let mut items = view.of_pairs(items).peekable();
-    if items.peek().is_none() {
+/// Renders a table, or nothing without rows.
+fn optional_table(id: &str, caption: &str, heads: &[&str], rows: &[Markup]) -> Markup {
+    if rows.is_empty() {
         return Markup::default();
     }
-    let rows = html! { @for (pair, item) in items { tr { (row(pair, item)) } } };
+    let rows = html! { @for row in rows { tr { (row) } } };
     table(id, caption, heads, &rows)
+}
+
+/// Renders a family's name, which leads to its page, with its pair if there are several.
+fn family_link(view: &View, pair: &str, family: &str) -> Markup {
+    html! {
+        @if view.pairs.len() > 1 { (pair) ": " }
+        a href=(family_address(pair, family)) { (family) }
+    }
+}
+
+/// Returns the address of the page of NAMESPACE/FAMILY.
+fn family_address(pair: &str, family: &str) -> String {
+    address("family", &[("pair", pair), ("family", family)])
 }
 
 pub fn servers(view: &View) -> Markup {
@@ -58,91 +73,68 @@ pub fn servers(view: &View) -> Markup {
             tr {
                 th scope="row" { (pair) ": " (name) }
                 td { span.state.(class) { (state) } }
-                td { @if server.since > 0 { (time(server.since)) } }
+                td { @if server.since > 0 { (ago(server.since, view.at)) } }
                 td { (server.version.as_deref().unwrap_or("unknown")) }
-                td { (why.map_or("", String::as_str)) }
+                td.text { (why.map_or("", String::as_str)) }
             }
         }
     };
     let rows = html! {
         @for pair in &view.pairs { (row(&pair.name, "Redis", &pair.redis)) (row(&pair.name, "MySQL", &pair.mysql)) }
     };
-    let heads = ["Server", "State", "Since (UTC)", "Version", "Reason"];
+    let heads = ["Server", "State", "Since", "Version", "Reason"];
     table("servers", "Servers", &heads, &rows)
 }
 
-/// Renders when figures were last read, for those that are not current.
-pub fn figures(view: &View) -> Markup {
-    let mut old = Vec::new();
-    for pair in &view.pairs {
-        let looks = pair.looks.all(view.at).into_iter();
-        let not_current = looks.filter(|(_, look, is_stale)| *is_stale || look.why.is_some());
-        old.extend(not_current.map(|(name, look, is_stale)| (&pair.name, name, look, is_stale)));
-    }
-    if old.is_empty() {
-        return Markup::default();
-    }
-    let heads = ["Figures", "State", "Last read (UTC)", "Reason"];
-    let rows = html! {
-        @for (pair, name, look, is_stale) in old {
-            tr {
-                th scope="row" { (pair) ": " (name) }
-                td { span.state.(if is_stale { "late" } else { "ok" }) { (if is_stale { "stale" } else { "current" }) } }
-                td { @match look.at { Some(at) => (time(at)), None => "never" } }
-                td { (look.why.as_deref().unwrap_or_default()) }
+/// Renders when the figures of a pair were last read.
+pub fn ages(pair: &PairView, now: u64) -> Markup {
+    html! {
+        p.ages.quiet {
+            @for (name, look, is_stale) in pair.looks.all(now) {
+                span { (name) " read " @match look.at { Some(at) => (ago(at, now)), None => "never" } }
+                @if is_stale { " " span.state.late { "stale" } }
+                " "
             }
         }
-    };
-    table(
-        "figures",
-        "Figures that are not read at present",
-        &heads,
-        &rows,
-    )
+    }
 }
 
+/// Renders the findings that are no problems: warnings and information.
 pub fn findings(view: &View) -> Markup {
-    let caption = "Findings of check";
-    let heads = ["Subject", "Severity", "Finding", "Advice"];
-    let row = |pair: &str, finding: &Finding| {
+    let findings = view.of_pairs(|pair| &pair.findings);
+    let others = findings.filter(|(_, one)| !one.is_error());
+    let row = |(pair, FindingView { finding, since }): (&str, &FindingView)| {
         html! {
             th scope="row" { (pair) ": " (finding.subject) }
             td { span.state.(finding.severity) { (finding.severity) } }
-            td { (finding.message) }
-            td { (finding.advice) }
+            td.text { (finding.message) }
+            td.text { (finding.advice) }
+            td { (ago(*since, view.at)) }
         }
     };
-    optional_table(
-        view,
-        ("findings", caption),
-        &heads,
-        |pair| &pair.findings,
-        row,
-    )
+    let rows: Vec<_> = others.map(row).collect();
+    let heads = ["Subject", "Severity", "Finding", "What to do", "Since"];
+    optional_table("findings", "Recommendations of check", &heads, &rows)
 }
 
-pub fn families(rows: &[(&str, &FamilyView)], total: usize, text: &str, now: u64) -> Markup {
-    let total = grouped(total as i128);
-    let caption = if text.is_empty() {
-        format!("Families: {total}")
-    } else {
-        format!("Families whose name contains “{text}”: {total}")
-    };
-    let heads = [
-        "Family",
-        "State",
-        "Kind",
-        "Hits/s",
-        "Pending",
-        "Oldest",
-        "Open slices",
-        "Rejects",
-        "Last saved (UTC)",
-    ];
+pub fn families(id: &str, caption: &str, rows: &[(&str, &FamilyView)], now: u64) -> Markup {
     let body = html! { @for (pair, family) in rows { (family_row(pair, family, now)) } };
     html! {
-        (table("families", &caption, &heads, &body))
-        @if rows.is_empty() { p { "No families." } }
+        div.scroll role="region" tabindex="0" id=(id) aria-label=(caption) {
+            table.families {
+                caption { (caption) }
+                thead { tr {
+                    th scope="col" { "Family" }
+                    th scope="col" { "State" }
+                    th.number scope="col" { "Hits/s" }
+                    th.number scope="col" { "Waiting" }
+                    th.number.wide scope="col" { "Oldest" }
+                    th.number.wide scope="col" { "Rejects" }
+                    th.wide scope="col" { "Saved" }
+                } }
+                tbody { (body) }
+            }
+        }
     }
 }
 
@@ -150,55 +142,42 @@ fn family_row(pair: &str, family: &FamilyView, now: u64) -> Markup {
     let FamilyView {
         status,
         rate: current,
-        history,
+        ..
     } = family;
-    let line = |value: fn(&Sample) -> f64| sparkline(history.iter().map(value));
-    let (name, state) = (status.name(), status.state.name());
+    let name = status.name();
     html! {
         tr data-family=(name) {
             th scope="row" {
-                a id={ "family-" (pair) "-" (name) } href=(counters_address(pair, status)) { (name) }
-                @if let Some(problem) = &status.problem { p.problem { (problem) } }
+                a id={ "family-" (pair) "-" (name) } href=(family_address(pair, &name)) { (name) }
+                " " span.quiet { (status.kind) }
             }
-            td {
-                span.state.(state) { (state) }
-                @if status.is_stale(now) {
-                    " " span.state.late { "stale" }
-                    @if let Some(seen) = status.seen { " as of " (time(seen)) " UTC" }
-                }
-                @if !status.served { " not served here" }
-            }
-            td { (status.kind) }
-            td.number { @if let Some(current) = current { (rate(*current)) } (line(|sample| sample.rate.unwrap_or(0.0))) }
-            td.number.pending { (number(status.pending)) (line(|sample| sample.pending as f64)) }
-            td.number { @if let Some(oldest) = status.oldest_seconds { (duration(oldest)) } (line(|sample| sample.oldest_seconds)) }
-            td.number { (number(status.open)) }
-            td.number { (number(status.rejects)) }
-            td { @if let Some(saved) = status.last_saved { (time(saved)) } }
+            td { (state(status, now)) }
+            td.number { @if let Some(current) = current { (rate(*current)) } }
+            td.number.pending { (number(status.pending)) }
+            td.number.wide { @if let Some(oldest) = status.oldest_seconds { (duration(oldest)) } }
+            td.number.wide { (number(status.rejects)) }
+            td.wide { @if let Some(saved) = status.last_saved { (ago(saved, now)) } }
         }
     }
 }
 
-/// Returns the address of the page for a family's counters.
-fn counters_address(pair: &str, status: &FamilyStatus) -> String {
-    let path = if status.kind == "series" {
-        "/series"
-    } else {
-        "/counter"
-    };
-    address(path, &[("pair", pair), ("family", &status.name())])
+/// Renders the state of a family, and whether its figures are old.
+pub fn state(status: &FamilyStatus, now: u64) -> Markup {
+    html! {
+        span.state.(status.state.name()) { (status.state.name()) }
+        @if status.is_stale(now) {
+            " " span.state.late { "stale" }
+            @if let Some(seen) = status.seen { " read " (ago(seen, now)) }
+        }
+        @if !status.served { " " span.quiet { "not served here" } }
+    }
 }
 
 pub fn unserved(view: &View) -> Markup {
-    let caption = ("refused", "Families that were refused");
-    let row = |pair: &str, refused: &Refused| {
-        html! { th scope="row" { (pair) ": " (refused.family) } td { (refused.reason) } }
-    };
     html! {
-        (optional_table(view, caption, &["Family", "Reason"], |pair| &pair.refused, row))
         @for PairView { name, not_served, .. } in view.pairs.iter().map(|pair| &**pair) {
             @if !not_served.is_empty() {
-                details {
+                details id={ "not-served-" (name) } {
                     summary { (name) ": " (number(not_served.len() as i128)) " families in the database are not served here" }
                     ul { @for name in not_served.iter().take(MAX_NAMES) { li { (name) } } }
                     @if not_served.len() > MAX_NAMES { p { "And " (number((not_served.len() - MAX_NAMES) as i128)) " more." } }
@@ -208,140 +187,76 @@ pub fn unserved(view: &View) -> Markup {
     }
 }
 
-pub fn rejects(view: &View) -> Markup {
-    let caption = "Recent rejects: changes that rows refused";
-    let heads = [
-        "Number",
-        "Family",
-        "Id",
-        "Delta",
-        "Times",
-        "Reason",
-        "Since (UTC)",
-    ];
-    let row = |pair: &str, reject: &RejectView| {
+/// Renders the latest rejects of the families that are `wanted`, by NAMESPACE/FAMILY.
+pub fn rejects(view: &View, wanted: impl Fn(&str) -> bool) -> Markup {
+    let rejects = view.of_pairs(|pair| &pair.rejects);
+    let rejects = rejects.filter(|(_, reject)| wanted(&reject.family));
+    let row = |(pair, reject): (&str, &RejectView)| {
         html! {
-            th scope="row" { (pair) ": " (number(reject.number)) }
-            td { (reject.family) }
-            td { (foreign(&reject.id)) }
-            td.number { (number(reject.delta)) }
-            td.number { (number(reject.times)) }
-            td { (foreign(&reject.reason)) }
-            td { (time(reject.at)) }
+            td.text { (foreign(&reject.reason)) }
+            th scope="row" { (family_link(view, pair, &reject.family)) " " (short_id(&reject.id)) }
+            td.number { (format!("{:+}", reject.delta)) @if reject.times > 1 { " in " (number(reject.times)) } }
+            td { (ago(reject.at, view.at)) }
+            td.number.wide { (number(reject.number)) }
         }
     };
-    optional_table(
-        view,
-        ("rejects", caption),
-        &heads,
-        |pair| &pair.rejects,
-        row,
-    )
+    let rows: Vec<_> = rejects.map(row).collect();
+    let heads = ["Reason", "Counter", "Refused", "Since", "Number"];
+    optional_table("rejects", "Latest open rejects", &heads, &rows)
 }
 
-pub fn drift(view: &View) -> Markup {
-    let caption = "Recent drift: counters that differed from their rows";
-    let heads = [
-        "Counter",
-        "Run",
-        "Before",
-        "Rows",
-        "After",
-        "Corrected by",
-        "Note",
-        "At (UTC)",
-    ];
-    let row = |pair: &str, drift: &DriftView| {
+/// Renders the latest differences of the families that are `wanted`, by NAMESPACE/FAMILY.
+pub fn drift(view: &View, wanted: impl Fn(&str) -> bool) -> Markup {
+    let drift = view.of_pairs(|pair| &pair.drift);
+    let drift = drift.filter(|(_, drift)| wanted(&drift.family));
+    let row = |(pair, drift): (&str, &DriftView)| {
         html! {
-            th scope="row" { (pair) ": " (drift.family) ", " (foreign(&drift.id)) }
-            td.number { (number(drift.run)) }
-            td.number { (number(drift.before)) }
-            td.number { (number(drift.rows)) }
-            td.number { (number(drift.after)) }
-            td.number { (number(drift.delta)) }
-            td { (foreign(&drift.note)) }
-            td { (time(drift.at)) }
+            td.text {
+                @if drift.delta == 0 { (foreign(&drift.note)) }
+                @else { "corrected by " (format!("{:+}", drift.delta)) " to " (number(drift.after.saturating_add(drift.delta))) }
+            }
+            th scope="row" { (family_link(view, pair, &drift.family)) " " (short_id(&drift.id)) }
+            td.number.wide { (number(drift.before)) }
+            td.number.wide { (number(drift.rows)) }
+            td { (ago(drift.at, view.at)) }
+            td.number.wide { (number(drift.run)) }
         }
     };
-    optional_table(view, ("drift", caption), &heads, |pair| &pair.drift, row)
+    let rows: Vec<_> = drift.map(row).collect();
+    let heads = ["Result", "Counter", "Counter before", "Rows", "When", "Run"];
+    optional_table(
+        "drift",
+        "Latest drift: counters that differed from their rows",
+        &heads,
+        &rows,
+    )
 }
 
 pub fn recounts(view: &View) -> Markup {
-    let heads = [
-        "Family",
-        "Run",
-        "Progress",
-        "Checked",
-        "Drifted",
-        "Started (UTC)",
-    ];
-    let row = |pair: &str, recount: &RecountView| {
+    let row = |(pair, recount): (&str, &RecountView)| {
         html! {
-            th scope="row" { (pair) ": " (recount.family) }
-            td.number { (number(recount.run)) }
-            td { (progress(recount)) }
+            th scope="row" { (family_link(view, pair, &recount.family)) }
+            td { (progress(recount, view.at)) }
             td.number { (number(recount.checked)) }
             td.number { (number(recount.drifted)) }
-            td { (time(recount.started)) }
+            td.wide { (ago(recount.started, view.at)) }
+            td.number.wide { (number(recount.run)) }
         }
     };
-    optional_table(
-        view,
-        ("recounts", "Recounts"),
-        &heads,
-        |pair| &pair.recounts,
-        row,
-    )
+    let rows: Vec<_> = view.of_pairs(|pair| &pair.recounts).map(row).collect();
+    let heads = ["Family", "Progress", "Checked", "Drifted", "Started", "Run"];
+    optional_table("recounts", "Recounts", &heads, &rows)
 }
 
-fn progress(recount: &RecountView) -> Markup {
+pub fn progress(recount: &RecountView, now: u64) -> Markup {
     html! {
         @match (recount.finished, recount.about) {
-            (Some(finished), _) => { "ended " (time(finished)) }
+            (Some(finished), _) => { "ended " (ago(finished, now)) }
             (None, Some(about)) if about > 0 => {
                 progress max=(about) value=(recount.checked.min(about)) aria-label={ "Recount of " (recount.family) } {}
                 " " (recount.checked.min(about) * 100 / about) " %"
             }
             (None, _) => { "running" }
         }
-    }
-}
-
-const WIDTH: f64 = 90.0;
-const HEIGHT: f64 = 16.0;
-
-/// Draws a chart as small as a word, from 0 up, or nothing if all values are 0. The number beside
-/// it shows the current value.
-fn sparkline(values: impl ExactSizeIterator<Item = f64> + Clone) -> Markup {
-    let max = values.clone().fold(0.0, f64::max);
-    if max <= 0.0 {
-        return Markup::default();
-    }
-    let last = values.len().saturating_sub(1).max(1) as f64;
-    let mut points = String::new();
-    for (at, value) in values.enumerate() {
-        let (x, y) = (
-            WIDTH * at as f64 / last,
-            (HEIGHT - 1.0) * (1.0 - value / max) + 0.5,
-        );
-        let _ = write!(points, "{x:.0},{y:.1} ");
-    }
-    html! {
-        svg.sparkline viewBox=(format!("0 0 {WIDTH} {HEIGHT}")) width=(WIDTH) height=(HEIGHT) aria-hidden="true" focusable="false" {
-            polyline points=(points.trim_end()) fill="none" stroke="currentColor" {}
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_line_goes_through_its_values() {
-        let line = sparkline([0.0, 5.0, 10.0].into_iter()).into_string();
-        assert!(line.contains("points=\"0,15.5 45,8.0 90,0.5\""), "{line}");
-        assert_eq!(sparkline([0.0, 0.0].into_iter()).into_string(), "");
-        assert_eq!(sparkline(std::iter::empty()).into_string(), "");
     }
 }

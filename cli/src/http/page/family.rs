@@ -1,0 +1,306 @@
+//! The page of one family: its state and figures, exact values or the chart of a series, and its
+//! configuration.
+
+use axum::http::StatusCode;
+use axum::response::{Html, Response};
+use counterfoil::{Precision, Slice};
+use maud::{Markup, html};
+use serde::Deserialize;
+
+use super::format::{ago, foreign, grouped, number, time};
+use super::{Parts, ProblemPage, address, header, live, page, problem, summary, tables};
+use crate::http::api::precision;
+use crate::http::family::ServedFamily;
+use crate::http::params::Params;
+use crate::http::problem::Problem;
+use crate::http::{AppState, events};
+use crate::output::short;
+use crate::status::unix_seconds;
+use crate::view::{FamilyView, PairView, Total, View};
+
+/// The maximum number of names to offer.
+const MAX_NAMES: usize = 100;
+
+/// A family, and what to show of it.
+#[derive(Clone, Deserialize)]
+pub struct Selection {
+    pair: Option<String>,
+    family: String,
+    /// A counter of the family.
+    id: Option<String>,
+    /// The slices of a series.
+    precision: Option<String>,
+}
+
+pub async fn family(
+    app: AppState,
+    params: Result<Params<Selection>, Problem>,
+) -> Result<(StatusCode, Html<String>), ProblemPage> {
+    let Params(selection) = params?;
+    let view = app.daemon.view();
+    let name = &selection.family;
+    let served = app.family(&selection.pair, name).await;
+    let is_known = view.family(selection.pair.as_deref(), name).is_some();
+    let served = match served {
+        Err(problem) if !is_known => return Err(problem.into()),
+        served => served,
+    };
+    let with_chart = served
+        .as_ref()
+        .is_ok_and(|family| family.kind() == "series");
+    let counters = match &served {
+        Ok(family) => counters_of(family, &selection).await,
+        Err(unavailable) => Err(unavailable.clone()),
+    };
+    let status = counters
+        .as_ref()
+        .err()
+        .map_or(StatusCode::OK, |wrong| wrong.status);
+    let content = html! {
+        (header(&view, Some(name)))
+        main id="main" data-live="family-events" {
+            (live(&parts(&view, &selection)))
+            (counters.unwrap_or_else(|wrong| problem(&wrong)))
+            @if let Ok(family) = &served { (configuration(family)) }
+        }
+    };
+    let title = format!("{name} – Counterfoil");
+    Ok((status, page(&title, with_chart, &content)))
+}
+
+pub async fn events(app: AppState, Params(selection): Params<Selection>) -> Response {
+    events::stream(app, move |view| parts(view, &selection))
+}
+
+/// Renders the parts that the daemon knows without a query.
+fn parts(view: &View, selection: &Selection) -> Parts {
+    let name = &selection.family;
+    let Some((pair, family)) = view.family(selection.pair.as_deref(), name) else {
+        return Vec::new();
+    };
+    let wanted = |one: &str| one == name;
+    vec![
+        ("health", state(family, view.at)),
+        ("figures", figures(pair, family, view.at)),
+        ("rejects", tables::rejects(view, wanted)),
+        ("drift", tables::drift(view, wanted)),
+        ("recount", recount(pair, name, view.at)),
+    ]
+}
+
+fn state(
+    FamilyView {
+        status,
+        state_since,
+        ..
+    }: &FamilyView,
+    now: u64,
+) -> Markup {
+    html! {
+        p { (tables::state(status, now)) span.quiet { " since " (ago(*state_since, now)) } }
+        @if let Some(problem) = &status.problem { p.problem { (problem) } }
+    }
+}
+
+fn figures(pair: &PairView, family: &FamilyView, now: u64) -> Markup {
+    let FamilyView {
+        status,
+        rate,
+        history,
+        ..
+    } = family;
+    let recounts = pair.recounts.iter();
+    let mut recounts = recounts.filter(|recount| recount.family == status.name());
+    let drifted = recounts.next().map_or(0, |recount| recount.drifted);
+    let total = |at, rate: Option<f64>, pending, oldest_seconds| Total {
+        at,
+        rate: rate.unwrap_or(0.0),
+        pending,
+        oldest_seconds,
+        rejects: status.rejects,
+        drifted,
+    };
+    let present = total(
+        now,
+        *rate,
+        status.pending,
+        status.oldest_seconds.unwrap_or(0.0),
+    );
+    let history = history.iter();
+    let history = history.map(|one| total(one.at, one.rate, one.pending, one.oldest_seconds));
+    let optional = |number: Option<u64>| number.map_or("–".to_owned(), |it| grouped(it.into()));
+    let of_limit = format!("{:.1} %", status.full * 100.0);
+    html! {
+        (summary::figures(&present, &history.collect::<Vec<_>>()))
+        dl {
+            (setting("Counted since Redis started the family", &optional(status.counted)))
+            (setting("Refused", &optional(status.refused)))
+            (setting("Slices that are not over", &grouped(status.open.into())))
+            (setting("Fullest partition, of max_pending", &of_limit))
+            dt { "Last saved" }
+            dd { @match status.last_saved { Some(saved) => (ago(saved, now)), None => "never" } }
+        }
+    }
+}
+
+fn setting(name: &str, value: &str) -> Markup {
+    html! { dt { (name) } dd { (value) } }
+}
+
+fn recount(pair: &PairView, name: &str, now: u64) -> Markup {
+    let recount = pair.recounts.iter().find(|recount| recount.family == name);
+    html! {
+        @if let Some(recount) = recount {
+            h2 { "Recount" }
+            p { (tables::progress(recount, now)) ", " (number(recount.checked)) " counters checked, " (number(recount.drifted)) " drifted" }
+        }
+    }
+}
+
+fn configuration(family: &ServedFamily<'_>) -> Markup {
+    let registered = &family.registered.family;
+    let sync = short(registered.sync_time().as_secs_f64());
+    html! {
+        h2 { "Configuration" }
+        dl {
+            @for (name, value) in registered.identity() { (setting(name, &value)) }
+            (setting("sync_time", &sync))
+            (setting("max_pending of a partition", &grouped(registered.max_pending().into())))
+        }
+    }
+}
+
+/// Renders the exact value of a counter, or the slices of a series, with a form.
+async fn counters_of(family: &ServedFamily<'_>, selection: &Selection) -> Result<Markup, Problem> {
+    if family.kind() == "series" {
+        return series(family, selection).await;
+    }
+    let id = selection.id.as_deref().unwrap_or_default();
+    let label = match family.kind() {
+        "visitors" => "Scope and day, such as 7/2026-01-31",
+        "activity" => "Page",
+        _ => "Id",
+    };
+    let value = exact_value(family, id).await?;
+    let fields = html! {
+        label { (label) " " input name="id" required value=(id); }
+        " " button { "Show the exact value" }
+    };
+    Ok(html! { h2 { "Counters" } (form(family, &fields)) (value) })
+}
+
+fn form(family: &ServedFamily<'_>, fields: &Markup) -> Markup {
+    html! {
+        form method="get" action="family" {
+            input type="hidden" name="pair" value=(family.pair.name);
+            input type="hidden" name="family" value=(family.name);
+            (fields)
+        }
+    }
+}
+
+/// Renders the exact value or, for activity, the views and visitors within the window. Without an
+/// id it renders nothing.
+async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Problem> {
+    if id.is_empty() {
+        return Ok(Markup::default());
+    }
+    let value = if family.kind() == "activity" {
+        let now = family.activity(id).await?;
+        let visitors = number(now.visitors.count());
+        html! { (number(now.views)) " views by " (visitors) " visitors now" }
+    } else {
+        let values = family.values(&[id.to_owned()]).await?;
+        html! { @for value in values { (number(value)) } }
+    };
+    Ok(html! { p { (foreign(id)) ": " output id="value" { (value) } } })
+}
+
+/// Renders one counter of a series, by default the first, at the finest precision with hits.
+async fn series(family: &ServedFamily<'_>, selection: &Selection) -> Result<Markup, Problem> {
+    let precisions = family.registered.family.precisions();
+    let names = family.names("", None, MAX_NAMES).await?;
+    let name = selection.id.as_ref().or(names.first());
+    let name = name.map_or("", String::as_str);
+    let wanted = selection.precision.as_deref().map(precision).transpose()?;
+    let (chosen, slices) = match wanted {
+        _ if name.is_empty() => (None, Vec::new()),
+        Some(wanted) => (Some(wanted), family.slices(name, wanted, None).await?),
+        None => finest(family, name, &precisions).await?,
+    };
+    let fields = html! {
+        label { "Name " input name="id" list="names" required value=(name); }
+        datalist id="names" { @for name in &names { option value=(name) {} } }
+        " " label { "Slices of "
+            select name="precision" {
+                @for one in &precisions { option value=(one) selected[Some(*one) == chosen] { (one) } }
+            }
+        }
+        " " button { "Show" }
+    };
+    Ok(html! {
+        h2 { "Counters" }
+        (form(family, &fields))
+        @match chosen {
+            Some(chosen) => (slices_of(family, name, chosen, &slices)),
+            None => p { "No counters." },
+        }
+    })
+}
+
+/// Returns the finest precision at which the counter has hits, with its slices.
+async fn finest(
+    family: &ServedFamily<'_>,
+    name: &str,
+    precisions: &[Precision],
+) -> Result<(Option<Precision>, Vec<Slice>), Problem> {
+    let mut first = (None, Vec::new());
+    for precision in precisions {
+        let slices = family.slices(name, *precision, None).await?;
+        let has_hits = slices.iter().any(|slice| slice.count != 0);
+        if has_hits || first.0.is_none() {
+            first = (Some(*precision), slices);
+        }
+        if has_hits {
+            break;
+        }
+    }
+    Ok(first)
+}
+
+/// Renders the slices, of which the last is not over.
+fn slices_of(
+    family: &ServedFamily<'_>,
+    name: &str,
+    precision: Precision,
+    slices: &[Slice],
+) -> Markup {
+    let precision = precision.to_string();
+    let source = [
+        ("pair", family.pair.name.as_str()),
+        ("family", &family.name),
+        ("name", name),
+        ("precision", &precision),
+    ];
+    let latest = slices.len().saturating_sub(1);
+    html! {
+        div id="chart" data-source=(address("api/v1/series", &source)) data-label=(name) {}
+        p.quiet id="chart-zone" {}
+        details open id="slices" {
+            summary { "As a table" }
+            table {
+                caption { (foreign(name)) " in slices of " (precision) ", the latest first" }
+                thead { tr { th scope="col" { "From (UTC)" } th.number scope="col" { "Hits" } th scope="col" {} } }
+                tbody {
+                    @for (at, slice) in slices.iter().enumerate().rev() {
+                        tr {
+                            th scope="row" { (time(unix_seconds(slice.start))) }
+                            td.number { (number(slice.count)) }
+                            td { @if at == latest { "not over yet" } }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

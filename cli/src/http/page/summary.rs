@@ -1,0 +1,85 @@
+//! What a page says first: the health, the problems, and four figures.
+
+use maud::{Markup, html};
+
+use super::format::{ago, duration, grouped, rate};
+use super::sparkline::sparkline;
+use crate::health::{Health, Problem};
+use crate::output::count;
+use crate::view::{Total, View};
+
+/// Renders the health of all pairs in a sentence.
+pub fn health(view: &View) -> Markup {
+    let (health, problems) = (view.health(), view.problems());
+    let families = view.of_pairs(|pair| &pair.families);
+    let served = families.filter(|(_, family)| family.status.served).count() as u64;
+    html! {
+        p.health.(health.name()) {
+            strong { (health.name()) } " "
+            @match health {
+                Health::Healthy => { (count(served, "family is", "families are")) " served" }
+                Health::Unknown => "The daemon has not seen the state of its servers and families yet",
+                Health::Degraded | Health::Down => { (count(problems.len() as u64, "problem", "problems")) }
+            }
+        }
+    }
+}
+
+/// Renders the problems, the worst first.
+pub fn problems(view: &View, problems: &[Problem]) -> Markup {
+    let pairs = view.pairs.len();
+    html! {
+        @if !problems.is_empty() {
+            ol.problems aria-label="Problems" {
+                @for one in problems { (problem(one, pairs, view.at)) }
+            }
+        }
+    }
+}
+
+fn problem(one: &Problem, pairs: usize, now: u64) -> Markup {
+    let command = match pairs {
+        1 => one.command.clone(),
+        _ => format!("{} --pair {}", one.command, one.pair),
+    };
+    html! {
+        li.(one.severity.name()) {
+            p {
+                @if pairs > 1 { (one.pair) ": " }
+                strong { (one.problem) }
+                @if let Some(since) = one.since { span.quiet { " since " (ago(since, now)) } }
+            }
+            @if let Some(why) = &one.why { p.why { (why) } }
+            p { (one.what_to_do.trim_end_matches('.')) "." }
+            p.command { code { (command) } " " button.copy type="button" { "Copy" } }
+        }
+    }
+}
+
+/// Renders four figures, each with its history.
+pub fn figures(now: &Total, history: &[Total]) -> Markup {
+    let line = |value: fn(&Total) -> f64, scale: fn(f64) -> String| {
+        let values: Vec<_> = history.iter().chain([now]).map(value).collect();
+        sparkline(&values, scale)
+    };
+    let whole = |value: f64| grouped(value as i128);
+    let oldest = match now.oldest_seconds {
+        0.0 => "–".to_owned(),
+        seconds => duration(seconds),
+    };
+    let open = |total: &Total| (total.rejects + total.drifted) as f64;
+    html! {
+        div.figures {
+            (figure("rate", "Hits per second", &rate(now.rate), &line(|total| total.rate, rate)))
+            (figure("pending", "Ids waiting for MySQL", &grouped(now.pending.into()), &line(|total| total.pending as f64, whole)))
+            (figure("oldest", "Oldest waiting hit", &oldest, &line(|total| total.oldest_seconds, duration)))
+            (figure("open", "Open rejects, drift", &format!("{}, {}", grouped(now.rejects.into()), grouped(now.drifted.into())), &line(open, whole)))
+        }
+    }
+}
+
+fn figure(name: &str, label: &str, value: &str, line: &Markup) -> Markup {
+    html! {
+        div.figure id={ "figure-" (name) } { p.quiet { (label) } p.value { (value) } (line) }
+    }
+}
