@@ -304,11 +304,7 @@ async fn measure_memory(bench: &mut Bench) {
     let ids = bench.size(196_608, 49_152);
     let names: Vec<_> = (0..ids).map(|number| format!("item/{number:06}")).collect();
     let stage = Stage::set(bench).await;
-    let counters = family(&stage, "memory", PARTITIONS).await;
-    let before = stage.used().await;
-    fill(&counters, &names).await;
-    stage.pair.drain().await.unwrap();
-    let ours = stage.used().await - before;
+    let ours = used_by(&stage, &names).await;
     let mut probe = stage.probe.clone();
     let before = stage.used().await;
     for some in names.chunks(1000) {
@@ -322,4 +318,13 @@ async fn measure_memory(bench: &mut Bench) {
     bench.figure(MEMORY, ours / theirs);
     bench.absolute("redis_bytes_per_cached_counter", ours / f64::from(ids));
     bench.absolute("redis_bytes_per_string_key", theirs / f64::from(ids));
+}
+
+/// Returns the bytes of Redis that saved counters of these names take.
+pub async fn used_by(stage: &Stage, names: &[String]) -> f64 {
+    let counters = family(stage, "memory", PARTITIONS).await;
+    let before = stage.used().await;
+    fill(&counters, names).await;
+    stage.pair.drain().await.unwrap();
+    stage.used().await - before
 }

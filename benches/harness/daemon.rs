@@ -1,11 +1,12 @@
 //! The cost of the idle daemon `counterfoil`. `./dev bench` builds its program from the package
 //! `cli`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use counterfoil::{Counterfoil, Family, MysqlStore};
+use tempfile::TempDir;
 use testkit::{RedisOptions, RedisServer};
 use tokio::time::sleep;
 
@@ -45,14 +46,7 @@ pub async fn measure(bench: &mut Bench) {
         // the rows that a probe reads: the last batch of each partition, here of an earlier
         // incarnation
         sqlx::raw_sql(LEDGER).execute(&pool).await.unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("counterfoil.toml");
-        let (redis_url, mysql_url) = (redis.url(), mysql.url(&database));
-        let text = format!(
-            "listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis_url:?}\nmysql = {mysql_url:?}\n"
-        );
-        std::fs::write(&file, text).unwrap();
-        let daemon = Daemon::start(&program, &file);
+        let daemon = Daemon::start(&program, &redis.url(), &mysql.url(&database));
         // long enough for the daemon to check everything more than once
         sleep(Duration::from_secs(35)).await;
         let mut probe = redis
@@ -82,7 +76,7 @@ pub async fn measure(bench: &mut Bench) {
 
 /// Returns the path of the daemon, in the folder above this program's, or `None` if it is not
 /// built.
-fn program() -> Option<PathBuf> {
+pub fn program() -> Option<PathBuf> {
     let program = std::env::current_exe()
         .ok()?
         .parent()?
@@ -91,26 +85,39 @@ fn program() -> Option<PathBuf> {
     program.exists().then_some(program)
 }
 
-struct Daemon(Child);
+pub struct Daemon {
+    child: Child,
+    _folder: TempDir,
+}
 
 impl Daemon {
-    fn start(program: &PathBuf, config: &PathBuf) -> Self {
+    /// Starts a daemon that serves all families of the pair.
+    pub fn start(program: &Path, redis_url: &str, mysql_url: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("counterfoil.toml");
+        let text = format!(
+            "listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis_url:?}\nmysql = {mysql_url:?}\n"
+        );
+        std::fs::write(&file, text).unwrap();
         let mut command = Command::new(program);
         command
             .args(["run", "--config"])
-            .arg(config)
+            .arg(&file)
             .stderr(Stdio::null());
-        Daemon(command.spawn().unwrap())
+        Daemon {
+            child: command.spawn().unwrap(),
+            _folder: folder,
+        }
     }
 
-    fn id(&self) -> u32 {
-        self.0.id()
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }

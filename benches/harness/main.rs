@@ -13,6 +13,7 @@ mod in_redis;
 mod measuring;
 mod reads;
 mod recount;
+mod scale;
 mod scripts;
 mod series;
 mod set_back;
@@ -59,6 +60,7 @@ async fn main() {
     activity::measure(&mut bench).await;
     set_back::measure(&mut bench).await;
     daemon::measure(&mut bench).await;
+    scale::measure(&mut bench).await;
     bench.found().print();
     if args.quick {
         println!(

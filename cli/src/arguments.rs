@@ -150,11 +150,8 @@ pub enum Command {
         command: FamilyCommand,
     },
     /// Deletes old records: rejects that were applied or discarded, and all recounts of a family
-    /// but the last, with the differences that they found
+    /// but the last, with the differences that they found. `keep_history` of the pair sets their age
     Purge {
-        /// The age of the records in days
-        #[arg(long, default_value_t = 90)]
-        days: u32,
         /// Asks nothing
         #[arg(long)]
         yes: bool,

@@ -26,7 +26,11 @@ pub struct Stage {
 
 impl Stage {
     pub async fn set(bench: &Bench) -> Self {
-        let redis = RedisServer::start(RedisOptions::volatile()).await;
+        Stage::on(bench, RedisServer::start(RedisOptions::volatile()).await).await
+    }
+
+    /// Sets the stage on another Redis.
+    pub async fn on(bench: &Bench, redis: RedisServer) -> Self {
         let (_, pool) = bench.servers.mysql().await.database("bench").await;
         let store = MysqlStore::new(pool.clone());
         store.create_tables().await.unwrap();
@@ -89,14 +93,20 @@ pub struct Pending {
 
 impl Pending {
     pub async fn set(bench: &Bench) -> Self {
+        Pending::on(Stage::set(bench).await, 4).await
+    }
+
+    /// Opens the family in so many partitions.
+    pub async fn on(stage: Stage, partitions: u32) -> Self {
         let Stage {
             pair,
             pool,
             redis,
             probe,
-        } = Stage::set(bench).await;
-        // this Redis has no persistence
+        } = stage;
+        // a private Redis never fails
         let family = Family::buffered("bench", "pending")
+            .partitions(partitions)
             .durability(Durability::Immediate)
             .max_pending(10_000_000);
         let counters = pair.open(family).await.unwrap();

@@ -202,9 +202,7 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
                     dry_run,
                 },
         } => changes::remove(&context()?, &family, yes, dry_run).await,
-        Command::Purge { days, yes, dry_run } => {
-            purge::purge(&context()?, days, yes, dry_run).await
-        }
+        Command::Purge { yes, dry_run } => purge::purge(&context()?, yes, dry_run).await,
         Command::Top => top::run(&context()?).await,
         Command::Acl { of } => privileges::acl(&context()?, &of).await,
         Command::Grants { of } => privileges::grants(&context()?, &of).await,

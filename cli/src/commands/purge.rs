@@ -1,7 +1,5 @@
 //! The deletion of old records.
 
-use std::time::Duration;
-
 use counterfoil::admin::Purged;
 use serde::Serialize;
 
@@ -39,16 +37,11 @@ impl OfPair {
     }
 }
 
-/// Deletes rejects that are done, and former recounts, older than so many days.
-pub async fn purge(
-    context: &Context,
-    days: u32,
-    yes: bool,
-    dry_run: bool,
-) -> Result<Exit, Failure> {
-    let (age, mut found) = (Duration::from_hours(u64::from(days) * 24), Vec::new());
+/// Deletes rejects that are done, and former recounts, older than `keep_history` of their pair.
+pub async fn purge(context: &Context, yes: bool, dry_run: bool) -> Result<Exit, Failure> {
+    let mut found = Vec::new();
     for pair in context.pairs() {
-        let purgeable = pair::store(pair).purgeable(age).await?;
+        let purgeable = pair::store(pair).purgeable(pair.keep_history).await?;
         found.push(OfPair::new(&pair.name, purgeable));
     }
     if !dry_run {
@@ -56,7 +49,7 @@ pub async fn purge(
         confirm(&format!("delete {}?", lines.join("; ")), yes)?;
         found.clear();
         for pair in context.pairs() {
-            let purged = pair::store(pair).purge(age).await?;
+            let purged = pair::store(pair).purge(pair.keep_history).await?;
             found.push(OfPair::new(&pair.name, purged));
         }
     }

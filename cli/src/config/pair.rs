@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use counterfoil::Durability;
 use counterfoil::sqlx::ConnectOptions;
+use counterfoil::{Durability, MysqlStore};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -32,6 +32,8 @@ pub struct PairConfig {
     pub allow_evicting: bool,
     /// The interval at which the daemon searches Redis for namespaces.
     pub discover: Duration,
+    /// The time for which records of what happened are kept.
+    pub keep_history: Duration,
 }
 
 /// The families to bring to MySQL, in addition to those of the file.
@@ -68,6 +70,7 @@ pub struct PairEntry {
     #[serde(default)]
     allow_evicting: bool,
     discover: Option<Time>,
+    keep_history: Option<Time>,
 }
 
 #[derive(Deserialize)]
@@ -163,6 +166,7 @@ impl PairEntry {
             None => 10,
         };
         let discover = self.discover.map(|Time(time)| time);
+        let keep_history = self.keep_history.map(|Time(time)| time);
         Ok(PairConfig {
             name: name.to_owned(),
             redis,
@@ -174,6 +178,7 @@ impl PairEntry {
             create_tables: self.create_tables,
             allow_evicting: self.allow_evicting,
             discover: discover.unwrap_or(Duration::from_secs(30)),
+            keep_history: keep_history.unwrap_or(MysqlStore::REJECTS_KEPT),
         })
     }
 }

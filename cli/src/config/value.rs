@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use serde::Deserialize;
 
-/// A time such as `2.5s`, `10m` or `6h`.
+/// A time such as `2.5s`, `10m`, `6h` or `90d`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "toml::Value")]
 pub struct Time(pub Duration);
@@ -24,11 +24,16 @@ impl TryFrom<toml::Value> for Time {
 
 /// Parses a time from the command line.
 pub fn time(text: &str) -> Result<Duration, String> {
-    let time = text.parse::<SignedDuration>().ok();
-    time.and_then(|time| Duration::try_from(time).ok())
-        .ok_or_else(|| is_no_time(&format_args!("{text:?}")))
+    let time = match text.strip_suffix('d').map(str::parse::<u32>) {
+        Some(Ok(days)) => Some(Duration::from_hours(24 * u64::from(days))),
+        _ => {
+            let time = text.parse::<SignedDuration>().ok();
+            time.and_then(|time| Duration::try_from(time).ok())
+        }
+    };
+    time.ok_or_else(|| is_no_time(&format_args!("{text:?}")))
 }
 
 fn is_no_time(written: &dyn std::fmt::Display) -> String {
-    format!("{written} is no time such as \"2.5s\", \"10m\" or \"6h\"")
+    format!("{written} is no time such as \"2.5s\", \"10m\", \"6h\" or \"90d\"")
 }

@@ -8,9 +8,6 @@ use super::session::{Transaction, UnitOfWork};
 use super::statement::Statement;
 use crate::error::Result;
 
-/// The time for which reconcilers keep rejects after they were applied or discarded.
-const REJECTS_KEPT: Duration = Duration::from_hours(90 * 24);
-
 /// The maximum number of rows that a transaction deletes.
 const ROWS: u64 = 10_000;
 
@@ -41,6 +38,17 @@ const OLD_REJECTS: &str =
     "counterfoil_rejects WHERE applied_at < CURRENT_TIMESTAMP(3) - INTERVAL ? SECOND";
 
 impl MysqlStore {
+    /// The default of [`keep_rejects`](Self::keep_rejects).
+    pub const REJECTS_KEPT: Duration = Duration::from_hours(90 * 24);
+
+    /// Sets how long reconcilers keep rejects after they were applied or discarded. Defaults to 90
+    /// days.
+    #[must_use]
+    pub fn keep_rejects(mut self, time: Duration) -> Self {
+        self.rejects_kept = time;
+        self
+    }
+
     /// Deletes records that are older than `age`, in transactions of up to 10,000 rows. Rejects that
     /// are open and the values of counters stay.
     ///
@@ -100,7 +108,7 @@ impl MysqlStore {
 
     /// Deletes rejects that were done long ago, as far as this user may.
     pub(super) async fn expire_rejects(&self) {
-        if let Err(error) = self.delete_old_rejects(REJECTS_KEPT).await {
+        if let Err(error) = self.delete_old_rejects(self.rejects_kept).await {
             tracing::debug!(error = %format_args!("{error:#}"), "deleting old rejects failed");
         }
     }

@@ -22,6 +22,7 @@ pub(crate) mod target;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use moka::future::Cache;
@@ -69,6 +70,7 @@ pub struct MysqlStore {
     /// families.
     creates_tables: bool,
     has_tables: Arc<AtomicBool>,
+    rejects_kept: Duration,
 }
 
 impl MysqlStore {
@@ -84,6 +86,7 @@ impl MysqlStore {
             targets: Cache::builder().build(),
             creates_tables: false,
             has_tables: Arc::default(),
+            rejects_kept: MysqlStore::REJECTS_KEPT,
         }
     }
 

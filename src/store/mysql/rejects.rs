@@ -383,7 +383,7 @@ impl MysqlStore {
     /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and
     /// returns the outcome of each, in the order of the numbers. A running reconciler does the same
     /// by itself, within seconds if there are few. The rejects stay in their table, marked as
-    /// applied, for 90 days. A delta that is refused again stays a reject with the new reason.
+    /// applied, for [`keep_rejects`](Self::keep_rejects). A delta that is refused again stays a reject with the new reason.
     ///
     /// Each counts once, however often it is retried: row and reject are written in one
     /// transaction, for up to 10,000 rejects. A cached counter that is in Redis shows the delta

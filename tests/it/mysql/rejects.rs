@@ -465,4 +465,14 @@ async fn rejects_that_were_done_long_ago_are_deleted() {
     reconciler.stop().await;
     assert_eq!(db.retry(&family, &numbers[..1]).await, [Retried::NotFound]);
     assert_eq!(db.reject_numbers().await, numbers[4..]);
+
+    let shorter = db.store.clone().keep_rejects(Duration::from_hours(24));
+    let reconciler = Counterfoil::new(redis.manager().await, shorter)
+        .reconcile()
+        .await;
+    eventually("the one of 89 days is deleted", async || {
+        db.number(left).await == 3
+    })
+    .await;
+    reconciler.stop().await;
 }

@@ -91,7 +91,7 @@ async fn a_family_is_removed_once_nobody_uses_it() {
 #[tokio::test]
 async fn old_records_are_deleted() {
     let site = Site::new().await;
-    site.configure(FAMILIES);
+    site.configure_pair("keep_history = \"7d\"", FAMILIES);
     site.printed(&["add", "shop/views", "a"]).await;
     site.printed(&["drain"]).await;
     site.sql(
@@ -104,7 +104,7 @@ async fn old_records_are_deleted() {
            (1, 1, 'a', 0, 1, 0, 1, ''), (1, 1, 'b', 0, 1, 0, 1, ''), (1, 3, 'a', 0, 1, 0, 1, '')",
     )
     .await;
-    let purge = ["purge", "--days", "7"];
+    let purge = ["purge"];
     let found = "1 reject that is done, 1 recount with 2 differences";
     let with = |more| [&purge[..], &[more]].concat();
     let planned = site.printed(&with("--dry-run")).await;
