@@ -72,6 +72,7 @@ function draw(box) {
   const bars = { paths: uPlot.paths.bars({ size: [0.8] }), points: { show: false } };
   let chart;
   const build = (data) => {
+    const width = data[0].length > 1 ? data[0][1] - data[0][0] : 1;
     chart?.destroy();
     const axis = { stroke: colour('--text'), grid: { stroke: colour('--line') }, ticks: { stroke: colour('--line') } };
     chart = new uPlot({
@@ -82,7 +83,7 @@ function draw(box) {
         { label: 'not over yet', stroke: colour('--warn'), width: 2, ...bars },
       ],
       axes: [axis, { ...axis, incrs: wholeSteps, size: 80 }],
-      scales: { y: { range: (_, least, most) => [Math.min(least, 0), Math.max(most, 5) * 1.1] } },
+      scales: { x: { range: (_, first, last) => [first - width / 2, last + width / 2] }, y: { range: (_, least, most) => [Math.min(least, 0), Math.max(most, 5) * 1.1] } },
     }, data, box);
     box.chart = chart;
   };

@@ -272,7 +272,7 @@ impl PairView {
         let oldest = self.rejects.iter().map(|reject| reject.at).min();
         let why = self.rejects.first().map(|reject| escaped(&reject.reason));
         let advice = "Widen the column, or insert the missing row: the daemon then applies them within seconds";
-        let problem = of_families(&with, "has rejects", "have rejects");
+        let problem = of_families(&with, "has open rejects", "have open rejects");
         let problem = Problem::new(Health::Degraded, problem, advice, "rejects list");
         (!with.is_empty()).then(|| problem.because(&why).since(oldest.unwrap_or(0)))
     }
@@ -401,7 +401,7 @@ mod tests {
             reason: "a reason".to_owned(),
         });
         let late = "7 families are late: shop/f0, shop/f1, shop/f2, shop/f3, shop/f4 and others";
-        let degraded = [late, "shop/x was refused", "shop/f8 has rejects"];
+        let degraded = [late, "shop/x was refused", "shop/f8 has open rejects"];
         assert_eq!(
             health(&pair, 100),
             (Health::Degraded, degraded.map(str::to_owned).to_vec())

@@ -7,7 +7,7 @@ use counterfoil::{Precision, Slice};
 use maud::{Markup, html};
 use serde::Deserialize;
 
-use super::format::{ago, foreign, grouped, number, time};
+use super::format::{ago, elapsed, foreign, grouped, number, time};
 use super::{Parts, ProblemPage, address, header, live, page, problem, summary, tables};
 use crate::http::api::precision;
 use crate::http::family::ServedFamily;
@@ -97,7 +97,7 @@ fn state(
     now: u64,
 ) -> Markup {
     html! {
-        p { (tables::state(status, now)) span.quiet { " since " (ago(*state_since, now)) } }
+        p { (tables::state(status, now)) span.quiet { " for " (elapsed(*state_since, now)) } }
         @if let Some(problem) = &status.problem { p.problem { (problem) } }
     }
 }
@@ -133,8 +133,8 @@ fn figures(pair: &PairView, family: &FamilyView, now: u64) -> Markup {
     html! {
         (summary::figures(&present, &history.collect::<Vec<_>>()))
         dl {
-            (setting("Counted since Redis started the family", &optional(status.counted)))
-            (setting("Refused", &optional(status.refused)))
+            (setting("Counted by Redis", &optional(status.counted)))
+            (setting("Refused by Redis", &optional(status.refused)))
             (setting("Slices that are not over", &grouped(status.open.into())))
             (setting("Fullest partition, of max_pending", &of_limit))
             dt { "Last saved" }

@@ -69,11 +69,16 @@ pub fn time(unix_seconds: u64) -> Markup {
     html! { time datetime=(time) { (readable(&time)) } }
 }
 
-/// Renders the time from `unix_seconds` until `now`, with the absolute time as its title.
+/// Renders `3 min ago`, with the absolute time as its title.
 pub fn ago(unix_seconds: u64, now: u64) -> Markup {
+    html! { (elapsed(unix_seconds, now)) " ago" }
+}
+
+/// Renders the time from `unix_seconds` until `now`, with the absolute time as its title.
+pub fn elapsed(unix_seconds: u64, now: u64) -> Markup {
     let time = moment(unix_seconds);
     let title = format!("{} UTC", readable(&time));
-    html! { time datetime=(time) title=(title) { (long(now.saturating_sub(unix_seconds))) " ago" } }
+    html! { time datetime=(time) title=(title) { (long(now.saturating_sub(unix_seconds))) } }
 }
 
 /// Formats 0 s, 59 s, 3 min, 5 h, 2 d.
@@ -124,7 +129,7 @@ mod tests {
         }
         assert_eq!(
             ago(0, 7200).into_string(),
-            "<time datetime=\"1970-01-01T00:00:00Z\" title=\"1970-01-01 00:00:00 UTC\">2 h ago</time>"
+            "<time datetime=\"1970-01-01T00:00:00Z\" title=\"1970-01-01 00:00:00 UTC\">2 h</time> ago"
         );
         assert_eq!(
             time(0).into_string(),

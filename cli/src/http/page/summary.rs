@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::format::{ago, duration, grouped, rate};
+use super::format::{duration, elapsed, grouped, rate};
 use super::sparkline::sparkline;
 use crate::health::{Health, Problem};
 use crate::output::count;
@@ -47,7 +47,7 @@ fn problem(one: &Problem, pairs: usize, now: u64) -> Markup {
             p {
                 @if pairs > 1 { (one.pair) ": " }
                 strong { (one.problem) }
-                @if let Some(since) = one.since { span.quiet { " since " (ago(since, now)) } }
+                @if let Some(since) = one.since { span.quiet { " for " (elapsed(since, now)) } }
             }
             @if let Some(why) = &one.why { p.why { (why) } }
             p { (one.what_to_do.trim_end_matches('.')) "." }

@@ -90,10 +90,10 @@ pub fn servers(view: &View) -> Markup {
 pub fn ages(pair: &PairView, now: u64) -> Markup {
     html! {
         p.ages.quiet {
-            @for (name, look, is_stale) in pair.looks.all(now) {
-                span { (name) " read " @match look.at { Some(at) => (ago(at, now)), None => "never" } }
+            @for (at, (name, look, is_stale)) in pair.looks.all(now).into_iter().enumerate() {
+                @if at > 0 { ", " }
+                (name) " read " @match look.at { Some(at) => (ago(at, now)), None => "never" }
                 @if is_stale { " " span.state.late { "stale" } }
-                " "
             }
         }
     }
