@@ -278,6 +278,7 @@ async fn pages_are_readable_in_every_state() {
     browser
         .shows("#healthy-families summary", "Healthy: 10,002")
         .await;
+    browser.goes("/").await;
     browser.is_good("many").await;
     browser.goes("/?family=f77").await;
     browser

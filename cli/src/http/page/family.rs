@@ -163,7 +163,7 @@ fn configuration(family: &ServedFamily<'_>) -> Markup {
     html! {
         h2 { "Configuration" }
         dl {
-            @for (name, value) in registered.identity() { (setting(name, &value)) }
+            @for (name, value) in registered.identity() { @if !value.is_empty() { (setting(name, &value)) } }
             (setting("sync_time", &sync))
             (setting("max_pending of a partition", &grouped(registered.max_pending().into())))
         }
