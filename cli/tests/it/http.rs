@@ -752,10 +752,7 @@ async fn nothing_can_be_changed_and_no_reply_is_kept() {
         "{page}"
     );
     // a proxy may serve the pages under any path
-    assert!(
-        !page.contains("=\"/"),
-        "{page}"
-    );
+    assert!(!page.contains("=\"/"), "{page}");
     let reply = send(
         &daemon,
         b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhello",

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use counterfoil::sqlx;
 use counterfoil::{BufferedCounters, Counterfoil, Durability, Family, MysqlStore};
+use counterfoil::{redis, sqlx};
 use futures_util::future::join;
 use serde_json::{Value, json};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
@@ -326,7 +326,35 @@ async fn every_surface_tells_of_an_outage() {
     site.redis.start_again().await;
     stage.is_well().await;
 
+    changed_password_of_mysql(&stage).await;
     outages_of_single_families(&stage).await;
+    changed_password_of_redis(&stage).await;
+}
+
+/// The password of MySQL changes, and the connections end.
+async fn changed_password_of_mysql(stage: &Stage) {
+    let Stage { site, .. } = stage;
+    site.sql("ALTER USER counterfoil@localhost IDENTIFIED BY 'other'")
+        .await;
+    site.sql("KILL USER counterfoil").await;
+    stage
+        .says(Says {
+            outage: "the password of MySQL was changed",
+            page: &[
+                "<strong>down</strong>",
+                "MySQL is unavailable",
+                "Access denied",
+            ],
+            api: ("/mysql/up", json!(false)),
+            metric: ("counterfoil_server_up", &[("server", "mysql")], 0.0),
+            ready: "not ready: mysql\n",
+            status: (2, "Access denied"),
+            log: &["unavailable", "server=\"mysql\"", "Access denied"],
+        })
+        .await;
+    site.sql("ALTER USER counterfoil@localhost IDENTIFIED BY ''")
+        .await;
+    stage.is_well().await;
 }
 
 async fn outages_of_single_families(stage: &Stage) {
@@ -437,4 +465,41 @@ async fn outages_of_single_families(stage: &Stage) {
         seen(&get(daemon, "/api/v1/state?family=shop/views").await.json()) > seen(&before)
     })
     .await;
+}
+
+/// The password of Redis changes, and the connections end.
+async fn changed_password_of_redis(stage: &Stage) {
+    // a connection that stays
+    let mut administrator = stage.site.redis.manager().await;
+    let mut order = async |command: &str| {
+        let mut words = command.split(' ');
+        let mut order = redis::cmd(words.next().expect("a command"));
+        order.arg(words.collect::<Vec<_>>());
+        let done: redis::RedisResult<redis::Value> = order.query_async(&mut administrator).await;
+        done.expect(command);
+    };
+    order("ACL SETUSER default resetpass >other").await;
+    order("CLIENT KILL TYPE normal").await;
+    stage
+        .says(Says {
+            outage: "the password of Redis was changed",
+            page: &[
+                "<strong>down</strong>",
+                "Redis is unavailable",
+                "Authentication required",
+            ],
+            api: ("/redis/up", json!(false)),
+            metric: ("counterfoil_server_up", &[("server", "redis")], 0.0),
+            ready: "not ready: redis\n",
+            status: (2, "redis is unavailable"),
+            log: &["unavailable", "server=\"redis\"", "Authentication required"],
+        })
+        .await;
+    order("ACL SETUSER default nopass").await;
+    stage
+        .soon("Redis is up again", async || {
+            let state = get(&stage.daemon, "/api/v1/state").await.json();
+            state["pairs"][0]["redis"]["up"] == true
+        })
+        .await;
 }
