@@ -204,6 +204,20 @@ async fn the_alerts_fire_in_each_outage_and_not_before() {
     }
 }
 
+#[test]
+fn the_dashboard_shows_what_alerts_tell_of() {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let shown = include_str!("../../grafana/counterfoil.json");
+    let shown: Vec<_> = shown.split(|c| !is_name(c)).collect();
+    let rules = include_str!("../../prometheus/rules.yml").lines();
+    let expressions = rules.filter_map(|line| line.trim().strip_prefix("expr: "));
+    for expression in expressions.filter(|expression| !expression.contains("absent")) {
+        let mut words = expression.split(|c| !is_name(c));
+        let metric = words.find(|word| word.starts_with("counterfoil_"));
+        assert!(shown.contains(&metric.expect("a metric")), "{expression}");
+    }
+}
+
 #[tokio::test]
 async fn the_dashboard_shows_two_daemons_that_are_well_and_no_alert_is_active() {
     if run("prometheus", &["--version"]).await.is_none() {
@@ -240,7 +254,7 @@ async fn the_dashboard_shows_two_daemons_that_are_well_and_no_alert_is_active() 
         for labels in prometheus.query(&expression).await {
             // a line for each daemon would show the same hits twice
             assert!(labels.get("instance").is_none(), "{expression}: {labels}");
-            for label in ["pair", "family", "server", "severity", "what"] {
+            for label in ["pair", "family", "server", "severity", "what", "figures"] {
                 let has = labels.get(label).is_some();
                 assert_eq!(has, query.shows(label), "{expression}: {label}");
             }
