@@ -11,7 +11,7 @@ pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> 
     move |source| {
         let kind = if blames_table(&source) {
             ErrorKind::Mismatch
-        } else if is_conflict(&source) {
+        } else if is_conflict(&source) || is_full(&source) {
             ErrorKind::Busy
         } else {
             ErrorKind::Store
@@ -40,9 +40,9 @@ pub fn class(error: &sqlx::Error) -> Option<String> {
 /// NULL, and MariaDB's CHECK), 44 (CHECK OPTION of a view), 45 (SIGNAL of a trigger), 01 (a warning
 /// that strict mode made an error). MySQL reports some others of this sort as HY000, which are
 /// recognized by number. Everything else, such as a missing table or privilege, a lock, a full disk
-/// or a lost connection, is not the fault of a row and fails the transaction. So does a column
-/// without a default (1364): it refuses every row, and holding the batches back until it is fixed
-/// loses none.
+/// or table, or a lost connection, is not the fault of a row and fails the transaction. So does a
+/// column without a default (1364): it refuses every row, and holding the batches back until it is
+/// fixed loses none.
 pub fn blames_row(error: &sqlx::Error) -> bool {
     const BY_NUMBER: [u16; 9] = [
         1300, // invalid character string
@@ -67,6 +67,11 @@ pub fn blames_row(error: &sqlx::Error) -> bool {
 /// `innodb_snapshot_isolation`), and 1062 for a ledger row that another transaction inserted first.
 pub fn is_conflict(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1020 | 1062 | 1205 | 1213))
+}
+
+/// Returns `true` if a table, or the disk that it is on, has no room for more rows: 1114.
+fn is_full(error: &sqlx::Error) -> bool {
+    number(error) == Some(1114)
 }
 
 /// Returns `true` if another session has locked a row or table for as long as the transaction waits:

@@ -406,6 +406,42 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
     reconciler.stop().await;
 }
 
+/// The table of a family cannot take more rows: here a trigger writes to a table that is full.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_table_holds_up_only_its_own_family() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE logged (id INT PRIMARY KEY, n BIGINT NOT NULL);
+         SET max_heap_table_size = 16384;
+         CREATE TABLE log (line CHAR(255)) ENGINE = MEMORY;
+         SET max_heap_table_size = DEFAULT;
+         CREATE TRIGGER logs BEFORE INSERT ON logged FOR EACH ROW
+         INSERT INTO log SELECT REPEAT('x', 255) FROM information_schema.COLUMNS LIMIT 200",
+    )
+    .await;
+    let table = keyed(Table::upsert("logged"), [("id", Signed)]);
+    let logged = pair.open(family("logged").table(table)).await;
+    let healthy = Family::buffered("other-shop", "views");
+    let healthy = pair.open(healthy.at_once().sync_hits(1)).await;
+    logged.count("7", 1).await;
+    healthy.count("page", 1).await;
+    let reconciler = pair.reconcile().await;
+    eventually("the healthy family", async || pair.stored().await == 1).await;
+    let failing = reconciler.failing();
+    let of_logged = failing.iter().find(|one| {
+        let family = one.family.as_deref();
+        family.is_some_and(|family| family.ends_with("/logged"))
+    });
+    let error = format!("{:#}", of_logged.expect("a failure").error);
+    assert!(error.contains("'log' is full"), "{error}");
+    healthy.count("page", 1).await;
+    eventually("a further hit", async || pair.stored().await == 2).await;
+    pair.sql("DROP TRIGGER logs").await;
+    let mended = async || pair.number("SELECT n FROM logged").await == 1;
+    eventually("the mended family", mended).await;
+    reconciler.stop().await;
+}
+
 /// An exact read queries both servers at once. Here the database replies first, and hits arrive
 /// before Redis replies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,7 +10,7 @@ use super::Snapshot;
 use super::table::Table;
 use crate::output::short;
 use crate::poll::ServerStatus;
-use crate::status::State;
+use crate::status::{State, unix_now};
 use crate::view::FamilyView;
 
 const HEADS: [&str; 8] = [
@@ -32,10 +32,11 @@ pub fn draw(frame: &mut Frame, table: &mut Table) {
         top,
     );
 
+    let now = unix_now();
     let rows: Vec<_> = table
         .rows()
         .into_iter()
-        .map(|(pair, family)| row(pair, family))
+        .map(|(pair, family)| row(pair, family, now))
         .collect();
     let number = rows.len();
     let widths = [
@@ -46,7 +47,7 @@ pub fn draw(frame: &mut Frame, table: &mut Table) {
         Constraint::Length(9),
         Constraint::Length(7),
         Constraint::Length(8),
-        Constraint::Length(8),
+        Constraint::Length(13),
     ];
     let heads = HEADS.iter().enumerate().map(|(column, head)| match column {
         3..=6 => Cell::from(Line::from(*head).right_aligned()),
@@ -71,7 +72,7 @@ fn servers(snapshot: &Snapshot) -> Line<'_> {
     ])
 }
 
-fn row(pair: &str, family: &FamilyView) -> Row<'static> {
+fn row(pair: &str, family: &FamilyView, now: u64) -> Row<'static> {
     let FamilyView { status, rate, .. } = family;
     let right = |text: String| Cell::from(Line::from(text).right_aligned());
     let color = match status.state {
@@ -79,6 +80,10 @@ fn row(pair: &str, family: &FamilyView) -> Row<'static> {
         State::Rejects => Color::Yellow,
         State::Late | State::Broken => Color::Red,
     };
+    let mut state = vec![Span::styled(status.state.name(), color)];
+    if family.is_stale(now) {
+        state.push(Span::styled(" stale", Color::Red));
+    }
     Row::new([
         Cell::from(pair.to_owned()),
         Cell::from(status.name()),
@@ -87,7 +92,7 @@ fn row(pair: &str, family: &FamilyView) -> Row<'static> {
         right(status.pending.to_string()),
         right(status.oldest_seconds.map(short).unwrap_or_default()),
         right(status.rejects.to_string()),
-        Cell::from(status.state.name()).style(color),
+        Cell::from(Line::from(state)),
     ])
 }
 
@@ -115,12 +120,14 @@ mod tests {
     use ratatui::crossterm::event::{KeyCode, KeyEvent};
 
     use super::*;
+    use crate::status::STALE_SECONDS;
 
     fn family(name: &str, pending: u64, state: State) -> FamilyView {
         let mut family = FamilyView::idle("shop", name);
         family.status.pending = pending;
         family.status.oldest_seconds = (pending > 0).then_some(3.0);
         family.status.state = state;
+        family.status.seen = Some(unix_now());
         family.rate = Some(pending as f64 / 2.0);
         family
     }
@@ -200,6 +207,26 @@ mod tests {
             ["main", "shop/a", "buffered", "2.5", "5", "3s", "0", "ok"]
         );
         assert!(lines[7].starts_with("3 families by state"), "{lines:#?}");
+    }
+
+    #[test]
+    fn stale_figures_are_marked() {
+        let mut old = family("a", 5, State::Late);
+        old.status.seen = Some(unix_now() - STALE_SECONDS - 1);
+        let up = ServerStatus {
+            up: true,
+            why: None,
+        };
+        let mut table = Table::default();
+        table.update(&[Snapshot {
+            pair: "main".to_owned(),
+            redis: up.clone(),
+            mysql: up,
+            families: vec![old, family("b", 70, State::Ok)],
+        }]);
+        let lines = lines(&mut table);
+        assert!(lines[2].ends_with("late stale"), "{lines:#?}");
+        assert!(lines[3].ends_with("ok"), "{lines:#?}");
     }
 
     #[test]
