@@ -33,15 +33,14 @@ impl View {
 
     /// Returns a family, given as `NAMESPACE/FAMILY`, of a pair, or of the only one.
     pub fn family(&self, pair: Option<&str>, name: &str) -> Option<(&PairView, &FamilyView)> {
-        let mut pairs = self
-            .pairs
-            .iter()
-            .filter(|one| pair.is_none_or(|pair| pair == one.name));
-        pairs.find_map(|pair| {
-            let mut families = pair.families.iter();
-            let family = families.find(|family| family.status.name() == name)?;
-            Some((&**pair, family))
-        })
+        let is_it = |one: &&Arc<PairView>| match pair {
+            Some(pair) => one.name == pair,
+            None => self.pairs.len() == 1,
+        };
+        let pair = self.pairs.iter().find(is_it)?;
+        let mut families = pair.families.iter();
+        let family = families.find(|family| family.status.name() == name)?;
+        Some((pair, family))
     }
 
     /// Returns the families whose name contains `text`, those in trouble first, then by name.

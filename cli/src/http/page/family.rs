@@ -78,7 +78,7 @@ fn parts(view: &View, selection: &Selection) -> Parts {
     let Some((pair, family)) = view.family(selection.pair.as_deref(), name) else {
         return Vec::new();
     };
-    let wanted = |one: &str| one == name;
+    let wanted = |of_pair: &str, one: &str| of_pair == pair.name && one == name;
     vec![
         ("health", state(family, view.at)),
         ("figures", figures(pair, family, view.at)),

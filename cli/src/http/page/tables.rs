@@ -187,10 +187,10 @@ pub fn unserved(view: &View) -> Markup {
     }
 }
 
-/// Renders the latest rejects of the families that are `wanted`, by NAMESPACE/FAMILY.
-pub fn rejects(view: &View, wanted: impl Fn(&str) -> bool) -> Markup {
+/// Renders the latest rejects of the `wanted` families, by pair and NAMESPACE/FAMILY.
+pub fn rejects(view: &View, wanted: impl Fn(&str, &str) -> bool) -> Markup {
     let rejects = view.of_pairs(|pair| &pair.rejects);
-    let rejects = rejects.filter(|(_, reject)| wanted(&reject.family));
+    let rejects = rejects.filter(|(pair, reject)| wanted(pair, &reject.family));
     let row = |(pair, reject): (&str, &RejectView)| {
         html! {
             td.text { (foreign(&reject.reason)) }
@@ -205,10 +205,10 @@ pub fn rejects(view: &View, wanted: impl Fn(&str) -> bool) -> Markup {
     optional_table("rejects", "Latest open rejects", &heads, &rows)
 }
 
-/// Renders the latest differences of the families that are `wanted`, by NAMESPACE/FAMILY.
-pub fn drift(view: &View, wanted: impl Fn(&str) -> bool) -> Markup {
+/// Renders the latest differences of the `wanted` families, by pair and NAMESPACE/FAMILY.
+pub fn drift(view: &View, wanted: impl Fn(&str, &str) -> bool) -> Markup {
     let drift = view.of_pairs(|pair| &pair.drift);
-    let drift = drift.filter(|(_, drift)| wanted(&drift.family));
+    let drift = drift.filter(|(pair, drift)| wanted(pair, &drift.family));
     let row = |(pair, drift): (&str, &DriftView)| {
         html! {
             td.text {
