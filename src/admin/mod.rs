@@ -3,6 +3,7 @@
 
 pub(crate) mod access;
 pub(crate) mod backlog;
+mod clock;
 mod finding;
 mod grants;
 mod mysql;

@@ -1,9 +1,10 @@
 //! Checks of the database before work begins.
 
 use std::collections::HashSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::admin::finding::version_numbers;
-use crate::admin::{Finding, Severity};
+use crate::admin::{Finding, Severity, clock};
 use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::store::mysql::statement::{Statement, quoted, table_name};
@@ -20,6 +21,7 @@ impl MysqlStore {
             Ok(findings) => findings,
             Err(error) => return vec![unreachable(&error)],
         };
+        findings.extend(self.clock_finding().await);
         if self.primary.pool.options().get_max_connections() < 2 {
             findings.push(Finding::new(
                 Severity::Warning,
@@ -78,6 +80,20 @@ impl MysqlStore {
         Ok(checked
             .filter_map(|(name, value)| check_setting(&name.to_lowercase(), value))
             .collect())
+    }
+
+    async fn clock_finding(&self) -> Option<Finding> {
+        const TIME: &str = "SELECT CAST(UNIX_TIMESTAMP() AS SIGNED)";
+        let started = SystemTime::now();
+        let time = self
+            .primary
+            .read("the time was not read", Statement::new(TIME));
+        let time: Vec<(i64,)> = time.await.ok()?;
+        let asked = started..SystemTime::now();
+        let (seconds,) = time.first()?;
+        let time = UNIX_EPOCH + Duration::from_secs(u64::try_from(*seconds).ok()?);
+        let effect = "rejects, recounts and drift have its dates";
+        clock::finding("mysql", time, &asked, effect)
     }
 
     /// Checks the tables that the families write, each once: their definitions and this user's

@@ -2,12 +2,12 @@
 //! section 6).
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, FromRedisValue, Value};
 
 use crate::admin::finding::version_numbers;
-use crate::admin::{Finding, Severity};
+use crate::admin::{Finding, Severity, clock};
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
@@ -45,6 +45,7 @@ fn evicts(policy: &str, families: &[Family]) -> Option<String> {
 /// Checks Redis; in a cluster, each primary.
 pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let started = SystemTime::now();
     let nodes = match info(redis, "default").await {
         Ok(nodes) => nodes,
         Err(error) => {
@@ -62,6 +63,7 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
             )];
         }
     };
+    let asked = started..SystemTime::now();
     let fsync = config(redis, "appendfsync").await;
     let save = config(redis, "save").await;
     for (name, node) in &nodes {
@@ -83,6 +85,11 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
         findings.extend(found.into_iter().flatten().map(|(what, message, advice)| {
             Finding::new(Severity::Error, format!("{server} {what}"), message, advice)
         }));
+        // Redis 7.0 and later
+        let time = setting("server_time_usec").parse().ok();
+        let time = time.map(|micros| UNIX_EPOCH + Duration::from_micros(micros));
+        let effect = "hits count in the slices and days of its clock";
+        findings.extend(time.and_then(|time| clock::finding(server, time, &asked, effect)));
         let persistence = persistence(has_aof, fsync.of(name), save.of(name), families);
         findings.extend(persistence.map(|(severity, message, advice)| {
             Finding::new(severity, format!("{server} persistence"), message, advice)

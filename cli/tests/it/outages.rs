@@ -327,6 +327,7 @@ async fn every_surface_tells_of_an_outage() {
     stage.is_well().await;
 
     changed_password_of_mysql(&stage).await;
+    wrong_clock(&stage).await;
     outages_of_single_families(&stage).await;
     changed_password_of_redis(&stage).await;
 }
@@ -353,6 +354,33 @@ async fn changed_password_of_mysql(stage: &Stage) {
         })
         .await;
     site.sql("ALTER USER counterfoil@localhost IDENTIFIED BY ''")
+        .await;
+    stage.is_well().await;
+}
+
+/// The clock of MySQL, as the daemon's sessions see it, is wrong.
+async fn wrong_clock(stage: &Stage) {
+    let Stage { site, daemon, .. } = stage;
+    site.sql("SET GLOBAL init_connect = 'SET timestamp = 1700000000'")
+        .await;
+    site.sql("KILL USER counterfoil").await;
+    daemon.signal("HUP");
+    let page = &["mysql clock", " s behind the one of this machine"];
+    stage
+        .soon("the clock on the page", async || {
+            let shown = stage.page().await;
+            page.iter().all(|words| shown.contains(words))
+        })
+        .await;
+    let checked = site.run(&["check"]).await;
+    assert!(checked.out.contains("warning: mysql clock"), "{checked:?}");
+    site.sql("SET GLOBAL init_connect = ''").await;
+    site.sql("KILL USER counterfoil").await;
+    daemon.signal("HUP");
+    stage
+        .soon("the right clock", async || {
+            !stage.page().await.contains("mysql clock")
+        })
         .await;
     stage.is_well().await;
 }
