@@ -185,7 +185,7 @@ impl PairView {
         problems.extend(self.broken_families());
         problems.extend(self.late_families());
         problems.extend(self.full_families());
-        problems.extend(self.refused.iter().map(refused));
+        problems.extend(self.refused_families());
         problems.extend(self.open_rejects());
         problems.extend(self.stale_figures(now));
         for problem in &mut problems {
@@ -262,6 +262,21 @@ impl PairView {
         let problem = of_families(&full, "nears max_pending", "near max_pending");
         let problem = Problem::new(Health::Degraded, problem, advice, "pending");
         (!full.is_empty()).then_some(problem)
+    }
+
+    /// Returns a problem for each refused family, or one for many.
+    fn refused_families(&self) -> Vec<Problem> {
+        let number = self.refused.len();
+        match &self.refused[..] {
+            [first, ..] if number > MAX_NAMES => vec![Problem {
+                problem: format!(
+                    "{number} families were refused, the first is {}",
+                    first.family
+                ),
+                ..refused(first)
+            }],
+            some => some.iter().map(refused).collect(),
+        }
     }
 
     fn open_rejects(&self) -> Option<Problem> {
@@ -406,6 +421,10 @@ mod tests {
             health(&pair, 100),
             (Health::Degraded, degraded.map(str::to_owned).to_vec())
         );
+        let mut many = pair.clone();
+        many.refused = vec![pair.refused[0].clone(); 1000];
+        let refused = "1000 families were refused, the first is shop/x";
+        assert_eq!(health(&many, 100).1, [late, refused, degraded[2]]);
         pair.reconciler.why = Some("a reason".to_owned());
         (pair.redis.up, pair.mysql.refuses) = (true, Some("refused".to_owned()));
         pair.redis.refusal = Some(Refusal::MemoryFull);

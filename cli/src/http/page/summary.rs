@@ -8,6 +8,9 @@ use crate::health::{Health, Problem};
 use crate::output::count;
 use crate::view::{Total, View};
 
+/// The maximum number of problems to show.
+const MAX_PROBLEMS: usize = 20;
+
 /// Renders the health of all pairs in a sentence.
 pub fn health(view: &View) -> Markup {
     let (health, problems) = (view.health(), view.problems());
@@ -31,8 +34,9 @@ pub fn problems(view: &View, problems: &[Problem]) -> Markup {
     html! {
         @if !problems.is_empty() {
             ol.problems aria-label="Problems" {
-                @for one in problems { (problem(one, pairs, view.at)) }
+                @for one in problems.iter().take(MAX_PROBLEMS) { (problem(one, pairs, view.at)) }
             }
+            @if problems.len() > MAX_PROBLEMS { p { "And " (problems.len() - MAX_PROBLEMS) " more: run " code { "counterfoil check" } "." } }
         }
     }
 }

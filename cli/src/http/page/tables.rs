@@ -9,7 +9,7 @@ use crate::view::{
     DriftView, FamilyView, FindingView, PairView, RecountView, RejectView, ServerView, View,
 };
 
-/// The maximum number of names in the list of families that are not served.
+/// The maximum number of names in a list of families that are refused or not served.
 const MAX_NAMES: usize = 100;
 
 /// The headings of columns with numbers.
@@ -175,7 +175,14 @@ pub fn state(status: &FamilyStatus, now: u64) -> Markup {
 
 pub fn unserved(view: &View) -> Markup {
     html! {
-        @for PairView { name, not_served, .. } in view.pairs.iter().map(|pair| &**pair) {
+        @for PairView { name, refused, not_served, .. } in view.pairs.iter().map(|pair| &**pair) {
+            @if !refused.is_empty() {
+                details id={ "refused-" (name) } {
+                    summary { (name) ": " (number(refused.len() as i128)) " configured families were refused" }
+                    ul { @for one in refused.iter().take(MAX_NAMES) { li { (one.family) ": " (one.reason) } } }
+                    @if refused.len() > MAX_NAMES { p { "And " (number((refused.len() - MAX_NAMES) as i128)) " more." } }
+                }
+            }
             @if !not_served.is_empty() {
                 details id={ "not-served-" (name) } {
                     summary { (name) ": " (number(not_served.len() as i128)) " families in the database are not served here" }
