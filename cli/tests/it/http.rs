@@ -737,6 +737,9 @@ async fn nothing_can_be_changed_and_no_reply_is_kept() {
                 .starts_with("default-src 'none'; script-src 'self'")
         );
     }
+    let wrong = get(&daemon, "/family?family=shop/visitors&id=x").await;
+    let has_form = wrong.body.contains("Show the exact value");
+    assert!(wrong.status == 400 && has_form, "{wrong:?}");
     let page = get(&daemon, "/").await.body;
     let at = page.find("assets/page.js?").unwrap();
     let script = page[at..].split('"').next().unwrap();

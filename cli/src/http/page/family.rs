@@ -52,15 +52,12 @@ pub async fn family(
         Ok(family) => counters_of(family, &selection).await,
         Err(unavailable) => Err(unavailable.clone()),
     };
-    let status = counters
-        .as_ref()
-        .err()
-        .map_or(StatusCode::OK, |wrong| wrong.status);
+    let (status, counters) = counters.unwrap_or_else(|wrong| (wrong.status, problem(&wrong)));
     let content = html! {
         (header(&view, Some(name)))
         main id="main" data-live="family-events" {
             (live(&parts(&view, &selection)))
-            (counters.unwrap_or_else(|wrong| problem(&wrong)))
+            (counters)
             @if let Ok(family) = &served { (configuration(family)) }
         }
     };
@@ -170,10 +167,14 @@ fn configuration(family: &ServedFamily<'_>) -> Markup {
     }
 }
 
-/// Renders the exact value of a counter, or the slices of a series, with a form.
-async fn counters_of(family: &ServedFamily<'_>, selection: &Selection) -> Result<Markup, Problem> {
+/// Renders the exact value of a counter, or the slices of a series, with a form. A wrong id is a
+/// problem beside the form.
+async fn counters_of(
+    family: &ServedFamily<'_>,
+    selection: &Selection,
+) -> Result<(StatusCode, Markup), Problem> {
     if family.kind() == "series" {
-        return series(family, selection).await;
+        return Ok((StatusCode::OK, series(family, selection).await?));
     }
     let id = selection.id.as_deref().unwrap_or_default();
     let label = match family.kind() {
@@ -181,12 +182,16 @@ async fn counters_of(family: &ServedFamily<'_>, selection: &Selection) -> Result
         "activity" => "Page",
         _ => "Id",
     };
-    let value = exact_value(family, id).await?;
+    let (status, value) = match exact_value(family, id).await {
+        Ok(value) => (StatusCode::OK, value),
+        Err(wrong) => (wrong.status, problem(&wrong)),
+    };
     let fields = html! {
         label { (label) " " input name="id" required value=(id); }
         " " button { "Show the exact value" }
     };
-    Ok(html! { h2 { "Counters" } (form(family, &fields)) (value) })
+    let counters = html! { h2 { "Counters" } (form(family, &fields)) (value) };
+    Ok((status, counters))
 }
 
 fn form(family: &ServedFamily<'_>, fields: &Markup) -> Markup {
