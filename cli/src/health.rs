@@ -44,13 +44,13 @@ impl Health {
 pub struct Problem {
     pub pair: String,
     pub severity: Health,
-    /// What is wrong, in a few words.
+    /// The problem in a few words.
     pub problem: String,
     /// The error, if there is one.
     pub why: Option<String>,
     /// The time since which it is known, in Unix seconds.
     pub since: Option<u64>,
-    /// What to do, in a sentence without a period.
+    /// The recommended action, in a sentence without a period.
     pub what_to_do: String,
     /// The command that shows more.
     pub command: String,

@@ -176,20 +176,23 @@ pub fn state(status: &FamilyStatus, now: u64) -> Markup {
 pub fn unserved(view: &View) -> Markup {
     html! {
         @for PairView { name, refused, not_served, .. } in view.pairs.iter().map(|pair| &**pair) {
-            @if !refused.is_empty() {
-                details id={ "refused-" (name) } {
-                    summary { (name) ": " (number(refused.len() as i128)) " configured families were refused" }
-                    ul { @for one in refused.iter().take(MAX_NAMES) { li { (one.family) ": " (one.reason) } } }
-                    @if refused.len() > MAX_NAMES { p { "And " (number((refused.len() - MAX_NAMES) as i128)) " more." } }
-                }
-            }
-            @if !not_served.is_empty() {
-                details id={ "not-served-" (name) } {
-                    summary { (name) ": " (number(not_served.len() as i128)) " families in the database are not served here" }
-                    ul { @for name in not_served.iter().take(MAX_NAMES) { li { (name) } } }
-                    @if not_served.len() > MAX_NAMES { p { "And " (number((not_served.len() - MAX_NAMES) as i128)) " more." } }
-                }
-            }
+            @let refused: Vec<_> = refused.iter().map(|one| format!("{}: {}", one.family, one.reason)).collect();
+            (list(&format!("refused-{name}"), &refused, &format!("{name}: configured families that were refused")))
+            (list(&format!("not-served-{name}"), not_served, &format!("{name}: families in the database that are not served here")))
+        }
+    }
+}
+
+/// Renders a closed list with its length, or nothing if it is empty.
+fn list(id: &str, lines: &[String], caption: &str) -> Markup {
+    if lines.is_empty() {
+        return Markup::default();
+    }
+    html! {
+        details id=(id) {
+            summary { (caption) " (" (number(lines.len() as i128)) ")" }
+            ul { @for line in lines.iter().take(MAX_NAMES) { li { (line) } } }
+            @if lines.len() > MAX_NAMES { p { "And " (number((lines.len() - MAX_NAMES) as i128)) " more." } }
         }
     }
 }
