@@ -119,9 +119,9 @@ impl View {
         self.pairs.iter().any(|pair| pair.is_unknown())
     }
 
-    /// Returns the health of the worst pair.
-    pub fn health(&self) -> Health {
-        match self.problems().first() {
+    /// Returns the health of the worst pair, which has these [`problems`](Self::problems).
+    pub fn health(&self, problems: &[Problem]) -> Health {
+        match problems.first() {
             Some(worst) => worst.severity,
             None if self.is_unknown() => Health::Unknown,
             None => Health::Healthy,
@@ -377,8 +377,10 @@ mod tests {
             version: "1",
             pairs,
         };
-        let problems = view.problems().into_iter().map(|one| one.problem);
-        (view.health(), problems.collect())
+        let problems = view.problems();
+        let health = view.health(&problems);
+        let problems = problems.into_iter().map(|one| one.problem);
+        (health, problems.collect())
     }
 
     #[test]

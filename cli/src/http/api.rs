@@ -136,13 +136,14 @@ fn looks(pair: &PairView, now: u64) -> Value {
 /// Returns the whole state, with some families of each pair.
 async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
     let view = app.view(&selection.pair)?;
+    let problems = view.problems();
     let pairs = view.pairs.iter();
     let pairs = pairs.map(|pair| pair_page(pair, &selection, view.at));
     Ok(Json(json!({
         "at": view.at,
         "version": view.version,
-        "state": view.health(),
-        "problems": view.problems(),
+        "state": view.health(&problems),
+        "problems": problems,
         "pairs": pairs.collect::<Vec<_>>(),
     })))
 }

@@ -78,9 +78,10 @@ impl Subscriber {
                 self.sent.insert(name, part);
             }
         }
+        let state = view.health(&view.problems());
         // plain data, which always serializes
         Event::default()
-            .json_data(json!({"at": view.at, "state": view.health(), "parts": changed}))
+            .json_data(json!({"at": view.at, "state": state, "parts": changed}))
             .unwrap_or_default()
     }
 }

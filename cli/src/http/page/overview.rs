@@ -51,7 +51,7 @@ pub async fn overview(
             footer { p.quiet { "Version " (view.version) } }
         }
     };
-    let title = format!("{} – Counterfoil", view.health().name());
+    let title = format!("{} – Counterfoil", view.health(&view.problems()).name());
     Ok(page(&title, false, &content))
 }
 
@@ -60,9 +60,10 @@ pub async fn events(app: AppState, Params(selection): Params<Selection>) -> Resp
 }
 
 fn parts(view: &View, selection: &Selection) -> Parts {
+    let problems = view.problems();
     vec![
-        ("health", summary::health(view)),
-        ("problems", summary::problems(view, &view.problems())),
+        ("health", summary::health(view, &problems)),
+        ("problems", summary::problems(view, &problems)),
         ("figures", figures(view)),
         ("families", families(view, selection)),
         ("rejects", tables::rejects(view, |_, _| true)),

@@ -12,8 +12,8 @@ use crate::view::{Total, View};
 const MAX_PROBLEMS: usize = 20;
 
 /// Renders the health of all pairs in a sentence.
-pub fn health(view: &View) -> Markup {
-    let (health, problems) = (view.health(), view.problems());
+pub fn health(view: &View, problems: &[Problem]) -> Markup {
+    let health = view.health(problems);
     let families = view.of_pairs(|pair| &pair.families);
     let served = families.filter(|(_, family)| family.status.served).count() as u64;
     html! {
