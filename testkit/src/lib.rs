@@ -23,7 +23,8 @@
 //! ```
 //!
 //! A [`Proxy`] is the network in front of a server. It cuts connections after any byte of a request
-//! or a reply, holds everything back for a while, and delays replies. A [`Sentinel`] promotes a
+//! or a reply, holds everything back for a while, delays replies, and loses or repeats single
+//! requests. A [`Sentinel`] promotes a
 //! replica ([`RedisServer::replica_of`]) when the primary fails. A [`RedisCluster`] is six servers
 //! whose slots can move and whose primaries can fail over. Sentinels and clusters use free ports of
 //! 127.0.0.1.
@@ -54,6 +55,7 @@
 mod certificates;
 mod client;
 mod cluster;
+mod fate;
 mod mysql;
 mod port;
 mod process;
@@ -64,6 +66,7 @@ mod sentinel;
 
 pub use self::certificates::Certificates;
 pub use self::cluster::{RedisCluster, SLOTS};
+pub use self::fate::Fate;
 pub use self::mysql::MysqlServer;
 pub use self::proxy::{Held, Proxy};
 pub use self::redis::{RedisOptions, RedisServer};

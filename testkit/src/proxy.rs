@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::client;
+use crate::fate::{Fate, Fates};
 use crate::process::Process;
 use crate::redis::RedisServer;
 
@@ -56,6 +57,7 @@ enum Way {
 struct Network {
     weather: watch::Sender<Weather>,
     cut: Mutex<Option<Cut>>,
+    fates: Fates,
     requests: AtomicU64,
     replies: AtomicU64,
 }
@@ -101,6 +103,7 @@ impl Proxy {
         let network = Arc::new(Network {
             weather: watch::Sender::default(),
             cut: Mutex::default(),
+            fates: Fates::default(),
             requests: AtomicU64::new(0),
             replies: AtomicU64::new(0),
         });
@@ -192,6 +195,17 @@ impl Proxy {
         });
     }
 
+    /// Disturbs the next request that contains one of `marks`. Such calls queue up: each disturbs
+    /// one request. A request is what arrives at once, possibly a pipeline.
+    pub fn disturb(&self, marks: impl IntoIterator<Item = impl Into<Vec<u8>>>, fate: Fate) {
+        self.network.fates.push(marks, fate);
+    }
+
+    /// Takes back what has not disturbed a request yet. Returns how many requests it concerns.
+    pub fn calm(&self) -> usize {
+        self.network.fates.clear()
+    }
+
     /// Cancels a cut. Returns whether there was one that had not happened yet.
     pub fn call_off(&self) -> bool {
         self.network.cut().take().is_some()
@@ -272,24 +286,35 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    match target {
+    match &target {
         Target::Unix(path) => {
-            forward(
-                client,
-                UnixStream::connect(path).await?.into_split(),
-                network,
-            )
-            .await
+            let server = UnixStream::connect(path).await?.into_split();
+            forward(client, server, network, &target).await
         }
         Target::Tcp(address) => {
-            forward(
-                client,
-                TcpStream::connect(address).await?.into_split(),
-                network,
-            )
-            .await
+            let server = TcpStream::connect(address).await?.into_split();
+            forward(client, server, network, &target).await
         }
     }
+}
+
+/// Sends a request on a connection of its own after a while, and ignores the reply.
+async fn deliver(target: Target, request: Vec<u8>, after: Duration) -> io::Result<()> {
+    tokio::time::sleep(after).await;
+    let mut reply = [0; 1];
+    match target {
+        Target::Unix(path) => {
+            let mut server = UnixStream::connect(path).await?;
+            server.write_all(&request).await?;
+            server.read_exact(&mut reply).await?;
+        }
+        Target::Tcp(address) => {
+            let mut server = TcpStream::connect(address).await?;
+            server.write_all(&request).await?;
+            server.read_exact(&mut reply).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Forwards both ways until one side closes or is cut, then closes both.
@@ -297,13 +322,15 @@ async fn forward(
     (from_client, to_client): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     (from_server, to_server): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     network: &Network,
+    target: &Target,
 ) -> io::Result<()> {
     let mut weather = network.weather.subscribe();
     let closed = weather.borrow_and_update().closed;
+    let ending = Mutex::new(None);
     tokio::select! {
         _ = weather.wait_for(|weather| weather.closed > closed) => Ok(()),
-        ended = network.pump(Way::Requests, from_client, to_server) => ended,
-        ended = network.pump(Way::Replies, from_server, to_client) => ended,
+        ended = network.pump(Way::Requests, from_client, to_server, &ending, target) => ended,
+        ended = network.pump(Way::Replies, from_server, to_client, &ending, target) => ended,
     }
 }
 
@@ -313,6 +340,8 @@ impl Network {
         way: Way,
         mut from: impl AsyncRead + Unpin,
         mut to: impl AsyncWrite + Unpin,
+        ending: &Mutex<Option<usize>>,
+        target: &Target,
     ) -> io::Result<()> {
         let mut weather = self.weather.subscribe();
         let closed = weather.borrow().closed;
@@ -329,12 +358,41 @@ impl Network {
             if length == 0 {
                 return Ok(());
             }
-            let (passed, is_cut) = self.pass(way, length);
+            let (passed, is_cut) = match self.disturbed(way, &buffer[..length], ending, target) {
+                Some(passed) => (passed.min(length), true),
+                None => self.pass(way, length),
+            };
             to.write_all(&buffer[..passed]).await?;
             if is_cut {
                 return Ok(());
             }
         }
+    }
+
+    /// Applies the fate of a request, or ends a connection whose reply is lost. Returns how many
+    /// bytes pass before the connection ends, `None` if it does not.
+    fn disturbed(
+        &self,
+        way: Way,
+        bytes: &[u8],
+        ending: &Mutex<Option<usize>>,
+        target: &Target,
+    ) -> Option<usize> {
+        let mut ending = ending.lock().unwrap_or_else(PoisonError::into_inner);
+        if way == Way::Replies {
+            return *ending;
+        }
+        let send = |after| tokio::spawn(deliver(target.clone(), bytes.to_vec(), after));
+        match self.fates.take(bytes)? {
+            Fate::RequestLost { passed } => return Some(passed),
+            Fate::ReplyLost { passed } => *ending = Some(passed),
+            Fate::Twice { after } => drop(send(after)),
+            Fate::Late { after } => {
+                drop(send(after));
+                return Some(0);
+            }
+        }
+        None
     }
 
     /// Returns how many of `length` bytes may pass, and whether the connection is cut after them.

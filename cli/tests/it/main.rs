@@ -1,6 +1,7 @@
 //! The program `counterfoil` in use, with real servers.
 
 mod client;
+mod clients;
 mod commands;
 mod daemon;
 mod http;

@@ -1,0 +1,181 @@
+//! The client packages in other languages: each is installed from its artifact, and plays the
+//! scenarios of `clients/scenarios` on real servers. `clients/README.md` describes both.
+
+mod language;
+mod play;
+mod runner;
+mod scenario;
+mod stage;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use futures_util::future::join_all;
+use tokio::task::spawn_blocking;
+
+use self::language::{Language, Library, RUST, run};
+use self::play::{Play, Trouble};
+use self::scenario::{Need, Scenario};
+use self::stage::Stage;
+
+/// The namespace of a package's own tests.
+const OWN: &str = "own";
+
+/// What came of each scenario.
+type Results = BTreeMap<String, Result<(), Trouble>>;
+
+/// Plays scenarios with one library, on one stage.
+async fn play(
+    language: &Language,
+    library: &Library,
+    installed: &Path,
+    scenarios: &[Scenario],
+    stage: &Stage,
+) -> Results {
+    let (seed, mut results, mut played) = (testkit::seed(), Results::new(), vec![]);
+    for scenario in scenarios {
+        let namespace = &scenario.name;
+        let play = Play {
+            stage,
+            language,
+            library,
+            installed,
+            scenario,
+            namespace,
+            seed,
+        };
+        let played_to_the_end = play.play().await;
+        stage.recover().await;
+        match played_to_the_end {
+            Ok(tally) => played.push((play, tally)),
+            Err(trouble) => drop(results.insert(scenario.name.clone(), Err(trouble))),
+        }
+    }
+    stage.save().await;
+    for (play, tally) in played {
+        let checked = play.check_mysql(&tally).await.map_err(Trouble::Failed);
+        results.insert(play.scenario.name.clone(), checked);
+    }
+    results
+}
+
+/// Plays all scenarios with one library.
+async fn play_all(language: &Language, library: &Library, installed: &Path) -> Results {
+    let all = Scenario::all();
+    let (of_cluster, of_server): (Vec<_>, Vec<_>) = all
+        .into_iter()
+        .partition(|scenario| scenario.needs.contains(&Need::Cluster));
+    let (of_server, of_cluster) = tokio::join!(
+        async {
+            let stage = Stage::single(&names(&of_server)).await;
+            play(language, library, installed, &of_server, &stage).await
+        },
+        async {
+            let stage = Stage::cluster(&names(&of_cluster)).await;
+            play(language, library, installed, &of_cluster, &stage).await
+        }
+    );
+    of_server.into_iter().chain(of_cluster).collect()
+}
+
+fn names(scenarios: &[Scenario]) -> Vec<String> {
+    scenarios
+        .iter()
+        .map(|scenario| scenario.name.clone())
+        .collect()
+}
+
+/// Prints what came of the scenarios. Returns the failures.
+fn report(language: &Language, library: &Library, results: &Results) -> Vec<String> {
+    let (mut failed, mut skipped, mut passed) = (vec![], vec![], 0);
+    for (scenario, result) in results {
+        match result {
+            Ok(()) => passed += 1,
+            Err(Trouble::Skipped(reason)) => {
+                skipped.push(format!("  {scenario} is skipped: {reason}"))
+            }
+            Err(Trouble::Failed(problem)) => failed.push(format!("  {scenario}: {problem}")),
+        }
+    }
+    println!(
+        "{} {}: {passed} scenarios passed, {} failed, {} skipped",
+        language.name,
+        library.name,
+        failed.len(),
+        skipped.len()
+    );
+    skipped.iter().for_each(|line| println!("{line}"));
+    failed
+}
+
+/// Installs a package, compares its scripts, plays the scenarios with each of its libraries, and runs
+/// its own tests.
+async fn try_package(language: &Language) {
+    let installed = match language.install() {
+        Ok(installed) => installed,
+        Err(reason) => return eprintln!("{} is skipped: {reason}", language.name),
+    };
+    compare_scripts(language, &installed);
+    let played = join_all(language.libraries.iter().map(async |library| {
+        let results = play_all(language, library, &installed).await;
+        report(language, library, &results)
+    }));
+    let (played, own) = tokio::join!(played, run_own_tests(language, &installed));
+    let failed: Vec<_> = played.into_iter().flatten().chain(own.err()).collect();
+    assert!(
+        failed.is_empty(),
+        "{} failed:\n{}",
+        language.name,
+        failed.join("\n")
+    );
+}
+
+/// Compares the scripts of the installed package with those of the repository.
+fn compare_scripts(language: &Language, installed: &Path) {
+    let scripts = language.scripts(installed);
+    for script in counterfoil::admin::Script::all() {
+        let path = scripts.join(format!("{}.lua", script.name));
+        let shipped = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert!(
+            shipped == script.source.as_bytes(),
+            "{} differs",
+            path.display()
+        );
+    }
+}
+
+/// Runs the package's own tests. Returns what they print if they fail.
+async fn run_own_tests(language: &Language, installed: &Path) -> Result<(), String> {
+    let stage = Stage::single(&[OWN.to_owned()]).await;
+    stage.configured(OWN).await;
+    let mysql = stage.site.mysql_url.split_once("socket=");
+    let (_, mysql) = mysql.expect("a socket");
+    let database = stage.site.pool.connect_options();
+    let mut tests = language.dev("tests", installed);
+    tests
+        .env("COUNTERFOIL_TEST_SOCKET", stage.site.redis.socket())
+        .env("COUNTERFOIL_TEST_NAMESPACE", OWN)
+        .env("COUNTERFOIL_TEST_DAEMON", stage.daemon.url(""))
+        .env("COUNTERFOIL_TEST_MYSQL", mysql)
+        .env(
+            "COUNTERFOIL_TEST_DATABASE",
+            database.get_database().expect("a database"),
+        );
+    let printed = spawn_blocking(move || run(&mut tests)).await;
+    println!("{}", printed.expect("it runs")?);
+    Ok(())
+}
+
+macro_rules! languages {
+    ($($name:ident $language:expr;)*) => {
+        $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            try_package(&$language).await;
+        })*
+    };
+}
+
+languages! {
+    rust RUST;
+}

@@ -1,0 +1,112 @@
+//! A process in which a package makes the calls of a scenario.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::time::timeout;
+
+use super::language::Language;
+
+/// How long a reply may take.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// A running client. It reads calls, a line of JSON each, and writes a line for each reply.
+pub struct Runner {
+    process: Child,
+    calls: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+    replies: HashMap<u64, Value>,
+    last: u64,
+}
+
+impl Runner {
+    /// Starts a client, and opens it with these parameters.
+    pub async fn start(
+        language: &Language,
+        installed: &Path,
+        environment: &[(String, String)],
+        open: &Value,
+    ) -> Result<Self, String> {
+        let mut command = Command::from(language.dev("runner", installed));
+        let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let command = command.envs(environment.iter().cloned()).kill_on_drop(true);
+        let mut process = command.spawn().map_err(|error| error.to_string())?;
+        let (calls, replies) = (process.stdin.take(), process.stdout.take());
+        let mut runner = Runner {
+            process,
+            calls: calls.expect("piped"),
+            lines: BufReader::new(replies.expect("piped")).lines(),
+            replies: HashMap::new(),
+            last: 0,
+        };
+        runner.write(&json!({"open": open})).await?;
+        let ready = runner.read().await?;
+        match ready["ready"].as_bool() {
+            Some(true) => Ok(runner),
+            _ => Err(format!("the client did not open: {ready}")),
+        }
+    }
+
+    /// Makes a call, and returns its number.
+    pub async fn call(&mut self, call: Value) -> Result<u64, String> {
+        self.last += 1;
+        let mut call = call;
+        call["id"] = self.last.into();
+        self.write(&call).await?;
+        Ok(self.last)
+    }
+
+    /// Waits for the reply of a call.
+    pub async fn reply(&mut self, number: u64) -> Result<Value, String> {
+        loop {
+            if let Some(reply) = self.replies.remove(&number) {
+                return Ok(reply);
+            }
+            let reply = self.read().await?;
+            let Some(of) = reply["id"].as_u64() else {
+                return Err(format!("a reply without id: {reply}"));
+            };
+            self.replies.insert(of, reply);
+        }
+    }
+
+    /// Ends the client like a program that has nothing left to do.
+    pub async fn end(mut self) -> Result<(), String> {
+        drop(self.calls);
+        let ended = timeout(PATIENCE, self.process.wait()).await;
+        let status = ended.map_err(|_| "the client does not end")?;
+        let status = status.map_err(|error| error.to_string())?;
+        status
+            .success()
+            .then_some(())
+            .ok_or(format!("the client ended with {status}"))
+    }
+
+    /// Sends a signal, such as STOP, CONT or KILL.
+    pub fn signal(&self, signal: &str) {
+        let pid = self.process.id().expect("it runs").to_string();
+        let sent = std::process::Command::new("kill")
+            .args([&format!("-{signal}"), &pid])
+            .status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    async fn write(&mut self, line: &Value) -> Result<(), String> {
+        let line = format!("{line}\n");
+        let written = self.calls.write_all(line.as_bytes()).await;
+        written.map_err(|error| format!("the client has ended: {error}"))
+    }
+
+    async fn read(&mut self) -> Result<Value, String> {
+        let line = timeout(PATIENCE, self.lines.next_line()).await;
+        let line = line.map_err(|_| "no reply of the client")?;
+        let line = line.map_err(|error| error.to_string())?;
+        let line = line.ok_or("the client has ended")?;
+        serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))
+    }
+}

@@ -1,0 +1,290 @@
+//! The scenarios of `clients/scenarios`, as clients/README.md describes them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::{Map, Value};
+
+/// What each client has to do, and what must come of it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// The name of the file, and the namespace of its families.
+    #[serde(skip)]
+    pub name: String,
+    /// What it shows.
+    #[allow(dead_code, reason = "for readers of the files")]
+    pub why: String,
+    #[serde(default)]
+    pub needs: BTreeSet<Need>,
+    /// The guards without which it fails.
+    #[serde(default)]
+    #[allow(dead_code, reason = "for readers of the files")]
+    pub guards: BTreeSet<String>,
+    /// Whether the package makes the connection.
+    #[serde(default)]
+    pub own: bool,
+    /// Seconds to wait for a reply of Redis.
+    #[serde(default = "Scenario::timeout")]
+    pub timeout: f64,
+    #[serde(default)]
+    pub options: Map<String, Value>,
+    pub steps: Vec<Step>,
+    /// What Redis has pending at the end, in the families named.
+    #[serde(default)]
+    pub redis: BTreeMap<String, BTreeMap<String, i64>>,
+    /// What MySQL has once everything is saved, in the families named.
+    #[serde(default)]
+    pub mysql: BTreeMap<String, BTreeMap<String, i64>>,
+    /// How many names of callers Redis may remember.
+    pub callers_at_most: Option<usize>,
+    /// How many calls of scripts Redis may have received.
+    pub calls_at_most: Option<u64>,
+}
+
+/// What not every client or machine has.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "snake_case")]
+pub enum Need {
+    Cluster,
+    GroupCommit,
+    /// A clock that the scenario sets.
+    Clock,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Step {
+    Call(Call),
+    Together {
+        together: Vec<Call>,
+    },
+    /// Waits for the reply of a call with this `reply`.
+    Await {
+        wait_for: String,
+        #[serde(flatten)]
+        expected: Expected,
+    },
+    Network {
+        network: Disturbance,
+        /// The script whose calls are disturbed.
+        of: String,
+        #[serde(default)]
+        bytes: usize,
+        #[serde(default)]
+        after_ms: u64,
+        #[serde(default = "Call::once")]
+        times: usize,
+    },
+    Connections {
+        connections: Connections,
+    },
+    Redis {
+        redis: Event,
+    },
+    /// Sends a command to Redis, with NAMESPACE for the namespace.
+    Command {
+        command: Vec<String>,
+    },
+    Client {
+        client: ClientEvent,
+    },
+    /// Sets the clock of the client off by so many seconds.
+    Clock {
+        clock: i64,
+    },
+    Pause {
+        pause_ms: u64,
+    },
+}
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Disturbance {
+    /// It is lost after `bytes` bytes.
+    LoseRequest,
+    /// Its reply is lost after `bytes` bytes.
+    LoseReply,
+    /// It arrives a second time, `after_ms` later.
+    Duplicate,
+    /// The connection ends, and it arrives `after_ms` later.
+    Late,
+    /// Any of these, at random.
+    Any,
+}
+
+/// What happens to all connections.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Connections {
+    /// No byte arrives, and no error.
+    Hold,
+    /// The held ones are closed, and no further request is disturbed.
+    Free,
+}
+
+/// What happens to Redis.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Event {
+    Kill,
+    /// Starts it again, empty, and waits until the daemon has configured it.
+    Start,
+    /// Starts it again, and does not wait.
+    StartUnconfigured,
+    /// Empties it, and waits until the daemon has configured it.
+    Empty,
+    Suspend,
+    Resume,
+    /// Begins two epochs, so that it has forgotten all calls.
+    Forget,
+    /// Moves the slots of the family `views` to another node while calls go on.
+    MoveSlots,
+}
+
+/// What happens to the client's process.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientEvent {
+    Suspend,
+    Resume,
+    /// Ends it as at the end of a program, and starts another one.
+    Restart,
+    /// Kills it, and starts another one.
+    Kill,
+}
+
+/// A call of the client.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Call {
+    /// `FAMILY.METHOD`.
+    pub call: String,
+    #[serde(default)]
+    pub args: Vec<Value>,
+    /// The thread, task or forked process that makes it; `*` stands for the number of the repetition.
+    #[serde(default = "Call::main")]
+    pub r#as: String,
+    #[serde(default = "Call::once")]
+    pub times: usize,
+    /// The name by which its reply is awaited later.
+    pub reply: Option<String>,
+    #[serde(default, deserialize_with = "present")]
+    pub returns: Option<Value>,
+    pub fails: Option<Failure>,
+    /// Whether the outcome may be unknown.
+    #[serde(default)]
+    pub may_be_unknown: bool,
+}
+
+/// What a call must come to. A call without it must succeed, whatever it returns.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Expected {
+    #[serde(default, deserialize_with = "present")]
+    pub returns: Option<Value>,
+    pub fails: Option<Failure>,
+    #[serde(default)]
+    pub may_be_unknown: bool,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Failure {
+    /// `not_counted`, `outcome_unknown` or `misconfigured`.
+    pub error: String,
+    /// A part of the reason.
+    #[serde(default)]
+    pub reason: String,
+}
+
+fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(deserializer).map(Some)
+}
+
+impl Scenario {
+    /// Returns all scenarios, by name, or those whose name contains `COUNTERFOIL_SCENARIO`.
+    pub fn all() -> Vec<Self> {
+        let wanted = std::env::var("COUNTERFOIL_SCENARIO").unwrap_or_default();
+        let mut files: Vec<_> = fs::read_dir(folder()).expect("the scenarios").collect();
+        files.sort_by_key(|file| file.as_ref().map(fs::DirEntry::file_name).ok());
+        let paths = files.into_iter().map(|file| file.expect("a file").path());
+        let paths = paths.filter(|path| path.extension().is_some_and(|end| end == "json"));
+        paths
+            .map(|path| {
+                let text = fs::read_to_string(&path).expect("UTF-8");
+                let scenario: Result<Scenario, _> = serde_json::from_str(&text);
+                let name = path.file_stem().expect("a name").to_string_lossy();
+                Scenario {
+                    name: name.into_owned(),
+                    ..scenario.unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+                }
+            })
+            .filter(|scenario: &Scenario| scenario.name.contains(&wanted))
+            .collect()
+    }
+
+    fn timeout() -> f64 {
+        0.5
+    }
+}
+
+impl Call {
+    fn main() -> String {
+        "main".to_owned()
+    }
+
+    fn once() -> usize {
+        1
+    }
+
+    pub fn expected(&self) -> Expected {
+        Expected {
+            returns: self.returns.clone(),
+            fails: self.fails.clone(),
+            may_be_unknown: self.may_be_unknown,
+        }
+    }
+}
+
+impl Expected {
+    /// Returns what is wrong with a reply.
+    pub fn problem(&self, reply: &Value) -> Option<String> {
+        let (error, reason) = (&reply["error"], &reply["reason"]);
+        let fits = match (&self.fails, &self.returns) {
+            _ if self.may_be_unknown && error == "outcome_unknown" => true,
+            (Some(fails), _) => {
+                let reason = reason.as_str().unwrap_or_default();
+                error == fails.error.as_str() && reason.contains(&fails.reason)
+            }
+            (None, Some(returns)) => error.is_null() && fits(&reply["returns"], returns),
+            (None, None) => error.is_null(),
+        };
+        (!fits).then(|| format!("{reply} instead of {self:?}"))
+    }
+}
+
+/// Returns whether a result is what is expected. A number may be written as a string, a failure has
+/// any reason, and `{"or_lost": VALUE}` is the value, or null.
+fn fits(result: &Value, expected: &Value) -> bool {
+    match (result, expected) {
+        (Value::Array(results), Value::Array(all)) => {
+            results.len() == all.len()
+                && results.iter().zip(all).all(|(one, other)| fits(one, other))
+        }
+        (_, Value::Object(object)) => match object.get("or_lost") {
+            Some(value) => result.is_null() || fits(result, value),
+            None => result["error"] == expected["error"],
+        },
+        (Value::Number(number), Value::String(text))
+        | (Value::String(text), Value::Number(number)) => number.to_string() == *text,
+        _ => result == expected,
+    }
+}
+
+/// Returns the folder of the scenarios.
+pub fn folder() -> PathBuf {
+    super::language::clients().join("scenarios")
+}

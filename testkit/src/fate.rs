@@ -1,0 +1,62 @@
+//! What happens to single requests, chosen by their content.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// What a [`Proxy`](crate::Proxy) does to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The connection ends after so many bytes of the request, at most all of it.
+    RequestLost {
+        /// How many bytes go to the server.
+        passed: usize,
+    },
+    /// The server executes the request. The connection ends after so many bytes of its reply.
+    ReplyLost {
+        /// How many bytes go to the client.
+        passed: usize,
+    },
+    /// The request arrives, and once more on another connection.
+    Twice {
+        /// How much later the second arrival is.
+        after: Duration,
+    },
+    /// The connection ends at once, and the request arrives nevertheless.
+    Late {
+        /// How much later it arrives.
+        after: Duration,
+    },
+}
+
+/// The fates of requests to come, each with the marks of one of which a request contains.
+#[derive(Default)]
+pub(crate) struct Fates(Mutex<VecDeque<(Vec<Vec<u8>>, Fate)>>);
+
+impl Fates {
+    pub fn push(&self, marks: impl IntoIterator<Item = impl Into<Vec<u8>>>, fate: Fate) {
+        let marks = marks.into_iter().map(Into::into).collect();
+        self.fates().push_back((marks, fate));
+    }
+
+    pub fn clear(&self) -> usize {
+        self.fates().drain(..).count()
+    }
+
+    /// Takes the fate of a request, if it has one.
+    pub fn take(&self, request: &[u8]) -> Option<Fate> {
+        let mut fates = self.fates();
+        let is_marked =
+            |(marks, _): &(Vec<Vec<u8>>, Fate)| marks.iter().any(|mark| contains(request, mark));
+        let found = fates.iter().position(is_marked)?;
+        fates.remove(found).map(|(_, fate)| fate)
+    }
+
+    fn fates(&self) -> MutexGuard<'_, VecDeque<(Vec<Vec<u8>>, Fate)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn contains(bytes: &[u8], mark: &[u8]) -> bool {
+    bytes.windows(mark.len()).any(|window| window == mark)
+}
