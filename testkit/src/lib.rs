@@ -29,6 +29,8 @@
 //! whose slots can move and whose primaries can fail over. Sentinels and clusters use free ports of
 //! 127.0.0.1.
 //!
+//! A [`Runner`] is a process in which a client [`Package`] in another language makes calls.
+//!
 //! With [`Certificates`], servers accept only TLS.
 //!
 //! A server lives as long as its handle, and never longer than the process that owns the handle. A
@@ -57,19 +59,23 @@ mod client;
 mod cluster;
 mod fate;
 mod mysql;
+mod package;
 mod port;
 mod process;
 mod proxy;
 mod redis;
 mod replica;
+mod runner;
 mod sentinel;
 
 pub use self::certificates::Certificates;
 pub use self::cluster::{RedisCluster, SLOTS};
 pub use self::fate::Fate;
 pub use self::mysql::MysqlServer;
+pub use self::package::Package;
 pub use self::proxy::{Held, Proxy};
 pub use self::redis::{RedisOptions, RedisServer};
+pub use self::runner::Runner;
 pub use self::sentinel::Sentinel;
 
 use std::hash::{BuildHasher, Hasher, RandomState};

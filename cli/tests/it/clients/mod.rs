@@ -3,7 +3,6 @@
 
 mod language;
 mod play;
-mod runner;
 mod scenario;
 mod stage;
 
@@ -14,7 +13,7 @@ use std::path::Path;
 use futures_util::future::join_all;
 use tokio::task::spawn_blocking;
 
-use self::language::{Language, Library, RUST, run};
+use self::language::{Language, Library, RUST, run, scripts};
 use self::play::{Play, Trouble};
 use self::scenario::{Need, Scenario};
 use self::stage::Stage;
@@ -100,7 +99,7 @@ fn report(language: &Language, library: &Library, results: &Results) -> Vec<Stri
     }
     println!(
         "{} {}: {passed} scenarios passed, {} failed, {} skipped",
-        language.name,
+        language.package.0,
         library.name,
         failed.len(),
         skipped.len()
@@ -112,9 +111,9 @@ fn report(language: &Language, library: &Library, results: &Results) -> Vec<Stri
 /// Installs a package, compares its scripts, plays the scenarios with each of its libraries, and runs
 /// its own tests.
 async fn try_package(language: &Language) {
-    let installed = match language.install() {
+    let installed = match language.package.install() {
         Ok(installed) => installed,
-        Err(reason) => return eprintln!("{} is skipped: {reason}", language.name),
+        Err(reason) => return eprintln!("{} is skipped: {reason}", language.package.0),
     };
     compare_scripts(language, &installed);
     let played = join_all(language.libraries.iter().map(async |library| {
@@ -126,14 +125,14 @@ async fn try_package(language: &Language) {
     assert!(
         failed.is_empty(),
         "{} failed:\n{}",
-        language.name,
+        language.package.0,
         failed.join("\n")
     );
 }
 
 /// Compares the scripts of the installed package with those of the repository.
 fn compare_scripts(language: &Language, installed: &Path) {
-    let scripts = language.scripts(installed);
+    let scripts = scripts(language.package, installed);
     for script in counterfoil::admin::Script::all() {
         let path = scripts.join(format!("{}.lua", script.name));
         let shipped = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -152,7 +151,7 @@ async fn run_own_tests(language: &Language, installed: &Path) -> Result<(), Stri
     let mysql = stage.site.mysql_url.split_once("socket=");
     let (_, mysql) = mysql.expect("a socket");
     let database = stage.site.pool.connect_options();
-    let mut tests = language.dev("tests", installed);
+    let mut tests = language.package.dev("tests", installed);
     tests
         .env("COUNTERFOIL_TEST_SOCKET", stage.site.redis.socket())
         .env("COUNTERFOIL_TEST_NAMESPACE", OWN)

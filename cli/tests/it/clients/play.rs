@@ -9,12 +9,11 @@ use counterfoil::redis;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{Value, json};
-use testkit::Fate;
+use testkit::{Fate, Runner};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::language::{Language, Library};
-use super::runner::Runner;
 use super::scenario::{Call, ClientEvent, Disturbance, Expected, Need, Scenario, Step};
 use super::stage::{Stage, faketime};
 
@@ -121,7 +120,7 @@ impl Play<'_> {
                 environment.push((name.to_owned(), value));
             }
         }
-        Runner::start(self.language, self.installed, &environment, &open).await
+        Runner::start(self.language.package, self.installed, &environment, &open).await
     }
 
     fn clock(&self) -> std::path::PathBuf {

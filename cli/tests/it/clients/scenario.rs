@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
+use testkit::Package;
 
 /// What each client has to do, and what must come of it.
 #[derive(Clone, Debug, Deserialize)]
@@ -286,5 +287,5 @@ fn fits(result: &Value, expected: &Value) -> bool {
 
 /// Returns the folder of the scenarios.
 pub fn folder() -> PathBuf {
-    super::language::clients().join("scenarios")
+    Package::folder().join("scenarios")
 }

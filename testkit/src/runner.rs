@@ -1,4 +1,4 @@
-//! A process in which a package makes the calls of a scenario.
+//! A process in which a client package makes calls.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,12 +10,13 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::time::timeout;
 
-use super::language::Language;
+use crate::package::Package;
 
 /// How long a reply may take.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// A running client. It reads calls, a line of JSON each, and writes a line for each reply.
+/// A process in which a [`Package`] makes calls, as `clients/README.md` describes. It is killed when
+/// this handle is dropped.
 pub struct Runner {
     process: Child,
     calls: ChildStdin,
@@ -25,14 +26,18 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// Starts a client, and opens it with these parameters.
+    /// Starts a client with more variables in its environment, and opens it with these parameters.
+    ///
+    /// # Errors
+    ///
+    /// What went wrong, as for all methods: the client ended, or sent no or a strange reply.
     pub async fn start(
-        language: &Language,
+        package: Package,
         installed: &Path,
         environment: &[(String, String)],
         open: &Value,
     ) -> Result<Self, String> {
-        let mut command = Command::from(language.dev("runner", installed));
+        let mut command = Command::from(package.dev("runner", installed));
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let command = command.envs(environment.iter().cloned()).kill_on_drop(true);
         let mut process = command.spawn().map_err(|error| error.to_string())?;
@@ -88,6 +93,10 @@ impl Runner {
     }
 
     /// Sends a signal, such as STOP, CONT or KILL.
+    ///
+    /// # Panics
+    ///
+    /// If the client has ended.
     pub fn signal(&self, signal: &str) {
         let pid = self.process.id().expect("it runs").to_string();
         let sent = std::process::Command::new("kill")
