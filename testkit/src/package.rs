@@ -33,7 +33,7 @@ impl Package {
         let program = std::env::current_exe().expect("the path of this program");
         let profile = program.parent().and_then(Path::parent);
         let profile = profile.expect("a test, an example or a benchmark");
-        let folder = profile.with_file_name("clients").join(self.0);
+        let folder = profile.with_file_name("packages").join(self.0);
         let mut install = self.dev("install", &folder);
         let ended = install.env("COUNTERFOIL_TARGET", profile).output();
         let ended = ended.unwrap_or_else(|e| panic!("clients/{}/dev: {e}", self.0));

@@ -63,7 +63,9 @@ impl App {
             registered = families::find(counterfoil.store(), name).await?;
         }
         let registered = registered.ok_or_else(|| {
-            if view.mysql.up {
+            if view.looks.families.at.is_none() {
+                Problem::unavailable("the daemon has not read its families yet")
+            } else if view.mysql.up {
                 Problem::not_found(format!("no family {name:?}"))
                     .advise("see /api/v1/families for all families")
             } else {

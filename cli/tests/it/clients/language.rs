@@ -22,6 +22,67 @@ pub struct Library {
     pub lacks: &'static [(Need, &'static str)],
 }
 
+const ONE_AT_A_TIME: (Need, &str) = (Need::GroupCommit, "each thread makes its own calls");
+
+pub const PYTHON: Language = Language {
+    package: Package("python"),
+    libraries: &[
+        Library {
+            name: "redis-py",
+            lacks: &[ONE_AT_A_TIME],
+        },
+        Library {
+            name: "asyncio",
+            lacks: &[],
+        },
+    ],
+};
+pub const NODE: Language = Language {
+    package: Package("node"),
+    libraries: &[
+        Library {
+            name: "ioredis",
+            lacks: &[],
+        },
+        Library {
+            name: "node-redis",
+            lacks: &[],
+        },
+    ],
+};
+pub const PHP: Language = Language {
+    package: Package("php"),
+    libraries: &[
+        Library {
+            name: "phpredis",
+            lacks: &[ONE_AT_A_TIME],
+        },
+        Library {
+            name: "predis",
+            lacks: &[ONE_AT_A_TIME],
+        },
+    ],
+};
+pub const RUBY: Language = Language {
+    package: Package("ruby"),
+    libraries: &[
+        Library {
+            name: "redis",
+            lacks: &[ONE_AT_A_TIME],
+        },
+        Library {
+            name: "redis-client",
+            lacks: &[ONE_AT_A_TIME],
+        },
+    ],
+};
+pub const GO: Language = Language {
+    package: Package("go"),
+    libraries: &[Library {
+        name: "go-redis",
+        lacks: &[(Need::Clock, "Go reads the clock without the C library")],
+    }],
+};
 pub const RUST: Language = Language {
     package: Package("rust"),
     libraries: &[Library {

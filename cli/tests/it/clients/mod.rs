@@ -1,6 +1,7 @@
 //! The client packages in other languages: each is installed from its artifact, and plays the
 //! scenarios of `clients/scenarios` on real servers. `clients/README.md` describes both.
 
+mod guards;
 mod language;
 mod play;
 mod scenario;
@@ -13,7 +14,8 @@ use std::path::Path;
 use futures_util::future::join_all;
 use tokio::task::spawn_blocking;
 
-use self::language::{Language, Library, RUST, run, scripts};
+use self::guards::Guard;
+use self::language::{GO, Language, Library, NODE, PHP, PYTHON, RUBY, RUST, run, scripts};
 use self::play::{Play, Trouble};
 use self::scenario::{Need, Scenario};
 use self::stage::Stage;
@@ -121,13 +123,46 @@ async fn try_package(language: &Language) {
         report(language, library, &results)
     }));
     let (played, own) = tokio::join!(played, run_own_tests(language, &installed));
-    let failed: Vec<_> = played.into_iter().flatten().chain(own.err()).collect();
+    let unguarded = remove_guards(language, &installed).await;
+    let failed: Vec<_> = played
+        .into_iter()
+        .flatten()
+        .chain(own.err())
+        .chain(unguarded)
+        .collect();
     assert!(
         failed.is_empty(),
         "{} failed:\n{}",
         language.package.0,
         failed.join("\n")
     );
+}
+
+/// Plays the scenarios of each guard with a package that lacks it. Returns the guards without which
+/// they pass.
+async fn remove_guards(language: &Language, installed: &Path) -> Vec<String> {
+    let (package, library) = (language.package, &language.libraries[0]);
+    let mut passed = vec![];
+    if Scenario::are_selected() {
+        return passed;
+    }
+    for guard in Guard::all(package) {
+        let installed = guard.install_without(package, installed);
+        let mut scenarios = Scenario::all();
+        scenarios.retain(|scenario| scenario.guards.contains(&guard.guard));
+        let stage = Stage::single(&names(&scenarios)).await;
+        let results = play(language, library, &installed, &scenarios, &stage).await;
+        let failed = |result: &&Result<(), Trouble>| matches!(result, Err(Trouble::Failed(_)));
+        let failed = results.values().filter(failed).count();
+        println!(
+            "{} without the guard {}: {failed} scenarios failed",
+            package.0, guard.guard
+        );
+        if failed == 0 {
+            passed.push(format!("  all pass without the guard {}", guard.guard));
+        }
+    }
+    passed
 }
 
 /// Compares the scripts of the installed package with those of the repository.
@@ -150,6 +185,7 @@ async fn run_own_tests(language: &Language, installed: &Path) -> Result<(), Stri
     stage.configured(OWN).await;
     let mysql = stage.site.mysql_url.split_once("socket=");
     let (_, mysql) = mysql.expect("a socket");
+    let mysql = mysql.split('&').next().expect("a path");
     let database = stage.site.pool.connect_options();
     let mut tests = language.package.dev("tests", installed);
     tests
@@ -176,5 +212,10 @@ macro_rules! languages {
 }
 
 languages! {
+    python PYTHON;
+    node NODE;
+    php PHP;
+    ruby RUBY;
+    go GO;
     rust RUST;
 }

@@ -8,6 +8,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use testkit::Package;
 
+/// The variable with a part of the names of the scenarios to play.
+const SELECTED: &str = "COUNTERFOIL_SCENARIO";
+
 /// What each client has to do, and what must come of it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -22,7 +25,6 @@ pub struct Scenario {
     pub needs: BTreeSet<Need>,
     /// The guards without which it fails.
     #[serde(default)]
-    #[allow(dead_code, reason = "for readers of the files")]
     pub guards: BTreeSet<String>,
     /// Whether the package makes the connection.
     #[serde(default)]
@@ -206,9 +208,14 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, 
 }
 
 impl Scenario {
-    /// Returns all scenarios, by name, or those whose name contains `COUNTERFOIL_SCENARIO`.
+    /// Returns whether only some scenarios are to be played.
+    pub fn are_selected() -> bool {
+        std::env::var_os(SELECTED).is_some()
+    }
+
+    /// Returns all scenarios, by name, or the selected ones.
     pub fn all() -> Vec<Self> {
-        let wanted = std::env::var("COUNTERFOIL_SCENARIO").unwrap_or_default();
+        let wanted = std::env::var(SELECTED).unwrap_or_default();
         let mut files: Vec<_> = fs::read_dir(folder()).expect("the scenarios").collect();
         files.sort_by_key(|file| file.as_ref().map(fs::DirEntry::file_name).ok());
         let paths = files.into_iter().map(|file| file.expect("a file").path());

@@ -14,6 +14,7 @@ use testkit::{Fate, Held, Proxy, RedisCluster, RedisOptions};
 use tokio::task::JoinHandle;
 
 use super::scenario::{Connections, Event, folder};
+use crate::client::get;
 use crate::support::{Daemon, Site, eventually};
 
 /// A Redis or a cluster, a database, and a daemon that serves the families of some namespaces.
@@ -103,6 +104,11 @@ impl Stage {
                 }
             }
             true
+        })
+        .await;
+        eventually("the daemon reads values", async || {
+            let path = format!("/api/v1/values?family={namespace}/votes&id=any");
+            get(&self.daemon, &path).await.status == 200
         })
         .await;
         for family in Family::all() {
@@ -210,8 +216,9 @@ impl Stage {
     /// Undoes what a scenario left that ended early.
     pub async fn recover(&self) {
         self.connections(Connections::Free);
-        self.site.redis.resume();
-        if !self.site.redis.is_up() {
+        if self.site.redis.is_up() {
+            self.site.redis.resume();
+        } else {
             self.site.redis.start_again().await;
         }
         let mut room = redis::cmd("CONFIG");

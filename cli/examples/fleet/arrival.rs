@@ -7,15 +7,15 @@ use counterfoil::{Counterfoil, MysqlStore};
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
+use crate::journal::Journal;
 use crate::site::Site;
-use crate::writers::Told;
 
 const LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(100);
 
-/// Returns when MySQL has every family that the writers counted in, and Redis has nothing left to
+/// Returns when MySQL has every family that the clients counted in, and Redis has nothing left to
 /// save.
-pub async fn wait(site: &Site, told: &Told) -> Result<()> {
+pub async fn wait(site: &Site, told: &Journal) -> Result<()> {
     let counterfoil = Counterfoil::new(site.redis.clone(), MysqlStore::new(site.mysql.clone()));
     let started = Instant::now();
     loop {
@@ -31,7 +31,7 @@ pub async fn wait(site: &Site, told: &Told) -> Result<()> {
     }
 }
 
-async fn waiting<'a>(counterfoil: &Counterfoil, told: &'a Told) -> Result<BTreeSet<&'a str>> {
+async fn waiting<'a>(counterfoil: &Counterfoil, told: &'a Journal) -> Result<BTreeSet<&'a str>> {
     for known in counterfoil.store().families().await? {
         counterfoil.open_registered(known?)?;
     }

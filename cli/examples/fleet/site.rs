@@ -7,21 +7,19 @@ use std::path::{Path, PathBuf};
 use counterfoil::redis::aio::ConnectionManager;
 use counterfoil::sqlx::{self, AssertSqlSafe, MySqlPool};
 use counterfoil::{Counterfoil, Family, MemoryStore};
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::{MysqlServer, RedisOptions, RedisServer};
 
 use crate::Result;
-
-/// The number of shops with visits, the same as in the writers.
-const SHOPS: u32 = 5;
-/// The number of items that receive votes. Their rows start with some votes.
-const ITEMS: u32 = 100;
+use crate::calls::{ITEMS, SHOPS};
 
 const TABLES: [&str; 3] = [
     "CREATE TABLE views (store_id INT UNSIGNED, product VARBINARY(64), count BIGINT NOT NULL, \
      PRIMARY KEY (store_id, product))",
     "CREATE TABLE visitors (store_id INT UNSIGNED, day DATE, count BIGINT NOT NULL, PRIMARY KEY (store_id, day))",
-    "CREATE TABLE item (id INT UNSIGNED PRIMARY KEY, vote_count BIGINT NOT NULL)",
+    "CREATE TABLE item (store_id INT UNSIGNED, id INT UNSIGNED, vote_count BIGINT NOT NULL, \
+     PRIMARY KEY (store_id, id))",
 ];
 
 /// The families of the daemon. It discovers the shops' namespaces by their keys in Redis. Counters
@@ -40,9 +38,9 @@ table = { name = "visitors", write = "upsert", keys = [["store_id", "unsigned"],
 sync_time = "2s"
 
 [[family]]
-name = "forum/votes"
+name = "shop-*/votes"
 kind = "cached"
-table = { name = "item", write = "update", keys = [["id", "unsigned"]], value = "vote_count" }
+table = { name = "item", write = "update", keys = [["store_id", "unsigned"], ["id", "unsigned"]], value = "vote_count", separator = "/" }
 sync_time = "1s"
 retain = "3s"
 "#;
@@ -53,22 +51,24 @@ pub struct Site {
     pub mysql: MySqlPool,
     /// The address of the status page during the whole run.
     pub listen: SocketAddr,
-    redis_server: RedisServer,
+    pub redis_server: RedisServer,
+    pub mysql_server: MysqlServer,
     mysql_url: String,
-    _mysql_server: MysqlServer,
     folder: TempDir,
 }
 
 impl Site {
     pub async fn start() -> Result<Self> {
-        let redis_server = RedisServer::start(RedisOptions::aof("everysec")).await;
+        let redis_server = RedisServer::start(RedisOptions::aof("always")).await;
         let mysql_server = MysqlServer::start().await;
         let (database, mysql) = mysql_server.database("demo").await;
         for table in TABLES {
             sqlx::query(table).execute(&mysql).await?;
         }
-        let rows: Vec<_> = (1..=ITEMS)
-            .map(|id| format!("({id}, {})", 10 * id))
+        let shops = 1..=SHOPS;
+        let items = shops.flat_map(|shop| (1..=ITEMS).map(move |item| (shop, item)));
+        let rows: Vec<_> = items
+            .map(|(shop, item)| format!("({shop}, {item}, {})", 10 * item))
             .collect();
         sqlx::query(AssertSqlSafe(format!(
             "INSERT INTO item VALUES {}",
@@ -82,7 +82,7 @@ impl Site {
             listen: free()?,
             mysql_url: mysql_server.url(&database),
             redis_server,
-            _mysql_server: mysql_server,
+            mysql_server,
             folder: TempDir::new()?,
         })
     }
@@ -99,9 +99,21 @@ impl Site {
             let _ = application
                 .open(Family::visitors(&namespace, "visitors"))
                 .await?;
+            let _ = application
+                .open(Family::cached(&namespace, "votes"))
+                .await?;
         }
-        let _ = application.open(Family::cached("forum", "votes")).await?;
         Ok(())
+    }
+
+    /// Returns what a client is opened with.
+    pub fn open(&self, library: &str) -> Value {
+        json!({
+            "library": library,
+            "socket": self.redis_socket(),
+            "timeout": 1,
+            "options": {"retry_for": 20, "daemon": format!("http://{}", self.listen)},
+        })
     }
 
     pub fn redis_socket(&self) -> &Path {
@@ -118,7 +130,7 @@ impl Site {
         let (redis, mysql) = (self.redis_server.url(), &self.mysql_url);
         let path = self.file(&format!("{name}.toml"));
         let pair = format!(
-            "[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ncreate_tables = true\ndiscover = \"1s\""
+            "[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ncreate_tables = true\ndurability = \"immediate\"\ndiscover = \"1s\""
         );
         fs::write(&path, format!("listen = {listen:?}\n{pair}\n{FAMILIES}"))?;
         Ok(path)

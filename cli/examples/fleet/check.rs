@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::journal::Journal;
 use crate::stored::Stored;
-use crate::writers::Told;
 
 const DIFFERENCES: usize = 20;
 
@@ -17,8 +17,8 @@ struct Counter {
 }
 
 impl Checked {
-    /// Compares the counters that the writers changed, and all that MySQL had before or after.
-    pub fn new(told: &Told, before: &Stored, after: &Stored) -> Self {
+    /// Compares the counters that the clients changed, and all that MySQL had before or after.
+    pub fn new(told: &Journal, before: &Stored, after: &Stored) -> Self {
         let counted = told
             .sums
             .iter()

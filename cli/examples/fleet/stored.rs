@@ -1,4 +1,4 @@
-//! The counters in MySQL, and the row that a writer asks for.
+//! The counters in MySQL.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ UNION ALL
 SELECT CAST(CONCAT('shop-', store_id, '/visitors') AS CHAR), CAST(CONCAT(store_id, '/', day) AS CHAR), count
 FROM visitors
 UNION ALL
-SELECT 'forum/votes', CAST(id AS CHAR), vote_count FROM item";
+SELECT CAST(CONCAT('shop-', store_id, '/votes') AS CHAR), CAST(CONCAT(store_id, '/', id) AS CHAR), vote_count FROM item";
 
 /// The values by family and id.
 pub struct Stored(pub BTreeMap<(String, String), i64>);
@@ -31,14 +31,4 @@ impl Stored {
     pub fn of(&self, counter: &(String, String)) -> i64 {
         self.0.get(counter).copied().unwrap_or(0)
     }
-}
-
-/// Returns an item's votes for a writer, which has no MySQL driver.
-pub async fn votes(mysql: &MySqlPool, item: &str) -> Result<i64> {
-    Ok(
-        sqlx::query_scalar("SELECT vote_count FROM item WHERE id = ?")
-            .bind(item)
-            .fetch_one(mysql)
-            .await?,
-    )
 }

@@ -1,0 +1,145 @@
+//! The faults of the demo: servers, clients and daemons are killed, connections cut, scripts
+//! flushed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use counterfoil::redis::cmd;
+use tokio::time::sleep;
+
+use crate::daemons::Daemons;
+use crate::fpm;
+use crate::site::Site;
+use crate::workers::Kills;
+use crate::{BoxError, Result};
+
+/// The first pause between faults. Pauses grow up to `LAST`: a short run sees every fault, a long
+/// one leaves time to view the page.
+const FIRST: Duration = Duration::from_millis(300);
+const LAST: Duration = Duration::from_secs(10);
+/// How long a killed server is away.
+const AWAY: Duration = Duration::from_millis(300);
+
+/// The faults, in the order in which they are injected.
+const FAULTS: [Fault; 9] = [
+    Fault::Client,
+    Fault::Connections,
+    Fault::Daemon,
+    Fault::Redis,
+    Fault::Php,
+    Fault::SecondDaemon,
+    Fault::Mysql,
+    Fault::Scripts,
+    Fault::EndOfSecondDaemon,
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fault {
+    Client,
+    Connections,
+    Daemon,
+    Redis,
+    Php,
+    SecondDaemon,
+    Mysql,
+    Scripts,
+    EndOfSecondDaemon,
+}
+
+impl Fault {
+    fn name(self) -> &'static str {
+        match self {
+            Fault::Client => "a client was killed among its calls, and its successor repeated them",
+            Fault::Connections => "all connections to Redis were cut",
+            Fault::Daemon => "the daemon was killed and started again",
+            Fault::Redis => "Redis was killed and started again",
+            Fault::Php => "a worker of php-fpm was killed",
+            Fault::SecondDaemon => "a second daemon was started",
+            Fault::Mysql => "MySQL was killed and started again",
+            Fault::Scripts => "scripts were flushed",
+            Fault::EndOfSecondDaemon => "the second daemon was killed",
+        }
+    }
+}
+
+pub struct Trouble {
+    site: Arc<Site>,
+    pub daemons: Daemons,
+    clients: Kills,
+    /// The process whose children are the workers of php-fpm.
+    php: Option<u32>,
+    done: BTreeMap<Fault, u64>,
+}
+
+impl Trouble {
+    pub fn new(site: Arc<Site>, daemons: Daemons, clients: Kills, php: Option<u32>) -> Self {
+        let done = BTreeMap::new();
+        Trouble {
+            site,
+            daemons,
+            clients,
+            php,
+            done,
+        }
+    }
+
+    /// Injects faults of each kind in turn. Returns only if one fails.
+    pub async fn go_on(&mut self) -> BoxError {
+        let (started, mut pause) = (Instant::now(), FIRST);
+        for fault in FAULTS.iter().cycle() {
+            sleep(pause).await;
+            pause = (pause * 9 / 8).min(LAST);
+            if let Err(error) = self.strike(*fault).await {
+                return error;
+            }
+            *self.done.entry(*fault).or_default() += 1;
+            println!(
+                "{:6.1} s  {}",
+                started.elapsed().as_secs_f64(),
+                fault.name()
+            );
+        }
+        "there are no faults".into()
+    }
+
+    /// Prints how often each fault was injected.
+    pub fn print(&self) {
+        for (fault, times) in &self.done {
+            println!("{times:>4} times {}", fault.name());
+        }
+    }
+
+    async fn strike(&mut self, fault: Fault) -> Result<()> {
+        let (site, mut redis) = (self.site.clone(), self.site.redis.clone());
+        match fault {
+            Fault::Client => self.clients.next(),
+            Fault::Connections => {
+                let mut kill = cmd("CLIENT");
+                kill.arg(&["KILL", "TYPE", "normal"])
+                    .exec_async(&mut redis)
+                    .await?;
+            }
+            Fault::Daemon => drop(self.daemons.replace_first().await?),
+            Fault::Redis => {
+                site.redis_server.kill();
+                sleep(AWAY).await;
+                site.redis_server.start_again().await;
+            }
+            Fault::Php => {
+                if let Some(master) = self.php {
+                    fpm::kill_worker(master).await?;
+                }
+            }
+            Fault::SecondDaemon => self.daemons.start_second()?,
+            Fault::Mysql => {
+                site.mysql_server.kill();
+                sleep(AWAY).await;
+                site.mysql_server.start_again().await;
+            }
+            Fault::Scripts => cmd("SCRIPT").arg("FLUSH").exec_async(&mut redis).await?,
+            Fault::EndOfSecondDaemon => self.daemons.kill_second().await?,
+        }
+        Ok(())
+    }
+}
