@@ -4,6 +4,7 @@
 
 mod activity;
 mod cached;
+mod clients;
 mod daemon;
 mod flush;
 mod growth;
@@ -60,6 +61,7 @@ async fn main() {
     activity::measure(&mut bench).await;
     set_back::measure(&mut bench).await;
     daemon::measure(&mut bench).await;
+    clients::measure(&mut bench).await;
     scale::measure(&mut bench).await;
     bench.found().print();
     if args.quick {

@@ -96,10 +96,14 @@ fn documents() -> BTreeMap<PathBuf, Document> {
             "ARCHITECTURE.md",
             "CHANGELOG.md",
             "lua/README.md",
+            "clients/README.md",
         ]
         .map(PathBuf::from),
     );
     paths.extend(files("examples", ".md"));
+    for package in ["python", "node", "php", "ruby", "go"] {
+        paths.push(format!("clients/{package}/README.md").into());
+    }
     paths
         .into_iter()
         .map(|path| (path.clone(), Document::read(&path)))

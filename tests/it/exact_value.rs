@@ -1,72 +1,10 @@
-//! Clients in other languages, as lua/README.md shows them, with their libraries' own retries. They
-//! count exactly behind a proxy that loses requests and replies and delivers some late. Also the
-//! statement and the comparison for exact values.
-//!
-//! `COUNTERFOIL_PYTHON` names a Python with redis-py, `COUNTERFOIL_NODE_MODULES` a folder that
-//! contains ioredis; php needs phpredis. Tests of missing clients are skipped with a message.
-
-use std::process::Command;
+//! The exact value as lua/README.md describes it for clients in other languages: the statement, and
+//! the comparison of its rows with what Redis has pending.
 
 use crate::scripts::{fenced, keys};
-use crate::vectors::{Run, client, lua, node_modules, python, run};
+use crate::vectors::{Run, lua};
 
 use crate::support::*;
-
-/// Runs a client, prints its figures, and expects that it passed.
-fn expect_passed(command: &mut Command) {
-    let printed = run(command);
-    println!("{printed}");
-    assert_eq!(printed.lines().last(), Some("passed"), "{printed}");
-}
-
-#[tokio::test]
-async fn python_of_the_documentation_counts_exactly() {
-    let server = new_redis().await;
-    if let Some(mut python) = python() {
-        expect_passed(
-            python
-                .arg(client("readme.py"))
-                .arg(server.socket())
-                .arg(env!("CARGO_MANIFEST_DIR")),
-        );
-    }
-}
-
-#[tokio::test]
-async fn ioredis_counts_exactly() {
-    let server = new_redis().await;
-    if let (Some(modules), Some(mut python)) = (node_modules(), python()) {
-        expect_passed(
-            python
-                .arg(client("lossy.py"))
-                .arg(server.socket())
-                .arg(lua())
-                .arg("node")
-                .arg(client("lossy.mjs"))
-                .env("NODE_PATH", modules),
-        );
-    }
-}
-
-#[tokio::test]
-async fn php_of_the_documentation_counts_exactly() {
-    let server = new_redis().await;
-    let modules = Command::new("php").arg("-m").output();
-    let has_redis = |text: &str| text.lines().any(|name| name == "redis");
-    if !modules.is_ok_and(|modules| has_redis(&String::from_utf8_lossy(&modules.stdout))) {
-        return eprintln!("there is no php with phpredis: its test is skipped");
-    }
-    if let Some(mut python) = python() {
-        expect_passed(
-            python
-                .arg(client("lossy.py"))
-                .arg(server.socket())
-                .arg(lua())
-                .args(["php", "-d", "apc.enable_cli=1"])
-                .arg(client("readme.php")),
-        );
-    }
-}
 
 const IDS: [&str; 3] = ["a", "b", "c"];
 
