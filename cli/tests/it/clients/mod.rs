@@ -12,16 +12,20 @@ use std::fs;
 use std::path::Path;
 
 use futures_util::future::join_all;
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
 use self::guards::Guard;
 use self::language::{GO, Language, Library, NODE, PHP, PYTHON, RUBY, RUST, run, scripts};
 use self::play::{Play, Trouble};
 use self::scenario::{Need, Scenario};
-use self::stage::Stage;
+use self::stage::{Namespaces, Stage, family_names};
 
 /// The namespace of a package's own tests.
 const OWN: &str = "own";
+
+/// Clusters start one at a time: their nodes take each other for dead on a busy machine.
+static CLUSTER: Semaphore = Semaphore::const_new(1);
 
 /// What came of each scenario.
 type Results = BTreeMap<String, Result<(), Trouble>>;
@@ -36,14 +40,13 @@ async fn play(
 ) -> Results {
     let (seed, mut results, mut played) = (testkit::seed(), Results::new(), vec![]);
     for scenario in scenarios {
-        let namespace = &scenario.name;
         let play = Play {
             stage,
             language,
             library,
             installed,
             scenario,
-            namespace,
+            namespace: namespace(scenario, library),
             seed,
         };
         let played_to_the_end = play.play().await;
@@ -61,30 +64,43 @@ async fn play(
     results
 }
 
-/// Plays all scenarios with one library.
-async fn play_all(language: &Language, library: &Library, installed: &Path) -> Results {
-    let all = Scenario::all();
-    let (of_cluster, of_server): (Vec<_>, Vec<_>) = all
+/// Plays all scenarios with all libraries of a package. Returns what came of each.
+async fn play_all(language: &Language, installed: &Path) -> Vec<Results> {
+    let (of_cluster, of_server): (Vec<_>, Vec<_>) = Scenario::all()
         .into_iter()
         .partition(|scenario| scenario.needs.contains(&Need::Cluster));
-    let (of_server, of_cluster) = tokio::join!(
-        async {
-            let stage = Stage::single(&names(&of_server)).await;
-            play(language, library, installed, &of_server, &stage).await
-        },
-        async {
-            let stage = Stage::cluster(&names(&of_cluster)).await;
-            play(language, library, installed, &of_cluster, &stage).await
+    let libraries = language.libraries.iter();
+    let on_servers = join_all(libraries.clone().map(async |library| {
+        let stage = Stage::single(namespaces(&of_server, std::slice::from_ref(library))).await;
+        play(language, library, installed, &of_server, &stage).await
+    }));
+    let on_cluster = async {
+        let _permit = CLUSTER.acquire().await.expect("it is never closed");
+        let stage = Stage::cluster(namespaces(&of_cluster, language.libraries)).await;
+        let mut results = vec![];
+        for library in libraries {
+            results.push(play(language, library, installed, &of_cluster, &stage).await);
         }
-    );
-    of_server.into_iter().chain(of_cluster).collect()
+        results
+    };
+    let (mut all, on_cluster) = tokio::join!(on_servers, on_cluster);
+    all.iter_mut()
+        .zip(on_cluster)
+        .for_each(|(results, more)| results.extend(more));
+    all
 }
 
-fn names(scenarios: &[Scenario]) -> Vec<String> {
-    scenarios
-        .iter()
-        .map(|scenario| scenario.name.clone())
-        .collect()
+fn namespace(scenario: &Scenario, library: &Library) -> String {
+    format!("{}-{}", scenario.name, library.name)
+}
+
+/// Returns the families that scenarios count in, by namespace.
+fn namespaces(scenarios: &[Scenario], libraries: &[Library]) -> Namespaces {
+    let of_library = |library| {
+        let scenarios = scenarios.iter();
+        scenarios.map(move |one| (namespace(one, library), one.families()))
+    };
+    libraries.iter().flat_map(of_library).collect()
 }
 
 /// Prints what came of the scenarios. Returns the failures.
@@ -118,18 +134,14 @@ async fn try_package(language: &Language) {
         Err(reason) => return eprintln!("{} is skipped: {reason}", language.package.0),
     };
     compare_scripts(language, &installed);
-    let played = join_all(language.libraries.iter().map(async |library| {
-        let results = play_all(language, library, &installed).await;
-        report(language, library, &results)
-    }));
-    let (played, own) = tokio::join!(played, run_own_tests(language, &installed));
+    let (played, own) = tokio::join!(
+        play_all(language, &installed),
+        run_own_tests(language, &installed)
+    );
+    let libraries = language.libraries.iter().zip(&played);
+    let played = libraries.map(|(library, results)| report(language, library, results));
     let unguarded = remove_guards(language, &installed).await;
-    let failed: Vec<_> = played
-        .into_iter()
-        .flatten()
-        .chain(own.err())
-        .chain(unguarded)
-        .collect();
+    let failed: Vec<_> = played.flatten().chain(own.err()).chain(unguarded).collect();
     assert!(
         failed.is_empty(),
         "{} failed:\n{}",
@@ -150,7 +162,7 @@ async fn remove_guards(language: &Language, installed: &Path) -> Vec<String> {
         let installed = guard.install_without(package, installed);
         let mut scenarios = Scenario::all();
         scenarios.retain(|scenario| scenario.guards.contains(&guard.guard));
-        let stage = Stage::single(&names(&scenarios)).await;
+        let stage = Stage::single(namespaces(&scenarios, std::slice::from_ref(library))).await;
         let results = play(language, library, &installed, &scenarios, &stage).await;
         let failed = |result: &&Result<(), Trouble>| matches!(result, Err(Trouble::Failed(_)));
         let failed = results.values().filter(failed).count();
@@ -181,7 +193,8 @@ fn compare_scripts(language: &Language, installed: &Path) {
 
 /// Runs the package's own tests. Returns what they print if they fail.
 async fn run_own_tests(language: &Language, installed: &Path) -> Result<(), String> {
-    let stage = Stage::single(&[OWN.to_owned()]).await;
+    let all = BTreeMap::from([(OWN.to_owned(), family_names())]);
+    let stage = Stage::single(all).await;
     stage.configured(OWN).await;
     let mysql = stage.site.mysql_url.split_once("socket=");
     let (_, mysql) = mysql.expect("a socket");

@@ -41,7 +41,7 @@ pub struct Play<'a> {
     pub library: &'a Library,
     pub installed: &'a Path,
     pub scenario: &'a Scenario,
-    pub namespace: &'a str,
+    pub namespace: String,
     pub seed: u64,
 }
 
@@ -60,7 +60,7 @@ impl Play<'_> {
         if let Some(reason) = self.lacking() {
             return Err(Trouble::Skipped(reason));
         }
-        self.stage.configured(self.namespace).await;
+        self.stage.configured(&self.namespace).await;
         let runner = self.start().await?;
         let (open, events) = (HashMap::new(), vec![]);
         let mut going = Going {
@@ -160,10 +160,10 @@ impl Play<'_> {
             Step::Connections { connections } => self.stage.connections(*connections),
             Step::Redis { redis } => going
                 .events
-                .extend(self.stage.event(*redis, self.namespace).await),
+                .extend(self.stage.event(*redis, &self.namespace).await),
             Step::Command { command } => {
                 let words = command.iter();
-                let words = words.map(|word| word.replace("NAMESPACE", self.namespace));
+                let words = words.map(|word| word.replace("NAMESPACE", &self.namespace));
                 let mut command = redis::Cmd::new();
                 for word in words {
                     command.arg(word);
@@ -233,7 +233,7 @@ impl Play<'_> {
     }
 
     async fn check_redis(&self) -> Result<(), String> {
-        let (stage, namespace) = (self.stage, self.namespace);
+        let (stage, namespace) = (self.stage, &*self.namespace);
         for (family, expected) in &self.scenario.redis {
             let pending = stage.pending(namespace, family).await;
             if pending != *expected {
@@ -260,7 +260,7 @@ impl Play<'_> {
     /// counted.
     pub async fn check_mysql(&self, tally: &Tally) -> Result<(), String> {
         for (family, expected) in &self.scenario.mysql {
-            let saved = self.stage.saved(self.namespace, family).await;
+            let saved = self.stage.saved(&self.namespace, family).await;
             if saved != *expected {
                 return Err(format!(
                     "MySQL has {saved:?} in {family} instead of {expected:?}"
@@ -268,7 +268,7 @@ impl Play<'_> {
             }
         }
         for ((family, id), (least, most)) in &tally.0 {
-            let saved = self.stage.saved(self.namespace, family).await;
+            let saved = self.stage.saved(&self.namespace, family).await;
             let saved = saved.get(id).copied().unwrap_or(0);
             if !(least..=most).contains(&&saved) {
                 let counted = format!("the client counted {least} to {most}");

@@ -234,6 +234,17 @@ impl Scenario {
             .collect()
     }
 
+    /// Returns the families that the steps count in.
+    pub fn families(&self) -> BTreeSet<String> {
+        let calls = self.steps.iter().flat_map(|step| match step {
+            Step::Call(call) => std::slice::from_ref(call),
+            Step::Together { together } => together,
+            _ => &[],
+        });
+        let families = calls.filter_map(|call| call.call.split_once('.'));
+        families.map(|(family, _)| family.to_owned()).collect()
+    }
+
     fn timeout() -> f64 {
         0.5
     }

@@ -1,6 +1,6 @@
 //! The servers and the daemon on which a client plays its scenarios.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,7 +22,11 @@ pub struct Stage {
     pub site: Site,
     pub daemon: Daemon,
     pub servers: Servers,
+    namespaces: Namespaces,
 }
+
+/// The names of families, by namespace.
+pub type Namespaces = BTreeMap<String, BTreeSet<String>>;
 
 /// What the client counts in.
 pub enum Servers {
@@ -33,32 +37,33 @@ pub enum Servers {
 
 impl Stage {
     /// Starts a server, and a daemon with families in these namespaces.
-    pub async fn single(namespaces: &[String]) -> Self {
+    pub async fn single(namespaces: Namespaces) -> Self {
         let site = Site::new().await;
-        site.configure(&families(namespaces));
+        site.configure(&declarations(&namespaces));
         let servers = Servers::Single(Proxy::to(&site.redis));
-        Self::of(site, servers).await
+        Self::of(site, servers, namespaces).await
     }
 
     /// Starts a cluster, and a daemon with families in these namespaces.
-    pub async fn cluster(namespaces: &[String]) -> Self {
+    pub async fn cluster(namespaces: Namespaces) -> Self {
         let (site, cluster) =
             tokio::join!(Site::new(), RedisCluster::start(RedisOptions::volatile()));
         let (nodes, mysql) = (cluster.urls(), &site.mysql_url);
         site.write(&format!(
             "listen = \"127.0.0.1:0\"\n[pair.main]\ncluster = {nodes:?}\nmysql = {mysql:?}\n\
              durability = \"immediate\"\n{}",
-            families(namespaces)
+            declarations(&namespaces)
         ));
-        Self::of(site, Servers::Cluster(Arc::new(cluster))).await
+        Self::of(site, Servers::Cluster(Arc::new(cluster)), namespaces).await
     }
 
-    async fn of(site: Site, servers: Servers) -> Self {
+    async fn of(site: Site, servers: Servers, namespaces: Namespaces) -> Self {
         let daemon = site.daemon().await;
         Stage {
             site,
             daemon,
             servers,
+            namespaces,
         }
     }
 
@@ -96,7 +101,7 @@ impl Stage {
     /// Waits until the families can be counted in, and holds what they count in Redis.
     pub async fn configured(&self, namespace: &str) {
         eventually("the daemon configures the families", async || {
-            for family in Family::all() {
+            for family in self.families(namespace) {
                 let mut command = redis::cmd("HEXISTS");
                 command.arg(family.key(namespace, 0, "calls")).arg("=kind");
                 if self.ask(&command).await != Some(true) {
@@ -107,11 +112,16 @@ impl Stage {
         })
         .await;
         eventually("the daemon reads values", async || {
-            let path = format!("/api/v1/values?family={namespace}/votes&id=any");
-            get(&self.daemon, &path).await.status == 200
+            let state = get(
+                &self.daemon,
+                &format!("/api/v1/families?family={namespace}/"),
+            )
+            .await;
+            let known = state.json()["total"].as_u64();
+            known.is_some_and(|known| known >= self.families(namespace).len() as u64)
         })
         .await;
-        for family in Family::all() {
+        for family in self.families(namespace) {
             for partition in 0..family.partitions {
                 let keys = ["buffer", "batch", "meta"];
                 let keys = keys.map(|name| family.key(namespace, partition, name));
@@ -121,6 +131,14 @@ impl Stage {
                 held.expect("Redis replies");
             }
         }
+    }
+
+    /// Returns the families of a namespace.
+    fn families(&self, namespace: &str) -> Vec<Family> {
+        let names = &self.namespaces[namespace];
+        let mut families = Family::all();
+        families.retain(|family| names.contains(family.short_name()));
+        families
     }
 
     async fn eval(&self, script: &str, keys: &[String], args: &[&str]) -> Option<redis::Value> {
@@ -215,6 +233,9 @@ impl Stage {
 
     /// Undoes what a scenario left that ended early.
     pub async fn recover(&self) {
+        if matches!(self.servers, Servers::Cluster(_)) {
+            return;
+        }
         self.connections(Connections::Free);
         if self.site.redis.is_up() {
             self.site.redis.resume();
@@ -248,7 +269,7 @@ impl Stage {
             Event::Suspend => redis.pause(),
             Event::Resume => redis.resume(),
             Event::Forget => {
-                for family in Family::all() {
+                for family in self.families(namespace) {
                     self.forget(&family, namespace).await;
                 }
             }
@@ -301,17 +322,45 @@ impl Stage {
     }
 }
 
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the log of the daemon:\n{}", self.daemon.log());
+        }
+    }
+}
+
 fn script_of(name: &str) -> &'static Script {
     let script = Script::all().find(|script| script.name == name);
     script.unwrap_or_else(|| panic!("no script is named {name}"))
 }
 
 /// Returns the declarations of the families in all namespaces.
-fn families(namespaces: &[String]) -> String {
-    let families = fs::read_to_string(folder().join("families.toml")).expect("the families");
-    let namespaces = namespaces.iter();
-    namespaces
-        .map(|namespace| families.replace("NAMESPACE", namespace))
+fn declarations(namespaces: &Namespaces) -> String {
+    let mut declarations = String::new();
+    for (namespace, names) in namespaces {
+        for family in family_file().split("\n\n") {
+            let name = family
+                .lines()
+                .find_map(|line| line.strip_prefix("name = \"NAMESPACE/"));
+            if name.is_some_and(|name| names.contains(name.trim_end_matches('"'))) {
+                declarations += &family.replace("NAMESPACE", namespace);
+                declarations.push('\n');
+            }
+        }
+    }
+    declarations
+}
+
+fn family_file() -> String {
+    fs::read_to_string(folder().join("families.toml")).expect("the families")
+}
+
+/// Returns the names of all families.
+pub fn family_names() -> BTreeSet<String> {
+    let families = Family::all().into_iter();
+    families
+        .map(|family| family.short_name().to_owned())
         .collect()
 }
 
@@ -328,8 +377,12 @@ impl Family {
         struct File {
             family: Vec<Family>,
         }
-        let file: File = toml::from_str(&families(&["NAMESPACE".to_owned()])).expect("families");
+        let file: File = toml::from_str(&family_file()).expect("families");
         file.family
+    }
+
+    fn short_name(&self) -> &str {
+        self.name.trim_start_matches("NAMESPACE/")
     }
 
     fn key(&self, namespace: &str, partition: u32, name: &str) -> String {
