@@ -3,11 +3,12 @@
 //! marked as saved (section 4).
 
 use std::collections::{BTreeMap, HashMap};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped};
 use crate::connection::failures::Failures;
@@ -35,6 +36,10 @@ const PAGE: usize = 500;
 /// The approximate number of ids in one flush, which bounds its memory. Large enough for a
 /// transaction to cost little.
 const FLUSH_IDS: u64 = 10_000;
+
+/// The time after which a write without a reply counts as failing. A lock ends it within a second
+/// or two.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// The steps from Redis to the database.
 #[derive(Debug)]
@@ -441,8 +446,9 @@ impl Flusher {
         let step = |batch: &Arc<Batch>| Step::Apply(batch.family.number, batch.partition);
         let steps: Vec<_> = batches.iter().map(step).collect();
         loop {
-            match unless_stopped(stop, grace, self.shared.store.apply(batches, self.max_rows)).await
-            {
+            let apply = self.shared.store.apply(batches, self.max_rows);
+            let apply = self.noting_silence(&steps, apply);
+            match unless_stopped(stop, grace, apply).await {
                 Ok(applied) if applied.progress.len() == batches.len() => {
                     let mut failures = self.failures();
                     steps.iter().for_each(|step| failures.succeeded(step));
@@ -470,6 +476,20 @@ impl Flusher {
                 }
             }
         }
+    }
+
+    /// Waits for the database. If it is silent, for example because its disk is full, the steps count
+    /// as failing meanwhile.
+    async fn noting_silence<T>(&self, steps: &[Step], reply: impl Future<Output = T>) -> T {
+        let mut reply = pin!(reply);
+        if let Ok(reply) = timeout(SILENCE, &mut reply).await {
+            return reply;
+        }
+        let waited = SILENCE.as_secs();
+        let silence = format!("batches are not written yet: no reply within {waited} s");
+        let silence = Error::store(silence);
+        steps.iter().for_each(|step| self.failed(*step, &silence));
+        reply.await
     }
 
     /// Releases a batch that the database has, or begins anew if it proves that Redis was set back.
