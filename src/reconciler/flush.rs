@@ -460,7 +460,7 @@ impl Flusher {
                         "the store returned the progress of {some} of {all} batches"
                     )));
                 }
-                // a lock or a full table concerns one family, and the others do not wait for it
+                // a lock or a table that fails concerns one family, and the others do not wait for it
                 Err(error) if error.is_retryable() && error.kind() != ErrorKind::Busy => {
                     let error = retried("apply", error);
                     steps.iter().for_each(|step| self.failed(*step, &error));

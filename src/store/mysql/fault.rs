@@ -11,7 +11,7 @@ pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> 
     move |source| {
         let kind = if blames_table(&source) {
             ErrorKind::Mismatch
-        } else if is_conflict(&source) || is_full(&source) {
+        } else if is_conflict(&source) || concerns_table(&source) {
             ErrorKind::Busy
         } else {
             ErrorKind::Store
@@ -69,9 +69,23 @@ pub fn is_conflict(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1020 | 1062 | 1205 | 1213))
 }
 
-/// Returns `true` if a table, or the disk that it is on, has no room for more rows: 1114.
-fn is_full(error: &sqlx::Error) -> bool {
-    number(error) == Some(1114)
+/// Returns `true` if a table cannot be written until an operator repairs it or frees space: it is
+/// full, read-only or damaged, or has no tablespace. Numbers below 1000 are errors of a file or a
+/// storage engine.
+fn concerns_table(error: &sqlx::Error) -> bool {
+    const BY_NUMBER: [u16; 11] = [
+        1016, // cannot open a file
+        1021, // full disk
+        1030, // error of the storage engine
+        1034, // incorrect key file
+        1036, // read-only table
+        1114, // full table, also on a full disk
+        1194, 1195, // crashed table
+        1712, // corrupted index
+        1814, // discarded tablespace
+        1877, // corrupt table
+    ];
+    number(error).is_some_and(|number| number < 1000 || BY_NUMBER.contains(&number))
 }
 
 /// Returns `true` if another session has locked a row or table for as long as the transaction waits:

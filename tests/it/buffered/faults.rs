@@ -406,43 +406,69 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
     reconciler.stop().await;
 }
 
-/// The table of a family cannot take more rows: here a trigger writes to a table that is full.
+/// The tables of some families cannot be written: here triggers write to tables that are full,
+/// without a tablespace, or read-only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_table_holds_up_only_its_own_family() {
+async fn a_table_that_fails_holds_up_only_its_own_family() {
     let pair = Pair::new().await;
-    pair.sql(
-        "CREATE TABLE logged (id INT PRIMARY KEY, n BIGINT NOT NULL);
-         SET max_heap_table_size = 16384;
-         CREATE TABLE log (line CHAR(255)) ENGINE = MEMORY;
-         SET max_heap_table_size = DEFAULT;
-         CREATE TRIGGER logs BEFORE INSERT ON logged FOR EACH ROW
-         INSERT INTO log SELECT REPEAT('x', 255) FROM information_schema.COLUMNS LIMIT 200",
-    )
-    .await;
-    let table = keyed(Table::upsert("logged"), [("id", Signed)]);
-    let logged = pair.open(family("logged").table(table)).await;
+    let mut of_failing = Vec::new();
+    for (name, create_log) in [
+        (
+            "full",
+            "SET max_heap_table_size = 16384;
+             CREATE TABLE full_log (line CHAR(255)) ENGINE = MEMORY;
+             SET max_heap_table_size = DEFAULT",
+        ),
+        (
+            "discarded",
+            "CREATE TABLE discarded_log (line CHAR(255));
+             ALTER TABLE discarded_log DISCARD TABLESPACE",
+        ),
+        (
+            "merged",
+            "CREATE TABLE merged_log (line CHAR(255)) ENGINE = MERGE UNION = ()",
+        ),
+    ] {
+        pair.sql(&format!(
+            "CREATE TABLE {name} (id INT PRIMARY KEY, n BIGINT NOT NULL);
+             {create_log};
+             CREATE TRIGGER {name}_logs BEFORE INSERT ON {name} FOR EACH ROW
+             INSERT INTO {name}_log
+             SELECT REPEAT('x', 255) FROM information_schema.COLUMNS LIMIT 200"
+        ))
+        .await;
+        let table = keyed(Table::upsert(name), [("id", Signed)]);
+        let counters = pair.open(family(name).table(table)).await;
+        counters.count("7", 1).await;
+        of_failing.push(counters);
+    }
     let healthy = Family::buffered("other-shop", "views");
     let healthy = pair.open(healthy.at_once().sync_hits(1)).await;
-    logged.count("7", 1).await;
     healthy.count("page", 1).await;
     let reconciler = pair.reconcile().await;
     eventually("the healthy family", async || pair.stored().await == 1).await;
-    eventually("the failure", async || {
-        let failing = reconciler.failing();
-        let mut of_logged = failing.iter().filter(|one| {
-            let family = one.family.as_deref();
-            family.is_some_and(|family| family.ends_with("/logged"))
-        });
-        let is_full =
-            |one: &counterfoil::Failing| format!("{:#}", one.error).contains("'log' is full");
-        of_logged.any(is_full)
-    })
-    .await;
+    for (name, error) in [
+        ("full", "'full_log' is full"),
+        ("discarded", "discarded"),
+        ("merged", "read only"),
+    ] {
+        eventually(error, async || {
+            let fails = |one: &counterfoil::Failing| {
+                let family = one.family.as_deref();
+                let of_family = family.is_some_and(|family| family.ends_with(name));
+                of_family && format!("{:#}", one.error).contains(error)
+            };
+            reconciler.failing().iter().any(fails)
+        })
+        .await;
+    }
     healthy.count("page", 1).await;
     eventually("a further hit", async || pair.stored().await == 2).await;
-    pair.sql("DROP TRIGGER logs").await;
-    let mended = async || pair.number("SELECT n FROM logged").await == 1;
-    eventually("the mended family", mended).await;
+    for name in ["full", "discarded", "merged"] {
+        pair.sql(&format!("DROP TRIGGER {name}_logs")).await;
+        let stored = format!("SELECT n FROM {name}");
+        eventually(name, async || pair.number(&stored).await == 1).await;
+    }
     reconciler.stop().await;
 }
 

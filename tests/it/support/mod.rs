@@ -139,8 +139,8 @@ impl Pair {
     }
 
     /// Runs SQL that returns nothing.
-    pub async fn sql(&self, sql: &'static str) {
-        sqlx::raw_sql(sql)
+    pub async fn sql(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
             .execute(&self.pool)
             .await
             .unwrap_or_else(|error| panic!("{sql}: {error}"));
