@@ -31,7 +31,7 @@
 //!
 //! A [`Runner`] is a process in which a client [`Package`] in another language makes calls.
 //!
-//! With [`Certificates`], servers accept only TLS.
+//! With [`Certificates`], servers accept only TLS. A [`Disk`] of a server can be full.
 //!
 //! A server lives as long as its handle, and never longer than the process that owns the handle. A
 //! SIGKILL, Ctrl-C, or a `static` that is never dropped leaves neither a server nor a directory
@@ -57,6 +57,7 @@
 mod certificates;
 mod client;
 mod cluster;
+mod disk;
 mod fate;
 mod mysql;
 mod package;
@@ -70,6 +71,7 @@ mod sentinel;
 
 pub use self::certificates::Certificates;
 pub use self::cluster::{RedisCluster, SLOTS};
+pub use self::disk::Disk;
 pub use self::fate::Fate;
 pub use self::mysql::MysqlServer;
 pub use self::package::Package;

@@ -13,6 +13,7 @@ use sqlx::{AssertSqlSafe, Connection};
 use tokio::sync::OnceCell;
 
 use crate::certificates::Certificates;
+use crate::disk::Disk;
 use crate::port;
 use crate::process::{self, Process};
 
@@ -30,6 +31,7 @@ pub struct MysqlServer {
     /// The TCP port, or 0 if it has none.
     port: u16,
     args: Vec<String>,
+    disk: Option<Disk>,
     databases: AtomicU32,
 }
 
@@ -40,7 +42,7 @@ impl MysqlServer {
     ///
     /// If no server is found or it does not start.
     pub async fn start() -> Self {
-        Self::start_with(0, Vec::new()).await
+        Self::start_with(Process::new(), 0, Vec::new()).await
     }
 
     /// Starts a server that also listens on a port of 127.0.0.1. With certificates, the port
@@ -68,11 +70,32 @@ impl MysqlServer {
             );
             args.push("--require-secure-transport=ON".to_owned());
         }
-        Self::start_with(port, args).await
+        Self::start_with(Process::new(), port, args).await
     }
 
-    async fn start_with(port: u16, more: Vec<String>) -> Self {
+    /// Starts a server that can have tables on a small [disk](Self::disk), and also has its binary
+    /// log there if `logs`. The error is the reason if this machine does not allow it.
+    ///
+    /// # Panics
+    ///
+    /// See [`start`](Self::start).
+    pub async fn start_with_disk(logs: bool) -> Result<Self, String> {
         let process = Process::new();
+        let disk = Disk::mount(&process, 8)?;
+        let dir = disk.dir().display();
+        let mut args = vec![format!("--loose-innodb-directories={dir}")];
+        if logs {
+            args.push("--server-id=1".to_owned());
+            args.push(format!("--log-bin={dir}/binlog"));
+        }
+        let server = Self::start_with(process, 0, args).await;
+        Ok(Self {
+            disk: Some(disk),
+            ..server
+        })
+    }
+
+    async fn start_with(process: Process, port: u16, more: Vec<String>) -> Self {
         let socket = process.dir().join("mysql.sock");
         let data = process.dir().join("data");
         copy_all(&fresh().await.dir().join("data"), &data).expect("copy a data directory");
@@ -109,6 +132,7 @@ impl MysqlServer {
             socket,
             port,
             args,
+            disk: None,
             databases: AtomicU32::new(0),
         };
         server.start_again().await;
@@ -118,6 +142,11 @@ impl MysqlServer {
     /// Returns the socket that the server listens on.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Returns the disk of a server that was started with one.
+    pub fn disk(&self) -> Option<&Disk> {
+        self.disk.as_ref()
     }
 
     /// Returns the URL of a database for sqlx, `mysql://root@localhost/...?socket=...`. An empty

@@ -16,9 +16,9 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 /// open, so its end means that we have ended.
 const GUARD: &str = r#"
     trap '' HUP INT TERM
-    dir=$1 keep=$2 group=
+    dir=$1 keep=$2 group= disk=
     while read -r line; do
-        case $line in keep) keep=1 ;; *) group=$line ;; esac
+        case $line in keep) keep=1 ;; /*) disk=$line ;; *) group=$line ;; esac
     done
     tries=0
     # Again until nobody is left, for a second at most: a server that is still dying could write into the directory.
@@ -26,6 +26,7 @@ const GUARD: &str = r#"
         tries=$((tries + 1))
         sleep 0.05
     done
+    [ -z "$disk" ] || umount "$disk"
     [ "$keep" = 1 ] || rm -rf -- "$dir"
 "#;
 
@@ -84,6 +85,11 @@ impl Process {
     /// Returns the directory of sockets, data and log.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Lets the guard unmount this folder at the end.
+    pub fn mounts(&self, folder: &Path) {
+        self.tell(&folder.display().to_string());
     }
 
     /// Starts a server, after killing a running one, and waits until `ready` returns true.

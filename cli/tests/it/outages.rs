@@ -52,6 +52,14 @@ sync_time = "50ms"
 table = { name = "locked", write = "upsert", keys = [["id", "text"]], value = "n" }
 "#;
 
+/// Enough ids for a table to grow.
+const IDS: i64 = 500;
+
+/// Counts the hits of families in counterfoil's table.
+const VIEWS: &str = "SELECT CAST(COALESCE(SUM(value), 0) AS SIGNED) FROM counterfoil_values";
+/// Counts the hits in the table `small`.
+const SMALL: &str = "SELECT CAST(SUM(n) AS SIGNED) FROM small";
+
 /// The time within which a surface tells of an outage.
 const SOON: Duration = Duration::from_secs(15);
 
@@ -81,7 +89,22 @@ struct Says {
 
 impl Stage {
     async fn begin() -> Self {
-        let mysql = MysqlServer::start().await;
+        Stage::on(MysqlServer::start().await).await
+    }
+
+    /// On a MySQL with a disk, or `None` if this machine cannot mount one.
+    async fn with_disk(logs: bool) -> Option<Self> {
+        match MysqlServer::start_with_disk(logs).await {
+            Ok(mysql) => Some(Stage::on(mysql).await),
+            Err(why) => {
+                println!("skipped, because this machine cannot mount a disk: {why}");
+                None
+            }
+        }
+    }
+
+    /// If MySQL has a disk, the table `small` is on it.
+    async fn on(mysql: MysqlServer) -> Self {
         let redis = RedisServer::start(RedisOptions::volatile()).await;
         let (database, pool) = mysql.database("outages").await;
         MysqlStore::new(pool.clone())
@@ -97,8 +120,15 @@ impl Stage {
             } else {
                 "BIGINT"
             };
-            let create =
-                format!("CREATE TABLE {table} (id VARBINARY(64) PRIMARY KEY, n {kind} NOT NULL)");
+            let place = match mysql.disk() {
+                Some(disk) if table == "small" => {
+                    format!("DATA DIRECTORY = '{}'", disk.dir().display())
+                }
+                _ => String::new(),
+            };
+            let create = format!(
+                "CREATE TABLE {table} (id VARBINARY(64) PRIMARY KEY, n {kind} NOT NULL) {place}"
+            );
             site.sql(&create).await;
         }
         site.configure(FAMILIES);
@@ -138,6 +168,15 @@ impl Stage {
             .add("page", hits)
             .await
             .expect("counted");
+    }
+
+    /// Counts a hit for each of [`IDS`] long ids.
+    async fn count_ids(&self, name: &str) {
+        let family = self.family(name).await;
+        for id in 0..IDS {
+            let counted = family.add(&format!("{id:0>50}"), 1).await;
+            let _ = counted.expect("counted");
+        }
     }
 
     async fn page(&self) -> String {
@@ -530,4 +569,77 @@ async fn changed_password_of_redis(stage: &Stage) {
             state["pairs"][0]["redis"]["up"] == true
         })
         .await;
+}
+
+/// The disk of a table fills.
+#[tokio::test]
+async fn every_surface_tells_of_a_full_disk() {
+    let Some(stage) = Stage::with_disk(false).await else {
+        return;
+    };
+    let Stage { site, daemon, .. } = &stage;
+    let disk = stage.mysql.disk().expect("a disk");
+    disk.fill();
+    stage.count_ids("small").await;
+    stage.count("views", 1).await;
+    eventually("a family of another disk", async || {
+        site.number(VIEWS).await == 1
+    })
+    .await;
+    stage
+        .says(Says {
+            outage: "the disk of a table is full",
+            page: &[
+                "<strong>degraded</strong>",
+                "flush of shop/small",
+                "The table 'small' is full",
+            ],
+            api: ("/reconciler/failing/0/family", json!("shop/small")),
+            metric: ("counterfoil_families_failing", &[("family", "small")], 1.0),
+            ready: "not ready: flush\n",
+            // it counts hits as late after a minute
+            status: (0, "shop/small"),
+            log: &["fails, will retry", "shop/small", "is full"],
+        })
+        .await;
+    let late = site.run(&["status", "--late", "1s"]).await;
+    assert!(late.code == 1 && late.out.contains("late"), "{late:?}");
+    stage.count("views", 1).await;
+    eventually("a further hit", async || site.number(VIEWS).await == 2).await;
+    disk.free();
+    stage.is_well().await;
+    daemon.logs(&["nothing fails any more"]).await;
+    assert_eq!(site.number(SMALL).await, IDS);
+}
+
+/// The disk of the binary log fills. MariaDB then stops in a commit.
+#[tokio::test]
+async fn every_surface_tells_of_commits_that_wait_for_a_disk() {
+    let Some(stage) = Stage::with_disk(true).await else {
+        return;
+    };
+    let Stage { mysql, site, .. } = &stage;
+    let disk = mysql.disk().expect("a disk");
+    disk.fill();
+    stage.count_ids("views").await;
+    stage
+        .says(Says {
+            outage: "commits wait for a disk",
+            page: &[
+                "<strong>degraded</strong>",
+                "flush of shop/views",
+                "no reply within 5 s",
+            ],
+            api: ("/reconciler/failing/0/family", json!("shop/views")),
+            metric: ("counterfoil_server_failing", &[("server", "mysql")], 1.0),
+            ready: "not ready: flush\n",
+            status: (2, "check: no reply within 10 s"),
+            log: &["fails, will retry", "shop/views", "no reply within 5 s"],
+        })
+        .await;
+    disk.free();
+    // without a restart MariaDB continues within a minute
+    mysql.start_again().await;
+    stage.is_well().await;
+    eventually("all hits", async || site.number(VIEWS).await == IDS).await;
 }
