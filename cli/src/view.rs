@@ -228,7 +228,7 @@ pub struct FailingView {
     pub step: &'static str,
     /// `NAMESPACE/FAMILY`, if the step concerns one.
     pub family: Option<String>,
-    /// The server whose error it is: `redis` or `mysql`.
+    /// The server whose error it is: `redis`, `mysql`, or `daemon` for a panic.
     pub server: &'static str,
     pub error: String,
     /// The time of the first failure in Unix seconds.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
-use tokio::task::{Id, JoinSet};
+use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use crate::connection::backoff::{Backoff, unless_stopped};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::shared::Shared;
 use crate::process::work::Announced;
@@ -80,6 +80,8 @@ pub struct Scheduler {
     watch: ServerWatch,
     /// The check of Redis that is under way.
     watching: Option<Id>,
+    /// The retry of rejects that is under way.
+    retrying: Option<Id>,
 }
 
 /// The upkeep of a family.
@@ -88,6 +90,18 @@ struct Upkeep {
     /// The number of rounds that succeeded.
     rounds: u32,
     backoff: Backoff,
+}
+
+/// Returns the error of a task that panicked. It has no id of the task, so that the same panic has
+/// the same text.
+fn panicked(error: JoinError) -> Error {
+    let message = error.try_into_panic().ok().and_then(|panic| {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        text.or_else(|| panic.downcast_ref::<String>().cloned())
+    });
+    let message = message.unwrap_or_default();
+    let message = format!("a task of the reconciler panicked: {message}");
+    Error::new(ErrorKind::Closed, message)
 }
 
 fn due((family, partition): PartitionId) -> Announced {
@@ -116,6 +130,7 @@ impl Scheduler {
             rejects: Rejects::new(),
             watch: ServerWatch::new(),
             watching: None,
+            retrying: None,
         }
     }
 
@@ -232,8 +247,10 @@ impl Scheduler {
                 let retry = rejects::retry(&shared, after);
                 unless_stopped(&stop, Duration::ZERO, retry).await
             };
-            self.tasks
+            let task = self
+                .tasks
                 .spawn(async move { Finished::Retried(Box::pin(retry).await) });
+            self.retrying = Some(task.id());
         }
     }
 
@@ -320,7 +337,7 @@ impl Scheduler {
         }
     }
 
-    fn finished(&mut self, done: Result<(Id, Finished), tokio::task::JoinError>) {
+    fn finished(&mut self, done: Result<(Id, Finished), JoinError>) {
         let id = match &done {
             Ok((id, _)) => *id,
             Err(error) => error.id(),
@@ -346,31 +363,38 @@ impl Scheduler {
                     self.flushed(id, end);
                 }
             }
-            Ok(Finished::Watched(checked)) => {
-                self.note(Step::Servers, &checked);
-                self.watch.end(checked);
-            }
+            Ok(Finished::Watched(checked)) => self.watched(checked),
             Ok(Finished::Kept(number, strays)) => self.kept(number, strays),
             Ok(Finished::Listed(found)) => self.listed(found),
-            Ok(Finished::Retried(retried)) => {
-                self.note(Step::Rejects, &retried);
-                self.rejects.end(retried);
-            }
+            Ok(Finished::Retried(retried)) => self.retried(retried),
             Err(error) => {
+                let error = panicked(error);
                 tracing::error!(error = %format_args!("{error:#}"), "a task of the reconciler ended early, will retry");
                 if self.watching == Some(id) {
-                    self.watch
-                        .end(Err(Error::corrupt("a check of Redis ended early")));
+                    self.watched(Err(error.clone()));
+                }
+                if self.retrying == Some(id) {
+                    self.retried(Err(error.clone()));
                 }
                 for id in concerned.into_iter().flatten() {
-                    self.rest(id, MEND);
+                    let pause = self.pause(due(id), &error);
+                    self.rest(id, pause);
                 }
-                swept
-                    .into_iter()
-                    .flatten()
-                    .for_each(|number| self.sweep_again(number));
+                for number in swept.into_iter().flatten() {
+                    self.swept(number, Err(error.clone()));
+                }
             }
         }
+    }
+
+    fn watched(&mut self, checked: Result<ServerWatch>) {
+        self.note(Step::Servers, &checked);
+        self.watch.end(checked);
+    }
+
+    fn retried(&mut self, retried: Result<u64>) {
+        self.note(Step::Rejects, &retried);
+        self.rejects.end(retried);
     }
 
     fn swept(&mut self, number: u64, found: Result<Vec<PartitionId>>) {
@@ -519,7 +543,8 @@ impl Scheduler {
     /// Returns the pause after this failure, and notes it for the log.
     fn pause(&mut self, what: Announced, error: &Error) -> Duration {
         self.flusher.failed(Step::Work(what), error);
-        if !error.is_retryable() {
+        let panicked = error.kind() == ErrorKind::Closed;
+        if !error.is_retryable() && !panicked {
             return MEND;
         }
         metrics::retried("reconcile");

@@ -73,7 +73,7 @@ pub use self::certificates::Certificates;
 pub use self::cluster::{RedisCluster, SLOTS};
 pub use self::disk::Disk;
 pub use self::fate::Fate;
-pub use self::mysql::MysqlServer;
+pub use self::mysql::{MysqlServer, Stranger};
 pub use self::package::Package;
 pub use self::proxy::{Held, Proxy};
 pub use self::redis::{RedisOptions, RedisServer};

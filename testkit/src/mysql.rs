@@ -10,7 +10,10 @@ use std::time::Duration;
 
 use sqlx::mysql::{MySqlConnection, MySqlPool, MySqlPoolOptions};
 use sqlx::{AssertSqlSafe, Connection};
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixListener;
 use tokio::sync::OnceCell;
+use tokio::task::JoinHandle;
 
 use crate::certificates::Certificates;
 use crate::disk::Disk;
@@ -223,6 +226,15 @@ impl MysqlServer {
             .await;
     }
 
+    /// Lets a program that is not MySQL reply at the socket. Existing connections remain.
+    ///
+    /// # Panics
+    ///
+    /// If it cannot take the socket.
+    pub fn replaced(&self) -> Stranger {
+        Stranger::at(&self.socket).expect("the socket of the server")
+    }
+
     /// Pauses the server with SIGSTOP: connections stay open but get no reply. Returns when the
     /// server is paused.
     pub fn pause(&self) {
@@ -232,6 +244,40 @@ impl MysqlServer {
     /// Ends a [`pause`](Self::pause).
     pub fn resume(&self) {
         self.process.resume();
+    }
+}
+
+/// A program that is not MySQL, at the socket of a server. Dropping it gives the socket back.
+pub struct Stranger {
+    greets: JoinHandle<()>,
+    socket: PathBuf,
+    moved: PathBuf,
+}
+
+impl Stranger {
+    /// Replies to new connections with a greeting that is too short, on which sqlx panics.
+    fn at(socket: &Path) -> std::io::Result<Self> {
+        let moved = socket.with_extension("moved");
+        fs::rename(socket, &moved)?;
+        let listener = UnixListener::bind(socket)?;
+        let greets = tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let _ = client.write_all(b"\x03\0\0\0\x0ax\0").await;
+            }
+        });
+        let socket = socket.to_owned();
+        Ok(Stranger {
+            greets,
+            socket,
+            moved,
+        })
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.greets.abort();
+        let _ = fs::rename(&self.moved, &self.socket);
     }
 }
 

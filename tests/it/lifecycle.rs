@@ -588,13 +588,13 @@ async fn a_builder_starts_without_the_database_if_configured() {
 }
 
 #[tokio::test]
-async fn a_search_for_hits_that_panics_is_repeated() {
+async fn a_search_for_hits_that_panics_is_reported_and_repeated() {
     let pair = Pair::new().await;
     let views = pair.open(family("views")).await;
-    let (redis, panics) = (pair.redis.manager().await, Arc::new(AtomicU64::new(0)));
-    let seen = panics.clone();
+    let (redis, panics) = (pair.redis.manager().await, Arc::new(AtomicBool::new(false)));
+    let asked = panics.clone();
     let connection = custom(move |command: Cmd| {
-        let (mut redis, panics) = (redis.clone(), panics.clone());
+        let (mut redis, panics) = (redis.clone(), asked.clone());
         async move {
             let has = |end: &[u8]| {
                 command.args_iter().any(|word| match word {
@@ -602,10 +602,8 @@ async fn a_search_for_hits_that_panics_is_repeated() {
                     _ => false,
                 })
             };
-            // only a search for hits asks for several of the family's partitions; the start and the
-            // opened family begin one each
-            if has(b"/0}:batch") && has(b"/1}:batch") && panics.fetch_add(1, Ordering::Relaxed) < 2
-            {
+            // only a search for hits asks for several of the family's partitions
+            if has(b"/0}:batch") && has(b"/1}:batch") && panics.load(Ordering::Relaxed) {
                 panic!("of the test");
             }
             command.query_async::<redis::Value>(&mut redis).await
@@ -614,11 +612,51 @@ async fn a_search_for_hits_that_panics_is_repeated() {
     let reconciling = pair.over(connection);
     let _views = reconciling.open(family("views")).await.unwrap();
     let reconciler = reconciling.reconciler().start().await.unwrap();
-    eventually("the panics", async || seen.load(Ordering::Relaxed) > 1).await;
+    panics.store(true, Ordering::Relaxed);
+    let failing = |step: &str| is_failing(&reconciler, step, "of the test");
+    eventually("the panic", async || failing("search for hits")).await;
+    panics.store(false, Ordering::Relaxed);
     // of another process, whose hits only a search finds
     views.count("page", 1).await;
     eventually("the hit", async || pair.stored().await == 1).await;
     assert!(reconciler.is_running() && reconciler.failing().is_empty());
+}
+
+/// A program that is not MySQL replies at its address, and sqlx panics.
+#[tokio::test]
+async fn a_retry_of_rejects_that_panics_is_reported_and_repeated() {
+    let (mysql, pair) = Pair::on_own_mysql().await;
+    pair.sql("CREATE TABLE small (id INT PRIMARY KEY, n TINYINT NOT NULL)")
+        .await;
+    let small = || {
+        let table = keyed(Table::upsert("small"), [("id", Signed)]);
+        family("small").table(table)
+    };
+    pair.open(small()).await.count("7", 1000).await;
+    pair.counterfoil.drained().await;
+    // each call has a new connection
+    let pool = MySqlPoolOptions::new().after_release(|_, _| Box::pin(async { Ok(false) }));
+    let options = (*pair.pool.connect_options()).clone();
+    let store = MysqlStore::new(pool.connect_lazy_with(options));
+    let reconciling = Counterfoil::new(pair.redis.manager().await, store);
+    let _small = reconciling.open(small()).await.unwrap();
+    let stranger = mysql.replaced();
+    let reconciler = reconciling.reconciler().start().await.unwrap();
+    let failing = |step: &str| is_failing(&reconciler, step, "panicked");
+    eventually("the panic", async || failing("retry of rejects")).await;
+    drop(stranger);
+    pair.sql("ALTER TABLE small MODIFY n INT NOT NULL").await;
+    let applied = async || pair.number("SELECT n FROM small").await == 1000;
+    eventually("the reject", applied).await;
+    eventually("the end", async || reconciler.failing().is_empty()).await;
+}
+
+/// Returns whether the step fails with these words.
+fn is_failing(reconciler: &Reconciler, step: &str, words: &str) -> bool {
+    let failing = reconciler.failing();
+    let of_step =
+        |one: &counterfoil::Failing| one.step == step && format!("{:#}", one.error).contains(words);
+    failing.iter().any(of_step)
 }
 
 #[tokio::test]

@@ -54,6 +54,8 @@ pub fn views(failing: Vec<Failing>, known: &[FailingView]) -> Vec<FailingView> {
         blocks_hits: one.blocks_hits(),
         server: match one.error.kind() {
             ErrorKind::Store | ErrorKind::Mismatch | ErrorKind::Busy => "mysql",
+            // a panic
+            ErrorKind::Closed => "daemon",
             _ => "redis",
         },
         error: format!("{:#}", one.error),

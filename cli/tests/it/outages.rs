@@ -643,3 +643,41 @@ async fn every_surface_tells_of_commits_that_wait_for_a_disk() {
     stage.is_well().await;
     eventually("all hits", async || site.number(VIEWS).await == IDS).await;
 }
+
+/// A program that is not MySQL replies at its address, and sqlx panics on its greeting: in the task
+/// of the pair that checks MySQL, and in those of the reconciler.
+#[tokio::test]
+async fn every_surface_tells_of_a_worker_that_panics() {
+    let stage = Stage::begin().await;
+    let Stage {
+        mysql,
+        site,
+        daemon,
+        ..
+    } = &stage;
+    let stranger = mysql.replaced();
+    site.sql("KILL USER counterfoil").await;
+    stage.count("views", 1).await;
+    stage
+        .says(Says {
+            outage: "a worker panics",
+            page: &[
+                "<strong>down</strong>",
+                "The reconciler does not run",
+                "panicked",
+            ],
+            api: ("/reconciler/running", json!(false)),
+            metric: ("counterfoil_reconciler_up", &[("pair", "main")], 0.0),
+            ready: "not ready: flush\n",
+            // the command panics as well
+            status: (101, ""),
+            log: &["the worker ended, will restart", "panicked"],
+        })
+        .await;
+    daemon
+        .logs_times(2, &["the worker ended, will restart"])
+        .await;
+    drop(stranger);
+    stage.is_well().await;
+    eventually("the hit", async || site.number(VIEWS).await == 1).await;
+}
