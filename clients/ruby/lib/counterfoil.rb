@@ -1,0 +1,110 @@
+# frozen_string_literal: true
+
+# Counters that are counted in Redis, stored in MySQL, and exact. Threads share one object, and forks may use that of
+# their parent.
+#
+#   counterfoil = Counterfoil.new(Redis.new, "shop")
+#   counterfoil.buffered("product_views").add("product-1")
+class Counterfoil
+  %w[
+    version errors script failure connection callers family counters buffered later cached daemon exact visitors
+    server_clock activity calendar series
+  ].each { |file| require_relative "counterfoil/#{file}" }
+
+  MAX_RETRY_FOR = 30
+  private_constant :MAX_RETRY_FOR
+
+  # Connects by connections of its own, which do not resend calls by themselves.
+  #
+  # @param url_or_nodes [String, Array<String>] `redis://HOST:PORT`, `unix://SOCKET`; several URLs are nodes of a cluster
+  # @param namespace [String]
+  # @param timeout [Numeric] seconds to connect, and to wait for a reply
+  # @param pool [Integer] the maximum number of connections (to each node of a cluster)
+  # @param options those of {#initialize}
+  # @return [Counterfoil]
+  def self.connect(url_or_nodes, namespace, timeout: 2, pool: 5, **options)
+    settings = { timeout: timeout, reconnect_attempts: 0 }
+    limits = { size: pool, timeout: timeout }
+    if url_or_nodes.is_a?(Array)
+      require "redis-cluster-client"
+      redis = RedisClient.cluster(nodes: url_or_nodes, **settings).new_pool(**limits)
+    else
+      require "redis-client"
+      redis = RedisClient.config(url: url_or_nodes, **settings).new_pool(**limits)
+    end
+    new(redis, namespace, is_own: true, **options)
+  rescue LoadError, ArgumentError => error
+    raise Misconfigured.new("connect", error.message)
+  end
+
+  # @param redis [Redis, RedisClient, ConnectionPool, #with] a client of redis-rb or redis-client, or a pool of them
+  # @param namespace [String] `[a-z0-9_.-]{1,64}`
+  # @param retry_for [Numeric] seconds that a call is repeated if Redis is unavailable or no reply arrives, 30 at most
+  # @param later_every [Numeric] seconds between sends of {Buffered#later}
+  # @param daemon [String, nil] the URL of the daemon, for exact values and the rows of cached counters
+  # @param token [String, nil] the daemon's token
+  # @param database [Mysql2::Client, #call, nil] the application's connection, for exact values
+  # @param on_error [#call, nil] receives family, id, delta and error of what {Buffered#later} could not count
+  # @raise [Misconfigured]
+  def initialize(redis, namespace, retry_for: 10, later_every: 0.005, daemon: nil, token: nil, database: nil, on_error: nil,
+                 is_own: false)
+    raise Misconfigured.new("retry_for", "expected 0 to #{MAX_RETRY_FOR} seconds") unless (0..MAX_RETRY_FOR).cover?(retry_for)
+
+    @namespace = namespace
+    @connection = Connection.new(redis, retry_for: retry_for, is_own: is_own)
+    @callers = Callers.new
+    @later = Later.new(later_every, on_error)
+    @daemon = Daemon.new(daemon, token, retry_for) if daemon
+    @database = database
+    @mutex = Mutex.new
+    @families = {}
+  end
+
+  # @param table [Array(String, String, String), nil] for {Buffered#value} by `database`, if the family's values are in a table
+  #   of the application: its name, the column of ids, and that of values
+  # @return [Buffered]
+  def buffered(family, table: nil)
+    Buffered.new(family("buffered", family), @later, exact(table))
+  end
+
+  # @yieldparam id [String]
+  # @yieldreturn [Integer, nil] the value of its row, read from the primary and outside of any open transaction. Without a
+  #   block the daemon reads it.
+  # @return [Cached]
+  def cached(family, read_row = nil, &block)
+    read_row ||= block
+    raise Misconfigured.new("read_row", "a cached family needs a block that reads a row, or a daemon") unless read_row || @daemon
+
+    found = family("cached", family)
+    Cached.new(found, read_row || ->(id) { @daemon.row(found, id) })
+  end
+
+  # @return [Series]
+  def series(family) = Series.new(family("series", family))
+
+  # @return [Activity]
+  def activity(family) = Activity.new(family("activity", family))
+
+  # @return [Visitors]
+  def visitors(family) = Visitors.new(family("visitors", family), exact(nil))
+
+  # Waits until all that {Buffered#later} took before is counted, of all families.
+  #
+  # @raise [Error] the first error since the previous flush
+  def flush = @later.flush
+
+  # Flushes, and closes connections that {connect} made.
+  def close
+    @later.close
+  ensure
+    @connection.close
+  end
+
+  private
+
+  def exact(table) = Exact.new(@daemon, @database, table)
+
+  def family(kind, name)
+    @mutex.synchronize { @families[[kind, name]] ||= Family.new(@connection, @callers, @namespace, name, kind) }
+  end
+end

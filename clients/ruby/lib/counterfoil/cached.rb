@@ -1,0 +1,101 @@
+# frozen_string_literal: true
+
+class Counterfoil
+  # Counters whose values are in Redis while they are in use: each change returns the new value, and may be refused at a bound.
+  #
+  #   votes = counterfoil.cached("votes") { |id| Item.where(id: id).pick(:votes) }
+  #   votes.incr("item-1")
+  class Cached < Counters
+    TICKET_MS = 30_000
+    # A counter without a base, which a row read after the ticket was received provides.
+    Miss = Struct.new(:ticket)
+    private_constant :TICKET_MS, :Miss
+
+    # @param read_row [#call] returns the value of the row of an id, from the primary and outside of a transaction
+    def initialize(family, read_row)
+      super(family, "cached_incr", %w[base buffer batch meta])
+      @read_row = read_row
+      @mutex = Mutex.new
+      @reads = {}
+    end
+
+    # Adds delta to the counter.
+    #
+    # @param id [String, Symbol, Integer] 1 to 255 bytes of UTF-8
+    # @param delta [Integer] 64 bits
+    # @return [Integer] the new value
+    # @raise [NotCounted] with the reason `RANGE` and the current value if the new one is out of bounds
+    # @raise [OutcomeUnknown, Misconfigured]
+    def incr(id, delta = 1) = with_base(id) { count_one(id, @family.integer(delta)) }
+
+    # Sets the counter.
+    #
+    # @return [Integer] the new value
+    # @raise (see #incr)
+    def set(id, value) = with_base(id) { count_one(id, "=#{@family.integer(value)}") }
+
+    # @return [Integer] the value
+    def get(id)
+      with_base(id) do |text|
+        keys = @family.keys(@family.partition(text), "base", "buffer", "batch")
+        result(@family.read("cached_get", keys, [TICKET_MS, "", SecureRandom.hex(8), text])[1])
+      end
+    end
+
+    private
+
+    # Repeats the block until the counter has a base.
+    def with_base(id)
+      id = @family.text(id)
+      deadline = Connection.now + @family.connection.retry_for
+      loop do
+        result = yield(id)
+        return result unless result.is_a?(Miss)
+        raise NotCounted.new("MISS", "#{id} was deleted again and again", temporary: true) if Connection.now > deadline
+
+        share_read(id, result.ticket) { seed(id, result.ticket) }
+      end
+    end
+
+    # Callers that miss the same counter with the same ticket share one read, which begins after the ticket was received.
+    def share_read(id, ticket)
+      key = [id, ticket, Process.pid] # a fork does not finish the reads of its parent
+      mine = Thread::Queue.new
+      other = @mutex.synchronize { @reads[key].tap { |read| @reads[key] = mine unless read } }
+      return other.pop if other
+
+      begin
+        yield
+      ensure
+        @mutex.synchronize { @reads.delete(key) }
+        mine.close # wakes those that wait in pop
+      end
+    end
+
+    def seed(id, ticket)
+      value = @family.integer(@read_row.call(id) || 0)
+      @family.read("cached_seed", @family.keys(@family.partition(id), "base"), [@family.settings["retain"], "", id, ticket, value])
+    end
+
+    def change(change) = change
+
+    def call_args = [TICKET_MS, *@family.settings.values_at("min", "max")]
+
+    def group_args(items) = [items.size, *items.flat_map { |item| [item.id, item.change] }]
+
+    def words(reply, _groups) = reply.drop(1)
+
+    def repeated(words, _size) = words.split.map { |word| result(word) }
+
+    def result(word)
+      kind, rest = word.to_s.split(":", 2)
+      case kind
+      when "MISS" then Miss.new(rest)
+      when "RANGE" then NotCounted.new("RANGE", "the value stays #{rest}", value: Integer(rest))
+      when "SUM" then rest.split(":").sum { |part| Integer(part) }
+      when /[A-Z]/ then NotCounted.new(kind)
+      else Integer(kind)
+      end
+    end
+  end
+end

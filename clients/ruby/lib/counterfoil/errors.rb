@@ -1,0 +1,39 @@
+# frozen_string_literal: true
+
+class Counterfoil
+  # The base class of all errors of this library. The error of the Redis library, if there is one, is its `cause`.
+  class Error < StandardError
+    # @return [String] a word to match, e.g. `FULL`, `RANGE`, `EXPIRED`, `UNCONFIGURED`
+    attr_reader :reason
+
+    # @param reason [String]
+    # @param message [String, nil] an explanation for people
+    def initialize(reason, message = nil)
+      @reason = reason
+      super([reason, message].compact.join(": "))
+    end
+  end
+
+  # The hit was not counted. A read that fails raises it as well.
+  class NotCounted < Error
+    # @return [Integer, nil] with the reason `RANGE` of a cached counter, its current value
+    attr_reader :value
+
+    # @param temporary [Boolean]
+    # @param value [Integer, nil]
+    def initialize(reason, message = nil, temporary: false, value: nil)
+      @temporary = temporary
+      @value = value
+      super(reason, message)
+    end
+
+    # @return [Boolean] true if the same call may succeed later
+    def temporary? = @temporary
+  end
+
+  # The hit was counted once or not at all, e.g. because no reply arrived in time. Do not repeat it.
+  class OutcomeUnknown < Error; end
+
+  # The family, the client of the Redis library, or an option is wrong. The hit was not counted.
+  class Misconfigured < Error; end
+end

@@ -1,0 +1,46 @@
+# frozen_string_literal: true
+
+class Counterfoil
+  # Counts each visitor of a scope once a day.
+  #
+  #   daily = counterfoil.visitors("daily")
+  #   daily.first_visit("shop-1", "2014-09-20", "visitor-1")
+  class Visitors
+    DAY = /\A\d{4}-\d\d-\d\d\z/
+    private_constant :DAY
+
+    def initialize(family, exact)
+      @family = family
+      @exact = exact
+    end
+
+    # Counts the visitor unless it was there on this day.
+    #
+    # @param scope [String] with the day 1 to 255 bytes of UTF-8
+    # @param day [String, Date] `YYYY-MM-DD`
+    # @param visitor [String] any bytes
+    # @return [Boolean] true if the visitor is new
+    # @raise [NotCounted, OutcomeUnknown, Misconfigured]
+    def first_visit(scope, day, visitor)
+      id = id(scope, day)
+      partition = @family.partition(id)
+      keys = @family.keys(partition, "buffer", "meta", "seen:#{id}")
+      args = [@family.settings["remember"], 1, id, 1, @family.bytes(visitor)]
+      word = @family.count("visitors_first", @family.home(partition), keys, args).last.to_s
+      raise NotCounted, word unless %w[0 1].include?(word)
+
+      word == "1"
+    end
+
+    # @return [Integer] the exact number of visitors of the day
+    def value(scope, day) = @exact.value(@family, id(scope, day))
+
+    private
+
+    def id(scope, day)
+      raise NotCounted.new("BADID", "#{day.inspect} is not YYYY-MM-DD") unless day.to_s.match?(DAY)
+
+      @family.text("#{@family.text(scope)}/#{day}")
+    end
+  end
+end
