@@ -7,7 +7,7 @@
 #   counterfoil.buffered("product_views").add("product-1")
 class Counterfoil
   %w[
-    version errors script failure connection callers family counters buffered later cached daemon exact visitors
+    version errors script failure connection callers family group_commit counters buffered later cached daemon exact visitors
     server_clock activity calendar series
   ].each { |file| require_relative "counterfoil/#{file}" }
 

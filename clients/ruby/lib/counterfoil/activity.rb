@@ -32,7 +32,7 @@ class Counterfoil
         names << "minute:#{minute}:#{stripe}:#{page}" if hll? && keeps?
         keys = @family.keys(partition, "open", "schedule", "views:#{stripe}:#{page}", *names)
         args = [*window, keeps? ? 1 : 0, *layer_arg(layer), 1, page, 1, 1, visitor]
-        @family.count(hll? ? "activity_touch_hll" : "activity_touch", @family.home(partition), keys, args)
+        @family.count(@family.call(hll? ? "activity_touch_hll" : "activity_touch", @family.home(partition), keys, args))
       end
       nil
     end

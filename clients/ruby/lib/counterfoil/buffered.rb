@@ -85,13 +85,13 @@ class Counterfoil
 
     def group_args(items)
       hits = items.sum { |item| item.change.abs }.clamp(1, MAX_HITS)
-      [hits, items.size, *items.flat_map { |item| [item.id, item.change] }]
+      items.each_with_object([hits, items.size]) { |item, args| args << item.id << item.change }
     end
 
     # without the total of each partition
     def words(reply, groups)
       at = 1
-      groups.values.flat_map { |indexes| reply[(at += indexes.size + 1) - indexes.size, indexes.size] }
+      groups.flat_map { |items| reply[(at += items.size + 1) - items.size, items.size] }
     end
 
     def result(word) = word.is_a?(String) && word.match?(/[A-Z]/) ? NotCounted.new(word) : Integer(word)

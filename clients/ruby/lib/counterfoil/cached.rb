@@ -81,7 +81,7 @@ class Counterfoil
 
     def call_args = [TICKET_MS, *@family.settings.values_at("min", "max")]
 
-    def group_args(items) = [items.size, *items.flat_map { |item| [item.id, item.change] }]
+    def group_args(items) = items.each_with_object([items.size]) { |item, args| args << item.id << item.change }
 
     def words(reply, _groups) = reply.drop(1)
 

@@ -5,28 +5,27 @@ require "securerandom"
 class Counterfoil
   # A pool of caller names. A name has one call in flight, and its calls have growing numbers.
   class Callers
+    # `n` is the number of the call.
+    Caller = Struct.new(:name, :n, :pid)
+
     def initialize
       @mutex = Mutex.new
       @free = []
-      @pid = Process.pid
     end
 
-    # Yields a caller's name and the number of its next call. A name whose call ends without a reply is not used again.
-    def use
-      name, n = take
-      result = yield(name, n + 1)
-      @mutex.synchronize { @free << [name, n + 1] }
-      result
-    end
-
-    private
-
+    # @return [Caller] for the next call
     def take
-      @mutex.synchronize do
-        @free.clear if @pid != Process.pid # a fork: these names are the parent's
-        @pid = Process.pid
-        @free.pop || [SecureRandom.hex(8), 0]
+      caller = @mutex.synchronize do
+        @free.pop while @free.last && @free.last.pid != Process.pid # a fork: these names are the parent's
+        @free.pop
       end
+      caller ||= Caller.new(SecureRandom.hex(8), 0, Process.pid)
+      caller.n += 1
+      caller
     end
+
+    # Takes back a caller whose call ended with a reply. A repeat of another one may still arrive, so its name is not used
+    # again.
+    def give_back(caller) = @mutex.synchronize { @free << caller }
   end
 end

@@ -20,13 +20,13 @@ class Counterfoil
       @mutex = Mutex.new if UNSHARED.include?(redis.class.name)
     end
 
+    # @param is_lost [Boolean] an earlier arrival of the call may have been executed
     # @return [Array(Array, Boolean)] the reply, and true if no other arrival of the call can exist
     # @raise [Error] with the outcome of the call
-    def call(name, keys, args)
+    def call(name, keys, args, is_lost = false)
       script = Script[name]
       command = script.command(keys, args)
       deadline = Connection.now + @retry_for
-      is_lost = false
       begin
         reply = send_once(command)
         raise unexpected(reply) unless reply.is_a?(Array) && reply[0].is_a?(String)

@@ -2,9 +2,11 @@
 
 class Counterfoil
   # What buffered and cached counters share: calls with many pairs of an id and a change, each with its own result.
+  # A subclass defines `group_args(items)`, `words(reply, groups)`, `result(word)` and `repeated(words, size)`.
   class Counters
-    LIMIT = 1000
-    Item = Struct.new(:partition, :id, :change)
+    LIMIT = GroupCommit::LIMIT
+    # A pair; `result` is an Integer, nil, or an error.
+    Item = Struct.new(:partition, :id, :change, :result)
     private_constant :LIMIT, :Item
 
     # @param script [String] its name
@@ -13,6 +15,9 @@ class Counterfoil
       @family = family
       @script = script
       @key_names = key_names
+      @keys = Hash.new { |keys, partition| keys[partition] = family.keys(partition, *key_names).freeze }
+      @groups = Hash.new { |groups, home| groups[home] = GroupCommit.new(->(items) { prepare(home, items) }, method(:perform)) }
+      @mutex = Mutex.new
     end
 
     # @return [String] `NAMESPACE/FAMILY`
@@ -25,34 +30,43 @@ class Counterfoil
     # @return [Array<Object>] the result or the error of each pair, in their order
     def count_all(pairs)
       @family.partitions
-      items = pairs.map { |id, change| valid { item(id, change) } }
-      results = items.dup
-      items.each_index.reject { |i| items[i].is_a?(Error) }.group_by { |i| @family.home(items[i].partition) }.each do |home, all|
-        all.each_slice(LIMIT) do |indexes|
-          slice = items.values_at(*indexes)
-          indexes.zip(valid { deliver(home, slice) }.then { |found| found.is_a?(Error) ? [found] * slice.size : found })
-                 .each { |i, result| results[i] = result }
-        end
+      items = pairs.map { |id, change| valid_item(id, change) }
+      items.grep(Item).group_by { |item| @family.home(item.partition) }.each do |home, members|
+        members.each_slice(LIMIT) { |slice| deliver(home, slice) }
       end
-      results
+      items.map { |item| item.is_a?(Item) ? item.result : item }
     rescue Error => error # there is no epoch
       pairs.map { error }
     end
 
-    # Counts one pair.
+    # Counts one pair, in a call with those of other threads.
     def count_one(id, change)
       item = item(id, change)
-      result = deliver(@family.home(item.partition), [item])[0]
-      result.is_a?(Error) ? raise(result) : result
+      home = @family.home(item.partition)
+      (@groups.fetch(home, nil) || @mutex.synchronize { @groups[home] }).call(item)
+      item.result.is_a?(Error) ? raise(item.result) : item.result
     end
 
     def deliver(home, items)
-      groups = items.each_index.group_by { |i| items[i].partition }
-      keys = groups.keys.flat_map { |partition| @family.keys(partition, *@key_names) }
-      args = groups.values.flat_map { |indexes| group_args(items.values_at(*indexes)) }
-      reply = @family.count(@script, home, keys, [*call_args, *args])
+      perform(prepare(home, items), items)
+    rescue Error => error
+      items.each { |item| item.result = error }
+    end
+
+    # @return [Family::Call]
+    def prepare(home, items)
+      groups = items.group_by(&:partition)
+      keys = groups.each_key.flat_map { |partition| @keys[partition] }
+      args = call_args
+      groups.each_value { |members| args.concat(group_args(members)) }
+      @family.call(@script, home, keys, args)
+    end
+
+    def perform(call, items)
+      reply = @family.count(call)
+      groups = items.group_by(&:partition).values
       results = reply[0] == "DUP" ? repeated(reply[1], items.size) : words(reply, groups).map { |word| result(word) }
-      groups.values.flatten.zip(results).sort_by(&:first).map(&:last)
+      groups.flatten(1).zip(results) { |item, result| item.result = result }
     end
 
     def item(id, change)
@@ -60,8 +74,8 @@ class Counterfoil
       Item.new(@family.partition(id), id, change(change))
     end
 
-    def valid
-      yield
+    def valid_item(id, change)
+      item(id, change)
     rescue Error => error
       error
     end

@@ -8,11 +8,13 @@ class Counterfoil
   class Family
     # Of one home. `before` is the epoch before, `until` the time at which to ask again.
     Epoch = Struct.new(:now, :before, :until)
+    # A counting call, whose repeats are the same.
+    Call = Struct.new(:script, :home, :keys, :args, :epoch, :caller, :is_sent)
     VALID_FOR = 30
     CONFIGURED_WITHIN = 3
     NAME = /\A[a-z0-9_.-]{1,64}\z/
     I64 = (-2**63..2**63 - 1)
-    private_constant :Epoch, :VALID_FOR, :CONFIGURED_WITHIN, :NAME, :I64
+    private_constant :Epoch, :Call, :VALID_FOR, :CONFIGURED_WITHIN, :NAME, :I64
 
     # @return [Connection]
     attr_reader :connection
@@ -32,6 +34,7 @@ class Counterfoil
       @kind = kind
       @name = "#{namespace}/#{family}"
       @mutex = Mutex.new
+      @fences = {}
       forget
     end
 
@@ -65,17 +68,27 @@ class Counterfoil
       ask(home)
     end
 
-    # Makes a counting call, once.
+    # Prepares a counting call.
+    #
+    # @return [Call]
+    def call(script, home, keys, args)
+      Call.new(script, home, fence(home) + keys, args, epoch(home).now, @callers.take, false)
+    end
+
+    # Makes a counting call, once. May be called again if the thread was interrupted.
     #
     # @return [Array] the reply: `OK`, `DUP` or `OUTSIDE`, and what follows
-    def count(script, home, keys, args)
+    def count(call)
       loop do
-        epoch = epoch(home).now
-        reply, only = @callers.use do |caller, n|
-          @connection.call(script, fence(home) + keys, [caller, n, epoch, "", *args])
-        end
-        return reply unless refused?(reply, home)
+        args = [call.caller.name, call.caller.n, call.epoch, "", *call.args]
+        is_lost = call.is_sent
+        call.is_sent = true
+        reply, only = @connection.call(call.script, call.keys, args, is_lost)
+        @callers.give_back(call.caller)
+        return reply unless refused?(reply, call.home)
         raise OutcomeUnknown, "EXPIRED" unless only
+
+        call.epoch, call.caller, call.is_sent = epoch(call.home).now, @callers.take, false
       end
     end
 
@@ -109,7 +122,7 @@ class Counterfoil
       id = id.to_s if id.is_a?(Symbol) || id.is_a?(Integer)
       raise NotCounted.new("BADID", "#{id.inspect} is not a String") unless id.is_a?(String)
 
-      id = id.encoding == Encoding::BINARY ? id.dup.force_encoding("UTF-8") : id.encode("UTF-8")
+      id = id.encoding == Encoding::BINARY ? id.dup.force_encoding("UTF-8") : id.encode("UTF-8") if id.encoding != Encoding::UTF_8
       raise NotCounted.new("BADID", "expected 1 to #{max} bytes of UTF-8") unless id.valid_encoding? && id.bytesize.between?(1, max)
 
       id
@@ -133,7 +146,7 @@ class Counterfoil
 
     private
 
-    def fence(home) = keys(home, "calls", "calls_before")
+    def fence(home) = @fences[home] ||= keys(home, "calls", "calls_before").freeze
 
     def refused?(reply, home)
       if reply[0] == "PASSED"

@@ -8,6 +8,9 @@ class Counterfoil
     # The folder of the bundle inside the installed package.
     FOLDER = File.join(__dir__, "scripts")
 
+    # @return [String] the SHA-1 of the source, in hexadecimal
+    attr_reader :sha1
+
     # @return [Script]
     def self.[](name) = ALL.fetch(name)
 

@@ -26,7 +26,7 @@ class Counterfoil
       reply = @clock.call do |now_ms|
         precisions = windows.map { |label, slices| precision(label, slices, now_ms / 1000) }
         keys = @family.keys(partition, "open", "schedule", "names", "idle", *windows.map { |label,| "series:#{label}:#{name}" })
-        @family.count("series_add", @family.home(partition), keys, [precisions.size, *precisions, name, n])
+        @family.count(@family.call("series_add", @family.home(partition), keys, [precisions.size, *precisions, name, n]))
       end
       word = reply[1].to_s[/[A-Z]+/]
       raise NotCounted, word if word

@@ -26,7 +26,7 @@ class Counterfoil
       partition = @family.partition(id)
       keys = @family.keys(partition, "buffer", "meta", "seen:#{id}")
       args = [@family.settings["remember"], 1, id, 1, @family.bytes(visitor)]
-      word = @family.count("visitors_first", @family.home(partition), keys, args).last.to_s
+      word = @family.count(@family.call("visitors_first", @family.home(partition), keys, args)).last.to_s
       raise NotCounted, word unless %w[0 1].include?(word)
 
       word == "1"
