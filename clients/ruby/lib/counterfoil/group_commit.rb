@@ -1,0 +1,101 @@
+# frozen_string_literal: true
+
+class Counterfoil
+  # Lets threads share calls. A lone thread makes its call at once. Those that come while a call is under way share the next
+  # one: one of them leads, the others wait.
+  class GroupCommit
+    # items of one call
+    LIMIT = 1000
+    # The threads that share a call. `call` is set before it is sent.
+    Batch = Struct.new(:waiters, :call)
+    # A thread and its item. `leads` is the batch whose call it makes, `turn` wakes it.
+    class Waiter
+      attr_reader :item
+      attr_accessor :leads, :turn, :is_gone
+
+      def initialize(item)
+        @item = item
+      end
+    end
+    private_constant :Batch, :Waiter
+
+    # @param prepare [#call] receives items, and returns a call
+    # @param perform [#call] receives a call and its items, makes the call, and sets the results of the items. It is called
+    #   again if the thread was interrupted
+    def initialize(prepare, perform)
+      @prepare = prepare
+      @perform = perform
+      @mutex = Mutex.new
+      start_anew
+    end
+
+    # Returns when the item has its result.
+    def call(item)
+      waiter = Waiter.new(item)
+      waiter.turn.pop unless enter(waiter)
+      lead(waiter) if waiter.leads
+    rescue Exception # a Timeout or the end of the thread: another one makes the call
+      Thread.handle_interrupt(Exception => :never) { @mutex.synchronize { leave(waiter) } }
+      raise
+    end
+
+    private
+
+    def start_anew
+      @pid = Process.pid
+      @waiting = []
+      @is_busy = false
+    end
+
+    # @return [Boolean] true if no call is under way, so that the waiter leads
+    def enter(waiter)
+      @mutex.synchronize do
+        start_anew if @pid != Process.pid # a fork: those calls are the parent's
+        return @is_busy = waiter.leads = Batch.new([waiter]) unless @is_busy
+
+        waiter.turn = Thread::Queue.new
+        @waiting << waiter
+        false
+      end
+    end
+
+    def lead(waiter)
+      batch = waiter.leads
+      @mutex.synchronize { batch.waiters.concat(@waiting.shift(LIMIT - 1)) } unless batch.call
+      items = batch.waiters.map(&:item)
+      begin
+        batch.call ||= @prepare.call(items)
+        @perform.call(batch.call, items)
+      rescue Error => error
+        items.each { |item| item.result = error }
+      end
+      Thread.handle_interrupt(Exception => :never) { @mutex.synchronize { finish(waiter) } }
+    end
+
+    def finish(waiter)
+      waiter.leads.waiters.each { |one| one.turn << true unless one == waiter }
+      waiter.leads = nil
+      promote_next
+    end
+
+    def leave(waiter)
+      waiter.is_gone = true
+      @waiting.delete(waiter)
+      return unless waiter.leads
+
+      heir = waiter.leads.waiters.find { |one| !one.is_gone }
+      heir ? promote(heir, waiter.leads) : promote_next
+    end
+
+    def promote_next
+      @is_busy = !@waiting.empty?
+      first = @waiting.shift
+      promote(first, Batch.new([first])) if first
+    end
+
+    def promote(waiter, batch)
+      waiter.leads = batch
+      waiter.turn << true
+    end
+  end
+end
