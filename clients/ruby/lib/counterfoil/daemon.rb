@@ -24,7 +24,7 @@ class Counterfoil
     def value(family, id) = get("values", family, id)
 
     # @return [Integer] the value of the row, 0 if there is none
-    def row(family, id) = get("values", family, id)
+    def row(family, id) = get("rows", family, id)
 
     private
 
