@@ -33,7 +33,7 @@ class Counterfoil
       redis = RedisClient.config(url: url_or_nodes, **settings).new_pool(**limits)
     end
     new(redis, namespace, is_own: true, **options)
-  rescue LoadError, ArgumentError => error
+  rescue LoadError, ArgumentError, Failure => error
     raise Misconfigured.new("connect", error.message)
   end
 
@@ -67,16 +67,18 @@ class Counterfoil
     Buffered.new(family("buffered", family), @later, exact(table))
   end
 
+  # @param read_row [#call, nil] instead of a block
+  # @param table (see #buffered)
   # @yieldparam id [String]
   # @yieldreturn [Integer, nil] the value of its row, read from the primary and outside of any open transaction. Without a
   #   block the daemon reads it.
   # @return [Cached]
-  def cached(family, read_row = nil, &block)
+  def cached(family, read_row = nil, table: nil, &block)
     read_row ||= block
     raise Misconfigured.new("read_row", "a cached family needs a block that reads a row, or a daemon") unless read_row || @daemon
 
     found = family("cached", family)
-    Cached.new(found, read_row || ->(id) { @daemon.row(found, id) })
+    Cached.new(found, read_row || ->(id) { @daemon.row(found, id) }, exact(table))
   end
 
   # @return [Series]

@@ -37,12 +37,11 @@ class Counterfoil
     # @raise [OutcomeUnknown] with the reason `EXPIRED` if Redis may have forgotten the request
     def add_once(request, id, delta = 1, epoch: nil)
       request, id, partition = request(request, id)
-      pair = Item.new(partition, id, change(delta))
+      item = Item.new(partition, id, change(delta))
       caller = "request:#{request.bytesize}:#{request}:#{id}"
-      keys = @family.keys(partition, *@key_names)
-      status, *words = @family.count_request(caller, epoch, @family.home(partition), keys, group_args([pair]))
-      result = status == "OK" ? result(words[1]) : repeated(words[0], 1)[0]
-      result.is_a?(Error) ? raise(result) : status == "OK"
+      reply = @family.count_request(caller, epoch, @family.home(partition), @keys[partition], add_group([], [item]))
+      set_results(reply, [item])
+      item.result.is_a?(Error) ? raise(item.result) : reply[0] == "OK"
     end
 
     # Returns the epoch to store with a job before {#add_once} is called for it. Redis then remembers the request for
@@ -83,23 +82,31 @@ class Counterfoil
       [request, id, @family.partition(@family.settings["wide"] ? request : id)]
     end
 
-    def group_args(items)
-      hits = items.sum { |item| item.change.abs }.clamp(1, MAX_HITS)
-      items.each_with_object([hits, items.size]) { |item, args| args << item.id << item.change }
+    def add_group(args, items)
+      args << items.sum { |item| item.change.abs }.clamp(1, MAX_HITS) << items.size
+      items.each { |item| args << item.id << item.change }
+      args
     end
 
-    # without the total of each partition
-    def words(reply, groups)
-      at = 1
-      groups.flat_map { |items| reply[(at += items.size + 1) - items.size, items.size] }
+    # in front of the words of each partition is its total
+    def each_word(reply, items)
+      at = 0
+      partition = nil
+      items.each do |item|
+        at += item.partition == partition ? 1 : 2
+        partition = item.partition
+        yield(item, reply[at])
+      end
     end
 
     def result(word) = word.is_a?(String) && word.match?(/[A-Z]/) ? NotCounted.new(word) : Integer(word)
 
-    # @param refused [String] e.g. "3:FULL 7:RANGE"
-    def repeated(refused, size)
-      words = refused.split.to_h { |one| one.split(":", 2) }
-      (1..size).map { |i| words[i.to_s]&.then { |word| NotCounted.new(word) } }
+    # @param refused [String] e.g. "3:FULL 7:RANGE", counted from 1
+    def set_repeated(refused, items)
+      refused.split.each do |word|
+        index, reason = word.split(":", 2)
+        items[Integer(index) - 1].result = NotCounted.new(reason)
+      end
     end
   end
 end

@@ -12,9 +12,10 @@ class Counterfoil
     private_constant :TICKET_MS, :Miss
 
     # @param read_row [#call] returns the value of the row of an id, from the primary and outside of a transaction
-    def initialize(family, read_row)
+    def initialize(family, read_row, exact)
       super(family, "cached_incr", %w[base buffer batch meta])
       @read_row = read_row
+      @exact = exact
       @mutex = Mutex.new
       @reads = {}
     end
@@ -41,6 +42,9 @@ class Counterfoil
         result(@family.read("cached_get", keys, [TICKET_MS, "", SecureRandom.hex(8), text])[1])
       end
     end
+
+    # @return [Integer] the exact value: what MySQL holds and what is pending
+    def value(id) = @exact.value(@family, @family.text(id))
 
     private
 
@@ -79,13 +83,17 @@ class Counterfoil
 
     def change(change) = change
 
-    def call_args = [TICKET_MS, *@family.settings.values_at("min", "max")]
+    def call_args = [TICKET_MS, *%w[min max].map { |bound| @family.settings.fetch(bound, "") || "" }]
 
-    def group_args(items) = items.each_with_object([items.size]) { |item, args| args << item.id << item.change }
+    def add_group(args, items)
+      args << items.size
+      items.each { |item| args << item.id << item.change }
+      args
+    end
 
-    def words(reply, _groups) = reply.drop(1)
+    def each_word(reply, items) = items.each_with_index { |item, i| yield(item, reply[i + 1]) }
 
-    def repeated(words, _size) = words.split.map { |word| result(word) }
+    def set_repeated(words, items) = items.zip(words.split) { |item, word| item.result = result(word) }
 
     def result(word)
       kind, rest = word.to_s.split(":", 2)

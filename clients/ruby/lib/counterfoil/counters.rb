@@ -2,7 +2,8 @@
 
 class Counterfoil
   # What buffered and cached counters share: calls with many pairs of an id and a change, each with its own result.
-  # A subclass defines `group_args(items)`, `words(reply, groups)`, `result(word)` and `repeated(words, size)`.
+  # A subclass defines `add_group(args, items)`, `each_word(reply, items)`, `result(word)` and
+  # `set_repeated(words, items)`.
   class Counters
     LIMIT = GroupCommit::LIMIT
     # A pair; `result` is an Integer, nil, or an error.
@@ -53,20 +54,29 @@ class Counterfoil
       items.each { |item| item.result = error }
     end
 
+    # Orders the items by partition, as the reply is.
+    #
     # @return [Family::Call]
     def prepare(home, items)
-      groups = items.group_by(&:partition)
-      keys = groups.each_key.flat_map { |partition| @keys[partition] }
+      return call_of(home, @keys[items[0].partition], add_group(call_args, items)) if items.size == 1
+
+      keys = []
       args = call_args
-      groups.each_value { |members| args.concat(group_args(members)) }
-      @family.call(@script, home, keys, args)
+      items.sort_by!(&:partition).chunk_while { |a, b| a.partition == b.partition }.each do |members|
+        keys.concat(@keys[members[0].partition])
+        add_group(args, members)
+      end
+      call_of(home, keys, args)
     end
 
-    def perform(call, items)
-      reply = @family.count(call)
-      groups = items.group_by(&:partition).values
-      results = reply[0] == "DUP" ? repeated(reply[1], items.size) : words(reply, groups).map { |word| result(word) }
-      groups.flatten(1).zip(results) { |item, result| item.result = result }
+    def call_of(home, keys, args) = @family.call(@script, home, keys, args)
+
+    def perform(call, items) = set_results(@family.count(call), items)
+
+    def set_results(reply, items)
+      return set_repeated(reply[1], items) if reply[0] == "DUP"
+
+      each_word(reply, items) { |item, word| item.result = result(word) }
     end
 
     def item(id, change)

@@ -5,12 +5,13 @@ class Counterfoil
   class Error < StandardError
     # @return [String] a word to match, e.g. `FULL`, `RANGE`, `EXPIRED`, `UNCONFIGURED`
     attr_reader :reason
+    # @return [String, nil] an explanation for people
+    attr_reader :detail
 
-    # @param reason [String]
-    # @param message [String, nil] an explanation for people
-    def initialize(reason, message = nil)
+    def initialize(reason, detail = nil)
       @reason = reason
-      super([reason, message].compact.join(": "))
+      @detail = detail
+      super([reason, detail].compact.join(": "))
     end
   end
 
@@ -21,10 +22,10 @@ class Counterfoil
 
     # @param temporary [Boolean]
     # @param value [Integer, nil]
-    def initialize(reason, message = nil, temporary: false, value: nil)
+    def initialize(reason, detail = nil, temporary: false, value: nil)
       @temporary = temporary
       @value = value
-      super(reason, message)
+      super(reason, detail)
     end
 
     # @return [Boolean] true if the same call may succeed later

@@ -112,9 +112,9 @@ class Counterfoil
     def read(script, keys, args)
       @connection.call(script, keys, args)[0]
     rescue OutcomeUnknown => error
-      raise Misconfigured.new(error.reason, error.message) if error.reason == "unexpected reply"
+      raise Misconfigured.new(error.reason, error.detail) if error.reason == "unexpected reply"
 
-      raise NotCounted.new(error.reason, error.message, temporary: error.reason == "no reply")
+      raise NotCounted.new(error.reason, error.detail, temporary: error.reason == "no reply")
     end
 
     # @return [String] the id as UTF-8
@@ -181,11 +181,11 @@ class Counterfoil
     end
 
     def family_epoch(home)
-      read("family_epoch", fence(home), [@kind, @partitions, "", ""])
+      read("family_epoch", fence(home), [@kind, @partitions || "", "", ""])
     rescue NotCounted => error
       raise unless error.temporary?
 
-      raise NotCounted.new("no epoch", error.message, temporary: true)
+      raise NotCounted.new("no epoch", error.detail, temporary: true)
     end
 
     def misconfigured(status, words)

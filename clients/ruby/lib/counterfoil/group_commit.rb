@@ -6,8 +6,8 @@ class Counterfoil
   class GroupCommit
     # items of one call
     LIMIT = 1000
-    # The threads that share a call. `call` is set before it is sent.
-    Batch = Struct.new(:waiters, :call)
+    # The threads that share a call, and their items. `call` is set before it is sent.
+    Batch = Struct.new(:waiters, :items, :call)
     # A thread and its item. `leads` is the batch whose call it makes, `turn` wakes it.
     class Waiter
       attr_reader :item
@@ -17,7 +17,8 @@ class Counterfoil
         @item = item
       end
     end
-    private_constant :Batch, :Waiter
+    NEVER = { Exception => :never }.freeze
+    private_constant :Batch, :Waiter, :NEVER
 
     # @param prepare [#call] receives items, and returns a call
     # @param perform [#call] receives a call and its items, makes the call, and sets the results of the items. It is called
@@ -34,9 +35,10 @@ class Counterfoil
       waiter = Waiter.new(item)
       waiter.turn.pop unless enter(waiter)
       lead(waiter) if waiter.leads
-    rescue Exception # a Timeout or the end of the thread: another one makes the call
-      Thread.handle_interrupt(Exception => :never) { @mutex.synchronize { leave(waiter) } }
-      raise
+      is_done = true
+    ensure
+      # a Timeout, which may be a throw, or the end of the thread: another one makes the call
+      Thread.handle_interrupt(NEVER) { @mutex.synchronize { leave(waiter) } } unless is_done
     end
 
     private
@@ -61,15 +63,17 @@ class Counterfoil
 
     def lead(waiter)
       batch = waiter.leads
-      @mutex.synchronize { batch.waiters.concat(@waiting.shift(LIMIT - 1)) } unless batch.call
-      items = batch.waiters.map(&:item)
-      begin
-        batch.call ||= @prepare.call(items)
-        @perform.call(batch.call, items)
-      rescue Error => error
-        items.each { |item| item.result = error }
-      end
-      Thread.handle_interrupt(Exception => :never) { @mutex.synchronize { finish(waiter) } }
+      @mutex.synchronize { batch.waiters.concat(@waiting.shift(LIMIT - 1)) } unless batch.call || @waiting.empty?
+      batch.items ||= batch.waiters.map(&:item)
+      make(batch)
+      Thread.handle_interrupt(NEVER) { @mutex.synchronize { finish(waiter) } }
+    end
+
+    def make(batch)
+      batch.call ||= @prepare.call(batch.items)
+      @perform.call(batch.call, batch.items)
+    rescue Error => error
+      batch.items.each { |item| item.result = error }
     end
 
     def finish(waiter)

@@ -36,8 +36,8 @@ class Counterfoil
     def flush
       kept = send_all
       error, count = @mutex.synchronize { [@error, @dropped].tap { @error, @dropped = nil, 0 } }
-      raise error.class.new(error.reason, "#{count} ids; #{error.message}"), cause: error if error
-      raise NotCounted.new(kept.reason, "#{@size} ids wait; #{kept.message}", temporary: true), cause: kept if kept
+      raise error.class.new(error.reason, [count == 1 ? "1 id" : "#{count} ids", error.detail].compact.join(": ")), cause: error if error
+      raise NotCounted.new(kept.reason, "#{@size} ids wait: #{kept.detail}", temporary: true), cause: kept if kept
     end
 
     # Sends all sums, and ends the thread.

@@ -19,10 +19,10 @@ class Counterfoil
       @sha1 = Digest::SHA1.hexdigest(@source).freeze
     end
 
-    # @return [Array<String>] the command by the script's hash, or with its source where Redis does not know it
+    # @return [Array<String, Integer>] the command by the script's hash, or with its source where Redis does not know it
     def command(keys, args, with_source: false)
       name, script = with_source ? ["EVAL", @source] : ["EVALSHA", @sha1]
-      [name, script, keys.size.to_s, *keys, *args.map(&:to_s)]
+      [name, script, keys.size, *keys, *args]
     end
 
     ALL = Dir[File.join(FOLDER, "*.lua")].to_h { |path| [File.basename(path, ".lua"), new(path)] }.freeze

@@ -1,0 +1,107 @@
+# frozen_string_literal: true
+
+require_relative "helper"
+
+class ErrorsTest < ClientTest
+  # A client that changes commands or replies as wrappers do.
+  class Wrapper
+    def initialize(redis, &change)
+      @redis = redis
+      @change = change
+    end
+
+    def with = yield(self)
+    def call_v(command) = @change.call(@redis, command)
+  end
+
+  def reason(kind, &block) = assert_raises(kind, &block).reason
+
+  def test_prefixes_are_misconfigured
+    wrapper = Wrapper.new(@redis) { |redis, (name, code, count, *rest)| redis.call(name, code, count, *rest.take(count).map { |key| "app:#{key}" }, *rest.drop(count)) }
+    assert_equal "BADKEY", reason(Counterfoil::Misconfigured) { client(wrapper).buffered("views").add(@id) }
+    namespaced = Class.new { def self.name = "Redis::Namespace" }.new
+    assert_equal "BADKEY", reason(Counterfoil::Misconfigured) { client(namespaced) }
+  end
+
+  def test_changed_replies_are_misconfigured
+    [->(reply) { reply.to_s }, ->(reply) { reply.map(&:to_sym) }, ->(_) { nil }].each do |change|
+      wrapper = Wrapper.new(@redis) { |redis, command| change.call(redis.call(*command)) }
+      assert_raises(Counterfoil::Misconfigured) { client(wrapper).buffered("views").add(@id) }
+    end
+  end
+
+  def test_no_client
+    assert_raises(Counterfoil::Misconfigured) { client("redis://localhost") }
+    assert_raises(Counterfoil::Misconfigured) { client(@redis, retry_for: 31) }
+    assert_raises(Counterfoil::Misconfigured) { Counterfoil.new(@redis, "Not a name").buffered("views") }
+    assert_raises(Counterfoil::Misconfigured) { Counterfoil.connect(["ftp://localhost"], NAMESPACE) }
+  end
+
+  def test_families
+    error = assert_raises(Counterfoil::Misconfigured) { @counterfoil.buffered("nobody").add(@id) }
+    assert_equal "UNCONFIGURED", error.reason
+    assert_match(/counterfoil.toml.*counterfoil init/, error.message)
+    error = assert_raises(Counterfoil::Misconfigured) { @counterfoil.series("views").add(@id) }
+    assert_match(/is buffered with 4 partitions; expected series/, error.message)
+    assert_raises(Counterfoil::Misconfigured) { @counterfoil.buffered("Views") }
+    assert_raises(Counterfoil::Misconfigured) { Counterfoil.new(@redis, NAMESPACE).cached("votes") }
+  end
+
+  def test_input
+    @views.add(@id, 0)
+    executed = calls("evalsha") do
+      ["", "x" * 256, nil, 1.5, "\xff", "\xff".b].each { |id| assert_equal "BADID", reason(Counterfoil::NotCounted) { @views.add(id) } }
+      ["1", 1.0, nil, 2**63, -2**63 - 1].each { |delta| assert_equal "BADARG", reason(Counterfoil::NotCounted) { @views.add(@id, delta) } }
+      assert_equal "BADARG", reason(Counterfoil::NotCounted) { @counterfoil.series("hits").add(@id, 0) }
+      assert_equal "BADID", reason(Counterfoil::NotCounted) { @views.add_once("x" * 65, @id) }
+      assert_equal "BADARG", reason(Counterfoil::NotCounted) { @counterfoil.activity("readers").touch(@id, "") }
+      assert_equal "BADID", reason(Counterfoil::NotCounted) { @counterfoil.visitors("daily").first_visit("s", "today", "v") }
+    end
+    assert_equal 0, executed
+    assert_equal [1, 2, 3], [@views.add(:"#{@id}"), @views.add(@id.encode("UTF-16LE")), @views.add(@id.b)]
+  end
+
+  def test_unreachable
+    own = Counterfoil.connect("unix:///nonexistent/redis.sock", NAMESPACE, retry_for: 0.1).buffered("views")
+    error = assert_raises(Counterfoil::NotCounted) { own.add(@id) }
+    assert_equal ["no epoch", true], [error.reason, error.temporary?]
+    assert_kind_of RedisClient::CannotConnectError, error.cause.cause
+  end
+
+  # a server or proxy that answers each call with this error
+  def error_after_epoch(message, resends: true)
+    wrapper = Wrapper.new(@redis) do |redis, command|
+      command[2] == 4 ? raise(Redis::CommandError, message) : redis.call(*command)
+    end
+    views = Counterfoil.new(wrapper, NAMESPACE, retry_for: 0.1, is_own: !resends).buffered("views")
+    assert_raises(Counterfoil::Error) { views.add(@id) }
+  end
+
+  def test_errors_of_redis
+    six = "ERR Error running script (call to f_0a1): @user_script:9: @user_script: 9: "
+    {
+      "OOM command not allowed" => [Counterfoil::NotCounted, "OOM"], "#{six}-OOM command" => [Counterfoil::NotCounted, "OOM"],
+      "#{six}WRONGTYPE Operation" => [Counterfoil::NotCounted, "WRONGTYPE"], "LOADING Redis" => [Counterfoil::NotCounted, "LOADING"],
+      "BUSY Redis is busy" => [Counterfoil::NotCounted, "BUSY"], "NOAUTH Authentication" => [Counterfoil::Misconfigured, "NOAUTH"],
+      "BADARG the family is cached" => [Counterfoil::Misconfigured, "BADARG"], "CROSSSLOT Keys" => [Counterfoil::Misconfigured, "CROSSSLOT"],
+      "MOVED 1 127.0.0.1:1" => [Counterfoil::Misconfigured, "MOVED"], "NOPERM this user" => [Counterfoil::OutcomeUnknown, "NOPERM"],
+      "ERR unknown" => [Counterfoil::OutcomeUnknown, "ERR"]
+    }.each do |message, expected|
+      error = error_after_epoch(message)
+      assert_equal expected, [error.class, error.reason], message
+      assert_kind_of Redis::CommandError, error.cause
+    end
+  end
+
+  def test_expired
+    own = Counterfoil.connect("unix://#{SOCKET}", NAMESPACE).buffered("views")
+    views = client(@redis).buffered("views")
+    [own, views].each do |one|
+      one.add(@id, 0)
+      one.instance_variable_get(:@family).epoch(0).now = "0" * 16
+    end
+    assert_equal 1, own.add(@id) # asked again, since its first send was the only one
+    assert_equal "EXPIRED", reason(Counterfoil::OutcomeUnknown) { views.add(@id) }
+    assert_equal 2, views.add(@id)
+  end
+end

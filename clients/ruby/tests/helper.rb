@@ -1,0 +1,51 @@
+# frozen_string_literal: true
+
+require "counterfoil"
+require "connection_pool"
+require "minitest/autorun"
+require "redis"
+require "redis-client"
+
+# A client of the servers in the environment, and ids of its own for each test.
+class ClientTest < Minitest::Test
+  SOCKET = ENV.fetch("COUNTERFOIL_TEST_SOCKET")
+  NAMESPACE = ENV.fetch("COUNTERFOIL_TEST_NAMESPACE")
+  DAEMON = ENV.fetch("COUNTERFOIL_TEST_DAEMON")
+
+  def setup
+    @redis = Redis.new(path: SOCKET, timeout: 1)
+    @counterfoil = client(@redis)
+    @views = @counterfoil.buffered("views")
+    @id = "#{name}-#{rand(2**64)}"
+  end
+
+  def client(redis, **options) = Counterfoil.new(redis, NAMESPACE, daemon: DAEMON, retry_for: 2, **options)
+
+  # Runs the block in a child, which then ends as any process does, and returns what it returned.
+  def in_child
+    reader, writer = IO.pipe
+    pid = fork do
+      reader.close
+      writer.write(Marshal.dump(result_of { yield }))
+      writer.close
+    end
+    writer.close
+    Marshal.load(reader.read).tap { Process.wait(pid) } # rubocop:disable Security/MarshalLoad
+  end
+
+  def result_of
+    yield
+  rescue Counterfoil::Error => error
+    "#{error.class}: #{error.message}"
+  end
+
+  # How often Redis executed a command while the block ran.
+  def calls(command)
+    count = -> { @redis.call("INFO", "commandstats")[/^cmdstat_#{command}:calls=(\d+)/, 1].to_i }
+    before = count.call
+    yield
+    count.call - before
+  end
+
+  def callers(family = "views") = @redis.hkeys("cf1:{#{NAMESPACE}/#{family}/0}:calls").reject { |name| name.start_with?("=") }
+end

@@ -1,0 +1,71 @@
+# frozen_string_literal: true
+
+require_relative "helper"
+
+class LaterTest < ClientTest
+  def test_many_hits_are_few_calls
+    @views.add(@id)
+    executed = calls("evalsha") do
+      10_000.times { @views.later(@id) }
+      @views.flush
+    end
+    assert_equal 10_001, @views.value(@id)
+    assert_operator executed, :<, 200
+  end
+
+  def test_it_is_sent_without_a_flush
+    @views.later(@id)
+    sleep(0.2)
+    assert_equal 1, @views.value(@id)
+  end
+
+  def test_a_child_does_not_send_the_sums_of_its_parent
+    views = client(@redis, later_every: 60).buffered("views")
+    views.later(@id)
+    in_child do
+      views.later("#{@id}/child") # sent when the child ends
+      nil
+    end
+    assert_equal [0, 1], [views.value(@id), views.value("#{@id}/child")]
+    views.flush
+    assert_equal 1, views.value(@id)
+  end
+
+  def test_the_thread_of_a_child_starts_anew
+    @views.later(@id)
+    @views.flush
+    assert_equal 1, in_child { @views.later("#{@id}/child").then { sleep(0.2) }.then { @views.value("#{@id}/child") } }
+  end
+
+  def test_sums_wait_for_redis
+    views = client(RedisClient.new(path: "/nonexistent/redis.sock"), retry_for: 0).buffered("views")
+    views.later(@id)
+    error = assert_raises(Counterfoil::NotCounted) { views.flush }
+    assert_predicate error, :temporary?
+    assert_match(/1 ids wait: No such file/, error.message)
+    assert_raises(Counterfoil::NotCounted) { views.flush } # it stays
+  end
+
+  def test_refused_sums_are_reported_once
+    errors = []
+    later = client(@redis, on_error: ->(*error) { errors << error })
+    votes = later.buffered("votes") # which is cached
+    votes.later(@id, 3)
+    votes.later("#{@id}/2", 4)
+    assert_match(/2 ids/, assert_raises(Counterfoil::Misconfigured) { votes.flush }.message)
+    assert_nil votes.flush
+    assert_equal [["#{NAMESPACE}/votes", @id, 3, "MISMATCH"], ["#{NAMESPACE}/votes", "#{@id}/2", 4, "MISMATCH"]],
+                 errors.map { |*hit, error| [*hit, error.reason] }
+  end
+
+  def test_it_is_bounded
+    views = client(@redis, later_every: 60).buffered("views")
+    100_000.times { |i| views.later("#{@id}/#{i}", 0) }
+    assert_equal "BUSY", assert_raises(Counterfoil::NotCounted) { views.later(@id) }.reason
+    views.later("#{@id}/0", 0)
+    views.later("#{@id}/1", 2**63 - 1)
+    assert_equal "RANGE", assert_raises(Counterfoil::NotCounted) { views.later("#{@id}/1") }.reason
+    in_child { nil } # nor does a child wait for them
+    views.instance_variable_get(:@later).send(:start_anew)
+  end
+end

@@ -1,0 +1,94 @@
+# frozen_string_literal: true
+
+require_relative "helper"
+
+class ThreadsAndForksTest < ClientTest
+  def test_threads_share_calls
+    @views.add(@id)
+    executed = calls("evalsha") do
+      Array.new(64) { Thread.new { 20.times { @views.add(@id) } } }.each(&:join)
+    end
+    assert_equal 1281, @views.value(@id)
+    assert_operator executed, :<, 640
+  end
+
+  def test_a_lone_call_goes_out_by_itself
+    @views.add(@id)
+    assert_equal(10, calls("evalsha") { 10.times { @views.add(@id) } })
+  end
+
+  def test_threads_leave_few_callers
+    before = callers
+    50.times { |i| Thread.new { @views.add("#{@id}/#{i}") }.join }
+    assert_operator (callers - before).size, :<=, 1
+  end
+
+  def test_a_fork_before_the_first_call
+    assert_equal 1, in_child { @views.add(@id) }
+    assert_equal 2, @views.add(@id)
+    assert_equal 3, in_child { @views.add(@id) }
+  end
+
+  def test_forks_after_the_first_call
+    @views.add(@id)
+    before = callers
+    children = Array.new(4) { Thread.new { in_child { Array.new(5) { @views.add(@id) }.size } } }
+    5.times { @views.add(@id) }
+    assert_equal [5] * 4, children.map(&:value)
+    assert_equal 26, @views.value(@id)
+    assert_equal 4, (callers - before).size
+  end
+
+  def test_a_fork_while_other_threads_count
+    is_over = false
+    threads = Array.new(8) { Thread.new { (@views.add(@id) && 1) until is_over } }
+    results = Array.new(5) { in_child { @views.add("#{@id}/child") } }
+    is_over = true
+    threads.each(&:join)
+    assert_equal [1, 2, 3, 4, 5], results
+  end
+
+  def test_an_interrupted_thread_leaves_the_call_to_the_others
+    slow = Object.new
+    redis = @redis
+    slow.define_singleton_method(:with) { |&block| block.call(self) }
+    slow.define_singleton_method(:call_v) { |command| sleep(0.3).then { redis.call(*command) } }
+    views = client(slow).buffered("views")
+    views.add(@id)
+    threads = Array.new(5) { |i| Thread.new { sleep(i * 0.05).then { views.add(@id) } } }
+    sleep(0.1)
+    threads[0].kill # it leads
+    sleep(0.35)
+    threads[1].kill # it leads the next call
+    assert_equal [Integer, Integer, Integer], threads.drop(2).map { |thread| (thread.value || 0).class }
+    assert_includes 4..6, views.value(@id)
+  end
+
+  def test_a_timeout_of_the_application
+    views = client(RedisClient.new(path: SOCKET, timeout: 1)).buffered("views")
+    views.add(@id)
+    @redis.call("CLIENT", "PAUSE", "500", "ALL")
+    assert_raises(Timeout::Error) { Timeout.timeout(0.1) { views.add(@id, 10) } }
+    sleep(0.5)
+    assert_includes [2, 12], views.add(@id)
+  end
+
+  def test_pools
+    pools = [ConnectionPool.new(size: 2, timeout: 1) { Redis.new(path: SOCKET) },
+             ConnectionPool::Wrapper.new(size: 2, timeout: 1) { Redis.new(path: SOCKET) },
+             RedisClient.config(path: SOCKET).new_pool(size: 2, timeout: 1)]
+    pools.each do |pool|
+      views = client(pool).buffered("views")
+      Array.new(8) { Thread.new { 10.times { views.add(@id) } } }.each(&:join)
+      assert_equal 80, in_child { views.add(@id) } - 1
+      @id += "x"
+    end
+  end
+
+  def test_a_client_for_one_thread_is_shared
+    views = client(RedisClient.new(path: SOCKET)).buffered("views")
+    threads = Array.new(8) { Thread.new { 20.times { views.add_many({ @id => 1, "#{@id}/2" => 1 }) } } }
+    threads.each(&:join)
+    assert_equal [161, 161], views.add_many({ @id => 1, "#{@id}/2" => 1 })
+  end
+end
