@@ -10,6 +10,7 @@ Gem::Specification.new do |spec|
   spec.description = "A client of counterfoil's Lua bundle for redis-rb and redis-client: buffered and cached counters, series, " \
                      "activity and daily visitors, each hit counted exactly once whichever process or connection fails."
   spec.licenses = %w[MIT Apache-2.0]
+  spec.homepage = "https://github.com/counterfoil/counterfoil"
   spec.required_ruby_version = ">= 3.1"
   # lib/counterfoil/scripts is the bundle, which the build copies from lua/v1
   spec.files = Dir["lib/**/*.{rb,lua}", "sig/*.rbs", "README.md", "LICENSE-*"]
