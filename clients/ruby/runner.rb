@@ -7,7 +7,7 @@ require "json"
 
 # The client of a scenario, and its calls.
 class Runner
-  def initialize(library:, namespace:, socket: nil, nodes: nil, own: false, timeout: 1, options: {})
+  def initialize(library:, namespace:, socket: nil, nodes: nil, own: false, timeout: 1, options: {}, **)
     options = options.transform_keys(&:to_sym)
     urls = nodes&.map { |node| "redis://#{node}" } || "unix://#{socket}"
     @counterfoil = own ? Counterfoil.connect(urls, namespace, timeout: timeout, **options) :
