@@ -19,7 +19,7 @@ class Bench
     @views = @counterfoil.buffered("views")
     @views.add("bench")
     @key = "bench:#{namespace}"
-    @sha1 = Counterfoil::Script["buffered_add"].sha1
+    @sha1 = Counterfoil::Scripts::SHA1S.fetch("buffered_add")
     @keys = %w[calls calls_before buffer meta].map { |name| "cf1:{#{namespace}/views/0}:#{name}" }
     @epoch = @views.request_epoch("bench", "bench")
     @figures = Hash.new { |figures, name| figures[name] = [] }

@@ -1,15 +1,17 @@
 # frozen_string_literal: true
 
+require "monitor"
+
 # Counters that are counted in Redis, stored in MySQL, and exact. Threads share one object, and forks may use that of
 # their parent.
 #
 #   counterfoil = Counterfoil.new(Redis.new, "shop")
 #   counterfoil.buffered("product_views").add("product-1")
 class Counterfoil
-  %w[
-    version errors script failure connection callers family group_commit counters buffered later cached daemon exact visitors
-    server_clock activity calendar series
-  ].each { |file| require_relative "counterfoil/#{file}" }
+  FILES = %w[version errors scripts failure connection callers family group_commit counters buffered later cached daemon exact
+             visitors server_clock activity calendar series].freeze
+  private_constant :FILES
+  FILES.each { |file| require_relative "counterfoil/#{file}" }
 
   MAX_RETRY_FOR = 30
   private_constant :MAX_RETRY_FOR
@@ -23,16 +25,11 @@ class Counterfoil
   # @param options those of {#initialize}
   # @return [Counterfoil]
   def self.connect(url_or_nodes, namespace, timeout: 2, pool: 5, **options)
-    settings = { timeout: timeout, reconnect_attempts: 0 }
-    limits = { size: pool, timeout: timeout }
-    if url_or_nodes.is_a?(Array)
-      require "redis-cluster-client"
-      redis = RedisClient.cluster(nodes: url_or_nodes, **settings).new_pool(**limits)
-    else
-      require "redis-client"
-      redis = RedisClient.config(url: url_or_nodes, **settings).new_pool(**limits)
-    end
-    new(redis, namespace, is_own: true, **options)
+    is_cluster = url_or_nodes.is_a?(Array)
+    require is_cluster ? "redis-cluster-client" : "redis-client"
+    settings = { timeout: timeout, reconnect_attempts: 0, (is_cluster ? :nodes : :url) => url_or_nodes }
+    config = is_cluster ? RedisClient.cluster(**settings) : RedisClient.config(**settings)
+    new(config.new_pool(size: pool, timeout: timeout), namespace, is_own: true, **options)
   rescue LoadError, ArgumentError, Failure => error
     raise Misconfigured.new("connect", error.message)
   end
@@ -50,21 +47,17 @@ class Counterfoil
                  is_own: false)
     raise Misconfigured.new("retry_for", "expected 0 to #{MAX_RETRY_FOR} seconds") unless (0..MAX_RETRY_FOR).cover?(retry_for)
 
-    @namespace = namespace
     @connection = Connection.new(redis, retry_for: retry_for, is_own: is_own)
-    @callers = Callers.new
-    @later = Later.new(later_every, on_error)
     @daemon = Daemon.new(daemon, token, retry_for) if daemon
-    @database = database
-    @mutex = Mutex.new
-    @families = {}
+    @namespace, @database, @callers, @later = namespace, database, Callers.new, Later.new(later_every, on_error)
+    @monitor, @memo = Monitor.new, {}
   end
 
   # @param table [Array(String, String, String), nil] for {Buffered#value} by `database`, if the family's values are in a table
   #   of the application: its name, the column of ids, and that of values
   # @return [Buffered]
   def buffered(family, table: nil)
-    Buffered.new(family("buffered", family), @later, exact(table))
+    memo(family, table) { Buffered.new(family("buffered", family), exact(table), @later) }
   end
 
   # @param read_row [#call, nil] instead of a block
@@ -74,11 +67,10 @@ class Counterfoil
   #   block the daemon reads it.
   # @return [Cached]
   def cached(family, read_row = nil, table: nil, &block)
-    read_row ||= block
-    raise Misconfigured.new("read_row", "a cached family needs a block that reads a row, or a daemon") unless read_row || @daemon
+    raise Misconfigured.new("read_row", "needs a block that reads a row, or a daemon") unless read_row || block || @daemon
 
     found = family("cached", family)
-    Cached.new(found, read_row || ->(id) { @daemon.row(found, id) }, exact(table))
+    Cached.new(found, exact(table), read_row || block || ->(id) { @daemon.row(found, id) })
   end
 
   # @return [Series]
@@ -106,7 +98,8 @@ class Counterfoil
 
   def exact(table) = Exact.new(@daemon, @database, table)
 
-  def family(kind, name)
-    @mutex.synchronize { @families[[kind, name]] ||= Family.new(@connection, @callers, @namespace, name, kind) }
-  end
+  def family(kind, name) = memo(kind, name) { Family.new(@connection, @callers, @namespace, name, kind) }
+
+  # threads that use the same family share its epochs and calls
+  def memo(*key) = @monitor.synchronize { @memo[key] ||= yield }
 end

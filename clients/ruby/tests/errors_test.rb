@@ -42,7 +42,7 @@ class ErrorsTest < ClientTest
     assert_equal "UNCONFIGURED", error.reason
     assert_match(/counterfoil.toml.*counterfoil init/, error.message)
     error = assert_raises(Counterfoil::Misconfigured) { @counterfoil.series("views").add(@id) }
-    assert_match(/is buffered with 4 partitions; expected series/, error.message)
+    assert_match(/is buffered with 4 partitions, not series/, error.message)
     assert_raises(Counterfoil::Misconfigured) { @counterfoil.buffered("Views") }
     assert_raises(Counterfoil::Misconfigured) { Counterfoil.new(@redis, NAMESPACE).cached("votes") }
   end

@@ -42,7 +42,7 @@ class LaterTest < ClientTest
     views.later(@id)
     error = assert_raises(Counterfoil::NotCounted) { views.flush }
     assert_predicate error, :temporary?
-    assert_match(/1 ids wait: No such file/, error.message)
+    assert_match(/1 ids: No such file/, error.message)
     assert_raises(Counterfoil::NotCounted) { views.flush } # it stays
   end
 

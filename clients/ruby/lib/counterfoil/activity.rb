@@ -11,8 +11,7 @@ class Counterfoil
     private_constant :PLACES
 
     def initialize(family)
-      @family = family
-      @clock = ServerClock.new
+      @family, @clock = family, ServerClock.new
     end
 
     # Counts a view of the page by the visitor.
@@ -22,17 +21,16 @@ class Counterfoil
     # @return [nil]
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def touch(page, visitor)
-      page = @family.text(page, 200)
-      visitor = @family.bytes(visitor)
-      stripe = Zlib.crc32(visitor) % settings["stripes"]
+      page, visitor = @family.text(page, 200), @family.bytes(visitor)
+      stripe, keeps = Zlib.crc32(visitor) % settings["stripes"], settings["keep_minutes"]
       partition = partition(page, stripe)
       @clock.call do |now_ms|
-        layer, minute = now_ms / settings["layer"], now_ms / 60_000 * 60
-        names = [hll? ? "layer:#{layer}:#{stripe}:#{page}" : "visitors:#{stripe}:#{page}"]
-        names << "minute:#{minute}:#{stripe}:#{page}" if hll? && keeps?
-        keys = @family.keys(partition, "open", "schedule", "views:#{stripe}:#{page}", *names)
-        args = [*window, keeps? ? 1 : 0, *layer_arg(layer), 1, page, 1, 1, visitor]
-        @family.count(@family.call(hll? ? "activity_touch_hll" : "activity_touch", @family.home(partition), keys, args))
+        layer = now_ms / settings["layer"]
+        names = ["views:#{stripe}:#{page}", hll? ? "layer:#{layer}:#{stripe}:#{page}" : "visitors:#{stripe}:#{page}"]
+        names << "minute:#{now_ms / 60_000 * 60}:#{stripe}:#{page}" if hll? && keeps
+        args = [*window, keeps ? 1 : 0, *(layer if hll?), 1, page, 1, 1, visitor]
+        keys = @family.keys(partition, "open", "schedule", *names)
+        @family.count(@family.call("activity_touch#{"_hll" if hll?}", @family.home(partition), keys, args))
       end
       nil
     end
@@ -40,9 +38,8 @@ class Counterfoil
     # @return [Array(Integer, Integer)] views and visitors of the window; visitors are an estimate in a family of HyperLogLogs
     def now(page)
       page = @family.text(page, 200)
-      stripes = (0...settings["stripes"]).group_by { |stripe| @family.home(partition(page, stripe)) }.values
-      sums = stripes.flat_map { |group| group.each_slice(PLACES).map { |places| read(page, places) } }
-      sums.transpose.map(&:sum)
+      by_home = (0...settings["stripes"]).group_by { |stripe| @family.home(partition(page, stripe)) }.values
+      by_home.flat_map { |stripes| stripes.each_slice(PLACES).flat_map { |some| read(page, some) } }.transpose.map(&:sum)
     end
 
     private
@@ -51,24 +48,20 @@ class Counterfoil
 
     def hll? = settings["visitors"] == "hyperloglog"
 
-    def keeps? = settings["keep_minutes"]
-
     def partition(page, stripe) = (Zlib.crc32(page) + stripe) % @family.partitions
 
+    # length and number of layers
     def window = [settings["layer"], settings["window"] / settings["layer"]]
 
-    def layer_arg(layer) = hll? ? [layer] : []
-
+    # @return [Array<Array(Integer, Integer)>] of each stripe
     def read(page, stripes)
       reply = @clock.call do |now_ms|
         layer = now_ms / settings["layer"]
-        keys = stripes.flat_map do |stripe|
-          names = hll? ? (0...window[1]).map { |age| "layer:#{layer - age}:#{stripe}:#{page}" }.reverse : ["visitors:#{stripe}:#{page}"]
-          @family.keys(partition(page, stripe), "views:#{stripe}:#{page}", *names)
-        end
-        @family.read(hll? ? "activity_now_hll" : "activity_now", keys, ["", *window, *layer_arg(layer)])
+        sets = hll? ? (layer - window[1] + 1..layer).map { |number| "layer:#{number}" } : ["visitors"]
+        keys = stripes.flat_map { |stripe| @family.keys(partition(page, stripe), *["views", *sets].map { |set| "#{set}:#{stripe}:#{page}" }) }
+        @family.read("activity_now#{"_hll" if hll?}", keys, ["", *window, *(layer if hll?)])
       end
-      reply.drop(1).each_slice(2).to_a.transpose.map(&:sum)
+      reply.drop(1).each_slice(2).to_a
     end
   end
 end

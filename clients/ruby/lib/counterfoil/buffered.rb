@@ -9,10 +9,9 @@ class Counterfoil
     MAX_HITS = 1000
     private_constant :MAX_HITS
 
-    def initialize(family, later, exact)
-      super(family, "buffered_add", %w[buffer meta])
+    def initialize(family, exact, later)
+      super(family, "buffered_add", %w[buffer meta], exact)
       @later = later
-      @exact = exact
     end
 
     # Adds delta to the counter.
@@ -41,7 +40,8 @@ class Counterfoil
       caller = "request:#{request.bytesize}:#{request}:#{id}"
       reply = @family.count_request(caller, epoch, @family.home(partition), @keys[partition], add_group([], [item]))
       set_results(reply, [item])
-      item.result.is_a?(Error) ? raise(item.result) : reply[0] == "OK"
+      result_of(item)
+      reply[0] == "OK"
     end
 
     # Returns the epoch to store with a job before {#add_once} is called for it. Redis then remembers the request for
@@ -52,18 +52,15 @@ class Counterfoil
 
     # Adds delta to a sum in this process, which is sent within `later_every` seconds.
     #
+    # @return [nil]
     # @raise [NotCounted] with the reason `BUSY` if 100,000 ids wait
     def later(id, delta = 1) = @later.add(self, @family.text(id), change(delta))
 
     # Waits until all that {#later} took before is counted.
     #
+    # @return [nil]
     # @raise [Error] the first error since the previous flush
     def flush = @later.flush
-
-    # Returns the exact value: what MySQL holds and what is pending.
-    #
-    # @return [Integer]
-    def value(id) = @exact.value(@family, @family.text(id))
 
     private
 
@@ -71,14 +68,13 @@ class Counterfoil
 
     # hits of a wide family may go to any partition
     def item(id, change)
-      return super unless @family.settings["wide"]
-
-      Item.new(rand(@family.partitions), @family.text(id), change(change))
+      item = super
+      item.partition = rand(@family.partitions) if @family.settings["wide"]
+      item
     end
 
     def request(request, id)
-      request = @family.text(request, 64)
-      id = @family.text(id)
+      request, id = @family.text(request, 64), @family.text(id)
       [request, id, @family.partition(@family.settings["wide"] ? request : id)]
     end
 
@@ -88,25 +84,14 @@ class Counterfoil
       args
     end
 
-    # in front of the words of each partition is its total
-    def each_word(reply, items)
-      at = 0
-      partition = nil
-      items.each do |item|
-        at += item.partition == partition ? 1 : 2
-        partition = item.partition
-        yield(item, reply[at])
-      end
-    end
+    # in front of each partition's words is its total
+    def slots(items) = groups(items).flat_map { |members| [nil, *members] }
 
     def result(word) = word.is_a?(String) && word.match?(/[A-Z]/) ? NotCounted.new(word) : Integer(word)
 
     # @param refused [String] e.g. "3:FULL 7:RANGE", counted from 1
     def set_repeated(refused, items)
-      refused.split.each do |word|
-        index, reason = word.split(":", 2)
-        items[Integer(index) - 1].result = NotCounted.new(reason)
-      end
+      refused.scan(/(\d+):(\S+)/) { |index, word| items[index.to_i - 1].result = NotCounted.new(word) }
     end
   end
 end

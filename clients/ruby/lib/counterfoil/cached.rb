@@ -12,12 +12,9 @@ class Counterfoil
     private_constant :TICKET_MS, :Miss
 
     # @param read_row [#call] returns the value of the row of an id, from the primary and outside of a transaction
-    def initialize(family, read_row, exact)
-      super(family, "cached_incr", %w[base buffer batch meta])
-      @read_row = read_row
-      @exact = exact
-      @mutex = Mutex.new
-      @reads = {}
+    def initialize(family, exact, read_row)
+      super(family, "cached_incr", %w[base buffer batch meta], exact)
+      @read_row, @reads = read_row, {}
     end
 
     # Adds delta to the counter.
@@ -27,13 +24,13 @@ class Counterfoil
     # @return [Integer] the new value
     # @raise [NotCounted] with the reason `RANGE` and the current value if the new one is out of bounds
     # @raise [OutcomeUnknown, Misconfigured]
-    def incr(id, delta = 1) = with_base(id) { count_one(id, @family.integer(delta)) }
+    def incr(id, delta = 1) = with_base(id) { |text| count_one(text, @family.integer(delta)) }
 
     # Sets the counter.
     #
     # @return [Integer] the new value
     # @raise (see #incr)
-    def set(id, value) = with_base(id) { count_one(id, "=#{@family.integer(value)}") }
+    def set(id, value) = with_base(id) { |text| count_one(text, "=#{@family.integer(value)}") }
 
     # @return [Integer] the value
     def get(id)
@@ -42,9 +39,6 @@ class Counterfoil
         result(@family.read("cached_get", keys, [TICKET_MS, "", SecureRandom.hex(8), text])[1])
       end
     end
-
-    # @return [Integer] the exact value: what MySQL holds and what is pending
-    def value(id) = @exact.value(@family, @family.text(id))
 
     private
 
@@ -57,23 +51,19 @@ class Counterfoil
         return result unless result.is_a?(Miss)
         raise NotCounted.new("MISS", "#{id} was deleted again and again", temporary: true) if Connection.now > deadline
 
-        share_read(id, result.ticket) { seed(id, result.ticket) }
+        share_read([id, result.ticket, Process.pid]) { seed(id, result.ticket) } # a fork does not finish reads of its parent
       end
     end
 
     # Callers that miss the same counter with the same ticket share one read, which begins after the ticket was received.
-    def share_read(id, ticket)
-      key = [id, ticket, Process.pid] # a fork does not finish the reads of its parent
+    def share_read(key)
       mine = Thread::Queue.new
-      other = @mutex.synchronize { @reads[key].tap { |read| @reads[key] = mine unless read } }
-      return other.pop if other
+      read = @mutex.synchronize { @reads[key] ||= mine }
+      return read.pop unless read.equal?(mine)
 
-      begin
-        yield
-      ensure
-        @mutex.synchronize { @reads.delete(key) }
-        mine.close # wakes those that wait in pop
-      end
+      yield
+    ensure
+      @mutex.synchronize { @reads.delete(key).close } if read.equal?(mine) # wakes those that wait in pop
     end
 
     def seed(id, ticket)
@@ -83,15 +73,11 @@ class Counterfoil
 
     def change(change) = change
 
-    def call_args = [TICKET_MS, *%w[min max].map { |bound| @family.settings.fetch(bound, "") || "" }]
+    def call_args = [TICKET_MS, @family.settings["min"] || "", @family.settings["max"] || ""]
 
-    def add_group(args, items)
-      args << items.size
-      items.each { |item| args << item.id << item.change }
-      args
-    end
+    def add_group(args, items) = items.each_with_object(args << items.size) { |item, list| list << item.id << item.change }
 
-    def each_word(reply, items) = items.each_with_index { |item, i| yield(item, reply[i + 1]) }
+    def slots(items) = items
 
     def set_repeated(words, items) = items.zip(words.split) { |item, word| item.result = result(word) }
 

@@ -3,19 +3,24 @@
 require "date"
 
 class Counterfoil
-  # Slices of time: `60s` in Unix time, `day` and `month` in a time zone.
+  # Days and months of a time zone, and slices of a fixed length, e.g. `60s`.
   class Calendar
     # @param zone [String] the name of an IANA time zone; other ones than UTC need the gem tzinfo
     def initialize(zone)
-      @zone = zone == "UTC" ? nil : load(zone)
+      return if zone == "UTC"
+
+      require "tzinfo"
+      @zone = TZInfo::Timezone.get(zone)
+    rescue LoadError
+      raise Misconfigured.new("time zone", "days and months of #{zone} need the gem tzinfo")
+    rescue TZInfo::InvalidTimezoneIdentifier, TZInfo::DataSourceNotFound => error
+      raise Misconfigured.new("time zone", error.message)
     end
 
     # @return [Range<Integer>] the slice that contains the time, in Unix seconds, without its end
     def slice(label, at)
-      if label.end_with?("s")
-        length = label.to_i
-        return (at / length * length...(at / length + 1) * length)
-      end
+      length = label.to_i
+      return (at - (at % length)...at - (at % length) + length) if length > 0
 
       first = date(at)
       first -= first.day - 1 if label == "month"
@@ -23,25 +28,17 @@ class Counterfoil
     end
 
     # @return [Date] the date at this time
-    def date(at) = (@zone ? @zone.to_local(Time.at(at).utc) : Time.at(at).utc).then { |time| Date.new(time.year, time.month, time.day) }
+    def date(at)
+      time = Time.at(at).utc
+      (@zone ? @zone.to_local(time) : time).to_date
+    end
 
     private
-
-    def load(zone)
-      require "tzinfo"
-      TZInfo::Timezone.get(zone)
-    rescue LoadError
-      raise Misconfigured.new("time zone", "days and months of #{zone} need the gem tzinfo")
-    rescue TZInfo::InvalidTimezoneIdentifier, TZInfo::DataSourceNotFound => error
-      raise Misconfigured.new("time zone", error.message)
-    end
 
     # the first moment of the date
     def start(date)
       midnight = Time.utc(date.year, date.month, date.day)
-      return midnight.to_i unless @zone
-
-      @zone.local_to_utc(midnight, &:first).to_i
+      @zone ? @zone.local_to_utc(midnight, &:first).to_i : midnight.to_i
     rescue TZInfo::PeriodNotFound # the clocks skip midnight
       @zone.transitions_up_to(midnight + 86_400, midnight - 86_400).first.at.to_i
     end

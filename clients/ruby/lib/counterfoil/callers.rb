@@ -9,23 +9,19 @@ class Counterfoil
     Caller = Struct.new(:name, :n, :pid)
 
     def initialize
-      @mutex = Mutex.new
-      @free = []
+      @mutex, @free = Mutex.new, []
     end
 
     # @return [Caller] for the next call
     def take
-      caller = @mutex.synchronize do
-        @free.pop while @free.last && @free.last.pid != Process.pid # a fork: these names are the parent's
-        @free.pop
-      end
-      caller ||= Caller.new(SecureRandom.hex(8), 0, Process.pid)
+      caller = @mutex.synchronize { @free.pop }
+      # after a fork the other names are the parent's
+      caller = Caller.new(SecureRandom.hex(8), 0, Process.pid) if caller.nil? || caller.pid != Process.pid
       caller.n += 1
       caller
     end
 
-    # Takes back a caller whose call ended with a reply. A repeat of another one may still arrive, so its name is not used
-    # again.
+    # Takes back a caller whose call ended with a reply. A repeat of another one may still arrive, so its name is not used again.
     def give_back(caller) = @mutex.synchronize { @free << caller }
   end
 end

@@ -2,7 +2,6 @@
 
 require "json"
 require "net/http"
-require "uri"
 
 class Counterfoil
   # The HTTP API of the daemon (docs/http-api.md).
@@ -15,9 +14,7 @@ class Counterfoil
     # @param token [String, nil]
     # @param retry_for [Numeric] seconds
     def initialize(url, token, retry_for)
-      @uri = URI("#{url.chomp("/")}/api/v1/")
-      @token = token
-      @retry_for = retry_for
+      @uri, @headers, @retry_for = URI("#{url.chomp("/")}/api/v1/"), token ? { "Authorization" => "Bearer #{token}" } : {}, retry_for
     end
 
     # @return [Integer] the exact value
@@ -32,26 +29,22 @@ class Counterfoil
       uri = @uri + "#{kind}?#{URI.encode_www_form(family: family.name, id: id)}"
       deadline = Connection.now + @retry_for
       loop do
-        reply = request(uri)
-        return JSON.parse(reply.body)[kind][0]["value"] if reply.is_a?(Net::HTTPOK)
-
-        is_temporary = reply.nil? || reply.is_a?(Net::HTTPServiceUnavailable)
-        message = "#{reply ? "#{reply.code} #{reply.body}" : "unreachable"} (#{@uri})"
-        raise Misconfigured.new("daemon", message) unless is_temporary
-        raise NotCounted.new("daemon", message, temporary: true) if Connection.now > deadline
+        code, body = request(uri)
+        return JSON.parse(body)[kind][0]["value"] if code == "200"
+        raise Misconfigured.new("daemon", "#{code} #{body}") unless code.nil? || code == "503"
+        raise NotCounted.new("daemon", "#{@uri}: #{code} #{body}", temporary: true) if Connection.now > deadline
 
         sleep(PAUSE)
       end
     end
 
-    # @return [Net::HTTPResponse, nil]
+    # @return [Array(String, String)] the code, nil if there is no reply, and the body
     def request(uri)
-      get = Net::HTTP::Get.new(uri)
-      get["Authorization"] = "Bearer #{@token}" if @token
       options = { use_ssl: uri.scheme == "https", open_timeout: TIMEOUT, read_timeout: TIMEOUT }
-      Net::HTTP.start(uri.host, uri.port, **options) { |http| http.request(get) }
-    rescue SystemCallError, IOError, SocketError, Net::OpenTimeout, Net::ReadTimeout, Net::ProtocolError, OpenSSL::SSL::SSLError
-      nil
+      reply = Net::HTTP.start(uri.host, uri.port, **options) { |http| http.get(uri.request_uri, @headers) }
+      [reply.code, reply.body]
+    rescue SystemCallError, IOError, SocketError, Net::OpenTimeout, Net::ReadTimeout, Net::ProtocolError, OpenSSL::SSL::SSLError => error
+      [nil, error.message]
     end
   end
 end

@@ -7,30 +7,20 @@ class Counterfoil
     attr_reader :reason
     # @return [String, nil] an explanation for people
     attr_reader :detail
-
-    def initialize(reason, detail = nil)
-      @reason = reason
-      @detail = detail
-      super([reason, detail].compact.join(": "))
-    end
-  end
-
-  # The hit was not counted. A read that fails raises it as well.
-  class NotCounted < Error
     # @return [Integer, nil] with the reason `RANGE` of a cached counter, its current value
     attr_reader :value
 
-    # @param temporary [Boolean]
-    # @param value [Integer, nil]
     def initialize(reason, detail = nil, temporary: false, value: nil)
-      @temporary = temporary
-      @value = value
-      super(reason, detail)
+      @reason, @detail, @temporary, @value = reason, detail, temporary, value
+      super([reason, detail].compact.join(": "))
     end
 
-    # @return [Boolean] true if the same call may succeed later
+    # @return [Boolean] true if the hit was not counted, and the same call may succeed later
     def temporary? = @temporary
   end
+
+  # The hit was not counted. A read that fails raises it as well.
+  class NotCounted < Error; end
 
   # The hit was counted once or not at all, e.g. because no reply arrived in time. Do not repeat it.
   class OutcomeUnknown < Error; end

@@ -9,14 +9,7 @@ class Counterfoil
     # The threads that share a call, and their items. `call` is set before it is sent.
     Batch = Struct.new(:waiters, :items, :call)
     # A thread and its item. `leads` is the batch whose call it makes, `turn` wakes it.
-    class Waiter
-      attr_reader :item
-      attr_accessor :leads, :turn, :is_gone
-
-      def initialize(item)
-        @item = item
-      end
-    end
+    Waiter = Struct.new(:item, :turn, :leads, :is_gone)
     NEVER = { Exception => :never }.freeze
     private_constant :Batch, :Waiter, :NEVER
 
@@ -24,17 +17,14 @@ class Counterfoil
     # @param perform [#call] receives a call and its items, makes the call, and sets the results of the items. It is called
     #   again if the thread was interrupted
     def initialize(prepare, perform)
-      @prepare = prepare
-      @perform = perform
-      @mutex = Mutex.new
-      start_anew
+      @prepare, @perform, @mutex, @waiting = prepare, perform, Mutex.new, []
     end
 
     # Returns when the item has its result.
     def call(item)
       waiter = Waiter.new(item)
       waiter.turn.pop unless enter(waiter)
-      lead(waiter) if waiter.leads
+      lead(waiter.leads, waiter) if waiter.leads
       is_done = true
     ensure
       # a Timeout, which may be a throw, or the end of the thread: another one makes the call
@@ -43,30 +33,25 @@ class Counterfoil
 
     private
 
-    def start_anew
-      @pid = Process.pid
-      @waiting = []
-      @is_busy = false
-    end
-
-    # @return [Boolean] true if no call is under way, so that the waiter leads
+    # @return [Batch, nil] the batch to lead, if no call is under way
     def enter(waiter)
       @mutex.synchronize do
-        start_anew if @pid != Process.pid # a fork: those calls are the parent's
-        return @is_busy = waiter.leads = Batch.new([waiter]) unless @is_busy
-
-        waiter.turn = Thread::Queue.new
-        @waiting << waiter
-        false
+        if @busy == Process.pid # after a fork those calls are the parent's
+          waiter.turn = Thread::Queue.new
+          @waiting << waiter
+          nil
+        else
+          @busy, @waiting = Process.pid, []
+          waiter.leads = Batch.new([waiter])
+        end
       end
     end
 
-    def lead(waiter)
-      batch = waiter.leads
+    def lead(batch, waiter)
       @mutex.synchronize { batch.waiters.concat(@waiting.shift(LIMIT - 1)) } unless batch.call || @waiting.empty?
       batch.items ||= batch.waiters.map(&:item)
       make(batch)
-      Thread.handle_interrupt(NEVER) { @mutex.synchronize { finish(waiter) } }
+      Thread.handle_interrupt(NEVER) { @mutex.synchronize { finish(batch, waiter) } }
     end
 
     def make(batch)
@@ -76,15 +61,15 @@ class Counterfoil
       batch.items.each { |item| item.result = error }
     end
 
-    def finish(waiter)
-      waiter.leads.waiters.each { |one| one.turn << true unless one == waiter }
+    def finish(batch, waiter)
+      batch.waiters.each { |one| one.turn << true unless one.equal?(waiter) }
       waiter.leads = nil
       promote_next
     end
 
     def leave(waiter)
       waiter.is_gone = true
-      @waiting.delete(waiter)
+      @waiting.reject! { |one| one.equal?(waiter) }
       return unless waiter.leads
 
       heir = waiter.leads.waiters.find { |one| !one.is_gone }
@@ -92,9 +77,8 @@ class Counterfoil
     end
 
     def promote_next
-      @is_busy = !@waiting.empty?
       first = @waiting.shift
-      promote(first, Batch.new([first])) if first
+      first ? promote(first, Batch.new([first])) : @busy = nil
     end
 
     def promote(waiter, batch)

@@ -6,14 +6,12 @@ class Counterfoil
     LIMIT = 100_000
     PAUSE = 0.1
     I64 = (-2**63..2**63 - 1)
-    private_constant :LIMIT, :PAUSE, :I64
+    private_constant(*constants(false))
 
     # @param every [Numeric] seconds
     # @param on_error [#call, nil] receives family, id, delta and error of each sum that is dropped
     def initialize(every, on_error)
-      @every = every
-      @on_error = on_error
-      @mutex = Mutex.new
+      @every, @on_error, @mutex = every, on_error, Mutex.new
       start_anew
     end
 
@@ -21,12 +19,13 @@ class Counterfoil
     def add(counters, id, delta)
       @mutex.synchronize do
         start_anew if forked?
-        sum = (@sums[counters][id] || 0) + delta
-        raise NotCounted.new("BUSY", "#{LIMIT} ids wait", temporary: true) if !@sums[counters].key?(id) && @size >= LIMIT
+        key = [counters, id]
+        raise NotCounted.new("BUSY", "#{LIMIT} ids wait", temporary: true) unless @sums.key?(key) || @sums.size + @in_flight < LIMIT
+
+        sum = @sums.fetch(key, 0) + delta
         raise NotCounted.new("RANGE", "the sum of #{id} is beyond 64 bits") unless I64.include?(sum)
 
-        @size += 1 unless @sums[counters].key?(id)
-        @sums[counters][id] = sum
+        @sums[key] = sum
         @thread&.alive? ? @waiting.signal : start_thread
       end
       nil
@@ -34,10 +33,10 @@ class Counterfoil
 
     # Sends all sums, and raises the first error since the last call. Sums that wait for Redis stay.
     def flush
-      kept = send_all
-      error, count = @mutex.synchronize { [@error, @dropped].tap { @error, @dropped = nil, 0 } }
-      raise error.class.new(error.reason, [count == 1 ? "1 id" : "#{count} ids", error.detail].compact.join(": ")), cause: error if error
-      raise NotCounted.new(kept.reason, "#{@size} ids wait: #{kept.detail}", temporary: true), cause: kept if kept
+      kept, dropped = send_all, nil
+      @mutex.synchronize { dropped, @dropped = @dropped, [] }
+      error = dropped[0] || kept[0]
+      raise error.class.new(error.reason, "#{(dropped + kept).size} ids: #{error.detail}", temporary: error.temporary?) if error
     end
 
     # Sends all sums, and ends the thread.
@@ -51,59 +50,49 @@ class Counterfoil
 
     def forked? = @pid != Process.pid
 
+    # a fork: these sums are the parent's
     def start_anew
-      @pid = Process.pid
-      @sums = Hash.new { |sums, counters| sums[counters] = {} }
-      @size = @dropped = 0
-      @error = @thread = nil
-      @waiting = ConditionVariable.new
-      @sending = Mutex.new
+      @pid, @sums, @in_flight, @dropped, @thread = Process.pid, {}, 0, [], nil
+      @waiting, @sending = ConditionVariable.new, Mutex.new
     end
 
     def start_thread
-      @thread = Thread.new { run }
-      @thread.name = "counterfoil"
-      @at_exit ||= at_exit { flush_at_exit }
-    end
-
-    def run
-      loop do
-        @mutex.synchronize { @waiting.wait(@mutex) while @sums.empty? }
-        sleep(@every)
-        sleep(PAUSE) if send_all
+      @thread = Thread.new do
+        loop do
+          @mutex.synchronize { @waiting.wait(@mutex) while @sums.empty? }
+          sleep(@every)
+          sleep(PAUSE) if send_all.any?
+        end
+      end
+      @at_exit ||= at_exit do
+        flush
+      rescue Error => error
+        warn("counterfoil: later: #{error.message}")
       end
     end
 
-    def flush_at_exit
-      flush
-    rescue Error => error
-      warn("counterfoil: later: #{error.message}")
-    end
-
-    # @return [NotCounted, nil] why sums stay
+    # @return [Array<Error>] why sums stay
     def send_all
       @mutex.synchronize { start_anew if forked? }
       @sending.synchronize do
-        sums = @mutex.synchronize { @sums.dup.tap { @sums.clear } }
-        failed = sums.flat_map { |counters, deltas| send_sums(counters, deltas) }
-        kept, dropped = failed.partition { |*, error| error.is_a?(NotCounted) && error.temporary? }
-        @mutex.synchronize { settle(kept, dropped) }
-        dropped.each { |counters, id, delta, error| @on_error.call(counters.name, id, delta, error) } if @on_error
-        kept.dig(0, 3)
+        sums = @mutex.synchronize { @sums.tap { @in_flight, @sums = @sums.size, {} } }
+        kept, dropped = send_sums(sums).partition { |error, *| error.temporary? }
+        @mutex.synchronize do
+          kept.each { |_, *key, delta| @sums[key] = @sums.fetch(key, 0) + delta }
+          @in_flight = 0
+          @dropped.concat(dropped.map(&:first))
+        end
+        dropped.each { |error, counters, id, delta| @on_error.call(counters.name, id, delta, error) } if @on_error
+        kept.map(&:first)
       end
     end
 
-    def send_sums(counters, deltas)
-      counters.add_many(deltas).zip(deltas).filter_map do |result, (id, delta)|
-        [counters, id, delta, result] if result.is_a?(Error)
+    # @return [Array<Array>] error, counters, id and delta of each that failed
+    def send_sums(sums)
+      sums.group_by { |key, _| key[0] }.flat_map do |counters, own|
+        pairs = own.map { |key, delta| [key[1], delta] }
+        counters.add_many(pairs).zip(pairs).filter_map { |result, pair| [result, counters, *pair] if result.is_a?(Error) }
       end
-    end
-
-    def settle(kept, dropped)
-      kept.each { |counters, id, delta,| @sums[counters][id] = (@sums[counters][id] || 0) + delta }
-      @size = @sums.sum { |_, deltas| deltas.size }
-      @dropped += dropped.size
-      @error ||= dropped.dig(0, 3)
     end
   end
 end

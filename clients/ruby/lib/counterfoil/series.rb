@@ -8,9 +8,7 @@ class Counterfoil
   #   hits.get("front", "60s").last   #=> [1410134400, 1]
   class Series
     def initialize(family)
-      @family = family
-      @clock = ServerClock.new
-      @calendars = {}
+      @family, @clock = family, ServerClock.new
     end
 
     # Counts n into the current slice of each window.
@@ -20,12 +18,11 @@ class Counterfoil
     # @return [nil]
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def add(name, n = 1)
-      name = @family.text(name, 200)
-      n = @family.integer(n, 1..)
+      name, n = @family.text(name, 200), @family.integer(n, 1)
       partition = @family.partition(name)
+      keys = @family.keys(partition, "open", "schedule", "names", "idle", *windows.map { |label,| "series:#{label}:#{name}" })
       reply = @clock.call do |now_ms|
         precisions = windows.map { |label, slices| precision(label, slices, now_ms / 1000) }
-        keys = @family.keys(partition, "open", "schedule", "names", "idle", *windows.map { |label,| "series:#{label}:#{name}" })
         @family.count(@family.call("series_add", @family.home(partition), keys, [precisions.size, *precisions, name, n]))
       end
       word = reply[1].to_s[/[A-Z]+/]
@@ -40,35 +37,24 @@ class Counterfoil
       name = @family.text(name, 200)
       _, slices = windows.assoc(label) || raise(NotCounted.new("BADARG", "#{@family.name} has no window #{label.inspect}"))
       _, now_ms, text = @family.read("series_get", @family.keys(@family.partition(name), "series:#{label}:#{name}"), [""])
-      counts = text.split.each_slice(2).to_h { |start, count| [Integer(start), Integer(count)] }
-      starts(label, slices, Integer(now_ms) / 1000).map { |start| [start, counts.fetch(start, 0)] }
+      starts = [calendar.slice(label, Integer(now_ms) / 1000).begin]
+      starts.unshift(calendar.slice(label, starts[0] - 1).begin) while starts.size < slices
+      counts = text.split.map { |word| Integer(word) }.each_slice(2).to_h
+      starts.map { |start| [start, counts.fetch(start, 0)] }
     end
 
     private
 
     def windows = @family.settings["windows"]
 
-    def calendar = @calendars[@family.settings["time_zone"] || "UTC"] ||= Calendar.new(@family.settings["time_zone"] || "UTC")
-
-    def starts(label, slices, at)
-      starts = [calendar.slice(label, at).begin]
-      starts.unshift(calendar.slice(label, starts[0] - 1).begin) while starts.size < slices
-      starts
-    end
+    def calendar = @calendar ||= Calendar.new(@family.settings["time_zone"] || "UTC")
 
     # @return [String] LABEL SLICE SLICES KEEP
     def precision(label, slices, at)
-      is_fixed = label.end_with?("s")
-      slice = calendar.slice(label, at)
-      "#{label} #{is_fixed ? label.to_i : "#{slice.begin}-#{slice.end}"} #{slices} #{keep(label, is_fixed ? "*" : calendar.date(slice.begin))}"
-    end
-
-    # @return [String] what precedes the name in kept ids
-    def keep(label, start)
-      kept = @family.settings["keep"]
-      return "-" unless kept.include?(label)
-
-      kept.size > 1 ? "#{label}/#{start}/" : "#{start}/"
+      slice, is_fixed = calendar.slice(label, at), label.to_i > 0
+      kept, start = @family.settings["keep"], is_fixed ? "*" : calendar.date(slice.begin)
+      keep = kept.include?(label) ? "#{"#{label}/" if kept.size > 1}#{start}/" : "-"
+      "#{label} #{is_fixed ? label.to_i : "#{slice.begin}-#{slice.end}"} #{slices} #{keep}"
     end
   end
 end

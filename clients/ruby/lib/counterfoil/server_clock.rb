@@ -6,21 +6,17 @@ class Counterfoil
     ROUNDS = 5
     private_constant :ROUNDS
 
-    def initialize
-      @ahead_ms = 0
-    end
-
     # Yields the time in Unix milliseconds, and once more with Redis's time if the reply is `OUTSIDE`.
     #
     # @return [Array] the reply
     def call
       ROUNDS.times do
-        reply = yield(local_ms + @ahead_ms)
+        reply = yield(local_ms + (@ahead_ms || 0))
         return reply unless reply[0] == "OUTSIDE"
 
         @ahead_ms = Integer(reply[1]) - local_ms
       end
-      raise NotCounted.new("OUTSIDE", "the clocks of this machine and of Redis differ too fast", temporary: true)
+      raise NotCounted.new("OUTSIDE", "the clocks of this machine and of Redis drift apart", temporary: true)
     end
 
     private

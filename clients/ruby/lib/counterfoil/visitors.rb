@@ -6,12 +6,8 @@ class Counterfoil
   #   daily = counterfoil.visitors("daily")
   #   daily.first_visit("shop-1", "2014-09-20", "visitor-1")
   class Visitors
-    DAY = /\A\d{4}-\d\d-\d\d\z/
-    private_constant :DAY
-
     def initialize(family, exact)
-      @family = family
-      @exact = exact
+      @family, @exact = family, exact
     end
 
     # Counts the visitor unless it was there on this day.
@@ -24,12 +20,10 @@ class Counterfoil
     def first_visit(scope, day, visitor)
       id = id(scope, day)
       partition = @family.partition(id)
-      keys = @family.keys(partition, "buffer", "meta", "seen:#{id}")
       args = [@family.settings["remember"], 1, id, 1, @family.bytes(visitor)]
+      keys = @family.keys(partition, "buffer", "meta", "seen:#{id}")
       word = @family.count(@family.call("visitors_first", @family.home(partition), keys, args)).last.to_s
-      raise NotCounted, word unless %w[0 1].include?(word)
-
-      word == "1"
+      word.match?(/[A-Z]/) ? raise(NotCounted, word) : word == "1"
     end
 
     # @return [Integer] the exact number of visitors of the day
@@ -38,7 +32,7 @@ class Counterfoil
     private
 
     def id(scope, day)
-      raise NotCounted.new("BADID", "#{day.inspect} is not YYYY-MM-DD") unless day.to_s.match?(DAY)
+      raise NotCounted.new("BADID", "#{day.inspect} is not YYYY-MM-DD") unless day.to_s.match?(/\A\d{4}-\d\d-\d\d\z/)
 
       @family.text("#{@family.text(scope)}/#{day}")
     end
