@@ -1,57 +1,64 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # Lets threads share calls. A lone thread makes its call at once. Those that come while a call is under way share the next
-  # one: one of them leads, the others wait.
+  # Lets threads share calls. A lone thread makes its call at once. Those that come while a call is under way wait, and then
+  # one of them makes the next call for all.
   class GroupCommit
     # items of one call
     LIMIT = 1000
-    # The threads that share a call, and their items. `call` is set before it is sent.
-    Batch = Struct.new(:waiters, :items, :call)
-    # A thread and its item. `leads` is the batch whose call it makes, `turn` wakes it.
-    Waiter = Struct.new(:item, :turn, :leads, :is_gone)
-    NEVER = { Exception => :never }.freeze
-    private_constant :Batch, :Waiter, :NEVER
+    # Items that share a call, which is set before it is sent.
+    Batch = Struct.new(:items, :call)
+    private_constant :Batch
 
     # @param prepare [#call] receives items, and returns a call
-    # @param perform [#call] receives a call and its items, makes the call, and sets the results of the items. It is called
-    #   again if the thread was interrupted
+    # @param perform [#call] receives a call and its items, makes the call, and sets the results of the items. If a thread is
+    #   interrupted, another one performs the same call again
     def initialize(prepare, perform)
-      @prepare, @perform, @mutex, @waiting = prepare, perform, Mutex.new, []
+      @prepare, @perform, @mutex = prepare, perform, Mutex.new
     end
 
     # Returns when the item has its result.
     def call(item)
-      waiter = Waiter.new(item)
-      waiter.turn.pop unless enter(waiter)
-      lead(waiter.leads, waiter) if waiter.leads
-      is_done = true
-    ensure
-      # a Timeout, which may be a throw, or the end of the thread: another one makes the call
-      Thread.handle_interrupt(NEVER) { @mutex.synchronize { leave(waiter) } } unless is_done
+      # a Timeout or the end of the thread must not come between two changes of the state
+      Thread.handle_interrupt(Exception => :on_blocking) do
+        @mutex.synchronize do
+          start_anew if @pid != Process.pid # after a fork the calls under way are the parent's
+          @waiting << item
+        end
+        lead while turn?(item)
+      ensure
+        @mutex.synchronize { @waiting.reject! { |one| one.equal?(item) } } unless item.is_done
+      end
     end
 
     private
 
-    # @return [Batch, nil] the batch to lead, if no call is under way
-    def enter(waiter)
+    def start_anew
+      @pid, @waiting, @is_busy, @batch, @changed = Process.pid, [], false, nil, ConditionVariable.new
+    end
+
+    # Waits while another thread makes a call.
+    #
+    # @return [Boolean, nil] true if it is this thread's turn to make one, as the item has no result
+    def turn?(item)
       @mutex.synchronize do
-        if @busy == Process.pid # after a fork those calls are the parent's
-          waiter.turn = Thread::Queue.new
-          @waiting << waiter
-          nil
-        else
-          @busy, @waiting = Process.pid, []
-          waiter.leads = Batch.new([waiter])
-        end
+        @changed.wait(@mutex) while @is_busy && !item.is_done
+        @is_busy = true unless item.is_done
       end
     end
 
-    def lead(batch, waiter)
-      @mutex.synchronize { batch.waiters.concat(@waiting.shift(LIMIT - 1)) } unless batch.call || @waiting.empty?
-      batch.items ||= batch.waiters.map(&:item)
+    def lead
+      batch = @batch ||= Batch.new(@mutex.synchronize { @waiting.shift(LIMIT) })
       make(batch)
-      Thread.handle_interrupt(NEVER) { @mutex.synchronize { finish(batch, waiter) } }
+      batch.items.each { |item| item.is_done = true }
+    ensure
+      Thread.handle_interrupt(Exception => :never) do
+        @mutex.synchronize do
+          @batch = nil if batch.nil? || batch.items.size == 1 || batch.items.all?(&:is_done)
+          @is_busy = false
+          @changed.broadcast
+        end
+      end
     end
 
     def make(batch)
@@ -59,31 +66,6 @@ class Counterfoil
       @perform.call(batch.call, batch.items)
     rescue Error => error
       batch.items.each { |item| item.result = error }
-    end
-
-    def finish(batch, waiter)
-      batch.waiters.each { |one| one.turn << true unless one.equal?(waiter) }
-      waiter.leads = nil
-      promote_next
-    end
-
-    def leave(waiter)
-      waiter.is_gone = true
-      @waiting.reject! { |one| one.equal?(waiter) }
-      return unless waiter.leads
-
-      heir = waiter.leads.waiters.find { |one| !one.is_gone }
-      heir ? promote(heir, waiter.leads) : promote_next
-    end
-
-    def promote_next
-      first = @waiting.shift
-      first ? promote(first, Batch.new([first])) : @busy = nil
-    end
-
-    def promote(waiter, batch)
-      waiter.leads = batch
-      waiter.turn << true
     end
   end
 end
