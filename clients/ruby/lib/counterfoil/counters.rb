@@ -53,10 +53,10 @@ class Counterfoil
     # Orders the items by partition, as the reply will be.
     def prepare(home, items)
       items.sort_by!(&:partition) if items.size > 1
-      args, keys = call_args, []
-      groups(items).each do |members|
-        keys.concat(@keys[members[0].partition])
+      args = call_args
+      keys = groups(items).flat_map do |members|
         add_group(args, members)
+        @keys[members[0].partition]
       end
       @family.call(@script, home, keys, args)
     end

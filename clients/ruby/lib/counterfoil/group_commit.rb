@@ -8,7 +8,10 @@ class Counterfoil
     LIMIT = 1000
     # Items that share a call, which is set before it is sent.
     Batch = Struct.new(:items, :call)
-    private_constant :Batch
+    # a Timeout or the end of the thread must not come between two changes of the state
+    ON_BLOCKING = { Exception => :on_blocking }.freeze
+    NEVER = { Exception => :never }.freeze
+    private_constant(*constants(false) - [:LIMIT])
 
     # @param prepare [#call] receives items, and returns a call
     # @param perform [#call] receives a call and its items, makes the call, and sets the results of the items. If a thread is
@@ -19,13 +22,10 @@ class Counterfoil
 
     # Returns when the item has its result.
     def call(item)
-      # a Timeout or the end of the thread must not come between two changes of the state
-      Thread.handle_interrupt(Exception => :on_blocking) do
-        @mutex.synchronize do
-          start_anew if @pid != Process.pid # after a fork the calls under way are the parent's
-          @waiting << item
+      Thread.handle_interrupt(ON_BLOCKING) do
+        while (batch = next_batch(item))
+          lead(batch)
         end
-        lead while turn?(item)
       ensure
         @mutex.synchronize { @waiting.reject! { |one| one.equal?(item) } } unless item.is_done
       end
@@ -39,22 +39,28 @@ class Counterfoil
 
     # Waits while another thread makes a call.
     #
-    # @return [Boolean, nil] true if it is this thread's turn to make one, as the item has no result
-    def turn?(item)
+    # @return [Batch, nil] what this thread has to send, nil if the item has its result
+    def next_batch(item)
       @mutex.synchronize do
+        start_anew if @pid != Process.pid # after a fork the calls under way are the parent's
+        @waiting << item if item.is_done.nil?
+        item.is_done ||= false
         @changed.wait(@mutex) while @is_busy && !item.is_done
-        @is_busy = true unless item.is_done
+        return if item.is_done
+
+        @is_busy = true
+        @batch ||= Batch.new(@waiting.shift(LIMIT))
       end
     end
 
-    def lead
-      batch = @batch ||= Batch.new(@mutex.synchronize { @waiting.shift(LIMIT) })
+    def lead(batch)
       make(batch)
       batch.items.each { |item| item.is_done = true }
     ensure
-      Thread.handle_interrupt(Exception => :never) do
+      Thread.handle_interrupt(NEVER) do
         @mutex.synchronize do
-          @batch = nil if batch.nil? || batch.items.size == 1 || batch.items.all?(&:is_done)
+          # after an interrupt another thread goes on, if there is one
+          @batch = nil if batch.items.size == 1 || batch.items[0].is_done
           @is_busy = false
           @changed.broadcast
         end
