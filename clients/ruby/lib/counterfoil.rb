@@ -9,7 +9,7 @@ require "monitor"
 #   counterfoil.buffered("product_views").add("product-1")
 class Counterfoil
   FILES = %w[version errors scripts failure connection callers family group_commit counters buffered later cached daemon exact
-             visitors server_clock activity calendar series].freeze
+             visitors activity calendar series].freeze
   private_constant :FILES
   FILES.each { |file| require_relative "counterfoil/#{file}" }
 

@@ -11,7 +11,7 @@ class Counterfoil
     private_constant :PLACES
 
     def initialize(family)
-      @family, @clock = family, ServerClock.new
+      @family = family
     end
 
     # Counts a view of the page by the visitor.
@@ -24,7 +24,7 @@ class Counterfoil
       page, visitor = @family.text(page, 200), @family.bytes(visitor)
       stripe, keeps = Zlib.crc32(visitor) % settings["stripes"], settings["keep_minutes"]
       partition = partition(page, stripe)
-      @clock.call do |now_ms|
+      @family.at_server_time do |now_ms|
         layer = now_ms / settings["layer"]
         names = ["views:#{stripe}:#{page}", hll? ? "layer:#{layer}:#{stripe}:#{page}" : "visitors:#{stripe}:#{page}"]
         names << "minute:#{now_ms / 60_000 * 60}:#{stripe}:#{page}" if hll? && keeps
@@ -55,7 +55,7 @@ class Counterfoil
 
     # @return [Array<Array(Integer, Integer)>] of each stripe
     def read(page, stripes)
-      reply = @clock.call do |now_ms|
+      reply = @family.at_server_time do |now_ms|
         layer = now_ms / settings["layer"]
         sets = hll? ? (layer - window[1] + 1..layer).map { |number| "layer:#{number}" } : ["visitors"]
         keys = stripes.flat_map { |stripe| @family.keys(partition(page, stripe), *["views", *sets].map { |set| "#{set}:#{stripe}:#{page}" }) }

@@ -12,6 +12,7 @@ class Counterfoil
     Call = Struct.new(:script, :home, :keys, :args, :epoch, :caller, :is_sent)
     VALID_FOR = 30
     CONFIGURED_WITHIN = 3
+    ROUNDS = 5
     NAME = /\A[a-z0-9_.-]{1,64}\z/
     I64 = (-2**63..2**63 - 1)
     private_constant(*constants(false))
@@ -26,7 +27,7 @@ class Counterfoil
 
       @connection, @callers, @namespace, @family, @kind = connection, callers, namespace, family, kind
       @name = "#{namespace}/#{family}"
-      @epochs, @fences = {}, {}
+      @epochs, @fences, @ahead_ms = {}, {}, 0
     end
 
     # @return [Integer] the number of partitions
@@ -81,6 +82,20 @@ class Counterfoil
         return reply unless expired?(reply, home)
         raise OutcomeUnknown, "EXPIRED" if Connection.now > deadline
       end
+    end
+
+    # Yields the time in Unix milliseconds, and again with the time of Redis while the reply is `OUTSIDE`.
+    #
+    # @return [Array] the reply
+    def at_server_time
+      ROUNDS.times do
+        local_ms = Process.clock_gettime(Process::CLOCK_REALTIME, :millisecond)
+        status, now_ms, = reply = yield(local_ms + @ahead_ms)
+        return reply if status != "OUTSIDE"
+
+        @ahead_ms = Integer(now_ms) - local_ms
+      end
+      raise NotCounted.new("OUTSIDE", "the clocks of this machine and of Redis drift apart", temporary: true)
     end
 
     # Makes a call that only reads, or that may be repeated.

@@ -8,7 +8,7 @@ class Counterfoil
   #   hits.get("front", "60s").last   #=> [1410134400, 1]
   class Series
     def initialize(family)
-      @family, @clock = family, ServerClock.new
+      @family = family
     end
 
     # Counts n into the current slice of each window.
@@ -21,7 +21,7 @@ class Counterfoil
       name, n = @family.text(name, 200), @family.integer(n, 1)
       partition = @family.partition(name)
       keys = @family.keys(partition, "open", "schedule", "names", "idle", *windows.map { |label,| "series:#{label}:#{name}" })
-      reply = @clock.call do |now_ms|
+      reply = @family.at_server_time do |now_ms|
         precisions = windows.map { |label, slices| precision(label, slices, now_ms / 1000) }
         @family.count(@family.call("series_add", @family.home(partition), keys, [precisions.size, *precisions, name, n]))
       end
