@@ -89,7 +89,7 @@ class Counterfoil
 
   # Flushes, and closes connections that {connect} made.
   def close
-    @later.close
+    flush
   ensure
     @connection.close
   end

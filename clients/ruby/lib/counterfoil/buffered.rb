@@ -66,16 +66,14 @@ class Counterfoil
 
     def change(delta) = @family.integer(delta)
 
+    def wide? = @family.settings["wide"]
+
     # hits of a wide family may go to any partition
-    def item(id, change)
-      item = super
-      item.partition = rand(@family.partitions) if @family.settings["wide"]
-      item
-    end
+    def partition(id) = wide? ? rand(@family.partitions) : super
 
     def request(request, id)
       request, id = @family.text(request, 64), @family.text(id)
-      [request, id, @family.partition(@family.settings["wide"] ? request : id)]
+      [request, id, @family.partition(wide? ? request : id)]
     end
 
     def add_group(args, items)

@@ -74,8 +74,10 @@ class Counterfoil
 
     def item(id, change)
       id = @family.text(id)
-      Item.new(@family.partition(id), id, change(change))
+      Item.new(partition(id), id, change(change))
     end
+
+    def partition(id) = @family.partition(id)
 
     def result_of(item) = item.result.is_a?(Error) ? raise(item.result) : item.result
 

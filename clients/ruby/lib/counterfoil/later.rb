@@ -39,13 +39,6 @@ class Counterfoil
       raise error.class.new(error.reason, "#{(dropped + kept).size} ids: #{error.detail}", temporary: error.temporary?) if error
     end
 
-    # Sends all sums, and ends the thread.
-    def close
-      flush
-    ensure
-      @thread&.kill unless forked?
-    end
-
     private
 
     def forked? = @pid != Process.pid
