@@ -4,8 +4,8 @@ class Counterfoil
   # What buffered and cached counters share: calls of pairs of an id and a change, each with its own result. A subclass
   # defines `change(change)`, `add_group(args, items)`, `slots(items)`, `result(word)` and `set_repeated(words, items)`.
   class Counters
-    # A pair; once it `is_done`, `result` is an Integer, nil, or an error.
-    Item = Struct.new(:partition, :id, :change, :result, :is_done)
+    # A pair; `result` is an Integer, nil, or an error.
+    Item = Struct.new(:partition, :id, :change, :result)
     private_constant :Item
 
     # @param key_names [Array<String>] of each partition

@@ -1,70 +1,57 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # Lets threads share calls. A lone thread makes its call at once. Those that come while a call is under way wait, and then
-  # one of them makes the next call for all.
+  # Lets threads share calls. A lone thread makes its call at once. Those that come while a call is under way share the next
+  # one: one of them leads, the others wait.
   class GroupCommit
     # items of one call
     LIMIT = 1000
-    # Items that share a call, which is set before it is sent.
-    Batch = Struct.new(:items, :call)
-    # a Timeout or the end of the thread must not come between two changes of the state
-    ON_BLOCKING = { Exception => :on_blocking }.freeze
+    # The threads that share a call, and their items. `call` is set before it is sent.
+    Batch = Struct.new(:waiters, :items, :call)
+    # A thread and its item. `leads` is the batch whose call it makes, `turn` wakes it.
+    Waiter = Struct.new(:item, :turn, :leads, :is_gone)
     NEVER = { Exception => :never }.freeze
-    private_constant(*constants(false) - [:LIMIT])
+    private_constant :Batch, :Waiter, :NEVER
 
     # @param prepare [#call] receives items, and returns a call
-    # @param perform [#call] receives a call and its items, makes the call, and sets the results of the items. If a thread is
-    #   interrupted, another one performs the same call again
+    # @param perform [#call] receives a call and its items, makes the call, and sets the results of the items. It is called
+    #   again if the thread was interrupted
     def initialize(prepare, perform)
-      @prepare, @perform, @mutex = prepare, perform, Mutex.new
+      @prepare, @perform, @mutex, @waiting = prepare, perform, Mutex.new, []
     end
 
     # Returns when the item has its result.
     def call(item)
-      Thread.handle_interrupt(ON_BLOCKING) do
-        while (batch = next_batch(item))
-          lead(batch)
-        end
-      ensure
-        @mutex.synchronize { @waiting.reject! { |one| one.equal?(item) } } unless item.is_done
-      end
+      waiter = Waiter.new(item)
+      waiter.turn.pop unless enter(waiter)
+      lead(waiter.leads, waiter) if waiter.leads
+      is_done = true
+    ensure
+      # a Timeout, which may be a throw, or the end of the thread: another one makes the call
+      Thread.handle_interrupt(NEVER) { @mutex.synchronize { leave(waiter) } } unless is_done
     end
 
     private
 
-    def start_anew
-      @pid, @waiting, @is_busy, @batch, @changed = Process.pid, [], false, nil, ConditionVariable.new
-    end
-
-    # Waits while another thread makes a call.
-    #
-    # @return [Batch, nil] what this thread has to send, nil if the item has its result
-    def next_batch(item)
+    # @return [Batch, nil] the batch to lead, if no call is under way
+    def enter(waiter)
       @mutex.synchronize do
-        start_anew if @pid != Process.pid # after a fork the calls under way are the parent's
-        @waiting << item if item.is_done.nil?
-        item.is_done ||= false
-        @changed.wait(@mutex) while @is_busy && !item.is_done
-        return if item.is_done
-
-        @is_busy = true
-        @batch ||= Batch.new(@waiting.shift(LIMIT))
-      end
-    end
-
-    def lead(batch)
-      make(batch)
-      batch.items.each { |item| item.is_done = true }
-    ensure
-      Thread.handle_interrupt(NEVER) do
-        @mutex.synchronize do
-          # after an interrupt another thread goes on, if there is one
-          @batch = nil if batch.items.size == 1 || batch.items[0].is_done
-          @is_busy = false
-          @changed.broadcast
+        if @busy == Process.pid # after a fork those calls are the parent's
+          waiter.turn = Thread::Queue.new
+          @waiting << waiter
+          nil
+        else
+          @busy, @waiting = Process.pid, []
+          waiter.leads = Batch.new([waiter])
         end
       end
+    end
+
+    def lead(batch, waiter)
+      @mutex.synchronize { batch.waiters.concat(@waiting.shift(LIMIT - 1)) } unless batch.call || @waiting.empty?
+      batch.items ||= batch.waiters.map(&:item)
+      make(batch)
+      Thread.handle_interrupt(NEVER) { @mutex.synchronize { finish(batch, waiter) } }
     end
 
     def make(batch)
@@ -72,6 +59,31 @@ class Counterfoil
       @perform.call(batch.call, batch.items)
     rescue Error => error
       batch.items.each { |item| item.result = error }
+    end
+
+    def finish(batch, waiter)
+      batch.waiters.each { |one| one.turn&.push(true) unless one.equal?(waiter) }
+      waiter.leads = nil
+      promote_next
+    end
+
+    def leave(waiter)
+      waiter.is_gone = true
+      @waiting.reject! { |one| one.equal?(waiter) }
+      return unless waiter.leads
+
+      heir = waiter.leads.waiters.find { |one| !one.is_gone }
+      heir ? promote(heir, waiter.leads) : promote_next
+    end
+
+    def promote_next
+      first = @waiting.shift
+      first ? promote(first, Batch.new([first])) : @busy = nil
+    end
+
+    def promote(waiter, batch)
+      waiter.leads = batch
+      waiter.turn << true
     end
   end
 end
