@@ -10,8 +10,10 @@ class Counterfoil
     Batch = Struct.new(:waiters, :items, :call)
     # A thread and its item. `leads` is the batch whose call it makes, `turn` wakes it.
     Waiter = Struct.new(:item, :turn, :leads, :is_gone)
+    # an interrupt must not come between two changes of the state
+    ON_BLOCKING = { Exception => :on_blocking }.freeze
     NEVER = { Exception => :never }.freeze
-    private_constant :Batch, :Waiter, :NEVER
+    private_constant :Batch, :Waiter, :ON_BLOCKING, :NEVER
 
     # @param prepare [#call] receives items, and returns a call
     # @param perform [#call] receives a call and its items, makes the call, and sets the results of the items. It is called
@@ -22,13 +24,15 @@ class Counterfoil
 
     # Returns when the item has its result.
     def call(item)
-      waiter = Waiter.new(item)
-      waiter.turn.pop unless enter(waiter)
-      lead(waiter.leads, waiter) if waiter.leads
-      is_done = true
-    ensure
-      # a Timeout, which may be a throw, or the end of the thread: another one makes the call
-      Thread.handle_interrupt(NEVER) { @mutex.synchronize { leave(waiter) } } unless is_done
+      Thread.handle_interrupt(ON_BLOCKING) do
+        waiter = Waiter.new(item)
+        waiter.turn.pop unless enter(waiter)
+        lead(waiter.leads, waiter) if waiter.leads
+        is_done = true
+      ensure
+        # after a Timeout, which may be a throw, or the end of the thread another one makes the call
+        Thread.handle_interrupt(NEVER) { @mutex.synchronize { leave(waiter) } } unless is_done
+      end
     end
 
     private

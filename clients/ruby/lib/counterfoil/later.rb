@@ -67,17 +67,20 @@ class Counterfoil
     # @return [Array<Error>] why sums stay
     def send_all
       @mutex.synchronize { start_anew if forked? }
-      @sending.synchronize do
-        sums = @mutex.synchronize { @sums.tap { @in_flight, @sums = @sums.size, {} } }
-        kept, dropped = send_sums(sums).partition { |error, *| error.temporary? }
-        @mutex.synchronize do
-          kept.each { |_, *key, delta| @sums[key] = @sums.fetch(key, 0) + delta }
-          @in_flight = 0
-          @dropped.concat(dropped.map(&:first))
-        end
-        dropped.each { |error, counters, id, delta| @on_error.call(counters.name, id, delta, error) } if @on_error
-        kept.map(&:first)
+      # an interrupt, e.g. a Timeout, would lose the sums that are under way
+      @sending.synchronize { Thread.handle_interrupt(Exception => :never) { send_and_settle } }
+    end
+
+    def send_and_settle
+      sums = @mutex.synchronize { @sums.tap { @in_flight, @sums = @sums.size, {} } }
+      kept, dropped = send_sums(sums).partition { |error, *| error.temporary? }
+      @mutex.synchronize do
+        kept.each { |_, *key, delta| @sums[key] = @sums.fetch(key, 0) + delta }
+        @in_flight = 0
+        @dropped.concat(dropped.map(&:first))
       end
+      dropped.each { |error, counters, id, delta| @on_error.call(counters.name, id, delta, error) } if @on_error
+      kept.map(&:first)
     end
 
     # @return [Array<Array>] error, counters, id and delta of each that failed
