@@ -1,6 +1,7 @@
 # frozen_string_literal: true
 
 require_relative "helper"
+require "timeout"
 
 class ThreadsAndForksTest < ClientTest
   def test_threads_share_calls
@@ -71,6 +72,20 @@ class ThreadsAndForksTest < ClientTest
     assert_raises(Timeout::Error) { Timeout.timeout(0.1) { views.add(@id, 10) } }
     sleep(0.5)
     assert_includes [2, 12], views.add(@id)
+  end
+
+  def test_interrupts_at_random
+    counted = Array.new(16) do |i|
+      Thread.new do
+        Array.new(100) do
+          i.even? ? @views.add(@id) : Timeout.timeout(rand * 0.004) { @views.add(@id) }
+        rescue Timeout::Error
+          nil
+        end.compact.size
+      end
+    end
+    counted = counted.sum { |thread| (thread.join(20) || flunk("a thread waits for ever")).value }
+    assert_includes counted..1600, @views.value(@id)
   end
 
   def test_pools
