@@ -1,0 +1,108 @@
+-- buffered_rotate, revision 1
+-- Cuts the buffer off as the partition's batch, or returns the one in flight, and takes its lease.
+--
+-- KEYS
+--   1 buffer        hash      id -> pending delta
+--   2 batch         hash      id -> delta
+--   3 meta          hash      incarnation, seq, nonce, rotated_at, batch_first_at, batch_hits,
+--                             lease_owner, lease_until, hits, first_at, hold_until, database,
+--                             hits_before: the hits of all batches that were cut
+-- ARGV
+--   1 salt          string    random; the nonce is made of it and the time, so that no two cuts
+--                             share one
+--   2 owner         string    random name of the caller for the lease; "" takes none and ignores
+--                             others'
+--   3 lease_ms      integer   how long the lease lasts; a lease of another owner that would last
+--                             longer than this and than a minute dates from before the clock
+--                             stepped back, and is ignored
+--   4 sync_hits     integer   cut only if there were so many hits; 0 cuts whatever is there
+--   5 sync_ms       integer   ... or the last rotation is this long ago
+--   6 hold_ms       integer   unless a batch is in flight, later cuts that ask for hits wait for so
+--                             long, at most an hour; 0 changes nothing
+--   7 database      string    id of the database that takes the batch; "" for any
+--   8 now_ms        integer   "" for the server's clock; anything else is for tests
+-- REPLIES
+--   {"OK", incarnation, seq, nonce, ids, settled_ms, oldest_ms}    cut now: the batch's id, its
+--                             number of ids, how long ago it was cut, and how long ago its oldest
+--                             hit was counted
+--   {"HELD", incarnation, seq, nonce, ids, settled_ms, oldest_ms}  the batch that was in flight
+--                            already
+--   {"LEASED", ms}            a batch is in flight, and another owner has the lease for so long
+--   {"EARLY", ms}             no sync is due for so long, or cuts are held
+--   {"EMPTY"}                 nothing is pending
+--   {"MISMATCH", database}    the partition belongs to another database; nothing done
+-- ERRORS
+--   BADARG                    an argument is missing or wrong; nothing done
+--   BADSTATE                  there is a batch but its id is missing from meta: fields were
+--                             deleted; nothing done
+-- REPEAT  safe: the second call returns HELD
+-- SINCE   0.1.0
+
+local buffer, batch, meta, salt, owner = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
+local lease_ms, sync_hits, sync_ms = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
+local hold_ms = tonumber(ARGV[6])
+local are_numbers = lease_ms and sync_hits and sync_ms and hold_ms
+if #KEYS ~= 3 or #ARGV ~= 8 or salt == '' or not are_numbers then
+  return redis.error_reply('BADARG expected buffer, batch, meta, salt, owner, lease_ms, sync_hits, '
+    .. 'sync_ms, hold_ms, database, now_ms')
+end
+
+local time = ARGV[8] == '' and redis.call('TIME') or { '0', ARGV[8] .. '000' }
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local waiting, cut = redis.call('HLEN', buffer), redis.call('HLEN', batch)
+local state = redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce', 'rotated_at',
+  'batch_first_at', 'hits', 'first_at', 'lease_owner', 'lease_until', 'hits_before', 'hold_until',
+  'database')
+local is_foreign = state[12] and ARGV[7] ~= '' and state[12] ~= ARGV[7]
+if is_foreign then return { 'MISMATCH', state[12] } end -- guard: Database
+local incarnation, seq, nonce, rotated_at = state[1], state[2] or '0', state[3], state[4]
+
+-- Redis writes some numbers as 1.7e+12
+local function text(number) return string.format('%.0f', number) end
+-- never negative, also where the clock stepped back
+local function age(since) return math.max(0, now - (since or now)) end
+local function random(what)
+  return redis.sha1hex(table.concat({ what, salt, time[1], time[2] }, ' ')):sub(1, 16)
+end
+
+local status, ids, oldest = 'HELD', cut, state[5]
+if cut > 0 then
+  if not (incarnation and state[2] and nonce and rotated_at) then
+    return redis.error_reply('BADSTATE ' .. batch .. ' has no id: ' .. meta .. ' lacks fields')
+  end
+  local left = (state[9] or 0) - now
+  local is_leased = left > 0 and left <= math.max(lease_ms, 60000)
+  if owner ~= '' and state[8] and state[8] ~= owner and is_leased then
+    return { 'LEASED', left }
+  end
+else
+  if hold_ms > 0 then redis.call('HSET', meta, 'hold_until', text(now + hold_ms)) end
+  if waiting == 0 then return { 'EMPTY' } end
+  local held = (tonumber(state[11]) or 0) - now
+  if sync_hits > 0 and held > 0 and held <= 3600000 then return { 'EARLY', held } end
+  local since = rotated_at and now - rotated_at
+  if since and since >= 0 and since < sync_ms and tonumber(state[6] or 0) < sync_hits then
+    return { 'EARLY', sync_ms - since }
+  end
+  status, ids, oldest = 'OK', waiting, state[7] or now
+  incarnation, seq, nonce = incarnation or random(meta), text(seq + 1), random(batch)
+  rotated_at = now
+end
+
+-- deletes nothing: after a write a script may continue where memory is full, and draining must
+-- work there
+redis.call('HDEL', meta, '')
+if status == 'OK' then
+  local hits = tonumber(state[6]) or 0
+  local hits_before = (tonumber(state[10]) or 0) + hits
+  -- the id before the batch: half a transaction, as a torn append-only file can leave it, must not
+  -- name a batch wrongly
+  redis.call('HSET', meta, 'incarnation', incarnation, 'seq', seq, 'nonce', nonce, 'rotated_at',
+    text(now), 'batch_first_at', text(oldest), 'batch_hits', text(hits), 'hits', '0',
+    'hits_before', text(hits_before))
+  redis.call('RENAME', buffer, batch)
+end
+if owner ~= '' then
+  redis.call('HSET', meta, 'lease_owner', owner, 'lease_until', text(now + lease_ms))
+end
+return { status, incarnation, seq, nonce, ids, age(rotated_at), age(oldest) }

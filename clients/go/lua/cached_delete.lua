@@ -1,0 +1,59 @@
+-- cached_delete, revision 1
+-- Deletes the bases of counters that have nothing pending and are due, and tickets that have ended.
+--
+-- KEYS
+--   1 base          hash      id -> "DUE_MS ROW", as cached_seed stores it, or "DUE_MS ticket
+--                             HEX16" before that
+--   2 buffer        hash      id -> pending delta
+--   3 batch         hash      id -> delta
+-- ARGV
+--   1 cursor        string    "0" to look for those that are due from the beginning, then what the
+--                             last reply contains
+--   2 count         integer   about how many to look at, 1 to 1000
+--   3 now_ms        integer   "" for the server's clock; anything else is for tests
+--   4 [id]          id        the counters to be deleted, due or not, up to 1000, instead of
+--                             looking for them
+-- REPLIES
+--   {"OK", cursor, word...}   where to go on, "0" where all have been looked at; and for each id,
+--                             or each that was due, DELETED; KEPT:buffer or KEPT:batch, where
+--                             something of it is pending; or GONE, it has no base
+-- ERRORS
+--   BADARG                    an argument is missing or wrong; nothing done
+-- REPEAT  safe
+-- SINCE   0.1.0
+
+local base_key, buffer, batch = KEYS[1], KEYS[2], KEYS[3]
+local cursor, count = ARGV[1], tonumber(ARGV[2]) or 0
+local fits = #KEYS == 3 and #ARGV >= 3 and #ARGV <= 1003 and count >= 1 and count <= 1000
+if not fits or not cursor:find('^%d+$') then
+  return redis.error_reply('BADARG expected 3 keys, a cursor, a count of 1 to 1000, now_ms, and '
+    .. 'up to 1000 ids')
+end
+
+local time = redis.call('TIME')
+local now_ms = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local ids, is_held = { unpack(ARGV, 4) }, {}
+if ids[1] then
+  for i, base in ipairs(redis.call('HMGET', base_key, unpack(ids))) do is_held[ids[i]] = base end
+else
+  local page = redis.call('HSCAN', base_key, cursor, 'COUNT', ARGV[2])
+  cursor = page[1]
+  for i = 1, #page[2], 2 do
+    local id, base = page[2][i], page[2][i + 1]
+    if (tonumber(base:sub(1, 13)) or 0) <= now_ms then ids[#ids + 1], is_held[id] = id, true end
+  end
+end
+
+local reply, deleted = { 'OK', cursor }, {}
+-- Redis asks for one id at least
+local waits = redis.call('HMGET', buffer, '', unpack(ids))
+local cut = redis.call('HMGET', batch, '', unpack(ids))
+for i, id in ipairs(ids) do
+  local kept
+  if cut[i + 1] then kept = 'KEPT:batch' end
+  if waits[i + 1] then kept = 'KEPT:buffer' end -- guard: Clean
+  if not kept then deleted[#deleted + 1] = id end
+  reply[i + 2] = kept or is_held[id] and 'DELETED' or 'GONE'
+end
+if deleted[1] then redis.call('HDEL', base_key, unpack(deleted)) end
+return reply

@@ -1,0 +1,198 @@
+-- cached_incr, revision 1
+-- Changes counters that have a base, and returns each one's new value: base + batch + buffer.
+--
+-- KEYS
+--   1 calls         hash      of the caller's home partition: caller -> "N WORD ...", its last
+--                             call; =now, =before
+--   2 calls_before  hash      the same of the epoch before
+--   3 base          hash      id -> "DUE_MS ROW", as cached_seed stores it, or "DUE_MS ticket
+--                             HEX16" before that
+--   4 buffer        hash      id -> pending delta
+--   5 batch         hash      id -> delta
+--   6 meta          hash      hits, first_at, incarnation, batch_hits; then these four of the
+--                             node's next partition
+-- ARGV
+--   1 caller        string    random, no "=" in front; one call in flight; "" gives up the fence
+--   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
+--   3 epoch         string    as family_epoch returned it
+--   4 now_ms        integer   "" for the server's clock; anything else is for tests
+--   5 ticket_ms     integer   how long a ticket is kept
+--   6 min           integer   a change downwards must not end below it; smaller than 2^53 in size;
+--                             "" for none
+--   7 max           integer   a change upwards must not end above it; likewise
+--   8 pairs, (id, change)...  list  for each partition how many pairs, and the pairs, 1000 in all
+--                                   at most; id: 1 to 255 bytes; change: an i64 to add, or "=" and
+--                                   an i64 to set
+-- REPLIES
+--   {"OK", word...}           for each pair the new value, an integer, or a string beyond 2^53; or
+--                             why it was not changed: MISS:ticket, it has no base: seed it, call
+--                             again; RANGE:value, beyond i64 or the bounds; BADID, too long or
+--                             empty; BADSTATE, what is stored is not an integer
+--   {"DUP", words}            executed before, nothing done now; the same words, separated by
+--                             spaces
+--   {"PASSED"}  the caller made a later call: nothing done now, the outcome is unknown
+--   {"EXPIRED"}  unknown epoch: nothing done now, the outcome of earlier arrivals is unknown
+-- ERRORS
+--   BADARG                    the arguments do not fit the keys, or the family is of another kind;
+--                             nothing done
+-- REPEAT  safe with a caller, from any process
+-- SINCE   0.1.0
+
+local call, tonumber, sub, ARGV, nan = redis.call, tonumber, string.sub, ARGV, 0 / 0
+local own_kind, caller, n, epoch = 'cached', ARGV[1], ARGV[2], ARGV[3]
+local arg, known = 8, {}
+for k = 3, #KEYS, 4 do
+  local count = not known[KEYS[k]] and tonumber(ARGV[arg]) or 0
+  arg = count > 0 and arg + 1 + 2 * count or math.huge
+  known[KEYS[k]] = true
+end
+if #KEYS < 6 or #KEYS % 4 ~= 2 or arg ~= #ARGV + 1 or #ARGV > 2007 + #KEYS / 4 then
+  return redis.error_reply('BADARG expected for every four keys from the 3rd on: pairs, '
+    .. 'and so many pairs')
+end
+-- the fence, word for word the same in each counting script: a repeated call does not count again
+local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
+if caller ~= '' and (caller:byte() == 61 or not is_number) then
+  return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
+end
+local state = redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
+local now, kind, last, max_pending = unpack(state)
+if kind and kind ~= own_kind then
+  return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
+end
+if epoch ~= now then
+  local before = redis.call('HGET', KEYS[1], '=before')
+  if caller ~= '' and epoch ~= before then return { 'EXPIRED' } end -- guard: AnyEpoch
+  last = last or redis.call('HGET', KEYS[2], caller) -- guard: OneMemory
+end
+local last_n
+if last then last_n = tonumber(last) or tonumber(last:match('^%d+')) end -- guard: NoMemory
+if last_n and n - last_n < 0 then return { 'PASSED' } end
+if last_n and n - last_n == 0 then return { 'DUP', last:match(' (.+)') or '' } end
+
+local low = ARGV[6] == '' and -math.huge or ARGV[6] + 0
+local high = ARGV[7] == '' and math.huge or ARGV[7] + 0
+-- the time, and a name that is never given twice
+local function read_clock()
+  local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
+  local seed = table.concat({ KEYS[3], caller, n, time[1], time[2] }, ' ')
+  return time[1] * 1000 + math.floor(time[2] / 1000), redis.sha1hex(seed):sub(1, 16)
+end
+
+-- the sum as text, nil beyond i64: Redis adds, in a field of no caller (docs/protocol.md, 7)
+local function exact_sum(...)
+  local sum = call('HSET', KEYS[1], '', '0')
+  for _, each in ipairs({ ... }) do
+    if type(sum) ~= 'table' then sum = redis.pcall('HINCRBY', KEYS[1], '', each) end
+  end
+  local text = type(sum) ~= 'table' and call('HGET', KEYS[1], '')
+  call('HDEL', KEYS[1], '')
+  return text or nil
+end
+
+local function is_within(after, is_lowered, is_raised)
+  return not (is_lowered and after < low) and not (is_raised and after > high)
+end
+local has_text = false
+-- the value and the pending delta after a change; nil and the refusal
+local function exact_change(row, in_flight, waiting, change, target)
+  local value = exact_sum(row, in_flight, waiting)
+  if not value then return nil, 'BADSTATE' end
+  local delta = change
+  if target then
+    -- that of the lowest i64 is beyond i64
+    local minus = ('-' .. value):gsub('^%-%-', ''):gsub('^%-0$', '0')
+    delta = exact_sum(target, minus)
+  end
+  local after = delta and exact_sum(value, delta)
+  local pending = after and exact_sum(waiting, delta)
+  local amount = tonumber(delta) or 0
+  if not pending or not is_within(tonumber(after), target or amount < 0, target or amount > 0) then
+    return nil, 'RANGE:' .. value
+  end
+  has_text = true
+  return after, pending
+end
+
+-- the same in Lua's numbers, where they are exact
+local function change_of(row, in_flight, waiting, change)
+  local target = change:byte() == 61 and sub(change, 2) or nil
+  local saved, cut, pending = tonumber(row), tonumber(in_flight), tonumber(waiting)
+  local value = saved + (cut or nan) + (pending or nan)
+  local delta = tonumber(target or change) or nan
+  if target then delta = delta - value end
+  local size = value * value + saved * saved + delta * delta
+  if not (size < 1e26 and value % 1 == 0 and delta % 1 == 0 and pending * pending < 1e26) then
+    return exact_change(row, in_flight, waiting, change, target)
+  end
+  local after = value + delta
+  if not is_within(after, target or delta < 0, target or delta > 0) then
+    return nil, 'RANGE:' .. value
+  end
+  return after, pending + delta
+end
+
+-- everything is read before anything is written: a key of another type ends the script here
+local reply, at, writes, first = { 'OK' }, 1, {}, 9
+local now_ms, name, due
+for k = 3, #KEYS, 4 do
+  local count, ids = tonumber(ARGV[first - 1]), {}
+  for i = 1, count do ids[i] = ARGV[first + 2 * i - 2] end
+  local bases, waits = call('HMGET', KEYS[k], unpack(ids)), call('HMGET', KEYS[k + 1], unpack(ids))
+  local hits, batch_hits = unpack(call('HMGET', KEYS[k + 3], 'hits', 'batch_hits'))
+  local cut = batch_hits and call('HMGET', KEYS[k + 2], unpack(ids)) or {}
+  local deltas, changes, tickets, latest = {}, 0, {}, {}
+  for i, id in ipairs(ids) do
+    local row, word = bases[i] and sub(bases[i], 15), 'BADID'
+    if row and tonumber(row) then
+      local waiting = latest[id] or waits[i] or 0
+      local after, result = change_of(row, cut[i] or 0, waiting, ARGV[first + 2 * i - 1])
+      word = after or result
+      if after then
+        latest[id] = result
+        deltas[2 * changes + 1], deltas[2 * changes + 2] = id, result
+        changes = changes + 1
+      end
+    elseif id ~= '' and #id < 256 then
+      if not due then
+        now_ms, name = read_clock()
+        due = ('%013.0f '):format(now_ms + ARGV[5])
+      end
+      row = row or 'ticket ' .. name
+      tickets[#tickets + 1] = id
+      tickets[#tickets + 1] = due .. row
+      word = row:find('^ticket ') and 'MISS:' .. row:sub(8) or 'BADSTATE'
+    end
+    at = at + 1
+    reply[at] = word
+  end
+  local before = tonumber(hits) or 0
+  writes[k] = { deltas = deltas, changes = changes, tickets = tickets, before = before }
+  first = first + 1 + 2 * count
+end
+-- the first write is refused where Redis takes none
+if caller ~= '' then call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(reply, ' ', 2)) end
+for k = 3, #KEYS, 4 do
+  local buffer, meta, write = KEYS[k + 1], KEYS[k + 3], writes[k]
+  local before, total = write.before, write.before + write.changes
+  if write.tickets[1] then call('HSET', KEYS[k], unpack(write.tickets)) end
+  if write.changes > 0 then
+    call('HSET', buffer, unpack(write.deltas))
+    call('HSET', meta, 'hits', total)
+  end
+  if write.changes > 0 and before == 0 then
+    if not name then now_ms, name = read_clock() end
+    call('HSET', meta, 'first_at', now_ms)
+    -- of a partition that was never configured
+    call('HSETNX', meta, 'incarnation', name) -- guard: Incarnation
+  end
+  if before < 64 and total >= 64 then -- lua/README.md, "Small hashes"
+    call('HSET', buffer, '', (' '):rep(256))
+    call('HDEL', buffer, '')
+  end
+end
+for i = 2, has_text and at or 0 do
+  local value = type(reply[i]) == 'string' and tonumber(reply[i])
+  if value and math.abs(value) < 2^53 then reply[i] = value end
+end
+return reply

@@ -1,0 +1,75 @@
+-- cached_saved, revision 1
+-- Marks counters of the current batch as saved: their base is the row, and they leave the batch.
+--
+-- KEYS
+--   1 base          hash      id -> "DUE_MS ROW", as cached_seed stores it, or "DUE_MS ticket
+--                             HEX16" before that
+--   2 buffer        hash      id -> pending delta
+--   3 batch         hash      id -> delta
+--   4 meta          hash      incarnation, seq, nonce, batch_first_at, batch_hits, lease_owner,
+--                             lease_until
+-- ARGV
+--   1 incarnation   hex16     with seq and nonce, the batch's id as buffered_rotate returned it; it
+--                             is complete in the database
+--   2 seq           integer   counts up from 1 within the incarnation
+--   3 nonce         hex16     new with every cut
+--   4 retain_ms     integer   a counter with nothing pending may be deleted so long after it was
+--                             seeded or saved
+--   5 now_ms        integer   "" for the server's clock; anything else is for tests
+--   6 id, value     pairs     id: of the batch; value: what the primary's row holds, read after the
+--                             batch was complete, or "-" for a missing row; 1 to 1000
+-- REPLIES
+--   {"OK", left}              saved; so many ids are left in the batch, 0 where it is gone, and the
+--                             lease with it
+--   {"STALE"}                 that batch is not there (any more); nothing done
+-- ERRORS
+--   BADARG                    an argument is missing or wrong; nothing done
+-- REPEAT  safe
+-- SINCE   0.1.0
+
+local base_key, buffer, batch, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local ids, fit = {}, #KEYS == 4 and #ARGV > 6 and #ARGV < 2006 and #ARGV % 2 == 1
+for i = 6, fit and #ARGV or 0, 2 do
+  ids[#ids + 1] = ARGV[i]
+  fit = fit and (ARGV[i + 1] == '-' or ARGV[i + 1]:find('^%-?%d+$'))
+end
+if not fit then
+  return redis.error_reply('BADARG expected 4 keys, incarnation, seq, nonce, retain_ms, now_ms, '
+    .. 'and 1 to 1000 pairs')
+end
+
+local cut = redis.call('HLEN', batch)
+local state = redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce')
+local is_current = state[1] == ARGV[1] and state[2] == ARGV[2] and state[3] == ARGV[3]
+if cut == 0 then return { 'STALE' } end
+if not is_current then return { 'STALE' } end -- guard: Unchanged
+
+local time = redis.call('TIME')
+local now_ms = tonumber(ARGV[5]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local due = string.format('%013.0f ', now_ms + ARGV[4])
+local bases = redis.call('HMGET', base_key, unpack(ids))
+local waits = redis.call('HMGET', buffer, unpack(ids))
+local unsaved = redis.call('HMGET', batch, unpack(ids))
+
+local saved, gone = {}, {}
+for i, id in ipairs(ids) do
+  local row, is_waiting = ARGV[5 + 2 * i], waits[i]
+  -- where another worker marked the counter, the row may be older than its base
+  if unsaved[i] and row == '-' and not is_waiting then
+    gone[#gone + 1] = id
+  elseif unsaved[i] and bases[i] and not bases[i]:find('ticket', 15, true) then
+    saved[#saved + 1], saved[#saved + 2] = id, due .. (row == '-' and '0' or row)
+  end
+end
+
+-- deletes nothing: after a write a script may continue where memory is full, and draining must
+-- work there
+redis.call('HDEL', meta, '')
+if saved[1] then redis.call('HSET', base_key, unpack(saved)) end
+if gone[1] then redis.call('HDEL', base_key, unpack(gone)) end
+redis.call('HDEL', batch, unpack(ids))
+local left = redis.call('HLEN', batch)
+if left == 0 then
+  redis.call('HDEL', meta, 'batch_first_at', 'batch_hits', 'lease_owner', 'lease_until')
+end
+return { 'OK', left }

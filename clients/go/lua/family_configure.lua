@@ -1,0 +1,61 @@
+-- family_configure, revision 1
+-- Writes a family's settings beside its epoch, and gives its partitions their incarnations.
+--
+-- KEYS
+--   1 calls         hash      of a home partition: caller -> its last call; =kind, =partitions,
+--                             =max_pending, =settings, =database, =now, =before, =began_at
+--   2 meta          hash      incarnation, database; of each partition whose calls have this home:
+--                             all of the family's on a single server, the home's own in a cluster
+-- ARGV
+--   1 salt          string    random; incarnations are made of it and the time
+--   2 now_ms        integer   "" for the server's clock; anything else is for tests
+--   3 kind          word      buffered, cached, series, activity or visitors
+--   4 partitions    integer   how many the family has, 1 or more
+--   5 max_pending   integer   how many distinct ids a buffer may hold, 1 or more
+--   6 settings      json      everything else that a client needs to know of the family, up to
+--                             65536 bytes
+--   7 database      string    id of the database that the family's hits go to; "" where it is
+--                             unknown yet
+-- REPLIES
+--   {"OK"}                    written; where kind or number of partitions were others before, or
+--                             the family has no such partition, its epochs have ended: callers ask
+--                             for a new one, and are refused where they are configured differently
+--   {"MISMATCH", database}    the family belongs to another database; nothing done
+-- ERRORS
+--   BADARG                    an argument is missing or wrong; nothing done
+-- REPEAT  safe
+-- SINCE   0.1.0
+
+local kinds = { buffered = true, cached = true, series = true, activity = true, visitors = true }
+local calls, salt, kind, partitions, max_pending = KEYS[1], ARGV[1], ARGV[3], ARGV[4], ARGV[5]
+local is_number, home = '^[1-9]%d*$', (calls or ''):match('/(%d+)}:calls$')
+local fits = #KEYS >= 2 and home and #ARGV == 7 and salt ~= '' and kinds[kind] and #ARGV[6] <= 65536
+if not fits or not partitions:find(is_number) or not max_pending:find(is_number) then
+  return redis.error_reply('BADARG expected calls and meta of each partition; salt, now_ms, kind, '
+    .. 'partitions, max_pending, settings and database')
+end
+
+local time = ARGV[2] == '' and redis.call('TIME') or { '0', ARGV[2] .. '000' }
+local known = redis.call('HMGET', calls, '=kind', '=partitions', '=database')
+local known_kind, known_partitions, known_database = unpack(known)
+local database = ARGV[7] ~= '' and ARGV[7] or known_database or ''
+local is_foreign = known_database and known_database ~= '' and known_database ~= database
+if is_foreign then return { 'MISMATCH', known_database } end -- guard: Database
+local is_other = known_kind and (known_kind ~= kind or known_partitions ~= partitions)
+-- before an epoch is issued: a batch of a Redis that was set back is then told from one of another
+-- incarnation
+local without = {}
+for i = 2, #KEYS do
+  if redis.call('HEXISTS', KEYS[i], 'incarnation') == 0 then without[#without + 1] = KEYS[i] end
+end
+for _, meta in ipairs(without) do
+  local incarnation = redis.sha1hex(table.concat({ meta, salt, time[1], time[2] }, ' ')):sub(1, 16)
+  redis.call('HSET', meta, 'incarnation', incarnation) -- guard: Incarnation
+end
+for i = 2, database ~= '' and #KEYS or 0 do redis.call('HSET', KEYS[i], 'database', database) end
+if is_other or tonumber(home) >= tonumber(partitions) then
+  redis.call('HDEL', calls, '=now', '=before', '=began_at')
+end
+redis.call('HSET', calls, '=kind', kind, '=partitions', partitions, '=max_pending', max_pending,
+  '=settings', ARGV[6], '=database', database)
+return { 'OK' }

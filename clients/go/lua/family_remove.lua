@@ -1,0 +1,37 @@
+-- family_remove, revision 1
+-- Deletes keys of a family that nobody uses and that has nothing pending.
+--
+-- KEYS
+--   1 calls         hash      of the home partition: =began_at, when its last epoch began
+--   2 key           any       the pending keys, which exist while hits wait: buffer, batch, open
+--                             and schedule of each partition whose calls have this home; then the
+--                             keys to delete; up to 4000 in all
+-- ARGV
+--   1 pending       integer   how many of the keys after calls are the pending ones, 1 or more
+--   2 unused_ms     integer   the age from which the last epoch shows that nobody uses the family;
+--                             processes that do begin one about every minute
+--   3 now_ms        integer   "" for the server's clock; anything else is for tests
+-- REPLIES
+--   {"OK", deleted}           how many of the keys to delete there were
+--   {"USED", age_ms}          the last epoch is younger; nothing done
+--   {"PENDING"}               hits wait; nothing done
+-- ERRORS
+--   BADARG                    an argument is missing or wrong; nothing done
+-- REPEAT  safe
+-- SINCE   0.1.0
+
+local pending, unused_ms = tonumber(ARGV[1]) or 0, tonumber(ARGV[2])
+local fits = #ARGV == 3 and unused_ms and pending >= 1 and pending % 1 == 0 and #KEYS <= 4000
+if not fits or #KEYS < 2 + pending then
+  return redis.error_reply('BADARG expected calls, pending keys and keys to delete; how many are '
+    .. 'pending ones, unused_ms and now_ms')
+end
+
+local time = redis.call('TIME')
+local now_ms = tonumber(ARGV[3]) or time[1] * 1000 + math.floor(time[2] / 1000)
+local began_at = tonumber(redis.call('HGET', KEYS[1], '=began_at') or '')
+-- after a clock that stepped back the age is unknown
+local age_ms = began_at and math.max(now_ms - began_at, 0)
+if age_ms and age_ms < unused_ms then return { 'USED', age_ms } end
+if redis.call('EXISTS', unpack(KEYS, 2, 1 + pending)) > 0 then return { 'PENDING' } end
+return { 'OK', redis.call('UNLINK', unpack(KEYS, 2 + pending)) }

@@ -1,0 +1,39 @@
+-- family_try, revision 1
+-- Tries commands, and returns those that the user may not execute.
+--
+-- KEYS
+--   1 key           any       for the commands to act on; in the family, so that its rules apply
+-- ARGV
+--   1 command       bytes     its words, separated by spaces, with "@" for the key; then the next
+--                             one, up to 1000
+-- REPLIES
+--   {"OK", name, ...}         of the commands that Redis denies the user, in lower case
+-- ERRORS
+--   BADARG                    other than one key, or no command, too many or an empty one
+-- REPEAT  safe if the commands are
+-- SINCE   0.1.0
+
+if #KEYS ~= 1 or #ARGV < 1 or #ARGV > 1000 then
+  return redis.error_reply('BADARG expected a key and 1 to 1000 commands')
+end
+for i = 1, #ARGV do
+  if not ARGV[i]:find('%S') then
+    return redis.error_reply('BADARG command ' .. i .. ' is empty')
+  end
+end
+local reply = { 'OK' }
+for _, command in ipairs(ARGV) do
+  local words = {}
+  for word in command:gmatch('%S+') do
+    words[#words + 1] = word == '@' and KEYS[1] or word
+  end
+  -- a client may send a plain read to a replica, which has rules of its own
+  local result = redis.pcall(unpack(words))
+  local text = type(result) == 'table' and result.err or ''
+  -- most servers give the error no code of its own
+  if text:find('ACL failure in script') or text:find('The user executing the script')
+    or text:find('^NOPERM ') then
+    reply[#reply + 1] = words[1]:lower()
+  end
+end
+return reply
