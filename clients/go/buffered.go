@@ -128,13 +128,17 @@ func (addCodec) decode(f *family, words []any, batch []*item) {
 
 // byPartition sorts the batch by partition and returns the items of each.
 func byPartition(batch []*item) [][]*item {
-	if len(batch) == 1 {
-		return [][]*item{batch}
+	if len(batch) > 1 {
+		sort.SliceStable(batch, func(i, j int) bool { return batch[i].partition < batch[j].partition })
 	}
-	sort.SliceStable(batch, func(i, j int) bool { return batch[i].partition < batch[j].partition })
-	var all [][]*item
-	for start, i := 0, 1; i <= len(batch); i++ {
-		if i == len(batch) || batch[i].partition != batch[start].partition {
+	return runs(batch, func(a, b *item) bool { return a.partition == b.partition })
+}
+
+// runs splits a sorted batch into runs of items that belong together.
+func runs(batch []*item, together func(a, b *item) bool) [][]*item {
+	all, start := make([][]*item, 0, 4), 0
+	for i := 1; i <= len(batch); i++ {
+		if i == len(batch) || !together(batch[start], batch[i]) {
 			all, start = append(all, batch[start:i]), i
 		}
 	}

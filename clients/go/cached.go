@@ -89,11 +89,7 @@ func (c *Cached) seed(ctx context.Context, id, ticket string) error {
 	_, err := c.rows.do(ctx, id+" "+ticket, func(ctx context.Context) (int64, error) {
 		ctx, cancel := context.WithTimeout(ctx, c.client.options.RetryFor)
 		defer cancel()
-		read := c.readRow
-		if read == nil {
-			read = c.rowOfDaemon
-		}
-		value, err := read(ctx, id)
+		value, err := c.row(ctx, id)
 		if err != nil {
 			return 0, err
 		}
@@ -109,6 +105,13 @@ func (c *Cached) seed(ctx context.Context, id, ticket string) error {
 		return c.fail(ErrNotCounted, "no row", err)
 	}
 	return err
+}
+
+func (f *family) row(ctx context.Context, id string) (int64, error) {
+	if f.readRow != nil {
+		return f.readRow(ctx, id)
+	}
+	return f.askDaemon(ctx, "rows", id)
 }
 
 // incrCodec encodes calls of cached_incr.

@@ -60,6 +60,46 @@ func perform(client *counterfoil.Client, c call) (any, error) {
 		}
 		return c.cached(f)
 	}
+	return c.others(client)
+}
+
+func (c call) others(client *counterfoil.Client) (any, error) {
+	switch c.Kind {
+	case "series":
+		f, err := client.Series(c.Family)
+		if err != nil {
+			return nil, err
+		}
+		if c.Call == "add" {
+			return nil, f.Add(ctx, c.text(0), c.integer(1, 1))
+		}
+		slices, err := f.Get(ctx, c.text(0), c.text(1))
+		list := make([][2]any, len(slices))
+		for i, slice := range slices {
+			list[i] = [2]any{slice.Start.Unix(), number(slice.Count)}
+		}
+		return list, err
+	case "activity":
+		f, err := client.Activity(c.Family)
+		if err != nil {
+			return nil, err
+		}
+		if c.Call == "touch" {
+			return nil, f.Touch(ctx, c.text(0), c.text(1))
+		}
+		views, visitors, err := f.Now(ctx, c.text(0))
+		return []any{number(views), number(visitors)}, err
+	case "visitors":
+		f, err := client.Visitors(c.Family)
+		if err != nil {
+			return nil, err
+		}
+		if c.Call == "first_visit" {
+			return f.FirstVisit(ctx, c.text(0), c.text(1), c.text(2))
+		}
+		value, err := f.Value(ctx, c.text(0), c.text(1))
+		return number(value), err
+	}
 	panic("no such kind: " + c.Kind)
 }
 
@@ -78,6 +118,9 @@ func (c call) buffered(f *counterfoil.Buffered) (any, error) {
 		return nil, f.Later(c.text(0), c.integer(1, 1))
 	case "flush":
 		return nil, f.Flush(ctx)
+	case "value":
+		value, err := f.Value(ctx, c.text(0))
+		return number(value), err
 	}
 	panic("no such call: " + c.Call)
 }
@@ -115,6 +158,8 @@ func (c call) cached(f *counterfoil.Cached) (any, error) {
 		value, err = f.Set(ctx, c.text(0), c.integer(1, 0))
 	case "get":
 		value, err = f.Get(ctx, c.text(0))
+	case "value":
+		value, err = f.Value(ctx, c.text(0))
 	default:
 		panic(fmt.Sprint("no such call: ", c.Call))
 	}
