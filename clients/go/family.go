@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/crc32"
+	"strconv"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -79,9 +80,10 @@ func newFamily(c *Client, kind, name string, codec codec) *family {
 }
 
 func (f *family) keys(partition uint32, names ...string) []string {
-	keys := make([]string, len(names), len(names)+8)
+	keys := make([]string, len(names), len(names)+4)
+	prefix := "cf1:{" + f.path + "/" + strconv.FormatUint(uint64(partition), 10) + "}:"
 	for i, name := range names {
-		keys[i] = fmt.Sprintf("cf1:{%s/%d}:%s", f.path, partition, name)
+		keys[i] = prefix + name
 	}
 	return keys
 }

@@ -97,7 +97,9 @@ func (f *family) count(ctx context.Context, items ...*item) []outcome {
 		for end < len(items) && items[end].queue == q {
 			end++
 		}
-		q.push(items[start:end])
+		if q.push(items[start:end]) {
+			q.lead(ctx)
+		}
 		start = end
 	}
 	select {
@@ -124,12 +126,20 @@ func (f *family) queue(partition uint32) *queue {
 	return q
 }
 
-func (q *queue) push(items []*item) {
+// push returns whether no call is in flight: then the caller leads the next one.
+func (q *queue) push(items []*item) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.waiting = append(q.waiting, items...)
-	if !q.isBusy {
-		q.isBusy = true
+	leads := !q.isBusy
+	q.isBusy = true
+	return leads
+}
+
+// lead makes the next call, and leaves those after it to a goroutine. So it does with the next call if its caller may have to
+// return earlier.
+func (q *queue) lead(ctx context.Context) {
+	if ctx.Done() != nil || q.next() {
 		go q.drain()
 	}
 }
@@ -151,26 +161,31 @@ func (q *queue) collect(it *item) outcome {
 
 // drain makes one call after the other until nothing waits.
 func (q *queue) drain() {
-	for {
-		batch := q.take()
-		if batch == nil {
-			return
-		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(batch[0].wait.ctx), q.family.client.options.RetryFor)
-		q.call(ctx, batch)
-		cancel()
-		q.mu.Lock()
-		for _, it := range batch {
-			it.state = settled
-			if it.wait.left.Add(-1) == 0 {
-				close(it.wait.done)
-			}
-		}
-		q.mu.Unlock()
+	for q.next() {
 	}
 }
 
-// take returns the items of the next call, or nil if none is waiting.
+// next makes a call with what is waiting. It returns whether anything waits then; if not, no call is in flight.
+func (q *queue) next() bool {
+	batch := q.take()
+	if len(batch) > 0 {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(batch[0].wait.ctx), q.family.client.options.RetryFor)
+		q.call(ctx, batch)
+		cancel()
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, it := range batch {
+		it.state = settled
+		if it.wait.left.Add(-1) == 0 {
+			close(it.wait.done)
+		}
+	}
+	q.isBusy = len(q.waiting) > 0
+	return q.isBusy
+}
+
+// take returns the items of the next call, without those whose callers have left.
 func (q *queue) take() []*item {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -183,7 +198,6 @@ func (q *queue) take() []*item {
 			batch = append(batch, it)
 		}
 	}
-	q.isBusy = batch != nil
 	return batch
 }
 

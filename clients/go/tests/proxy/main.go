@@ -37,12 +37,21 @@ func add(folder, module, version, source string) error {
 	files := map[string]string{
 		version + ".mod":  string(mod),
 		version + ".info": fmt.Sprintf(`{"Version": %q, "Time": "2026-01-01T00:00:00Z"}`, version),
-		"list":            version + "\n",
 	}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(base, name), []byte(text), 0o644); err != nil {
 			return err
 		}
+	}
+	list, err := os.OpenFile(filepath.Join(base, "list"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	if _, err = fmt.Fprintln(list, version); err != nil {
+		return err
+	}
+	if err := list.Close(); err != nil {
+		return err
 	}
 	return pack(filepath.Join(base, version+".zip"), module+"@"+version, source)
 }
