@@ -30,7 +30,7 @@ type family struct {
 	isOurs bool // its database is the one of Options.Database
 }
 
-// A FamilyOption is an option of a single family.
+// A FamilyOption is an option of a single family. The first call of a Client for the family sets its options.
 type FamilyOption func(*family)
 
 // epoch is a reply of family_epoch.
@@ -60,14 +60,13 @@ func (c *Client) family(kind, family string, codec codec, options []FamilyOption
 	f := c.families[kind+" "+family]
 	if f == nil {
 		f = newFamily(c, kind, family, codec)
+		if !name.MatchString(family) {
+			return nil, f.fail(ErrMisconfigured, "BADKEY", fmt.Errorf("the family's name does not match %s", name))
+		}
+		for _, option := range options {
+			option(f)
+		}
 		c.families[kind+" "+family] = f
-	}
-	if !name.MatchString(family) {
-		delete(c.families, kind+" "+family)
-		return nil, f.fail(ErrMisconfigured, fmt.Sprintf("the family's name does not match %s", name), nil)
-	}
-	for _, option := range options {
-		option(f)
 	}
 	return f, nil
 }
@@ -101,6 +100,9 @@ func (f *family) describe(ctx context.Context) (*epoch, error) {
 	f.mu.Lock()
 	latest := f.latest
 	f.mu.Unlock()
+	if ctx.Err() != nil {
+		return nil, f.fail(ErrNotCounted, "canceled", ctx.Err())
+	}
 	if latest != nil {
 		return latest, nil
 	}
@@ -120,8 +122,8 @@ func (f *family) ask(ctx context.Context, home uint32) (*epoch, error) {
 		defer cancel()
 		return f.askServer(ctx, home)
 	})
-	if err != nil && ctx.Err() != nil {
-		return nil, f.fail(ErrNotCounted, "no epoch", ctx.Err())
+	if _, isOurs := err.(*Error); err != nil && !isOurs { // ctx has ended
+		return nil, &Error{Kind: ErrNotCounted, Reason: "canceled", Family: f.path, cause: err, temporary: true}
 	}
 	return asked, err
 }
@@ -152,6 +154,7 @@ func (f *family) askServer(ctx context.Context, home uint32) (*epoch, error) {
 				continue
 			}
 			e := f.fail(ErrMisconfigured, "UNCONFIGURED", nil)
+			e.temporary = isSeen
 			e.detail = "declare the family in the daemon's counterfoil.toml, create its tables with `counterfoil init`, and start the daemon"
 			return nil, e
 		default:

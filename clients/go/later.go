@@ -61,7 +61,7 @@ func (l *later) add(id string, delta int64) error {
 
 // schedule starts the next pass in a while, if there is none to come.
 func (l *later) schedule() {
-	if l.isTimed || len(l.sums) == 0 {
+	if l.isTimed || len(l.sums) == 0 || l.family.client.closed.Load() {
 		return
 	}
 	l.isTimed = true

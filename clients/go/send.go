@@ -132,7 +132,9 @@ func (f *family) read(ctx context.Context, name string, keys []string, args ...a
 	words, err := f.call(ctx, name, keys, args, new(sends))
 	var e *Error
 	if errors.As(err, &e) && e.Kind == ErrOutcomeUnknown {
-		e.Kind = ErrNotCounted
+		if e.Kind = ErrNotCounted; e.Reason == "NOPERM" {
+			e.Kind = ErrMisconfigured
+		}
 	}
 	return words, err
 }

@@ -1,0 +1,389 @@
+// Package tests tests the installed package on a Redis and a daemon with these families in COUNTERFOIL_TEST_NAMESPACE: views,
+// wide, votes (0 to 1000), hits, readers, readers_hll and daily.
+package tests
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha1"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	counterfoil "github.com/counterfoil/counterfoil-go"
+	_ "github.com/go-sql-driver/mysql"
+	"github.com/redis/go-redis/v9"
+)
+
+var (
+	ctx       = context.Background()
+	socket    = os.Getenv("COUNTERFOIL_TEST_SOCKET")
+	namespace = os.Getenv("COUNTERFOIL_TEST_NAMESPACE")
+	daemon    = os.Getenv("COUNTERFOIL_TEST_DAEMON")
+	direct    = redis.NewClient(&redis.Options{Addr: socket})
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func equal[V comparable](t *testing.T, is, should V) {
+	t.Helper()
+	if is != should {
+		t.Fatalf("%v, should be %v", is, should)
+	}
+}
+
+// fails checks kind and reason.
+func fails(t *testing.T, err, kind error, reason string) {
+	t.Helper()
+	var e *counterfoil.Error
+	if !errors.Is(err, kind) || !errors.As(err, &e) || !strings.Contains(e.Reason, reason) {
+		t.Fatalf("%v, should be %v: %s", err, kind, reason)
+	}
+}
+
+func newID() string {
+	random := make([]byte, 8)
+	_, _ = rand.Read(random)
+	return hex.EncodeToString(random)
+}
+
+func isCall(request []byte) bool { return bytes.Contains(bytes.ToLower(request[:40]), []byte("eval")) }
+
+// given returns a client over go-redis with its defaults but the timeout, own one with connections of its own.
+func given(t *testing.T, socket string, options counterfoil.Options) *counterfoil.Client {
+	t.Helper()
+	client := redis.NewClient(&redis.Options{Addr: socket, ReadTimeout: 200 * time.Millisecond, DialerRetries: 1})
+	t.Cleanup(func() { client.Close() })
+	return with(t, client, options)
+}
+
+func with(t *testing.T, client redis.UniversalClient, options counterfoil.Options) *counterfoil.Client {
+	t.Helper()
+	if options.RetryFor == 0 {
+		options.RetryFor = 2 * time.Second
+	}
+	counters, err := counterfoil.New(client, namespace, options)
+	must(t, err)
+	return counters
+}
+
+func own(t *testing.T, socket string) *counterfoil.Client {
+	t.Helper()
+	options := counterfoil.Options{RetryFor: 2 * time.Second}
+	counters, err := counterfoil.Connect("unix://"+socket+"?read_timeout=200ms", namespace, options)
+	must(t, err)
+	t.Cleanup(func() { counters.Close(ctx) })
+	return counters
+}
+
+func buffered(t *testing.T, counters *counterfoil.Client, name string) *counterfoil.Buffered {
+	t.Helper()
+	family, err := counters.Buffered(name)
+	must(t, err)
+	return family
+}
+
+// exact returns the value that the daemon knows.
+func exact(t *testing.T, id string) int64 {
+	t.Helper()
+	value, err := buffered(t, given(t, socket, counterfoil.Options{Daemon: daemon}), "views").Value(ctx, id)
+	must(t, err)
+	return value
+}
+
+func TestScriptsAreThoseOfTheBundle(t *testing.T) {
+	folder, installed := os.Getenv("COUNTERFOIL_LUA"), os.Getenv("COUNTERFOIL_SCRIPTS")
+	files, err := filepath.Glob(folder + "/*.lua")
+	must(t, err)
+	copies, err := filepath.Glob(installed + "/*.lua")
+	must(t, err)
+	equal(t, len(copies), len(files))
+	for _, file := range files {
+		right, err := os.ReadFile(file)
+		must(t, err)
+		text, err := os.ReadFile(filepath.Join(installed, filepath.Base(file)))
+		must(t, err)
+		if !bytes.Equal(text, right) {
+			t.Errorf("lua/%s differs: run `go generate`", filepath.Base(file))
+		}
+		equal(t, sha1.Sum(text), sha1.Sum(right))
+	}
+}
+
+func TestConcurrentCallersShareCalls(t *testing.T) {
+	views, id := buffered(t, given(t, socket, counterfoil.Options{}), "views"), newID()
+	_, err := views.Add(ctx, id, 0)
+	must(t, err)
+	before := evalshas(t)
+	var all sync.WaitGroup
+	for i := 0; i < 64; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			for j := 0; j < 20; j++ {
+				if _, err := views.Add(ctx, id, 1); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	all.Wait()
+	equal(t, exact(t, id), 64*20)
+	if calls := evalshas(t) - before; calls > 64*20/4 {
+		t.Errorf("%d calls for %d hits", calls, 64*20)
+	}
+}
+
+var calls = regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`)
+
+func evalshas(t *testing.T) int {
+	t.Helper()
+	info, err := direct.Info(ctx, "commandstats").Result()
+	must(t, err)
+	n, err := strconv.Atoi(calls.FindStringSubmatch(info)[1])
+	must(t, err)
+	return n
+}
+
+func TestALostReplyIsNotCountedAgain(t *testing.T) {
+	for _, isOwn := range []bool{false, true} {
+		for _, lost := range []fate{loseRequest, loseReply, hold} {
+			p := startProxy(t)
+			counters := given(t, p.socket, counterfoil.Options{})
+			if isOwn {
+				counters = own(t, p.socket)
+			}
+			views, id := buffered(t, counters, "views"), newID()
+			_, err := views.Add(ctx, id, 1)
+			must(t, err)
+			p.next(lost)
+			pending, err := views.Add(ctx, id, 1)
+			must(t, err)
+			equal(t, pending.Known, lost == loseRequest)
+			p.next(lost)
+			isFirst, err := views.AddOnce(ctx, newID(), id, 1, "")
+			must(t, err)
+			equal(t, isFirst, lost == loseRequest)
+			equal(t, exact(t, id), 3)
+		}
+	}
+}
+
+func TestManyLostRequestsAndReplies(t *testing.T) {
+	p := startProxy(t)
+	views, id := buffered(t, given(t, p.socket, counterfoil.Options{RetryFor: 20 * time.Second}), "views"), newID()
+	var number atomic.Int64
+	p.set(func() fate { return [7]fate{1: loseReply, 3: loseRequest, 5: loseReply}[number.Add(1)%7] })
+	var all sync.WaitGroup
+	for i := 0; i < 8; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			for j := 0; j < 20; j++ {
+				if _, err := views.Add(ctx, id, 1); err != nil {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	all.Wait()
+	equal(t, exact(t, id), 160)
+}
+
+func TestWithoutAReplyTheOutcomeIsUnknown(t *testing.T) {
+	p := startProxy(t)
+	views, id := buffered(t, given(t, p.socket, counterfoil.Options{RetryFor: 500 * time.Millisecond}), "views"), newID()
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+	p.always(loseReply)
+	_, err = views.Add(ctx, id, 1)
+	fails(t, err, counterfoil.ErrOutcomeUnknown, "no reply")
+	p.always(pass)
+	_, err = views.Add(ctx, id, 1)
+	must(t, err)
+	equal(t, exact(t, id), 3)
+}
+
+func TestWhatWasNeverSentIsNotCounted(t *testing.T) {
+	p := startProxy(t)
+	views, id := buffered(t, given(t, p.socket, counterfoil.Options{RetryFor: 500 * time.Millisecond}), "views"), newID()
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+	p.stop()
+	_, err = views.Add(ctx, id, 1) // go-redis has tried several times, and never sent it
+	if errors.Is(err, counterfoil.ErrOutcomeUnknown) {
+		_, err = views.Add(ctx, id, 1) // it wrote to the connection that was closed
+	}
+	fails(t, err, counterfoil.ErrNotCounted, "unreachable")
+	p.listen(t)
+	_, err = views.Add(ctx, id, 1)
+	must(t, err)
+	equal(t, exact(t, id), 2)
+}
+
+func TestContext(t *testing.T) {
+	p := startProxy(t)
+	views, id := buffered(t, given(t, p.socket, counterfoil.Options{}), "views"), newID()
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+
+	ended, end := context.WithCancel(ctx)
+	end()
+	_, err = views.Add(ended, id, 10)
+	fails(t, err, counterfoil.ErrNotCounted, "canceled")
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+
+	p.next(hold)
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	var all sync.WaitGroup
+	all.Add(2)
+	go func() { // shares no call with the one that waits, which leaves the queue
+		defer all.Done()
+		time.Sleep(20 * time.Millisecond)
+		shorter, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		defer cancel()
+		_, err := views.Add(shorter, id, 100)
+		fails(t, err, counterfoil.ErrNotCounted, "canceled")
+	}()
+	go func() { // another one's context does not concern this call
+		defer all.Done()
+		time.Sleep(20 * time.Millisecond)
+		_, err := views.Add(ctx, id, 1000)
+		must(t, err)
+	}()
+	start := time.Now()
+	_, err = views.Add(short, id, 10_000)
+	fails(t, err, counterfoil.ErrOutcomeUnknown, "canceled")
+	if time.Since(start) > 150*time.Millisecond {
+		t.Error("returned late")
+	}
+	all.Wait()
+	equal(t, exact(t, id), 11_001)
+}
+
+func TestExpired(t *testing.T) {
+	for _, isOwn := range []bool{false, true} {
+		counters := given(t, socket, counterfoil.Options{})
+		if isOwn {
+			counters = own(t, socket)
+		}
+		views, id := buffered(t, counters, "views"), newID()
+		_, err := views.Add(ctx, id, 1)
+		must(t, err)
+		// Redis loses its memory
+		home := fmt.Sprintf("cf1:{%s/views/0}:calls", namespace)
+		must(t, direct.HSet(ctx, home, "=now", newID(), "=before", newID()).Err())
+		_, err = views.Add(ctx, id, 1)
+		if isOwn {
+			must(t, err)
+		} else {
+			fails(t, err, counterfoil.ErrOutcomeUnknown, "EXPIRED")
+		}
+		_, err = views.Add(ctx, id, 1)
+		must(t, err)
+		_, err = views.AddOnce(ctx, newID(), id, 1, "0123456789abcdef")
+		fails(t, err, counterfoil.ErrOutcomeUnknown, "EXPIRED")
+	}
+}
+
+func TestAnotherNumberOfPartitions(t *testing.T) {
+	views := buffered(t, given(t, socket, counterfoil.Options{}), "views")
+	_, err := views.Add(ctx, newID(), 1)
+	must(t, err)
+	home := fmt.Sprintf("cf1:{%s/views/0}:calls", namespace)
+	must(t, direct.HSet(ctx, home, "=partitions", 8, "=now", newID(), "=before", newID()).Err())
+	defer direct.HSet(ctx, home, "=partitions", 4)
+	_, err = views.Add(ctx, newID(), 1)
+	fails(t, err, counterfoil.ErrOutcomeUnknown, "EXPIRED")
+	_, err = views.Add(ctx, newID(), 1)
+	fails(t, err, counterfoil.ErrMisconfigured, "MISMATCH")
+	must(t, direct.HSet(ctx, home, "=partitions", 4).Err())
+	_, err = views.Add(ctx, newID(), 1)
+	must(t, err)
+}
+
+func TestResultsAreSeparate(t *testing.T) {
+	views, id := buffered(t, given(t, socket, counterfoil.Options{}), "views"), newID()
+	pairs := []counterfoil.Pair{{ID: id, Delta: 1}, {ID: "", Delta: 1}, {ID: id + "max", Delta: 1<<63 - 1}, {ID: id + "max", Delta: 1}, {ID: id, Delta: 2}}
+	results, err := views.AddMany(ctx, pairs)
+	fails(t, err, counterfoil.ErrNotCounted, "BADID")
+	equal(t, results[0].Value, 1)
+	equal(t, results[2].Value, 1<<63-1)
+	fails(t, results[3].Err, counterfoil.ErrNotCounted, "RANGE")
+	equal(t, results[4], counterfoil.Result{Pending: counterfoil.Pending{Value: 3, Known: true}})
+	_, err = views.Add(ctx, id+"max", -(1<<63 - 1)) // MySQL has no room for both
+	must(t, err)
+
+	votes, err := given(t, socket, counterfoil.Options{}).Cached("votes", counterfoil.ReadRow(func(context.Context, string) (int64, error) { return 998, nil }))
+	must(t, err)
+	var all sync.WaitGroup
+	var refused atomic.Int64
+	for i := 0; i < 10; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			_, err := votes.Incr(ctx, id, 1)
+			var e *counterfoil.Error
+			if errors.As(err, &e) {
+				equal(t, e.Reason, "RANGE")
+				equal(t, *e.Value, 1000)
+				refused.Add(1)
+			}
+		}()
+	}
+	all.Wait()
+	equal(t, refused.Load(), 8)
+}
+
+func TestCallersShareARead(t *testing.T) {
+	var reads atomic.Int64
+	votes, err := given(t, socket, counterfoil.Options{}).Cached("votes", counterfoil.ReadRow(func(context.Context, string) (int64, error) {
+		reads.Add(1)
+		time.Sleep(20 * time.Millisecond)
+		return 5, nil
+	}))
+	must(t, err)
+	var all sync.WaitGroup
+	id := newID()
+	for i := 0; i < 20; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			_, err := votes.Incr(ctx, id, 1)
+			must(t, err)
+		}()
+	}
+	all.Wait()
+	value, err := votes.Get(ctx, id)
+	must(t, err)
+	equal(t, value, 25)
+	equal(t, reads.Load(), 1)
+	failing, err := given(t, socket, counterfoil.Options{}).Cached("votes", counterfoil.ReadRow(func(context.Context, string) (int64, error) {
+		return 0, sql.ErrConnDone
+	}))
+	must(t, err)
+	_, err = failing.Incr(ctx, newID(), 1)
+	fails(t, err, counterfoil.ErrNotCounted, "no row")
+	if !errors.Is(err, sql.ErrConnDone) {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,97 @@
+package tests
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	counterfoil "github.com/counterfoil/counterfoil-go"
+)
+
+func TestLater(t *testing.T) {
+	views, id := buffered(t, given(t, socket, counterfoil.Options{}), "views"), newID()
+	var all sync.WaitGroup
+	for i := 0; i < 8; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			for j := 0; j < 1000; j++ {
+				must(t, views.Later(fmt.Sprint(id, j%10), 1))
+			}
+		}()
+	}
+	all.Wait()
+	must(t, views.Flush(ctx))
+	equal(t, exact(t, id+"7"), 800)
+	must(t, views.Later(id, 1))
+	for start := time.Now(); exact(t, id) == 0; { // without a flush
+		if time.Since(start) > 2*time.Second {
+			t.Fatal("not sent")
+		}
+	}
+}
+
+func TestLaterKeepsWhatWasNotSent(t *testing.T) {
+	p := startProxy(t)
+	counters := given(t, p.socket, counterfoil.Options{RetryFor: 300 * time.Millisecond})
+	views, id := buffered(t, counters, "views"), newID()
+	p.stop()
+	must(t, views.Later(id, 1))
+	fails(t, views.Flush(ctx), counterfoil.ErrNotCounted, "no epoch")
+	must(t, views.Later(id, 1))
+	p.listen(t)
+	must(t, views.Flush(ctx))
+	equal(t, exact(t, id), 2)
+}
+
+func TestLaterReportsWhatIsLost(t *testing.T) {
+	var mu sync.Mutex
+	lost := map[string]int64{}
+	options := counterfoil.Options{OnError: func(_, id string, delta int64, err error) {
+		mu.Lock()
+		defer mu.Unlock()
+		lost[id] = delta
+	}}
+	counters := given(t, socket, options)
+	views, id := buffered(t, counters, "views"), newID()
+	_, err := views.Add(ctx, id, 1<<63-1)
+	must(t, err)
+	must(t, views.Later(id, 1))
+	must(t, views.Later(id+"b", 1))
+	err = views.Flush(ctx)
+	fails(t, err, counterfoil.ErrNotCounted, "RANGE")
+	mu.Lock()
+	equal(t, lost[id], 1)
+	equal(t, len(lost), 1)
+	mu.Unlock()
+	must(t, views.Flush(ctx))
+	equal(t, exact(t, id+"b"), 1)
+	_, err = views.Add(ctx, id, -(1<<63 - 1))
+	must(t, err)
+}
+
+func TestLaterIsBounded(t *testing.T) {
+	p := startProxy(t)
+	views := buffered(t, given(t, p.socket, counterfoil.Options{LaterEvery: time.Hour}), "views")
+	for i := 0; i < 100_000; i++ {
+		must(t, views.Later(fmt.Sprint(i), 0))
+	}
+	fails(t, views.Later("more", 0), counterfoil.ErrNotCounted, "BUSY")
+	must(t, views.Later("1", 0))
+}
+
+func TestCloseSends(t *testing.T) {
+	counters := own(t, socket)
+	views, id := buffered(t, counters, "views"), newID()
+	must(t, views.Later(id, 3))
+	must(t, counters.Close(ctx))
+	equal(t, exact(t, id), 3)
+	fails(t, views.Later(id, 3), counterfoil.ErrNotCounted, "closed")
+	_, err := views.Add(ctx, id, 1)
+	var e *counterfoil.Error
+	if !errors.As(err, &e) {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,200 @@
+package tests
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math/rand"
+	"net"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	counterfoil "github.com/counterfoil/counterfoil-go"
+	"github.com/redis/go-redis/v9"
+)
+
+func TestOptions(t *testing.T) {
+	_, err := counterfoil.New(direct, namespace, counterfoil.Options{RetryFor: 31 * time.Second})
+	fails(t, err, counterfoil.ErrMisconfigured, "options")
+	_, err = counterfoil.New(direct, "Shop", counterfoil.Options{})
+	fails(t, err, counterfoil.ErrMisconfigured, "options")
+	_, err = counterfoil.New(redis.NewRing(&redis.RingOptions{}), namespace, counterfoil.Options{})
+	fails(t, err, counterfoil.ErrMisconfigured, "options")
+	_, err = counterfoil.Connect("http://localhost", namespace, counterfoil.Options{})
+	fails(t, err, counterfoil.ErrMisconfigured, "url")
+}
+
+func TestFamiliesThatAreNotThere(t *testing.T) {
+	counters := given(t, socket, counterfoil.Options{})
+	_, err := buffered(t, counters, "unknown").Add(ctx, "a", 1)
+	fails(t, err, counterfoil.ErrMisconfigured, "UNCONFIGURED")
+	_, err = buffered(t, counters, "votes").Add(ctx, "a", 1)
+	fails(t, err, counterfoil.ErrMisconfigured, "MISMATCH")
+	_, err = counters.Buffered("Views")
+	fails(t, err, counterfoil.ErrMisconfigured, "BADKEY")
+	_, err = buffered(t, counters, "views").Value(ctx, "a")
+	fails(t, err, counterfoil.ErrMisconfigured, "no daemon")
+}
+
+// prefix is a hook that adds a prefix to keys.
+type prefix struct{}
+
+func (prefix) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (prefix) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (prefix) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, command redis.Cmder) error {
+		if args := command.Args(); command.Name() == "evalsha" || command.Name() == "eval" {
+			for i := 3; i < 5; i++ {
+				args[i] = fmt.Sprint("prefix:", args[i])
+			}
+		}
+		return next(ctx, command)
+	}
+}
+
+func TestAPrefix(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: socket})
+	defer client.Close()
+	client.AddHook(prefix{})
+	_, err := buffered(t, with(t, client, counterfoil.Options{}), "views").Add(ctx, "a", 1)
+	fails(t, err, counterfoil.ErrMisconfigured, "BADKEY")
+}
+
+func TestLibraryOptions(t *testing.T) {
+	for name, options := range map[string]*redis.Options{
+		"RESP2":          {Protocol: 2},
+		"a single one":   {PoolSize: 1},
+		"no retries":     {MaxRetries: -1},
+		"context's time": {ContextTimeoutEnabled: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			options.Addr = socket
+			client := redis.NewClient(options)
+			defer client.Close()
+			views, id := buffered(t, with(t, client, counterfoil.Options{}), "views"), newID()
+			var all sync.WaitGroup
+			for i := 0; i < 32; i++ {
+				all.Add(1)
+				go func() {
+					defer all.Done()
+					_, err := views.Add(ctx, id, 1)
+					must(t, err)
+				}()
+			}
+			all.Wait()
+			equal(t, exact(t, id), 32)
+		})
+	}
+	client := redis.NewClient(&redis.Options{Addr: socket, Username: "nobody", Password: "wrong"})
+	defer client.Close()
+	_, err := buffered(t, with(t, client, counterfoil.Options{}), "views").Add(ctx, "a", 1)
+	fails(t, err, counterfoil.ErrMisconfigured, "WRONGPASS")
+}
+
+func TestScriptsAreLoadedAgain(t *testing.T) {
+	views, id := buffered(t, given(t, socket, counterfoil.Options{}), "views"), newID()
+	for i := 0; i < 3; i++ {
+		must(t, direct.ScriptFlush(ctx).Err())
+		pending, err := views.Add(ctx, id, 1)
+		must(t, err)
+		equal(t, pending.Known, true)
+	}
+	equal(t, exact(t, id), 3)
+}
+
+func TestOtherKinds(t *testing.T) {
+	counters, id := given(t, socket, counterfoil.Options{Daemon: daemon}), newID()
+	hits, err := counters.Series("hits")
+	must(t, err)
+	must(t, hits.Add(ctx, id, 3))
+	for label, length := range map[string]int{"60s": 120, "day": 31} {
+		slices, err := hits.Get(ctx, id, label)
+		must(t, err)
+		equal(t, len(slices), length)
+		equal(t, slices[length-1].Count+slices[length-2].Count, 3)
+		if since := time.Since(slices[length-1].Start); since < 0 || since > 25*time.Hour {
+			t.Error(slices[length-1].Start)
+		}
+	}
+	fails(t, hits.Add(ctx, id, 0), counterfoil.ErrNotCounted, "BADARG")
+	for _, name := range []string{"readers", "readers_hll"} {
+		readers, err := counters.Activity(name)
+		must(t, err)
+		var all sync.WaitGroup
+		for i := 0; i < 40; i++ {
+			all.Add(1)
+			go func(visitor string) {
+				defer all.Done()
+				must(t, readers.Touch(ctx, id, visitor))
+			}(fmt.Sprint(i % 5))
+		}
+		all.Wait()
+		views, visitors, err := readers.Now(ctx, id)
+		must(t, err)
+		equal(t, views, 40)
+		equal(t, visitors, 5)
+	}
+	daily, err := counters.Visitors("daily")
+	must(t, err)
+	for i := 0; i < 4; i++ {
+		isFirst, err := daily.FirstVisit(ctx, id, "2014-09-20", fmt.Sprint(i%2))
+		must(t, err)
+		equal(t, isFirst, i < 2)
+	}
+	value, err := daily.Value(ctx, id, "2014-09-20")
+	must(t, err)
+	equal(t, value, 2)
+	_, err = daily.FirstVisit(ctx, id, "2014-9-20", "a")
+	fails(t, err, counterfoil.ErrNotCounted, "BADID")
+}
+
+// Values read by the database and by the daemon are exact while the daemon saves.
+func TestValues(t *testing.T) {
+	mysql := os.Getenv("COUNTERFOIL_TEST_MYSQL")
+	if _, err := net.Dial("unix", mysql); err != nil {
+		t.Skip("no MySQL: ", err)
+	}
+	database, err := sql.Open("mysql", fmt.Sprintf("root@unix(%s)/%s", mysql, os.Getenv("COUNTERFOIL_TEST_DATABASE")))
+	must(t, err)
+	defer database.Close()
+	byDatabase, byDaemon := given(t, socket, counterfoil.Options{Database: database}), given(t, socket, counterfoil.Options{Daemon: daemon})
+	for _, name := range []string{"views", "wide"} {
+		id, sum := newID(), int64(0)
+		one, two := buffered(t, byDatabase, name), buffered(t, byDaemon, name)
+		for i := 0; i < 200; i++ {
+			delta := rand.Int63n(100) - 40
+			sum += delta
+			_, err := one.Add(ctx, id, delta)
+			must(t, err)
+			value, err := one.Value(ctx, id)
+			must(t, err)
+			equal(t, value, sum)
+			if i%10 == 0 {
+				value, err = two.Value(ctx, id)
+				must(t, err)
+				equal(t, value, sum)
+			}
+		}
+	}
+	votes, err := byDatabase.Cached("votes", counterfoil.ReadRow(func(context.Context, string) (int64, error) { return 0, nil }))
+	must(t, err)
+	id := newID()
+	_, err = votes.Incr(ctx, id, 7)
+	must(t, err)
+	value, err := votes.Value(ctx, id)
+	must(t, err)
+	equal(t, value, 7)
+	_, err = database.Exec("CREATE TABLE IF NOT EXISTS `empty` (id VARCHAR(255) PRIMARY KEY, value BIGINT)")
+	must(t, err)
+	table, err := given(t, socket, counterfoil.Options{Database: database}).Buffered("views", counterfoil.InTable("empty", "id", "value"))
+	must(t, err)
+	_, err = table.Add(ctx, newID(), 1)
+	must(t, err)
+	value, err = table.Value(ctx, newID())
+	must(t, err)
+	equal(t, value, 0)
+}
