@@ -3,11 +3,10 @@ package counterfoil
 import (
 	"context"
 	"fmt"
-	"hash/crc32"
+	"math"
 	"math/rand"
-	"sort"
-	"strconv"
-	"strings"
+	"sync"
+	"time"
 )
 
 // Buffered is a family of sums. An id is 1 to 255 bytes of UTF-8.
@@ -32,238 +31,221 @@ type Result struct {
 	Err error
 }
 
+var bufferedKind = &kind{name: "buffered", maxID: 255, limit: 1000, spans: true,
+	place: func(e *epoch, it *item) uint32 {
+		switch {
+		case e.settings.Wide && it.request != "":
+			return e.partitionOf(it.request)
+		case e.settings.Wide:
+			return rand.Uint32() % e.partitions
+		}
+		return e.partitionOf(it.id)
+	},
+	encode: func(f *family, _ *epoch, batch []*item) request {
+		r, at := request{script: "buffered_add"}, 0
+		for i, it := range batch {
+			if i == 0 || it.partition != batch[i-1].partition {
+				r.keys = append(r.keys, f.keys(it.partition, "buffer", "meta")...)
+				at, r.args = len(r.args), append(r.args, int64(0), int64(0))
+			}
+			// how many hits the pairs stand for only says when a save is due
+			size := max(min(it.delta, 1000), -max(it.delta, -1000), 1)
+			r.args[at] = min(r.args[at].(int64)+size, 1000)
+			bump(r.args, at+1, 1)
+			r.args = append(r.args, it.id, it.delta)
+		}
+		return r
+	},
+	results: func(words []any, batch []*item) (results []any) {
+		if words[0] == "DUP" {
+			return nil
+		}
+		words = words[1:]
+		for i, it := range batch {
+			if i == 0 || it.partition != batch[i-1].partition {
+				words = words[1:] // the partition's total
+			}
+			results, words = append(results, words[0]), words[1:]
+		}
+		return results
+	},
+}
+
 // Buffered returns the family of that name. The only option that concerns it is [InTable].
 func (c *Client) Buffered(name string, options ...FamilyOption) (*Buffered, error) {
-	f, err := c.family("buffered", name, addCodec{}, options)
+	f, err := c.family(bufferedKind, name, options)
 	return &Buffered{f}, err
 }
 
 // Add adds delta to the counter and returns what it has pending.
 func (b *Buffered) Add(ctx context.Context, id string, delta int64) (Pending, error) {
-	if err := b.checkID(id, 255); err != nil {
-		return Pending{}, err
-	}
-	result := resultOf(b.count(ctx, &item{id: id, delta: delta})[0])
-	return result.Pending, result.Err
+	result := b.count(ctx, &item{id: id, delta: delta})[0]
+	return Pending{result.value, result.known}, result.err
 }
 
 // AddMany adds up to 1000 pairs. They fail separately: there is a result for each, in their order, and the error is the first
 // one in them.
-func (b *Buffered) AddMany(ctx context.Context, pairs []Pair) ([]Result, error) {
+func (b *Buffered) AddMany(ctx context.Context, pairs []Pair) (results []Result, first error) {
 	if len(pairs) > 1000 {
 		return nil, b.fail(ErrNotCounted, "BADARG", fmt.Errorf("%d pairs, 1000 at most", len(pairs)))
 	}
-	results := make([]Result, len(pairs))
-	items, places := make([]*item, 0, len(pairs)), make([]int, 0, len(pairs))
+	items := make([]*item, len(pairs))
 	for i, pair := range pairs {
-		if results[i].Err = b.checkID(pair.ID, 255); results[i].Err == nil {
-			items, places = append(items, &item{id: pair.ID, delta: pair.Delta}), append(places, i)
+		items[i] = &item{id: pair.ID, delta: pair.Delta}
+	}
+	for _, result := range b.count(ctx, items...) {
+		results = append(results, Result{Pending{result.value, result.known}, result.err})
+		if first == nil {
+			first = result.err
 		}
 	}
-	for i, outcome := range b.count(ctx, items...) {
-		results[places[i]] = resultOf(outcome)
-	}
-	for _, result := range results {
-		if result.Err != nil {
-			return results, result.Err
-		}
-	}
-	return results, nil
-}
-
-func resultOf(o outcome) Result { return Result{Pending{o.value, o.known}, o.err} }
-
-// addCodec encodes calls of buffered_add.
-type addCodec struct{}
-
-func (addCodec) spans() bool { return true }
-func (addCodec) limit() int  { return 1000 }
-
-func (addCodec) place(e *epoch, it *item) {
-	it.partition = e.partitionOf(it.id)
-	if e.settings.Wide {
-		it.partition = rand.Uint32() % e.partitions
-	}
-}
-
-func (addCodec) encode(f *family, _ *epoch, batch []*item) (string, []string, []any, error) {
-	var keys []string
-	args := make([]any, 0, 4+4*len(batch))
-	for _, some := range byPartition(batch) {
-		keys = append(keys, f.keys(some[0].partition, "buffer", "meta")...)
-		args = append(args, hits(some), len(some))
-		for _, it := range some {
-			args = append(args, it.id, it.delta)
-		}
-	}
-	return "buffered_add", keys, args, nil
-}
-
-// hits returns how many hits the deltas stand for; the reconciler uses it only to decide when to save.
-func hits(batch []*item) int64 {
-	sum := int64(0)
-	for _, it := range batch {
-		if it.delta > 1000 || it.delta < -1000 {
-			return 1000
-		}
-		sum += max(it.delta, -it.delta)
-	}
-	return min(max(sum, 1), 1000)
-}
-
-func (addCodec) decode(f *family, words []any, batch []*item) {
-	if words[0] == "DUP" {
-		f.decodeRefused(words, batch)
-		return
-	}
-	at := 1
-	for _, some := range byPartition(batch) {
-		at++ // the partition's total
-		for _, it := range some {
-			it.outcome = f.outcomeOf(wordAt(words, at))
-			at++
-		}
-	}
-}
-
-// byPartition sorts the batch by partition and returns the items of each.
-func byPartition(batch []*item) [][]*item {
-	if len(batch) > 1 {
-		sort.SliceStable(batch, func(i, j int) bool { return batch[i].partition < batch[j].partition })
-	}
-	return runs(batch, func(a, b *item) bool { return a.partition == b.partition })
-}
-
-// runs splits a sorted batch into runs of items that belong together.
-func runs(batch []*item, together func(a, b *item) bool) [][]*item {
-	all, start := make([][]*item, 0, 4), 0
-	for i := 1; i <= len(batch); i++ {
-		if i == len(batch) || !together(batch[start], batch[i]) {
-			all, start = append(all, batch[start:i]), i
-		}
-	}
-	return all
-}
-
-func wordAt(words []any, at int) any {
-	if at < len(words) {
-		return words[at]
-	}
-	return "no result"
-}
-
-// outcomeOf reads a result: a number, which is a string beyond 2^53, or why the item was not counted.
-func (f *family) outcomeOf(word any) outcome {
-	if value, isNumber := word.(int64); isNumber {
-		return outcome{value: value, known: true}
-	}
-	text := fmt.Sprint(word)
-	if value, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return outcome{value: value, known: true}
-	}
-	return outcome{word: text, err: f.fail(ErrNotCounted, text, nil)}
-}
-
-// decodeRefused reads the reply to a repeated call, such as "3:FULL 7:RANGE": what was refused then, counted from 1.
-func (f *family) decodeRefused(words []any, batch []*item) {
-	for _, word := range strings.Fields(fmt.Sprint(wordAt(words, 1))) {
-		number, reason, _ := strings.Cut(word, ":")
-		if i, err := strconv.Atoi(number); err == nil && i >= 1 && i <= len(batch) {
-			batch[i-1].err = f.fail(ErrNotCounted, reason, nil)
-		}
-	}
-}
-
-// RequestEpoch returns the epoch to be stored with a job before the first AddOnce of it.
-func (b *Buffered) RequestEpoch(ctx context.Context, request, id string) (string, error) {
-	it, err := b.request(ctx, request, id, 0)
-	if err != nil {
-		return "", err
-	}
-	b.expire(b.home(it.partition)) // a new one is valid for longer
-	e, err := b.ask(ctx, b.home(it.partition))
-	if err != nil {
-		return "", err
-	}
-	return e.now, nil
+	return results, first
 }
 
 // AddOnce adds delta to the counter once for all calls with this request (1 to 64 bytes) and id, from any process. It returns
 // false if another call has counted. The epoch is that of [Buffered.RequestEpoch], stored with the job: if it is over, the
 // outcome is unknown and nothing is sent. If it is "", that of now is used, and the call must not be repeated later.
 func (b *Buffered) AddOnce(ctx context.Context, request, id string, delta int64, epoch string) (bool, error) {
-	it, err := b.request(ctx, request, id, delta)
-	if err != nil {
+	if err := b.check(request, 64, true); err != nil {
 		return false, err
 	}
-	type reply = []any
-	done := make(chan func() (reply, error), 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.client.options.RetryFor)
-		defer cancel()
-		words, err := b.sendRequest(ctx, request, epoch, it)
-		done <- func() (reply, error) { return words, err }
-	}()
-	select {
-	case <-ctx.Done():
-		return false, b.fail(ErrOutcomeUnknown, "canceled", ctx.Err())
-	case result := <-done:
-		words, err := result()
-		if err != nil {
-			return false, err
-		}
-		b.codec.decode(b.family, words, []*item{it})
-		return words[0] == "OK" && it.err == nil, it.err
-	}
+	result := b.count(ctx, &item{id: id, delta: delta, request: request, epoch: epoch})[0]
+	return result.known, result.err
 }
 
-func (b *Buffered) request(ctx context.Context, request, id string, delta int64) (*item, error) {
-	if err := b.checkID(id, 255); err != nil {
-		return nil, err
-	}
-	if err := b.checkID(request, 64); err != nil {
-		return nil, err
-	}
+// RequestEpoch returns the epoch to be stored with a job before the first AddOnce of it.
+func (b *Buffered) RequestEpoch(ctx context.Context, request, id string) (string, error) {
 	e, err := b.describe(ctx)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	it := &item{id: id, delta: delta, partition: e.partitionOf(id)}
-	if e.settings.Wide {
-		it.partition = crc32.ChecksumIEEE([]byte(request)) % e.partitions
+	home := b.home(b.place(e, &item{id: id, request: request}))
+	b.expire(home) // a new one is valid for longer
+	if e, err = b.ask(ctx, home); err != nil {
+		return "", err
 	}
-	return it, nil
+	return e.now, nil
 }
 
-func (b *Buffered) sendRequest(ctx context.Context, request, epoch string, it *item) ([]any, error) {
-	home, fence := b.home(it.partition), &sends{}
-	for {
-		e, err := b.ask(ctx, home)
-		if err != nil {
-			if fence.written > 0 {
-				err = b.fail(ErrOutcomeUnknown, "no epoch", err)
-			}
-			return nil, err
-		}
-		if epoch == "" {
-			epoch = e.now
-		}
-		if epoch != e.now && epoch != e.before {
-			return nil, b.fail(ErrOutcomeUnknown, "EXPIRED", nil)
-		}
-		script, keys, args, err := b.codec.encode(b.family, e, []*item{it})
-		if err != nil {
-			return nil, err
-		}
-		caller := fmt.Sprintf("request:%d:%s:%s", len(request), request, it.id)
-		keys = append(b.keys(home, "calls", "calls_before"), keys...)
-		words, err := b.call(ctx, script, keys, append([]any{caller, 1, e.before, fence}, args...), fence)
-		if err != nil || words[0] == "OK" || words[0] == "DUP" {
-			return words, err
-		}
-		if words[0] != "EXPIRED" || ctx.Err() != nil {
-			return nil, b.fail(ErrOutcomeUnknown, fmt.Sprint(words[0]), ctx.Err())
-		}
-		b.expire(home) // the other memory may still be there
+const maxLater = 100_000
+
+// later sums in the process. One pass at a time sends the sums.
+type later struct {
+	pass chan struct{} // has room for one pass
+
+	mu       sync.Mutex
+	sums     map[string]int64
+	sending  int // ids of the current pass
+	isTimed  bool
+	first    error // since the last flush
+	failures int
+}
+
+// Later adds delta to a sum in the process, which a goroutine sends within [Options].LaterEvery. What is not sent yet is lost
+// if the process is killed: call [Client.Close] before it exits. Sums that Redis did not receive stay and are sent again;
+// those that were refused, or whose outcome is unknown, are dropped and reported by the next [Buffered.Flush] and to
+// [Options].OnError. If 100,000 ids are waiting the error's reason is BUSY.
+func (b *Buffered) Later(id string, delta int64) error {
+	if err := b.check(id, 255, true); err != nil {
+		return err
 	}
+	l := &b.later
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, isThere := l.sums[id]
+	switch {
+	case b.client.isClosed.Load():
+		return b.fail(ErrNotCounted, "closed", nil)
+	case !isThere && len(l.sums)+l.sending >= maxLater:
+		return b.fail(ErrNotCounted, "BUSY", nil)
+	case !l.add(id, delta):
+		return b.fail(ErrNotCounted, "RANGE", nil)
+	}
+	b.schedule()
+	return nil
+}
+
+// Flush sends what Later took before, and returns when all of it is settled. Its error is the first one since the last flush,
+// and says how many ids are concerned.
+func (b *Buffered) Flush(ctx context.Context) error { return b.flush(ctx) }
+
+// add returns false if the sum would be beyond i64.
+func (l *later) add(id string, delta int64) bool {
+	sum := l.sums[id]
+	if delta > 0 && sum > math.MaxInt64-delta || delta < 0 && sum < math.MinInt64-delta {
+		return false
+	}
+	l.sums[id] = sum + delta
+	return true
+}
+
+// schedule starts the next pass in a while, if there is none to come. The caller holds the lock.
+func (f *family) schedule() {
+	if !f.later.isTimed && len(f.later.sums) > 0 && !f.client.isClosed.Load() {
+		f.later.isTimed = true
+		time.AfterFunc(f.client.options.LaterEvery, func() { f.sendSums() })
+	}
+}
+
+func (f *family) flush(ctx context.Context) error {
+	done := make(chan error, 1)
+	go func() {
+		kept, why := f.sendSums()
+		l := &f.later
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.first != nil {
+			why = l.first
+		}
+		if why != nil {
+			e := *why.(*Error)
+			e.cause = fmt.Errorf("%d ids, of which %d are kept and sent again: %w", l.failures+kept, kept, why)
+			why = &e
+		}
+		l.first, l.failures = nil, 0
+		done <- why
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return f.fail(ErrOutcomeUnknown, "canceled", ctx.Err())
+	}
+}
+
+// sendSums sends all sums. It returns how many are kept for the next pass, and why.
+func (f *family) sendSums() (kept int, why error) {
+	l := &f.later
+	l.pass <- struct{}{}
+	defer func() { <-l.pass }()
+	l.mu.Lock()
+	sums := l.sums
+	l.sums, l.sending, l.isTimed = make(map[string]int64, len(sums)), len(sums), false
+	l.mu.Unlock()
+	items := make([]*item, 0, len(sums))
+	for id, sum := range sums {
+		items = append(items, &item{id: id, delta: sum})
+	}
+	for i, result := range f.count(context.Background(), items...) {
+		if result.err == nil {
+			continue
+		}
+		id, delta, err := items[i].id, items[i].delta, result.err.(*Error)
+		l.mu.Lock()
+		isKept := err.isTemporary && l.add(id, delta)
+		if isKept {
+			kept, why = kept+1, err
+		} else if l.failures++; l.first == nil {
+			l.first = err
+		}
+		l.mu.Unlock()
+		if onError := f.client.options.OnError; !isKept && onError != nil {
+			onError(f.path, id, delta, err)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sending = 0
+	f.schedule()
+	return kept, why
 }

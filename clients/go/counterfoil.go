@@ -1,6 +1,6 @@
 // Package counterfoil counts in Redis, exactly once, for values that the daemon counterfoil writes to MySQL.
 //
-// A [Client] counts over the application's own go-redis client, or over one of its own:
+// A [Client] counts over the application's own go-redis client, or over connections of its own:
 //
 //	counters, err := counterfoil.Connect("redis://localhost:6379", "shop", counterfoil.Options{})
 //	views, err := counters.Buffered("product_views")
@@ -18,13 +18,12 @@
 package counterfoil
 
 import (
+	"cmp"
 	"context"
-	"crypto/rand"
 	"database/sql"
-	"encoding/hex"
+	"errors"
 	"fmt"
 	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -32,6 +31,43 @@ import (
 
 	"github.com/redis/go-redis/v9"
 )
+
+// The kinds of errors, for [errors.Is].
+var (
+	// ErrNotCounted reports that nothing was counted, or for a read that there is no result.
+	ErrNotCounted = errors.New("not counted")
+	// ErrOutcomeUnknown reports that a change was made once or not at all. Making it again may count it twice.
+	ErrOutcomeUnknown = errors.New("outcome unknown")
+	// ErrMisconfigured reports that nothing was counted, and that the application or the family must be changed.
+	ErrMisconfigured = errors.New("misconfigured")
+)
+
+// Error is the type of all errors of this package. It wraps its kind and its cause.
+type Error struct {
+	// Kind is [ErrNotCounted], [ErrOutcomeUnknown] or [ErrMisconfigured].
+	Kind error
+	// Reason is the code of Redis or of a script, such as FULL, RANGE or OOM, or else a short text, such as "no reply".
+	Reason string
+	// Family is NAMESPACE/FAMILY.
+	Family string
+	// Value is the current value of a cached counter if Reason is RANGE, and otherwise nil.
+	Value *int64
+
+	cause       error
+	isTemporary bool // nothing was sent or executed, and the next try may succeed
+}
+
+// Error returns the family, the kind, the reason and the cause.
+func (e *Error) Error() string {
+	text := fmt.Sprintf("counterfoil: %s: %v: %s", e.Family, e.Kind, e.Reason)
+	if e.cause != nil {
+		text += ": " + e.cause.Error()
+	}
+	return text
+}
+
+// Unwrap returns the kind and the cause.
+func (e *Error) Unwrap() []error { return []error{e.Kind, e.cause} }
 
 // Options are the options of a [Client]. The zero value has the defaults.
 type Options struct {
@@ -50,45 +86,30 @@ type Options struct {
 
 // Client counts in the families of one namespace.
 type Client struct {
-	redis     redis.UniversalClient
-	namespace string
-	options   Options
-	isCluster bool
-	isOwn     bool         // its own connections, which repeat nothing
-	skew      atomic.Int64 // milliseconds by which the server's clock is ahead
+	redis            redis.UniversalClient
+	namespace        string
+	options          Options
+	isCluster, isOwn bool         // isOwn: go-redis repeats nothing
+	skew             atomic.Int64 // milliseconds by which the server's clock is ahead
+	isClosed         atomic.Bool
 
 	mu       sync.Mutex
 	families map[string]*family
-	closed   atomic.Bool
 }
 
 var name = regexp.MustCompile(`^[a-z0-9_.-]{1,64}$`)
 
-// New returns a client over the application's own connections, whose options stay as they are. Set a ReadTimeout of a few
-// seconds (the default is 3 s).
+// New returns a client over the application's own connections, whose options stay as they are. Their ReadTimeout should be a few
+// seconds, such as the default of 3 s.
 func New(client redis.UniversalClient, namespace string, options Options) (*Client, error) {
-	if options.RetryFor == 0 {
-		options.RetryFor = 10 * time.Second
-	}
-	if options.LaterEvery == 0 {
-		options.LaterEvery = 5 * time.Millisecond
-	}
+	options.RetryFor = cmp.Or(options.RetryFor, 10*time.Second)
+	options.LaterEvery = cmp.Or(options.LaterEvery, 5*time.Millisecond)
 	c := &Client{redis: client, namespace: namespace, options: options, families: map[string]*family{}}
 	_, c.isCluster = client.(*redis.ClusterClient)
-	problem := ""
-	switch {
-	case !name.MatchString(namespace):
-		problem = fmt.Sprintf("namespace %q does not match %s", namespace, name)
-	case options.RetryFor < 0 || options.RetryFor > 30*time.Second:
-		problem = "RetryFor is not within 30 s"
-	case options.LaterEvery < 0:
-		problem = "LaterEvery is negative"
-	}
-	if _, isRing := client.(*redis.Ring); isRing {
-		problem = "a Ring moves keys when a shard is unreachable, and what they count with them"
-	}
-	if problem != "" {
-		return nil, &Error{Kind: ErrMisconfigured, Reason: "options", Family: namespace, detail: problem}
+	_, isRing := client.(*redis.Ring)
+	if isRing || options.RetryFor < 0 || options.RetryFor > 30*time.Second || options.LaterEvery < 0 || !name.MatchString(namespace) {
+		cause := fmt.Errorf("expected a namespace that matches %s, RetryFor within 30 s, and no redis.Ring", name)
+		return nil, &Error{Kind: ErrMisconfigured, Reason: "options", Family: namespace, cause: cause}
 	}
 	return c, nil
 }
@@ -101,11 +122,10 @@ func Connect(url, namespace string, options Options) (*Client, error) {
 		return nil, &Error{Kind: ErrMisconfigured, Reason: "url", Family: namespace, cause: err}
 	}
 	c, err := New(client, namespace, options)
-	if err != nil {
-		return nil, err
+	if err == nil {
+		c.isOwn = true
 	}
-	c.isOwn = true
-	return c, nil
+	return c, err
 }
 
 func dial(url string) (redis.UniversalClient, error) {
@@ -127,41 +147,17 @@ func dial(url string) (redis.UniversalClient, error) {
 
 // Close sends what Later took, and closes the connections of [Connect]. Until ctx ends it waits for both.
 func (c *Client) Close(ctx context.Context) error {
-	c.closed.Store(true)
+	c.isClosed.Store(true)
 	c.mu.Lock()
-	families := make([]*family, 0, len(c.families))
-	for _, f := range c.families {
-		families = append(families, f)
-	}
-	c.mu.Unlock()
+	defer c.mu.Unlock()
 	var first error
-	for _, f := range families {
-		if err := f.later.flush(ctx); first == nil {
+	for _, f := range c.families {
+		if err := f.flush(ctx); first == nil {
 			first = err
 		}
 	}
 	if c.isOwn {
-		if err := c.redis.Close(); first == nil && err != nil {
-			first = &Error{Kind: ErrNotCounted, Reason: "close", Family: c.namespace, cause: err}
-		}
+		_ = c.redis.Close() // fails only if it is closed already
 	}
 	return first
-}
-
-// setClock learns the server's time from {"OUTSIDE", now_ms}.
-func (c *Client) setClock(words []any) {
-	if now, err := strconv.ParseInt(fmt.Sprint(wordAt(words, 1)), 10, 64); err == nil {
-		c.skew.Store(now - time.Now().UnixMilli())
-	}
-}
-
-// now returns the server's time, as far as it is known, in Unix milliseconds.
-func (c *Client) now() int64 { return time.Now().UnixMilli() + c.skew.Load() }
-
-func newCaller() string {
-	random := make([]byte, 8)
-	if _, err := rand.Read(random); err != nil {
-		panic(err)
-	}
-	return hex.EncodeToString(random)
 }

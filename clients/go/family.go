@@ -3,6 +3,7 @@ package counterfoil
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"strconv"
@@ -13,14 +14,14 @@ import (
 
 // family is what the kinds have in common.
 type family struct {
-	client     *Client
-	kind, path string
-	codec      codec
-	table      *table
-	readRow    func(ctx context.Context, id string) (int64, error)
-	later      *later
-	asking     flights[*epoch]
-	rows       flights[int64]
+	*kind
+	client  *Client
+	path    string
+	table   [3]string // the application's table, its id and value columns
+	readRow func(ctx context.Context, id string) (int64, error)
+	later   later
+	asks    flights[*epoch]
+	rows    flights[int64]
 
 	mu     sync.Mutex
 	latest *epoch            // the last one of any home: kind, partitions and settings
@@ -38,49 +39,49 @@ type epoch struct {
 	now, before string
 	partitions  uint32
 	settings    settings
+	zone        *time.Location
 	until       time.Time
 }
 
 // settings are those that clients need; times are in milliseconds.
 type settings struct {
-	Wide                   bool
-	Retain, Remember       int64
-	Min, Max               *int64
-	Windows                []window
-	Keep                   []string
-	TimeZone               string `json:"time_zone"`
-	Window, Layer, Stripes int64
-	KeepMinutes            bool `json:"keep_minutes"`
-	Visitors               string
+	Wide             bool
+	Retain, Remember int64
+	Min, Max         *int64
+	Windows          []window
+	Keep             []string
+	TimeZone         string `json:"time_zone"`
+	Window, Layer    int64
+	Stripes          uint32
+	KeepMinutes      bool `json:"keep_minutes"`
+	Visitors         string
 }
 
-func (c *Client) family(kind, family string, codec codec, options []FamilyOption) (*family, error) {
+func (c *Client) family(kind *kind, family string, options []FamilyOption) (*family, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	f := c.families[kind+" "+family]
+	f := c.families[kind.name+" "+family]
 	if f == nil {
-		f = newFamily(c, kind, family, codec)
+		f = newFamily(c, kind, family)
 		if !name.MatchString(family) {
 			return nil, f.fail(ErrMisconfigured, "BADKEY", fmt.Errorf("the family's name does not match %s", name))
 		}
 		for _, option := range options {
 			option(f)
 		}
-		c.families[kind+" "+family] = f
+		c.families[kind.name+" "+family] = f
 	}
 	return f, nil
 }
 
-func newFamily(c *Client, kind, name string, codec codec) *family {
-	f := &family{client: c, kind: kind, path: c.namespace + "/" + name, codec: codec}
-	f.epochs, f.queues = map[uint32]*epoch{}, map[uint32]*queue{}
-	f.later = newLater(f)
+func newFamily(c *Client, kind *kind, name string) *family {
+	f := &family{client: c, kind: kind, path: c.namespace + "/" + name, epochs: map[uint32]*epoch{}, queues: map[uint32]*queue{}}
+	f.later.pass, f.later.sums = make(chan struct{}, 1), map[string]int64{}
 	return f
 }
 
 func (f *family) keys(partition uint32, names ...string) []string {
-	keys := make([]string, len(names), len(names)+4)
-	prefix := "cf1:{" + f.path + "/" + strconv.FormatUint(uint64(partition), 10) + "}:"
+	keys, prefix := make([]string, len(names)), "cf1:{"+f.path+"/"+strconv.FormatUint(uint64(partition), 10)+"}:"
 	for i, name := range names {
 		keys[i] = prefix + name
 	}
@@ -95,13 +96,17 @@ func (f *family) home(partition uint32) uint32 {
 	return 0
 }
 
+func crc(text string) uint32 { return crc32.ChecksumIEEE([]byte(text)) }
+
+func (e *epoch) partitionOf(id string) uint32 { return crc(id) % e.partitions }
+
 // describe returns the last epoch of any home, for its partitions and settings.
 func (f *family) describe(ctx context.Context) (*epoch, error) {
 	f.mu.Lock()
 	latest := f.latest
 	f.mu.Unlock()
 	if ctx.Err() != nil {
-		return nil, f.fail(ErrNotCounted, "canceled", ctx.Err())
+		return nil, f.failTemporarily("canceled", ctx.Err())
 	}
 	if latest != nil {
 		return latest, nil
@@ -117,61 +122,46 @@ func (f *family) ask(ctx context.Context, home uint32) (*epoch, error) {
 	if known != nil && time.Now().Before(known.until) {
 		return known, nil
 	}
-	asked, err := f.asking.do(ctx, fmt.Sprint(home), func(ctx context.Context) (*epoch, error) {
-		ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
-		defer cancel()
-		return f.askServer(ctx, home)
-	})
-	if _, isOurs := err.(*Error); err != nil && !isOurs { // ctx has ended
-		return nil, &Error{Kind: ErrNotCounted, Reason: "canceled", Family: f.path, cause: err, temporary: true}
-	}
-	return asked, err
+	return f.asks.do(ctx, f, fmt.Sprint(home), func(ctx context.Context) (*epoch, error) { return f.askServer(ctx, home) })
 }
 
 func (f *family) askServer(ctx context.Context, home uint32) (*epoch, error) {
 	f.mu.Lock()
-	partitions := ""
+	partitions, isSeen := "", f.isSeen
 	if f.latest != nil {
 		partitions = fmt.Sprint(f.latest.partitions)
 	}
-	isSeen := f.isSeen
 	f.mu.Unlock()
+	r := request{"family_epoch", f.keys(home, "calls", "calls_before"), []any{f.kind.name, partitions, "", ""}}
 	for start := time.Now(); ; {
 		asked := time.Now()
-		words, err := f.read(ctx, "family_epoch", f.keys(home, "calls", "calls_before"), f.kind, partitions, "", "")
-		if err != nil {
-			if e := err.(*Error); e.Kind == ErrNotCounted {
-				return nil, &Error{Kind: ErrNotCounted, Reason: "no epoch", Family: f.path, cause: e, temporary: true}
-			}
-			return nil, err
-		}
+		words, err := f.call(ctx, r, new(sends))
 		switch {
-		case words[0] == "OK" && len(words) >= 6:
+		case errors.Is(uncounted(err), ErrNotCounted):
+			return nil, f.failTemporarily("no epoch", err)
+		case err != nil:
+			return nil, err
+		case words[0] == "OK":
 			return f.learn(home, words, asked)
-		case words[0] == "UNCONFIGURED":
-			// the daemon configures an emptied Redis again within about a second
-			if isSeen && time.Since(start) < 3*time.Second && sleep(ctx, 100*time.Millisecond) {
-				continue
-			}
-			e := f.fail(ErrMisconfigured, "UNCONFIGURED", nil)
-			e.temporary = isSeen
-			e.detail = "declare the family in the daemon's counterfoil.toml, create its tables with `counterfoil init`, and start the daemon"
-			return nil, e
-		default:
+		case words[0] == "MISMATCH":
 			f.forget()
-			e := f.fail(ErrMisconfigured, "MISMATCH", nil)
-			e.detail = fmt.Sprintf("the application counts in a family of kind %s, and Redis has %v", f.kind, words[1:])
+			return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("counts as %s, and Redis has %v", f.kind.name, words[1:]))
+		}
+		// the daemon configures an emptied Redis again within about a second
+		if !isSeen || time.Since(start) > 3*time.Second || !sleep(ctx, 100*time.Millisecond) {
+			e := f.fail(ErrMisconfigured, fmt.Sprint(words[0]), errors.New("declare the family in the daemon's counterfoil.toml, "+
+				"create its tables with `counterfoil init`, and start the daemon"))
+			e.isTemporary = isSeen
 			return nil, e
 		}
 	}
 }
 
 func (f *family) learn(home uint32, words []any, asked time.Time) (*epoch, error) {
-	e := &epoch{until: asked.Add(30 * time.Second)}
-	e.now, e.before = fmt.Sprint(words[1]), fmt.Sprint(words[2])
-	_, err := fmt.Sscan(fmt.Sprint(words[4]), &e.partitions)
+	e := &epoch{now: textAt(words, 1), before: textAt(words, 2), partitions: uint32(numberAt(words, 4)), until: asked.Add(30 * time.Second)}
+	err := json.Unmarshal([]byte(textAt(words, 5)), &e.settings)
 	if err == nil {
-		err = json.Unmarshal([]byte(fmt.Sprint(words[5])), &e.settings)
+		e.zone, err = time.LoadLocation(e.settings.TimeZone)
 	}
 	if err != nil || e.partitions == 0 {
 		return nil, f.fail(ErrMisconfigured, "settings", err)
@@ -196,14 +186,10 @@ func (f *family) forget() {
 	f.latest, f.epochs, f.isOurs = nil, map[uint32]*epoch{}, false
 }
 
-func (e *epoch) partitionOf(id string) uint32 { return crc32.ChecksumIEEE([]byte(id)) % e.partitions }
-
-// checkID refuses an id, a name or a page before anything is sent.
-func (f *family) checkID(id string, most int) error {
-	if id == "" || len(id) > most || !utf8.ValidString(id) {
-		e := f.fail(ErrNotCounted, "BADID", nil)
-		e.detail = fmt.Sprintf("%.40q is not UTF-8 of 1 to %d bytes", id, most)
-		return e
+// check refuses an id, a name, a page or a visitor before anything is sent.
+func (f *family) check(text string, most int, isText bool) error {
+	if text == "" || len(text) > most || isText && !utf8.ValidString(text) {
+		return f.fail(ErrNotCounted, "BADID", fmt.Errorf("%.40q: expected UTF-8 of 1 to %d bytes", text, most))
 	}
 	return nil
 }
@@ -221,7 +207,7 @@ type flight[V any] struct {
 }
 
 // do returns the result of the call under that key which is in flight, or else of a new one. The call continues if ctx ends.
-func (all *flights[V]) do(ctx context.Context, key string, call func(context.Context) (V, error)) (V, error) {
+func (all *flights[V]) do(ctx context.Context, f *family, key string, call func(context.Context) (V, error)) (none V, _ error) {
 	all.mu.Lock()
 	one := all.by[key]
 	if one == nil {
@@ -231,10 +217,12 @@ func (all *flights[V]) do(ctx context.Context, key string, call func(context.Con
 		}
 		all.by[key] = one
 		go func() {
-			one.value, one.err = call(context.WithoutCancel(ctx))
+			limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.client.options.RetryFor)
+			defer cancel()
+			one.value, one.err = call(limited)
 			all.mu.Lock()
+			defer all.mu.Unlock()
 			delete(all.by, key)
-			all.mu.Unlock()
 			close(one.done)
 		}()
 	}
@@ -243,7 +231,6 @@ func (all *flights[V]) do(ctx context.Context, key string, call func(context.Con
 	case <-one.done:
 		return one.value, one.err
 	case <-ctx.Done():
-		var none V
-		return none, ctx.Err()
+		return none, f.failTemporarily("canceled", ctx.Err())
 	}
 }

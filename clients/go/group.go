@@ -1,34 +1,37 @@
 package counterfoil
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// codec translates a batch of items to a call of the kind's script, and its reply to their results.
-type codec interface {
-	// place sets the partition of an item, and what else depends on the settings.
-	place(e *epoch, it *item)
-	// spans is true if one call may count in several partitions of a standalone server.
-	spans() bool
-	// limit is the maximum number of items in a call.
-	limit() int
-	// encode returns the call's script, its keys after calls and calls_before, and its arguments after the fence. It may
-	// change the order of the batch.
-	encode(f *family, e *epoch, batch []*item) (script string, keys []string, args []any, err error)
-	// decode stores the results of OK or DUP in the batch.
-	decode(f *family, words []any, batch []*item)
+// kind is what differs between the kinds of families.
+type kind struct {
+	name         string
+	maxID, limit int  // bytes of an id, and items of a call
+	spans        bool // one call may count in several partitions of a standalone server
+	// place returns the partition of an item.
+	place func(e *epoch, it *item) uint32
+	// encode returns the call for a batch, which is sorted by partition and may be sorted further.
+	encode func(f *family, e *epoch, batch []*item) request
+	// results returns the word of each item in a reply, or nil where the reply only has what was refused.
+	results func(words []any, batch []*item) []any
 }
 
 // item is one change of one counter: an id and a delta, a name and a number of hits, or a page or day and its visitor.
 type item struct {
-	id, visitor string
-	delta       int64
-	change      string // of a cached counter, in place of delta
+	id, visitor    string
+	delta          int64
+	change         string // of a cached counter, in place of delta
+	request, epoch string // of AddOnce
 
 	partition, partitions, stripe uint32
 	queued                        time.Time
@@ -76,52 +79,57 @@ type queue struct {
 
 // count counts items and returns their outcomes. If ctx ends, those that wait leave the queue.
 func (f *family) count(ctx context.Context, items ...*item) []outcome {
-	outcomes := make([]outcome, len(items))
-	e, err := f.describe(ctx)
-	if err != nil || len(items) == 0 {
-		for i := range outcomes {
-			outcomes[i].err = err
+	outcomes, w := make([]outcome, len(items)), &waiter{ctx: ctx, done: make(chan struct{})}
+	valid := make([]*item, 0, len(items))
+	var e *epoch
+	var err error
+	for i, it := range items {
+		outcomes[i].err = f.check(it.id, f.maxID, true)
+		if outcomes[i].err == nil && e == nil && err == nil {
+			e, err = f.describe(ctx)
 		}
-		return outcomes
+		if outcomes[i].err = cmp.Or(outcomes[i].err, err); outcomes[i].err == nil {
+			it.partition, it.partitions, it.wait, it.queued = f.place(e, it), e.partitions, w, time.Now()
+			it.queue, valid = f.queue(it), append(valid, it)
+		}
 	}
-	w := &waiter{ctx: ctx, done: make(chan struct{})}
-	w.left.Store(int32(len(items)))
-	now := time.Now()
-	for _, it := range items {
-		f.codec.place(e, it)
-		it.partitions, it.wait, it.queued = e.partitions, w, now
-		it.queue = f.queue(it.partition)
-	}
-	for start := 0; start < len(items); { // neighbours of one queue at once
-		q, end := items[start].queue, start+1
-		for end < len(items) && items[end].queue == q {
+	w.left.Store(int32(len(valid)))
+	for start, end := 0, 0; start < len(valid); start = end { // neighbours of one queue at once
+		for end < len(valid) && valid[end].queue == valid[start].queue {
 			end++
 		}
-		if q.push(items[start:end]) {
-			q.lead(ctx)
+		if valid[start].queue.push(valid[start:end]) {
+			valid[start].queue.lead(ctx)
 		}
-		start = end
 	}
-	select {
-	case <-w.done:
-	case <-ctx.Done():
+	if len(valid) > 0 {
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+		}
 	}
 	for i, it := range items {
-		outcomes[i] = it.queue.collect(it)
+		if it.queue != nil {
+			outcomes[i] = it.queue.collect(it)
+		}
 	}
 	return outcomes
 }
 
-func (f *family) queue(partition uint32) *queue {
-	if f.codec.spans() {
-		partition = f.home(partition)
+func (f *family) queue(it *item) *queue {
+	number := it.partition
+	if f.spans {
+		number = f.home(it.partition)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	q := f.queues[partition]
-	if q == nil {
-		q = &queue{family: f, home: f.home(partition), caller: newCaller()}
-		f.queues[partition] = q
+	q := f.queues[number]
+	switch {
+	case it.request != "":
+		q = &queue{family: f, home: f.home(it.partition), caller: fmt.Sprintf("request:%d:%s:%s", len(it.request), it.request, it.id)}
+	case q == nil:
+		q = &queue{family: f, home: f.home(it.partition), caller: newCaller()}
+		f.queues[number] = q
 	}
 	return q
 }
@@ -140,7 +148,10 @@ func (q *queue) push(items []*item) bool {
 // return earlier.
 func (q *queue) lead(ctx context.Context) {
 	if ctx.Done() != nil || q.next() {
-		go q.drain()
+		go func() {
+			for q.next() {
+			}
+		}()
 	}
 }
 
@@ -159,19 +170,13 @@ func (q *queue) collect(it *item) outcome {
 	}
 }
 
-// drain makes one call after the other until nothing waits.
-func (q *queue) drain() {
-	for q.next() {
-	}
-}
-
 // next makes a call with what is waiting. It returns whether anything waits then; if not, no call is in flight.
 func (q *queue) next() bool {
 	batch := q.take()
 	if len(batch) > 0 {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(batch[0].wait.ctx), q.family.client.options.RetryFor)
+		defer cancel()
 		q.call(ctx, batch)
-		cancel()
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -186,97 +191,136 @@ func (q *queue) next() bool {
 }
 
 // take returns the items of the next call, without those whose callers have left.
-func (q *queue) take() []*item {
+func (q *queue) take() (batch []*item) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	var batch []*item
-	for len(q.waiting) > 0 && len(batch) < q.family.codec.limit() {
-		it := q.waiting[0]
-		q.waiting[0], q.waiting = nil, q.waiting[1:]
-		if it.state == waiting {
-			it.state = sent
-			batch = append(batch, it)
+	for len(q.waiting) > 0 && len(batch) < q.family.limit {
+		if it := q.waiting[0]; it.state == waiting {
+			it.state, batch = sent, append(batch, it)
 		}
+		q.waiting[0], q.waiting = nil, q.waiting[1:]
 	}
 	return batch
 }
 
 // call sends a batch and stores the outcomes.
 func (q *queue) call(ctx context.Context, batch []*item) {
-	f, fresh := q.family, batch[:0:0]
+	f := q.family
 	e, err := f.ask(ctx, q.home)
-	for _, it := range batch {
+	batch = slices.DeleteFunc(slices.Clone(batch), func(it *item) bool {
 		switch {
 		case err != nil:
 			it.err = err
 		case it.partitions != e.partitions:
 			it.err = f.fail(ErrMisconfigured, "MISMATCH", nil)
 		case time.Since(it.queued) > f.client.options.RetryFor:
-			it.err = &Error{Kind: ErrNotCounted, Reason: "BUSY", Family: f.path, temporary: true}
-		default:
-			fresh = append(fresh, it)
+			it.err = f.failTemporarily("BUSY", nil)
 		}
-	}
-	if len(fresh) == 0 {
+		return it.err != nil
+	})
+	if len(batch) == 0 {
 		return
 	}
-	if words, err := q.send(ctx, e, fresh); err == nil {
-		f.codec.decode(f, words, fresh)
-	} else if len(fresh) > 1 && isOfOne(err) {
-		for _, it := range fresh {
+	slices.SortStableFunc(batch, func(a, b *item) int { return cmp.Compare(a.partition, b.partition) })
+	words, err := q.send(ctx, e, batch)
+	var refusal *Error
+	isOfOne := errors.As(err, &refusal) && refusal.Kind != ErrOutcomeUnknown && in(" WRONGTYPE BADSTATE BADARG ", refusal.Reason)
+	switch {
+	case err == nil:
+		f.decode(words, batch)
+	case isOfOne && len(batch) > 1: // perhaps because of a single item
+		for _, it := range batch {
 			q.call(ctx, []*item{it})
 		}
-	} else {
-		for _, it := range fresh {
+	default:
+		for _, it := range batch {
 			it.err = err
 		}
 	}
 }
 
-// isOfOne returns whether a call was refused, perhaps because of a single item in it.
-func isOfOne(err error) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Kind != ErrOutcomeUnknown && in(" WRONGTYPE BADSTATE BADARG ", e.Reason)
-}
-
 // send sends a batch as the caller's next call and returns the reply, OK or DUP.
 func (q *queue) send(ctx context.Context, e *epoch, batch []*item) ([]any, error) {
-	f := q.family
+	f, first := q.family, batch[0]
 	for {
-		script, keys, args, err := f.codec.encode(f, e, batch)
-		if err != nil {
-			return nil, err
-		}
 		q.n++
-		fence := &sends{}
-		keys = append(f.keys(q.home, "calls", "calls_before"), keys...)
-		words, err := f.call(ctx, script, keys, append([]any{q.caller, q.n, e.now, fence}, args...), fence)
-		if err != nil {
-			q.caller, q.n = newCaller(), 0 // an arrival of the call may still come
-			return nil, err
-		}
-		switch words[0] {
-		case "OK", "DUP":
-			return words, nil
-		case "EXPIRED":
-			f.expire(q.home)
-			if fence.lost > 0 || !f.client.isOwn {
+		n, epoch, fence := q.n, e.now, &sends{}
+		if first.request != "" {
+			first.epoch = cmp.Or(first.epoch, e.now)
+			if first.epoch != e.now && first.epoch != e.before {
 				return nil, f.fail(ErrOutcomeUnknown, "EXPIRED", nil)
 			}
-			if e, err = f.ask(ctx, q.home); err != nil {
-				return nil, err
-			}
-		case "OUTSIDE":
-			if fence.lost > 0 {
-				return nil, f.fail(ErrOutcomeUnknown, "OUTSIDE", nil)
-			}
-			f.client.setClock(words)
-		default:
-			q.caller, q.n = newCaller(), 0
-			return nil, f.fail(ErrOutcomeUnknown, fmt.Sprint(words[0]), nil)
+			n, epoch = 1, e.before // which is looked up in both memories
 		}
-		if ctx.Err() != nil {
-			return nil, f.fail(ErrNotCounted, fmt.Sprint(words[0]), ctx.Err())
+		r := f.encode(f, e, batch)
+		r.keys = append(f.keys(q.home, "calls", "calls_before"), r.keys...)
+		r.args = append([]any{q.caller, n, epoch, fence}, r.args...)
+		words, err := f.call(ctx, r, fence)
+		if err == nil && (words[0] == "OK" || words[0] == "DUP") {
+			return words, nil
+		}
+		status := textAt(words, 0)
+		isAnew := status == "OUTSIDE" && fence.lost == 0 || status == "EXPIRED" && (first.request != "" || fence.lost == 0 && f.client.isOwn)
+		switch {
+		case status == "EXPIRED":
+			f.expire(q.home)
+		case status == "OUTSIDE":
+			f.client.setClock(words)
+		default: // an arrival of the call may still come
+			q.caller, q.n = newCaller(), 0
+		}
+		if err != nil {
+			return nil, err
+		}
+		if !isAnew || ctx.Err() != nil {
+			return nil, f.fail(ErrOutcomeUnknown, status, ctx.Err())
+		}
+		if e, err = f.ask(ctx, q.home); err != nil {
+			if first.request != "" {
+				err = f.fail(ErrOutcomeUnknown, status, err)
+			}
+			return nil, err
 		}
 	}
 }
+
+// decode stores the results in a reply, OK or DUP.
+func (f *family) decode(words []any, batch []*item) {
+	if results := f.results(words, batch); results != nil {
+		for i, it := range batch {
+			it.outcome = f.outcomeOf(textAt(results, i))
+		}
+		return
+	}
+	// such as "3:FULL 7:RANGE": what was refused when the call was executed, counted from 1
+	for _, word := range strings.Fields(textAt(words, 1)) {
+		number, reason, _ := strings.Cut(word, ":")
+		if i, err := strconv.Atoi(number); err == nil && i >= 1 && i <= len(batch) {
+			batch[i-1].err = f.fail(ErrNotCounted, reason, nil)
+		}
+	}
+}
+
+// outcomeOf reads a result: a number, or why the item was not counted.
+func (f *family) outcomeOf(word string) outcome {
+	if value, err := strconv.ParseInt(word, 10, 64); err == nil {
+		return outcome{value: value, known: true}
+	}
+	return outcome{word: word, err: f.fail(ErrNotCounted, word, nil)}
+}
+
+// textAt returns a part of a reply, integers as text, since those beyond 2^53 are strings.
+func textAt(words []any, at int) string {
+	if at < len(words) {
+		return fmt.Sprint(words[at])
+	}
+	return ""
+}
+
+func numberAt(words []any, at int) int64 {
+	number, _ := strconv.ParseInt(textAt(words, at), 10, 64) // the scripts return numbers
+	return number
+}
+
+// bump adds to an argument that counts what follows it.
+func bump(args []any, at int, more int64) { args[at] = args[at].(int64) + more }

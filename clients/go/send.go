@@ -1,11 +1,13 @@
 package counterfoil
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
 	"crypto/sha1"
 	"embed"
-	"encoding/hex"
 	"errors"
+	"fmt"
 	"regexp"
 	"strings"
 	"time"
@@ -23,20 +25,20 @@ type script struct{ source, sha1 string }
 var scripts = readScripts()
 
 func readScripts() map[string]script {
-	files, err := bundle.ReadDir("lua")
-	if err != nil {
-		panic(err)
-	}
-	all := make(map[string]script, len(files))
+	all := map[string]script{}
+	files, _ := bundle.ReadDir("lua") // embedded: it cannot fail
 	for _, file := range files {
-		source, err := bundle.ReadFile("lua/" + file.Name())
-		if err != nil {
-			panic(err)
-		}
-		sum := sha1.Sum(source)
-		all[strings.TrimSuffix(file.Name(), ".lua")] = script{string(source), hex.EncodeToString(sum[:])}
+		source, _ := bundle.ReadFile("lua/" + file.Name())
+		all[strings.TrimSuffix(file.Name(), ".lua")] = script{string(source), fmt.Sprintf("%x", sha1.Sum(source))}
 	}
 	return all
+}
+
+// request is a call of a script, in a counting call without its fence.
+type request struct {
+	script string
+	keys   []string
+	args   []any
 }
 
 // sends counts how often a call was written to a connection, since go-redis also repeats calls. It is an empty argument of a
@@ -57,6 +59,8 @@ const (
 	moved         = " MOVED ASK "
 )
 
+func in(codes, code string) bool { return strings.Contains(codes, " "+code+" ") }
+
 // wrapped finds the code of a command's error, which Redis 6.2 puts behind a text of its own.
 var wrapped = regexp.MustCompile(`^ERR Error running script.*?: -?([A-Z]{3,})\b`)
 
@@ -66,87 +70,103 @@ func codeOf(err error) string {
 	if !errors.As(err, &reply) || errors.Is(err, redis.Nil) {
 		return ""
 	}
-	text := reply.Error()
-	if strings.Contains(text, "max number of clients") {
-		return "BUSY"
+	code, _, _ := strings.Cut(reply.Error(), " ")
+	if inner := wrapped.FindStringSubmatch(reply.Error()); inner != nil {
+		code = inner[1]
 	}
-	if inner := wrapped.FindStringSubmatch(text); inner != nil {
-		return inner[1]
+	if strings.Contains(reply.Error(), "max number of clients") {
+		code = "BUSY"
 	}
-	code, _, _ := strings.Cut(text, " ")
 	return code
 }
 
-func in(codes, code string) bool { return strings.Contains(codes, " "+code+" ") }
-
 // call sends a call until there is a reply, and until ctx ends at the latest. Then sent.lost is the number of earlier
 // arrivals that may have been executed, or may still be.
-func (f *family) call(ctx context.Context, name string, keys []string, args []any, sent *sends) ([]any, error) {
-	s := scripts[name]
-	command, text := f.client.redis.EvalSha, s.sha1
+func (f *family) call(ctx context.Context, r request, sent *sends) ([]any, error) {
+	command, text := f.client.redis.EvalSha, scripts[r.script].sha1
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		before := sent.written
-		words, err := command(ctx, text, keys, args...).Slice()
+		words, err := command(ctx, text, r.keys, r.args...).Slice()
 		code, written := codeOf(err), sent.written-before
 		if written > 0 && (err == nil || code != "") {
 			written-- // the one that the reply belongs to
 		}
 		sent.lost += written
+		isLasting := code != "" && !in(passing, code) && !(in(moved, code) && f.client.isCluster)
 		switch {
 		case err == nil && len(words) > 0:
 			return words, nil
 		case code == "NOSCRIPT": // not executed
-			command, text = f.client.redis.Eval, s.source
-			continue
-		case errors.Is(err, redis.ErrClosed):
-			return nil, f.unanswered("closed", err, sent)
-		case code == "" || in(passing, code) || in(moved, code) && f.client.isCluster:
-		case sent.lost > 0 || !in(refused+misconfigured+moved, code):
+			command, text = f.client.redis.Eval, scripts[r.script].source
+		case isLasting && (sent.lost > 0 || !in(refused+misconfigured+moved, code)):
 			return nil, f.fail(ErrOutcomeUnknown, code, err)
-		case in(refused, code):
+		case isLasting && in(refused, code):
 			return nil, f.fail(ErrNotCounted, code, err)
-		default:
+		case isLasting:
 			return nil, f.fail(ErrMisconfigured, code, err)
-		}
-		if !sleep(ctx, pause) {
-			return nil, f.unanswered(code, err, sent)
+		case errors.Is(err, redis.ErrClosed) || !sleep(ctx, pause):
+			if sent.lost > 0 {
+				return nil, f.fail(ErrOutcomeUnknown, "no reply", err)
+			}
+			return nil, f.failTemporarily(cmp.Or(code, "unreachable"), err)
 		}
 	}
 }
 
-// unanswered is the error of a call whose time is over.
-func (f *family) unanswered(code string, cause error, sent *sends) error {
-	if sent.lost > 0 {
-		return f.fail(ErrOutcomeUnknown, "no reply", cause)
+// read makes a call that counts nothing, again if the server's clock is another one.
+func (f *family) read(ctx context.Context, encode func(*epoch) request) ([]any, error) {
+	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
+	defer cancel()
+	for {
+		e, err := f.describe(ctx)
+		if err != nil {
+			return nil, err
+		}
+		words, err := f.call(ctx, encode(e), new(sends))
+		if err != nil || words[0] != "OUTSIDE" || ctx.Err() != nil {
+			return words, uncounted(err)
+		}
+		f.client.setClock(words)
 	}
-	if code == "" {
-		code = "unreachable"
-	}
-	err := f.fail(ErrNotCounted, code, cause)
-	err.temporary = true
-	return err
 }
 
-// read is call for a script that only reads, or that is safe to repeat: all its failures count nothing.
-func (f *family) read(ctx context.Context, name string, keys []string, args ...any) ([]any, error) {
-	words, err := f.call(ctx, name, keys, args, new(sends))
-	var e *Error
-	if errors.As(err, &e) && e.Kind == ErrOutcomeUnknown {
-		if e.Kind = ErrNotCounted; e.Reason == "NOPERM" {
+// uncounted is the error of a call that counts nothing.
+func uncounted(err error) error {
+	if e, isOurs := err.(*Error); isOurs && e.Kind == ErrOutcomeUnknown {
+		e.Kind = ErrNotCounted
+		if e.Reason == "NOPERM" {
 			e.Kind = ErrMisconfigured
 		}
 	}
-	return words, err
+	return err
 }
 
 // sleep returns false if ctx ends before the pause is over.
 func sleep(ctx context.Context, pause time.Duration) bool {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
 	select {
 	case <-ctx.Done():
 		return false
-	case <-timer.C:
+	case <-time.After(pause):
 		return true
 	}
+}
+
+// now returns the server's time, as far as it is known, in Unix milliseconds.
+func (c *Client) now() int64 { return time.Now().UnixMilli() + c.skew.Load() }
+
+// setClock learns the server's time from {"OUTSIDE", now_ms}.
+func (c *Client) setClock(words []any) { c.skew.Store(numberAt(words, 1) - time.Now().UnixMilli()) }
+
+func newCaller() string {
+	random := make([]byte, 8)
+	_, _ = rand.Read(random) // it ends the process if it fails
+	return fmt.Sprintf("%x", random)
+}
+
+func (f *family) fail(kind error, reason string, cause error) *Error {
+	return &Error{Kind: kind, Reason: reason, Family: f.path, cause: cause}
+}
+
+func (f *family) failTemporarily(reason string, cause error) *Error {
+	return &Error{Kind: ErrNotCounted, Reason: reason, Family: f.path, cause: cause, isTemporary: true}
 }

@@ -3,7 +3,9 @@ package counterfoil
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,27 +20,38 @@ type Slice struct {
 	Count int64
 }
 
-// window is ["60s", 120] in the settings: label and number of slices.
-type window struct {
-	label  string
-	slices int64
-}
-
-func (w *window) UnmarshalJSON(text []byte) error {
-	return json.Unmarshal(text, &[]any{&w.label, &w.slices})
+var seriesKind = &kind{name: "series", maxID: 200, limit: 100,
+	place: func(e *epoch, it *item) uint32 { return e.partitionOf(it.id) },
+	encode: func(f *family, e *epoch, batch []*item) request {
+		partition, windows := batch[0].partition, e.settings.Windows
+		r := request{"series_add", f.keys(partition, "open", "schedule", "names", "idle"), []any{len(windows)}}
+		for _, w := range windows {
+			r.args = append(r.args, w.precision(e.settings.Keep, f.client.now()/1000, e.zone))
+		}
+		for _, it := range batch {
+			for _, w := range windows {
+				r.keys = append(r.keys, f.keys(partition, "series:"+w.label+":"+it.id)...)
+			}
+			r.args = append(r.args, it.id, it.delta)
+		}
+		return r
+	},
+	results: func(words []any, _ []*item) []any {
+		if words[0] == "DUP" {
+			return nil
+		}
+		return words[1:]
+	},
 }
 
 // Series returns the family of that name.
 func (c *Client) Series(name string) (*Series, error) {
-	f, err := c.family("series", name, seriesCodec{}, nil)
+	f, err := c.family(seriesKind, name, nil)
 	return &Series{f}, err
 }
 
 // Add counts n hits, 1 or more, in the current slice of every window.
 func (s *Series) Add(ctx context.Context, name string, n int64) error {
-	if err := s.checkID(name, 200); err != nil {
-		return err
-	}
 	if n < 1 {
 		return s.fail(ErrNotCounted, "BADARG", fmt.Errorf("%d hits", n))
 	}
@@ -47,81 +60,65 @@ func (s *Series) Add(ctx context.Context, name string, n int64) error {
 
 // Get returns the window with that label, such as 60s or day: all its slices, the oldest first. The last one is not over.
 func (s *Series) Get(ctx context.Context, name, label string) ([]Slice, error) {
-	if err := s.checkID(name, 200); err != nil {
+	if err := s.check(name, 200, true); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.client.options.RetryFor)
-	defer cancel()
-	e, err := s.describe(ctx)
+	var asked *epoch
+	words, err := s.read(ctx, func(e *epoch) request {
+		asked = e
+		return request{"series_get", s.keys(e.partitionOf(name), "series:"+label+":"+name), []any{""}}
+	})
 	if err != nil {
 		return nil, err
 	}
-	for _, w := range e.settings.Windows {
-		if w.label == label {
-			return s.get(ctx, e, name, w)
-		}
+	windows := asked.settings.Windows
+	i := slices.IndexFunc(windows, func(w window) bool { return w.label == label })
+	if i < 0 {
+		return nil, s.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("the family has no window %s", label))
 	}
-	return nil, s.fail(ErrMisconfigured, "no window "+label, nil)
-}
-
-func (s *Series) get(ctx context.Context, e *epoch, name string, w window) ([]Slice, error) {
-	words, err := s.read(ctx, "series_get", s.keys(e.partitionOf(name), "series:"+w.label+":"+name), "")
-	if err != nil {
-		return nil, err
-	}
-	zone, err := s.zone(e)
-	if err != nil {
-		return nil, err
-	}
-	now, err := strconv.ParseInt(fmt.Sprint(wordAt(words, 1)), 10, 64)
-	counts, fields := map[int64]int64{}, strings.Fields(fmt.Sprint(wordAt(words, 2)))
-	for i := 0; i+1 < len(fields) && err == nil; i += 2 {
-		var start, count int64
-		if start, err = strconv.ParseInt(fields[i], 10, 64); err == nil {
-			count, err = strconv.ParseInt(fields[i+1], 10, 64)
+	counts, fields := map[int64]int64{}, strings.Fields(textAt(words, 2))
+	for i := 0; i+1 < len(fields); i += 2 {
+		start, err := strconv.ParseInt(fields[i], 10, 64)
+		count, err2 := strconv.ParseInt(fields[i+1], 10, 64)
+		if err = errors.Join(err, err2); err != nil {
+			return nil, s.fail(ErrNotCounted, "BADSTATE", err)
 		}
 		counts[start] = count
 	}
-	if err != nil {
-		return nil, s.fail(ErrNotCounted, "BADSTATE", err)
+	all, at := make([]Slice, windows[i].slices), numberAt(words, 1)/1000
+	for number := len(all) - 1; number >= 0; number-- {
+		start, _ := windows[i].slice(at, asked.zone)
+		all[number], at = Slice{time.Unix(start, 0), counts[start]}, start-1
 	}
-	slices, at := make([]Slice, w.slices), time.UnixMilli(now).Unix()
-	for i := len(slices) - 1; i >= 0; i-- {
-		start, _, err := sliceAt(w.label, at, zone)
-		if err != nil {
-			return nil, s.fail(ErrMisconfigured, "settings", err)
-		}
-		slices[i] = Slice{time.Unix(start, 0), counts[start]}
-		at = start - 1
-	}
-	return slices, nil
+	return all, nil
 }
 
-func (f *family) zone(e *epoch) (*time.Location, error) {
-	zone, err := time.LoadLocation(e.settings.TimeZone)
-	if err != nil {
-		e := f.fail(ErrMisconfigured, "time zone", err)
-		e.detail = "install tzdata, or import time/tzdata"
-		return nil, e
-	}
-	return zone, nil
+// window is ["60s", 120] in the settings: label and number of slices.
+type window struct {
+	label           string
+	slices, seconds int64
 }
 
-// sliceAt returns start and end of the slice that contains the time, in Unix seconds.
-func sliceAt(label string, at int64, zone *time.Location) (start, end int64, err error) {
+// UnmarshalJSON implements json.Unmarshaler.
+func (w *window) UnmarshalJSON(text []byte) error {
+	err := json.Unmarshal(text, &[]any{&w.label, &w.slices})
+	if err == nil && w.label != "day" && w.label != "month" {
+		w.seconds, err = strconv.ParseInt(strings.TrimSuffix(w.label, "s"), 10, 64)
+	}
+	return err
+}
+
+// slice returns start and end of the slice that contains the time, in Unix seconds.
+func (w window) slice(at int64, zone *time.Location) (start, end int64) {
 	date := time.Unix(at, 0).In(zone)
-	switch label {
+	switch w.label {
 	case "day":
-		return midnight(date, date.Day(), zone), midnight(date, date.Day()+1, zone), nil
+		return midnight(date, date.Day(), zone), midnight(date, date.Day()+1, zone)
 	case "month":
-		return midnight(date, 1, zone), midnight(date.AddDate(0, 1, 1-date.Day()), 1, zone), nil
+		return midnight(date, 1, zone), midnight(date.AddDate(0, 1, 1-date.Day()), 1, zone)
 	}
-	length, err := strconv.ParseInt(strings.TrimSuffix(label, "s"), 10, 64)
-	if err != nil || length < 1 {
-		return 0, 0, fmt.Errorf("unknown label %q", label)
-	}
-	start = at - (at%length+length)%length
-	return start, start + length, nil
+	start = at - (at%w.seconds+w.seconds)%w.seconds
+	return start, start + w.seconds
 }
 
 // midnight returns when a day of the date's month begins. Where the clocks are changed at midnight, that is the first time of
@@ -140,61 +137,18 @@ func midnight(date time.Time, day int, zone *time.Location) int64 {
 	return start.Unix()
 }
 
-// seriesCodec encodes calls of series_add.
-type seriesCodec struct{}
-
-func (seriesCodec) spans() bool              { return false }
-func (seriesCodec) limit() int               { return 100 }
-func (seriesCodec) place(e *epoch, it *item) { it.partition = e.partitionOf(it.id) }
-
-func (seriesCodec) encode(f *family, e *epoch, batch []*item) (string, []string, []any, error) {
-	zone, err := f.zone(e)
-	if err != nil {
-		return "", nil, nil, err
-	}
-	windows, partition := e.settings.Windows, batch[0].partition
-	keys, args := f.keys(partition, "open", "schedule", "names", "idle"), []any{len(windows)}
-	for _, w := range windows {
-		words, err := precision(w, e.settings.Keep, f.client.now()/1000, zone)
-		if err != nil {
-			return "", nil, nil, f.fail(ErrMisconfigured, "settings", err)
-		}
-		args = append(args, words)
-	}
-	for _, it := range batch {
-		for _, w := range windows {
-			keys = append(keys, f.keys(partition, "series:"+w.label+":"+it.id)...)
-		}
-		args = append(args, it.id, it.delta)
-	}
-	return "series_add", keys, args, nil
-}
-
 // precision describes a window to series_add: "LABEL SLICE SLICES KEEP".
-func precision(w window, keep []string, now int64, zone *time.Location) (string, error) {
-	start, end, err := sliceAt(w.label, now, zone)
-	slice, called := strings.TrimSuffix(w.label, "s"), "*/"
-	if w.label == "day" || w.label == "month" {
-		slice, called = fmt.Sprintf("%d-%d", start, end), time.Unix(start, 0).In(zone).Format(time.DateOnly)+"/"
+func (w window) precision(keep []string, now int64, zone *time.Location) string {
+	start, end := w.slice(now, zone)
+	slice, kept := fmt.Sprint(w.seconds), "*/"
+	if w.seconds == 0 {
+		slice, kept = fmt.Sprintf("%d-%d", start, end), time.Unix(start, 0).In(zone).Format(time.DateOnly)+"/"
 	}
-	kept := "-"
-	for _, label := range keep {
-		if label == w.label {
-			kept = called
-			if len(keep) > 1 {
-				kept = label + "/" + called
-			}
-		}
+	if len(keep) > 1 {
+		kept = w.label + "/" + kept
 	}
-	return fmt.Sprintf("%s %s %d %s", w.label, slice, w.slices, kept), err
-}
-
-func (seriesCodec) decode(f *family, words []any, batch []*item) {
-	if words[0] == "DUP" {
-		f.decodeRefused(words, batch)
-		return
+	if !slices.Contains(keep, w.label) {
+		kept = "-"
 	}
-	for i, it := range batch {
-		it.outcome = f.outcomeOf(wordAt(words, i+1))
-	}
+	return fmt.Sprintf("%s %s %d %s", w.label, slice, w.slices, kept)
 }

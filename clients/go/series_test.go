@@ -1,6 +1,7 @@
 package counterfoil
 
 import (
+	"encoding/json"
 	"testing"
 	"time"
 )
@@ -28,10 +29,11 @@ func TestSlices(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		start, end, err := sliceAt(one.label, at.Unix(), zone)
-		if err != nil {
+		var w window
+		if err := json.Unmarshal([]byte(`["`+one.label+`", 2]`), &w); err != nil {
 			t.Fatal(err)
 		}
+		start, end := w.slice(at.Unix(), zone)
 		is := time.Unix(start, 0).UTC().Format(time.RFC3339) + " " + time.Unix(end, 0).UTC().Format(time.RFC3339)
 		if should := one.start + " " + one.end; is != should {
 			t.Errorf("%v: %s, should be %s", one, is, should)
@@ -50,14 +52,14 @@ func TestPrecision(t *testing.T) {
 		keep   []string
 		should string
 	}{
-		{window{"60s", 120}, nil, "60s 60 120 -"},
-		{window{"60s", 120}, []string{"60s"}, "60s 60 120 */"},
-		{window{"60s", 120}, []string{"60s", "day"}, "60s 60 120 60s/*/"},
-		{window{"day", 31}, []string{"day"}, "day 1410127200-1410213600 31 2014-09-08/"},
-		{window{"month", 2}, []string{"60s", "month"}, "month 1409522400-1412114400 2 month/2014-09-01/"},
+		{window{"60s", 120, 60}, nil, "60s 60 120 -"},
+		{window{"60s", 120, 60}, []string{"60s"}, "60s 60 120 */"},
+		{window{"60s", 120, 60}, []string{"60s", "day"}, "60s 60 120 60s/*/"},
+		{window{"day", 31, 0}, []string{"day"}, "day 1410127200-1410213600 31 2014-09-08/"},
+		{window{"month", 2, 0}, []string{"60s", "month"}, "month 1409522400-1412114400 2 month/2014-09-01/"},
 	} {
-		if is, err := precision(one.window, one.keep, now, berlin); err != nil || is != one.should {
-			t.Errorf("%s, %v, should be %s", is, err, one.should)
+		if is := one.window.precision(one.keep, now, berlin); is != one.should {
+			t.Errorf("%s, should be %s", is, one.should)
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -15,13 +14,10 @@ import (
 	"time"
 )
 
-// table is an application's table that has the values of a family.
-type table struct{ name, id, value string }
-
 // InTable names the application's table that stores the values of a family, with its columns of ids and values. It concerns
 // Value with [Options].Database; by default values are in counterfoil_values.
 func InTable(name, idColumn, valueColumn string) FamilyOption {
-	return func(f *family) { f.table = &table{name, idColumn, valueColumn} }
+	return func(f *family) { f.table = [3]string{name, idColumn, valueColumn} }
 }
 
 // Value returns the exact value of the counter: what MySQL has and what is pending in Redis.
@@ -31,7 +27,7 @@ func (b *Buffered) Value(ctx context.Context, id string) (int64, error) { return
 func (c *Cached) Value(ctx context.Context, id string) (int64, error) { return c.value(ctx, id) }
 
 func (f *family) value(ctx context.Context, id string) (int64, error) {
-	if err := f.checkID(id, 255); err != nil {
+	if err := f.check(id, 255, true); err != nil {
 		return 0, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
@@ -40,23 +36,25 @@ func (f *family) value(ctx context.Context, id string) (int64, error) {
 		return f.askDaemon(ctx, "values", id)
 	}
 	for {
-		value, isStale, err := f.readValue(ctx, id)
-		if err != nil || !isStale {
-			return value, err
+		parts, err := f.readValue(ctx, id)
+		if err != nil {
+			return 0, err
 		}
-		if !sleep(ctx, 5*time.Millisecond) {
-			return 0, f.fail(ErrNotCounted, "set back", ctx.Err()) // the ledger stays ahead of Redis
+		if parts != nil {
+			return f.sum(parts...)
+		}
+		if !sleep(ctx, 5*time.Millisecond) { // the ledger stays ahead of Redis
+			return 0, f.fail(ErrNotCounted, "set back", ctx.Err())
 		}
 	}
 }
 
-// pending is a reply of buffered_read.
+// pending is what a partition has pending of an id, and its batch.
 type pending struct {
-	partition          uint32
-	incarnation, nonce uint64
-	seq                uint64
-	isInFlight         bool
-	batch, buffer      int64
+	partition               uint32
+	incarnation, nonce, seq uint64
+	isInFlight              bool
+	batch, buffer           string
 }
 
 // ledgerRow is what the ledger has of an incarnation of a partition.
@@ -65,121 +63,111 @@ type ledgerRow struct {
 	position   sql.NullString
 }
 
-// readValue reads Redis, and then MySQL; isStale means that a batch landed in between.
-func (f *family) readValue(ctx context.Context, id string) (value int64, isStale bool, err error) {
+// readValue reads Redis, and then MySQL. It returns the parts of the sum, or nil if a batch landed in between.
+func (f *family) readValue(ctx context.Context, id string) ([]string, error) {
 	e, err := f.describe(ctx)
 	if err != nil {
-		return 0, false, err
+		return nil, err
 	}
-	first, count := e.partitionOf(id), uint32(1)
+	first, end := e.partitionOf(id), e.partitionOf(id)+1
 	if e.settings.Wide {
-		first, count = 0, e.partitions
+		first, end = 0, e.partitions
 	}
-	reads := make([]pending, count)
-	for i := range reads {
-		if reads[i], err = f.readPending(ctx, first+uint32(i), id); err != nil {
-			return 0, false, err
+	var reads []pending
+	for partition := first; partition < end; partition++ {
+		read, err := f.readPending(ctx, partition, id)
+		if err != nil {
+			return nil, err
 		}
+		reads = append(reads, read)
 	}
-	row, ledger, err := f.readDatabase(ctx, e, id, reads)
-	if err != nil {
-		return 0, false, err
-	}
-	sum := big.NewInt(row)
+	value, ledger, err := f.readDatabase(ctx, e, id, reads)
+	parts := []string{value}
 	for _, read := range reads {
+		if err != nil {
+			return nil, err
+		}
 		own := ledger[read.partition]
-		if own.seq == 0 && (read.batch != 0 || read.buffer != 0) { // a crash of Redis may have reverted the incarnation
+		isAhead, hasBatch := own.seq > read.seq, false
+		if !isAhead {
+			hasBatch, err = f.compare(own, read, id)
+		}
+		if hasBatch {
+			parts = append(parts, read.batch)
+		}
+		parts = append(parts, read.buffer)
+		if own.seq == 0 && (read.batch != "0" || read.buffer != "0") { // a crash of Redis may have reverted the incarnation
 			again, err := f.readPending(ctx, read.partition, id)
-			if err != nil || again.incarnation != read.incarnation {
-				return 0, true, err
+			if isAhead = isAhead || again.incarnation != read.incarnation; err != nil {
+				return nil, err
 			}
 		}
-		lacks, isNewer, reason := own.compare(read, id)
-		if isNewer {
-			return 0, true, nil
-		}
-		if reason != "" {
-			return 0, false, f.fail(ErrNotCounted, reason, nil)
-		}
-		sum.Add(sum, big.NewInt(read.buffer))
-		if lacks {
-			sum.Add(sum, big.NewInt(read.batch))
+		if isAhead {
+			return nil, nil
 		}
 	}
-	if !sum.IsInt64() {
-		return 0, false, f.fail(ErrNotCounted, "RANGE", nil)
-	}
-	return sum.Int64(), false, nil
+	return parts, err
 }
 
-// compare returns whether the row lacks the batch's delta; lua/README.md, "Reading the exact value".
-func (l ledgerRow) compare(read pending, id string) (lacks, isNewer bool, reason string) {
-	isApplied := !l.position.Valid
+// compare returns whether the batch's delta is to be added; lua/README.md, "Reading the exact value".
+func (f *family) compare(own ledgerRow, read pending, id string) (bool, error) {
+	isApplied := !own.position.Valid
 	switch {
-	case l.seq > read.seq:
-		return false, true, ""
-	case l.seq == read.seq && l.seq != 0 && l.nonce != read.nonce:
-		return false, false, "set back"
-	case l.seq == read.seq && isApplied:
-		return false, false, ""
-	case l.seq == read.seq && read.isInFlight:
-		return id > l.position.String, false, ""
-	case l.seq+1 == read.seq && isApplied && read.isInFlight:
-		return true, false, ""
+	case own.seq == read.seq && own.seq != 0 && own.nonce != read.nonce:
+		return false, f.fail(ErrNotCounted, "set back", nil)
+	case own.seq == read.seq && isApplied:
+		return false, nil
+	case own.seq == read.seq && read.isInFlight:
+		return id > own.position.String, nil
+	case own.seq+1 == read.seq && isApplied && read.isInFlight:
+		return true, nil
 	}
-	return false, false, "a replica that is behind"
+	return false, f.fail(ErrNotCounted, "a replica that is behind", nil)
 }
 
 func (f *family) readPending(ctx context.Context, partition uint32, id string) (pending, error) {
-	words, err := f.read(ctx, "buffered_read", f.keys(partition, "buffer", "batch", "meta"), id)
-	if err != nil {
-		return pending{}, err
-	}
-	read := pending{partition: partition, isInFlight: fmt.Sprint(wordAt(words, 4)) == "1"}
-	read.incarnation, _ = strconv.ParseUint(fmt.Sprint(wordAt(words, 1)), 16, 64) // "" if there is none
-	read.nonce, _ = strconv.ParseUint(fmt.Sprint(wordAt(words, 3)), 16, 64)
-	texts := fmt.Sprint(wordAt(words, 2), " ", wordAt(words, 5), " ", wordAt(words, 6))
-	if _, err := fmt.Sscan(texts, &read.seq, &read.batch, &read.buffer); err != nil {
-		return pending{}, f.fail(ErrNotCounted, "BADSTATE", err)
-	}
-	return read, nil
+	words, err := f.read(ctx, func(*epoch) request {
+		return request{"buffered_read", f.keys(partition, "buffer", "batch", "meta"), []any{id}}
+	})
+	read := pending{partition: partition, isInFlight: textAt(words, 4) == "1", batch: textAt(words, 5), buffer: textAt(words, 6)}
+	read.incarnation, _ = strconv.ParseUint(textAt(words, 1), 16, 64) // "" if there is none
+	read.seq, _ = strconv.ParseUint(textAt(words, 2), 10, 64)
+	read.nonce, _ = strconv.ParseUint(textAt(words, 3), 16, 64)
+	return read, err
 }
 
 // readDatabase reads the value's row and the ledger in one statement.
-func (f *family) readDatabase(ctx context.Context, e *epoch, id string, reads []pending) (int64, map[uint32]ledgerRow, error) {
-	values, on, args := "counterfoil_values", "v.family = f.number AND v.id = ?", []any{id}
+func (f *family) readDatabase(ctx context.Context, e *epoch, id string, reads []pending) (value string, _ map[uint32]ledgerRow, _ error) {
+	join, args, conditions := "counterfoil_values v ON v.family = f.number AND v.id", []any{id}, []string{}
 	column := "value"
-	if f.table != nil {
-		values, on, column = quote(f.table.name), "v."+quote(f.table.id)+" = ?", quote(f.table.value)
+	if f.table[0] != "" {
+		join, column = quote(f.table[0])+" v ON v."+quote(f.table[1]), quote(f.table[2])
 	}
-	var ledgers []string
 	for _, read := range reads {
-		ledgers = append(ledgers, "(l.partition_no = ? AND l.incarnation = ?)")
+		conditions = append(conditions, "l.partition_no = ? AND l.incarnation = ?")
 		args = append(args, read.partition, read.incarnation)
 	}
 	namespace, name, _ := strings.Cut(f.path, "/")
 	rows, err := f.client.options.Database.QueryContext(ctx, `SELECT f.database_id, COALESCE(v.`+column+`, 0),
 		COALESCE(l.partition_no, 0), COALESCE(l.seq, 0), COALESCE(l.nonce, 0), l.position
-		FROM counterfoil_families f LEFT JOIN `+values+` v ON `+on+`
-		LEFT JOIN counterfoil_ledger l ON l.family = f.number AND (`+strings.Join(ledgers, " OR ")+`)
+		FROM counterfoil_families f LEFT JOIN `+join+` = ?
+		LEFT JOIN counterfoil_ledger l ON l.family = f.number AND (`+strings.Join(conditions, " OR ")+`)
 		WHERE f.namespace = ? AND f.name = ?`, append(args, namespace, name)...)
 	if err != nil {
-		return 0, nil, f.fail(ErrNotCounted, "database", err)
+		return "", nil, f.fail(ErrNotCounted, "database", err)
 	}
 	defer rows.Close()
-	database, value, ledger := "", int64(0), map[uint32]ledgerRow{}
-	for rows.Next() {
+	ledger, database := map[uint32]ledgerRow{}, ""
+	for rows.Next() && err == nil {
 		var partition uint32
 		var own ledgerRow
-		if err := rows.Scan(&database, &value, &partition, &own.seq, &own.nonce, &own.position); err != nil {
-			return 0, nil, f.fail(ErrNotCounted, "database", err)
-		}
+		err = rows.Scan(&database, &value, &partition, &own.seq, &own.nonce, &own.position)
 		if own.seq > 0 {
 			ledger[partition] = own
 		}
 	}
-	if err := rows.Err(); err != nil {
-		return 0, nil, f.fail(ErrNotCounted, "database", err)
+	if err = errors.Join(err, rows.Err()); err != nil {
+		return "", nil, f.fail(ErrNotCounted, "database", err)
 	}
 	return value, ledger, f.checkDatabase(ctx, e, database)
 }
@@ -194,29 +182,23 @@ func (f *family) checkDatabase(ctx context.Context, e *epoch, database string) e
 	if isOurs {
 		return nil
 	}
-	if database == "" {
-		return f.fail(ErrMisconfigured, "UNCONFIGURED", errors.New("the family is not in this database"))
-	}
-	words, err := f.read(ctx, "family_epoch", f.keys(0, "calls", "calls_before"), f.kind, e.partitions, database, "")
-	if err != nil {
-		return err
-	}
-	if words[0] != "OK" {
+	words, err := f.read(ctx, func(*epoch) request {
+		return request{"family_epoch", f.keys(0, "calls", "calls_before"), []any{f.kind.name, e.partitions, database, ""}}
+	})
+	if err == nil && (words[0] != "OK" || database == "") {
 		f.forget()
-		return f.fail(ErrMisconfigured, fmt.Sprint(words[0]), fmt.Errorf("Redis has %v, the database %s", words[1:], database))
+		err = f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("Redis has %v, and the database is %q", words, database))
 	}
 	f.mu.Lock()
-	f.isOurs = true
-	f.mu.Unlock()
-	return nil
+	defer f.mu.Unlock()
+	f.isOurs = err == nil
+	return err
 }
 
-// askDaemon asks until there is a reply other than 503.
+// askDaemon asks until there is a reply other than 429 and 503.
 func (f *family) askDaemon(ctx context.Context, what, id string) (int64, error) {
 	if f.client.options.Daemon == "" {
-		e := f.fail(ErrMisconfigured, "no daemon", nil)
-		e.detail = "set Options.Daemon (or Options.Database for values, and ReadRow for rows)"
-		return 0, e
+		return 0, f.fail(ErrMisconfigured, "no daemon", errors.New("set Options.Daemon (or Database for values, ReadRow for rows)"))
 	}
 	query := url.Values{"family": {f.path}, "id": {id}}
 	address := strings.TrimSuffix(f.client.options.Daemon, "/") + "/api/v1/" + what + "?" + query.Encode()
@@ -234,29 +216,24 @@ func (f *family) askDaemon(ctx context.Context, what, id string) (int64, error) 
 }
 
 func (f *family) get(ctx context.Context, address, what string) (value int64, status int, err error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return 0, http.StatusBadRequest, err
 	}
 	if f.client.options.Token != "" {
-		request.Header.Set("Authorization", "Bearer "+f.client.options.Token)
+		r.Header.Set("Authorization", "Bearer "+f.client.options.Token)
 	}
-	response, err := http.DefaultClient.Do(request)
+	response, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer response.Body.Close()
+	var reply struct{ Values, Rows []struct{ Value int64 } }
 	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
-	if err != nil {
-		return 0, 0, err
+	if err == nil {
+		err = json.Unmarshal(body, &reply)
 	}
-	type one struct{ Value int64 }
-	var reply map[string]json.RawMessage
-	var values []one
-	if err = json.Unmarshal(body, &reply); err == nil {
-		err = json.Unmarshal(reply[what], &values)
-	}
-	if err == nil && response.StatusCode == http.StatusOK && len(values) == 1 {
+	if values := append(reply.Values, reply.Rows...); err == nil && response.StatusCode == http.StatusOK && len(values) == 1 {
 		return values[0].Value, http.StatusOK, nil
 	}
 	return 0, response.StatusCode, fmt.Errorf("%s: %.300s", response.Status, body)

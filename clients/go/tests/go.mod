@@ -1,6 +1,6 @@
 module counterfoil-go-tests
 
-go 1.21
+go 1.22
 
 require (
 	github.com/counterfoil/counterfoil-go v0.1.0
