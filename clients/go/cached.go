@@ -129,7 +129,7 @@ func (f *family) sum(numbers ...string) (int64, error) {
 func (c *Cached) seed(ctx context.Context, id, ticket string) error {
 	_, err := c.rows.do(ctx, c.family, id+" "+ticket, func(ctx context.Context) (value int64, err error) {
 		if c.readRow == nil {
-			value, err = c.askDaemon(ctx, "rows", id)
+			value, err = c.askDaemon(ctx, id) // the row's, as nothing is pending
 		} else if value, err = c.readRow(ctx, id); err != nil {
 			err = c.fail(ErrNotCounted, "no row", err)
 		}

@@ -76,7 +76,7 @@ type Options struct {
 	// LaterEvery is how long Later collects before it sends, by default 5 ms.
 	LaterEvery time.Duration
 	// Daemon is the URL of the daemon's HTTP API, such as http://127.0.0.1:9292, and Token its token. Value uses it, and
-	// [Cached] without [ReadRow].
+	// so does [Cached] without [ReadRow].
 	Daemon, Token string
 	// Database is the MySQL database that the daemon writes to: Value then reads there, not from the daemon.
 	Database *sql.DB

@@ -33,7 +33,7 @@ func (f *family) value(ctx context.Context, id string) (int64, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
 	defer cancel()
 	if f.client.options.Database == nil {
-		return f.askDaemon(ctx, "values", id)
+		return f.askDaemon(ctx, id)
 	}
 	for {
 		parts, err := f.readValue(ctx, id)
@@ -195,15 +195,15 @@ func (f *family) checkDatabase(ctx context.Context, e *epoch, database string) e
 	return err
 }
 
-// askDaemon asks until there is a reply other than 429 and 503.
-func (f *family) askDaemon(ctx context.Context, what, id string) (int64, error) {
+// askDaemon returns the exact value of a counter. It asks until there is a reply other than 429 and 503.
+func (f *family) askDaemon(ctx context.Context, id string) (int64, error) {
 	if f.client.options.Daemon == "" {
 		return 0, f.fail(ErrMisconfigured, "no daemon", errors.New("set Options.Daemon (or Database for values, ReadRow for rows)"))
 	}
 	query := url.Values{"family": {f.path}, "id": {id}}
-	address := strings.TrimSuffix(f.client.options.Daemon, "/") + "/api/v1/" + what + "?" + query.Encode()
+	address := strings.TrimSuffix(f.client.options.Daemon, "/") + "/api/v1/values?" + query.Encode()
 	for {
-		value, status, err := f.get(ctx, address, what)
+		value, status, err := f.get(ctx, address)
 		switch {
 		case err == nil:
 			return value, nil
@@ -215,7 +215,7 @@ func (f *family) askDaemon(ctx context.Context, what, id string) (int64, error) 
 	}
 }
 
-func (f *family) get(ctx context.Context, address, what string) (value int64, status int, err error) {
+func (f *family) get(ctx context.Context, address string) (value int64, status int, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return 0, http.StatusBadRequest, err
@@ -228,13 +228,13 @@ func (f *family) get(ctx context.Context, address, what string) (value int64, st
 		return 0, 0, err
 	}
 	defer response.Body.Close()
-	var reply struct{ Values, Rows []struct{ Value int64 } }
+	var reply struct{ Values []struct{ Value int64 } }
 	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
 	if err == nil {
 		err = json.Unmarshal(body, &reply)
 	}
-	if values := append(reply.Values, reply.Rows...); err == nil && response.StatusCode == http.StatusOK && len(values) == 1 {
-		return values[0].Value, http.StatusOK, nil
+	if err == nil && response.StatusCode == http.StatusOK && len(reply.Values) == 1 {
+		return reply.Values[0].Value, http.StatusOK, nil
 	}
 	return 0, response.StatusCode, fmt.Errorf("%s: %.300s", response.Status, body)
 }
