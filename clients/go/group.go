@@ -94,13 +94,15 @@ func (f *family) count(ctx context.Context, items ...*item) []outcome {
 		}
 	}
 	w.left.Store(int32(len(valid)))
-	for start, end := 0, 0; start < len(valid); start = end { // neighbours of one queue at once
-		for end < len(valid) && valid[end].queue == valid[start].queue {
+	if len(valid) > 1 {
+		slices.SortStableFunc(valid, byPartition)
+	}
+	for start, end := 0, 0; start < len(valid); start = end { // those of one queue at once
+		q := valid[start].queue
+		for end < len(valid) && valid[end].queue == q {
 			end++
 		}
-		if valid[start].queue.push(valid[start:end]) {
-			valid[start].queue.lead(ctx)
-		}
+		q.push(valid[start:end], ctx.Done() == nil && end == len(valid))
 	}
 	if len(valid) > 0 {
 		select {
@@ -134,20 +136,15 @@ func (f *family) queue(it *item) *queue {
 	return q
 }
 
-// push returns whether no call is in flight: then the caller leads the next one.
-func (q *queue) push(items []*item) bool {
+// push adds items. If no call is in flight the next one is made here, if this goroutine need not return earlier, or else in
+// a goroutine of its own, like those after it.
+func (q *queue) push(items []*item, mayWait bool) {
 	q.mu.Lock()
-	defer q.mu.Unlock()
 	q.waiting = append(q.waiting, items...)
-	leads := !q.isBusy
+	isBusy := q.isBusy
 	q.isBusy = true
-	return leads
-}
-
-// lead makes the next call, and leaves those after it to a goroutine. So it does with the next call if its caller may have to
-// return earlier.
-func (q *queue) lead(ctx context.Context) {
-	if ctx.Done() != nil || q.next() {
+	q.mu.Unlock()
+	if !isBusy && !(mayWait && !q.next()) {
 		go func() {
 			for q.next() {
 			}
@@ -221,7 +218,7 @@ func (q *queue) call(ctx context.Context, batch []*item) {
 	if len(batch) == 0 {
 		return
 	}
-	slices.SortStableFunc(batch, func(a, b *item) int { return cmp.Compare(a.partition, b.partition) })
+	slices.SortStableFunc(batch, byPartition)
 	words, err := q.send(ctx, e, batch)
 	var refusal *Error
 	isOfOne := errors.As(err, &refusal) && refusal.Kind != ErrOutcomeUnknown && in(" WRONGTYPE BADSTATE BADARG ", refusal.Reason)
@@ -238,6 +235,8 @@ func (q *queue) call(ctx context.Context, batch []*item) {
 		}
 	}
 }
+
+func byPartition(a, b *item) int { return cmp.Compare(a.partition, b.partition) }
 
 // send sends a batch as the caller's next call and returns the reply, OK or DUP.
 func (q *queue) send(ctx context.Context, e *epoch, batch []*item) ([]any, error) {
@@ -311,10 +310,16 @@ func (f *family) outcomeOf(word string) outcome {
 
 // textAt returns a part of a reply, integers as text, since those beyond 2^53 are strings.
 func textAt(words []any, at int) string {
-	if at < len(words) {
-		return fmt.Sprint(words[at])
+	if at >= len(words) {
+		return ""
 	}
-	return ""
+	switch word := words[at].(type) {
+	case string:
+		return word
+	case int64:
+		return strconv.FormatInt(word, 10)
+	}
+	return fmt.Sprint(words[at])
 }
 
 func numberAt(words []any, at int) int64 {

@@ -305,6 +305,26 @@ func TestExpired(t *testing.T) {
 	}
 }
 
+func TestExpiredAfterALostReply(t *testing.T) {
+	p := startProxy(t)
+	views, id := buffered(t, own(t, p.socket), "views"), newID()
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+	calls := 0
+	p.set(func() fate {
+		if calls++; calls == 1 {
+			return loseReply
+		}
+		if calls == 2 { // the repeat: Redis has lost its memory by now
+			direct.HSet(ctx, fmt.Sprintf("cf1:{%s/views/0}:calls", namespace), "=now", newID(), "=before", newID())
+		}
+		return pass
+	})
+	_, err = views.Add(ctx, id, 1)
+	fails(t, err, counterfoil.ErrOutcomeUnknown, "EXPIRED")
+	equal(t, exact(t, id), 2)
+}
+
 func TestAnotherNumberOfPartitions(t *testing.T) {
 	views := buffered(t, given(t, socket, counterfoil.Options{}), "views")
 	_, err := views.Add(ctx, newID(), 1)

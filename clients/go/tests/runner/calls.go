@@ -1,41 +1,36 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"strconv"
-	"strings"
 
 	counterfoil "github.com/counterfoil/counterfoil-go"
 )
 
-// skipped is the reason why a call cannot be made in Go.
-type skipped string
-
-func text(raw json.RawMessage) (s string) {
-	if json.Unmarshal(raw, &s) != nil {
-		return strings.Trim(string(raw), `"`)
+func (c call) text(at int) string {
+	if at >= len(c.Args) || c.Args[at] == nil {
+		return ""
 	}
-	return s
+	return fmt.Sprint(c.Args[at])
 }
 
-// integer returns an argument that may be a string, or the default if there is none.
-func (c call) integer(at int, otherwise int64) int64 {
-	if at >= len(c.Args) || string(c.Args[at]) == "null" {
-		return otherwise
+func (c call) delta(at int) int64 {
+	if c.text(at) == "" {
+		return 1
 	}
-	n, err := strconv.ParseInt(text(c.Args[at]), 10, 64)
+	n, err := strconv.ParseInt(c.text(at), 10, 64)
 	if err != nil {
-		panic(skipped("Go's types exclude " + string(c.Args[at])))
+		panic(skipped("Go's types exclude " + c.text(at)))
 	}
 	return n
 }
 
-func (c call) text(at int) string {
-	if at >= len(c.Args) || string(c.Args[at]) == "null" {
-		return ""
+// number is a string beyond 2^53.
+func number(n int64) any {
+	if n > 1<<53 || n < -1<<53 {
+		return fmt.Sprint(n)
 	}
-	return text(c.Args[at])
+	return n
 }
 
 func known(p counterfoil.Pending) any {
@@ -45,123 +40,87 @@ func known(p counterfoil.Pending) any {
 	return number(p.Value)
 }
 
-func perform(client *counterfoil.Client, c call) (any, error) {
+func integer(n int64, err error) (any, error) { return number(n), err }
+
+func (c call) make(client *counterfoil.Client) (any, error) {
+	if c.As == "fork" || len(c.As) > 5 && c.As[:5] == "fork:" {
+		panic(skipped("a Go process cannot fork"))
+	}
 	switch c.Kind {
 	case "buffered":
-		f, err := client.Buffered(c.Family)
-		if err != nil {
-			return nil, err
-		}
-		return c.buffered(f)
+		return c.buffered(must(client.Buffered(c.Family)))
 	case "cached":
-		f, err := client.Cached(c.Family)
-		if err != nil {
-			return nil, err
-		}
-		return c.cached(f)
+		return c.cached(must(client.Cached(c.Family)))
 	}
-	return c.others(client)
-}
-
-func (c call) others(client *counterfoil.Client) (any, error) {
-	switch c.Kind {
-	case "series":
-		f, err := client.Series(c.Family)
-		if err != nil {
-			return nil, err
-		}
-		if c.Call == "add" {
-			return nil, f.Add(ctx, c.text(0), c.integer(1, 1))
-		}
-		slices, err := f.Get(ctx, c.text(0), c.text(1))
-		list := make([][2]any, len(slices))
-		for i, slice := range slices {
-			list[i] = [2]any{slice.Start.Unix(), number(slice.Count)}
+	switch c.Kind + "." + c.Call {
+	case "series.add":
+		return nil, must(client.Series(c.Family)).Add(ctx, c.text(0), c.delta(1))
+	case "series.get":
+		list := [][2]any{}
+		slices, err := must(client.Series(c.Family)).Get(ctx, c.text(0), c.text(1))
+		for _, slice := range slices {
+			list = append(list, [2]any{slice.Start.Unix(), number(slice.Count)})
 		}
 		return list, err
-	case "activity":
-		f, err := client.Activity(c.Family)
-		if err != nil {
-			return nil, err
-		}
-		if c.Call == "touch" {
-			return nil, f.Touch(ctx, c.text(0), c.text(1))
-		}
-		views, visitors, err := f.Now(ctx, c.text(0))
+	case "activity.touch":
+		return nil, must(client.Activity(c.Family)).Touch(ctx, c.text(0), c.text(1))
+	case "activity.now":
+		views, visitors, err := must(client.Activity(c.Family)).Now(ctx, c.text(0))
 		return []any{number(views), number(visitors)}, err
-	case "visitors":
-		f, err := client.Visitors(c.Family)
-		if err != nil {
-			return nil, err
-		}
-		if c.Call == "first_visit" {
-			return f.FirstVisit(ctx, c.text(0), c.text(1), c.text(2))
-		}
-		value, err := f.Value(ctx, c.text(0), c.text(1))
-		return number(value), err
+	case "visitors.first_visit":
+		return must(client.Visitors(c.Family)).FirstVisit(ctx, c.text(0), c.text(1), c.text(2))
+	case "visitors.value":
+		return integer(must(client.Visitors(c.Family)).Value(ctx, c.text(0), c.text(1)))
 	}
-	panic("no such kind: " + c.Kind)
+	panic(fmt.Sprintf("no such call: %s.%s", c.Kind, c.Call))
 }
 
 func (c call) buffered(f *counterfoil.Buffered) (any, error) {
 	switch c.Call {
 	case "add":
-		pending, err := f.Add(ctx, c.text(0), c.integer(1, 1))
+		pending, err := f.Add(ctx, c.text(0), c.delta(1))
 		return known(pending), err
 	case "add_many":
-		return c.addMany(f)
+		var pairs []counterfoil.Pair
+		for _, pair := range c.Args[0].([]any) {
+			one := call{Args: pair.([]any)}
+			pairs = append(pairs, counterfoil.Pair{ID: one.text(0), Delta: one.delta(1)})
+		}
+		results, err := f.AddMany(ctx, pairs)
+		list := make([]any, len(results))
+		for i, result := range results {
+			if list[i] = known(result.Pending); result.Err != nil {
+				list[i] = failure(result.Err)
+			}
+		}
+		if results != nil {
+			err = nil
+		}
+		return list, err
 	case "add_once":
-		return f.AddOnce(ctx, c.text(0), c.text(1), c.integer(2, 1), c.text(3))
+		return f.AddOnce(ctx, c.text(0), c.text(1), c.delta(2), c.text(3))
 	case "request_epoch":
 		return f.RequestEpoch(ctx, c.text(0), c.text(1))
 	case "later":
-		return nil, f.Later(c.text(0), c.integer(1, 1))
+		return nil, f.Later(c.text(0), c.delta(1))
 	case "flush":
 		return nil, f.Flush(ctx)
 	case "value":
-		value, err := f.Value(ctx, c.text(0))
-		return number(value), err
+		return integer(f.Value(ctx, c.text(0)))
 	}
 	panic("no such call: " + c.Call)
 }
 
-func (c call) addMany(f *counterfoil.Buffered) (any, error) {
-	var given [][]json.RawMessage
-	if err := json.Unmarshal(c.Args[0], &given); err != nil {
-		return nil, err
-	}
-	pairs := make([]counterfoil.Pair, len(given))
-	for i, pair := range given {
-		pairs[i] = counterfoil.Pair{ID: text(pair[0]), Delta: call{Args: pair}.integer(1, 1)}
-	}
-	results, err := f.AddMany(ctx, pairs)
-	if results == nil {
-		return nil, err
-	}
-	list := make([]any, len(results))
-	for i, result := range results {
-		list[i] = known(result.Pending)
-		if result.Err != nil {
-			list[i] = failure(result.Err)
-		}
-	}
-	return list, nil
-}
-
 func (c call) cached(f *counterfoil.Cached) (any, error) {
-	var value int64
-	var err error
 	switch c.Call {
 	case "incr":
-		value, err = f.Incr(ctx, c.text(0), c.integer(1, 1))
+		return integer(f.Incr(ctx, c.text(0), c.delta(1)))
 	case "set":
-		value, err = f.Set(ctx, c.text(0), c.integer(1, 0))
+		return integer(f.Set(ctx, c.text(0), c.delta(1)))
 	case "get":
-		value, err = f.Get(ctx, c.text(0))
+		return integer(f.Get(ctx, c.text(0)))
 	case "value":
-		value, err = f.Value(ctx, c.text(0))
-	default:
-		panic(fmt.Sprint("no such call: ", c.Call))
+		return integer(f.Value(ctx, c.text(0)))
 	}
-	return number(value), err
+	panic("no such call: " + c.Call)
 }

@@ -5,7 +5,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -19,65 +18,70 @@ import (
 type object = map[string]any
 
 type opening struct {
-	Socket, Namespace string
-	Nodes             []string
-	Own               bool
-	Timeout           float64
-	Options           struct {
-		RetryFor   float64 `json:"retry_for"`
-		LaterEvery float64 `json:"later_every"`
-		Daemon     string
-		Token      string
+	Open struct {
+		Socket, Namespace string
+		Nodes             []string
+		Own               bool
+		Timeout           float64
+		Options           struct {
+			RetryFor      float64 `json:"retry_for"`
+			LaterEvery    float64 `json:"later_every"`
+			Daemon, Token string
+		}
 	}
 }
 
 type call struct {
 	ID                     any
 	Kind, Family, Call, As string
-	Args                   []json.RawMessage
+	Args                   []any
 }
 
+// skipped is the reason why a call cannot be made in Go.
+type skipped string
+
 var ctx = context.Background()
+
+// read decodes a line, with integers as json.Number.
+func read(line string, into any) {
+	decoder := json.NewDecoder(strings.NewReader(line))
+	decoder.UseNumber()
+	must(0, decoder.Decode(into))
+}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
 
 func main() {
 	lines := bufio.NewScanner(os.Stdin)
 	lines.Buffer(nil, 1<<26)
-	var first struct{ Open opening }
-	if !lines.Scan() || json.Unmarshal(lines.Bytes(), &first) != nil {
-		panic("no open")
-	}
-	client, err := open(first.Open)
-	if err != nil {
-		print(failure(err))
-		os.Exit(1)
-	}
-	print(object{"ready": true})
+	lines.Scan()
+	client := must(open(lines.Text()))
+	reply(object{"ready": true})
 	threads, running := map[string]chan call{}, sync.WaitGroup{}
 	for lines.Scan() {
-		var one call
-		if err := json.Unmarshal(lines.Bytes(), &one); err != nil {
-			panic(err)
-		}
-		if one.As == "fork" || strings.HasPrefix(one.As, "fork:") {
-			print(object{"id": one.ID, "skipped": "a Go process cannot fork"})
+		var c call
+		read(lines.Text(), &c)
+		if c.As == "" || c.As == "main" || strings.HasPrefix(c.As, "fork") {
+			answer(client, c)
 			continue
 		}
-		if one.As == "" || one.As == "main" {
-			run(client, one)
-			continue
-		}
-		if threads[one.As] == nil {
+		if threads[c.As] == nil {
 			calls := make(chan call, 10_000)
-			threads[one.As] = calls
+			threads[c.As] = calls
 			running.Add(1)
 			go func() {
 				defer running.Done()
-				for one := range calls {
-					run(client, one)
+				for c := range calls {
+					answer(client, c)
 				}
 			}()
 		}
-		threads[one.As] <- one
+		threads[c.As] <- c
 	}
 	for _, calls := range threads {
 		close(calls)
@@ -88,71 +92,60 @@ func main() {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-func open(o opening) (*counterfoil.Client, error) {
-	options := counterfoil.Options{Daemon: o.Options.Daemon, Token: o.Options.Token}
-	options.RetryFor, options.LaterEvery = seconds(o.Options.RetryFor), seconds(o.Options.LaterEvery)
-	timeout := seconds(o.Timeout)
-	if o.Own {
-		url := "unix://" + o.Socket + "?"
-		if o.Nodes != nil {
-			url = "redis://" + o.Nodes[0] + "?addr=" + strings.Join(o.Nodes, "&addr=") + "&"
-		}
-		return counterfoil.Connect(url+"read_timeout="+timeout.String(), o.Namespace, options)
+func open(line string) (*counterfoil.Client, error) {
+	var first opening
+	read(line, &first)
+	o, timeout := first.Open, seconds(first.Open.Timeout)
+	options := counterfoil.Options{Daemon: o.Options.Daemon, Token: o.Options.Token,
+		RetryFor: seconds(o.Options.RetryFor), LaterEvery: seconds(o.Options.LaterEvery)}
+	switch {
+	case o.Own && o.Nodes != nil:
+		nodes := strings.Join(o.Nodes, "&addr=")
+		return counterfoil.Connect("redis://"+o.Nodes[0]+"?read_timeout="+timeout.String()+"&addr="+nodes, o.Namespace, options)
+	case o.Own:
+		return counterfoil.Connect("unix://"+o.Socket+"?read_timeout="+timeout.String(), o.Namespace, options)
+	case o.Nodes != nil:
+		cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: o.Nodes, ReadTimeout: timeout})
+		return counterfoil.New(cluster, o.Namespace, options)
 	}
-	var own redis.UniversalClient = redis.NewClient(&redis.Options{Addr: o.Socket, ReadTimeout: timeout})
-	if o.Nodes != nil {
-		own = redis.NewClusterClient(&redis.ClusterOptions{Addrs: o.Nodes, ReadTimeout: timeout})
-	}
-	return counterfoil.New(own, o.Namespace, options)
+	return counterfoil.New(redis.NewClient(&redis.Options{Addr: o.Socket, ReadTimeout: timeout}), o.Namespace, options)
 }
 
 var printing sync.Mutex
 
-func print(reply object) {
+func reply(line object) {
 	printing.Lock()
 	defer printing.Unlock()
-	if err := json.NewEncoder(os.Stdout).Encode(reply); err != nil {
-		panic(err)
-	}
+	must(0, json.NewEncoder(os.Stdout).Encode(line))
 }
 
-func run(client *counterfoil.Client, one call) {
-	reply := object{}
+func answer(client *counterfoil.Client, c call) {
+	line := object{}
 	defer func() {
 		switch problem := recover().(type) {
 		case nil:
 		case skipped:
-			reply = object{"skipped": string(problem)}
+			line = object{"skipped": string(problem)}
 		default:
-			reply = object{"error": "escaped", "reason": fmt.Sprint(problem)}
+			line = failure(problem)
 		}
-		reply["id"] = one.ID
-		print(reply)
+		line["id"] = c.ID
+		reply(line)
 	}()
-	returned, err := perform(client, one)
-	if err != nil {
-		reply = failure(err)
-		return
+	returns, err := c.make(client)
+	if line["returns"] = returns; err != nil {
+		line = failure(err)
 	}
-	reply["returns"] = returned
 }
 
-func failure(err error) object {
-	var e *counterfoil.Error
-	if !errors.As(err, &e) {
-		return object{"error": "escaped", "reason": fmt.Sprintf("%T: %v", err, err)}
+func failure(problem any) object {
+	e, isOurs := problem.(*counterfoil.Error)
+	if !isOurs {
+		return object{"error": "escaped", "reason": fmt.Sprintf("%T: %v", problem, problem)}
 	}
-	reply := object{"error": strings.ReplaceAll(e.Kind.Error(), " ", "_"), "reason": e.Reason, "text": e.Error()}
+	line := object{"error": strings.ReplaceAll(e.Kind.Error(), " ", "_"), "reason": e.Reason, "text": e.Error()}
 	if e.Value != nil {
-		reply["value"] = number(*e.Value)
+		line["value"] = number(*e.Value)
 	}
-	return reply
-}
-
-// number is a string beyond 2^53.
-func number(n int64) any {
-	if n > 1<<53 || n < -1<<53 {
-		return fmt.Sprint(n)
-	}
-	return n
+	return line
 }
