@@ -100,15 +100,12 @@ func crc(text string) uint32 { return crc32.ChecksumIEEE([]byte(text)) }
 
 func (e *epoch) partitionOf(id string) uint32 { return crc(id) % e.partitions }
 
-// describe returns the last epoch of any home, for its partitions and settings.
+// describe returns the last epoch of any home, whose partitions are compared again before the call is sent.
 func (f *family) describe(ctx context.Context) (*epoch, error) {
 	f.mu.Lock()
 	latest := f.latest
 	f.mu.Unlock()
-	if ctx.Err() != nil {
-		return nil, f.failTemporarily("canceled", ctx.Err())
-	}
-	if latest != nil {
+	if latest != nil && ctx.Err() == nil {
 		return latest, nil
 	}
 	return f.ask(ctx, 0)
@@ -119,6 +116,9 @@ func (f *family) ask(ctx context.Context, home uint32) (*epoch, error) {
 	f.mu.Lock()
 	known := f.epochs[home]
 	f.mu.Unlock()
+	if ctx.Err() != nil {
+		return nil, f.failTemporarily("canceled", ctx.Err())
+	}
 	if known != nil && time.Now().Before(known.until) {
 		return known, nil
 	}

@@ -192,8 +192,8 @@ func (q *queue) take() (batch []*item) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for len(q.waiting) > 0 && len(batch) < q.family.limit {
-		if it := q.waiting[0]; it.state == waiting {
-			it.state, batch = sent, append(batch, it)
+		if q.waiting[0].state == waiting {
+			batch = append(batch, q.waiting[0])
 		}
 		q.waiting[0], q.waiting = nil, q.waiting[1:]
 	}
@@ -204,17 +204,23 @@ func (q *queue) take() (batch []*item) {
 func (q *queue) call(ctx context.Context, batch []*item) {
 	f := q.family
 	e, err := f.ask(ctx, q.home)
+	q.mu.Lock()
 	batch = slices.DeleteFunc(slices.Clone(batch), func(it *item) bool {
 		switch {
+		case it.state == left:
+			return true
 		case err != nil:
 			it.err = err
 		case it.partitions != e.partitions:
 			it.err = f.fail(ErrMisconfigured, "MISMATCH", nil)
 		case time.Since(it.queued) > f.client.options.RetryFor:
 			it.err = f.failTemporarily("BUSY", nil)
+		default:
+			it.state = sent
 		}
 		return it.err != nil
 	})
+	q.mu.Unlock()
 	if len(batch) == 0 {
 		return
 	}
@@ -274,10 +280,13 @@ func (q *queue) send(ctx context.Context, e *epoch, batch []*item) ([]any, error
 		if !isAnew || ctx.Err() != nil {
 			return nil, f.fail(ErrOutcomeUnknown, status, ctx.Err())
 		}
-		if e, err = f.ask(ctx, q.home); err != nil {
-			if first.request != "" {
-				err = f.fail(ErrOutcomeUnknown, status, err)
-			}
+		if e, err = f.ask(ctx, q.home); err == nil && e.partitions != first.partitions {
+			err = f.fail(ErrMisconfigured, "MISMATCH", nil)
+		}
+		if err != nil && first.request != "" { // an earlier arrival, of any process, may have been executed
+			err = f.fail(ErrOutcomeUnknown, status, err)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

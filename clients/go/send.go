@@ -67,7 +67,7 @@ var wrapped = regexp.MustCompile(`^ERR Error running script.*?: -?([A-Z]{3,})\b`
 // codeOf returns the first word of a reply that is an error, and "" for all other errors.
 func codeOf(err error) string {
 	var reply redis.Error
-	if !errors.As(err, &reply) || errors.Is(err, redis.Nil) {
+	if err == nil || !errors.As(err, &reply) || errors.Is(err, redis.Nil) {
 		return ""
 	}
 	code, _, _ := strings.Cut(reply.Error(), " ")
@@ -118,7 +118,7 @@ func (f *family) read(ctx context.Context, encode func(*epoch) request) ([]any, 
 	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
 	defer cancel()
 	for {
-		e, err := f.describe(ctx)
+		e, err := f.ask(ctx, 0)
 		if err != nil {
 			return nil, err
 		}

@@ -65,7 +65,7 @@ type ledgerRow struct {
 
 // readValue reads Redis, and then MySQL. It returns the parts of the sum, or nil if a batch landed in between.
 func (f *family) readValue(ctx context.Context, id string) ([]string, error) {
-	e, err := f.describe(ctx)
+	e, err := f.ask(ctx, 0)
 	if err != nil {
 		return nil, err
 	}

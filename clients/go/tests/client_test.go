@@ -237,6 +237,23 @@ func TestWhatWasNeverSentIsNotCounted(t *testing.T) {
 	equal(t, exact(t, id), 2)
 }
 
+func TestAContextThatEndsBeforeTheEpochIsKnown(t *testing.T) {
+	p := startProxy(t)
+	views, id := buffered(t, given(t, p.socket, counterfoil.Options{}), "views"), newID()
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+	must(t, direct.HSet(ctx, fmt.Sprintf("cf1:{%s/views/0}:calls", namespace), "=now", newID(), "=before", newID()).Err())
+	_, err = views.Add(ctx, id, 1)
+	fails(t, err, counterfoil.ErrOutcomeUnknown, "EXPIRED")
+	p.always(hold)
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	_, err = views.Add(short, id, 1)
+	fails(t, err, counterfoil.ErrNotCounted, "canceled")
+	p.always(pass)
+	equal(t, exact(t, id), 1)
+}
+
 func TestContext(t *testing.T) {
 	p := startProxy(t)
 	views, id := buffered(t, given(t, p.socket, counterfoil.Options{}), "views"), newID()
