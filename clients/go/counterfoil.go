@@ -105,10 +105,17 @@ func New(client redis.UniversalClient, namespace string, options Options) (*Clie
 	options.RetryFor = cmp.Or(options.RetryFor, 10*time.Second)
 	options.LaterEvery = cmp.Or(options.LaterEvery, 5*time.Millisecond)
 	c := &Client{redis: client, namespace: namespace, options: options, families: map[string]*family{}}
-	_, c.isCluster = client.(*redis.ClusterClient)
-	_, isRing := client.(*redis.Ring)
-	if isRing || options.RetryFor < 0 || options.RetryFor > 30*time.Second || options.LaterEvery < 0 || !name.MatchString(namespace) {
-		cause := fmt.Errorf("expected a namespace that matches %s, RetryFor within 30 s, and no redis.Ring", name)
+	timeout := time.Second
+	switch client := client.(type) {
+	case *redis.Client:
+		timeout = client.Options().ReadTimeout
+	case *redis.ClusterClient:
+		c.isCluster, timeout = true, client.Options().ReadTimeout
+	case *redis.Ring:
+		timeout = -1
+	}
+	if timeout <= 0 || options.RetryFor < 0 || options.RetryFor > 30*time.Second || options.LaterEvery < 0 || !name.MatchString(namespace) {
+		cause := fmt.Errorf("expected a namespace that matches %s, RetryFor within 30 s, no redis.Ring, and a ReadTimeout", name)
 		return nil, &Error{Kind: ErrMisconfigured, Reason: "options", Family: namespace, cause: cause}
 	}
 	return c, nil

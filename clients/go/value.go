@@ -82,31 +82,32 @@ func (f *family) readValue(ctx context.Context, id string) ([]string, error) {
 		reads = append(reads, read)
 	}
 	value, ledger, err := f.readDatabase(ctx, e, id, reads)
+	if err != nil {
+		return nil, err
+	}
 	parts := []string{value}
 	for _, read := range reads {
+		own := ledger[read.partition]
+		isStale := own.seq > read.seq
+		if own.seq == 0 && (read.batch != "0" || read.buffer != "0") { // a crash of Redis may have reverted the incarnation
+			again, err := f.readPending(ctx, read.partition, id)
+			if err != nil {
+				return nil, err
+			}
+			isStale = again.incarnation != read.incarnation
+		}
+		if isStale {
+			return nil, nil
+		}
+		hasBatch, err := f.compare(own, read, id)
 		if err != nil {
 			return nil, err
 		}
-		own := ledger[read.partition]
-		isAhead, hasBatch := own.seq > read.seq, false
-		if !isAhead {
-			hasBatch, err = f.compare(own, read, id)
-		}
-		if hasBatch {
+		if parts = append(parts, read.buffer); hasBatch {
 			parts = append(parts, read.batch)
 		}
-		parts = append(parts, read.buffer)
-		if own.seq == 0 && (read.batch != "0" || read.buffer != "0") { // a crash of Redis may have reverted the incarnation
-			again, err := f.readPending(ctx, read.partition, id)
-			if isAhead = isAhead || again.incarnation != read.incarnation; err != nil {
-				return nil, err
-			}
-		}
-		if isAhead {
-			return nil, nil
-		}
 	}
-	return parts, err
+	return parts, nil
 }
 
 // compare returns whether the batch's delta is to be added; lua/README.md, "Reading the exact value".

@@ -22,6 +22,10 @@ func TestOptions(t *testing.T) {
 	fails(t, err, counterfoil.ErrMisconfigured, "options")
 	_, err = counterfoil.New(redis.NewRing(&redis.RingOptions{}), namespace, counterfoil.Options{})
 	fails(t, err, counterfoil.ErrMisconfigured, "options")
+	endless := redis.NewClient(&redis.Options{Addr: socket, ReadTimeout: -1})
+	defer endless.Close()
+	_, err = counterfoil.New(endless, namespace, counterfoil.Options{})
+	fails(t, err, counterfoil.ErrMisconfigured, "options")
 	_, err = counterfoil.Connect("http://localhost", namespace, counterfoil.Options{})
 	fails(t, err, counterfoil.ErrMisconfigured, "url")
 }
