@@ -17,10 +17,11 @@ var activityKind = &kind{name: "activity", maxID: 200, limit: 400,
 		it.stripe = crc(it.visitor) % e.settings.Stripes
 		return e.placeOf(it.id, it.stripe)
 	},
-	encode: func(f *family, e *epoch, batch []*item) request {
+	encode: func(f *family, e *epoch, batch []*item, r *request) {
 		own, partition, layer := e.settings, batch[0].partition, f.client.now()/e.settings.Layer
 		keeps := map[bool]int{true: 1}[own.KeepMinutes]
-		r := request{"activity_touch", f.keys(partition, "open", "schedule"), []any{own.Layer, own.Window / own.Layer, keeps}}
+		r.script, r.keys = "activity_touch", append(r.keys, f.keys(partition, "open", "schedule")...)
+		r.args = append(r.args, own.Layer, own.Window/own.Layer, keeps)
 		if own.isEstimated() {
 			r.script, r.args = "activity_touch_hll", append(r.args, layer)
 		}
@@ -42,7 +43,6 @@ var activityKind = &kind{name: "activity", maxID: 200, limit: 400,
 				r.args = append(r.args, it.visitor)
 			}
 		}
-		return r
 	},
 	results: func([]any, []*item) []any { return nil },
 }
@@ -87,11 +87,11 @@ func (a *Activity) Now(ctx context.Context, page string) (views, visitors int64,
 		return 0, 0, err
 	}
 	for stripe, stripes := uint32(0), uint32(1); stripe < stripes; stripe++ {
-		words, err := a.read(ctx, func(e *epoch) request {
+		words, err := a.read(ctx, func(e *epoch) *request {
 			own, partition := e.settings, e.placeOf(page, stripe)
 			stripes = own.Stripes
 			place, layers := fmt.Sprintf("%d:%s", stripe, page), own.Window/own.Layer
-			r := request{"activity_now", a.keys(partition, "views:"+place), []any{"", own.Layer, layers}}
+			r := &request{"activity_now", a.keys(partition, "views:"+place), []any{"", own.Layer, layers}}
 			if !own.isEstimated() {
 				r.keys = append(r.keys, a.keys(partition, "visitors:"+place)...)
 				return r
@@ -116,14 +116,14 @@ type Visitors struct{ *family }
 
 var visitorsKind = &kind{name: "visitors", maxID: 255, limit: 400,
 	place: func(e *epoch, it *item) uint32 { return e.partitionOf(it.id) },
-	encode: func(f *family, e *epoch, batch []*item) request {
+	encode: func(f *family, e *epoch, batch []*item, r *request) {
 		partition := batch[0].partition
-		r := request{"visitors_first", f.keys(partition, "buffer", "meta"), []any{e.settings.Remember, len(batch)}}
+		r.script, r.keys = "visitors_first", append(r.keys, f.keys(partition, "buffer", "meta")...)
+		r.args = append(r.args, e.settings.Remember, len(batch))
 		for _, it := range batch {
 			r.keys = append(r.keys, f.keys(partition, "seen:"+it.id)...)
 			r.args = append(r.args, it.id, 1, it.visitor)
 		}
-		return r
 	},
 	results: func(words []any, _ []*item) []any {
 		if words[0] == "DUP" {

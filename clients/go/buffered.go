@@ -41,8 +41,9 @@ var bufferedKind = &kind{name: "buffered", maxID: 255, limit: 1000, spans: true,
 		}
 		return e.partitionOf(it.id)
 	},
-	encode: func(f *family, _ *epoch, batch []*item) request {
-		r, at := request{script: "buffered_add"}, 0
+	encode: func(f *family, _ *epoch, batch []*item, r *request) {
+		r.script = "buffered_add"
+		at := 0
 		for i, it := range batch {
 			if i == 0 || it.partition != batch[i-1].partition {
 				r.keys = append(r.keys, f.keys(it.partition, "buffer", "meta")...)
@@ -54,7 +55,6 @@ var bufferedKind = &kind{name: "buffered", maxID: 255, limit: 1000, spans: true,
 			bump(r.args, at+1, 1)
 			r.args = append(r.args, it.id, it.delta)
 		}
-		return r
 	},
 	results: func(words []any, batch []*item) (results []any) {
 		if words[0] == "DUP" {

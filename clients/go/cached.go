@@ -17,8 +17,9 @@ const ticketMillis = 30_000
 
 var cachedKind = &kind{name: "cached", maxID: 255, limit: 1000, spans: true,
 	place: func(e *epoch, it *item) uint32 { return e.partitionOf(it.id) },
-	encode: func(f *family, e *epoch, batch []*item) request {
-		r, at := request{script: "cached_incr", args: []any{ticketMillis, bound(e.settings.Min), bound(e.settings.Max)}}, 0
+	encode: func(f *family, e *epoch, batch []*item, r *request) {
+		r.script, r.args = "cached_incr", append(r.args, ticketMillis, bound(e.settings.Min), bound(e.settings.Max))
+		at := 0
 		for i, it := range batch {
 			if i == 0 || it.partition != batch[i-1].partition {
 				r.keys = append(r.keys, f.keys(it.partition, "base", "buffer", "batch", "meta")...)
@@ -27,7 +28,6 @@ var cachedKind = &kind{name: "cached", maxID: 255, limit: 1000, spans: true,
 			bump(r.args, at, 1)
 			r.args = append(r.args, it.id, it.change)
 		}
-		return r
 	},
 	results: func(words []any, _ []*item) (results []any) {
 		if words[0] == "OK" {
@@ -73,8 +73,8 @@ func (c *Cached) Set(ctx context.Context, id string, value int64) (int64, error)
 // Get returns the value.
 func (c *Cached) Get(ctx context.Context, id string) (int64, error) {
 	return c.seeding(ctx, id, func() outcome {
-		words, err := c.read(ctx, func(e *epoch) request {
-			return request{"cached_get", c.keys(e.partitionOf(id), "base", "buffer", "batch"), []any{ticketMillis, "", newCaller(), id}}
+		words, err := c.read(ctx, func(e *epoch) *request {
+			return &request{"cached_get", c.keys(e.partitionOf(id), "base", "buffer", "batch"), []any{ticketMillis, "", newCaller(), id}}
 		})
 		if err != nil {
 			return outcome{err: err}
@@ -136,8 +136,8 @@ func (c *Cached) seed(ctx context.Context, id, ticket string) error {
 		if err != nil {
 			return 0, err
 		}
-		_, err = c.read(ctx, func(e *epoch) request {
-			return request{"cached_seed", c.family.keys(e.partitionOf(id), "base"), []any{e.settings.Retain, "", id, ticket, value}}
+		_, err = c.read(ctx, func(e *epoch) *request {
+			return &request{"cached_seed", c.family.keys(e.partitionOf(id), "base"), []any{e.settings.Retain, "", id, ticket, value}}
 		})
 		return value, err
 	})

@@ -132,7 +132,7 @@ func (f *family) askServer(ctx context.Context, home uint32) (*epoch, error) {
 		partitions = fmt.Sprint(f.latest.partitions)
 	}
 	f.mu.Unlock()
-	r := request{"family_epoch", f.keys(home, "calls", "calls_before"), []any{f.kind.name, partitions, "", ""}}
+	r := &request{"family_epoch", f.keys(home, "calls", "calls_before"), []any{f.kind.name, partitions, "", ""}}
 	for start := time.Now(); ; {
 		asked := time.Now()
 		words, err := f.call(ctx, r, new(sends))

@@ -20,8 +20,8 @@ type kind struct {
 	spans        bool // one call may count in several partitions of a standalone server
 	// place returns the partition of an item.
 	place func(e *epoch, it *item) uint32
-	// encode returns the call for a batch, which is sorted by partition and may be sorted further.
-	encode func(f *family, e *epoch, batch []*item) request
+	// encode completes the call for a batch, which is sorted by partition and may be sorted further.
+	encode func(f *family, e *epoch, batch []*item, r *request)
 	// results returns the word of each item in a reply, or nil where the reply only has what was refused.
 	results func(words []any, batch []*item) []any
 }
@@ -69,6 +69,7 @@ type waiter struct {
 type queue struct {
 	family *family
 	home   uint32
+	fence  []string // the keys of the home
 	caller string
 	n      int64
 
@@ -125,14 +126,16 @@ func (f *family) queue(it *item) *queue {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	q := f.queues[number]
-	switch {
-	case it.request != "":
-		q = &queue{family: f, home: f.home(it.partition), caller: fmt.Sprintf("request:%d:%s:%s", len(it.request), it.request, it.id)}
-	case q == nil:
-		q = &queue{family: f, home: f.home(it.partition), caller: newCaller()}
-		f.queues[number] = q
+	if known := f.queues[number]; known != nil && it.request == "" {
+		return known
 	}
+	home := f.home(it.partition)
+	q := &queue{family: f, home: home, fence: f.keys(home, "calls", "calls_before"), caller: newCaller()}
+	if it.request != "" {
+		q.caller = fmt.Sprintf("request:%d:%s:%s", len(it.request), it.request, it.id)
+		return q
+	}
+	f.queues[number] = q
 	return q
 }
 
@@ -257,9 +260,8 @@ func (q *queue) send(ctx context.Context, e *epoch, batch []*item) ([]any, error
 			}
 			n, epoch = 1, e.before // which is looked up in both memories
 		}
-		r := f.encode(f, e, batch)
-		r.keys = append(f.keys(q.home, "calls", "calls_before"), r.keys...)
-		r.args = append([]any{q.caller, n, epoch, fence}, r.args...)
+		r := &request{keys: append(make([]string, 0, 8), q.fence...), args: append(make([]any, 0, 16), q.caller, n, epoch, fence)}
+		f.encode(f, e, batch, r)
 		words, err := f.call(ctx, r, fence)
 		if err == nil && (words[0] == "OK" || words[0] == "DUP") {
 			return words, nil

@@ -34,7 +34,7 @@ func readScripts() map[string]script {
 	return all
 }
 
-// request is a call of a script, in a counting call without its fence.
+// request is a call of a script.
 type request struct {
 	script string
 	keys   []string
@@ -82,7 +82,7 @@ func codeOf(err error) string {
 
 // call sends a call until there is a reply, and until ctx ends at the latest. Then sent.lost is the number of earlier
 // arrivals that may have been executed, or may still be.
-func (f *family) call(ctx context.Context, r request, sent *sends) ([]any, error) {
+func (f *family) call(ctx context.Context, r *request, sent *sends) ([]any, error) {
 	command, text := f.client.redis.EvalSha, scripts[r.script].sha1
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		before := sent.written
@@ -114,7 +114,7 @@ func (f *family) call(ctx context.Context, r request, sent *sends) ([]any, error
 }
 
 // read makes a call that counts nothing, again if the server's clock is another one.
-func (f *family) read(ctx context.Context, encode func(*epoch) request) ([]any, error) {
+func (f *family) read(ctx context.Context, encode func(*epoch) *request) ([]any, error) {
 	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
 	defer cancel()
 	for {

@@ -22,9 +22,10 @@ type Slice struct {
 
 var seriesKind = &kind{name: "series", maxID: 200, limit: 100,
 	place: func(e *epoch, it *item) uint32 { return e.partitionOf(it.id) },
-	encode: func(f *family, e *epoch, batch []*item) request {
+	encode: func(f *family, e *epoch, batch []*item, r *request) {
 		partition, windows := batch[0].partition, e.settings.Windows
-		r := request{"series_add", f.keys(partition, "open", "schedule", "names", "idle"), []any{len(windows)}}
+		r.script, r.keys = "series_add", append(r.keys, f.keys(partition, "open", "schedule", "names", "idle")...)
+		r.args = append(r.args, len(windows))
 		for _, w := range windows {
 			r.args = append(r.args, w.precision(e.settings.Keep, f.client.now()/1000, e.zone))
 		}
@@ -34,7 +35,6 @@ var seriesKind = &kind{name: "series", maxID: 200, limit: 100,
 			}
 			r.args = append(r.args, it.id, it.delta)
 		}
-		return r
 	},
 	results: func(words []any, _ []*item) []any {
 		if words[0] == "DUP" {
@@ -64,9 +64,9 @@ func (s *Series) Get(ctx context.Context, name, label string) ([]Slice, error) {
 		return nil, err
 	}
 	var asked *epoch
-	words, err := s.read(ctx, func(e *epoch) request {
+	words, err := s.read(ctx, func(e *epoch) *request {
 		asked = e
-		return request{"series_get", s.keys(e.partitionOf(name), "series:"+label+":"+name), []any{""}}
+		return &request{"series_get", s.keys(e.partitionOf(name), "series:"+label+":"+name), []any{""}}
 	})
 	if err != nil {
 		return nil, err

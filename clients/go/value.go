@@ -127,8 +127,8 @@ func (f *family) compare(own ledgerRow, read pending, id string) (bool, error) {
 }
 
 func (f *family) readPending(ctx context.Context, partition uint32, id string) (pending, error) {
-	words, err := f.read(ctx, func(*epoch) request {
-		return request{"buffered_read", f.keys(partition, "buffer", "batch", "meta"), []any{id}}
+	words, err := f.read(ctx, func(*epoch) *request {
+		return &request{"buffered_read", f.keys(partition, "buffer", "batch", "meta"), []any{id}}
 	})
 	read := pending{partition: partition, isInFlight: textAt(words, 4) == "1", batch: textAt(words, 5), buffer: textAt(words, 6)}
 	read.incarnation, _ = strconv.ParseUint(textAt(words, 1), 16, 64) // "" if there is none
@@ -183,8 +183,8 @@ func (f *family) checkDatabase(ctx context.Context, e *epoch, database string) e
 	if isOurs {
 		return nil
 	}
-	words, err := f.read(ctx, func(*epoch) request {
-		return request{"family_epoch", f.keys(0, "calls", "calls_before"), []any{f.kind.name, e.partitions, database, ""}}
+	words, err := f.read(ctx, func(*epoch) *request {
+		return &request{"family_epoch", f.keys(0, "calls", "calls_before"), []any{f.kind.name, e.partitions, database, ""}}
 	})
 	if err == nil && (words[0] != "OK" || database == "") {
 		f.forget()
