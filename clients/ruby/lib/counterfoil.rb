@@ -70,7 +70,7 @@ class Counterfoil
     raise Misconfigured.new("read_row", "needs a block that reads a row, or a daemon") unless read_row || block || @daemon
 
     found = family("cached", family)
-    Cached.new(found, exact(table), read_row || block || ->(id) { @daemon.row(found, id) })
+    Cached.new(found, exact(table), read_row || block || ->(id) { @daemon.value(found, id) })
   end
 
   # @return [Series]

@@ -68,11 +68,11 @@ pub const RUBY: Language = Language {
     libraries: &[
         Library {
             name: "redis",
-            lacks: &[ONE_AT_A_TIME],
+            lacks: &[],
         },
         Library {
             name: "redis-client",
-            lacks: &[ONE_AT_A_TIME],
+            lacks: &[],
         },
     ],
 };
@@ -90,6 +90,20 @@ pub const RUST: Language = Language {
         lacks: &[],
     }],
 };
+
+impl Language {
+    /// Returns the documents with a program for the package: its README, and the project's, which
+    /// has a part of a program for Go.
+    pub fn readmes(&self) -> Vec<PathBuf> {
+        let own = Package::folder().join(self.package.0).join("README.md");
+        let projects = Package::folder().with_file_name("README.md");
+        match self.package.0 {
+            "rust" => vec![],
+            "go" => vec![own],
+            _ => vec![own, projects],
+        }
+    }
+}
 
 /// Returns the folder of the scripts in an installed package.
 pub fn scripts(package: Package, installed: &Path) -> PathBuf {

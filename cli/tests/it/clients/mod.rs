@@ -7,9 +7,10 @@ mod play;
 mod scenario;
 mod stage;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
@@ -23,6 +24,9 @@ use self::stage::{Namespaces, Stage, family_names};
 
 /// The namespace of a package's own tests.
 const OWN: &str = "own";
+/// The family in which the programs of READMEs count.
+const NAMESPACE_OF_READMES: &str = "shop";
+const FAMILY_OF_READMES: &str = "product_views";
 
 /// Clusters start one at a time: their nodes take each other for dead on a busy machine.
 static CLUSTER: Semaphore = Semaphore::const_new(1);
@@ -191,11 +195,15 @@ fn compare_scripts(language: &Language, installed: &Path) {
     }
 }
 
-/// Runs the package's own tests. Returns what they print if they fail.
+/// Runs the package's own tests, and the programs of the READMEs. Returns what they print if they
+/// fail.
 async fn run_own_tests(language: &Language, installed: &Path) -> Result<(), String> {
-    let all = BTreeMap::from([(OWN.to_owned(), family_names())]);
-    let stage = Stage::single(all).await;
+    let families = BTreeSet::from([FAMILY_OF_READMES.to_owned()]);
+    let namespaces = [(OWN, family_names()), (NAMESPACE_OF_READMES, families)];
+    let namespaces = namespaces.map(|(namespace, families)| (namespace.to_owned(), families));
+    let stage = Stage::single(namespaces.into()).await;
     stage.configured(OWN).await;
+    stage.configured(NAMESPACE_OF_READMES).await;
     let mysql = stage.site.mysql_url.split_once("socket=");
     let (_, mysql) = mysql.expect("a socket");
     let mysql = mysql.split('&').next().expect("a path");
@@ -210,9 +218,26 @@ async fn run_own_tests(language: &Language, installed: &Path) -> Result<(), Stri
             "COUNTERFOIL_TEST_DATABASE",
             database.get_database().expect("a database"),
         );
-    let printed = spawn_blocking(move || run(&mut tests)).await;
-    println!("{}", printed.expect("it runs")?);
+    println!("{}", run_aside(tests).await?);
+    for (number, readme) in language.readmes().into_iter().enumerate() {
+        let mut program = language.package.dev("program", installed);
+        program
+            .arg(stage.site.redis.socket())
+            .env("COUNTERFOIL_README", &readme);
+        let printed = run_aside(program).await?;
+        println!("{}: {}", readme.display(), printed.trim_end());
+        let counted = stage.pending(NAMESPACE_OF_READMES, FAMILY_OF_READMES).await;
+        if counted.values().sum::<i64>() != number as i64 + 1 {
+            return Err(format!("{} counted {counted:?}", readme.display()));
+        }
+    }
     Ok(())
+}
+
+async fn run_aside(mut command: Command) -> Result<String, String> {
+    spawn_blocking(move || run(&mut command))
+        .await
+        .map_err(|error| error.to_string())?
 }
 
 macro_rules! languages {

@@ -17,26 +17,21 @@ class Counterfoil
       @uri, @headers, @retry_for = URI("#{url.chomp("/")}/api/v1/"), token ? { "Authorization" => "Bearer #{token}" } : {}, retry_for
     end
 
-    # @return [Integer] the exact value
-    def value(family, id) = get("values", family, id)
-
-    # @return [Integer] the value of the row, 0 if there is none
-    def row(family, id) = get("rows", family, id)
-
-    private
-
-    def get(kind, family, id)
-      uri = @uri + "#{kind}?#{URI.encode_www_form(family: family.name, id: id)}"
+    # @return [Integer] the exact value, which is that of the row for a cached counter that is not in Redis
+    def value(family, id)
+      uri = @uri + "values?#{URI.encode_www_form(family: family.name, id: id)}"
       deadline = Connection.now + @retry_for
       loop do
         code, body = request(uri)
-        return JSON.parse(body)[kind][0]["value"] if code == "200"
+        return JSON.parse(body)["values"][0]["value"] if code == "200"
         raise Misconfigured.new("daemon", "#{code} #{body}") unless code.nil? || code == "503"
         raise NotCounted.new("daemon", "#{@uri}: #{code} #{body}", temporary: true) if Connection.now > deadline
 
         sleep(PAUSE)
       end
     end
+
+    private
 
     # @return [Array(String, String)] the code, nil if there is no reply, and the body
     def request(uri)
