@@ -1,0 +1,13 @@
+"""Puts the Lua scripts into the package: those of the repository, which an sdist has already."""
+
+from pathlib import Path
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class Scripts(BuildHookInterface):
+    def initialize(self, version, build_data):
+        package = "src/counterfoil" if self.target_name == "sdist" else "counterfoil"
+        if not Path(self.root, "src/counterfoil/lua").is_dir():
+            scripts = Path(self.root).parents[1] / "lua" / "v1"
+            build_data["force_include"][str(scripts)] = f"{package}/lua/v1"
