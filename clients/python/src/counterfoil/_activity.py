@@ -1,14 +1,14 @@
-"""Calls of activity families."""
+"""Activity: views of pages and their visitors, within the last minutes."""
 
 import zlib
 from typing import Any, Dict, List, NamedTuple, Tuple, Union
 
+from ._base import D, call
 from ._errors import NotCounted
-from ._family import Call, Description, Family, id_bytes, visitor_bytes
+from ._family import ROUNDS, Description, Family, Words, id_bytes, visitor_bytes
 from ._steps import Steps
 
 PLACES = 100
-ROUNDS = 10
 
 
 class Activity(NamedTuple):
@@ -18,74 +18,71 @@ class Activity(NamedTuple):
     visitors: int
 
 
-class ActivityFamily(Family):
+class ActivityCounters(Family[D]):
+    """Views of pages and their distinct visitors, within the window of the family."""
+
     kind = "activity"
+    limit = 300
 
+    @call
     def touch(self, page: str, visitor: Union[str, bytes]) -> Steps[None]:
-        word, who = id_bytes(page, 200), visitor_bytes(visitor)
-        stripe, home = yield from self._stripe(word, who)
+        """Counts a view of a page (1 to 200 bytes) by a visitor (1 to 255 bytes)."""
+        yield from self.change(id_bytes(page, 200), visitor_bytes(visitor))
 
-        def call(description: Description) -> Call:
-            own = description.settings
-            partition = self._partition(description, word, stripe)
-            if self.session.is_cluster and partition != home:
-                raise self.changed()
-            keep = int(bool(own.get("keep_minutes")))
-            args: List[Any] = [own["layer"], own["window"] // own["layer"], keep]
-            names = [f"views:{stripe}:", f"visitors:{stripe}:"]
-            if own["visitors"] == "hyperloglog":
-                layer = int(self.server_time() * 1000) // own["layer"]
-                args.append(layer)
-                names[1:] = [f"layer:{layer}:{stripe}:"]
-                if keep:
-                    names.append(f"minute:{layer * own['layer'] // 60_000 * 60}:{stripe}:")
-            keys = self.keys(partition, "open", "schedule") + [key + word for key in self.keys(partition, *names)]
-            script = "activity_touch_hll" if own["visitors"] == "hyperloglog" else "activity_touch"
-            return Call(script, keys, [*args, 1, word, 1, 1, who])
-
-        yield from self.count(home, call)
-
+    @call
     def now(self, page: str) -> Steps[Activity]:
+        """Returns `(views, visitors)` of the window. Visitors are an estimate in a family with `hyperloglog`."""
         word = id_bytes(page, 200)
         description = yield from self.describe(0)
         places: Dict[int, List[Tuple[int, int]]] = {}
         for stripe in range(description.settings["stripes"]):
-            partition = self._partition(description, word, stripe)
+            partition = (zlib.crc32(word) + stripe) % description.partitions
             places.setdefault(self.home(partition), []).append((partition, stripe))
-        views = visitors = 0
-        for of_home in places.values():
-            for start in range(0, len(of_home), PLACES):
-                counts = yield from self._read(description, word, of_home[start : start + PLACES])
-                views += sum(counts[::2])
-                visitors += sum(counts[1::2])
-        return Activity(views, visitors)
+        counts: List[int] = []
+        for group in places.values():
+            for start in range(0, len(group), PLACES):
+                counts += yield from self._read(description.settings, word, group[start : start + PLACES])
+        return Activity(sum(counts[::2]), sum(counts[1::2]))
 
-    def _read(self, description: Description, page: bytes, places: List[Tuple[int, int]]) -> Steps[List[int]]:
-        own = description.settings
-        layers = own["window"] // own["layer"]
-        is_estimate = own["visitors"] == "hyperloglog"
+    def partition(self, description: Description, change: Any) -> int:
+        page, visitor = change
+        return (zlib.crc32(page) + zlib.crc32(visitor) % int(description.settings["stripes"])) % description.partitions
+
+    def encode(self, description: Description, groups: Dict[int, List[Any]]) -> Words:
+        [(partition, changes)] = groups.items()
+        own, is_estimate = description.settings, description.settings["visitors"] == "hyperloglog"
+        layer, keeps = self._layer(own), bool(own.get("keep_minutes"))
+        minute = layer * own["layer"] // 60_000 * 60
+        places: Dict[Tuple[int, bytes], List[bytes]] = {}
+        for page, visitor in changes:
+            places.setdefault((zlib.crc32(visitor) % own["stripes"], page), []).append(visitor)
+        keys = self.keys(partition, "open", "schedule")
+        args: List[Any] = [own["layer"], own["window"] // own["layer"], int(keeps), *([layer] if is_estimate else []), len(places)]
+        for (stripe, page), visitors in places.items():
+            names = [f"views:{stripe}:", f"layer:{layer}:{stripe}:" if is_estimate else f"visitors:{stripe}:"]
+            names += [f"minute:{minute}:{stripe}:"] if is_estimate and keeps else []
+            keys += [key + page for key in self.keys(partition, *names)]
+            distinct = list(dict.fromkeys(visitors))
+            args += [page, len(visitors), len(distinct), *distinct]
+        return "activity_touch_hll" if is_estimate else "activity_touch", keys, args
+
+    def decode(self, status: bytes, words: List[Any], groups: Dict[int, List[Any]]) -> List[Any]:
+        return [None] * sum(map(len, groups.values()))
+
+    def _layer(self, own: Dict[str, Any]) -> int:
+        return int(self.state.server_time() * 1000) // int(own["layer"])
+
+    def _read(self, own: Dict[str, Any], page: bytes, places: List[Tuple[int, int]]) -> Steps[List[int]]:
+        layers, is_estimate = own["window"] // own["layer"], own["visitors"] == "hyperloglog"
         for _ in range(ROUNDS):
-            layer = int(self.server_time() * 1000) // own["layer"]
-            keys: List[bytes] = []
+            keys, layer = [], self._layer(own)
             for partition, stripe in places:
-                names = [f"views:{stripe}:"]
-                if is_estimate:
-                    names += [f"layer:{number}:{stripe}:" for number in range(layer - layers + 1, layer + 1)]
-                else:
-                    names.append(f"visitors:{stripe}:")
+                names = [f"layer:{number}:{stripe}:" for number in range(layer - layers + 1, layer + 1)]
+                names = [f"views:{stripe}:", *(names if is_estimate else [f"visitors:{stripe}:"])]
                 keys += [key + page for key in self.keys(partition, *names)]
-            script, last = ("activity_now_hll", [layer]) if is_estimate else ("activity_now", [])
-            status, *counts = yield from self.read(script, keys, ["", own["layer"], layers, *last])
+            script, args = ("activity_now_hll", [layer]) if is_estimate else ("activity_now", [])
+            status, *counts = yield from self.read(script, keys, ["", own["layer"], layers, *args])
             if status == b"OK":
                 return counts
-            self.server_is_at(counts[0])
+            self.state.server_is_at(counts[0])
         raise NotCounted("OUTSIDE", "the clock of the server steps", temporary=True)
-
-    def _stripe(self, page: bytes, visitor: bytes) -> Steps[Tuple[int, int]]:
-        """The stripe of a visitor, and its home."""
-        description = self._last or (yield from self.describe(0))
-        stripe = zlib.crc32(visitor) % int(description.settings["stripes"])
-        return stripe, self.home(self._partition(description, page, stripe))
-
-    def _partition(self, description: Description, page: bytes, stripe: int) -> int:
-        return (zlib.crc32(page) + stripe) % description.partitions

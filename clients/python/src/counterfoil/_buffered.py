@@ -1,125 +1,192 @@
-"""Calls of buffered families."""
+"""Buffered families: sums of deltas."""
 
-import zlib
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+import logging
+import random
+import threading
+from itertools import chain
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
-from ._errors import CounterfoilError, OutcomeUnknown, value_of
-from ._family import Call, Description, Session, id_bytes, in_order, integer, refused
-from ._later import Later, OnError
-from ._steps import Commit, Entry, Queue, Steps
-from ._value import ExactValues, Table
+from ._base import Base, D, call
+from ._errors import CounterfoilError, NotCounted, OutcomeUnknown, copy_of, value_of
+from ._family import Description, Words, id_bytes, integer, refusals, result_of
+from ._sources import Table
+from ._steps import Share, Steps, settled
+from ._value import ExactValues
 
-PAIRS = 1000
 HITS = 1000
-
+MAX_SUMS = 100_000
 Result = Union[int, None, CounterfoilError]
+OnError = Callable[[str, str, int, CounterfoilError], None]
 
 
-class BufferedFamily(ExactValues):
+class Buffered(ExactValues[D]):
+    """Counters that are summed in Redis, and written to MySQL within a minute by default.
+
+    An id is a str of 1 to 255 bytes, a delta a 64-bit integer.
+    """
+
     kind = "buffered"
+    has_queue_per_partition = False
 
-    def __init__(
-        self, session: Session, name: str, table: Optional[Table] = None, on_error: Optional[OnError] = None
-    ) -> None:
-        super().__init__(session, name, table)
-        self.later = Later(self.full_name, self.add_many, on_error, session.guard())
-        session.laters.append(self.later)
+    def __init__(self, client: Base[D], name: str, table: Optional[Table] = None, on_error: Optional[OnError] = None) -> None:
+        super().__init__(client, name, table)
+        self._on_error = on_error
 
-    def add(self, id: str, delta: int) -> Steps[Optional[int]]:
-        entry = yield from self._enter(id, delta)
-        yield Commit([entry])
-        return value_of(entry[1].result)  # type: ignore[no-any-return]
+    @call
+    def add(self, id: str, delta: int = 1) -> Steps[Optional[int]]:
+        """Adds to a counter, and returns what it has pending in Redis right after it.
 
+        None: it was counted, but the reply with the number was lost.
+        """
+        return (yield from self.change(id_bytes(id), integer(delta)))  # type: ignore[no-any-return]
+
+    @call
     def add_many(self, pairs: Union[Mapping[str, int], Iterable[Tuple[str, int]]]) -> Steps[List[Result]]:
-        results: List[Any] = []
-        for id, delta in pairs.items() if isinstance(pairs, Mapping) else pairs:
-            try:
-                results.append((yield from self._enter(id, delta)))
-            except CounterfoilError as error:
-                results.append(error)
-        yield Commit([result for result in results if isinstance(result, tuple)])
-        return [result[1].result if isinstance(result, tuple) else result for result in results]
+        """Adds each delta to its id. Returns for each what `add` returns, or the error that `add` would raise."""
+        return (yield from self._add_many(pairs.items() if isinstance(pairs, Mapping) else pairs))
 
-    def request_epoch(self, request: str, id: str) -> Steps[str]:
-        _, partition = yield from self._request(request, id)
-        return (yield from self.describe(self.home(partition))).now.decode()
+    @call
+    def add_once(self, request: str, id: str, delta: int = 1, epoch: Optional[str] = None) -> Steps[bool]:
+        """Adds once, however often and in whichever process the request is made. Returns False if it was made before.
 
-    def add_once(self, request: str, id: str, delta: int, epoch: Optional[str]) -> Steps[bool]:
-        integer(delta)
-        caller, partition = yield from self._request(request, id)
+        `request` names the work, in 1 to 64 bytes. A job that may run again more than a minute later stores `request_epoch`
+        before its first call, and passes it as `epoch` to each.
+        """
+        change = id_bytes(id), integer(delta)
+        name = id_bytes(request, 64)
+        partition = yield from self._request_partition(name, change)
         home = self.home(partition)
-        keys = self.keys(home, "calls", "calls_before") + self.keys(partition, "buffer", "meta")
         while True:
             description = yield from self.describe(home)
             epoch = epoch or description.now.decode()
             if epoch.encode() not in (description.now, description.before):
-                raise OutcomeUnknown("EXPIRED", "Redis no longer remembers the request")
-            args = [caller, 1, description.before, "", _hits([delta]), 1, id.encode(), delta]
-            status, words, _ = yield from self.send("buffered_add", keys, args)
+                raise OutcomeUnknown("EXPIRED", "Redis may have forgotten the request")
+            groups = {partition: [change]}
+            script, keys, args = self.encode(description, groups)
+            words = [b"request:%d:%b:%b" % (len(name), name, change[0]), 1, description.before, "", *args]
+            status, reply, _ = yield from self.send(script, self.keys(home, "calls", "calls_before") + keys, words)
+            if status == b"PASSED":
+                raise OutcomeUnknown("PASSED", "another caller has the name of the request")
             if status != b"EXPIRED":
-                break
-            self.forget(home)  # as long as the stored epoch is one of the two, Redis remembers the request
-        result = _results(status, words, [1])[0]
-        if isinstance(result, CounterfoilError):
-            raise result
-        return bool(status == b"OK")
+                value_of(result_of(self.decode(status, reply, groups)[0]))
+                return bool(status == b"OK")
+            self.state.described.pop(home, None)  # the epoch that was passed may still be one of the two
 
-    def _enter(self, id: str, delta: int) -> Steps[Tuple[Queue, Entry]]:
-        """Puts a change into the queue of its home."""
-        entry = Entry((id_bytes(id), integer(delta)))
-        home = 0
-        if self.session.is_cluster:
-            description = self._last or (yield from self.describe(0))
-            home = next(iter(self.grouped(description, [entry.change[0]], None)))
-        queue = self._queues.get(home) or self.queue(home, PAIRS, lambda changes: self._count(home, changes))
-        queue.waiting.append(entry)
-        return queue, entry
+    @call
+    def request_epoch(self, request: str, id: str) -> Steps[str]:
+        """Returns the epoch that a job stores before its first `add_once`."""
+        partition = yield from self._request_partition(id_bytes(request, 64), (id_bytes(id), 0))
+        return (yield from self.describe(self.home(partition))).now.decode()
 
-    def _count(self, home: int, changes: List[Any]) -> Steps[List[Result]]:
-        """Counts changes with one call."""
-        groups: Dict[int, List[int]] = {}
+    def later(self, id: str, delta: int = 1) -> None:
+        """Adds to a sum in the process, which is sent within milliseconds. Never waits. A killed process loses its sums."""
+        id_bytes(id)
+        sums = self._sums()
+        if sums.take(id, integer(delta)):
+            self.client.session.wake()
 
-        def call(description: Description) -> Call:
-            nonlocal groups
-            groups = self.grouped(description, (id for id, _ in changes), home if self.session.is_cluster else None)
-            keys: List[bytes] = []
-            args: List[Any] = []
-            for partition, positions in groups.items():
-                keys += self.keys(partition, "buffer", "meta")
-                args += [_hits(changes[position][1] for position in positions), len(positions)]
-                for position in positions:
-                    args += changes[position]
-            return Call("buffered_add", keys, args)
+    @call
+    def flush(self) -> Steps[None]:
+        """Waits until all that `later` took is counted, and raises the first error of what was not since the last flush."""
+        yield from self._sums().flush()
 
-        status, words, _ = yield from self.count(home, call)
-        return in_order(groups, _results(status, words, [len(positions) for positions in groups.values()]))
+    @call
+    def value(self, id: str) -> Steps[int]:
+        """Returns the exact value, with what is not in MySQL yet."""
+        return (yield from self.exact(id))
 
-    def _request(self, request: str, id: str) -> Steps[Tuple[bytes, int]]:
-        """The caller and the partition of a request."""
-        name, counter = id_bytes(request, 64), id_bytes(id)
-        last = self._last or (yield from self.describe(0))
-        partition = zlib.crc32(name if last.settings.get("wide") else counter) % last.partitions
-        return b"request:%d:%b:%b" % (len(name), name, counter), partition
+    def partition(self, description: Description, change: Any) -> int:
+        return random.randrange(description.partitions) if description.settings.get("wide") else super().partition(description, change)
+
+    def encode(self, description: Description, groups: Dict[int, List[Any]]) -> Words:
+        keys: List[bytes] = []
+        args: List[Any] = []
+        for partition, changes in groups.items():
+            keys += self.keys(partition, "buffer", "meta")
+            hits = sum(abs(delta) for _, delta in changes)  # they only decide when a sync is due
+            args += [min(max(hits, 1), HITS), len(changes), *chain.from_iterable(changes)]
+        return "buffered_add", keys, args
+
+    def decode(self, status: bytes, words: List[Any], groups: Dict[int, List[Any]]) -> List[Any]:
+        if status == b"DUP":
+            return refusals(words, groups)
+        for changes in groups.values():
+            total, *words = words
+            words = words[len(changes) :] + words[: len(changes)]
+        return words
+
+    def _add_many(self, pairs: Iterable[Tuple[str, int]]) -> Steps[List[Any]]:
+        entered: List[Any] = []
+        for id, delta in pairs:
+            try:
+                entered.append((yield from self.enter(id_bytes(id), integer(delta))))
+            except CounterfoilError as error:
+                entered.append(error)
+        yield from settled(dict(one for one in entered if isinstance(one, tuple)))
+        return [one[1].result if isinstance(one, tuple) else one for one in entered]
+
+    def _request_partition(self, name: bytes, change: Tuple[bytes, int]) -> Steps[int]:
+        description = self.state.last or (yield from self.describe(0))
+        return super().partition(description, (name,) if description.settings.get("wide") else change)
+
+    def _sums(self) -> "Sums":
+        sums: Dict[str, Sums] = self.client.session.sums
+        return sums.get(self.name) or sums.setdefault(self.name, Sums(self.name, self._add_many, self._on_error))
 
 
-def _hits(deltas: Iterable[int]) -> int:
-    """How many hits the deltas stand for: this only decides when they are due in MySQL."""
-    return min(max(sum(map(abs, deltas)), 1), HITS)
+class Sums:
+    """What `later` took in this process, and has not been sent."""
 
+    def __init__(self, name: str, add_many: Callable[[Any], Steps[List[Any]]], on_error: Optional[OnError]) -> None:
+        self.waiting: Dict[str, int] = {}
+        self._name = name
+        self._add_many = add_many
+        self._on_error = on_error
+        self._lock = threading.Lock()
+        self._error: Optional[CounterfoilError] = None
+        self._temporary: Optional[CounterfoilError] = None
+        self._dropped = 0
 
-def _results(status: bytes, words: List[Any], groups: List[int]) -> List[Result]:
-    """The result of each pair, in the order of the call."""
-    if status == b"DUP":
-        refusals = dict(word.split(b":") for word in words[0].split())
-        numbers = range(1, sum(groups) + 1)
-        return [refused(refusals[b"%d" % number]) if b"%d" % number in refusals else None for number in numbers]
-    results: List[Result] = []
-    at = 0
-    for size in groups:
-        results += [_result(word) for word in words[at + 1 : at + 1 + size]]  # after the total of the partition
-        at += 1 + size
-    return results
+    def take(self, id: str, delta: int) -> bool:
+        """Returns whether this is the first sum that waits."""
+        with self._lock:
+            if id not in self.waiting and len(self.waiting) >= MAX_SUMS:
+                raise NotCounted("BUSY", f"{MAX_SUMS} ids wait to be sent", temporary=True)
+            self.waiting[id] = self.waiting.get(id, 0) + delta
+            return len(self.waiting) == 1
 
+    def flush(self) -> Steps[None]:
+        yield from self.send()  # it may have begun before the last sum was taken
+        yield from self.send()
+        error, dropped, self._error, self._dropped = self._error or self._temporary, self._dropped, None, 0
+        if error:
+            error = copy_of(error)
+            error.explanation += f" ({dropped} ids of {self._name} were dropped, {len(self.waiting)} wait to be sent again)"
+            raise error
 
-def _result(word: Union[int, bytes]) -> Result:
-    return refused(word) if isinstance(word, bytes) and word.isalpha() else int(word)
+    def send(self) -> Steps[None]:
+        yield Share(self, self._settle())
+
+    def _settle(self) -> Steps[None]:
+        """Sends all sums. Those that failed for a temporary reason stay."""
+        with self._lock:
+            taken, self.waiting, self._temporary = self.waiting, {}, None
+        results: List[Any] = [OutcomeUnknown("INTERRUPTED")] * len(taken)
+        try:
+            results = yield from self._add_many(taken.items())
+        finally:
+            for (id, delta), result in zip(taken.items(), results):
+                if isinstance(result, CounterfoilError):
+                    self._failed(id, delta, result)
+
+    def _failed(self, id: str, delta: int, error: CounterfoilError) -> None:
+        if isinstance(error, NotCounted) and error.temporary:
+            self._temporary = error
+            with self._lock:
+                self.waiting[id] = self.waiting.get(id, 0) + delta
+            return
+        self._error = self._error or error
+        self._dropped += 1
+        logging.getLogger("counterfoil").warning("%s: %+d for %r was dropped: %s", self._name, delta, id, error)
+        if self._on_error:
+            self._on_error(self._name, id, delta, error)

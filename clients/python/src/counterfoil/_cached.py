@@ -1,102 +1,90 @@
-"""Calls of cached families."""
+"""Cached families: values that return with each change."""
 
 import secrets
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from itertools import chain
+from typing import Any, Callable, Dict, List, Optional, Union
 
-from ._errors import CounterfoilError, NotCounted, value_of
-from ._family import Call, Description, Session, id_bytes, in_order, integer, refused
-from ._steps import Commit, Entry, Run, Share, Steps
-from ._value import ExactValues, Table
+from ._base import Base, D, call
+from ._errors import NotCounted
+from ._family import ROUNDS, Description, Words, id_bytes, integer
+from ._sources import Table
+from ._steps import Run, Share, Steps
+from ._value import ExactValues
 
-PAIRS = 1000
-ROUNDS = 10
 TICKET_MS = 30_000
 
-Change = Tuple[bytes, Union[int, bytes]]
 
+class Cached(ExactValues[D]):
+    """Counters whose value returns with each change, or that must not leave the bounds of their family."""
 
-class CachedFamily(ExactValues):
     kind = "cached"
+    has_queue_per_partition = False
 
     def __init__(
-        self, session: Session, name: str, table: Optional[Table] = None, read_row: Optional[Callable[[str], Any]] = None
+        self, client: Base[D], name: str, table: Optional[Table] = None, read_row: Optional[Callable[[str], Any]] = None
     ) -> None:
-        super().__init__(session, name, table)
+        super().__init__(client, name, table)
         self._read_row = read_row
 
-    def incr(self, id: str, delta: int) -> Steps[int]:
-        return self._change(id, integer(delta))
+    @call
+    def incr(self, id: str, delta: int = 1) -> Steps[int]:
+        """Adds to a counter, and returns its new value. `NotCounted("RANGE")` has its `value`."""
+        return (yield from self._change(id, integer(delta)))
 
+    @call
     def set(self, id: str, value: int) -> Steps[int]:
-        return self._change(id, b"=%d" % integer(value))
+        """Sets a counter, and returns its new value."""
+        return (yield from self._change(id, b"=%d" % integer(value)))
 
+    @call
     def get(self, id: str) -> Steps[int]:
+        """Returns the value, from Redis if it is there."""
         word = id_bytes(id)
         for _ in range(ROUNDS):
-            partition, _ = yield from self.located(word)
-            keys = self.keys(partition, "base", "buffer", "batch")
-            _, reply = yield from self.read("cached_get", keys, [TICKET_MS, "", secrets.token_hex(8), word])
-            kind, ticket, *parts = (reply if isinstance(reply, bytes) else b"%d" % reply).split(b":")
-            if kind != b"MISS":
-                return sum(map(int, [ticket, *parts] if kind == b"SUM" else [kind]))
-            yield Share((word, ticket), self._seed(id, partition, ticket))
+            partition, _ = yield from self.described(word)
+            keys, args = self.keys(partition, "base", "buffer", "batch"), [TICKET_MS, "", secrets.token_hex(8), word]
+            _, reply = yield from self.read("cached_get", keys, args)
+            if isinstance(reply, int):
+                return reply
+            kind, *parts = reply.decode().split(":")
+            if kind != "MISS":
+                return sum(map(int, parts))  # SUM, beyond 2^53
+            yield Share((self.name, word, parts[0]), self._seed(id, word, parts[0]))
         raise NotCounted("MISS", "the counter was deleted again and again", temporary=True)
+
+    @call
+    def value(self, id: str) -> Steps[int]:
+        """Returns the exact value, without loading the counter into Redis."""
+        return (yield from self.exact(id))
+
+    def encode(self, description: Description, groups: Dict[int, List[Any]]) -> Words:
+        keys: List[bytes] = []
+        args: List[Any] = [TICKET_MS, description.settings.get("min", ""), description.settings.get("max", "")]
+        for partition, changes in groups.items():
+            keys += self.keys(partition, "base", "buffer", "batch", "meta")
+            args += [len(changes), *chain.from_iterable(changes)]
+        return "cached_incr", keys, args
+
+    def decode(self, status: bytes, words: List[Any], groups: Dict[int, List[Any]]) -> List[Any]:
+        return words[0].split() if status == b"DUP" else words
 
     def _change(self, id: str, change: Union[int, bytes]) -> Steps[int]:
         word = id_bytes(id)
         for _ in range(ROUNDS):
-            partition = yield from self.partition(word)
-            home = self.home(partition)
-            queue = self._queues.get(home) or self.queue(home, PAIRS, lambda changes: self._count(home, changes))
-            entry = Entry((word, change))
-            queue.waiting.append(entry)
-            yield Commit([(queue, entry)])
-            result = value_of(entry.result)
+            result = yield from self.change(word, change)
             if isinstance(result, int):
                 return result
-            yield Share((word, result), self._seed(id, partition, result))
+            yield Share((self.name, word, result), self._seed(id, word, result))
         raise NotCounted("MISS", "the counter was deleted again and again", temporary=True)
 
-    def _seed(self, id: str, partition: int, ticket: bytes) -> Steps[None]:
+    def _seed(self, id: str, word: bytes, ticket: str) -> Steps[None]:
         """Reads the row after the ticket was received, and makes its value the base."""
         if self._read_row:
             try:
                 value = integer((yield Run(self._read_row, (id,))))
             except Exception as error:
-                raise NotCounted("ROW", f"read_row failed: {error}", temporary=True) from error
+                raise NotCounted("ROW", f"read_row failed: {error!r}", temporary=True) from error
         else:
             value = yield from self.from_daemon("rows", id)
-        retain = (yield from self.describe(self.home(partition))).settings["retain"]
-        yield from self.read("cached_seed", self.keys(partition, "base"), [retain, "", id_bytes(id), ticket, value])
-
-    def _count(self, home: int, changes: List[Change]) -> Steps[List[Any]]:
-        """Makes changes with one call; the result of a miss is its ticket."""
-        groups: Dict[int, List[int]] = {}
-
-        def call(description: Description) -> Call:
-            nonlocal groups
-            groups = self.grouped(description, (id for id, _ in changes), home if self.session.is_cluster else None)
-            keys: List[bytes] = []
-            bounds = [description.settings.get(bound, "") for bound in ("min", "max")]
-            args: List[Any] = [TICKET_MS, *bounds]
-            for partition, positions in groups.items():
-                keys += self.keys(partition, "base", "buffer", "batch", "meta")
-                args.append(len(positions))
-                for position in positions:
-                    args += changes[position]
-            return Call("cached_incr", keys, args)
-
-        status, words, _ = yield from self.count(home, call)
-        if status == b"DUP":
-            words = words[0].split()
-        return in_order(groups, [_result(word) for word in words])
-
-
-def _result(word: Union[int, bytes]) -> Union[int, bytes, CounterfoilError]:
-    """A value, the ticket of a miss, or why the counter was not changed."""
-    if isinstance(word, bytes):
-        if word.startswith(b"MISS:"):
-            return word[5:]
-        if word[:1].isalpha():
-            return refused(word)
-    return int(word)
+        partition, description = yield from self.described(word)
+        yield from self.read("cached_seed", self.keys(partition, "base"), [description.settings["retain"], "", word, ticket, value])

@@ -1,106 +1,77 @@
-"""Calls of series families."""
+"""Series: counts by slices of time."""
 
-import time
-from datetime import date, datetime
-from typing import Any, List, Tuple
+from datetime import date, datetime, timedelta
+from itertools import chain
+from typing import Any, Dict, List, Tuple
 from zoneinfo import ZoneInfo
 
-from ._errors import Misconfigured, NotCounted, value_of
-from ._family import Call, Description, Family, id_bytes, integer, refused
-from ._steps import Commit, Entry, Steps
-
-PAIRS = 100
-Change = Tuple[bytes, int]
+from ._base import D, call
+from ._errors import Misconfigured, NotCounted
+from ._family import Description, Family, Words, id_bytes, integer, refusals
+from ._steps import Steps
 
 
-class SeriesFamily(Family):
+class Series(Family[D]):
+    """Counts by slices of time, under names of 1 to 200 bytes."""
+
     kind = "series"
+    limit = 100
 
-    def add(self, name: str, n: int) -> Steps[None]:
-        change = id_bytes(name, 200), integer(n, 1)
-        partition = yield from self.partition(change[0])
-        queue = self._queues.get(partition) or self.queue(partition, PAIRS, lambda changes: self._count(partition, changes))
-        entry = Entry(change)
-        queue.waiting.append(entry)
-        yield Commit([(queue, entry)])
-        value_of(entry.result)
+    @call
+    def add(self, name: str, n: int = 1) -> Steps[None]:
+        """Adds to the current slice of every window."""
+        yield from self.change(id_bytes(name, 200), integer(n, 1))
 
+    @call
     def get(self, name: str, label: str) -> Steps[List[Tuple[int, int]]]:
+        """Returns start (Unix seconds) and count of each slice of a window such as `60s` or `day`, the running one last."""
         word = id_bytes(name, 200)
-        partition, description = yield from self.located(word)
+        partition, description = yield from self.described(word)
         slices = dict(description.settings["windows"]).get(label)
         if slices is None:
-            raise NotCounted("BADARG", f"{self.full_name} has no window {label!r}")
-        key = self.keys(partition, "series:%s:" % label)[0] + word
-        _, now_ms, text = yield from self.read("series_get", [key], [""])
-        numbers = [int(number) for number in text.split()]
+            raise NotCounted("BADARG", f"{self.name} has no window {label!r}")
+        _, now_ms, text = yield from self.read("series_get", [self.keys(partition, f"series:{label}:")[0] + word], [""])
+        numbers = list(map(int, text.split()))
         counts = dict(zip(numbers[::2], numbers[1::2]))
-        zone = self._zone(description)
-        return [(start, counts.get(start, 0)) for start in _starts(label, int(now_ms) // 1000, slices, zone)]
+        starts: List[int] = []
+        end = int(now_ms) // 1000 + 1
+        while len(starts) < slices:
+            starts.append(_slice(label, end - 1, description)[0])
+            end = starts[-1]
+        return [(start, counts.get(start, 0)) for start in reversed(starts)]
 
-    def _count(self, partition: int, changes: List[Change]) -> Steps[List[Any]]:
-        def call(description: Description) -> Call:
-            self.grouped(description, (name for name, _ in changes), partition)
-            precisions = self._precisions(description)
-            keys = self.keys(partition, "open", "schedule", "names", "idle")
-            for name, _ in changes:
-                keys += [key + name for key in self.keys(partition, *(f"series:{label}:" for label, _ in description.settings["windows"]))]
-            return Call("series_add", keys, [len(precisions), *precisions, *(word for change in changes for word in change)])
-
-        status, words, _ = yield from self.count(self.home(partition), call)
-        if status == b"DUP":
-            refusals = dict(word.split(b":") for word in words[0].split())
-            words = [refusals.get(b"%d" % number, 1) for number in range(1, len(changes) + 1)]
-        return [refused(word) if isinstance(word, bytes) else None for word in words]
-
-    def _precisions(self, description: Description) -> List[str]:
-        """Each window as the script knows it: `LABEL SLICE SLICES KEEP`."""
-        keep = description.settings.get("keep", [])
-        now, zone = int(self.server_time()), self._zone(description)
+    def encode(self, description: Description, groups: Dict[int, List[Any]]) -> Words:
+        [(partition, changes)] = groups.items()
+        windows, keep = description.settings["windows"], description.settings.get("keep", [])
         precisions = []
-        for label, slices in description.settings["windows"]:
-            if label.endswith("s"):
-                slice, start = label[:-1], "*"
-            else:
-                first = _first_day(label, now, zone)
-                slice, start = f"{_midnight(first, zone)}-{_midnight(_next(label, first), zone)}", first.isoformat()
-            prefix = f"{label}/" if len(keep) > 1 else ""
-            precisions.append(f"{label} {slice} {slices} {prefix + start + '/' if label in keep else '-'}")
-        return precisions
+        for label, slices in windows:
+            start, end, day = _slice(label, int(self.state.server_time()), description)
+            kept = f"{label + '/' if len(keep) > 1 else ''}{day or '*'}/" if label in keep else "-"
+            precisions.append(f"{label} {f'{start}-{end}' if day else end - start} {slices} {kept}")
+        of_label = self.keys(partition, *(f"series:{label}:" for label, _ in windows))
+        keys = self.keys(partition, "open", "schedule", "names", "idle") + [key + name for name, _ in changes for key in of_label]
+        return "series_add", keys, [len(windows), *precisions, *chain.from_iterable(changes)]
 
-    def _zone(self, description: Description) -> ZoneInfo:
-        name = description.settings.get("time_zone") or "UTC"
-        try:
-            return ZoneInfo(name)
-        except Exception as error:
-            raise Misconfigured("TIME ZONE", f"Python knows no time zone {name!r}: install the package tzdata") from error
+    def decode(self, status: bytes, words: List[Any], groups: Dict[int, List[Any]]) -> List[Any]:
+        return refusals(words, groups) if status == b"DUP" else words
 
 
-def _starts(label: str, now: int, slices: int, zone: ZoneInfo) -> List[int]:
-    """The starts of the slices of a window, the oldest first."""
+def _slice(label: str, now: int, description: Description) -> Tuple[int, int, str]:
+    """Start and end of a slice in Unix seconds, and its first day in a calendar."""
     if label.endswith("s"):
         seconds = int(label[:-1])
-        return [(now // seconds - back) * seconds for back in range(slices - 1, -1, -1)]
-    first = _first_day(label, now, zone)
-    starts = []
-    for _ in range(slices):
-        starts.append(_midnight(first, zone))
-        first = _first(label, date.fromordinal(first.toordinal() - 1))
-    return starts[::-1]
-
-
-def _first_day(label: str, now: int, zone: ZoneInfo) -> date:
-    """The first day of the current day or month."""
-    return _first(label, datetime.fromtimestamp(now, zone).date())
-
-
-def _first(label: str, day: date) -> date:
-    return day.replace(day=1) if label == "month" else day
-
-
-def _next(label: str, first: date) -> date:
-    """The first day of the day or month that follows."""
-    return _first(label, date.fromordinal(first.toordinal() + (31 if label == "month" else 1)))
+        return now // seconds * seconds, (now // seconds + 1) * seconds, ""
+    name = description.settings.get("time_zone") or "UTC"
+    try:
+        zone = ZoneInfo(name)
+    except Exception as error:
+        raise Misconfigured("TIME ZONE", f"Python has no time zone {name!r}: install the package tzdata") from error
+    first = datetime.fromtimestamp(now, zone).date()
+    following = first + timedelta(days=1)
+    if label == "month":
+        first = first.replace(day=1)
+        following = (first + timedelta(days=31)).replace(day=1)
+    return _midnight(first, zone), _midnight(following, zone), first.isoformat()
 
 
 def _midnight(day: date, zone: ZoneInfo) -> int:

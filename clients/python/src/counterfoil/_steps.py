@@ -1,7 +1,7 @@
-"""The protocol is written once, as generators that yield what they need done: a driver does it, blocking or with asyncio."""
+"""The protocol is written once, as generators that yield what they need done. A driver does it, blocking or with asyncio."""
 
 from collections import deque
-from typing import Any, Callable, Deque, Generator, Hashable, List, NamedTuple, Sequence, Tuple, TypeVar, Union
+from typing import Any, Callable, Deque, Dict, Generator, Hashable, List, NamedTuple, Optional, Tuple, TypeVar, Union
 
 from ._errors import CounterfoilError, OutcomeUnknown
 
@@ -19,65 +19,63 @@ class Sleep(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Calls a function that may block, or that is a coroutine function of an asyncio application."""
+    """Calls a function that may block, or that is a coroutine function of the application."""
 
     function: Callable[..., Any]
     args: Tuple[Any, ...]
 
 
-class Share(NamedTuple):
-    """Makes the steps, or waits for a caller in this process that is making those of the same key."""
+class Share:
+    """Makes the steps, or waits for the caller in this process that is making those of the same key."""
 
-    key: Hashable
-    steps: "Steps[Any]"
+    __slots__ = ("key", "steps", "cut")
 
-
-class Commit(NamedTuple):
-    """Waits until calls of the queues have settled the entries, which were appended to them."""
-
-    entries: Sequence[Tuple["Queue", "Entry"]]
+    def __init__(self, key: Hashable, steps: "Steps[Any]") -> None:
+        self.key = key
+        self.steps = steps
+        self.cut: Optional[Step] = None  # where a cancelled task left the steps
 
 
-Step = Union[Command, Sleep, Run, Share, Commit]
+Step = Union[Command, Sleep, Run, Share]
 Steps = Generator[Step, Any, T]
 
 
 class Entry:
-    """One change in a queue. `result` is set when `settled`: a value or an error."""
+    """A change in a queue. The `result`, a value or an error, is set when it is `settled`."""
 
-    __slots__ = ("change", "settled", "result", "future")
+    __slots__ = ("change", "settled", "result")
 
     def __init__(self, change: Any) -> None:
         self.change = change
         self.settled = False
         self.result: Any = None
-        self.future: Any = None
 
 
 class Queue:
-    """Group commit: changes that arrive while a call is under way share the next one.
+    """Group commit: one call at a time, of the changes that arrived while the one before was under way."""
 
-    `call` makes a call of at most `limit` changes and returns a result for each. `guard` belongs to the driver, which lets
-    one `commit` run at a time.
-    """
-
-    def __init__(self, limit: int, call: Callable[[List[Any]], Steps[List[Any]]], guard: Any) -> None:
-        self._limit = limit
-        self._call = call
-        self.guard = guard
+    def __init__(self, limit: int, count: Callable[["Queue", List[Any]], Steps[List[Any]]]) -> None:
         self.waiting: Deque[Entry] = deque()
+        self.caller = ""  # a random name, for one call at a time
+        self.n = 0
+        self._limit = limit
+        self._count = count
 
-    def commit(self) -> Steps[List[Entry]]:
-        """Makes one call of what is waiting, and returns the entries that it settled."""
-        count = min(len(self.waiting), self._limit)
-        batch = [self.waiting.popleft() for _ in range(count)]
-        results: List[Any] = [OutcomeUnknown("INTERRUPTED", "the call was interrupted")] * count
+    def commit(self) -> Steps[None]:
+        size = min(len(self.waiting), self._limit)
+        batch = [self.waiting.popleft() for _ in range(size)]
+        results: List[Any] = [OutcomeUnknown("INTERRUPTED")] * size
         try:
-            results = yield from self._call([entry.change for entry in batch])
+            results = yield from self._count(self, [entry.change for entry in batch])
         except CounterfoilError as error:
-            results = [error] * count
+            results = [error] * size
         finally:
             for entry, result in zip(batch, results):
-                entry.result = result
-                entry.settled = True
-        return batch
+                entry.result, entry.settled = result, True
+
+
+def settled(entries: Dict[Queue, Entry]) -> Steps[None]:
+    """Waits until the last entry of each queue is settled, and makes calls as long as nobody else does."""
+    for queue, entry in entries.items():
+        while not entry.settled:
+            yield Share(queue, queue.commit())

@@ -1,43 +1,40 @@
-"""Calls of visitors families."""
+"""Visitors: distinct visitors of a scope on each day."""
 
 from datetime import date
-from typing import Any, List, Tuple, Union
+from typing import Any, Dict, List, Union
 
-from ._errors import NotCounted, value_of
-from ._family import Call, Description, id_bytes, refused, visitor_bytes
-from ._steps import Commit, Entry, Steps
+from ._base import D, call
+from ._errors import NotCounted
+from ._family import Description, Words, id_bytes, visitor_bytes
+from ._steps import Steps
 from ._value import ExactValues
 
-VISITORS = 500
 
+class Visitors(ExactValues[D]):
+    """Distinct visitors of a scope on each day."""
 
-class VisitorsFamily(ExactValues):
     kind = "visitors"
+    limit = 500
 
+    @call
     def first_visit(self, scope: str, day: Union[str, date], visitor: Union[str, bytes]) -> Steps[bool]:
-        change = id_bytes(_id(scope, day)), visitor_bytes(visitor)
-        partition = yield from self.partition(change[0])
-        queue = self._queues.get(partition) or self.queue(partition, VISITORS, lambda changes: self._count(partition, changes))
-        entry = Entry(change)
-        queue.waiting.append(entry)
-        yield Commit([(queue, entry)])
-        return bool(value_of(entry.result))
+        """Counts a visitor once for the scope and the day (`YYYY-MM-DD`). Returns whether this is the first visit."""
+        return bool((yield from self.change(id_bytes(_id(scope, day)), visitor_bytes(visitor))))
 
-    def value_of_day(self, scope: str, day: Union[str, date]) -> Steps[int]:
-        return self.value(_id(scope, day))
+    @call
+    def value(self, scope: str, day: Union[str, date]) -> Steps[int]:
+        """Returns the exact number of visitors."""
+        return (yield from self.exact(_id(scope, day)))
 
-    def _count(self, partition: int, changes: List[Tuple[bytes, bytes]]) -> Steps[List[Any]]:
-        def call(description: Description) -> Call:
-            self.grouped(description, (id for id, _ in changes), partition)
-            keys = self.keys(partition, "buffer", "meta") + [key + id for id, _ in changes for key in self.keys(partition, "seen:")]
-            args: List[Any] = [description.settings["remember"], len(changes)]
-            for id, visitor in changes:
-                args += [id, 1, visitor]
-            return Call("visitors_first", keys, args)
+    def encode(self, description: Description, groups: Dict[int, List[Any]]) -> Words:
+        [(partition, changes)] = groups.items()
+        seen = self.keys(partition, "seen:")[0]
+        keys = self.keys(partition, "buffer", "meta") + [seen + id for id, _ in changes]
+        args = [description.settings["remember"], len(changes), *(word for id, visitor in changes for word in (id, 1, visitor))]
+        return "visitors_first", keys, args
 
-        status, words, _ = yield from self.count(self.home(partition), call)
-        results = words if status == b"DUP" else words[1:]
-        return [refused(word) if isinstance(word, bytes) else word for word in results]
+    def decode(self, status: bytes, words: List[Any], groups: Dict[int, List[Any]]) -> List[Any]:
+        return words if status == b"DUP" else words[1:]
 
 
 def _id(scope: str, day: Union[str, date]) -> str:
