@@ -1,11 +1,13 @@
 """Activity: views of pages and their visitors, within the last minutes."""
 
-import zlib
-from typing import Any, Dict, List, NamedTuple, Tuple, Union
+from __future__ import annotations
 
-from ._base import D, call
+import zlib
+from typing import Any, NamedTuple
+
+from ._base import D
 from ._errors import NotCounted
-from ._family import ROUNDS, Description, Family, Words, id_bytes, visitor_bytes
+from ._family import ROUNDS, Description, Family, Words, call, id_bytes, visitor_bytes
 from ._steps import Steps
 
 PLACES = 100
@@ -25,7 +27,7 @@ class ActivityCounters(Family[D]):
     limit = 300
 
     @call
-    def touch(self, page: str, visitor: Union[str, bytes]) -> Steps[None]:
+    def touch(self, page: str, visitor: str | bytes) -> Steps[None]:
         """Counts a view of a page (1 to 200 bytes) by a visitor (1 to 255 bytes)."""
         yield from self.change(id_bytes(page, 200), visitor_bytes(visitor))
 
@@ -34,11 +36,11 @@ class ActivityCounters(Family[D]):
         """Returns `(views, visitors)` of the window. Visitors are an estimate in a family with `hyperloglog`."""
         word = id_bytes(page, 200)
         description = yield from self.describe(0)
-        places: Dict[int, List[Tuple[int, int]]] = {}
+        places: dict[int, list[tuple[int, int]]] = {}
         for stripe in range(description.settings["stripes"]):
             partition = (zlib.crc32(word) + stripe) % description.partitions
             places.setdefault(self.home(partition), []).append((partition, stripe))
-        counts: List[int] = []
+        counts: list[int] = []
         for group in places.values():
             for start in range(0, len(group), PLACES):
                 counts += yield from self._read(description.settings, word, group[start : start + PLACES])
@@ -48,16 +50,15 @@ class ActivityCounters(Family[D]):
         page, visitor = change
         return (zlib.crc32(page) + zlib.crc32(visitor) % int(description.settings["stripes"])) % description.partitions
 
-    def encode(self, description: Description, groups: Dict[int, List[Any]]) -> Words:
-        [(partition, changes)] = groups.items()
+    def part(self, description: Description, partition: int, changes: list[Any]) -> Words:
         own, is_estimate = description.settings, description.settings["visitors"] == "hyperloglog"
         layer, keeps = self._layer(own), bool(own.get("keep_minutes"))
         minute = layer * own["layer"] // 60_000 * 60
-        places: Dict[Tuple[int, bytes], List[bytes]] = {}
+        places: dict[tuple[int, bytes], list[bytes]] = {}
         for page, visitor in changes:
             places.setdefault((zlib.crc32(visitor) % own["stripes"], page), []).append(visitor)
         keys = self.keys(partition, "open", "schedule")
-        args: List[Any] = [own["layer"], own["window"] // own["layer"], int(keeps), *([layer] if is_estimate else []), len(places)]
+        args: list[Any] = [own["layer"], own["window"] // own["layer"], int(keeps), *([layer] if is_estimate else []), len(places)]
         for (stripe, page), visitors in places.items():
             names = [f"views:{stripe}:", f"layer:{layer}:{stripe}:" if is_estimate else f"visitors:{stripe}:"]
             names += [f"minute:{minute}:{stripe}:"] if is_estimate and keeps else []
@@ -66,13 +67,10 @@ class ActivityCounters(Family[D]):
             args += [page, len(visitors), len(distinct), *distinct]
         return "activity_touch_hll" if is_estimate else "activity_touch", keys, args
 
-    def decode(self, status: bytes, words: List[Any], groups: Dict[int, List[Any]]) -> List[Any]:
-        return [None] * sum(map(len, groups.values()))
+    def _layer(self, own: dict[str, Any]) -> int:
+        return int(self.server_time() * 1000) // int(own["layer"])
 
-    def _layer(self, own: Dict[str, Any]) -> int:
-        return int(self.state.server_time() * 1000) // int(own["layer"])
-
-    def _read(self, own: Dict[str, Any], page: bytes, places: List[Tuple[int, int]]) -> Steps[List[int]]:
+    def _read(self, own: dict[str, Any], page: bytes, places: list[tuple[int, int]]) -> Steps[list[int]]:
         layers, is_estimate = own["window"] // own["layer"], own["visitors"] == "hyperloglog"
         for _ in range(ROUNDS):
             keys, layer = [], self._layer(own)
@@ -84,5 +82,5 @@ class ActivityCounters(Family[D]):
             status, *counts = yield from self.read(script, keys, ["", own["layer"], layers, *args])
             if status == b"OK":
                 return counts
-            self.state.server_is_at(counts[0])
+            self.server_is_at(counts[0])
         raise NotCounted("OUTSIDE", "the clock of the server steps", temporary=True)

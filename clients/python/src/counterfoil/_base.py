@@ -1,32 +1,34 @@
-"""What the blocking client and that of asyncio share: how they are made, and how a method becomes a call of either."""
+"""What the blocking client and that of asyncio share, without the kinds of their families."""
 
 from __future__ import annotations
 
-import functools
+import json
+import threading
 import time
-from typing import Any, Awaitable, Callable, Dict, Generic, List, Optional, TypeVar, Union, overload
+from typing import Any, Callable, Generic, Tuple, TypeVar
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import ProxyHandler, Request, build_opener
 
-from typing_extensions import Concatenate, ParamSpec, Self, TypedDict, Unpack
+from typing_extensions import Self, TypedDict, Unpack
 
 from . import _redis
-from ._errors import Misconfigured
-from ._steps import Steps
-from ._sources import Sources
+from ._errors import CounterfoilError, Misconfigured, NotCounted
 
 MAX_RETRY_SECONDS = 30  # that long Redis surely remembers a call
+HTTP_SECONDS = 12  # the daemon replies within 10
+Table = Tuple[str, str, str]
 
 
 class Blocking:
-    """Marks what a blocking client makes: its calls return their result."""
+    """Marks a client whose calls return their result."""
 
 
 class Awaiting:
-    """Marks what a client of asyncio makes: its calls return an awaitable."""
+    """Marks a client of asyncio, whose calls return an awaitable."""
 
 
-D = TypeVar("D")
-P = ParamSpec("P")
-T = TypeVar("T")
+D = TypeVar("D")  # one of both
 
 
 class Options(TypedDict, total=False):
@@ -35,8 +37,8 @@ class Options(TypedDict, total=False):
     - `retry_for`: for how many seconds a call is repeated if there is no reply; 10 by default, at most 30
     - `later_every`: for how many seconds sums of `later` wait in the process; 0.005 by default
     - `daemon`, `token`: the URL of the daemon's HTTP API, and its token
-    - `database`: a function that returns a DB-API connection for one read of `value`, which is closed after it; or a connection
-      in autocommit mode
+    - `database`: a function that returns a DB-API connection for one read, which is closed after it; or a connection in
+      autocommit mode
     """
 
     retry_for: float
@@ -47,28 +49,25 @@ class Options(TypedDict, total=False):
 
 
 class Base(Generic[D]):
-    """A client without the kinds of its families."""
-
-    _library: Any
-    _retry: Any
-    make_client: Optional[Callable[[], Any]] = None
+    library: Any
+    retry: Any
+    make_client: Callable[[], Any] | None = None
 
     def __init__(self, client: Any, namespace: str, **options: Unpack[Options]) -> None:
         if not self.make_client:
-            _redis.check(client, self._library)
-            self.is_cluster = isinstance(client, self._library.RedisCluster)
-        self.client = client
-        self.is_own = client is None
-        self.namespace = namespace
-        self.retry_for = options.get("retry_for", 10)
-        self.later_every = options.get("later_every", 0.005)
-        self.sources = Sources(options.get("daemon"), options.get("token"), options.get("database"))
-        self._sessions: Dict[Any, Any] = {}
+            _redis.check(client, self.library)
+            self.is_cluster = isinstance(client, self.library.RedisCluster)
+        self.client, self.is_own, self.namespace = client, client is None, namespace
+        self.retry_for, self.later_every = options.get("retry_for", 10), options.get("later_every", 0.005)
+        self.daemon, self.database = options.get("daemon", "").rstrip("/"), options.get("database")
+        self._headers = {"Authorization": f"Bearer {options['token']}"} if "token" in options else {}
+        self._database_lock = threading.Lock()
+        self._sessions: dict[Any, Any] = {}
         if not 0 < self.retry_for <= MAX_RETRY_SECONDS:
             raise Misconfigured("OPTION", f"retry_for is up to {MAX_RETRY_SECONDS} seconds, not {self.retry_for}")
 
     @classmethod
-    def connect(cls, address: Union[str, List[str]], namespace: str, *, timeout: float = 2, **options: Unpack[Options]) -> Self:
+    def connect(cls, address: str | list[str], namespace: str, *, timeout: float = 2, **options: Unpack[Options]) -> Self:
         """Makes connections of its own: to a URL such as `redis://localhost` or `unix:///run/redis.sock`, or to a list of
         nodes of a cluster.
 
@@ -76,7 +75,7 @@ class Base(Generic[D]):
         that Redis does not know (`EXPIRED`) can be made anew.
         """
         self = cls.__new__(cls)
-        self.make_client = lambda: _redis.connect(address, cls._library, cls._retry, timeout)
+        self.make_client = lambda: _redis.connect(address, cls.library, cls.retry, timeout)
         self.is_cluster = not isinstance(address, str)
         self.__init__(None, namespace, **options)  # type: ignore[misc]
         return self
@@ -89,31 +88,49 @@ class Base(Generic[D]):
     def deadline(self) -> float:
         return time.monotonic() + self.retry_for
 
+    def get(self, path: str, family: str, id: str) -> int:
+        """Gets the value of an id from the daemon. Blocks."""
+        if not self.daemon:
+            raise Misconfigured("NO SOURCE", "values are read from the daemon or the database: pass daemon=URL or database=")
+        url = f"{self.daemon}/api/v1/{path}?{urlencode({'family': family, 'id': id})}"
+        try:
+            with build_opener(ProxyHandler({})).open(Request(url, headers=self._headers), timeout=HTTP_SECONDS) as response:
+                return int(json.load(response)[path][0]["value"])
+        except HTTPError as error:
+            with error:
+                explanation = f"the daemon replied {error.code}: {error.read(2000).decode(errors='replace')}"
+            if error.code == 429 or error.code >= 500:
+                raise NotCounted("DAEMON", explanation, temporary=True) from error
+            raise Misconfigured({404: "UNCONFIGURED", 409: "MISMATCH"}.get(error.code, "DAEMON"), explanation) from error
+        except Exception as error:
+            raise NotCounted("DAEMON", f"{url}: {error}", temporary=True) from error
 
-class Of(Generic[D]):
-    """What belongs to a client."""
+    def rows(self, statement: str, parameters: list[Any]) -> list[list[Any]]:
+        """Executes one statement in the database, outside of any transaction. Blocks."""
+        try:
+            if callable(self.database):
+                connection = self.database()
+                try:
+                    connection.rollback()  # one from a pool may have an old snapshot
+                    return _fetch(connection, statement, parameters)
+                finally:
+                    connection.close()
+            with self._database_lock:  # a connection is for one thread at a time
+                # PyMySQL has the status of the server, mysql-connector in_transaction
+                is_open = getattr(self.database, "server_status", 0) & 1 or getattr(self.database, "in_transaction", False)
+                if is_open or _fetch(self.database, "SELECT @@autocommit", [])[0][0] != 1:
+                    raise Misconfigured("DATABASE", "the connection has a transaction: pass a function that returns one without")
+                return _fetch(self.database, statement, parameters)
+        except CounterfoilError:
+            raise
+        except Exception as error:
+            raise NotCounted("DATABASE", str(error), temporary=True) from error
 
-    def __init__(self, client: Base[D]) -> None:
-        self.client = client
 
-
-class call(Generic[P, T]):
-    """Makes a method that returns steps a call: one that runs them in a blocking client, a coroutine function with asyncio."""
-
-    def __init__(self, steps: Callable[Concatenate[Any, P], Steps[T]]) -> None:
-        self.steps = steps
-        functools.update_wrapper(self, steps)  # type: ignore[arg-type]
-
-    @overload
-    def __get__(self, family: None, owner: Any) -> Self: ...
-
-    @overload
-    def __get__(self, family: Of[Blocking], owner: Any) -> Callable[P, T]: ...
-
-    @overload
-    def __get__(self, family: Of[Awaiting], owner: Any) -> Callable[P, Awaitable[T]]: ...
-
-    def __get__(self, family: Any, owner: Any) -> Any:
-        if family is None:
-            return self
-        return lambda *args, **options: family.client.session.run(self.steps(family, *args, **options))
+def _fetch(connection: Any, statement: str, parameters: list[Any]) -> list[list[Any]]:
+    cursor = connection.cursor()
+    try:
+        cursor.execute(statement, parameters)
+        return [list(row.values() if isinstance(row, dict) else row) for row in cursor.fetchall()]
+    finally:
+        cursor.close()

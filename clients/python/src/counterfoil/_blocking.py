@@ -1,11 +1,13 @@
 """The blocking client."""
 
+from __future__ import annotations
+
 import atexit
 import logging
 import os
 import threading
 import time
-from typing import Any, Dict, Hashable, Optional, Tuple, TypeVar
+from typing import Any, Hashable, TypeVar
 
 import redis
 import redis.client
@@ -27,19 +29,19 @@ class Counterfoil(Client[Blocking]):
     it in a `with` block, to send what `later` took; a normal exit of the process does the same.
     """
 
-    _library, _retry = redis, Retry
+    library, retry = redis, Retry
 
     @property
-    def session(self) -> "Process":
+    def session(self) -> Process:
         pid = os.getpid()  # guard: pid
-        session: Optional[Process] = self._sessions.get(pid)
+        session: Process | None = self._sessions.get(pid)
         return session or self._sessions.setdefault(pid, Process(self))
 
     def close(self) -> None:
         """Sends what `later` took, and closes the connections that are its own."""
         self.session.close()
 
-    def __enter__(self) -> "Counterfoil":
+    def __enter__(self) -> Counterfoil:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -50,20 +52,20 @@ class Process:
     """What belongs to one process; a child makes its own. Runs the steps of calls."""
 
     def __init__(self, owner: Counterfoil) -> None:
-        self.states: Dict[Hashable, Any] = {}
-        self.sums: Dict[str, Any] = {}
+        self.states: dict[Hashable, Any] = {}
+        self.sums: dict[str, Any] = {}
         self._owner = owner
         self._pid = os.getpid()
         self._client = owner.client
         self._lock = threading.Lock()
-        self._shared: Dict[Hashable, _Flight] = {}
+        self._shared: dict[Hashable, _Flight] = {}
         self._awake = threading.Event()
-        self._thread: Optional[threading.Thread] = None
+        self._thread: threading.Thread | None = None
 
     def run(self, steps: Steps[T]) -> T:
         """Runs the steps of a call, and returns its result."""
         reply: Any = None
-        error: Optional[BaseException] = None
+        error: BaseException | None = None
         while True:
             try:
                 step = steps.throw(error) if error else steps.send(reply)

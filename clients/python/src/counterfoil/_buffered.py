@@ -1,15 +1,17 @@
 """Buffered families: sums of deltas."""
 
+from __future__ import annotations
+
+import copy
 import logging
 import random
 import threading
 from itertools import chain
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Iterable, Mapping, Union
 
-from ._base import Base, D, call
-from ._errors import CounterfoilError, NotCounted, OutcomeUnknown, copy_of, value_of
-from ._family import Description, Words, id_bytes, integer, refusals, result_of
-from ._sources import Table
+from ._base import Base, D, Table
+from ._errors import CounterfoilError, NotCounted, OutcomeUnknown, value_of
+from ._family import Description, Words, call, id_bytes, integer
 from ._steps import Share, Steps, settled
 from ._value import ExactValues
 
@@ -27,13 +29,14 @@ class Buffered(ExactValues[D]):
 
     kind = "buffered"
     has_queue_per_partition = False
+    has_totals = dup_names_refused = True
 
-    def __init__(self, client: Base[D], name: str, table: Optional[Table] = None, on_error: Optional[OnError] = None) -> None:
+    def __init__(self, client: Base[D], name: str, table: Table | None = None, on_error: OnError | None = None) -> None:
         super().__init__(client, name, table)
         self._on_error = on_error
 
     @call
-    def add(self, id: str, delta: int = 1) -> Steps[Optional[int]]:
+    def add(self, id: str, delta: int = 1) -> Steps[int | None]:
         """Adds to a counter, and returns what it has pending in Redis right after it.
 
         None: it was counted, but the reply with the number was lost.
@@ -41,12 +44,12 @@ class Buffered(ExactValues[D]):
         return (yield from self.change(id_bytes(id), integer(delta)))  # type: ignore[no-any-return]
 
     @call
-    def add_many(self, pairs: Union[Mapping[str, int], Iterable[Tuple[str, int]]]) -> Steps[List[Result]]:
+    def add_many(self, pairs: Mapping[str, int] | Iterable[tuple[str, int]]) -> Steps[list[Result]]:
         """Adds each delta to its id. Returns for each what `add` returns, or the error that `add` would raise."""
         return (yield from self._add_many(pairs.items() if isinstance(pairs, Mapping) else pairs))
 
     @call
-    def add_once(self, request: str, id: str, delta: int = 1, epoch: Optional[str] = None) -> Steps[bool]:
+    def add_once(self, request: str, id: str, delta: int = 1, epoch: str | None = None) -> Steps[bool]:
         """Adds once, however often and in whichever process the request is made. Returns False if it was made before.
 
         `request` names the work, in 1 to 64 bytes. A job that may run again more than a minute later stores `request_epoch`
@@ -61,14 +64,13 @@ class Buffered(ExactValues[D]):
             epoch = epoch or description.now.decode()
             if epoch.encode() not in (description.now, description.before):
                 raise OutcomeUnknown("EXPIRED", "Redis may have forgotten the request")
-            groups = {partition: [change]}
-            script, keys, args = self.encode(description, groups)
+            script, keys, args = self.part(description, partition, [change])
             words = [b"request:%d:%b:%b" % (len(name), name, change[0]), 1, description.before, "", *args]
             status, reply, _ = yield from self.send(script, self.keys(home, "calls", "calls_before") + keys, words)
             if status == b"PASSED":
                 raise OutcomeUnknown("PASSED", "another caller has the name of the request")
             if status != b"EXPIRED":
-                value_of(result_of(self.decode(status, reply, groups)[0]))
+                value_of(*self.decode(status, reply, [1]))
                 return bool(status == b"OK")
             self.state.described.pop(home, None)  # the epoch that was passed may still be one of the two
 
@@ -98,25 +100,12 @@ class Buffered(ExactValues[D]):
     def partition(self, description: Description, change: Any) -> int:
         return random.randrange(description.partitions) if description.settings.get("wide") else super().partition(description, change)
 
-    def encode(self, description: Description, groups: Dict[int, List[Any]]) -> Words:
-        keys: List[bytes] = []
-        args: List[Any] = []
-        for partition, changes in groups.items():
-            keys += self.keys(partition, "buffer", "meta")
-            hits = sum(abs(delta) for _, delta in changes)  # they only decide when a sync is due
-            args += [min(max(hits, 1), HITS), len(changes), *chain.from_iterable(changes)]
-        return "buffered_add", keys, args
+    def part(self, description: Description, partition: int, changes: list[Any]) -> Words:
+        hits = sum(abs(delta) for _, delta in changes)  # they only decide when a sync is due
+        return "buffered_add", self.keys(partition, "buffer", "meta"), [min(max(hits, 1), HITS), len(changes), *chain(*changes)]
 
-    def decode(self, status: bytes, words: List[Any], groups: Dict[int, List[Any]]) -> List[Any]:
-        if status == b"DUP":
-            return refusals(words, groups)
-        for changes in groups.values():
-            total, *words = words
-            words = words[len(changes) :] + words[: len(changes)]
-        return words
-
-    def _add_many(self, pairs: Iterable[Tuple[str, int]]) -> Steps[List[Any]]:
-        entered: List[Any] = []
+    def _add_many(self, pairs: Iterable[tuple[str, int]]) -> Steps[list[Any]]:
+        entered: list[Any] = []
         for id, delta in pairs:
             try:
                 entered.append((yield from self.enter(id_bytes(id), integer(delta))))
@@ -125,26 +114,26 @@ class Buffered(ExactValues[D]):
         yield from settled(dict(one for one in entered if isinstance(one, tuple)))
         return [one[1].result if isinstance(one, tuple) else one for one in entered]
 
-    def _request_partition(self, name: bytes, change: Tuple[bytes, int]) -> Steps[int]:
+    def _request_partition(self, name: bytes, change: tuple[bytes, int]) -> Steps[int]:
         description = self.state.last or (yield from self.describe(0))
         return super().partition(description, (name,) if description.settings.get("wide") else change)
 
-    def _sums(self) -> "Sums":
-        sums: Dict[str, Sums] = self.client.session.sums
+    def _sums(self) -> Sums:
+        sums: dict[str, Sums] = self.client.session.sums
         return sums.get(self.name) or sums.setdefault(self.name, Sums(self.name, self._add_many, self._on_error))
 
 
 class Sums:
     """What `later` took in this process, and has not been sent."""
 
-    def __init__(self, name: str, add_many: Callable[[Any], Steps[List[Any]]], on_error: Optional[OnError]) -> None:
-        self.waiting: Dict[str, int] = {}
+    def __init__(self, name: str, add_many: Callable[[Any], Steps[list[Any]]], on_error: OnError | None) -> None:
+        self.waiting: dict[str, int] = {}
         self._name = name
         self._add_many = add_many
         self._on_error = on_error
         self._lock = threading.Lock()
-        self._error: Optional[CounterfoilError] = None
-        self._temporary: Optional[CounterfoilError] = None
+        self._error: CounterfoilError | None = None
+        self._temporary: CounterfoilError | None = None
         self._dropped = 0
 
     def take(self, id: str, delta: int) -> bool:
@@ -160,7 +149,7 @@ class Sums:
         yield from self.send()
         error, dropped, self._error, self._dropped = self._error or self._temporary, self._dropped, None, 0
         if error:
-            error = copy_of(error)
+            error = copy.copy(error)
             error.explanation += f" ({dropped} ids of {self._name} were dropped, {len(self.waiting)} wait to be sent again)"
             raise error
 
@@ -171,7 +160,7 @@ class Sums:
         """Sends all sums. Those that failed for a temporary reason stay."""
         with self._lock:
             taken, self.waiting, self._temporary = self.waiting, {}, None
-        results: List[Any] = [OutcomeUnknown("INTERRUPTED")] * len(taken)
+        results: list[Any] = [OutcomeUnknown("INTERRUPTED")] * len(taken)
         try:
             results = yield from self._add_many(taken.items())
         finally:

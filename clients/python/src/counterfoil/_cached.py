@@ -1,13 +1,14 @@
 """Cached families: values that return with each change."""
 
+from __future__ import annotations
+
 import secrets
 from itertools import chain
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable
 
-from ._base import Base, D, call
+from ._base import Base, D, Table
 from ._errors import NotCounted
-from ._family import ROUNDS, Description, Words, id_bytes, integer
-from ._sources import Table
+from ._family import ROUNDS, Description, Words, call, id_bytes, integer
 from ._steps import Run, Share, Steps
 from ._value import ExactValues
 
@@ -20,9 +21,7 @@ class Cached(ExactValues[D]):
     kind = "cached"
     has_queue_per_partition = False
 
-    def __init__(
-        self, client: Base[D], name: str, table: Optional[Table] = None, read_row: Optional[Callable[[str], Any]] = None
-    ) -> None:
+    def __init__(self, client: Base[D], name: str, table: Table | None, read_row: Callable[[str], Any] | None) -> None:
         super().__init__(client, name, table)
         self._read_row = read_row
 
@@ -57,18 +56,13 @@ class Cached(ExactValues[D]):
         """Returns the exact value, without loading the counter into Redis."""
         return (yield from self.exact(id))
 
-    def encode(self, description: Description, groups: Dict[int, List[Any]]) -> Words:
-        keys: List[bytes] = []
-        args: List[Any] = [TICKET_MS, description.settings.get("min", ""), description.settings.get("max", "")]
-        for partition, changes in groups.items():
-            keys += self.keys(partition, "base", "buffer", "batch", "meta")
-            args += [len(changes), *chain.from_iterable(changes)]
-        return "cached_incr", keys, args
+    def first_args(self, description: Description) -> list[Any]:
+        return [TICKET_MS, description.settings.get("min", ""), description.settings.get("max", "")]
 
-    def decode(self, status: bytes, words: List[Any], groups: Dict[int, List[Any]]) -> List[Any]:
-        return words[0].split() if status == b"DUP" else words
+    def part(self, description: Description, partition: int, changes: list[Any]) -> Words:
+        return "cached_incr", self.keys(partition, "base", "buffer", "batch", "meta"), [len(changes), *chain(*changes)]
 
-    def _change(self, id: str, change: Union[int, bytes]) -> Steps[int]:
+    def _change(self, id: str, change: int | bytes) -> Steps[int]:
         word = id_bytes(id)
         for _ in range(ROUNDS):
             result = yield from self.change(word, change)

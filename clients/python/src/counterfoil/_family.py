@@ -1,14 +1,19 @@
 """A family as Redis knows it, and what calls of all kinds have in common: epochs, callers, repeats."""
 
+from __future__ import annotations
+
+import functools
 import json
 import re
 import secrets
 import time
 import zlib
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Awaitable, Callable, Generic, Iterable, List, NamedTuple, Tuple, TypeVar, overload
+
+from typing_extensions import Concatenate, ParamSpec, Self
 
 from . import _redis
-from ._base import Base, D, Of
+from ._base import Awaiting, Base, Blocking, D
 from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
 from ._steps import Command, Entry, Queue, Sleep, Steps, settled
 
@@ -31,6 +36,10 @@ EXPLANATIONS = {
     "PASSED": "two processes use one caller name",
 }
 
+P = ParamSpec("P")
+T = TypeVar("T")
+Words = Tuple[str, List[bytes], List[Any]]  # script, keys, arguments
+
 
 class Description(NamedTuple):
     """The reply of family_epoch."""
@@ -39,65 +48,69 @@ class Description(NamedTuple):
     now: bytes
     before: bytes
     partitions: int
-    settings: Dict[str, Any]
-
-
-Words = Tuple[str, List[bytes], List[Any]]  # script, keys, arguments
-
-
-class Reply(NamedTuple):
-    status: bytes
-    words: List[Any]
-    was_lost: bool
+    settings: dict[str, Any]
 
 
 class State:
     """What a process, or an event loop, knows of a family."""
 
     def __init__(self) -> None:
-        self.described: Dict[int, Description] = {}
-        self.last: Optional[Description] = None
-        self.clock = time.time() - time.monotonic()
-        self.queues: Dict[int, Queue] = {}
-
-    def server_time(self) -> float:
-        """The time of the server in Unix seconds; steps of this machine's clock do not matter."""
-        return time.monotonic() + self.clock
-
-    def server_is_at(self, now_ms: bytes) -> None:
-        self.clock = int(now_ms) / 1000 - time.monotonic()
+        self.described: dict[int, Description] = {}
+        self.last: Description | None = None
+        self.clock = time.time() - time.monotonic()  # steps of this machine's clock do not matter
+        self.queues: dict[int, Queue] = {}
 
 
-class Family(Of[D]):
-    """A family. The class of each kind has its calls."""
+class call(Generic[P, T]):
+    """Makes a method that returns steps a call: one that runs them in a blocking client, a coroutine function with asyncio."""
+
+    def __init__(self, steps: Callable[Concatenate[Any, P], Steps[T]]) -> None:
+        self.steps = steps
+        functools.update_wrapper(self, steps)  # type: ignore[arg-type]
+
+    @overload
+    def __get__(self, family: None, owner: Any) -> Self: ...
+    @overload
+    def __get__(self, family: Family[Blocking], owner: Any) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, family: Family[Awaiting], owner: Any) -> Callable[P, Awaitable[T]]: ...
+    def __get__(self, family: Any, owner: Any) -> Any:
+        if family is None:
+            return self
+        return lambda *args, **options: family.client.session.run(self.steps(family, *args, **options))
+
+
+class Family(Generic[D]):
+    """A family. The class of each kind has its calls, and makes their keys and arguments."""
 
     kind = ""
     limit = 1000  # changes of a call
     has_queue_per_partition = True
+    has_totals = False  # a reply has a total before the words of each partition
+    dup_names_refused = False  # the reply to a repeat lists what was refused, not all words
 
     def __init__(self, client: Base[D], name: str) -> None:
-        super().__init__(client)
-        self.name = f"{client.namespace}/{name}"
+        self.client, self.name = client, f"{client.namespace}/{name}"
         if not re.fullmatch("[a-z0-9_.-]{1,64}/[a-z0-9_.-]{1,64}", self.name):
             raise Misconfigured("NAME", f"expected a namespace and a name of 1 to 64 characters a-z, 0-9, _, . and -, not {self.name}")
 
     @property
     def state(self) -> State:
-        states: Dict[Any, State] = self.client.session.states
+        states: dict[Any, State] = self.client.session.states
         return states.get((self.kind, self.name)) or states.setdefault((self.kind, self.name), State())
 
-    def encode(self, description: Description, groups: Dict[int, List[Any]]) -> Words:
-        """Makes a call of changes, which are grouped by partition."""
+    def part(self, description: Description, partition: int, changes: list[Any]) -> Words:
+        """A call of changes of one partition."""
         raise NotImplementedError
 
-    def decode(self, status: bytes, words: List[Any], groups: Dict[int, List[Any]]) -> List[Any]:
-        """Returns the word of each change in a reply, in the order of the call."""
-        raise NotImplementedError
+    def first_args(self, description: Description) -> list[Any]:
+        """Arguments before those of the partitions."""
+        return []
 
     def partition(self, description: Description, change: Any) -> int:
         return zlib.crc32(change[0]) % description.partitions
 
-    def keys(self, partition: int, *names: str) -> List[bytes]:
+    def keys(self, partition: int, *names: str) -> list[bytes]:
         prefix = f"cf1:{{{self.name}/{partition}}}:"
         return [(prefix + name).encode() for name in names]
 
@@ -105,7 +118,13 @@ class Family(Of[D]):
         """The partition whose memory has the calls of `partition`."""
         return partition if self.client.is_cluster else 0
 
-    def described(self, *change: Any) -> Steps[Tuple[int, Description]]:
+    def server_time(self) -> float:
+        return time.monotonic() + self.state.clock
+
+    def server_is_at(self, now_ms: bytes) -> None:
+        self.state.clock = int(now_ms) / 1000 - time.monotonic()
+
+    def described(self, *change: Any) -> Steps[tuple[int, Description]]:
         """The partition of a change, and a fresh description of the family."""
         partition = self.partition(self.state.last or (yield from self.describe(0)), change)
         return partition, (yield from self.describe(self.home(partition)))
@@ -116,7 +135,7 @@ class Family(Of[D]):
         yield from settled({queue: entry})
         return value_of(entry.result)
 
-    def enter(self, *change: Any) -> Steps[Tuple[Queue, Entry]]:
+    def enter(self, *change: Any) -> Steps[tuple[Queue, Entry]]:
         """Puts a change into its queue: that of its partition or, on a standalone server, of the family."""
         state, key = self.state, 0
         if self.has_queue_per_partition or self.client.is_cluster:
@@ -128,42 +147,61 @@ class Family(Of[D]):
         queue.waiting.append(entry)
         return queue, entry
 
-    def _count(self, queue: Queue, key: int, changes: List[Any]) -> Steps[List[Any]]:
+    def encode(self, description: Description, groups: Iterable[tuple[int, list[Any]]]) -> Words:
+        script, keys, args = "", [], self.first_args(description)
+        for partition, changes in groups:
+            script, own_keys, own_args = self.part(description, partition, changes)
+            keys += own_keys
+            args += own_args
+        return script, keys, args
+
+    def decode(self, status: bytes, words: list[Any], sizes: Iterable[int]) -> Iterable[Any]:
+        """The result of each change, in the order of the call."""
+        if status == b"DUP" and self.dup_names_refused:
+            refused = dict(word.split(b":", 1) for word in words[0].split())
+            return (_result(refused.get(b"%d" % number)) for number in range(1, sum(sizes) + 1))
+        if status == b"DUP":
+            words = words[0].split() if len(words) == 1 and isinstance(words[0], bytes) else words
+        elif self.has_totals:
+            for size in sizes:
+                words = words[size + 1 :] + words[1 : size + 1]
+        return map(_result, words)
+
+    def _count(self, queue: Queue, key: int, changes: list[Any]) -> Steps[list[Any]]:
         """Makes one call of changes, and returns their results."""
-        state, home, deadline = self.state, self.home(key), self.client.deadline()
+        home, deadline, is_bound = self.home(key), self.client.deadline(), self.has_queue_per_partition or self.client.is_cluster
         while True:
             description = yield from self.describe(home, deadline)
-            order: Dict[int, List[int]] = {}
+            groups: dict[int, list[int]] = {}
             for position, change in enumerate(changes):
                 partition = self.partition(description, change)
-                if partition != key and (self.has_queue_per_partition or self.client.is_cluster):
+                if is_bound and partition != key:
                     if not description.settings.get("wide"):
                         raise Misconfigured("MISMATCH", f"{self.name} has another number of partitions now")
                     partition = key
-                order.setdefault(partition, []).append(position)
-            groups = {partition: [changes[position] for position in positions] for partition, positions in order.items()}
-            script, keys, args = self.encode(description, groups)
-            queue.caller = queue.caller or secrets.token_hex(8)
-            queue.n += 1
-            words = [queue.caller, queue.n, description.now, "", *args]  # guard: caller
-            caller, queue.caller = queue.caller, ""  # a name whose call has no reply is dropped: the call may still arrive
+                groups.setdefault(partition, []).append(position)
+            grouped = ((partition, [changes[position] for position in positions]) for partition, positions in groups.items())
+            script, keys, args = self.encode(description, grouped)
+            caller, queue.n = queue.caller or secrets.token_hex(8), queue.n + 1
+            queue.caller = ""  # a name whose call has no reply is dropped: the call may still arrive
+            words = [caller, queue.n, description.now, "", *args]
             status, reply, was_lost = yield from self.send(script, self.keys(home, "calls", "calls_before") + keys, words, deadline)
             queue.caller = caller
             if status in (b"OK", b"DUP"):
-                results: List[Any] = [None] * len(changes)
-                positions = (position for positions in order.values() for position in positions)
-                for position, word in zip(positions, self.decode(status, reply, groups)):
-                    results[position] = result_of(word)
+                results: list[Any] = [None] * len(changes)
+                positions = (position for positions in groups.values() for position in positions)
+                for position, result in zip(positions, self.decode(status, reply, map(len, groups.values()))):
+                    results[position] = result
                 return results
             if status == b"EXPIRED":
-                state.described.pop(home, None)
+                self.state.described.pop(home, None)
             elif status == b"OUTSIDE":
-                state.server_is_at(reply[0])
-            is_first = not was_lost and (self.client.is_own or status == b"OUTSIDE")  # and nothing was done  # guard: epoch
+                self.server_is_at(reply[0])
+            is_first = not was_lost and (self.client.is_own or status == b"OUTSIDE")  # the only send, and nothing was done
             if status == b"PASSED" or not is_first or time.monotonic() > deadline:
                 raise OutcomeUnknown(status.decode(), EXPLANATIONS.get(status.decode(), ""))
 
-    def describe(self, home: int, deadline: Optional[float] = None) -> Steps[Description]:
+    def describe(self, home: int, deadline: float | None = None) -> Steps[Description]:
         """Asks Redis for the family and its current epoch, unless it did so less than 30 s ago."""
         state, start = self.state, time.monotonic()
         known = state.described.get(home)
@@ -188,8 +226,10 @@ class Family(Of[D]):
                 raise Misconfigured("UNCONFIGURED", f"{self.name}: " + EXPLANATIONS["UNCONFIGURED"])
             yield Sleep(PAUSE_SECONDS)
 
-    def send(self, script: str, keys: List[bytes], args: Iterable[Any], deadline: Optional[float] = None) -> Steps[Reply]:
-        """Sends a call until there is a reply: the same call, which Redis executes once."""
+    def send(
+        self, script: str, keys: list[bytes], args: Iterable[Any], deadline: float | None = None
+    ) -> Steps[tuple[bytes, list[Any], bool]]:
+        """Sends a call until there is a reply: the same call, which Redis executes once. Returns whether a reply was lost, too."""
         deadline = deadline or self.client.deadline()
         sha1, source = _redis.SCRIPTS[script]
         call = ("EVALSHA", sha1, len(keys), *keys, *args)
@@ -197,7 +237,7 @@ class Family(Of[D]):
         while True:
             try:
                 status, *words = yield Command(call)
-                return Reply(status, words, was_lost)
+                return status, words, was_lost
             except Exception as error:
                 failure, code = error, _redis.code_of(error, self.client.is_own)
             if code == "NOSCRIPT":
@@ -213,7 +253,7 @@ class Family(Of[D]):
                 raise NotCounted(code, str(failure), temporary=True) from failure
             yield Sleep(PAUSE_SECONDS)
 
-    def read(self, script: str, keys: List[bytes], args: Iterable[Any]) -> Steps[List[Any]]:
+    def read(self, script: str, keys: list[bytes], args: Iterable[Any]) -> Steps[list[Any]]:
         """Makes a call that may be made any number of times."""
         try:
             status, words, _ = yield from self.send(script, keys, args)
@@ -232,7 +272,7 @@ def _refusal(code: str, error: Exception, was_lost: bool) -> CounterfoilError:
     return NotCounted(code, explanation, temporary=code in ("OOM", "MISCONF", "NOREPLICAS"))
 
 
-def result_of(word: Any) -> Any:
+def _result(word: Any) -> Any:
     """A number, the ticket of a miss, or the error of a word such as `FULL` or `RANGE:5`."""
     if not isinstance(word, bytes):
         return word
@@ -240,12 +280,6 @@ def result_of(word: Any) -> Any:
     if reason == "MISS":
         return value
     return NotCounted(reason, value=int(value) if value else None) if reason.isalpha() else int(word)
-
-
-def refusals(words: List[Any], groups: Dict[int, List[Any]]) -> List[Optional[bytes]]:
-    """What `DUP` says of each change, e.g. `3:FULL 7:RANGE`."""
-    refused = dict(word.split(b":", 1) for word in words[0].split())
-    return [refused.get(b"%d" % number) for number in range(1, sum(map(len, groups.values())) + 1)]
 
 
 def id_bytes(id: str, limit: int = 255) -> bytes:
@@ -259,7 +293,7 @@ def id_bytes(id: str, limit: int = 255) -> bytes:
     return word
 
 
-def visitor_bytes(visitor: Union[str, bytes]) -> bytes:
+def visitor_bytes(visitor: str | bytes) -> bytes:
     return visitor if isinstance(visitor, bytes) and 0 < len(visitor) <= 255 else id_bytes(visitor)  # type: ignore[arg-type]
 
 

@@ -1,9 +1,11 @@
 """What the package needs of redis-py, and the scripts that it sends."""
 
+from __future__ import annotations
+
 import hashlib
 import re
 from importlib.resources import files
-from typing import Any, Dict, Sequence, Union
+from typing import Any, Sequence
 from urllib.parse import urlsplit
 
 import redis
@@ -13,8 +15,7 @@ from ._errors import Misconfigured
 
 SCRIPTS = {}  # name: SHA-1 and source
 for _file in files("counterfoil").joinpath("lua", "v1").iterdir():
-    _source = _file.read_bytes()
-    SCRIPTS[_file.name[: -len(".lua")]] = hashlib.sha1(_source).hexdigest(), _source
+    SCRIPTS[_file.name[: -len(".lua")]] = hashlib.sha1(_file.read_bytes()).hexdigest(), _file.read_bytes()
 
 LOST = ""
 NOT_SENT = "UNREACHABLE"
@@ -43,12 +44,12 @@ def code_of(error: BaseException, is_own: bool) -> str:
     return NOT_SENT if is_own and "connecting to" in str(error) else LOST
 
 
-def connect(address: Union[str, Sequence[str]], library: Any, retry: Any, timeout: float) -> Any:
+def connect(address: str | Sequence[str], library: Any, retry: Any, timeout: float) -> Any:
     """Makes a client whose own retries are off, so that a call is sent once at a time, by us."""
-    options: Dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": retry(NoBackoff(), 0)}
+    options: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": retry(NoBackoff(), 0)}
     if isinstance(address, str):
         return library.Redis.from_url(address, **options)
-    if int(redis.__version__.split(".")[0]) < 6:
+    if redis.__version__ < "6":
         options["cluster_error_retry_attempts"] = 0
     urls = [node if "://" in node else f"redis://{node}" for node in address]
     others = [library.cluster.ClusterNode(url.hostname, url.port or 6379) for url in map(urlsplit, urls[1:])]

@@ -1,13 +1,15 @@
 """Series: counts by slices of time."""
 
+from __future__ import annotations
+
 from datetime import date, datetime, timedelta
 from itertools import chain
-from typing import Any, Dict, List, Tuple
+from typing import Any
 from zoneinfo import ZoneInfo
 
-from ._base import D, call
+from ._base import D
 from ._errors import Misconfigured, NotCounted
-from ._family import Description, Family, Words, id_bytes, integer, refusals
+from ._family import Description, Family, Words, call, id_bytes, integer
 from ._steps import Steps
 
 
@@ -16,6 +18,7 @@ class Series(Family[D]):
 
     kind = "series"
     limit = 100
+    dup_names_refused = True
 
     @call
     def add(self, name: str, n: int = 1) -> Steps[None]:
@@ -23,7 +26,7 @@ class Series(Family[D]):
         yield from self.change(id_bytes(name, 200), integer(n, 1))
 
     @call
-    def get(self, name: str, label: str) -> Steps[List[Tuple[int, int]]]:
+    def get(self, name: str, label: str) -> Steps[list[tuple[int, int]]]:
         """Returns start (Unix seconds) and count of each slice of a window such as `60s` or `day`, the running one last."""
         word = id_bytes(name, 200)
         partition, description = yield from self.described(word)
@@ -33,30 +36,26 @@ class Series(Family[D]):
         _, now_ms, text = yield from self.read("series_get", [self.keys(partition, f"series:{label}:")[0] + word], [""])
         numbers = list(map(int, text.split()))
         counts = dict(zip(numbers[::2], numbers[1::2]))
-        starts: List[int] = []
+        starts: list[int] = []
         end = int(now_ms) // 1000 + 1
         while len(starts) < slices:
             starts.append(_slice(label, end - 1, description)[0])
             end = starts[-1]
         return [(start, counts.get(start, 0)) for start in reversed(starts)]
 
-    def encode(self, description: Description, groups: Dict[int, List[Any]]) -> Words:
-        [(partition, changes)] = groups.items()
+    def part(self, description: Description, partition: int, changes: list[Any]) -> Words:
         windows, keep = description.settings["windows"], description.settings.get("keep", [])
         precisions = []
         for label, slices in windows:
-            start, end, day = _slice(label, int(self.state.server_time()), description)
+            start, end, day = _slice(label, int(self.server_time()), description)
             kept = f"{label + '/' if len(keep) > 1 else ''}{day or '*'}/" if label in keep else "-"
             precisions.append(f"{label} {f'{start}-{end}' if day else end - start} {slices} {kept}")
         of_label = self.keys(partition, *(f"series:{label}:" for label, _ in windows))
         keys = self.keys(partition, "open", "schedule", "names", "idle") + [key + name for name, _ in changes for key in of_label]
         return "series_add", keys, [len(windows), *precisions, *chain.from_iterable(changes)]
 
-    def decode(self, status: bytes, words: List[Any], groups: Dict[int, List[Any]]) -> List[Any]:
-        return refusals(words, groups) if status == b"DUP" else words
 
-
-def _slice(label: str, now: int, description: Description) -> Tuple[int, int, str]:
+def _slice(label: str, now: int, description: Description) -> tuple[int, int, str]:
     """Start and end of a slice in Unix seconds, and its first day in a calendar."""
     if label.endswith("s"):
         seconds = int(label[:-1])

@@ -1,8 +1,10 @@
 """The client for asyncio: calls are coroutines, and concurrent ones share calls to Redis."""
 
+from __future__ import annotations
+
 import asyncio
 import inspect
-from typing import Any, Coroutine, Dict, Hashable, Optional, Set, TypeVar
+from typing import Any, Coroutine, Hashable, TypeVar
 
 import redis.asyncio
 import redis.asyncio.client
@@ -25,10 +27,10 @@ class Counterfoil(Client[Awaiting]):
     same.
     """
 
-    _library, _retry = redis.asyncio, Retry
+    library, retry = redis.asyncio, Retry
 
     @property
-    def session(self) -> "Loop":
+    def session(self) -> Loop:
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None:
@@ -42,7 +44,7 @@ class Counterfoil(Client[Awaiting]):
         """Sends what `later` took, and closes the connections that are its own."""
         await self.session.close()
 
-    async def __aenter__(self) -> "Counterfoil":
+    async def __aenter__(self) -> Counterfoil:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -53,20 +55,20 @@ class Loop:
     """What belongs to one event loop. Runs the steps of calls."""
 
     def __init__(self, owner: Counterfoil, loop: asyncio.AbstractEventLoop) -> None:
-        self.states: Dict[Hashable, Any] = {}
-        self.sums: Dict[str, Any] = {}
+        self.states: dict[Hashable, Any] = {}
+        self.sums: dict[str, Any] = {}
         self._owner = owner
         self._loop = loop
         self._client = owner.make_client() if owner.make_client else owner.client
-        self._shared: Dict[Hashable, "asyncio.Future[Any]"] = {}
-        self._tasks: Set["asyncio.Task[None]"] = set()
+        self._shared: dict[Hashable, asyncio.Future[Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._awake = asyncio.Event()
-        self._later: Optional["asyncio.Task[None]"] = None
+        self._later: asyncio.Task[None] | None = None
 
-    async def run(self, steps: Steps[T], share: Optional[Share] = None) -> T:
+    async def run(self, steps: Steps[T], share: Share | None = None) -> T:
         """Runs the steps of a call, or those of a share from where a cancelled task left them."""
         reply: Any = None
-        error: Optional[BaseException] = None
+        error: BaseException | None = None
         cut = share and share.cut
         if isinstance(cut, Command):
             error = redis.ConnectionError("the task was cancelled")
@@ -124,7 +126,7 @@ class Loop:
             await asyncio.shield(future)
         return value_of(future.result())
 
-    async def _lead(self, step: Share, future: "asyncio.Future[Any]") -> None:
+    async def _lead(self, step: Share, future: asyncio.Future[Any]) -> None:
         try:
             result: Any = await self.run(step.steps, step)
         except Exception as error:
@@ -132,7 +134,7 @@ class Loop:
         del self._shared[step.key]
         future.set_result(result)
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
