@@ -11,8 +11,8 @@ from typing import Any, Callable, Iterable, Mapping, Union
 
 from ._base import Base, D, Table
 from ._errors import CounterfoilError, NotCounted, OutcomeUnknown, value_of
-from ._family import Description, Words, call, id_bytes, integer
-from ._steps import Share, Steps, settled
+from ._family import CALLS, Description, Words, call, id_bytes, integer
+from ._steps import Share, Steps
 from ._value import ExactValues
 
 HITS = 1000
@@ -66,7 +66,7 @@ class Buffered(ExactValues[D]):
                 raise OutcomeUnknown("EXPIRED", "Redis may have forgotten the request")
             script, keys, args = self.part(description, partition, [change])
             words = [b"request:%d:%b:%b" % (len(name), name, change[0]), 1, description.before, "", *args]
-            status, reply, _ = yield from self.send(script, self.keys(home, "calls", "calls_before") + keys, words)
+            status, reply, _ = yield from self.send(script, self.keys(home, *CALLS) + keys, words)
             if status == b"PASSED":
                 raise OutcomeUnknown("PASSED", "another caller has the name of the request")
             if status != b"EXPIRED":
@@ -108,10 +108,13 @@ class Buffered(ExactValues[D]):
         entered: list[Any] = []
         for id, delta in pairs:
             try:
-                entered.append((yield from self.enter(id_bytes(id), integer(delta))))
+                description = self.state.last or (yield from self.describe(0))
+                entered.append(self.enter(description, (id_bytes(id), integer(delta))))
             except CounterfoilError as error:
                 entered.append(error)
-        yield from settled(dict(one for one in entered if isinstance(one, tuple)))
+        for queue, last in {one[0]: one[1] for one in entered if isinstance(one, tuple)}.items():
+            while not last.settled:
+                yield Share(queue, queue.commit())
         return [one[1].result if isinstance(one, tuple) else one for one in entered]
 
     def _request_partition(self, name: bytes, change: tuple[bytes, int]) -> Steps[int]:

@@ -8,6 +8,7 @@ import re
 import secrets
 import time
 import zlib
+from operator import itemgetter
 from typing import Any, Awaitable, Callable, Generic, Iterable, List, NamedTuple, Tuple, TypeVar, overload
 
 from typing_extensions import Concatenate, ParamSpec, Self
@@ -15,12 +16,13 @@ from typing_extensions import Concatenate, ParamSpec, Self
 from . import _redis
 from ._base import Awaiting, Base, Blocking, D
 from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
-from ._steps import Command, Entry, Queue, Sleep, Steps, settled
+from ._steps import Command, Entry, Queue, Share, Sleep, Steps
 
 EPOCH_SECONDS = 30
 PAUSE_SECONDS = 0.05
 CONFIGURED_WITHIN_SECONDS = 3  # the daemon configures an emptied Redis again
 ROUNDS = 10
+CALLS = "calls", "calls_before"
 
 TEMPORARY = {"LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY", _redis.NOT_SENT}
 NOT_COUNTED = {"OOM", "MISCONF", "NOREPLICAS", "WRONGTYPE", "BADSTATE"}
@@ -59,6 +61,11 @@ class State:
         self.last: Description | None = None
         self.clock = time.time() - time.monotonic()  # steps of this machine's clock do not matter
         self.queues: dict[int, Queue] = {}
+
+    def fresh(self, home: int) -> Description | None:
+        """The description of less than 30 s ago."""
+        known = self.described.get(home)
+        return known if known and time.monotonic() < known.asked_at + EPOCH_SECONDS else None
 
 
 class call(Generic[P, T]):
@@ -111,8 +118,7 @@ class Family(Generic[D]):
         return zlib.crc32(change[0]) % description.partitions
 
     def keys(self, partition: int, *names: str) -> list[bytes]:
-        prefix = f"cf1:{{{self.name}/{partition}}}:"
-        return [(prefix + name).encode() for name in names]
+        return [*_keys(self.name, partition, *names)]
 
     def home(self, partition: int) -> int:
         """The partition whose memory has the calls of `partition`."""
@@ -131,18 +137,18 @@ class Family(Generic[D]):
 
     def change(self, *change: Any) -> Steps[Any]:
         """Counts a change, in a call with others that wait. Returns its result."""
-        queue, entry = yield from self.enter(*change)
-        yield from settled({queue: entry})
+        queue, entry = self.enter(self.state.last or (yield from self.describe(0)), change)
+        while not entry.settled:
+            yield Share(queue, queue.commit())
         return value_of(entry.result)
 
-    def enter(self, *change: Any) -> Steps[tuple[Queue, Entry]]:
+    def enter(self, description: Description, change: Any) -> tuple[Queue, Entry]:
         """Puts a change into its queue: that of its partition or, on a standalone server, of the family."""
-        state, key = self.state, 0
-        if self.has_queue_per_partition or self.client.is_cluster:
-            key = self.partition(state.last or (yield from self.describe(0)), change)
+        key = self.partition(description, change) if self.has_queue_per_partition or self.client.is_cluster else 0
+        state = self.state
         queue = state.queues.get(key)
         if queue is None:
-            queue = state.queues.setdefault(key, Queue(self.limit, lambda queue, changes: self._count(queue, key, changes)))
+            queue = state.queues.setdefault(key, Queue(self.limit, functools.partial(self._count, state, key)))
         entry = Entry(change)
         queue.waiting.append(entry)
         return queue, entry
@@ -167,57 +173,57 @@ class Family(Generic[D]):
                 words = words[size + 1 :] + words[1 : size + 1]
         return map(_result, words)
 
-    def _count(self, queue: Queue, key: int, changes: list[Any]) -> Steps[list[Any]]:
+    def _count(self, state: State, key: int, queue: Queue, changes: list[Any]) -> Steps[list[Any]]:
         """Makes one call of changes, and returns their results."""
-        home, deadline, is_bound = self.home(key), self.client.deadline(), self.has_queue_per_partition or self.client.is_cluster
+        home, deadline = self.home(key), self.client.deadline()
         while True:
-            description = yield from self.describe(home, deadline)
-            groups: dict[int, list[int]] = {}
-            for position, change in enumerate(changes):
-                partition = self.partition(description, change)
-                if is_bound and partition != key:
-                    if not description.settings.get("wide"):
-                        raise Misconfigured("MISMATCH", f"{self.name} has another number of partitions now")
-                    partition = key
-                groups.setdefault(partition, []).append(position)
-            grouped = ((partition, [changes[position] for position in positions]) for partition, positions in groups.items())
-            script, keys, args = self.encode(description, grouped)
+            description = state.fresh(home) or (yield from self.describe(home, deadline))
+            groups = self._grouped(description, key, changes)
+            script, keys, args = self.encode(description, [(one, [changes[at] for at in groups[one]]) for one in groups])
             caller, queue.n = queue.caller or secrets.token_hex(8), queue.n + 1
             queue.caller = ""  # a name whose call has no reply is dropped: the call may still arrive
             words = [caller, queue.n, description.now, "", *args]
-            status, reply, was_lost = yield from self.send(script, self.keys(home, "calls", "calls_before") + keys, words, deadline)
+            status, reply, was_lost = yield from self.send(script, self.keys(home, *CALLS) + keys, words, deadline)
             queue.caller = caller
             if status in (b"OK", b"DUP"):
-                results: list[Any] = [None] * len(changes)
-                positions = (position for positions in groups.values() for position in positions)
-                for position, result in zip(positions, self.decode(status, reply, map(len, groups.values()))):
-                    results[position] = result
-                return results
+                results = [*self.decode(status, reply, map(len, groups.values()))] or [None] * len(changes)
+                order = [at for positions in groups.values() for at in positions]
+                return [result for _, result in sorted(zip(order, results), key=itemgetter(0))]
             if status == b"EXPIRED":
-                self.state.described.pop(home, None)
+                state.described.pop(home, None)
             elif status == b"OUTSIDE":
                 self.server_is_at(reply[0])
             is_first = not was_lost and (self.client.is_own or status == b"OUTSIDE")  # the only send, and nothing was done
             if status == b"PASSED" or not is_first or time.monotonic() > deadline:
                 raise OutcomeUnknown(status.decode(), EXPLANATIONS.get(status.decode(), ""))
 
+    def _grouped(self, description: Description, key: int, changes: list[Any]) -> dict[int, list[int]]:
+        """The positions of changes by their partition, which is `key` in a queue of one partition."""
+        groups: dict[int, list[int]] = {}
+        for position, change in enumerate(changes):
+            partition = self.partition(description, change)
+            if partition != key and (self.has_queue_per_partition or self.client.is_cluster):
+                if not description.settings.get("wide"):
+                    raise Misconfigured("MISMATCH", f"{self.name} has another number of partitions now")
+                partition = key
+            groups.setdefault(partition, []).append(position)
+        return groups
+
     def describe(self, home: int, deadline: float | None = None) -> Steps[Description]:
         """Asks Redis for the family and its current epoch, unless it did so less than 30 s ago."""
         state, start = self.state, time.monotonic()
-        known = state.described.get(home)
-        if known and start < known.asked_at + EPOCH_SECONDS:
-            return known
-        while True:
+        fresh = state.fresh(home)
+        while not fresh:
             asked_at, last = time.monotonic(), state.last
             args = [self.kind, last.partitions if last else "", "", ""]
             try:
-                status, words, _ = yield from self.send("family_epoch", self.keys(home, "calls", "calls_before"), args, deadline)
+                status, words, _ = yield from self.send("family_epoch", self.keys(home, *CALLS), args, deadline)
             except OutcomeUnknown as error:
                 raise NotCounted("no epoch", f"Redis did not describe {self.name}: {error}", temporary=True) from error
             if status == b"OK":
-                state.last = Description(asked_at, words[0], words[1], int(words[3]), json.loads(words[4]))
-                state.described[home] = state.last
-                return state.last
+                fresh = state.last = Description(asked_at, words[0], words[1], int(words[3]), json.loads(words[4]))
+                state.described[home] = fresh
+                return fresh
             if status == b"MISMATCH":
                 state.described, state.last = {}, None
                 found = f"{words[0].decode()} with {int(words[1])} partitions"
@@ -225,6 +231,7 @@ class Family(Generic[D]):
             if not last or time.monotonic() > start + min(self.client.retry_for, CONFIGURED_WITHIN_SECONDS):
                 raise Misconfigured("UNCONFIGURED", f"{self.name}: " + EXPLANATIONS["UNCONFIGURED"])
             yield Sleep(PAUSE_SECONDS)
+        return fresh
 
     def send(
         self, script: str, keys: list[bytes], args: Iterable[Any], deadline: float | None = None
@@ -260,6 +267,11 @@ class Family(Generic[D]):
         except OutcomeUnknown as error:
             raise NotCounted(error.reason, error.explanation, temporary=True) from error.__cause__
         return [status, *words]
+
+
+@functools.lru_cache(1000)
+def _keys(family: str, partition: int, *names: str) -> list[bytes]:
+    return [f"cf1:{{{family}/{partition}}}:{name}".encode() for name in names]
 
 
 def _refusal(code: str, error: Exception, was_lost: bool) -> CounterfoilError:

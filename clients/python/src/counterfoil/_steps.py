@@ -8,6 +8,7 @@ from typing import Any, Callable, Generator, Hashable, NamedTuple, TypeVar, Unio
 from ._errors import CounterfoilError, OutcomeUnknown
 
 T = TypeVar("T")
+INTERRUPTED: Any = OutcomeUnknown("INTERRUPTED")
 
 
 class Command(NamedTuple):
@@ -59,7 +60,7 @@ class Queue:
 
     def commit(self) -> Steps[None]:
         batch = [self.waiting.popleft() for _ in range(min(len(self.waiting), self._limit))]
-        results: list[Any] = [OutcomeUnknown("INTERRUPTED")] * len(batch)
+        results = [INTERRUPTED] * len(batch)
         try:
             results = yield from self._count(self, [entry.change for entry in batch])
         except CounterfoilError as error:
@@ -67,10 +68,3 @@ class Queue:
         finally:
             for entry, result in zip(batch, results):
                 entry.result, entry.settled = result, True
-
-
-def settled(entries: dict[Queue, Entry]) -> Steps[None]:
-    """Waits until the last entry of each queue is settled, and makes calls as long as no other caller does."""
-    for queue, entry in entries.items():
-        while not entry.settled:
-            yield Share(queue, queue.commit())

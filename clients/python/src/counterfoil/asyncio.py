@@ -60,7 +60,7 @@ class Loop:
         self._owner = owner
         self._loop = loop
         self._client = owner.make_client() if owner.make_client else owner.client
-        self._shared: dict[Hashable, asyncio.Future[Any]] = {}
+        self._shared: dict[Hashable, list[asyncio.Future[Any]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._awake = asyncio.Event()
         self._later: asyncio.Task[None] | None = None
@@ -114,25 +114,27 @@ class Loop:
         return await asyncio.to_thread(step.function, *step.args)
 
     async def _share(self, step: Share) -> Any:
-        future = self._shared.get(step.key)
-        if future is None:
-            future = self._shared[step.key] = self._loop.create_future()
-            try:
-                await self._lead(step, future)
-            except asyncio.CancelledError:  # others wait for what this task began
-                self._spawn(self._lead(step, future))
-                raise
-        else:
-            await asyncio.shield(future)
-        return value_of(future.result())
+        waiters = self._shared.get(step.key)
+        waiter = self._loop.create_future()
+        if waiters is not None:
+            waiters.append(waiter)
+            return value_of(await waiter)
+        self._shared[step.key] = [waiter]
+        try:
+            await self._lead(step)
+        except asyncio.CancelledError:  # others wait for what this task began
+            self._spawn(self._lead(step))
+            raise
+        return value_of(waiter.result())
 
-    async def _lead(self, step: Share, future: asyncio.Future[Any]) -> None:
+    async def _lead(self, step: Share) -> None:
         try:
             result: Any = await self.run(step.steps, step)
         except Exception as error:
             result = error
-        del self._shared[step.key]
-        future.set_result(result)
+        for waiter in self._shared.pop(step.key):
+            if not waiter.done():
+                waiter.set_result(result)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(coroutine)
