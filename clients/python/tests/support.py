@@ -1,0 +1,59 @@
+"""The servers of the tests, and what tests need of them."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import unittest
+
+import redis
+
+import counterfoil
+
+SOCKET = os.environ["COUNTERFOIL_TEST_SOCKET"]
+NAMESPACE = os.environ["COUNTERFOIL_TEST_NAMESPACE"]
+DAEMON = os.environ["COUNTERFOIL_TEST_DAEMON"]
+MYSQL = os.environ["COUNTERFOIL_TEST_MYSQL"]
+DATABASE = os.environ["COUNTERFOIL_TEST_DATABASE"]
+
+_numbers = itertools.count()
+
+
+def new_id():
+    """An id that no other test uses."""
+    return f"id-{os.getpid()}-{next(_numbers)}"
+
+
+def plain():
+    return redis.Redis(unix_socket_path=SOCKET)
+
+
+def calls_of(family):
+    """The callers of a family, and how many calls each of them made."""
+    fields = plain().hgetall(f"cf1:{{{NAMESPACE}/{family}/0}}:calls")
+    return {name: int(n.split()[0]) for name, n in fields.items() if not name.startswith((b"=", b"request:"))}
+
+
+def pending(family, id):
+    """What Redis has pending of an id in all partitions."""
+    keys = plain().scan_iter(f"cf1:{{{NAMESPACE}/{family}/*}}:buffer")
+    return sum(int(plain().hget(key, id) or 0) for key in keys)
+
+
+def run_python(program, *args):
+    """Runs a program in another process, and returns what it printed as JSON."""
+    done = subprocess.run([sys.executable, "-c", program, SOCKET, NAMESPACE, *args], stdout=subprocess.PIPE, check=False)
+    return done.returncode, json.loads(done.stdout or b"null")
+
+
+class Case(unittest.TestCase):
+    def assert_raises(self, kind, reason, function, *args, **options):
+        with self.assertRaises(kind) as raised:
+            function(*args, **options)
+        self.assertEqual(raised.exception.reason, reason)
+        return raised.exception
+
+
+def connected(**options):
+    return counterfoil.Counterfoil.connect(f"unix://{SOCKET}", NAMESPACE, daemon=DAEMON, **options)

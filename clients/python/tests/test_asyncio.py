@@ -1,0 +1,161 @@
+"""The client for asyncio: group commit, cancelled tasks, event loops."""
+
+import asyncio
+import unittest
+
+import redis.asyncio
+
+import counterfoil
+from counterfoil.asyncio import Counterfoil
+from support import DAEMON, NAMESPACE, SOCKET, Case, calls_of, new_id, pending
+
+
+def connected(**options):
+    return Counterfoil.connect(f"unix://{SOCKET}", NAMESPACE, daemon=DAEMON, **options)
+
+
+class Tasks(Case):
+    def test_concurrent_calls_share_calls(self):
+        async def count(client, id):
+            views = client.buffered("views")
+            await views.add(id)
+            before = calls_of("views")
+            results = await asyncio.gather(*(views.add(id) for _ in range(640)))
+            made = [n - before.get(name, 0) for name, n in calls_of("views").items() if n != before.get(name)]
+            await client.close()
+            return results, made
+
+        for make in (connected, lambda: Counterfoil(redis.asyncio.Redis(unix_socket_path=SOCKET), NAMESPACE)):
+            results, made = asyncio.run(count(make(), new_id()))
+            self.assertEqual(results, list(range(2, 642)))
+            self.assertEqual(len(made), 1)
+            self.assertLess(made[0], 20)
+
+    def test_a_cancelled_task_does_not_take_others_with_it(self):
+        async def count(id):
+            async with connected() as client:
+                views = client.buffered("views")
+                await views.add(id)
+                cancelled = 0
+                for number in range(50):
+                    tasks = [asyncio.create_task(views.add(id)) for _ in range(4)]
+                    for _ in range(1 + number % 8):  # cancels at different points of the call
+                        await asyncio.sleep(0)
+                    tasks[0].cancel()
+                    results = await asyncio.gather(*tasks, return_exceptions=True)
+                    cancelled += isinstance(results[0], asyncio.CancelledError)
+                    self.assertTrue(all(isinstance(one, int) or one is None for one in results[1:]), results)
+                self.assertGreater(cancelled, 0)
+
+        id = new_id()
+        asyncio.run(count(id))
+        self.assertIn(pending("views", id), range(151, 202))
+
+    def test_timeouts(self):
+        async def count(id):
+            async with connected() as client:
+                views = client.buffered("views")
+                await views.add(id)
+                for _ in range(20):
+                    try:
+                        await asyncio.wait_for(views.add(id), 0.0003)
+                    except asyncio.TimeoutError:
+                        pass
+                return await views.add(id)
+
+        id = new_id()
+        self.assertEqual(asyncio.run(count(id)), pending("views", id))
+
+    def test_calls_of_all_kinds(self):
+        async def count(id):
+            async with connected() as client:
+                votes = client.cached("votes", read_row=read_row)
+                values = await asyncio.gather(*(votes.incr(id) for _ in range(8)))
+                plain = client.cached("votes", read_row=lambda id: 50)
+                hits, readers, daily = client.series("hits"), client.activity("readers"), client.visitors("daily")
+                await asyncio.gather(*(hits.add(id) for _ in range(150)))
+                await asyncio.gather(*(readers.touch(id, visitor) for visitor in "aab"))
+                news = await asyncio.gather(*(daily.first_visit(id, "2026-11-25", visitor) for visitor in "aab"))
+                window = await hits.get(id, "60s")
+                return sorted(values), await plain.get(id + "/2"), sum(n for _, n in window), await readers.now(id), sum(news)
+
+        reads = []
+
+        async def read_row(id):
+            reads.append(id)
+            await asyncio.sleep(0.05)
+            return 10
+
+        id = new_id()
+        self.assertEqual(asyncio.run(count(id)), ([11, 12, 13, 14, 15, 16, 17, 18], 50, 150, (3, 2), 2))
+        self.assertEqual(reads, [id])
+
+
+class Sums(Case):
+    def test_the_end_of_the_loop_sends_sums(self):
+        async def count(id):
+            views = connected(later_every=30).buffered("views")
+            views.later(id, 3)
+            await asyncio.sleep(0)
+
+        id = new_id()
+        asyncio.run(count(id))
+        self.assertEqual(pending("views", id), 3)
+
+    def test_many_hits_and_a_flush(self):
+        async def count(id):
+            async with connected() as client:
+                views = client.buffered("views")
+                for number in range(5000):
+                    views.later(id)
+                    if number % 100 == 0:
+                        await asyncio.sleep(0.001)
+                await views.flush()
+                return await views.value(id)
+
+        self.assertEqual(asyncio.run(count(new_id())), 5000)
+
+    def test_a_cancelled_flush_loses_nothing(self):
+        async def count(id):
+            async with connected(later_every=30) as client:
+                views = client.buffered("views")
+                for _ in range(20):
+                    views.later(id)
+                    task = asyncio.create_task(views.flush())
+                    await asyncio.sleep(0.0002)
+                    task.cancel()
+                    await asyncio.wait([task])
+
+        id = new_id()
+        asyncio.run(count(id))
+        self.assertEqual(pending("views", id), 20)
+
+
+class Loops(Case):
+    def test_a_client_of_the_application_belongs_to_one_loop(self):
+        client = Counterfoil(redis.asyncio.Redis(unix_socket_path=SOCKET), NAMESPACE)
+
+        async def count():
+            return await client.buffered("views").add(new_id())
+
+        self.assertEqual(asyncio.run(count()), 1)
+        with self.assertRaises(counterfoil.Misconfigured) as raised:
+            asyncio.run(count())
+        self.assertEqual(raised.exception.reason, "EVENT LOOP")
+
+    def test_connections_of_its_own_follow_the_loop(self):
+        client, id = connected(), new_id()
+
+        async def count():
+            return await client.buffered("views").add(id)
+
+        self.assertEqual([asyncio.run(count()) for _ in range(3)], [1, 2, 3])
+
+    def test_clients_that_do_not_fit(self):
+        wrong = redis.asyncio.Redis(unix_socket_path=SOCKET, decode_responses=True)
+        self.assert_raises(counterfoil.Misconfigured, "DECODED", Counterfoil, wrong, NAMESPACE)
+        self.assert_raises(counterfoil.Misconfigured, "CLIENT", Counterfoil, redis.Redis(unix_socket_path=SOCKET), NAMESPACE)
+
+
+if __name__ == "__main__":
+    unittest.main()

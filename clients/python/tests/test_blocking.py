@@ -1,0 +1,278 @@
+"""The blocking client: processes, threads, redis-py's options, sums."""
+
+import os
+import pickle
+import threading
+import time
+import unittest
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from counterfoil import Counterfoil, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
+from support import NAMESPACE, SOCKET, Case, calls_of, connected, new_id, pending, plain, run_python
+
+
+def in_child(function):
+    """Forks, and returns the number of the child, which ends after the function."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        finally:
+            os._exit(0)
+    return child
+
+
+def in_threads(count, function):
+    threads = [threading.Thread(target=function) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class Processes(Case):
+    def test_forks_before_and_after_the_first_call(self):
+        for client in (Counterfoil(redis.Redis(unix_socket_path=SOCKET, socket_timeout=2), NAMESPACE), connected()):
+            views, id = client.buffered("views"), new_id()
+            before = [in_child(lambda: [views.add(id) for _ in range(20)]) for _ in range(2)]
+            for _ in range(20):
+                views.add(id)
+            after = [in_child(lambda: [views.add(id) for _ in range(20)]) for _ in range(2)]
+            for _ in range(20):
+                views.add(id)
+            for child in before + after:
+                os.waitpid(child, 0)
+            self.assertEqual(pending("views", id), 120)
+
+    def test_a_grandchild_counts(self):
+        views, id = connected().buffered("views"), new_id()
+        views.add(id)
+        os.waitpid(in_child(lambda: [views.add(id), os.waitpid(in_child(lambda: views.add(id)), 0)]), 0)
+        self.assertEqual(pending("views", id), 3)
+
+    def test_sums_belong_to_the_parent(self):
+        views, id, other = connected(later_every=0.3).buffered("views"), new_id(), new_id()
+        views.later(id)
+
+        def child():
+            views.later(other)
+            views.flush()
+
+        os.waitpid(in_child(child), 0)
+        self.assertEqual((pending("views", id), pending("views", other)), (0, 1))
+        views.flush()
+        self.assertEqual(pending("views", id), 1)
+
+    def test_an_exit_sends_sums_and_a_kill_does_not(self):
+        program = """if True:
+            import os, sys, counterfoil
+            client = counterfoil.Counterfoil.connect("unix://" + sys.argv[1], sys.argv[2], later_every=60)
+            client.buffered("views").later(sys.argv[3], 3)
+            if sys.argv[4] == "kill": os._exit(1)"""
+        id = new_id()
+        run_python(program, id, "exit")
+        self.assertEqual(pending("views", id), 3)
+        run_python(program, id, "kill")
+        self.assertEqual(pending("views", id), 3)
+
+    def test_a_request_counts_once_in_all_processes(self):
+        views, id = connected().buffered("views"), new_id()
+        epoch = views.request_epoch("order/1", id)
+        self.assertTrue(views.add_once("order/1", id, 2, epoch=epoch))
+        os.waitpid(in_child(lambda: views.add_once("order/1", id, 2, epoch=epoch)), 0)
+        self.assertFalse(views.add_once("order/1", id, 2, epoch=epoch))
+        self.assertEqual(pending("views", id), 2)
+        self.assert_raises(OutcomeUnknown, "EXPIRED", views.add_once, "order/2", id, 2, epoch="0123456789abcdef")
+
+
+class Threads(Case):
+    def test_threads_share_calls_and_one_name(self):
+        views, id = connected().buffered("views"), new_id()
+        views.add(id)
+        before, results = calls_of("views"), []
+        in_threads(32, lambda: results.extend(views.add(id) for _ in range(20)))
+        made = {name: n - before.get(name, 0) for name, n in calls_of("views").items() if n != before.get(name)}
+        self.assertEqual(sorted(results), list(range(2, 642)))
+        self.assertEqual(len(made), 1)
+        self.assertLess(sum(made.values()), 400)
+
+    def test_threads_that_miss_a_counter_share_one_read(self):
+        reads = []
+
+        def read_row(id):
+            reads.append(id)
+            time.sleep(0.1)
+            return 100
+
+        votes, id = connected().cached("votes", read_row=read_row), new_id()
+        in_threads(16, lambda: votes.incr(id))
+        self.assertEqual((reads, votes.get(id)), ([id], 116))
+
+    def test_a_failed_read_of_a_row_counts_nothing(self):
+        votes = connected().cached("votes", read_row=lambda id: 1 // 0)
+        error = self.assert_raises(NotCounted, "ROW", votes.incr, new_id())
+        self.assertIsInstance(error.__cause__, ZeroDivisionError)
+
+    def test_bounds(self):
+        votes, id = connected().cached("votes", read_row=lambda id: 7).incr, new_id()
+        self.assertEqual(votes(id, 3), 10)
+        self.assertEqual(self.assert_raises(NotCounted, "RANGE", votes, id, -11).value, 10)
+
+
+class Library(Case):
+    def test_clients_that_do_not_fit(self):
+        wrong = redis.Redis(unix_socket_path=SOCKET, decode_responses=True)
+        self.assert_raises(Misconfigured, "DECODED", Counterfoil, wrong, NAMESPACE)
+        for wrong in (plain().pipeline(), redis.asyncio.Redis(unix_socket_path=SOCKET), "redis://localhost", None):
+            self.assert_raises(Misconfigured, "CLIENT", Counterfoil, wrong, NAMESPACE)
+
+    def test_a_prefix_of_keys(self):
+        class Prefixed(redis.Redis):
+            def execute_command(self, *words, **options):
+                keys = slice(3, 3 + words[2])
+                return super().execute_command(*words[:3], *(b"app:" + key for key in words[keys]), *words[keys.stop :])
+
+        views = Counterfoil(Prefixed(unix_socket_path=SOCKET), NAMESPACE).buffered("views")
+        self.assert_raises(Misconfigured, "BADKEY", views.add, new_id())
+
+    def test_retries_of_the_library(self):
+        for options in ({}, {"retry": Retry(NoBackoff(), 3)}, {"retry": Retry(NoBackoff(), 0), "retry_on_timeout": True}):
+            client = redis.Redis(unix_socket_path=SOCKET, socket_timeout=2, **options)
+            views, id = Counterfoil(client, NAMESPACE).buffered("views"), new_id()
+            views.add(id)
+            client.connection_pool.disconnect()
+            self.assertEqual(views.add(id, 2), 3)
+
+    def test_replies_of_both_protocols(self):
+        for protocol in (2, 3):
+            client = redis.Redis(unix_socket_path=SOCKET, protocol=protocol)
+            self.assertEqual(Counterfoil(client, NAMESPACE).buffered("views").add(new_id(), 2**60), 2**60)
+
+    def test_a_wrong_password(self):
+        views = Counterfoil.connect(f"unix://nobody:wrong@{SOCKET}", NAMESPACE).buffered("views")
+        self.assert_raises(Misconfigured, "NOAUTH", views.add, new_id())
+
+    def test_a_pool_without_a_free_connection(self):
+        pool = redis.ConnectionPool(connection_class=redis.UnixDomainSocketConnection, path=SOCKET, max_connections=1)
+        client = redis.Redis(connection_pool=pool)
+        views = Counterfoil(client, NAMESPACE, retry_for=0.2).buffered("views")
+        with client.client():
+            self.assertTrue(self.assert_raises(NotCounted, "UNREACHABLE", views.add, new_id()).temporary)
+        views.add(new_id())
+
+    def test_forgotten_scripts(self):
+        views, id = connected().buffered("views"), new_id()
+        views.add(id)
+        plain().script_flush()
+        self.assertEqual(views.add(id), 2)
+
+    def test_no_server(self):
+        views = Counterfoil.connect("unix:///nowhere.sock", NAMESPACE, retry_for=0.2).buffered("views")
+        error = self.assert_raises(NotCounted, "UNREACHABLE", views.add, "a")
+        self.assertIsInstance(error.__cause__, redis.ConnectionError)
+
+
+class Errors(Case):
+    def test_families(self):
+        client = connected()
+        error = self.assert_raises(Misconfigured, "UNCONFIGURED", client.buffered("nobody").add, "a")
+        self.assertIn("counterfoil.toml", str(error))
+        self.assert_raises(Misconfigured, "MISMATCH", client.buffered("votes").add, "a")
+        self.assert_raises(Misconfigured, "NAME", client.buffered, "Views")
+        self.assert_raises(Misconfigured, "OPTION", connected, retry_for=31)
+
+    def test_input(self):
+        views = connected().buffered("views")
+        for id in ("", "a" * 256, b"a", 1, None, "\ud800"):
+            self.assert_raises(NotCounted, "BADID", views.add, id)
+        for delta in (1.0, "1", None, True, 2**63):
+            self.assert_raises(NotCounted, "BADARG", views.add, "a", delta)
+        id = new_id()
+        good, bad, twice = views.add_many([(id, 1), ("", 1), (id, 1)])
+        self.assertEqual((good, bad.reason, twice), (1, "BADID", 2))
+        results = views.add_many({f"{id}/{number}": number for number in range(2500)})
+        self.assertEqual(results, list(range(2500)))
+
+    def test_errors_can_be_sent_to_other_processes(self):
+        error = pickle.loads(pickle.dumps(NotCounted("RANGE", "why", value=5)))
+        self.assertEqual((error.reason, error.value, str(error)), ("RANGE", 5, "RANGE: why"))
+        self.assertIsInstance(error, CounterfoilError)
+
+
+class Sums(Case):
+    def test_many_hits_are_few_calls(self):
+        views, id = connected().buffered("views"), new_id()
+        views.add(id)
+        before = sum(calls_of("views").values())
+        for _ in range(2000):
+            views.later(id)
+        views.flush()
+        self.assertEqual(pending("views", id), 2001)
+        self.assertLess(sum(calls_of("views").values()) - before, 50)
+
+    def test_dropped_sums_are_reported(self):
+        dropped, id = [], new_id()
+        views = connected().buffered("views", on_error=lambda *args: dropped.append(args))
+        views.add(id, 2**63 - 1)
+        views.later(id)
+        with self.assertLogs("counterfoil"):
+            error = self.assert_raises(NotCounted, "RANGE", views.flush)
+        self.assertIn("1 ids", str(error))
+        self.assertEqual(dropped[0][:3], (f"{NAMESPACE}/views", id, 1))
+        views.flush()
+
+    def test_sums_wait_for_redis(self):
+        path = f"/tmp/counterfoil-{os.getpid()}.sock"
+        views, id = Counterfoil.connect(f"unix://{path}", NAMESPACE, retry_for=0.1).buffered("views"), new_id()
+        views.later(id, 5)
+        self.assert_raises(NotCounted, "UNREACHABLE", views.flush)
+        os.symlink(SOCKET, path)
+        self.addCleanup(os.unlink, path)
+        views.flush()
+        self.assertEqual(pending("views", id), 5)
+
+    def test_sums_are_bounded(self):
+        views = Counterfoil.connect("unix:///nowhere.sock", NAMESPACE, retry_for=0.1, later_every=30).buffered("views")
+        for number in range(100_000):
+            views.later(str(number))
+        views.later("0")
+        self.assertTrue(self.assert_raises(NotCounted, "BUSY", views.later, "another").temporary)
+        views.client.session.sums.clear()
+
+    def test_close(self):
+        id = new_id()
+        with connected(later_every=30) as client:
+            client.buffered("views").later(id)
+        self.assertEqual(pending("views", id), 1)
+
+
+class Kinds(Case):
+    def test_series(self):
+        hits, name = connected().series("hits"), new_id()
+        hits.add(name, 2)
+        hits.add(name)
+        for label, slices in (("60s", 120), ("day", 31)):
+            window = hits.get(name, label)
+            self.assertEqual((len(window), window[-1][1], sum(count for _, count in window)), (slices, 3, 3))
+        days = [(later - start) // 3600 for (start, _), (later, _) in zip(window, window[1:])]
+        self.assertLessEqual(set(days), {23, 24, 25})
+        self.assert_raises(NotCounted, "BADARG", hits.get, name, "5s")
+
+    def test_activity(self):
+        for family in ("readers", "readers_hll"):
+            readers, page = connected().activity(family), new_id()
+            in_threads(8, lambda: [readers.touch(page, visitor) for visitor in ("a", b"\xff", "c")])
+            self.assertEqual(readers.now(page), (24, 3))
+
+    def test_visitors(self):
+        daily, scope = connected().visitors("daily"), new_id()
+        news = [daily.first_visit(scope, "2026-11-25", visitor) for visitor in ("a", "b", "a")]
+        self.assertEqual((news, daily.value(scope, "2026-11-25")), ([True, True, False], 2))
+        self.assert_raises(NotCounted, "BADID", daily.first_visit, scope, "today", "a")
+
+
+if __name__ == "__main__":
+    unittest.main()

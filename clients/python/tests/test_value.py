@@ -1,0 +1,71 @@
+"""Exact values by the database and by the daemon."""
+
+import unittest
+
+import pymysql
+import pymysql.cursors
+
+from counterfoil import Misconfigured, NotCounted
+from support import DATABASE, MYSQL, Case, connected, new_id
+
+
+def connect(**options):
+    return pymysql.connect(unix_socket=MYSQL, user="root", database=DATABASE, **options)
+
+
+class Values(Case):
+    def test_both_sources_have_the_same_value(self):
+        id = new_id()
+        for options in ({}, {"database": connect}, {"database": lambda: connect(cursorclass=pymysql.cursors.DictCursor)}):
+            client = connected(**options)
+            for family in ("views", "wide"):
+                counter = client.buffered(family)
+                for _ in range(6):
+                    counter.add(id)
+                self.assertEqual(counter.value(id), client.buffered(family).value(id))
+        self.assertEqual((client.buffered("views").value(id), client.buffered("wide").value(id)), (18, 18))
+        self.assertEqual(client.buffered("views").value(new_id()), 0)
+
+    def test_a_connection_without_a_transaction(self):
+        connection, id = connect(autocommit=True), new_id()
+        views = connected(database=connection).buffered("views")
+        views.add(id, 5)
+        self.assertEqual(views.value(id), 5)
+        connection.begin()
+        self.assert_raises(Misconfigured, "DATABASE", views.value, id)
+        connection.rollback()
+        self.assertEqual(views.value(id), 5)
+        connection.close()
+        self.assertTrue(self.assert_raises(NotCounted, "DATABASE", views.value, id).temporary)
+        self.assert_raises(Misconfigured, "DATABASE", connected(database=connect()).buffered("views").value, id)
+
+    def test_a_table_of_the_application(self):
+        with connect(autocommit=True) as connection:
+            connection.cursor().execute("CREATE TABLE IF NOT EXISTS product (number INT PRIMARY KEY, `view count` BIGINT)")
+            connection.cursor().execute("REPLACE INTO product VALUES (17, 1000)")
+        views = connected(database=connect).buffered("views", table=(f"{DATABASE}.product", "number", "view count"))
+        before = views.value("17")
+        views.add("17", 3)
+        self.assertGreaterEqual(before, 1000)
+        self.assertEqual(views.value("17"), before + 3)
+
+    def test_a_family_that_the_database_does_not_have(self):
+        empty = f"{DATABASE}_empty"
+        with connect(autocommit=True) as connection:
+            connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {empty}")
+            connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS {empty}.counterfoil_families LIKE {DATABASE}.counterfoil_families")
+            for table in ("values", "ledger"):
+                connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS {empty}.counterfoil_{table} LIKE {DATABASE}.counterfoil_{table}")
+        views = connected(database=lambda: pymysql.connect(unix_socket=MYSQL, user="root", database=empty)).buffered("views")
+        self.assert_raises(Misconfigured, "UNCONFIGURED", views.value, new_id())
+
+    def test_a_daemon_that_is_away_or_another(self):
+        views = connected(retry_for=0.2).buffered("views")
+        views.client.daemon = "http://127.0.0.1:1"
+        self.assertTrue(self.assert_raises(NotCounted, "DAEMON", views.value, "a").temporary)
+        views.client.daemon = ""
+        self.assert_raises(Misconfigured, "NO SOURCE", views.value, "a")
+
+
+if __name__ == "__main__":
+    unittest.main()
