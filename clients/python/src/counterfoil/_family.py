@@ -243,7 +243,7 @@ class Family(Generic[D]):
         was_lost = False
         while True:
             try:
-                status, *words = yield Command(call)
+                status, *words = yield Command(call, deadline)
                 return status, words, was_lost
             except Exception as error:
                 failure, code = error, _redis.code_of(error, self.client.is_own)

@@ -15,6 +15,7 @@ class Command(NamedTuple):
     """Sends a command to Redis once, and returns its reply."""
 
     words: tuple[Any, ...]
+    deadline: float
 
 
 class Sleep(NamedTuple):

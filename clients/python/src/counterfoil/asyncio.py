@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
+import time
 from typing import Any, Coroutine, Hashable, TypeVar
 
 import redis.asyncio
@@ -15,6 +17,11 @@ from ._base import Awaiting
 from ._client import Client
 from ._errors import Misconfigured, value_of
 from ._steps import Command, Run, Share, Sleep, Step, Steps
+
+if sys.version_info >= (3, 11):
+    from asyncio import timeout
+else:
+    from async_timeout import timeout  # which redis-py needs, too
 
 T = TypeVar("T")
 
@@ -106,7 +113,8 @@ class Loop:
         if isinstance(step, Share):
             return await self._share(step)
         if isinstance(step, Command):
-            return await self._client.execute_command(*step.words)
+            async with timeout(step.deadline - time.monotonic()):  # the library may repeat calls for minutes
+                return await self._client.execute_command(*step.words)
         if isinstance(step, Sleep):
             return await asyncio.sleep(step.seconds)
         if inspect.iscoroutinefunction(step.function):
