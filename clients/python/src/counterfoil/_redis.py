@@ -9,7 +9,7 @@ from typing import Any, Sequence
 from urllib.parse import urlsplit
 
 import redis
-from redis.backoff import NoBackoff
+import redis.backoff
 
 from ._errors import Misconfigured
 
@@ -18,6 +18,7 @@ for _file in files("counterfoil").joinpath("lua", "v1").iterdir():
     SCRIPTS[_file.name[: -len(".lua")]] = hashlib.sha1(_file.read_bytes()).hexdigest(), _file.read_bytes()
 
 LOST = ""
+NO_BACKOFF: Any = redis.backoff.NoBackoff
 NOT_SENT = "UNREACHABLE"
 
 # redis-py takes these codes out of the text of an error
@@ -46,7 +47,7 @@ def code_of(error: BaseException, is_own: bool) -> str:
 
 def connect(address: str | Sequence[str], library: Any, retry: Any, timeout: float) -> Any:
     """Makes a client whose own retries are off, so that a call is sent once at a time, by us."""
-    options: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": retry(NoBackoff(), 0)}
+    options: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": retry(NO_BACKOFF(), 0)}
     if isinstance(address, str):
         return library.Redis.from_url(address, **options)
     if redis.__version__ < "6":
