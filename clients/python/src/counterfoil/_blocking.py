@@ -33,7 +33,7 @@ class Counterfoil(Client[Blocking]):
 
     @property
     def session(self) -> Process:
-        pid = os.getpid()  # guard: pid
+        pid = os.getpid()
         session: Process | None = self._sessions.get(pid)
         return session or self._sessions.setdefault(pid, Process(self))
 
@@ -138,7 +138,7 @@ class Process:
 
     def _exit(self) -> None:
         try:
-            if self._pid == os.getpid():  # guard: pid
+            if self._pid == os.getpid():
                 self.close()
         except CounterfoilError as error:
             logging.getLogger("counterfoil").error("at exit: %s", error)
