@@ -36,8 +36,7 @@ def opened(line):
         address = nodes or f"unix://{line['socket']}"
         return package.Counterfoil.connect(address, line["namespace"], timeout=timeout, **options)
     if nodes:
-        host, port = nodes[0].rsplit(":", 1)
-        client = library.RedisCluster(host=host, port=int(port), socket_timeout=timeout)
+        client = library.RedisCluster.from_url(f"redis://{nodes[0]}", socket_timeout=timeout)
     else:
         client = library.Redis(unix_socket_path=line["socket"], socket_timeout=timeout)
     return package.Counterfoil(client, line["namespace"], **options)
@@ -45,13 +44,8 @@ def opened(line):
 
 def call_of(client, line):
     """The method of a call, and its arguments."""
-    args = line.get("args") or []
-    if line["call"] == "add_once" and len(args) > 3:
-        args, options = args[:3], {"epoch": args[3]}
-    else:
-        options = {}
     method = getattr(getattr(client, line["kind"])(line["family"]), line["call"])
-    return lambda: method(*args, **options)
+    return lambda: method(*line.get("args") or [])
 
 
 def plain(value):
@@ -72,23 +66,19 @@ def failure(error):
     return {"error": kind, "reason": error.reason, **({} if value is None else {"value": plain(value)})}
 
 
-def outcome(line, value=None, error=None):
-    return {"id": line["id"], **(failure(error) if error else {"returns": plain(value)})}
-
-
 def made(client, line):
     try:
-        return outcome(line, call_of(client, line)())
+        return {"id": line["id"], "returns": plain(call_of(client, line)())}
     except Exception as error:
-        return outcome(line, error=error)
+        return {"id": line["id"], **failure(error)}
 
 
 async def made_async(client, line):
     try:
         result = call_of(client, line)()
-        return outcome(line, await result if inspect.isawaitable(result) else result)
+        return {"id": line["id"], "returns": plain(await result if inspect.isawaitable(result) else result)}
     except Exception as error:
-        return outcome(line, error=error)
+        return {"id": line["id"], **failure(error)}
 
 
 def forked(make):

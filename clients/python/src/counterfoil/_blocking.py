@@ -17,6 +17,7 @@ from redis.retry import Retry
 from ._base import Blocking
 from ._client import Client
 from ._errors import CounterfoilError, value_of
+from ._family import PAUSE_SECONDS
 from ._steps import Command, Run, Share, Sleep, Step, Steps
 
 T = TypeVar("T")
@@ -89,6 +90,8 @@ class Process:
 
     def close(self) -> None:
         atexit.unregister(self._exit)
+        self._thread = None
+        self._awake.set()
         try:
             for sums in list(self.sums.values()):
                 self.run(sums.flush())
@@ -110,7 +113,7 @@ class Process:
             try:
                 mine.result = self.run(step.steps)
             except BaseException as error:
-                mine.result = error
+                mine.result = error if isinstance(error, Exception) else None  # others go on after a KeyboardInterrupt
                 raise
             finally:
                 del self._shared[step.key]
@@ -127,13 +130,14 @@ class Process:
         return self._client
 
     def _send_sums(self) -> None:
-        while True:
+        while self._thread is threading.current_thread():
             self._awake.wait()
             self._awake.clear()
             time.sleep(self._owner.later_every)
             for sums in list(self.sums.values()):
                 self.run(sums.send())
-                if sums.waiting:  # until Redis is available
+                if sums.temporary:  # until Redis is available
+                    time.sleep(PAUSE_SECONDS)
                     self._awake.set()
 
     def _exit(self) -> None:

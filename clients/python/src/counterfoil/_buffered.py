@@ -136,7 +136,7 @@ class Sums:
         self._on_error = on_error
         self._lock = threading.Lock()
         self._error: CounterfoilError | None = None
-        self._temporary: CounterfoilError | None = None
+        self.temporary: CounterfoilError | None = None
         self._dropped = 0
 
     def take(self, id: str, delta: int) -> bool:
@@ -149,8 +149,9 @@ class Sums:
 
     def flush(self) -> Steps[None]:
         yield from self.send()  # it may have begun before the last sum was taken
-        yield from self.send()
-        error, dropped, self._error, self._dropped = self._error or self._temporary, self._dropped, None, 0
+        if not self.temporary:
+            yield from self.send()
+        error, dropped, self._error, self._dropped = self._error or self.temporary, self._dropped, None, 0
         if error:
             error = copy.copy(error)
             error.explanation += f" ({dropped} ids of {self._name} were dropped, {len(self.waiting)} wait to be sent again)"
@@ -162,7 +163,7 @@ class Sums:
     def _settle(self) -> Steps[None]:
         """Sends all sums. Those that failed for a temporary reason stay."""
         with self._lock:
-            taken, self.waiting, self._temporary = self.waiting, {}, None
+            taken, self.waiting, self.temporary = self.waiting, {}, None
         results: list[Any] = [OutcomeUnknown("INTERRUPTED")] * len(taken)
         try:
             results = yield from self._add_many(taken.items())
@@ -173,12 +174,15 @@ class Sums:
 
     def _failed(self, id: str, delta: int, error: CounterfoilError) -> None:
         if isinstance(error, NotCounted) and error.temporary:
-            self._temporary = error
+            self.temporary = error
             with self._lock:
                 self.waiting[id] = self.waiting.get(id, 0) + delta
             return
         self._error = self._error or error
         self._dropped += 1
         logging.getLogger("counterfoil").warning("%s: %+d for %r was dropped: %s", self._name, delta, id, error)
-        if self._on_error:
-            self._on_error(self._name, id, delta, error)
+        try:
+            if self._on_error:
+                self._on_error(self._name, id, delta, error)
+        except Exception:
+            logging.getLogger("counterfoil").exception("on_error failed")

@@ -16,6 +16,7 @@ from redis.asyncio.retry import Retry
 from ._base import Awaiting
 from ._client import Client
 from ._errors import Misconfigured, value_of
+from ._family import PAUSE_SECONDS
 from ._steps import Command, Run, Share, Sleep, Step, Steps
 
 if sys.version_info >= (3, 11):
@@ -106,6 +107,7 @@ class Loop:
         finally:
             if self._later:
                 self._later.cancel()
+                await asyncio.wait([self._later])
             if self._owner.is_own:
                 await (self._client.aclose if hasattr(self._client, "aclose") else self._client.close)()
 
@@ -158,7 +160,8 @@ class Loop:
                 await asyncio.sleep(self._owner.later_every)
                 for sums in list(self.sums.values()):
                     await self.run(sums.send())
-                    if sums.waiting:  # until Redis is available
+                    if sums.temporary:  # until Redis is available
+                        await asyncio.sleep(PAUSE_SECONDS)
                         self._awake.set()
         except asyncio.CancelledError:  # asyncio.run ends, and waits for this task
             for sums in list(self.sums.values()):
