@@ -6,6 +6,7 @@ import copy
 import logging
 import random
 import threading
+import zlib
 from itertools import chain
 from typing import Any, Callable, Iterable, Mapping, Union
 
@@ -98,18 +99,21 @@ class Buffered(ExactValues[D]):
         return (yield from self.exact(id))
 
     def partition(self, description: Description, change: Any) -> int:
-        return random.randrange(description.partitions) if description.settings.get("wide") else super().partition(description, change)
+        if description.settings.get("wide"):
+            return random.randrange(description.partitions)
+        return zlib.crc32(change[0]) % description.partitions
 
     def part(self, description: Description, partition: int, changes: list[Any]) -> Words:
         hits = sum(abs(delta) for _, delta in changes)  # they only decide when a sync is due
         return "buffered_add", self.keys(partition, "buffer", "meta"), [min(max(hits, 1), HITS), len(changes), *chain(*changes)]
 
     def _add_many(self, pairs: Iterable[tuple[str, int]]) -> Steps[list[Any]]:
+        state = self.state
         entered: list[Any] = []
         for id, delta in pairs:
             try:
-                description = self.state.last or (yield from self.describe(0))
-                entered.append(self.enter(description, (id_bytes(id), integer(delta))))
+                description = state.last or (yield from self.describe(0))
+                entered.append(self.enter(state, description, (id_bytes(id), integer(delta))))
             except CounterfoilError as error:
                 entered.append(error)
         for queue, last in {one[0]: one[1] for one in entered if isinstance(one, tuple)}.items():
@@ -119,7 +123,7 @@ class Buffered(ExactValues[D]):
 
     def _request_partition(self, name: bytes, change: tuple[bytes, int]) -> Steps[int]:
         description = self.state.last or (yield from self.describe(0))
-        return super().partition(description, (name,) if description.settings.get("wide") else change)
+        return zlib.crc32(name if description.settings.get("wide") else change[0]) % description.partitions
 
     def _sums(self) -> Sums:
         sums: dict[str, Sums] = self.client.session.sums

@@ -8,7 +8,6 @@ import re
 import secrets
 import time
 import zlib
-from operator import itemgetter
 from typing import Any, Awaitable, Callable, Generic, Iterable, List, NamedTuple, Tuple, TypeVar, overload
 
 from typing_extensions import Concatenate, ParamSpec, Self
@@ -137,15 +136,15 @@ class Family(Generic[D]):
 
     def change(self, *change: Any) -> Steps[Any]:
         """Counts a change, in a call with others that wait. Returns its result."""
-        queue, entry = self.enter(self.state.last or (yield from self.describe(0)), change)
+        state = self.state
+        queue, entry = self.enter(state, state.last or (yield from self.describe(0)), change)
         while not entry.settled:
             yield Share(queue, queue.commit())
         return value_of(entry.result)
 
-    def enter(self, description: Description, change: Any) -> tuple[Queue, Entry]:
+    def enter(self, state: State, description: Description, change: Any) -> tuple[Queue, Entry]:
         """Puts a change into its queue: that of its partition or, on a standalone server, of the family."""
         key = self.partition(description, change) if self.has_queue_per_partition or self.client.is_cluster else 0
-        state = self.state
         queue = state.queues.get(key)
         if queue is None:
             queue = state.queues.setdefault(key, Queue(self.limit, functools.partial(self._count, state, key)))
@@ -188,7 +187,7 @@ class Family(Generic[D]):
             if status in (b"OK", b"DUP"):
                 results = [*self.decode(status, reply, map(len, groups.values()))] or [None] * len(changes)
                 order = [at for positions in groups.values() for at in positions]
-                return [result for _, result in sorted(zip(order, results), key=itemgetter(0))]
+                return [results[at] for at in sorted(range(len(order)), key=order.__getitem__)] if len(groups) > 1 else results
             if status == b"EXPIRED":
                 state.described.pop(home, None)
             elif status == b"OUTSIDE":
