@@ -80,12 +80,13 @@ async def throughput(name, call, callers=1, finish=lambda: None):
 
 
 async def main():
+    bare = bare_call()
     for _ in range(ROUNDS):
         for prefix, library, package in (("", redis, counterfoil), ("asyncio_", redis.asyncio, counterfoil.asyncio)):
             client = library.Redis(unix_socket_path=SOCKET, socket_timeout=2, max_connections=2 * CALLERS)
             views = package.Counterfoil(client, NAMESPACE).buffered("views")
             hincrby, add = (lambda: client.hincrby("bench", ID, 1)), (lambda: views.add(ID))
-            for name, call in (("hincrby", hincrby), ("evalsha", lambda: client.execute_command(*bare_call())), ("add", add)):
+            for name, call in (("hincrby", hincrby), ("evalsha", lambda: client.execute_command(*bare)), ("add", add)):
                 await done(call())
                 await latency(prefix + name, call)
             await throughput(f"{prefix}hincrby_64", hincrby, CALLERS)

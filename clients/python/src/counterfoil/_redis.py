@@ -50,7 +50,7 @@ def connect(address: str | Sequence[str], library: Any, retry: Any, timeout: flo
     options: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": retry(NO_BACKOFF(), 0)}
     if isinstance(address, str):
         return library.Redis.from_url(address, **options)
-    if redis.__version__ < "6":
+    if int(redis.__version__.split(".")[0]) < 6:
         options["cluster_error_retry_attempts"] = 0
     urls = [node if "://" in node else f"redis://{node}" for node in address]
     others = [library.cluster.ClusterNode(url.hostname, url.port or 6379) for url in map(urlsplit, urls[1:])]
