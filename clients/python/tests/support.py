@@ -1,5 +1,6 @@
 """The servers of the tests, and what tests need of them."""
 
+import asyncio
 import itertools
 import json
 import os
@@ -8,6 +9,7 @@ import sys
 import unittest
 
 import redis
+import redis.asyncio
 
 import counterfoil
 
@@ -27,6 +29,15 @@ def new_id():
 
 def plain():
     return redis.Redis(unix_socket_path=SOCKET)
+
+
+def plain_asyncio(**options):
+    """A client of asyncio, which Python 3.9 makes in a loop only."""
+
+    async def make():
+        return redis.asyncio.Redis(unix_socket_path=SOCKET, **options)
+
+    return asyncio.run(make())
 
 
 def calls_of(family):

@@ -3,11 +3,9 @@
 import asyncio
 import unittest
 
-import redis.asyncio
-
 import counterfoil
 from counterfoil.asyncio import Counterfoil
-from support import DAEMON, NAMESPACE, SOCKET, Case, calls_of, new_id, pending
+from support import DAEMON, NAMESPACE, SOCKET, Case, calls_of, new_id, pending, plain, plain_asyncio
 
 
 def connected(**options):
@@ -25,7 +23,7 @@ class Tasks(Case):
             await client.close()
             return results, made
 
-        for make in (connected, lambda: Counterfoil(redis.asyncio.Redis(unix_socket_path=SOCKET), NAMESPACE)):
+        for make in (connected, lambda: Counterfoil(plain_asyncio(), NAMESPACE)):
             results, made = asyncio.run(count(make(), new_id()))
             self.assertEqual(results, list(range(2, 642)))
             self.assertEqual(len(made), 1)
@@ -133,7 +131,7 @@ class Sums(Case):
 
 class Loops(Case):
     def test_a_client_of_the_application_belongs_to_one_loop(self):
-        client = Counterfoil(redis.asyncio.Redis(unix_socket_path=SOCKET), NAMESPACE)
+        client = Counterfoil(plain_asyncio(), NAMESPACE)
 
         async def count():
             return await client.buffered("views").add(new_id())
@@ -152,9 +150,9 @@ class Loops(Case):
         self.assertEqual([asyncio.run(count()) for _ in range(3)], [1, 2, 3])
 
     def test_clients_that_do_not_fit(self):
-        wrong = redis.asyncio.Redis(unix_socket_path=SOCKET, decode_responses=True)
+        wrong = plain_asyncio(decode_responses=True)
         self.assert_raises(counterfoil.Misconfigured, "DECODED", Counterfoil, wrong, NAMESPACE)
-        self.assert_raises(counterfoil.Misconfigured, "CLIENT", Counterfoil, redis.Redis(unix_socket_path=SOCKET), NAMESPACE)
+        self.assert_raises(counterfoil.Misconfigured, "CLIENT", Counterfoil, plain(), NAMESPACE)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from counterfoil import Counterfoil, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
-from support import NAMESPACE, SOCKET, Case, calls_of, connected, new_id, pending, plain, run_python
+from support import NAMESPACE, SOCKET, Case, calls_of, connected, new_id, pending, plain, plain_asyncio, run_python
 
 
 def in_child(function):
@@ -126,7 +126,7 @@ class Library(Case):
     def test_clients_that_do_not_fit(self):
         wrong = redis.Redis(unix_socket_path=SOCKET, decode_responses=True)
         self.assert_raises(Misconfigured, "DECODED", Counterfoil, wrong, NAMESPACE)
-        for wrong in (plain().pipeline(), redis.asyncio.Redis(unix_socket_path=SOCKET), "redis://localhost", None):
+        for wrong in (plain().pipeline(), plain_asyncio(), "redis://localhost", None):
             self.assert_raises(Misconfigured, "CLIENT", Counterfoil, wrong, NAMESPACE)
 
     def test_a_prefix_of_keys(self):

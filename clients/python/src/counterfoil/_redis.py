@@ -14,7 +14,7 @@ import redis.backoff
 from ._errors import Misconfigured
 
 SCRIPTS = {}  # name: SHA-1 and source
-for _file in files("counterfoil").joinpath("lua", "v1").iterdir():
+for _file in files("counterfoil").joinpath("lua").joinpath("v1").iterdir():
     SCRIPTS[_file.name[: -len(".lua")]] = hashlib.sha1(_file.read_bytes()).hexdigest(), _file.read_bytes()
 
 LOST = ""
