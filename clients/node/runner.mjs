@@ -1,0 +1,107 @@
+// Runs the calls of scenarios with the installed package: a line of JSON for each call on stdin, one for its result on stdout.
+import { createRequire } from 'node:module';
+import { createInterface } from 'node:readline';
+import { Counterfoil, CounterfoilError, Misconfigured, NotCounted } from 'counterfoil';
+
+const require = createRequire(import.meta.url);
+const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
+const { open } = JSON.parse((await lines.next()).value);
+const [library, version] = /^(?:node-)?(ioredis|redis)(-\d)?$/.exec(open.library).slice(1);
+const module = require(library + (version ?? ''));
+const address = open.nodes ?? open.socket;
+const timeout = (open.timeout ?? 2) * 1000;
+const { retry_for, later_every, daemon, token } = open.options ?? {};
+const options = {
+  ...(retry_for && { retryFor: retry_for * 1000 }),
+  ...(later_every && { laterEvery: later_every * 1000 }),
+  daemon,
+  token,
+};
+
+/** The application's own client, as users of the library make it. */
+async function client() {
+  const pause = () => 50;
+  if (library === 'ioredis') {
+    const timeouts = { commandTimeout: timeout, socketTimeout: timeout };
+    const redis = open.nodes
+      ? new module.Cluster(open.nodes.map((node) => `redis://${node}`), { redisOptions: timeouts })
+      : new module.Redis(open.socket, timeouts);
+    redis.on('error', () => {});
+    return [redis, () => redis.disconnect()];
+  }
+  const socket = { socketTimeout: timeout, reconnectStrategy: pause };
+  const redis = open.nodes
+    ? module.createCluster({ rootNodes: open.nodes.map((node) => ({ url: `redis://${node}` })), defaults: { socket, pingInterval: timeout / 2 } })
+    : module.createClient({ socket: { ...socket, path: open.socket }, pingInterval: timeout / 2 });
+  redis.on('error', () => {});
+  await redis.connect();
+  return [redis, () => redis.destroy()];
+}
+
+async function opened() {
+  if (open.own) return [await Counterfoil.connect(address, open.namespace, { ...options, timeout, library: library + (version ?? '') }), () => {}];
+  const [redis, disconnect] = await client();
+  return [new Counterfoil(redis, open.namespace, { ...options, timeout }), disconnect];
+}
+
+const CALLS = {
+  add_many: async (family, [pairs]) => (await family.addMany(pairs)).map((each) => (each instanceof Error ? failure(each) : each)),
+  add_once: (family, args) => family.addOnce(...args),
+  request_epoch: (family, args) => family.requestEpoch(...args),
+  first_visit: (family, args) => family.firstVisit(...args),
+  get: async (family, args) => {
+    const value = await family.get(...args);
+    return Array.isArray(value) ? value.map(({ start, count }) => [start, count]) : value;
+  },
+  now: async (family, args) => {
+    const { views, visitors } = await family.now(...args);
+    return [views, visitors];
+  },
+};
+
+function failure(error) {
+  if (!(error instanceof CounterfoilError)) return { error: 'escaped', reason: `${error?.name} ${error?.message}` };
+  const kind = error instanceof NotCounted ? 'not_counted' : error instanceof Misconfigured ? 'misconfigured' : 'outcome_unknown';
+  return { error: kind, reason: error.reason, ...(error.value !== undefined && { value: error.value }) };
+}
+
+/** Integers beyond 2^53 are strings in the protocol, and bigints in Node. */
+function fromWire(value) {
+  if (Array.isArray(value)) return value.map(fromWire);
+  return typeof value === 'string' && /^-?\d{16,}$/.test(value) ? BigInt(value) : value;
+}
+
+function write(line) {
+  process.stdout.write(`${JSON.stringify(line, (_, value) => (typeof value === 'bigint' ? String(value) : value))}\n`);
+}
+
+async function run({ id, kind, family, call, args = [] }) {
+  try {
+    const handle = counterfoil[kind](family);
+    const own = CALLS[call] ?? ((it, given) => it[call](...given));
+    write({ id, returns: (await own(handle, fromWire(args))) ?? null });
+  } catch (error) {
+    write({ id, ...failure(error) });
+  }
+}
+
+let counterfoil;
+let disconnect;
+try {
+  [counterfoil, disconnect] = await opened();
+  write({ ready: true });
+} catch (error) {
+  write({ ready: false, ...failure(error) });
+  process.exit(1);
+}
+/** Each name is a task, whose calls run in order. */
+const tasks = new Map();
+for await (const line of lines) {
+  const call = JSON.parse(line);
+  const task = call.as ?? 'main';
+  if (task.startsWith('fork')) write({ id: call.id, skipped: 'Node has no fork: a child process starts anew' });
+  else tasks.set(task, (tasks.get(task) ?? Promise.resolve()).then(() => run(call)));
+}
+await Promise.all(tasks.values());
+await counterfoil.close().catch((error) => console.error(error));
+disconnect();

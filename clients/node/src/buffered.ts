@@ -1,0 +1,94 @@
+import type { Call } from './call.js';
+import type { CounterfoilError, Integer } from './errors.js';
+import type { Family } from './family.js';
+import { Later, type OnError, type Pair } from './later.js';
+import { Queue, byPartition } from './queue.js';
+import type { ExactReader } from './value.js';
+import { checkId, checkInteger, crc32, repeated, result } from './words.js';
+
+type Item = { partition: number; id: string; delta: Integer };
+
+/** A family of kind `buffered`: sums of deltas. */
+export class Buffered extends Later {
+  private readonly queue = new Queue<Item, Integer | null>((home, items) => this.count(home, items));
+
+  /** @internal */
+  constructor(family: Family, private readonly reader: ExactReader, every: number, onError?: OnError) {
+    super(family, every, onError);
+  }
+
+  /**
+   * Adds `delta` to the counter. Concurrent calls share a round trip.
+   * @returns what the counter has pending, i.e. not yet in MySQL; null if it was counted and that reply was lost
+   * @throws NotCounted (`BADID`, `BADARG`, `FULL`, `RANGE`, `OOM`, `no epoch`...), OutcomeUnknown or Misconfigured
+   */
+  async add(id: string, delta: Integer = 1): Promise<Integer | null> {
+    checkId(id);
+    checkInteger(delta);
+    const partition = await this.family.partition(id);
+    return this.queue.push(this.family.home(partition), { partition, id, delta });
+  }
+
+  /** Adds to many counters. Returns for each pair what `add` returns, or its error: they fail separately. */
+  async addMany(pairs: Iterable<Pair> | Record<string, Integer>): Promise<(Integer | null | CounterfoilError)[]> {
+    const list = Symbol.iterator in pairs ? [...(pairs as Iterable<Pair>)] : Object.entries(pairs);
+    return Promise.all(list.map(([id, delta]) => this.add(id, delta).catch((error: CounterfoilError) => error)));
+  }
+
+  /**
+   * Returns the epoch to store with a job before its first run, and to pass to `addOnce` in each run.
+   * @param request names the work: 1 to 64 bytes
+   */
+  async requestEpoch(request: string, id: string): Promise<string> {
+    return (await this.family.epoch(this.family.home(await this.requestPartition(request, id)))).current;
+  }
+
+  /**
+   * Adds once for this request, however many processes call it.
+   * @param epoch what `requestEpoch` returned before the first run; by default the current one
+   * @returns true if it was counted now, false if it was counted before
+   */
+  async addOnce(request: string, id: string, delta: Integer = 1, epoch?: string): Promise<boolean> {
+    checkInteger(delta);
+    const partition = await this.requestPartition(request, id);
+    const name = `request:${Buffer.byteLength(request)}:${request}:${id}`;
+    const work = { name, epoch: epoch ?? (await this.requestEpoch(request, id)) };
+    const { status, words } = await this.family.count('buffered_add', partition, () => this.call([{ partition, id, delta }]), work);
+    const outcome = status === 'DUP' ? repeated([id], words[0])[0] : result(id, words[1]);
+    if (outcome instanceof Error) throw outcome;
+    return status === 'OK';
+  }
+
+  /** Returns the exact value: what MySQL has, and what is pending. */
+  async value(id: string): Promise<Integer> {
+    checkId(id);
+    return this.reader.value(this.family, id);
+  }
+
+  private async requestPartition(request: string, id: string): Promise<number> {
+    checkId(request, 64);
+    checkId(id);
+    const { partitions, settings } = await this.family.describe();
+    return crc32(settings.wide ? request : id) % partitions;
+  }
+
+  private async count(home: number, items: Item[]): Promise<(Integer | null | Error)[]> {
+    items.sort((a, b) => a.partition - b.partition);
+    const ids = items.map(({ id }) => id);
+    const { status, words } = await this.family.count('buffered_add', home, () => this.call(items));
+    if (status === 'DUP') return repeated(ids, words[0]);
+    const pending = byPartition(items).flatMap(([, group]) => words.splice(0, group.length + 1).slice(1)); // behind a total
+    return ids.map((id, i) => result(id, pending[i]));
+  }
+
+  private call(items: Item[]): Call {
+    const groups = byPartition(items);
+    const args = groups.flatMap(([, group]) => [hits(group), group.length, ...group.flatMap(({ id, delta }) => [id, String(delta)])]);
+    return [groups.flatMap(([partition]) => this.family.keys(partition, 'buffer', 'meta')), args];
+  }
+}
+
+/** Returns how many hits the deltas stand for: when a sync is due depends on it. */
+function hits(items: Item[]): number {
+  return Math.min(Math.max(items.reduce((sum, { delta }) => sum + Math.abs(Number(delta)), 0), 1), 1000);
+}

@@ -1,0 +1,79 @@
+import { createHash } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown } from './errors.js';
+import { type Redis, codeOf } from './redis.js';
+import { type Bytes, memo } from './words.js';
+
+const TEMPORARY = /^(LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|READONLY|MOVED|ASK)$/;
+const MISCONFIGURED = /^(NOAUTH|BADARG|BADKEY|CROSSSLOT)$/;
+/** Not executed, and a repeat would be refused as well. A call that ended with any other code may be executed in part. */
+const REFUSED = /^(OOM|MISCONF|NOREPLICAS|WRONGTYPE|BADSTATE)$/;
+
+/** A call of a script: its keys and arguments. */
+export type Call = [keys: string[], args: (Bytes | number)[]];
+
+/** A reply. `isRepeat`: an earlier arrival of the call may have been executed, or may still be. */
+export type Reply = { status: string; words: unknown[]; isRepeat: boolean };
+
+const scripts = new Map<string, { source: string; sha1: string }>();
+
+function load(name: string): { source: string; sha1: string } {
+  const source = readFileSync(join(__dirname, '..', 'lua', `${name}.lua`));
+  return { source: source.toString(), sha1: createHash('sha1').update(source).digest('hex') };
+}
+
+/** Sends calls until a reply arrives. */
+export class Sender {
+  /** Callers without a call in flight, and the numbers of their last ones. Redis remembers each name, so they are used again. */
+  readonly callers: { name: string; n: number }[] = [];
+
+  constructor(readonly redis: Redis, private readonly timeout: number, readonly retryFor: number) {}
+
+  /** Sends the call, and repeats it as it is until `deadline`. `counts`: the outcome matters if no reply arrives. */
+  async send(name: string, [keys, args]: Call, counts: boolean, deadline: number): Promise<Reply> {
+    const script = memo(scripts, name, () => load(name));
+    const rest = [keys.length, ...keys, ...args].map((arg) => (typeof arg === 'number' ? String(arg) : arg));
+    let [command, code] = ['EVALSHA', script.sha1];
+    for (let lost = false, pause = 5; ; pause = Math.min(2 * pause, 50)) {
+      let error = new Error('the client is not connected');
+      const state = this.redis.state();
+      if (state === 'closed' && !lost) throw new Misconfigured('CLOSED', 'connect the client; node-redis needs a reconnectStrategy');
+      if (state === 'ready') {
+        try {
+          const [status, ...words] = (await this.once(command, [code, ...rest], keys[0]!)) as unknown[];
+          return { status: String(status), words, isRepeat: lost };
+        } catch (thrown) {
+          error = thrown as Error;
+        }
+      }
+      const word = codeOf(error);
+      if (word === 'NOSCRIPT') {
+        [command, code] = ['EVAL', script.source];
+        continue;
+      }
+      lost ||= counts && !word && state === 'ready';
+      if ((word && !TEMPORARY.test(word)) || performance.now() > deadline) throw failure(error, word, counts, lost);
+      await sleep(pause);
+    }
+  }
+
+  /** Sends a command once, and waits for its reply until the timeout. */
+  private once(command: string, args: Bytes[], key: string): Promise<unknown> {
+    return new Promise((resolve, reject) => {
+      const timer = setTimeout(() => {
+        if (this.redis.state() === 'ready') this.redis.reconnect?.();
+        reject(new Error(`no reply within ${this.timeout} ms`));
+      }, this.timeout);
+      this.redis.send(command, args, key).then(resolve, reject).finally(() => clearTimeout(timer));
+    });
+  }
+}
+
+function failure(cause: Error, code: string | undefined, counts: boolean, lost: boolean): CounterfoilError {
+  if (lost) return new OutcomeUnknown(code ?? 'no reply', cause.message, cause);
+  if (!code || TEMPORARY.test(code)) return new NotCounted(code ?? 'unreachable', cause.message, cause, true);
+  if (MISCONFIGURED.test(code) || (code === 'NOPERM' && !counts)) return new Misconfigured(code, cause.message, cause);
+  return new (REFUSED.test(code) || !counts ? NotCounted : OutcomeUnknown)(code, cause.message, cause);
+}

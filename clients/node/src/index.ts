@@ -1,0 +1,107 @@
+import { Activity } from './activity.js';
+import { Buffered } from './buffered.js';
+import { Cached, type ReadRow } from './cached.js';
+import { Sender } from './call.js';
+import { type Address, connect } from './connect.js';
+import { Misconfigured } from './errors.js';
+import { Family, type Kind } from './family.js';
+import { type Redis, type RedisClient, wrap } from './redis.js';
+import type { OnError } from './later.js';
+import { Series } from './series.js';
+import { type Database, ExactReader, type Table } from './value.js';
+import { Visitors } from './visitors.js';
+
+export type { Activity, Buffered, Cached, ReadRow, Address, RedisClient, Series, Database, Table, Visitors, OnError };
+export { CounterfoilError, type Integer, Misconfigured, NotCounted, OutcomeUnknown } from './errors.js';
+export type { Pair } from './later.js';
+export type { Slice } from './series.js';
+export type { Bytes } from './words.js';
+
+/** Times are in milliseconds. */
+export interface Options {
+  /** How long a call is repeated that has no reply, at most 30 s. Defaults to 10 s. */
+  retryFor?: number;
+  /** How long a reply may take, before the call is sent again. Defaults to 2 s. */
+  timeout?: number;
+  /** How long `later` collects before it sends. Defaults to 5 ms. */
+  laterEvery?: number;
+  /** Is called for what `later` took and was not counted, with the family's full name. */
+  onError?: OnError;
+  /** The URL of the daemon, such as `http://127.0.0.1:9292`: for exact values, and for rows of cached counters. */
+  daemon?: string;
+  /** The daemon's token. */
+  token?: string;
+  /** A pool of mysql2 for the database of the counters: for exact values without the daemon. */
+  database?: Database;
+}
+
+/** The families of a namespace in a Redis. A process has one for its lifetime. */
+export class Counterfoil {
+  private readonly sender: Sender;
+  private readonly reader: ExactReader;
+  private readonly families = new Map<string, unknown>();
+
+  /** Counts over the application's client of ioredis or node-redis, standalone or cluster. Throws `Misconfigured`. */
+  constructor(redis: RedisClient | Redis, private readonly namespace: string, private readonly options: Options = {}) {
+    const { retryFor = 10_000, timeout = 2_000 } = options;
+    const areTimes = retryFor > 0 && retryFor <= 30_000 && timeout > 0;
+    if (!areTimes) throw new Misconfigured('OPTIONS', 'expected retryFor of 1 to 30000 ms, and a positive timeout');
+    this.sender = new Sender(wrap(redis), timeout, retryFor);
+    this.reader = new ExactReader(options);
+  }
+
+  /**
+   * Connects to a URL, the path of a Unix socket, or a cluster by `host:port` of some nodes. It uses `library`, by default
+   * ioredis if it is installed, and otherwise `redis`. `close` ends the connection.
+   */
+  static async connect(address: Address, namespace: string, options: Options & { library?: 'ioredis' | 'redis' } = {}): Promise<Counterfoil> {
+    return new Counterfoil(await connect(address, options.library, options.timeout ?? 2_000), namespace, options);
+  }
+
+  /** Sums of deltas. `value` by database needs `table` if the family is stored in a table of the application. */
+  buffered(name: string, { table }: { table?: Table } = {}): Buffered {
+    if (table) this.reader.tables.set(`${this.namespace}/${name}`, table);
+    const { laterEvery = 5, onError } = this.options;
+    return this.family('buffered', name, (family) => new Buffered(family, this.reader, laterEvery, onError));
+  }
+
+  /** Values in bounds, which changes return. The options are those of the first call. */
+  cached(name: string, { readRow }: { readRow?: ReadRow } = {}): Cached {
+    return this.family('cached', name, (family) => new Cached(family, this.reader, readRow));
+  }
+
+  /** Counts over time. */
+  series(name: string): Series {
+    return this.family('series', name, (family) => new Series(family));
+  }
+
+  /** Who is on a page now. */
+  activity(name: string): Activity {
+    return this.family('activity', name, (family) => new Activity(family));
+  }
+
+  /** Visitors that count once a day. */
+  visitors(name: string): Visitors {
+    return this.family('visitors', name, (family) => new Visitors(family, this.reader));
+  }
+
+  /** Sends what `later` took, and ends the connection if `connect` made it. Throws what `flush` throws. */
+  async close(): Promise<void> {
+    try {
+      for (const family of this.families.values()) if (family instanceof Buffered) await family.flush();
+    } finally {
+      await this.sender.redis.closeOwn?.();
+    }
+  }
+
+  /** Returns the only object of the family, so that all callers share its calls. */
+  private family<T>(kind: Kind, name: string, open: (family: Family) => T): T {
+    const key = `${kind} ${name}`;
+    const names = [this.namespace, name];
+    const isName = (each: unknown) => typeof each === 'string' && /^[a-z0-9_.-]{1,64}$/.test(each);
+    if (!names.every(isName)) throw new Misconfigured('NAME', `expected names of a-z, 0-9, _, . and -, not ${names.join('/')}`);
+    const family = (this.families.get(key) as T | undefined) ?? open(new Family(this.sender, names.join('/'), kind));
+    this.families.set(key, family);
+    return family;
+  }
+}

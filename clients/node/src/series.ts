@@ -1,0 +1,62 @@
+import { Calendar } from './calendar.js';
+import { type Integer, Misconfigured } from './errors.js';
+import type { Family, Settings } from './family.js';
+import { Queue } from './queue.js';
+import { checkId, checkInteger, integer, repeated, result } from './words.js';
+
+const LONGEST_NAME = 200;
+const PAIRS = 100;
+
+/** A slice of a window: its start in Unix seconds, and its count. */
+export type Slice = { start: number; count: Integer };
+
+type Item = { name: string; n: Integer };
+
+/** A family of kind `series`: counts over time. */
+export class Series {
+  private readonly queue = new Queue<Item, unknown>((partition, items) => this.count(partition, items), PAIRS);
+
+  /** @internal */
+  constructor(private readonly family: Family) {}
+
+  /** Adds `n`, 1 or more, to the current slice of each window of this name. Throws as `Buffered.add`. */
+  async add(name: string, n: Integer = 1): Promise<void> {
+    checkId(name, LONGEST_NAME);
+    checkInteger(n, 1);
+    await this.queue.push(await this.family.partition(name), { name, n });
+  }
+
+  /** Returns a window of this name, such as `60s` or `day`: all its slices, the oldest first. The last one is not over. */
+  async get(name: string, label: string): Promise<Slice[]> {
+    checkId(name, LONGEST_NAME);
+    const { windows, time_zone } = (await this.family.describe()).settings;
+    const size = windows.find(([each]: [string]) => each === label)?.[1];
+    if (!size) throw new Misconfigured('WINDOW', `${this.family.name} has no window ${label}, but ${JSON.stringify(windows)}`);
+    const keys = this.family.keys(await this.family.partition(name), `series:${label}:${name}`);
+    const [now, text] = await this.family.read('series_get', () => [keys, ['']]);
+    const counts = new Map([...String(text).matchAll(/(\d+) (\d+)/g)].map(([, start, count]) => [Number(start), integer(count!)]));
+    const starts = Calendar.of(time_zone).starts(label, size, Math.floor(Number(now) / 1000));
+    return starts.map((start) => ({ start, count: counts.get(start) ?? 0 }));
+  }
+
+  private async count(partition: number, items: Item[]): Promise<unknown[]> {
+    const names = items.map(({ name }) => name);
+    const { status, words } = await this.family.count('series_add', partition, (settings, now) => {
+      const windows = names.flatMap((name) => settings.windows.map(([label]: [string]) => `series:${label}:${name}`));
+      const precisions = precisionsAt(settings, Math.floor(now / 1000));
+      const pairs = items.flatMap(({ name, n }) => [name, String(n)]);
+      return [this.family.keys(partition, 'open', 'schedule', 'names', 'idle', ...windows), [precisions.length, ...precisions, ...pairs]];
+    });
+    return status === 'DUP' ? repeated(names, words[0]) : names.map((name, i) => result(name, words[i]));
+  }
+}
+
+/** Returns the precisions at this time: `60s 60 120 -`, or of a calendar `day START-END 31 DATE/`. */
+function precisionsAt({ windows, keep = [], time_zone }: Settings, at: number): string[] {
+  return windows.map(([label, slices]: [string, number]) => {
+    const { start, end, name } = Calendar.of(time_zone).slice(label, at);
+    const length = label.endsWith('s') ? end - start : `${start}-${end}`;
+    const prefix = keep.length > 1 ? `${label}/${name}/` : `${name}/`;
+    return `${label} ${length} ${slices} ${keep.includes(label) ? prefix : '-'}`;
+  });
+}
