@@ -1,8 +1,10 @@
-import type { Family, Settings } from './family.js';
-import { byPartition } from './queue.js';
-import { type Bytes, checkId, checkVisitor, crc32 } from './words.js';
+import { crc32 } from 'node:zlib';
+import { type Family, type Settings, byPartition } from './family.js';
+import { type Bytes, checkId, checkVisitor, upTo } from './values.js';
 
 const LONGEST_PAGE = 200;
+/** How many places a call reads at most. */
+const PLACES = 100;
 
 /** A family of kind `activity`: who is on a page now. */
 export class Activity {
@@ -16,14 +18,11 @@ export class Activity {
     const { settings, partitions } = await this.family.describe();
     const stripe = crc32(visitor) % settings.stripes;
     const partition = (crc32(page) + stripe) % partitions;
-    await this.family.count(script('touch', settings), partition, (_, now) => {
-      const { layer, keep_minutes: keeps } = settings;
-      const current = Math.floor(now / layer);
-      const minute = Math.floor((current * layer) / 60_000) * 60;
-      const estimated = [`layer:${current}:${stripe}:${page}`, ...(keeps ? [`minute:${minute}:${stripe}:${page}`] : [])];
-      const names = isEstimated(settings) ? estimated : [`visitors:${stripe}:${page}`];
-      const window = [layer, settings.window / layer, keeps ? 1 : 0, ...(isEstimated(settings) ? [current] : [])];
-      return [this.family.keys(partition, 'open', 'schedule', `views:${stripe}:${page}`, ...names), [...window, 1, page, 1, 1, visitor]];
+    await this.family.count(`activity_touch${suffix(settings)}`, partition, (own, now) => {
+      const { layers, current, window, estimate } = windowAt(own, now);
+      const minute = `minute:${Math.floor((current * own.layer) / 60_000) * 60}:${stripe}:${page}`;
+      const names = ['open', 'schedule', ...place(own, stripe, page, layers.slice(-1)), ...(own.keep_minutes && suffix(own) ? [minute] : [])];
+      return [this.family.keys(partition, ...names), [...window, own.keep_minutes ? 1 : 0, ...estimate, 1, page, 1, 1, visitor]];
     });
   }
 
@@ -31,25 +30,29 @@ export class Activity {
   async now(page: string): Promise<{ views: number; visitors: number }> {
     checkId(page, LONGEST_PAGE);
     const { settings, partitions } = await this.family.describe();
-    const stripes = Array.from({ length: settings.stripes }, (_, stripe) => ({ stripe, partition: (crc32(page) + stripe) % partitions }));
-    const calls = byPartition(stripes).map(([partition, places]) => this.family.read(script('now', settings), (_, now) => {
-      const [layers, current] = [settings.window / settings.layer, Math.floor(now / settings.layer)];
-      const names = places.flatMap(({ stripe }) => {
-        const layer = (i: number) => `layer:${current - layers + 1 + i}:${stripe}:${page}`;
-        return [`views:${stripe}:${page}`, ...(isEstimated(settings) ? Array.from({ length: layers }, (_, i) => layer(i)) : [`visitors:${stripe}:${page}`])];
+    const stripes = upTo(settings.stripes).map((stripe) => ({ stripe, partition: (crc32(page) + stripe) % partitions }));
+    const calls = byPartition(stripes).flatMap(([partition, group]) => upTo(Math.ceil(group.length / PLACES)).map((part) => {
+      const places = group.slice(part * PLACES, (part + 1) * PLACES);
+      return this.family.read(`activity_now${suffix(settings)}`, (own, now) => {
+        const { layers, window, estimate } = windowAt(own, now);
+        return [this.family.keys(partition, ...places.flatMap(({ stripe }) => place(own, stripe, page, layers))), ['', ...window, ...estimate]];
       });
-      return [this.family.keys(partition, ...names), ['', settings.layer, layers, ...(isEstimated(settings) ? [current] : [])]];
     }));
-    const words = (await Promise.all(calls)).flat();
-    const sum = (odd: number) => words.reduce<number>((sum, word, i) => sum + (i % 2 === odd ? Number(word) : 0), 0);
+    const words = (await Promise.all(calls)).flat().map(Number);
+    const sum = (odd: number) => words.reduce((sum, word, i) => sum + (i % 2 === odd ? word : 0), 0);
     return { views: sum(0), visitors: sum(1) };
   }
 }
 
-function isEstimated({ visitors }: Settings): boolean {
-  return visitors === 'hyperloglog';
-}
+const suffix = ({ visitors }: Settings): string => (visitors === 'hyperloglog' ? '_hll' : '');
 
-function script(call: string, settings: Settings): string {
-  return `activity_${call}${isEstimated(settings) ? '_hll' : ''}`;
+/** Returns the keys of a place, one stripe of one page. */
+const place = (settings: Settings, stripe: number, page: string, layers: number[]): string[] =>
+  [`views:${stripe}:${page}`, ...(suffix(settings) ? layers.map((layer) => `layer:${layer}:${stripe}:${page}`) : [`visitors:${stripe}:${page}`])];
+
+/** Returns the layers of the window and what scripts are given of it. */
+function windowAt(settings: Settings, now: number): { layers: number[]; current: number; window: number[]; estimate: number[] } {
+  const [current, count] = [Math.floor(now / settings.layer), settings.window / settings.layer];
+  const layers = upTo(count).map((i) => current - count + 1 + i);
+  return { layers, current, window: [settings.layer, count], estimate: suffix(settings) ? [current] : [] };
 }

@@ -1,10 +1,9 @@
+import { crc32 } from 'node:zlib';
 import type { Call } from './call.js';
-import type { CounterfoilError, Integer } from './errors.js';
-import type { Family } from './family.js';
+import { type Family, Queue, byPartition } from './family.js';
 import { Later, type OnError, type Pair } from './later.js';
-import { Queue, byPartition } from './queue.js';
 import type { ExactReader } from './value.js';
-import { checkId, checkInteger, crc32, repeated, result } from './words.js';
+import { type CounterfoilError, type Integer, checkId, checkInteger, repeated, result } from './values.js';
 
 type Item = { partition: number; id: string; delta: Integer };
 
@@ -13,9 +12,7 @@ export class Buffered extends Later {
   private readonly queue = new Queue<Item, Integer | null>((home, items) => this.count(home, items));
 
   /** @internal */
-  constructor(family: Family, private readonly reader: ExactReader, every: number, onError?: OnError) {
-    super(family, every, onError);
-  }
+  constructor(family: Family, private readonly reader: ExactReader, every?: number, onError?: OnError) { super(family, every, onError); }
 
   /**
    * Adds `delta` to the counter. Concurrent calls share a round trip.
@@ -89,6 +86,4 @@ export class Buffered extends Later {
 }
 
 /** Returns how many hits the deltas stand for: when a sync is due depends on it. */
-function hits(items: Item[]): number {
-  return Math.min(Math.max(items.reduce((sum, { delta }) => sum + Math.abs(Number(delta)), 0), 1), 1000);
-}
+const hits = (items: Item[]): number => Math.min(Math.max(items.reduce((sum, { delta }) => sum + Math.abs(Number(delta)), 0), 1), 1000);

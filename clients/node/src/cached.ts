@@ -1,9 +1,7 @@
 import { randomBytes } from 'node:crypto';
-import { type Integer, NotCounted } from './errors.js';
-import type { Family } from './family.js';
-import { Queue } from './queue.js';
+import { type Family, Queue } from './family.js';
 import type { ExactReader } from './value.js';
-import { checkId, checkInteger, integer, memo, plus, result } from './words.js';
+import { CounterfoilError, type Integer, NotCounted, checkId, checkInteger, integer, memo, plus, result } from './values.js';
 
 const TICKET_MS = 30_000;
 /** How often a counter may be deleted between its seed and its change. */
@@ -56,38 +54,28 @@ export class Cached {
       const [word = '', ...rest] = (await call(partition)).split(':');
       if (word === 'SUM') return rest.reduce<Integer>((sum, part) => plus(sum, integer(part)), 0);
       if (word === 'RANGE') throw new NotCounted(word, `${id} is ${rest[0]}`, undefined, false, integer(rest[0]!));
-      if (word === 'MISS' && seeds < SEEDS) {
-        // callers that missed it with the same ticket share one read of its row
-        const key = `${rest[0]} ${id}`;
-        await memo(this.seeds, key, () => this.seed(partition, id, rest[0]!).finally(() => this.seeds.delete(key)));
-        continue;
-      }
       const value = result(id, word);
-      if (value instanceof Error) throw value;
-      return value;
+      if (!(value instanceof Error)) return value;
+      if (word !== 'MISS' || seeds === SEEDS) throw value;
+      // callers that missed it with the same ticket share one read of its row
+      const key = `${rest[0]} ${id}`;
+      await memo(this.seeds, key, () => this.seed(partition, id, rest[0]!).finally(() => this.seeds.delete(key)));
     }
   }
 
   private async seed(partition: number, id: string, ticket: string): Promise<unknown> {
-    const row = String(await this.row(id));
-    return this.family.read('cached_seed', ({ retain }) => [this.family.keys(partition, 'base'), [retain, '', id, ticket, row]]);
+    const row = await this.row(id).catch((cause) => {
+      throw cause instanceof CounterfoilError ? cause : new NotCounted('readRow', cause.message, cause);
+    });
+    return this.family.read('cached_seed', ({ retain }) => [this.family.keys(partition, 'base'), [retain, '', id, ticket, String(row)]]);
   }
 
-  private async row(id: string): Promise<Integer> {
-    if (!this.readRow) return this.reader.fromDaemon(this.family, 'rows', id);
-    try {
-      const row = await this.readRow(id);
-      checkInteger(row);
-      return row;
-    } catch (cause) {
-      throw new NotCounted('readRow', (cause as Error).message, cause);
-    }
-  }
+  private async row(id: string): Promise<Integer> { return this.readRow ? this.readRow(id) : this.reader.fromDaemon(this.family, 'rows', id); }
 
   private async count(partition: number, items: Item[]): Promise<string[]> {
     const keys = this.family.keys(partition, 'base', 'buffer', 'batch', 'meta');
     const pairs = [items.length, ...items.flatMap(({ id, change }) => [id, change])];
-    const bounded = await this.family.count('cached_incr', partition, ({ min = '', max = '' }) => [keys, [TICKET_MS, min, max, ...pairs]]);
-    return bounded.status === 'DUP' ? String(bounded.words[0]).split(' ') : bounded.words.map(String);
+    const reply = await this.family.count('cached_incr', partition, ({ min = '', max = '' }) => [keys, [TICKET_MS, min, max, ...pairs]]);
+    return reply.status === 'DUP' ? String(reply.words[0]).split(' ') : reply.words.map(String);
   }
 }

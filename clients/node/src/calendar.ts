@@ -1,66 +1,41 @@
-import { Misconfigured } from './errors.js';
-import { memo } from './words.js';
+import { Misconfigured, memo } from './values.js';
 
 const DAY = 86_400;
+const formats = new Map<string, Intl.DateTimeFormat>();
 
 /** A slice of time: its start and end in Unix seconds, and its name in kept ids. */
 export type Span = { start: number; end: number; name: string };
 
-const calendars = new Map<string, Calendar>();
+/** Returns the slice that contains the time. `label` is `60s`, or else `day` or `month` by the clocks of the time zone. */
+export function slice(label: string, zone: string | undefined, at: number): Span {
+  const length = parseInt(label, 10);
+  const start = Math.floor(at / length) * length;
+  if (length) return { start, end: start + length, name: '*' };
+  const name = new Date(shown(zone, at) * 1000).toISOString().slice(0, label === 'day' ? 10 : 7);
+  const [year, month, day = 1] = name.split('-').map(Number) as [number, number, number?];
+  const next = label === 'day' ? Date.UTC(year, month - 1, day + 1) : Date.UTC(year, month, 1);
+  return { start: whenShown(zone, Date.parse(name) / 1000), end: whenShown(zone, next / 1000), name: label === 'day' ? name : `${name}-01` };
+}
 
-/** Slices of time; days and months begin at midnight in a time zone. */
-export class Calendar {
-  /** The last slice of each label: most calls are in the same one. */
-  private readonly last = new Map<string, Span>();
+/** Returns the starts of the last `count` slices, the oldest first. */
+export function starts(label: string, zone: string | undefined, count: number, at: number): number[] {
+  const starts = [slice(label, zone, at).start];
+  while (starts.length < count) starts.unshift(slice(label, zone, starts[0]! - 1).start);
+  return starts;
+}
 
-  private constructor(private readonly format: Intl.DateTimeFormat) {}
-
-  static of(timeZone = 'UTC'): Calendar {
-    try {
-      const options = { timeZone, dateStyle: 'short', timeStyle: 'medium' } as const;
-      return memo(calendars, timeZone, () => new Calendar(new Intl.DateTimeFormat('sv', options)));
-    } catch (cause) {
-      throw new Misconfigured('TIMEZONE', `Node does not know the time zone ${timeZone}`, cause);
-    }
-  }
-
-  /** Returns the slice that contains the time. `label` is `60s`, `day` or `month`. */
-  slice(label: string, at: number): Span {
-    const last = this.last.get(label);
-    if (last && at >= last.start && at < last.end) return last;
-    const slice = label.endsWith('s') ? fixed(parseInt(label, 10), at) : this.days(label === 'month', at);
-    this.last.set(label, slice);
-    return slice;
-  }
-
-  /** Returns the starts of the last `count` slices, the oldest first. */
-  starts(label: string, count: number, at: number): number[] {
-    const starts = [this.slice(label, at).start];
-    while (starts.length < count) starts.unshift(this.slice(label, starts[0]! - 1).start);
-    return starts;
-  }
-
-  private days(isMonth: boolean, at: number): Span {
-    const date = new Date(this.shown(at) * 1000);
-    const [year, month, day] = [date.getUTCFullYear(), date.getUTCMonth(), isMonth ? 1 : date.getUTCDate()];
-    const next = isMonth ? Date.UTC(year, month + 1) : Date.UTC(year, month, day + 1);
-    const [first, name] = [Date.UTC(year, month, day), new Date(Date.UTC(year, month, day)).toISOString().slice(0, 10)];
-    return { start: this.whenShown(first / 1000), end: this.whenShown(next / 1000), name };
-  }
-
-  /** Returns what clocks show, as Unix seconds of the same time in UTC. */
-  private shown(at: number): number {
-    return Date.parse(`${this.format.format(at * 1000).replace(' ', 'T')}Z`) / 1000; // Swedish: 2014-09-20 23:59:59
-  }
-
-  /** Returns when clocks first show a time. If they skip it, they had shown it had they not been changed. */
-  private whenShown(local: number): number {
-    const [before, after] = [local - DAY, local + DAY].map((at) => local + at - this.shown(at)) as [number, number];
-    return this.shown(before) !== local && this.shown(after) === local ? after : before;
+/** Returns what clocks show, as Unix seconds of the same time in UTC. */
+function shown(timeZone = 'UTC', at: number): number {
+  try {
+    const format = memo(formats, timeZone, () => new Intl.DateTimeFormat('sv', { timeZone, dateStyle: 'short', timeStyle: 'medium' }));
+    return Date.parse(`${format.format(at * 1000).replace(' ', 'T')}Z`) / 1000; // Swedish: 2014-09-20 23:59:59
+  } catch (cause) {
+    throw new Misconfigured('TIMEZONE', `Node does not know the time zone ${timeZone}`, cause);
   }
 }
 
-function fixed(length: number, at: number): Span {
-  const start = Math.floor(at / length) * length;
-  return { start, end: start + length, name: '*' };
+/** Returns when clocks first show a time. If they skip it, they had shown it had they not been changed. */
+function whenShown(zone: string | undefined, local: number): number {
+  const [before, after] = [local - DAY, local + DAY].map((at) => local + at - shown(zone, at)) as [number, number];
+  return shown(zone, before) !== local && shown(zone, after) === local ? after : before;
 }

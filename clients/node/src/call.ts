@@ -2,9 +2,8 @@ import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown } from './errors.js';
 import { type Redis, codeOf } from './redis.js';
-import { type Bytes, memo } from './words.js';
+import { type Bytes, type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
 
 const TEMPORARY = /^(LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|READONLY|MOVED|ASK)$/;
 const MISCONFIGURED = /^(NOAUTH|BADARG|BADKEY|CROSSSLOT)$/;
@@ -35,27 +34,24 @@ export class Sender {
   async send(name: string, [keys, args]: Call, counts: boolean, deadline: number): Promise<Reply> {
     const script = memo(scripts, name, () => load(name));
     const rest = [keys.length, ...keys, ...args].map((arg) => (typeof arg === 'number' ? String(arg) : arg));
-    let [command, code] = ['EVALSHA', script.sha1];
+    let call: [string, Bytes[]] = ['EVALSHA', [script.sha1, ...rest]];
     for (let lost = false, pause = 5; ; pause = Math.min(2 * pause, 50)) {
       let error = new Error('the client is not connected');
       const state = this.redis.state();
       if (state === 'closed' && !lost) throw new Misconfigured('CLOSED', 'connect the client; node-redis needs a reconnectStrategy');
-      if (state === 'ready') {
-        try {
-          const [status, ...words] = (await this.once(command, [code, ...rest], keys[0]!)) as unknown[];
-          return { status: String(status), words, isRepeat: lost };
-        } catch (thrown) {
-          error = thrown as Error;
-        }
+      try {
+        if (state !== 'ready') throw error;
+        const reply = await this.once(...call, keys[0]!);
+        const [status, ...words] = Array.isArray(reply) ? reply : [`unexpected reply ${reply}`];
+        return { status: String(status), words, isRepeat: lost };
+      } catch (thrown) {
+        error = thrown as Error;
       }
-      const word = codeOf(error);
-      if (word === 'NOSCRIPT') {
-        [command, code] = ['EVAL', script.source];
-        continue;
-      }
-      lost ||= counts && !word && state === 'ready';
-      if ((word && !TEMPORARY.test(word)) || performance.now() > deadline) throw failure(error, word, counts, lost);
-      await sleep(pause);
+      const code = codeOf(error);
+      lost ||= counts && !code && state === 'ready';
+      if (code === 'NOSCRIPT') call = ['EVAL', [script.source, ...rest]];
+      else if ((code && !TEMPORARY.test(code)) || performance.now() > deadline) throw failure(error, code, counts, lost);
+      else await sleep(pause);
     }
   }
 

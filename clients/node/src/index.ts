@@ -2,20 +2,16 @@ import { Activity } from './activity.js';
 import { Buffered } from './buffered.js';
 import { Cached, type ReadRow } from './cached.js';
 import { Sender } from './call.js';
-import { type Address, connect } from './connect.js';
-import { Misconfigured } from './errors.js';
-import { Family, type Kind } from './family.js';
-import { type Redis, type RedisClient, wrap } from './redis.js';
-import type { OnError } from './later.js';
-import { Series } from './series.js';
+import { Family } from './family.js';
+import type { OnError, Pair } from './later.js';
+import { type Address, type Redis, type RedisClient, connect, wrap } from './redis.js';
+import { Series, type Slice } from './series.js';
 import { type Database, ExactReader, type Table } from './value.js';
+import { type Bytes, CounterfoilError, type Integer, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
 import { Visitors } from './visitors.js';
 
-export type { Activity, Buffered, Cached, ReadRow, Address, RedisClient, Series, Database, Table, Visitors, OnError };
-export { CounterfoilError, type Integer, Misconfigured, NotCounted, OutcomeUnknown } from './errors.js';
-export type { Pair } from './later.js';
-export type { Slice } from './series.js';
-export type { Bytes } from './words.js';
+export { CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown };
+export type { Activity, Address, Buffered, Bytes, Cached, Database, Integer, OnError, Pair, ReadRow, RedisClient, Series, Slice, Table, Visitors };
 
 /** Times are in milliseconds. */
 export interface Options {
@@ -61,29 +57,22 @@ export class Counterfoil {
   /** Sums of deltas. `value` by database needs `table` if the family is stored in a table of the application. */
   buffered(name: string, { table }: { table?: Table } = {}): Buffered {
     if (table) this.reader.tables.set(`${this.namespace}/${name}`, table);
-    const { laterEvery = 5, onError } = this.options;
-    return this.family('buffered', name, (family) => new Buffered(family, this.reader, laterEvery, onError));
+    return this.open('buffered', name, (family) => new Buffered(family, this.reader, this.options.laterEvery, this.options.onError));
   }
 
   /** Values in bounds, which changes return. The options are those of the first call. */
   cached(name: string, { readRow }: { readRow?: ReadRow } = {}): Cached {
-    return this.family('cached', name, (family) => new Cached(family, this.reader, readRow));
+    return this.open('cached', name, (family) => new Cached(family, this.reader, readRow));
   }
 
   /** Counts over time. */
-  series(name: string): Series {
-    return this.family('series', name, (family) => new Series(family));
-  }
+  series(name: string): Series { return this.open('series', name, (family) => new Series(family)); }
 
   /** Who is on a page now. */
-  activity(name: string): Activity {
-    return this.family('activity', name, (family) => new Activity(family));
-  }
+  activity(name: string): Activity { return this.open('activity', name, (family) => new Activity(family)); }
 
   /** Visitors that count once a day. */
-  visitors(name: string): Visitors {
-    return this.family('visitors', name, (family) => new Visitors(family, this.reader));
-  }
+  visitors(name: string): Visitors { return this.open('visitors', name, (family) => new Visitors(family, this.reader)); }
 
   /** Sends what `later` took, and ends the connection if `connect` made it. Throws what `flush` throws. */
   async close(): Promise<void> {
@@ -95,13 +84,10 @@ export class Counterfoil {
   }
 
   /** Returns the only object of the family, so that all callers share its calls. */
-  private family<T>(kind: Kind, name: string, open: (family: Family) => T): T {
-    const key = `${kind} ${name}`;
-    const names = [this.namespace, name];
-    const isName = (each: unknown) => typeof each === 'string' && /^[a-z0-9_.-]{1,64}$/.test(each);
-    if (!names.every(isName)) throw new Misconfigured('NAME', `expected names of a-z, 0-9, _, . and -, not ${names.join('/')}`);
-    const family = (this.families.get(key) as T | undefined) ?? open(new Family(this.sender, names.join('/'), kind));
-    this.families.set(key, family);
-    return family;
+  private open<T>(kind: string, name: string, open: (family: Family) => T): T {
+    const full = `${this.namespace}/${name}`;
+    const isName = /^[a-z0-9_.-]{1,64}\/[a-z0-9_.-]{1,64}$/.test(full);
+    if (!isName) throw new Misconfigured('NAME', `expected names of a-z, 0-9, _, . and -, up to 64 of them, not ${full}`);
+    return memo(this.families, `${kind} ${name}`, () => open(new Family(this.sender, full, kind))) as T;
   }
 }

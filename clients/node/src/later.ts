@@ -1,6 +1,5 @@
-import { type CounterfoilError, type Integer, NotCounted } from './errors.js';
 import type { Family } from './family.js';
-import { checkId, checkInteger, plus } from './words.js';
+import { type CounterfoilError, type Integer, NotCounted, checkId, checkInteger, plus } from './values.js';
 
 const MOST_IDS = 100_000;
 
@@ -14,13 +13,14 @@ export type OnError = (family: string, id: string, delta: Integer, error: Counte
 export abstract class Later {
   private sums = new Map<string, Integer>();
   private inFlight = 0;
-  private sending: Promise<CounterfoilError | undefined> | undefined;
   private timer: NodeJS.Timeout | undefined;
+  /** The last send. Each begins when the one before has ended, and returns the error of sums that stay for the next one. */
+  private sending: Promise<NotCounted | undefined> = Promise.resolve(undefined);
   /** The errors that no `flush` has reported. */
-  private failures: CounterfoilError[] = [];
+  private readonly failures: CounterfoilError[] = [];
 
   /** @internal */
-  constructor(protected readonly family: Family, private readonly every: number, private readonly onError?: OnError) {}
+  constructor(protected readonly family: Family, private readonly every = 5, private readonly onError?: OnError) {}
 
   abstract addMany(pairs: Iterable<Pair>): Promise<(Integer | null | CounterfoilError)[]>;
 
@@ -32,16 +32,13 @@ export abstract class Later {
   later(id: string, delta: Integer = 1): void {
     checkId(id);
     checkInteger(delta);
-    const sum = this.sums.get(id);
-    const isFull = sum === undefined && this.sums.size + this.inFlight >= MOST_IDS;
+    const isFull = !this.sums.has(id) && this.sums.size + this.inFlight >= MOST_IDS;
     if (isFull) throw new NotCounted('BUSY', `${MOST_IDS} ids of ${this.family.name} wait to be sent`, undefined, true);
-    this.sums.set(id, plus(sum ?? 0, delta));
-    this.schedule();
+    this.put(id, delta);
   }
 
   /** Waits until all that `later` took before is settled. Throws the first error of what was not counted. */
   async flush(): Promise<void> {
-    await this.sending;
     const unsent = await this.send();
     const [first = unsent, ...others] = this.failures.splice(0);
     if (!first) return;
@@ -50,39 +47,28 @@ export abstract class Later {
     throw new Class(first.reason, `later() of ${this.family.name}: ${what}: ${first.message}`, first, first === unsent);
   }
 
-  private schedule(): void {
-    if (!this.sending) this.timer ??= setTimeout(() => void this.send(), this.every);
+  private put(id: string, delta: Integer): void {
+    this.sums.set(id, plus(this.sums.get(id) ?? 0, delta));
+    this.timer ??= setTimeout(() => void this.send(), this.every);
   }
 
-  /** Sends the sums. Returns the error of those that stay for the next time. */
-  private send(): Promise<CounterfoilError | undefined> {
+  private send(): Promise<NotCounted | undefined> { return (this.sending = this.sending.then(() => this.sendSums())); }
+
+  private async sendSums(): Promise<NotCounted | undefined> {
     clearTimeout(this.timer);
     this.timer = undefined;
-    this.sending ??= this.sendSums().finally(() => {
-      this.sending = undefined;
-      if (this.sums.size > 0) this.schedule();
-    });
-    return this.sending;
-  }
-
-  private async sendSums(): Promise<CounterfoilError | undefined> {
     const sums = [...this.sums];
-    this.sums = new Map();
-    this.inFlight = sums.length;
+    [this.sums, this.inFlight] = [new Map(), sums.length];
     const errors = await this.addMany(sums);
     this.inFlight = 0;
-    let unsent: CounterfoilError | undefined;
-    for (const [i, [id, delta]] of sums.entries()) {
+    const isUnsent = (error: unknown) => error instanceof NotCounted && error.temporary;
+    sums.forEach(([id, delta], i) => {
       const error = errors[i];
-      if (!(error instanceof Error)) continue;
-      if (error instanceof NotCounted && error.temporary) {
-        unsent = error;
-        this.sums.set(id, plus(this.sums.get(id) ?? 0, delta));
-      } else {
-        this.failures.push(error);
-        if (this.onError) process.nextTick(this.onError, this.family.name, id, delta, error);
-      }
-    }
-    return unsent;
+      if (isUnsent(error)) return this.put(id, delta);
+      if (!(error instanceof Error)) return;
+      this.failures.push(error);
+      if (this.onError) process.nextTick(this.onError, this.family.name, id, delta, error);
+    });
+    return errors.find(isUnsent) as NotCounted | undefined;
   }
 }

@@ -1,5 +1,4 @@
-import { Misconfigured } from './errors.js';
-import type { Bytes } from './words.js';
+import { type Bytes, Misconfigured } from './values.js';
 
 /** The application's client: ioredis, or node-redis (client, pool, sentinel), standalone or cluster. */
 export type RedisClient =
@@ -7,26 +6,25 @@ export type RedisClient =
   | { readonly isOpen: boolean; sendCommand(...args: any[]): Promise<unknown> };
 
 /** One interface to the clients of both libraries. */
-export interface Redis {
+export type Redis = {
   readonly isCluster: boolean;
   /** `away`: a command would wait until the client has connected. `closed`: it would fail until the application connects. */
   state(): 'ready' | 'away' | 'closed';
   /** Sends a command. All its keys are in the slot of `key`. */
   send(command: string, args: Bytes[], key: string): Promise<unknown>;
-  /** Closes the connection; only those that `connect` made have it. Their library sends each command once. */
+  /** Closes a connection that `connect` made. Its library sends each command once. */
   closeOwn?(): Promise<unknown>;
   /** Leaves a connection that is open and does not reply. */
   reconnect?(): void;
-}
+};
 
 /** Wraps a client. It is recognized by its methods, so any compatible version or copy of a library serves. */
 export function wrap(client: RedisClient | Redis): Redis {
   if ('state' in client) return client;
   if ('call' in client && 'status' in client) {
     const options = client.options as { keyPrefix?: string; redisOptions?: { keyPrefix?: string } };
-    if (options.keyPrefix || options.redisOptions?.keyPrefix) {
-      throw new Misconfigured('BADKEY', 'ioredis changes the keys of scripts with keyPrefix: use a client without it');
-    }
+    const prefix = options.keyPrefix || options.redisOptions?.keyPrefix;
+    if (prefix) throw new Misconfigured('BADKEY', `use a client without keyPrefix: ioredis adds ${prefix} to the keys of scripts`);
     return {
       isCluster: 'isCluster' in client && client.isCluster === true,
       state: () => (client.status === 'end' ? 'closed' : /^(ready|wait)$/.test(client.status) ? 'ready' : 'away'),
@@ -45,13 +43,52 @@ export function wrap(client: RedisClient | Redis): Redis {
 }
 
 /** Returns the code of an error that Redis sent, or undefined if the error is the library's: no reply arrived. */
-export function codeOf(error: unknown): string | undefined {
-  if (!(error instanceof Error && (error.name === 'ReplyError' || isErrorReply(error)))) return undefined;
+export function codeOf(error: Error): string | undefined {
+  if (error.name !== 'ReplyError' && !isErrorReply(error)) return undefined;
   // Redis 6.2 wraps the errors of commands in a script
   return /^(?:ERR Error running script.*? -)?([A-Z]+)\b/.exec(error.message)?.[1] ?? 'ERR';
 }
 
-/** Whether it is node-redis's class `ErrorReply` or one derived from it. */
-function isErrorReply(error: object | null): boolean {
-  return error !== null && (error.constructor.name === 'ErrorReply' || isErrorReply(Object.getPrototypeOf(error)));
+/** Whether it is of node-redis's class `ErrorReply`, or of one derived from it. */
+const isErrorReply = (error: object | null): boolean =>
+  error !== null && (error.constructor.name === 'ErrorReply' || isErrorReply(Object.getPrototypeOf(error)));
+
+/** A URL, or the path of a Unix socket; an array of `host:port` for some nodes of a cluster. */
+export type Address = string | string[];
+
+/** Connects with settings under which a call ends in time, and is not sent again by the library. */
+export async function connect(address: Address, library: string | undefined, timeout: number): Promise<Redis> {
+  const module = load(library ? [library] : ['ioredis', 'redis']);
+  const isNodeRedis = 'createCluster' in module;
+  const client = (isNodeRedis ? nodeRedis : ioredis)(module, address, timeout);
+  client.on('error', ignore);
+  if (!isNodeRedis) return { ...wrap(client), closeOwn: () => client.quit().catch(ignore) };
+  const open = () => client.connect().catch(ignore);
+  await Promise.race([open(), new Promise((resolve) => setTimeout(resolve, timeout))]);
+  return { ...wrap(client), closeOwn: async () => client.close(), reconnect: () => (client.destroy(), open()) };
 }
+
+function load([name, ...others]: string[]): any {
+  try {
+    return require(name!);
+  } catch (error) {
+    if (others.length > 0) return load(others);
+    throw new Misconfigured('LIBRARY', 'install ioredis or redis beside counterfoil', error);
+  }
+}
+
+function ioredis({ Redis, Cluster }: any, address: Address, timeout: number): any {
+  const timeouts = { connectTimeout: timeout, commandTimeout: timeout, socketTimeout: timeout };
+  if (typeof address === 'string') return new Redis(address, { ...timeouts, retryStrategy: pause, maxRetriesPerRequest: 0 });
+  return new Cluster(address.map(node), { clusterRetryStrategy: pause, retryDelayOnFailover: 0, redisOptions: timeouts });
+}
+
+function nodeRedis({ createClient, createCluster }: any, address: Address, timeout: number): any {
+  const socket = { connectTimeout: timeout, reconnectStrategy: pause };
+  if (typeof address === 'string') return createClient(address.startsWith('/') ? { socket: { ...socket, path: address } } : { url: address, socket });
+  return createCluster({ rootNodes: address.map((each) => ({ socket: node(each) })), defaults: { socket } });
+}
+
+const ignore = (): void => {}; // the call that fails reports it
+const pause = (attempt: number): number => Math.min(50 * (attempt + 1), 1000);
+const node = (address: string) => ({ host: address.replace(/:\d+$/, ''), port: Number(/:(\d+)$/.exec(address)?.[1] ?? 6379) });

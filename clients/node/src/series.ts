@@ -1,8 +1,6 @@
-import { Calendar } from './calendar.js';
-import { type Integer, Misconfigured } from './errors.js';
-import type { Family, Settings } from './family.js';
-import { Queue } from './queue.js';
-import { checkId, checkInteger, integer, repeated, result } from './words.js';
+import { slice, starts } from './calendar.js';
+import { type Family, Queue, type Settings } from './family.js';
+import { type Integer, Misconfigured, checkId, checkInteger, integer, repeated, result } from './values.js';
 
 const LONGEST_NAME = 200;
 const PAIRS = 100;
@@ -35,8 +33,7 @@ export class Series {
     const keys = this.family.keys(await this.family.partition(name), `series:${label}:${name}`);
     const [now, text] = await this.family.read('series_get', () => [keys, ['']]);
     const counts = new Map([...String(text).matchAll(/(\d+) (\d+)/g)].map(([, start, count]) => [Number(start), integer(count!)]));
-    const starts = Calendar.of(time_zone).starts(label, size, Math.floor(Number(now) / 1000));
-    return starts.map((start) => ({ start, count: counts.get(start) ?? 0 }));
+    return starts(label, time_zone, size, Math.floor(Number(now) / 1000)).map((start) => ({ start, count: counts.get(start) ?? 0 }));
   }
 
   private async count(partition: number, items: Item[]): Promise<unknown[]> {
@@ -52,11 +49,9 @@ export class Series {
 }
 
 /** Returns the precisions at this time: `60s 60 120 -`, or of a calendar `day START-END 31 DATE/`. */
-function precisionsAt({ windows, keep = [], time_zone }: Settings, at: number): string[] {
-  return windows.map(([label, slices]: [string, number]) => {
-    const { start, end, name } = Calendar.of(time_zone).slice(label, at);
-    const length = label.endsWith('s') ? end - start : `${start}-${end}`;
+const precisionsAt = ({ windows, keep = [], time_zone }: Settings, at: number): string[] =>
+  windows.map(([label, slices]: [string, number]) => {
+    const { start, end, name } = slice(label, time_zone, at);
     const prefix = keep.length > 1 ? `${label}/${name}/` : `${name}/`;
-    return `${label} ${length} ${slices} ${keep.includes(label) ? prefix : '-'}`;
+    return `${label} ${name === '*' ? end - start : `${start}-${end}`} ${slices} ${keep.includes(label) ? prefix : '-'}`;
   });
-}

@@ -1,7 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import { type Integer, Misconfigured, NotCounted } from './errors.js';
 import type { Family } from './family.js';
-import { integer } from './words.js';
+import { type Integer, Misconfigured, NotCounted, integer, upTo } from './values.js';
 
 /** A pool of mysql2, with promises or callbacks; or a connection that has no open transaction. */
 export type Database = { query(...args: any[]): any; promise?(): Database };
@@ -42,7 +41,7 @@ export class ExactReader {
   private async fromDatabase(database: Database, family: Family, id: string): Promise<Integer> {
     for (const deadline = family.deadline(); ; await sleep(50)) {
       const { partitions, settings } = await family.describe();
-      const numbers = settings.wide ? Array.from({ length: partitions }, (_, number) => number) : [await family.partition(id)];
+      const numbers = settings.wide ? upTo(partitions) : [await family.partition(id)];
       const pending = await Promise.all(numbers.map((number) => readPending(family, number, id)));
       const rows = await this.select(database, family, id, pending);
       const deltas = await Promise.all(pending.map((each) => judge(family, each, rows, id)));

@@ -1,8 +1,6 @@
-import { type Integer, NotCounted } from './errors.js';
-import type { Family } from './family.js';
-import { Queue } from './queue.js';
+import { type Family, Queue } from './family.js';
 import type { ExactReader } from './value.js';
-import { type Bytes, checkId, checkVisitor, result } from './words.js';
+import { type Bytes, type Integer, NotCounted, checkId, checkVisitor, result } from './values.js';
 
 type Item = { id: string; visitor: Bytes };
 
@@ -25,21 +23,19 @@ export class Visitors {
   }
 
   /** Returns the exact number of visitors of a day. */
-  async value(scope: string, day: string): Promise<Integer> {
-    return this.reader.value(this.family, idOf(scope, day));
-  }
+  async value(scope: string, day: string): Promise<Integer> { return this.reader.value(this.family, idOf(scope, day)); }
 
   private async count(partition: number, items: Item[]): Promise<(Integer | Error)[]> {
     const keys = this.family.keys(partition, 'buffer', 'meta', ...items.map(({ id }) => `seen:${id}`));
-    const visits = items.flatMap(({ id, visitor }) => [id, 1, visitor]);
-    const { status, words } = await this.family.count('visitors_first', partition, ({ remember }) => [keys, [remember, items.length, ...visits]]);
+    const visits = [items.length, ...items.flatMap(({ id, visitor }) => [id, 1, visitor])];
+    const { status, words } = await this.family.count('visitors_first', partition, ({ remember }) => [keys, [remember, ...visits]]);
     return items.map(({ id }, i) => result(id, words[status === 'DUP' ? i : i + 1])); // OK has a total before
   }
 }
 
 function idOf(scope: string, day: string): string {
   checkId(scope);
-  if (!/^\d{4}-\d\d-\d\d$/.test(day)) throw new NotCounted('BADID', `expected a day as YYYY-MM-DD, not ${day}`);
   checkId(`${scope}/${day}`);
+  if (!/^\d{4}-\d\d-\d\d$/.test(day)) throw new NotCounted('BADID', `expected a day as YYYY-MM-DD, not ${day}`);
   return `${scope}/${day}`;
 }
