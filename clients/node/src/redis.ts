@@ -62,7 +62,7 @@ export async function connect(address: Address, library: string | undefined, tim
   const isNodeRedis = 'createCluster' in module;
   const client = (isNodeRedis ? nodeRedis : ioredis)(module, address, timeout);
   client.on('error', ignore);
-  if (!isNodeRedis) return { ...wrap(client), closeOwn: () => client.quit().catch(ignore) };
+  if (!isNodeRedis) return { ...wrap(client), closeOwn: () => new Promise((ended) => client.once('end', ended).quit().catch(ended)) };
   const open = () => client.connect().catch(ignore);
   await Promise.race([open(), new Promise((resolve) => setTimeout(resolve, timeout))]);
   return { ...wrap(client), closeOwn: async () => client.close(), reconnect: () => (client.destroy(), open()) };

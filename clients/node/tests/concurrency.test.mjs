@@ -1,0 +1,177 @@
+// Group commit, callers, later() and its end, worker threads and child processes.
+import assert from 'node:assert/strict';
+import { execFile, execFileSync } from 'node:child_process';
+import { test } from 'node:test';
+import { promisify } from 'node:util';
+import { Worker } from 'node:worker_threads';
+import { Counterfoil, NotCounted } from 'counterfoil';
+import { LIBRARIES, clientOf, command, daemon, executed, first, namespace, proxyOf, socket, unique } from './support.mjs';
+
+for (const library of LIBRARIES) {
+  test(`${library}: concurrent calls share round trips, and each has its own result`, async (t) => {
+    const counterfoil = new Counterfoil(await clientOf(t, library), namespace);
+    const [views, page] = [counterfoil.buffered('views'), unique('page')];
+    await views.add(page);
+    await views.add(`${page}-0`, 0);
+    const before = await executed('evalsha');
+    const results = await Promise.all(Array.from({ length: 64 }, (_, i) => views.add(i === 7 ? '' : `${page}-${i % 4}`, i).catch((error) => error)));
+    assert.ok((await executed('evalsha')) - before <= 6, 'with those of the daemon');
+    assert.ok(results[7] instanceof NotCounted);
+    for (const [i, result] of results.entries()) {
+      const sum = Array.from({ length: i + 1 }, (_, k) => (k % 4 === i % 4 && k !== 7 ? k : 0)).reduce((a, b) => a + b);
+      if (i !== 7) assert.equal(result, sum, `the order of calls, ${i}`);
+    }
+  });
+
+  test(`${library}: more than 1000 pairs, and visits and slices`, async (t) => {
+    const counterfoil = new Counterfoil(await clientOf(t, library), namespace);
+    const page = unique('page');
+    const pairs = Array.from({ length: 2500 }, (_, i) => [`${page}-${i}`, i + 1]);
+    assert.deepEqual(await counterfoil.buffered('views').addMany(pairs), pairs.map(([, delta]) => delta));
+    const visits = Array.from({ length: 50 }, (_, i) => counterfoil.visitors('daily').firstVisit(page, '2026-11-25', `visitor-${i % 30}`));
+    assert.equal((await Promise.all(visits)).filter(Boolean).length, 30);
+    await Promise.all(Array.from({ length: 250 }, () => counterfoil.series('hits').add(page)));
+    for (const [label, size] of [['60s', 120], ['day', 31]]) {
+      const slices = await counterfoil.series('hits').get(page, label);
+      assert.equal(slices.length, size);
+      assert.equal(slices.reduce((sum, { count }) => sum + count, 0), 250);
+    }
+  });
+}
+
+test('few names of callers stay in Redis', async (t) => {
+  const redis = await clientOf(t, 'ioredis');
+  const before = await redis.hkeys(`cf1:{${namespace}/views/0}:calls`);
+  const views = new Counterfoil(redis, namespace).buffered('views');
+  for (let i = 0; i < 200; i += 1) await Promise.all([views.add('page'), views.add('page')]);
+  const names = (await redis.hkeys(`cf1:{${namespace}/views/0}:calls`)).filter((name) => !before.includes(name));
+  assert.ok(names.length <= 2, `${names}`);
+});
+
+test('activity: views and visitors, exact and estimated', async (t) => {
+  const counterfoil = new Counterfoil(await clientOf(t, 'redis'), namespace);
+  for (const family of ['readers', 'readers_hll']) {
+    const page = unique('page');
+    const activity = counterfoil.activity(family);
+    await Promise.all(Array.from({ length: 60 }, (_, i) => activity.touch(page, i % 2 ? `visitor-${i % 20}` : Buffer.from([255, i % 20]))));
+    const { views, visitors } = await activity.now(page);
+    assert.equal(views, 60);
+    assert.ok(family === 'readers' ? visitors === 20 : visitors > 15 && visitors < 25, `${visitors}`);
+  }
+});
+
+test('cached: callers that miss share one read of the row; bounds; readRow that fails', async (t) => {
+  let reads = 0;
+  const redis = await clientOf(t, 'ioredis');
+  const votes = new Counterfoil(redis, namespace).cached('votes', { readRow: async () => (reads += 1) && 0 });
+  const id = unique('vote');
+  const values = await Promise.all(Array.from({ length: 20 }, () => votes.incr(id)));
+  assert.deepEqual(values.sort((a, b) => a - b), Array.from({ length: 20 }, (_, i) => i + 1));
+  assert.equal(reads, 1);
+  await assert.rejects(votes.set(id, 2000), (error) => error.reason === 'RANGE' && error.value === 20);
+  assert.equal(await votes.get(id), 20);
+  const broken = new Counterfoil(redis, namespace).cached('votes', { readRow: () => { throw new Error('no table'); } });
+  await assert.rejects(broken.get(unique('vote')), (error) => error instanceof NotCounted && error.cause.message === 'no table');
+});
+
+test('addOnce counts once, in any process, and not after its epoch', async (t) => {
+  const counterfoil = new Counterfoil(await clientOf(t, 'ioredis'), namespace);
+  for (const family of ['views', 'wide']) {
+    const [views, job, id] = [counterfoil.buffered(family), unique('job'), unique('page')];
+    const epoch = await views.requestEpoch(job, id);
+    const again = new Counterfoil(await clientOf(t, 'redis'), namespace).buffered(family);
+    const outcomes = await Promise.all([views.addOnce(job, id, 3, epoch), again.addOnce(job, id, 3, epoch), views.addOnce(job, id, 3)]);
+    assert.deepEqual(outcomes.filter(Boolean).length, 1);
+    await assert.rejects(views.addOnce(job, id, 3, 'an older epoch'), { name: 'OutcomeUnknown', reason: 'EXPIRED' });
+  }
+});
+
+test('later: one call for many hits; a failure is reported once', async (t) => {
+  const failed = [];
+  const redis = await clientOf(t, 'ioredis');
+  const views = new Counterfoil(redis, namespace, { daemon, onError: (...args) => failed.push(args) }).buffered('views');
+  const [page, full, most] = [unique('page'), unique('page'), 2n ** 63n - 1n];
+  await views.add(page, 0);
+  const before = await executed('evalsha');
+  for (let i = 0; i < 10_000; i += 1) views.later(page);
+  for (const delta of [most, most]) views.later(full, delta);
+  await assert.rejects(views.flush(), (error) => error.reason === 'BADARG' && /1 ids/.test(error.message));
+  await views.flush();
+  assert.ok((await executed('evalsha')) - before <= 6, 'with those of the daemon');
+  assert.equal(await views.value(page), 10_000);
+  assert.deepEqual(failed.map(([family, id, delta, error]) => [family, id, delta, error.reason]), [[`${namespace}/views`, full, 2n * most, 'BADARG']]);
+  assert.throws(() => views.later(''), { reason: 'BADID' });
+});
+
+test('later: bounded, and exact through lost replies', async (t) => {
+  const proxy = await proxyOf(t);
+  const views = new Counterfoil(await clientOf(t, 'ioredis', proxy.path), namespace, { daemon }).buffered('views');
+  const page = unique('page');
+  for (let i = 0; i < 100_000; i += 1) views.later(`${page}-${i}`);
+  assert.throws(() => views.later(page), (error) => error.reason === 'BUSY' && error.temporary);
+  views.later(`${page}-0`);
+  proxy.fate = first(3, 'cut');
+  await views.flush();
+  assert.equal(await views.value(`${page}-0`), 2);
+});
+
+const PROGRAM = `
+  const { Counterfoil } = require('counterfoil');
+  (async () => {
+    const counterfoil = await Counterfoil.connect(${JSON.stringify(socket)}, ${JSON.stringify(namespace)});
+    const views = counterfoil.buffered('views');
+    for (let i = 0; i < 50; i += 1) { await views.add(process.env.PAGE); views.later(process.env.PAGE); }
+    await counterfoil.close();
+  })();`;
+
+test('worker threads and child processes have their own callers', async (t) => {
+  const page = unique('page');
+  const options = { env: { ...process.env, PAGE: page }, cwd: import.meta.dirname };
+  const workers = Array.from({ length: 3 }, () => new Promise((resolve, reject) => {
+    const worker = new Worker(`${PROGRAM.replace("require('counterfoil')", `require(${JSON.stringify(packageFile())})`)}`, { eval: true, env: options.env });
+    worker.on('exit', resolve).on('error', reject);
+  }));
+  const children = Array.from({ length: 3 }, () => promisify(execFile)(process.execPath, ['-e', PROGRAM], options));
+  await Promise.all([...workers, ...children]);
+  const views = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { daemon }).buffered('views');
+  assert.equal(await views.value(page), 600);
+});
+
+test('a process that ends by itself has sent what later() took', async (t) => {
+  const page = unique('page');
+  const program = `
+    const { Redis } = require('ioredis');
+    const { Counterfoil } = require('counterfoil');
+    const redis = new Redis(${JSON.stringify(socket)});
+    const counterfoil = new Counterfoil(redis, ${JSON.stringify(namespace)});
+    counterfoil.buffered('views').later('${page}', 7);
+    process.on('SIGTERM', async () => { await counterfoil.close(); redis.disconnect(); });
+    process.kill(process.pid, 'SIGTERM');`;
+  execFileSync(process.execPath, ['-e', program], { cwd: import.meta.dirname });
+  const views = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { daemon }).buffered('views');
+  assert.equal(await views.value(page), 7);
+});
+
+test('a process that is stopped for a while goes on with a valid epoch', async () => {
+  const page = unique('page');
+  const child = execFile(process.execPath, ['-e', PROGRAM], { env: { ...process.env, PAGE: page }, cwd: import.meta.dirname });
+  const exited = new Promise((resolve) => child.on('exit', resolve));
+  await new Promise((resolve) => setTimeout(resolve, 150));
+  child.kill('SIGSTOP');
+  // what a pause of minutes does to it: its epoch is one that Redis no longer knows
+  for (let i = 0; i < 3; i += 1) {
+    await command('HSET', `cf1:{${namespace}/views/0}:calls`, '=began_at', 0);
+    await command('EVAL', await source('family_epoch'), 2, `cf1:{${namespace}/views/0}:calls`, `cf1:{${namespace}/views/0}:calls_before`, '', '', '', '');
+  }
+  child.kill('SIGCONT');
+  assert.equal(await exited, 0);
+});
+
+function packageFile() {
+  return new URL(import.meta.resolve('counterfoil')).pathname.replace('index.mjs', 'dist/index.js');
+}
+
+async function source(name) {
+  const { readFile } = await import('node:fs/promises');
+  return readFile(packageFile().replace('dist/index.js', `lua/${name}.lua`), 'utf8');
+}

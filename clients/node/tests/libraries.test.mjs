@@ -1,0 +1,133 @@
+// The traps of the libraries: options that change keys or replies, connections that close, lost replies.
+import assert from 'node:assert/strict';
+import { test } from 'node:test';
+import { Counterfoil, Misconfigured, NotCounted, OutcomeUnknown } from 'counterfoil';
+import { LIBRARIES, clientOf, command, daemon, first, namespace, proxyOf, require, socket, unique } from './support.mjs';
+
+const is = (Class, reason) => (error) => error instanceof Class && (!reason || error.reason === reason);
+
+for (const library of LIBRARIES) {
+  test(`${library}: counts over a client of the application`, async (t) => {
+    const views = new Counterfoil(await clientOf(t, library), namespace, { daemon }).buffered('views');
+    const id = unique('page');
+    assert.equal(await views.add(id), 1);
+    assert.equal((await views.addMany({ [id]: 41, [`${id}/2`]: 5 }))[1], 5);
+    assert.equal(await views.value(id), 42);
+  });
+
+  test(`${library}: a connection of its own; close ends it`, async () => {
+    const counterfoil = await Counterfoil.connect(socket, namespace, { library, daemon });
+    const id = unique('page');
+    assert.equal(await counterfoil.buffered('views').add(id), 1);
+    counterfoil.buffered('views').later(id, 2);
+    await counterfoil.close();
+    await assert.rejects(counterfoil.buffered('views').add(id), is(Misconfigured, 'CLOSED'));
+    assert.equal(await counterfoil.buffered('views').value(id), 3, 'close sent what later() took');
+  });
+
+  for (const own of [false, true]) {
+    const how = own ? 'its own connection' : "the application's client";
+    test(`${library}: a reply that is lost with ${how} counts once`, async (t) => {
+      const proxy = await proxyOf(t);
+      const options = { timeout: 200, retryFor: 5000, daemon };
+      const counterfoil = own
+        ? await Counterfoil.connect(proxy.path, namespace, { ...options, library })
+        : new Counterfoil(await clientOf(t, library, proxy.path, library.startsWith('ioredis') ? { socketTimeout: 200 } : {}), namespace, options);
+      const [views, id] = [counterfoil.buffered('views'), unique('page')];
+      await views.add(id);
+      // node-redis alone would wait for its socketTimeout
+      const fates = own || library.startsWith('ioredis') ? ['cut', 'silence'] : ['cut'];
+      for (const fate of fates) {
+        proxy.fate = first(2, fate);
+        assert.equal(await views.add(id), null, fate);
+      }
+      assert.equal(await views.value(id), 1 + fates.length);
+      await counterfoil.close();
+    });
+  }
+
+  test(`${library}: SCRIPT FLUSH, and a client in a MULTI`, async (t) => {
+    const redis = await clientOf(t, library);
+    const views = new Counterfoil(redis, namespace, { retryFor: 500, daemon }).buffered('views');
+    const id = unique('page');
+    await views.add(id);
+    await command('SCRIPT', 'FLUSH');
+    await views.add(id);
+    assert.equal(await views.value(id), 2);
+    await (redis.call ? redis.call('MULTI') : redis.sendCommand(['MULTI']));
+    await assert.rejects(views.add(id), is(OutcomeUnknown));
+  });
+
+  test(`${library}: without a connection nothing is counted, and later() keeps its sums`, async (t) => {
+    const proxy = await proxyOf(t);
+    const views = new Counterfoil(await clientOf(t, library, proxy.path), namespace, { retryFor: 200, daemon }).buffered('views');
+    const id = unique('page');
+    await views.add(id);
+    proxy.isAway = true;
+    for (const connection of proxy.connections) connection.destroy();
+    await new Promise((resolve) => setTimeout(resolve, 50));
+    views.later(id, 5);
+    await assert.rejects(views.add(id), (error) => error instanceof NotCounted && error.temporary);
+    await assert.rejects(views.flush(), (error) => error instanceof NotCounted && error.temporary && /1 ids/.test(error.message));
+    proxy.isAway = false;
+    while (await views.flush().then(() => false, () => true));
+    assert.equal(await views.value(id), 6);
+  });
+}
+
+test('ioredis: a key prefix is an error that names it', async (t) => {
+  for (const library of ['ioredis', 'ioredis-5']) {
+    const redis = await clientOf(t, library, socket, { keyPrefix: 'app:' });
+    assert.throws(() => new Counterfoil(redis, namespace), (error) => is(Misconfigured, 'BADKEY')(error) && /keyPrefix.*app:/.test(error.message));
+  }
+});
+
+test('ioredis: options that change replies or resends', async (t) => {
+  for (const options of [{ stringNumbers: true }, { autoResendUnfulfilledCommands: false }, { enableAutoPipelining: true }, { lazyConnect: true }, { protocol: 2 }]) {
+    const views = new Counterfoil(await clientOf(t, 'ioredis', socket, options), namespace).buffered('views');
+    const id = unique('page');
+    assert.deepEqual(await views.addMany([[id, 1], [id, 2]]), [1, 3], JSON.stringify(options));
+  }
+});
+
+test('node-redis: replies as buffers, RESP2 and RESP3, a pool', async (t) => {
+  for (const library of ['redis', 'redis-5']) {
+    const { RESP_TYPES, createClientPool } = require(library);
+    const buffers = { typeMapping: { [RESP_TYPES.BLOB_STRING]: Buffer, [RESP_TYPES.SIMPLE_STRING]: Buffer, [RESP_TYPES.NUMBER]: String } };
+    const pool = createClientPool({ socket: { path: socket } });
+    await pool.connect();
+    t.after(() => pool.destroy());
+    const clients = [pool];
+    for (const options of [{ RESP: 2 }, { RESP: 3 }, { commandOptions: buffers }]) clients.push(await clientOf(t, library, socket, options));
+    for (const client of clients) {
+      const id = unique('page');
+      assert.deepEqual(await new Counterfoil(client, namespace).buffered('views').addMany([[id, 1], [id, 2]]), [1, 3]);
+    }
+  }
+});
+
+test('node-redis: a client that is closed for good is an error that says why', async (t) => {
+  const proxy = await proxyOf(t);
+  const client = await clientOf(t, 'redis', proxy.path, { socket: { socketTimeout: 100, reconnectStrategy: undefined } });
+  const views = new Counterfoil(client, namespace, { timeout: 300 }).buffered('views');
+  await new Promise((resolve) => setTimeout(resolve, 250));
+  await assert.rejects(views.add('page'), (error) => is(Misconfigured, 'CLOSED')(error) && /reconnectStrategy/.test(error.message));
+});
+
+test('something else than a client is an error', () => {
+  for (const value of [{}, new Map()]) assert.throws(() => new Counterfoil(value, namespace), is(Misconfigured, 'LIBRARY'));
+  assert.throws(() => new Counterfoil({ status: 'ready', options: {}, call() {} }, namespace, { retryFor: 31_000 }), is(Misconfigured, 'OPTIONS'));
+});
+
+test('errors: kinds, names and arguments', async (t) => {
+  const counterfoil = new Counterfoil(await clientOf(t, 'ioredis'), namespace);
+  await assert.rejects(counterfoil.buffered('typo').add('page'), (error) => is(Misconfigured, 'UNCONFIGURED')(error) && /counterfoil init/.test(error.message));
+  await assert.rejects(counterfoil.cached('views').get('page'), is(Misconfigured, 'MISMATCH'));
+  assert.throws(() => counterfoil.buffered('No Name'), is(Misconfigured, 'NAME'));
+  const views = counterfoil.buffered('views');
+  for (const id of ['', 'x'.repeat(256), '\ud800', 7, null]) await assert.rejects(views.add(id), is(NotCounted, 'BADID'));
+  for (const delta of [0.5, NaN, 2 ** 53, 2n ** 63n, '1', null]) await assert.rejects(views.add('page', delta), is(NotCounted, 'BADARG'));
+  const id = unique('page');
+  const [big, beyond, small] = await views.addMany([[id, 2n ** 53n + 1n], [id, 2n ** 63n - 1n], [id, -(2n ** 53n)]]);
+  assert.deepEqual([big, beyond.reason, small], [2n ** 53n + 1n, 'RANGE', 1]);
+});

@@ -1,0 +1,84 @@
+// What the tests share: connections of each library, and a proxy that loses what passes through it.
+import { createRequire } from 'node:module';
+import net from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { randomBytes } from 'node:crypto';
+
+export const require = createRequire(import.meta.url);
+export const {
+  COUNTERFOIL_TEST_SOCKET: socket,
+  COUNTERFOIL_TEST_NAMESPACE: namespace,
+  COUNTERFOIL_TEST_DAEMON: daemon,
+  COUNTERFOIL_TEST_MYSQL: mysqlSocket,
+  COUNTERFOIL_TEST_DATABASE: database,
+} = process.env;
+
+/** The newest and the oldest supported version of each library. */
+export const LIBRARIES = ['ioredis', 'ioredis-5', 'redis', 'redis-5'];
+
+export const unique = (name) => `${name}-${randomBytes(4).toString('hex')}`;
+
+/** Returns an application's client, connected to a socket. The test that is given closes it. */
+export async function clientOf(t, library, path = socket, options = {}) {
+  if (library.startsWith('ioredis')) {
+    const redis = new (require(library).Redis)(path, options);
+    redis.on('error', () => {});
+    t.after(() => redis.disconnect());
+    return redis;
+  }
+  const redis = require(library).createClient({ ...options, socket: { reconnectStrategy: () => 20, ...options.socket, path } });
+  redis.on('error', () => {});
+  await redis.connect();
+  t.after(() => redis.isOpen && redis.destroy());
+  return redis;
+}
+
+/** Sends a command by the socket itself: what the libraries do must not matter. */
+export async function command(...args) {
+  const redis = new (require('ioredis').Redis)(socket);
+  try {
+    return await redis.call(...args);
+  } finally {
+    redis.disconnect();
+  }
+}
+
+/** How often Redis has executed a command. */
+export async function executed(name) {
+  const stats = await command('INFO', 'commandstats');
+  return Number(new RegExp(`cmdstat_${name}:calls=(\\d+)`).exec(stats)?.[1] ?? 0);
+}
+
+/** A socket in front of Redis. `fate` decides about each packet of a client: pass, silence (no reply), or cut (executed, no reply). */
+export async function proxyOf(t) {
+  const path = join(tmpdir(), `${unique('proxy')}.sock`);
+  const proxy = { path, fate: () => 'pass', isAway: false, connections: new Set() };
+  const server = net.createServer((client) => {
+    if (proxy.isAway) return client.destroy();
+    const upstream = net.connect(socket);
+    let silent = false;
+    proxy.connections.add(client);
+    client.on('data', (data) => {
+      const fate = proxy.fate(data.toString('latin1'));
+      silent ||= fate !== 'pass';
+      upstream.write(data);
+      if (fate === 'cut') upstream.once('data', () => client.destroy());
+    });
+    upstream.on('data', (data) => silent || client.write(data));
+    client.on('close', () => upstream.destroy()).on('error', () => {});
+    upstream.on('close', () => client.destroy()).on('error', () => {});
+  });
+  await new Promise((resolve) => server.listen(path, resolve));
+  t.after(() => {
+    server.close();
+    for (const client of proxy.connections) client.destroy();
+  });
+  return proxy;
+}
+
+/** Loses what a test asks for a number of times, and passes the rest. */
+export function first(times, fate, matching = /EVALSHA/i) {
+  let left = times;
+  return (data) => (matching.test(data) && left-- > 0 ? fate : 'pass');
+}

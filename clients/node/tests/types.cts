@@ -1,0 +1,5 @@
+import ioredis = require('ioredis');
+import counterfoil = require('counterfoil');
+
+const opened: Promise<counterfoil.Counterfoil> = counterfoil.Counterfoil.connect(['127.0.0.1:7001'], 'shop', { library: 'redis' });
+export = [opened, new counterfoil.Counterfoil(new ioredis.Redis(), 'shop')];
