@@ -5,7 +5,7 @@ import { Later, type OnError, type Pair } from './later.js';
 import type { ExactReader } from './value.js';
 import { type CounterfoilError, type Integer, checkId, checkInteger, repeated, result } from './values.js';
 
-type Item = { partition: number; id: string; delta: Integer };
+type Item = { partition: number; id: string; delta: Integer; result?: Integer | null | Error };
 
 /** A family of kind `buffered`: sums of deltas. */
 export class Buffered extends Later {
@@ -22,7 +22,7 @@ export class Buffered extends Later {
   async add(id: string, delta: Integer = 1): Promise<Integer | null> {
     checkId(id);
     checkInteger(delta);
-    const partition = await this.family.partition(id);
+    const partition = this.family.partition(id, this.family.known ?? (await this.family.describe()));
     return this.queue.push(this.family.home(partition), { partition, id, delta });
   }
 
@@ -50,7 +50,7 @@ export class Buffered extends Later {
     const partition = await this.requestPartition(request, id);
     const name = `request:${Buffer.byteLength(request)}:${request}:${id}`;
     const work = { name, epoch: epoch ?? (await this.requestEpoch(request, id)) };
-    const { status, words } = await this.family.count('buffered_add', partition, () => this.call([{ partition, id, delta }]), work);
+    const { status, words } = await this.family.count('buffered_add', partition, () => this.call([[partition, [{ partition, id, delta }]]]), work);
     const outcome = status === 'DUP' ? repeated([id], words[0])[0] : result(id, words[1]);
     if (outcome instanceof Error) throw outcome;
     return status === 'OK';
@@ -70,18 +70,26 @@ export class Buffered extends Later {
   }
 
   private async count(home: number, items: Item[]): Promise<(Integer | null | Error)[]> {
-    items.sort((a, b) => a.partition - b.partition);
-    const ids = items.map(({ id }) => id);
-    const { status, words } = await this.family.count('buffered_add', home, () => this.call(items));
-    if (status === 'DUP') return repeated(ids, words[0]);
-    const pending = byPartition(items).flatMap(([, group]) => words.splice(0, group.length + 1).slice(1)); // behind a total
-    return ids.map((id, i) => result(id, pending[i]));
+    const groups = byPartition(items);
+    const { status, words } = await this.family.count('buffered_add', home, () => this.call(groups));
+    const ids = groups.flatMap(([, group]) => group).map(({ id }) => id);
+    const before = status === 'DUP' ? repeated(ids, words[0]) : undefined;
+    let [pair, word] = [0, 0];
+    for (const [, group] of groups) {
+      word += 1; // the partition's total
+      for (const item of group) item.result = before ? before[pair++] : result(item.id, words[word++]);
+    }
+    return items.map((item) => item.result as Integer | null | Error);
   }
 
-  private call(items: Item[]): Call {
-    const groups = byPartition(items);
-    const args = groups.flatMap(([, group]) => [hits(group), group.length, ...group.flatMap(({ id, delta }) => [id, String(delta)])]);
-    return [groups.flatMap(([partition]) => this.family.keys(partition, 'buffer', 'meta')), args];
+  private call(groups: [partition: number, items: Item[]][]): Call {
+    const [keys, args]: Call = [[], []];
+    for (const [partition, group] of groups) {
+      keys.push(...this.family.keys(partition, 'buffer', 'meta'));
+      args.push(hits(group), group.length);
+      for (const { id, delta } of group) args.push(id, String(delta));
+    }
+    return [keys, args];
   }
 }
 

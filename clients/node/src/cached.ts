@@ -49,7 +49,7 @@ export class Cached {
   /** Makes a call, and again after a seed where the counter had no base. */
   private async seeded(id: string, call: (partition: number) => Promise<string>): Promise<Integer> {
     checkId(id);
-    const partition = await this.family.partition(id);
+    const partition = this.family.partition(id, await this.family.describe());
     for (let seeds = 0; ; seeds += 1) {
       const [word = '', ...rest] = (await call(partition)).split(':');
       if (word === 'SUM') return rest.reduce<Integer>((sum, part) => plus(sum, integer(part)), 0);

@@ -36,11 +36,11 @@ export class Sender {
     const rest = [keys.length, ...keys, ...args].map((arg) => (typeof arg === 'number' ? String(arg) : arg));
     let call: [string, Bytes[]] = ['EVALSHA', [script.sha1, ...rest]];
     for (let lost = false, pause = 5; ; pause = Math.min(2 * pause, 50)) {
-      let error = new Error('the client is not connected');
+      let error: Error;
       const state = this.redis.state();
       if (state === 'closed' && !lost) throw new Misconfigured('CLOSED', 'connect the client; node-redis needs a reconnectStrategy');
       try {
-        if (state !== 'ready') throw error;
+        if (state !== 'ready') throw new Error('the client is not connected');
         const reply = await this.once(...call, keys[0]!);
         const [status, ...words] = Array.isArray(reply) ? reply : [`unexpected reply ${reply}`];
         return { status: String(status), words, isRepeat: lost };
@@ -62,7 +62,8 @@ export class Sender {
         if (this.redis.state() === 'ready') this.redis.reconnect?.();
         reject(new Error(`no reply within ${this.timeout} ms`));
       }, this.timeout);
-      this.redis.send(command, args, key).then(resolve, reject).finally(() => clearTimeout(timer));
+      const settle = (settled: (value: any) => void) => (value: unknown) => (clearTimeout(timer), settled(value));
+      this.redis.send(command, args, key).then(settle(resolve), settle(reject));
     });
   }
 }

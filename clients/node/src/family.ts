@@ -29,7 +29,8 @@ let ahead = performance.timeOrigin;
 
 /** A family: its keys, its epochs and its calls. */
 export class Family {
-  private known: Epoch | undefined;
+  /** What is known of the family, of any age: it keeps its partitions as long as anything counts in it. */
+  known: Epoch | undefined;
   private readonly epochs = new Map<number, Epoch>();
   private readonly asking = new Map<number, Promise<Epoch>>();
 
@@ -37,11 +38,9 @@ export class Family {
 
   keys(partition: number, ...names: string[]): string[] { return names.map((name) => `cf1:{${this.name}/${partition}}:${name}`); }
 
-  /** Returns what is known of the family, of any age: it keeps its partitions as long as anything counts in it. */
   async describe(): Promise<Epoch> { return this.known ?? this.epoch(0); }
 
-  async partition(id: Bytes): Promise<number> {
-    const { partitions, settings } = await this.describe();
+  partition(id: Bytes, { partitions, settings }: Epoch): number {
     return settings.wide ? Math.floor(Math.random() * partitions) : crc32(id) % partitions;
   }
 
@@ -110,28 +109,34 @@ export class Family {
   }
 }
 
-/** Counts items in one call, and returns for each its result or its error. It may sort them: the results have their order. */
+/** Counts items in one call, and returns for each its result or its error. */
 type CountItems<Item, Result> = (key: number, items: Item[]) => Promise<(Result | Error)[]>;
 
-type Waiter<Result> = { resolve(result: Result): void; reject(error: Error): void };
+type Waiter<Item, Result> = { item: Item; resolve(result: Result): void; reject(error: unknown): void };
 
 /** Group commit: for each key one call is in flight, and items that arrive meanwhile share the next one. */
-export class Queue<Item extends object, Result> {
-  private readonly waiting = new Map<number, (Item & Waiter<Result>)[]>();
+export class Queue<Item, Result> {
+  private readonly waiting = new Map<number, Waiter<Item, Result>[]>();
 
   constructor(private readonly count: CountItems<Item, Result>, private readonly limit = 1000) {}
 
   push(key: number, item: Item): Promise<Result> {
-    if (!this.waiting.has(key)) queueMicrotask(() => void this.run(key)); // items of one tick share a call
-    const waiting = memo(this.waiting, key, () => []);
-    return new Promise((resolve, reject) => waiting.push({ ...item, resolve, reject }));
+    return new Promise((resolve, reject) => {
+      if (this.waiting.get(key)?.push({ item, resolve, reject })) return;
+      this.waiting.set(key, [{ item, resolve, reject }]);
+      queueMicrotask(() => void this.run(key)); // items of one tick share a call
+    });
   }
 
   private async run(key: number): Promise<void> {
     for (const waiting = this.waiting.get(key)!; waiting.length > 0; ) {
-      const items = waiting.splice(0, this.limit);
-      const results = await this.count(key, items).catch((error: Error) => items.map(() => error));
-      items.forEach(({ resolve, reject }, i) => (results[i] instanceof Error ? reject(results[i]) : resolve(results[i] as Result)));
+      const group = waiting.splice(0, this.limit);
+      try {
+        const results = await this.count(key, group.map(({ item }) => item));
+        group.forEach(({ resolve, reject }, i) => (results[i] instanceof Error ? reject(results[i]) : resolve(results[i] as Result)));
+      } catch (error) {
+        for (const { reject } of group) reject(error);
+      }
     }
     this.waiting.delete(key);
   }

@@ -18,6 +18,9 @@ export type Redis = {
   reconnect?(): void;
 };
 
+/** Those of ioredis; `wait` for the first command. */
+const STATES: Record<string, 'ready' | 'closed'> = { ready: 'ready', wait: 'ready', end: 'closed' };
+
 /** Wraps a client. It is recognized by its methods, so any compatible version or copy of a library serves. */
 export function wrap(client: RedisClient | Redis): Redis {
   if ('state' in client) return client;
@@ -27,7 +30,7 @@ export function wrap(client: RedisClient | Redis): Redis {
     if (prefix) throw new Misconfigured('BADKEY', `use a client without keyPrefix: ioredis adds ${prefix} to the keys of scripts`);
     return {
       isCluster: 'isCluster' in client && client.isCluster === true,
-      state: () => (client.status === 'end' ? 'closed' : /^(ready|wait)$/.test(client.status) ? 'ready' : 'away'),
+      state: () => STATES[client.status] ?? 'away',
       send: (command, args) => client.call(command, args),
     };
   }

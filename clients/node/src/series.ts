@@ -21,16 +21,17 @@ export class Series {
   async add(name: string, n: Integer = 1): Promise<void> {
     checkId(name, LONGEST_NAME);
     checkInteger(n, 1);
-    await this.queue.push(await this.family.partition(name), { name, n });
+    await this.queue.push(this.family.partition(name, await this.family.describe()), { name, n });
   }
 
   /** Returns a window of this name, such as `60s` or `day`: all its slices, the oldest first. The last one is not over. */
   async get(name: string, label: string): Promise<Slice[]> {
     checkId(name, LONGEST_NAME);
-    const { windows, time_zone } = (await this.family.describe()).settings;
+    const epoch = await this.family.describe();
+    const { windows, time_zone } = epoch.settings;
     const size = windows.find(([each]: [string]) => each === label)?.[1];
     if (!size) throw new Misconfigured('WINDOW', `${this.family.name} has no window ${label}, but ${JSON.stringify(windows)}`);
-    const keys = this.family.keys(await this.family.partition(name), `series:${label}:${name}`);
+    const keys = this.family.keys(this.family.partition(name, epoch), `series:${label}:${name}`);
     const [now, text] = await this.family.read('series_get', () => [keys, ['']]);
     const counts = new Map([...String(text).matchAll(/(\d+) (\d+)/g)].map(([, start, count]) => [Number(start), integer(count!)]));
     return starts(label, time_zone, size, Math.floor(Number(now) / 1000)).map((start) => ({ start, count: counts.get(start) ?? 0 }));

@@ -40,8 +40,8 @@ export class ExactReader {
   /** Redis first, then the value and the ledger in one statement: "Reading the exact value" of lua/README.md. */
   private async fromDatabase(database: Database, family: Family, id: string): Promise<Integer> {
     for (const deadline = family.deadline(); ; await sleep(50)) {
-      const { partitions, settings } = await family.describe();
-      const numbers = settings.wide ? upTo(partitions) : [await family.partition(id)];
+      const epoch = await family.describe();
+      const numbers = epoch.settings.wide ? upTo(epoch.partitions) : [family.partition(id, epoch)];
       const pending = await Promise.all(numbers.map((number) => readPending(family, number, id)));
       const rows = await this.select(database, family, id, pending);
       const deltas = await Promise.all(pending.map((each) => judge(family, each, rows, id)));

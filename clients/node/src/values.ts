@@ -1,6 +1,8 @@
 /** An integer: a `number` as far as numbers are exact, up to 2^53 - 1, and a `bigint` beyond. */
 export type Integer = number | bigint;
 
+const [LEAST, MOST] = [-(2n ** 63n), 2n ** 63n - 1n];
+
 /** Bytes: a text stands for its UTF-8. */
 export type Bytes = string | Uint8Array;
 
@@ -36,8 +38,10 @@ export function plus(a: Integer, b: Integer): Integer {
 }
 
 /** Returns the integer that a script returned for an id, or the error if it returned another word. */
-export const result = (id: string, word: unknown): Integer | NotCounted =>
-  /^-?\d+$/.test(String(word)) ? integer(word as string) : new NotCounted(String(word), `${id} was not counted`);
+export function result(id: string, word: unknown): Integer | NotCounted {
+  if (typeof word === 'number') return word;
+  return /^-?\d+$/.test(String(word)) ? integer(word as string) : new NotCounted(String(word), `${id} was not counted`);
+}
 
 /** Returns the results after `DUP`: null for what was counted before; `refused` are the others, `3:FULL 7:RANGE`. */
 export function repeated(ids: string[], refused: unknown): (null | NotCounted)[] {
@@ -54,8 +58,8 @@ export function checkVisitor(visitor: Bytes): void {
   if (!(visitor instanceof Uint8Array && visitor.length > 0 && visitor.length <= 255)) checkId(visitor as string);
 }
 
-export function checkInteger(value: Integer, least: Integer = -(2n ** 63n)): void {
-  if ((typeof value === 'bigint' || Number.isSafeInteger(value)) && value >= least && value < 2n ** 63n) return;
+export function checkInteger(value: Integer, least: Integer = LEAST): void {
+  if (typeof value === 'bigint' ? value >= least && value <= MOST : Number.isSafeInteger(value) && value >= least) return;
   throw new NotCounted('BADARG', `expected a 64-bit integer of at least ${least}, exact as a number or a bigint, not ${value}`);
 }
 

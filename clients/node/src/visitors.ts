@@ -19,7 +19,7 @@ export class Visitors {
   async firstVisit(scope: string, day: string, visitor: Bytes): Promise<boolean> {
     const id = idOf(scope, day);
     checkVisitor(visitor);
-    return (await this.queue.push(await this.family.partition(id), { id, visitor })) === 1;
+    return (await this.queue.push(this.family.partition(id, await this.family.describe()), { id, visitor })) === 1;
   }
 
   /** Returns the exact number of visitors of a day. */

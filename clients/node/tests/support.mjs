@@ -44,10 +44,16 @@ export async function command(...args) {
   }
 }
 
-/** How often Redis has executed a command. */
-export async function executed(name) {
-  const stats = await command('INFO', 'commandstats');
-  return Number(new RegExp(`cmdstat_${name}:calls=(\\d+)`).exec(stats)?.[1] ?? 0);
+/** Counts the commands that are sent with a client: Redis itself also executes those of the daemon. */
+export function commandsOf(redis) {
+  const counted = { calls: 0 };
+  const method = redis.call ? 'call' : 'sendCommand';
+  const send = redis[method].bind(redis);
+  redis[method] = (...args) => {
+    counted.calls += 1;
+    return send(...args);
+  };
+  return counted;
 }
 
 /** A socket in front of Redis. `fate` decides about each packet of a client: pass, silence (no reply), or cut (executed, no reply). */
