@@ -97,7 +97,7 @@ try {
 /** Each name is a task, whose calls run in order. */
 const tasks = new Map();
 for await (const line of lines) {
-  const call = JSON.parse(line);
+  const call = JSON.parse(line.replace(/(?<=[[,:] ?)-?\d{16,}(?=[\],}])/g, '"$&"')); // or integers would be rounded
   const task = call.as ?? 'main';
   if (task.startsWith('fork')) write({ id: call.id, skipped: 'Node has no fork: a child process starts anew' });
   else tasks.set(task, (tasks.get(task) ?? Promise.resolve()).then(() => run(call)));

@@ -30,12 +30,12 @@ export class Sender {
 
   constructor(readonly redis: Redis, private readonly timeout: number, readonly retryFor: number) {}
 
-  /** Sends the call, and repeats it as it is until `deadline`. `counts`: the outcome matters if no reply arrives. */
-  async send(name: string, [keys, args]: Call, counts: boolean, deadline: number): Promise<Reply> {
+  /** Sends the call, and repeats it as it is until `deadline`. `counts`: the outcome matters if no reply arrives. `lost`: none did. */
+  async send(name: string, [keys, args]: Call, counts: boolean, deadline: number, lost = false): Promise<Reply> {
     const script = memo(scripts, name, () => load(name));
     const rest = [keys.length, ...keys, ...args].map((arg) => (typeof arg === 'number' ? String(arg) : arg));
     let call: [string, Bytes[]] = ['EVALSHA', [script.sha1, ...rest]];
-    for (let lost = false, pause = 5; ; pause = Math.min(2 * pause, 50)) {
+    for (let pause = 5; ; pause = Math.min(2 * pause, 50)) {
       let error: Error;
       const state = this.redis.state();
       if (state === 'closed' && !lost) throw new Misconfigured('CLOSED', 'connect the client; node-redis needs a reconnectStrategy');

@@ -49,26 +49,25 @@ export class Family {
 
   deadline(): number { return performance.now() + this.sender.retryFor; }
 
-  /** Makes a call that is executed once, and returns its reply, `OK` or `DUP`. Its home is that of `partition`. */
-  count(script: string, partition: number, build: Build, work?: Work): Promise<Reply> {
-    return this.call(script, this.home(partition), true, build, work);
-  }
-
   /** Makes a call that may be executed any number of times, and returns the words after `OK`. */
-  async read(script: string, build: Build): Promise<unknown[]> { return (await this.call(script, 0, false, build)).words; }
+  async read(script: string, build: Build): Promise<unknown[]> { return (await this.count(script, 0, build, undefined, false)).words; }
 
-  private async call(script: string, home: number, counts: boolean, build: Build, work?: Work): Promise<Reply> {
+  /** Makes a call that is executed once, and returns its reply, `OK` or `DUP`. Its home is that of `partition`. */
+  async count(script: string, partition: number, build: Build, work?: Work, counts = true): Promise<Reply> {
     const { callers, redis } = this.sender;
-    const deadline = this.deadline();
-    for (let attempt = 1; ; attempt += 1) {
-      const { current, before, settings } = await this.epoch(home, deadline);
+    const [home, deadline] = [this.home(partition), this.deadline()];
+    for (let attempt = 1, lost = false; ; attempt += 1) {
+      const { current, before, settings } = await this.epoch(home, deadline).catch((error) => {
+        throw lost ? new OutcomeUnknown('no epoch', error.message, error) : error;
+      });
       if (work && work.epoch !== current && work.epoch !== before) throw new OutcomeUnknown('EXPIRED', UNKNOWN);
       const caller = work ? { name: work.name, n: 0 } : (callers.pop() ?? { name: randomBytes(8).toString('hex'), n: 0 });
       const [keys, args] = build(settings, performance.now() + ahead);
       const fence = [caller.name, (caller.n += 1), work ? before : current, ''];
       const call: Call = counts ? [[...this.homeKeys(home), ...keys], [...fence, ...args]] : [keys, args];
-      const reply = await this.sender.send(script, call, counts, deadline);
+      const reply = await this.sender.send(script, call, counts, deadline, lost);
       const { status, isRepeat } = reply;
+      lost = isRepeat;
       if (!isRepeat && !work) callers.push(caller); // else an arrival of this call may still be on its way
       if (status === 'OK' || status === 'DUP') return reply;
       if (status === 'EXPIRED') this.epochs.delete(home);
@@ -131,12 +130,8 @@ export class Queue<Item, Result> {
   private async run(key: number): Promise<void> {
     for (const waiting = this.waiting.get(key)!; waiting.length > 0; ) {
       const group = waiting.splice(0, this.limit);
-      try {
-        const results = await this.count(key, group.map(({ item }) => item));
-        group.forEach(({ resolve, reject }, i) => (results[i] instanceof Error ? reject(results[i]) : resolve(results[i] as Result)));
-      } catch (error) {
-        for (const { reject } of group) reject(error);
-      }
+      const results = await this.count(key, group.map(({ item }) => item)).catch((error: Error) => group.map(() => error));
+      group.forEach(({ resolve, reject }, i) => (results[i] instanceof Error ? reject(results[i]) : resolve(results[i] as Result)));
     }
     this.waiting.delete(key);
   }
