@@ -1,6 +1,7 @@
 // Runs the calls of scenarios with the installed package: a line of JSON for each call on stdin, one for its result on stdout.
 import { createRequire } from 'node:module';
 import { createInterface } from 'node:readline';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { Counterfoil, CounterfoilError, Misconfigured, NotCounted } from 'counterfoil';
 
 const require = createRequire(import.meta.url);
@@ -34,7 +35,7 @@ async function client() {
     ? module.createCluster({ rootNodes: open.nodes.map((node) => ({ url: `redis://${node}` })), defaults: { socket, pingInterval: timeout / 2 } })
     : module.createClient({ socket: { ...socket, path: open.socket }, pingInterval: timeout / 2 });
   redis.on('error', () => {});
-  await redis.connect();
+  await Promise.race([redis.connect(), sleep(timeout)]); // Redis may be down
   return [redis, () => redis.destroy()];
 }
 
@@ -91,7 +92,7 @@ try {
   [counterfoil, disconnect] = await opened();
   write({ ready: true });
 } catch (error) {
-  write({ ready: false, ...failure(error) });
+  console.error(error);
   process.exit(1);
 }
 /** Each name is a task, whose calls run in order. */

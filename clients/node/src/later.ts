@@ -2,6 +2,8 @@ import type { Family } from './family.js';
 import { type CounterfoilError, type Integer, NotCounted, checkId, checkInteger, plus } from './values.js';
 
 const MOST_IDS = 100_000;
+/** Of a call. */
+const MOST_PAIRS = 1000;
 
 /** An id and what to add to it. */
 export type Pair = readonly [id: string, delta: Integer];
@@ -59,16 +61,19 @@ export abstract class Later {
     this.timer = undefined;
     const sums = [...this.sums];
     [this.sums, this.inFlight] = [new Map(), sums.length];
-    const errors = await this.addMany(sums);
-    this.inFlight = 0;
-    const isUnsent = (error: unknown) => error instanceof NotCounted && error.temporary;
-    sums.forEach(([id, delta], i) => {
-      const error = errors[i];
-      if (isUnsent(error)) return this.put(id, delta);
-      if (!(error instanceof Error)) return;
-      this.failures.push(error);
-      if (this.onError) process.nextTick(this.onError, this.family.name, id, delta, error);
-    });
-    return errors.find(isUnsent) as NotCounted | undefined;
+    let unsent: NotCounted | undefined;
+    while (sums.length > 0) {
+      const group = sums.splice(0, MOST_PAIRS);
+      const errors = unsent ? group.map(() => unsent) : await this.addMany(group); // the others would wait as long
+      group.forEach(([id, delta], i) => {
+        const error = errors[i];
+        if (error instanceof NotCounted && error.temporary) return this.put(id, delta), void (unsent = error);
+        if (!(error instanceof Error)) return;
+        this.failures.push(error);
+        if (this.onError) process.nextTick(this.onError, this.family.name, id, delta, error);
+      });
+      this.inFlight = sums.length;
+    }
+    return unsent;
   }
 }
