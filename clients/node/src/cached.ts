@@ -46,6 +46,12 @@ export class Cached {
     });
   }
 
+  /** Returns the exact value like that of a buffered counter: it gives the counter no base, and needs no `readRow`. */
+  async value(id: string): Promise<Integer> {
+    checkId(id);
+    return this.reader.value(this.family, id);
+  }
+
   /** Makes a call, and again after a seed where the counter had no base. */
   private async seeded(id: string, call: (partition: number) => Promise<string>): Promise<Integer> {
     checkId(id);
