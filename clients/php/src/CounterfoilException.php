@@ -1,0 +1,27 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Counterfoil;
+
+use RuntimeException;
+use Throwable;
+
+/** Everything that this package throws: NotCounted, OutcomeUnknown or Misconfigured. */
+abstract class CounterfoilException extends RuntimeException
+{
+    /**
+     * @param string $reason a code of Redis or of the scripts, e.g. `FULL`, `RANGE`, `OOM`, or words like `no epoch`
+     * @param ?int $value the current value of a cached counter with the reason `RANGE`
+     * @param bool $isTemporary if a later call may succeed without any change
+     */
+    final public function __construct(
+        public readonly string $reason,
+        string $message = '',
+        public readonly ?int $value = null,
+        public readonly bool $isTemporary = false,
+        ?Throwable $previous = null,
+    ) {
+        parent::__construct($message === '' ? $reason : "$reason: $message", 0, $previous);
+    }
+}

@@ -1,0 +1,31 @@
+<?php
+
+declare(strict_types=1);
+
+namespace Counterfoil\Internal;
+
+/** One client object of a Redis library. */
+interface Driver
+{
+    public function isCluster(): bool;
+
+    /** Returns what tells this server and database number from others. */
+    public function address(): string;
+
+    /**
+     * Sends EVALSHA or EVAL once.
+     *
+     * @param 'evalSha'|'eval' $command
+     * @param list<string> $keys
+     * @param list<string|int> $args
+     * @return list<string|int>
+     * @throws Failure
+     */
+    public function evaluate(string $command, string $script, array $keys, array $args): array;
+
+    /** Closes the connection. */
+    public function close(): void;
+
+    /** Connects anew, after a lost reply or a fork. */
+    public function reconnect(): void;
+}
