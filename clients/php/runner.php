@@ -99,6 +99,22 @@ function forked(Counterfoil $counterfoil, array $call): array
     return json_decode($reply, true) ?? ['error' => 'escaped', 'reason' => "the child ended with $status: $reply"];
 }
 
+/** Starts a process that makes calls until its input ends, in place of a thread. @return resource */
+function worker(Counterfoil $counterfoil): mixed
+{
+    [$ours, $theirs] = stream_socket_pair(STREAM_PF_UNIX, STREAM_SOCK_STREAM, 0);
+    if (pcntl_fork() !== 0) {
+        fclose($theirs);
+        return $ours;
+    }
+    fclose($ours);
+    while (($line = fgets($theirs)) !== false) {
+        $call = json_decode($line, true);
+        fwrite($theirs, json_encode(['id' => $call['id']] + call($counterfoil, $call)) . "\n");
+    }
+    exit(0);
+}
+
 function write(array $reply): void
 {
     fwrite(STDOUT, json_encode($reply, JSON_UNESCAPED_SLASHES | JSON_INVALID_UTF8_SUBSTITUTE) . "\n");
@@ -111,13 +127,23 @@ try {
     write(error($error));
     exit(1);
 }
-while (($line = fgets(STDIN)) !== false) {
-    $call = json_decode($line, true);
-    $as = $call['as'] ?? 'main';
-    $reply = match (true) {
-        $as === 'main' => call($counterfoil, $call),
-        str_starts_with($as, 'fork') => forked($counterfoil, $call),
-        default => ['skipped' => 'PHP has no threads'],
-    };
-    write(['id' => $call['id']] + $reply);
+$workers = [];
+while (true) {
+    [$readable, $none] = [[STDIN, ...array_values($workers)], null];
+    stream_select($readable, $none, $none, null);
+    foreach ($readable as $stream) {
+        $line = fgets($stream);
+        if ($line === false) {
+            break 2;
+        }
+        $as = json_decode($line, true)['as'] ?? 'main';
+        if ($stream !== STDIN) {
+            fwrite(STDOUT, $line);
+        } elseif ($as === 'main' || str_starts_with($as, 'fork')) {
+            $call = json_decode($line, true);
+            write(['id' => $call['id']] + ($as === 'main' ? call($counterfoil, $call) : forked($counterfoil, $call)));
+        } else {
+            fwrite($workers[$as] ??= worker($counterfoil), $line);
+        }
+    }
 }

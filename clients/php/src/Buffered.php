@@ -1,20 +1,15 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil;
 
-use Counterfoil\Internal\Context;
-use Counterfoil\Internal\ExactValue;
-use Counterfoil\Internal\Family;
+use Counterfoil\Internal\{Session, ExactValue, Family};
 
 /** Counters whose hits are summed in Redis until the daemon saves them. */
-final class Buffered extends Family
-{
+final class Buffered extends Family {
     use ExactValue;
 
     protected const KIND = 'buffered';
-    private const PAIRS = 1000;  // of one call
+    private const PAIRS = 999;  // of one call, and one more behind them
     private const LATER_IDS = 100_000;
 
     /** @var array<string, int> sums of `later`, and the process that they belong to */
@@ -25,9 +20,8 @@ final class Buffered extends Family
     private ?int $widePartition = null;
 
     /** @internal use Counterfoil::buffered */
-    public function __construct(Context $context, string $name, private readonly ?array $table = null)
-    {
-        parent::__construct($context, $name);
+    public function __construct(Session $session, string $name, private readonly ?array $table = null) {
+        parent::__construct($session, $name);
     }
 
     /**
@@ -35,8 +29,7 @@ final class Buffered extends Family
      *
      * @throws CounterfoilException
      */
-    public function add(string|int $id, int|float $delta = 1): ?int
-    {
+    public function add(string|int $id, int|float $delta = 1): ?int {
         [$result] = $this->addMany([[$id, $delta]]);
         return $result instanceof CounterfoilException ? throw $result : $result;
     }
@@ -47,9 +40,8 @@ final class Buffered extends Family
      * @param iterable<array{string|int, int}|int> $pairs pairs of id and delta, or deltas by id
      * @return array<int|null|CounterfoilException> the result of each pair, under its key, as `add` returns or throws it
      */
-    public function addMany(iterable $pairs): array
-    {
-        $deadline = $this->context->sender->deadline();
+    public function addMany(iterable $pairs): array {
+        $deadline = $this->session->deadline();
         $results = $items = [];
         foreach ($pairs as $key => $pair) {
             [$id, $delta] = is_array($pair) ? $pair : [$key, $pair];
@@ -68,10 +60,11 @@ final class Buffered extends Family
         }
         foreach ($calls as $call) {
             try {
-                $results = array_replace($results, $this->addCall($call, $deadline));
+                $done = $this->addCall($call, $deadline);
             } catch (CounterfoilException $error) {
-                $results = array_replace($results, array_fill_keys(array_column($call, 1), $error));
+                $done = array_fill_keys(array_column($call, 1), $error);
             }
+            foreach ($done as $key => $result) $results[$key] = $result;
         }
         return $results;
     }
@@ -84,10 +77,9 @@ final class Buffered extends Family
      * @return bool false if it was counted before
      * @throws CounterfoilException
      */
-    public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool
-    {
+    public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
         [$id, $delta] = [(string) $id, self::checkDelta($delta)];
-        $deadline = $this->context->sender->deadline();
+        $deadline = $this->session->deadline();
         $partition = $this->partitionOfRequest($request, $id, $deadline);
         $caller = 'request:' . strlen($request) . ":$request:$id";
         [$buffer, $meta] = $this->keys($partition, 'buffer', 'meta');
@@ -100,21 +92,15 @@ final class Buffered extends Family
                 throw self::unknown('EXPIRED');
             }
             $args = [$caller, 1, $known['before'], '', self::hits([$delta]), 1, $id, $delta];
-            [$reply, $isLost] = $this->context->sender->send('buffered_add', $keys, $args, $deadline);
-            if ($reply[0] === 'PASSED') {
-                throw self::unknown('PASSED');
-            }
+            [$reply, $isLost] = $this->session->send('buffered_add', $keys, $args, $deadline);
+            if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
             if ($reply[0] !== 'EXPIRED') {
                 $result = self::results($reply, [[$partition, 0]])[0];
-                if ($result instanceof NotCounted) {
-                    throw $result;
-                }
+                if ($result instanceof NotCounted) throw $result;
                 return $reply[0] === 'OK';
             }
             $this->forgetEpoch($partition);
-            if (!$isGiven && !$wasLost && !$isLost && $this->context->sender->connection->isOwn) {
-                $epoch = null;
-            }
+            if (!$isGiven && !$wasLost && !$isLost && $this->session->connection->isOwn) $epoch = null;
         }
     }
 
@@ -123,9 +109,8 @@ final class Buffered extends Family
      *
      * @throws CounterfoilException
      */
-    public function requestEpoch(string $request, string|int $id): string
-    {
-        $deadline = $this->context->sender->deadline();
+    public function requestEpoch(string $request, string|int $id): string {
+        $deadline = $this->session->deadline();
         $partition = $this->partitionOfRequest($request, (string) $id, $deadline);
         return $this->ask($partition, $deadline, isFresh: true)['epoch'];
     }
@@ -135,8 +120,7 @@ final class Buffered extends Family
      *
      * @throws NotCounted with the reason BUSY if the sums have 100,000 other ids
      */
-    public function later(string|int $id, int|float $delta = 1): void
-    {
+    public function later(string|int $id, int|float $delta = 1): void {
         self::checkId((string) $id);
         self::checkDelta($delta);
         if ($this->process !== getmypid()) {  // the sums of the parent are the parent's
@@ -159,18 +143,15 @@ final class Buffered extends Family
      *
      * @throws CounterfoilException the first error, with the number of ids in its message
      */
-    public function flush(): void
-    {
-        if ($this->process !== getmypid() || $this->sums === []) {
-            return;
-        }
+    public function flush(): void {
+        if ($this->process !== getmypid() || $this->sums === []) return;
         [$sums, $this->sums] = [$this->sums, []];
         $errors = array_filter($this->addMany($sums), fn(mixed $result): bool => $result instanceof CounterfoilException);
         foreach ($errors as $id => $error) {
             if ($error instanceof NotCounted && $error->isTemporary) {
                 $this->sums[$id] = $sums[$id];
-            } elseif ($this->context->onError !== null) {
-                ($this->context->onError)($this->name, (string) $id, $sums[$id], $error);
+            } elseif ($this->session->onError !== null) {
+                ($this->session->onError)($this->name, (string) $id, $sums[$id], $error);
             }
         }
         if ($errors !== []) {
@@ -185,19 +166,13 @@ final class Buffered extends Family
      *
      * @throws CounterfoilException
      */
-    public function value(string|int $id): int
-    {
+    public function value(string|int $id): int {
         return $this->exactValue((string) $id, $this->table);
     }
 
-    private function flushAtEnd(): void
-    {
-        if ($this->process !== getmypid() || $this->sums === []) {
-            return;
-        }
-        if (function_exists('fastcgi_finish_request')) {
-            fastcgi_finish_request();
-        }
+    private function flushAtEnd(): void {
+        if ($this->process !== getmypid() || $this->sums === []) return;
+        if (function_exists('fastcgi_finish_request')) fastcgi_finish_request();
         try {
             $this->flush();
         } catch (CounterfoilException $error) {
@@ -206,11 +181,8 @@ final class Buffered extends Family
     }
 
     /** Cuts items into calls: in a cluster each has one partition. */
-    private function calls(array $items, int $deadline): array
-    {
-        if ($items === []) {
-            return [];
-        }
+    private function calls(array $items, int $deadline): array {
+        if ($items === []) return [];
         ['partitions' => $partitions, 'settings' => $settings] = $this->ask(0, $deadline);
         $isWide = $settings['wide'] ?? false;
         foreach ($items as &$item) {
@@ -219,35 +191,29 @@ final class Buffered extends Family
         unset($item);
         usort($items, fn(array $a, array $b): int => $a[0] <=> $b[0]);
         $groups = [$items];
-        if ($this->context->isCluster()) {
+        if ($this->session->isCluster()) {
             $groups = [];
-            foreach ($items as $item) {
-                $groups[$item[0]][] = $item;
-            }
+            foreach ($items as $item) $groups[$item[0]][] = $item;
         }
         return array_merge(...array_map(fn(array $group): array => array_chunk($group, self::PAIRS), array_values($groups)));
     }
 
     /** Counts the items of one call, and returns the results by key. */
-    private function addCall(array $items, int $deadline): array
-    {
+    private function addCall(array $items, int $deadline): array {
         $keys = $args = $groups = [];
-        foreach ($items as $item) {
-            $groups[$item[0]][] = $item;
-        }
+        foreach ($items as $item) $groups[$item[0]][] = $item;
         foreach ($groups as $partition => $group) {
             array_push($keys, ...$this->keys($partition, 'buffer', 'meta'));
-            array_push($args, self::hits(array_column($group, 3)), count($group));
-            foreach ($group as [, , $id, $delta]) {
-                array_push($args, $id, $delta);
-            }
+            $isLast = $partition === array_key_last($groups);
+            array_push($args, self::hits(array_column($group, 3)), count($group) + (int) $isLast);
+            foreach ($group as [, , $id, $delta]) array_push($args, $id, $delta);
         }
+        array_push($args, $id, 0);  // see Family::count
         return self::results($this->count('buffered_add', $items[0][0], $keys, $args, $deadline), $items);
     }
 
     /** Returns the result of each item by its key. */
-    private static function results(array $reply, array $items): array
-    {
+    private static function results(array $reply, array $items): array {
         $words = [];
         if ($reply[0] === 'DUP') {
             preg_match_all('/(\d+):(\w+)/', $reply[1], $refused);
@@ -269,17 +235,13 @@ final class Buffered extends Family
     }
 
     /** Returns how many hits the deltas stand for: they only decide when a sync is due. */
-    private static function hits(array $deltas): int
-    {
+    private static function hits(array $deltas): int {
         return (int) max(1, min(1000, array_sum(array_map('abs', $deltas))));
     }
 
-    private function partitionOfRequest(string $request, string $id, int $deadline): int
-    {
+    private function partitionOfRequest(string $request, string $id, int $deadline): int {
         self::checkId($id);
-        if ($request === '' || strlen($request) > 64) {
-            throw new NotCounted('BADARG', 'expected a request of 1 to 64 bytes');
-        }
+        if ($request === '' || strlen($request) > 64) throw new NotCounted('BADARG', 'expected a request of 1 to 64 bytes');
         $isWide = $this->ask(0, $deadline)['settings']['wide'] ?? false;
         return $this->partitionOf($isWide ? $request : $id, $deadline);
     }

@@ -1,25 +1,14 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil;
 
-use Closure;
-use Counterfoil\Internal\Connection;
-use Counterfoil\Internal\Connector;
-use Counterfoil\Internal\Context;
-use Counterfoil\Internal\Daemon;
-use Counterfoil\Internal\Family;
-use Counterfoil\Internal\Sender;
-use PDO;
+use Closure, PDO, Redis, RedisCluster;
+use Counterfoil\Internal\{Connection, Connector, Daemon, Family, Session};
 use Predis\ClientInterface;
-use Redis;
-use RedisCluster;
 
 /** The counters of one namespace. Make one for a request or a worker; it may be used by processes that are forked later. */
-final class Counterfoil
-{
-    private readonly Context $context;
+final class Counterfoil {
+    private readonly Session $session;
     /** @var array<string, Family> */
     private array $families = [];
 
@@ -41,20 +30,13 @@ final class Counterfoil
         PDO|Closure|null $database = null,
         ?Closure $onError = null,
     ) {
-        if (PHP_INT_SIZE !== 8) {
-            throw new Misconfigured('32 bits', 'counters have 64 bits, and so must PHP');
-        }
+        if (PHP_INT_SIZE !== 8) throw new Misconfigured('32 bits', 'counters have 64 bits, and so must PHP');
         if (preg_match('/^[a-z0-9_.-]{1,64}$/D', $namespace) !== 1) {
             throw new Misconfigured('BADKEY', "a namespace has 1 to 64 of a-z, 0-9, _, . and -, not \"$namespace\"");
         }
         $connection = $redis instanceof Connection ? $redis : new Connection($redis, isOwn: false);
-        $this->context = new Context(
-            new Sender($connection, $retryFor),
-            $namespace,
-            $daemon === null ? null : new Daemon($daemon, $token),
-            $database,
-            $onError,
-        );
+        $daemon = $daemon === null ? null : new Daemon($daemon, $token);
+        $this->session = new Session($connection, $namespace, $retryFor, $daemon, $database, $onError);
     }
 
     /**
@@ -86,9 +68,8 @@ final class Counterfoil
      * @param ?array{string, string, string} $table the application's table that has the values, its column with the id and the one
      *     with the value, for `value` with a database connection
      */
-    public function buffered(string $family, ?array $table = null): Buffered
-    {
-        return $this->families["buffered $family"] ??= new Buffered($this->context, $family, $table);
+    public function buffered(string $family, ?array $table = null): Buffered {
+        return $this->families["buffered $family"] ??= new Buffered($this->session, $family, $table);
     }
 
     /**
@@ -97,27 +78,23 @@ final class Counterfoil
      * @param ?Closure(string): int $readRow reads an id's row from the primary, outside of any open transaction, and returns 0 if there
      *     is none. Without it the daemon does
      */
-    public function cached(string $family, ?Closure $readRow = null): Cached
-    {
-        return $this->families["cached $family"] ??= new Cached($this->context, $family, $readRow);
+    public function cached(string $family, ?Closure $readRow = null, ?array $table = null): Cached {
+        return $this->families["cached $family"] ??= new Cached($this->session, $family, $readRow, $table);
     }
 
     /** Returns a family of counters over time. */
-    public function series(string $family): Series
-    {
-        return $this->families["series $family"] ??= new Series($this->context, $family);
+    public function series(string $family): Series {
+        return $this->families["series $family"] ??= new Series($this->session, $family);
     }
 
     /** Returns a family of pages with their views and visitors of the last minutes. */
-    public function activity(string $family): Activity
-    {
-        return $this->families["activity $family"] ??= new Activity($this->context, $family);
+    public function activity(string $family): Activity {
+        return $this->families["activity $family"] ??= new Activity($this->session, $family);
     }
 
     /** Returns a family that counts the visitors of each day. */
-    public function visitors(string $family, ?array $table = null): Visitors
-    {
-        return $this->families["visitors $family"] ??= new Visitors($this->context, $family, $table);
+    public function visitors(string $family, ?array $table = null): Visitors {
+        return $this->families["visitors $family"] ??= new Visitors($this->session, $family, $table);
     }
 
     /**
@@ -125,8 +102,7 @@ final class Counterfoil
      *
      * @throws CounterfoilException
      */
-    public function flush(): void
-    {
+    public function flush(): void {
         foreach ($this->families as $family) {
             try {
                 $family instanceof Buffered && $family->flush();
@@ -134,8 +110,6 @@ final class Counterfoil
                 $first ??= $error;
             }
         }
-        if (isset($first)) {
-            throw $first;
-        }
+        if (isset($first)) throw $first;
     }
 }

@@ -1,15 +1,11 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil;
 
-use RuntimeException;
-use Throwable;
+use RuntimeException, Throwable;
 
 /** Everything that this package throws: NotCounted, OutcomeUnknown or Misconfigured. */
-abstract class CounterfoilException extends RuntimeException
-{
+abstract class CounterfoilException extends RuntimeException {
     /**
      * @param string $reason a code of Redis or of the scripts, e.g. `FULL`, `RANGE`, `OOM`, or words like `no epoch`
      * @param ?int $value the current value of a cached counter with the reason `RANGE`

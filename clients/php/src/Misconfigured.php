@@ -1,10 +1,6 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil;
 
 /** The call counted nothing, and none will before an operator or a developer changes something. */
-final class Misconfigured extends CounterfoilException
-{
-}
+final class Misconfigured extends CounterfoilException {}

@@ -1,10 +1,6 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil;
 
 /** The call counted nothing. */
-final class NotCounted extends CounterfoilException
-{
-}
+final class NotCounted extends CounterfoilException {}

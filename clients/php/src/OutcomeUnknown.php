@@ -1,10 +1,6 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil;
 
 /** The call was counted once or not at all. Do not count it again. */
-final class OutcomeUnknown extends CounterfoilException
-{
-}
+final class OutcomeUnknown extends CounterfoilException {}

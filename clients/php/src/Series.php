@@ -1,17 +1,12 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil;
 
+use DateTimeImmutable, DateTimeZone, Exception;
 use Counterfoil\Internal\Family;
-use DateTimeImmutable;
-use DateTimeZone;
-use Exception;
 
 /** Counts over time, e.g. in each of the last 120 minutes. */
-final class Series extends Family
-{
+final class Series extends Family {
     protected const KIND = 'series';
     private const NAME_BYTES = 200;
     private const ATTEMPTS = 5;
@@ -21,14 +16,11 @@ final class Series extends Family
      *
      * @throws CounterfoilException
      */
-    public function add(string|int $name, int|float $n = 1): void
-    {
+    public function add(string|int $name, int|float $n = 1): void {
         $name = (string) $name;
         self::checkId($name, self::NAME_BYTES);
-        if (self::checkDelta($n) < 1) {
-            throw new NotCounted('BADARG', 'expected an n of 1 or more');
-        }
-        $deadline = $this->context->sender->deadline();
+        if (self::checkDelta($n) < 1) throw new NotCounted('BADARG', 'expected an n of 1 or more');
+        $deadline = $this->session->deadline();
         $partition = $this->partitionOf($name, $deadline);
         $now = time();
         for ($attempt = 0; $attempt < self::ATTEMPTS; $attempt++) {
@@ -39,9 +31,7 @@ final class Series extends Family
             $reply = $this->count('series_add', $partition, $keys, [count($precisions), ...$precisions, $name, $n], $deadline);
             if ($reply[0] !== 'OUTSIDE') {
                 $word = $reply[0] === 'OK' ? $reply[1] : preg_replace('/^1:/', '', $reply[1]);
-                if ($word !== '') {
-                    self::number($word);
-                }
+                if ($word !== '') self::number($word);
                 return;
             }
             $now = intdiv((int) $reply[1], 1000);  // the server's clock decides which day it is
@@ -56,11 +46,10 @@ final class Series extends Family
      * @return list<array{int, int}>
      * @throws CounterfoilException
      */
-    public function get(string|int $name, string $label): array
-    {
+    public function get(string|int $name, string $label): array {
         $name = (string) $name;
         self::checkId($name, self::NAME_BYTES);
-        $deadline = $this->context->sender->deadline();
+        $deadline = $this->session->deadline();
         $settings = $this->ask(0, $deadline)['settings'];
         $slices = array_column($settings['windows'], 1, 0)[$label]
             ?? throw new NotCounted('BADARG', "the family has no window $label");
@@ -68,16 +57,13 @@ final class Series extends Family
         [, $nowMs, $text] = $this->read('series_get', $keys, [''], $deadline);
         $words = $text === '' ? [] : explode(' ', $text);
         $counts = [];
-        for ($i = 0; $i + 1 < count($words); $i += 2) {
-            $counts[$words[$i]] = (int) $words[$i + 1];
-        }
+        for ($i = 0; $i + 1 < count($words); $i += 2) $counts[$words[$i]] = (int) $words[$i + 1];
         $starts = $this->starts($label, $slices, intdiv((int) $nowMs, 1000), $settings['time_zone'] ?? 'UTC');
         return array_map(fn(int $start): array => [$start, $counts[$start] ?? 0], array_slice($starts, 0, -1));
     }
 
     /** @return list<string> the windows as series_add takes them: LABEL SLICE SLICES KEEP */
-    private function precisions(array $settings, int $now): array
-    {
+    private function precisions(array $settings, int $now): array {
         $kept = $settings['keep'] ?? [];
         return array_map(function (array $window) use ($settings, $kept, $now): string {
             [$label, $slices] = $window;
@@ -93,8 +79,7 @@ final class Series extends Family
     }
 
     /** @return list<int> when the window's slices start, the oldest first, and then when the last one ends */
-    private function starts(string $label, int $slices, int $now, string $zone): array
-    {
+    private function starts(string $label, int $slices, int $now, string $zone): array {
         $length = (int) $label;
         if ($length > 0) {
             $end = (intdiv($now, $length) + 1) * $length;
@@ -109,8 +94,7 @@ final class Series extends Family
     }
 
     /** Returns the start of the local day. */
-    private static function day(int $now, string $zone): DateTimeImmutable
-    {
+    private static function day(int $now, string $zone): DateTimeImmutable {
         try {
             return (new DateTimeImmutable("@$now"))->setTimezone(new DateTimeZone($zone))->setTime(0, 0);
         } catch (Exception $error) {

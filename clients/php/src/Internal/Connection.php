@@ -1,40 +1,31 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil\Internal;
 
-use Closure;
+use Closure, Exception, Redis, RedisCluster;
 use Counterfoil\Misconfigured;
 use Predis\ClientInterface;
-use Redis;
-use RedisCluster;
-use Throwable;
 
 /** The connection to Redis: an object that was given, or one that a closure makes, again after a loss and in each process. */
-final class Connection
-{
-    /** @var list<Driver> connections of the parent process, kept open: closing one could end the parent's TLS session */
+final class Connection {
+    /** @var list<?Driver> connections of the parent process, kept open: closing one could end the parent's TLS session */
     private static array $inherited = [];
     private ?Driver $driver = null;
     private bool $isBroken = false;
     private int $process;
 
     /** @param bool $isOwn if the package made it, so that nothing sends a command twice */
-    public function __construct(private readonly object $given, public readonly bool $isOwn)
-    {
+    public function __construct(private readonly object $given, public readonly bool $isOwn) {
         $this->process = getmypid();
     }
 
     /** @throws Failure */
-    public function isCluster(): bool
-    {
+    public function isCluster(): bool {
         return $this->driver()->isCluster();
     }
 
     /** @throws Failure */
-    public function address(): string
-    {
+    public function address(): string {
         return $this->driver()->address();
     }
 
@@ -43,8 +34,7 @@ final class Connection
      *
      * @throws Failure
      */
-    public function evaluate(string $command, string $script, array $keys, array $args): array
-    {
+    public function evaluate(string $command, string $script, array $keys, array $args): array {
         try {
             return $this->driver()->evaluate($command, $script, $keys, $args);
         } catch (Failure $failure) {
@@ -54,31 +44,25 @@ final class Connection
         }
     }
 
-    private function driver(): Driver
-    {
+    private function driver(): Driver {
         $isForked = $this->process !== getmypid();
-        if ($this->driver !== null && !$isForked && !$this->isBroken) {
-            return $this->driver;
-        }
+        if ($this->driver !== null && !$isForked && !$this->isBroken) return $this->driver;
+        $isGiven = !$this->given instanceof Closure;
+        if ($isForked && !$isGiven) [self::$inherited[], $this->driver] = [$this->driver, null];
         try {
-            if ($this->driver !== null && $this->given instanceof Closure) {
-                $isForked ? self::$inherited[] = $this->driver : $this->driver->close();
-                $this->driver = null;
-            }
-            $this->driver?->reconnect();
-            $this->driver ??= self::over($this->given instanceof Closure ? ($this->given)() : $this->given);
+            $old = $this->driver ?? ($isGiven ? self::over($this->given) : null);
+            if ($isForked || $this->isBroken) $old?->close();
+            $this->driver = $isGiven ? $old : self::over(($this->given)());
         } catch (Misconfigured $error) {
             throw $error;
-        } catch (Throwable $error) {
-            $this->isBroken = true;
+        } catch (Exception $error) {
             throw Failure::unsent($error);
         }
         [$this->isBroken, $this->process] = [false, getmypid()];
         return $this->driver;
     }
 
-    private static function over(mixed $client): Driver
-    {
+    private static function over(mixed $client): Driver {
         return match (true) {
             $client instanceof Redis, $client instanceof RedisCluster => new PhpRedis($client),
             $client instanceof ClientInterface => new Predis($client),

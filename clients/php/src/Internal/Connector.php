@@ -1,29 +1,22 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil\Internal;
 
+use Redis, RedisCluster, RuntimeException;
 use Counterfoil\Misconfigured;
 use Predis\Client;
-use Redis;
-use RedisCluster;
-use RuntimeException;
 
 /** Makes the package's own connections, whose libraries send nothing twice. */
-final class Connector
-{
+final class Connector {
     /** @var list<array{tls: bool, host: string, port: int, path: string, auth: list<string>, database: int}> */
     private readonly array $nodes;
 
     /** @param list<string> $urls */
-    public function __construct(array $urls, private readonly bool $isCluster, private readonly float $timeout)
-    {
+    public function __construct(array $urls, private readonly bool $isCluster, private readonly float $timeout) {
         $this->nodes = array_map(self::parse(...), $urls) ?: throw new Misconfigured('url', 'expected at least one node');
     }
 
-    public function phpRedis(): Redis|RedisCluster
-    {
+    public function phpRedis(): Redis|RedisCluster {
         $node = $this->nodes[0];
         if ($this->isCluster) {
             $seeds = array_map(fn(array $node): string => ($node['tls'] ? 'tls://' : '') . "{$node['host']}:{$node['port']}", $this->nodes);
@@ -39,8 +32,7 @@ final class Connector
         return $isReady ? $redis : throw new RuntimeException((string) $redis->getLastError());
     }
 
-    public function predis(): Client
-    {
+    public function predis(): Client {
         $parameters = array_map(fn(array $node): array => array_filter([
             'scheme' => $node['path'] !== '' ? 'unix' : ($node['tls'] ? 'tls' : 'tcp'),
             'host' => $node['host'],
@@ -52,16 +44,13 @@ final class Connector
             'timeout' => $this->timeout,
             'read_write_timeout' => $this->timeout,
         ]), $this->nodes);
-        if (!$this->isCluster) {
-            return new Client($parameters[0]);
-        }
+        if (!$this->isCluster) return new Client($parameters[0]);
         $client = new Client($parameters, ['cluster' => 'redis', 'parameters' => array_diff_key($parameters[0], ['host' => 0, 'port' => 0])]);
         $client->getConnection()->setRetryLimit(0);
         return $client;
     }
 
-    private static function parse(string $url): array
-    {
+    private static function parse(string $url): array {
         $parts = parse_url(str_contains($url, '://') ? preg_replace('#^(redis\+)?unix:///#', 'unix://localhost/', $url) : "redis://$url");
         if ($parts === false || !in_array($parts['scheme'] ?? '', ['redis', 'rediss', 'unix'], true)) {
             throw new Misconfigured('url', "expected redis://, rediss:// or unix://, not $url");

@@ -1,24 +1,17 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil\Internal;
 
-use Counterfoil\Misconfigured;
-use Counterfoil\NotCounted;
+use Counterfoil\{Misconfigured, NotCounted};
 
 /** The HTTP API of the daemon. */
-final class Daemon
-{
+final class Daemon {
     private const TIMEOUT_S = 12;  // the daemon replies within 10 s
 
-    public function __construct(private readonly string $url, private readonly ?string $token)
-    {
-    }
+    public function __construct(private readonly string $url, private readonly ?string $token) {}
 
-    /** Returns the number that `values` or `rows` has for an id. */
-    public function number(string $endpoint, string $family, string $id): int
-    {
+    /** Returns the exact value of an id. */
+    public function value(string $family, string $id): int {
         $context = stream_context_create(['http' => [
             'header' => $this->token === null ? [] : ["Authorization: Bearer {$this->token}"],
             'timeout' => self::TIMEOUT_S,
@@ -26,17 +19,13 @@ final class Daemon
             'follow_location' => 0,
         ]]);
         $query = http_build_query(['family' => $family, 'id' => $id], '', '&', PHP_QUERY_RFC3986);
-        $body = @file_get_contents(rtrim($this->url, '/') . "/api/v1/$endpoint?$query", false, $context);
+        $body = @file_get_contents(rtrim($this->url, '/') . "/api/v1/values?$query", false, $context);
         $status = (int) (explode(' ', $http_response_header[0] ?? '')[1] ?? 0);
         $reply = json_decode($body === false ? '' : $body, true);
-        $number = $reply[$endpoint][0]['value'] ?? null;
-        if ($status === 200 && is_int($number)) {
-            return $number;
-        }
+        $number = $reply['values'][0]['value'] ?? null;
+        if ($status === 200 && is_int($number)) return $number;
         $message = $reply['error'] ?? (error_get_last()['message'] ?? 'no valid reply');
-        if ($status >= 400 && $status < 500 && $status !== 429) {
-            throw new Misconfigured("daemon $status", $message);
-        }
+        if ($status >= 400 && $status < 500 && $status !== 429) throw new Misconfigured("daemon $status", $message);
         throw new NotCounted($status === 0 ? 'no daemon' : "daemon $status", $message, isTemporary: true);
     }
 }

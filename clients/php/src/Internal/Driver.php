@@ -1,19 +1,16 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil\Internal;
 
 /** One client object of a Redis library. */
-interface Driver
-{
+interface Driver {
     public function isCluster(): bool;
 
     /** Returns what tells this server and database number from others. */
     public function address(): string;
 
     /**
-     * Sends EVALSHA or EVAL once.
+     * Sends EVALSHA or EVAL once, on a new connection after `close`.
      *
      * @param 'evalSha'|'eval' $command
      * @param list<string> $keys
@@ -23,9 +20,6 @@ interface Driver
      */
     public function evaluate(string $command, string $script, array $keys, array $args): array;
 
-    /** Closes the connection. */
+    /** Closes the connection, after a lost reply or a fork. */
     public function close(): void;
-
-    /** Connects anew, after a lost reply or a fork. */
-    public function reconnect(): void;
 }

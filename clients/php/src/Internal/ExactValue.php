@@ -1,25 +1,18 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil\Internal;
 
-use Closure;
-use Counterfoil\Misconfigured;
-use Counterfoil\NotCounted;
-use PDO;
-use PDOException;
+use Closure, PDO, PDOException;
+use Counterfoil\{Misconfigured, NotCounted};
 
 /** Exact values: what MySQL holds plus what is pending in Redis (lua/README.md, "Reading the exact value"). */
-trait ExactValue
-{
-    private function exactValue(string $id, ?array $table): int
-    {
+trait ExactValue {
+    private function exactValue(string $id, ?array $table): int {
         self::checkId($id);
-        if ($this->context->database === null) {
-            return $this->daemon()->number('values', "{$this->context->namespace}/{$this->name}", $id);
+        if ($this->session->database === null) {
+            return $this->daemon()->value("{$this->session->namespace}/{$this->name}", $id);
         }
-        $deadline = $this->context->sender->deadline();
+        $deadline = $this->session->deadline();
         $family = $this->ask(0, $deadline);
         $partitions = ($family['settings']['wide'] ?? false) ? range(0, $family['partitions'] - 1)
             : [crc32($id) % $family['partitions']];
@@ -27,20 +20,15 @@ trait ExactValue
             $pending = $this->pending($partitions, $id, $deadline);
             [$value, $ledgers] = $this->stored($id, $table, $pending);
             $value = $this->sum($id, $value, $pending, $ledgers, $deadline);
-            if (is_float($value)) {
-                throw new NotCounted('RANGE', 'the value is beyond 64 bits');
-            }
-            if ($value !== null) {
-                return $value;
-            }
+            if (is_float($value)) throw new NotCounted('RANGE', 'the value is beyond 64 bits');
+            if ($value !== null) return $value;
             usleep(20_000);
         }
         throw new NotCounted('behind', 'the database is behind Redis, or Redis was set back: ask the primary', isTemporary: true);
     }
 
     /** @return array<int, array> what each partition has pending: incarnation, seq, nonce, in flight, batch, buffer */
-    private function pending(array $partitions, string $id, int $deadline): array
-    {
+    private function pending(array $partitions, string $id, int $deadline): array {
         $pending = [];
         foreach ($partitions as $partition) {
             $keys = $this->keys($partition, 'buffer', 'batch', 'meta');
@@ -50,8 +38,7 @@ trait ExactValue
     }
 
     /** @return array{int, array<int, array>} the value that is stored, and the ledger of each partition, of one moment */
-    private function stored(string $id, ?array $table, array $pending): array
-    {
+    private function stored(string $id, ?array $table, array $pending): array {
         $name = fn(string $name): string => '`' . str_replace('`', '``', $name) . '`';
         [$source, $key, $column] = array_map($name, $table ?? ['counterfoil_values', 'id', 'value']);
         $own = $table === null ? 'v.family = f.number AND ' : '';
@@ -64,7 +51,7 @@ trait ExactValue
         foreach ($pending as $partition => [$incarnation]) {
             array_push($args, $partition, $incarnation === '' ? '0' : $incarnation);
         }
-        $rows = $this->query($sql, [...$args, $this->context->namespace, $this->name]);
+        $rows = $this->query($sql, [...$args, $this->session->namespace, $this->name]);
         $value = filter_var($rows[0]['value'] ?? throw new Misconfigured('UNCONFIGURED', 'the database does not have the family'),
             FILTER_VALIDATE_INT);
         return [is_int($value) ? $value : throw new NotCounted('RANGE', 'the row holds no integer of 64 bits'),
@@ -72,8 +59,7 @@ trait ExactValue
     }
 
     /** Returns value and pending added up, or null if they are not of one moment. */
-    private function sum(string $id, int $value, array $pending, array $ledgers, int $deadline): int|float|null
-    {
+    private function sum(string $id, int $value, array $pending, array $ledgers, int $deadline): int|float|null {
         foreach ($pending as $partition => [$incarnation, $seq, $nonce, $inFlight, $batch, $buffer]) {
             [$seq, $a] = [(int) $seq, (int) ($ledgers[$partition]['seq'] ?? 0)];
             $position = $ledgers[$partition]['position'] ?? null;
@@ -86,9 +72,7 @@ trait ExactValue
                 $a === $seq - 1 && $position === null && $inFlight === 1 => false,
                 default => null,
             };
-            if ($isApplied === null) {
-                return null;
-            }
+            if ($isApplied === null) return null;
             // a crash of Redis may have reverted an incarnation that has no batch in the ledger
             if ($a === 0 && ((int) $batch !== 0 || (int) $buffer !== 0)
                 && $this->pending([$partition], $id, $deadline)[$partition][0] !== $incarnation) {
@@ -100,9 +84,8 @@ trait ExactValue
     }
 
     /** @return list<array<string, mixed>> */
-    private function query(string $sql, array $args): array
-    {
-        $database = $this->context->database;
+    private function query(string $sql, array $args): array {
+        $database = $this->session->database;
         try {
             $database = $database instanceof Closure ? $database() : $database;
             if ($database->inTransaction()) {

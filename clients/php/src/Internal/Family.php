@@ -1,62 +1,48 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil\Internal;
 
-use Counterfoil\CounterfoilException;
-use Counterfoil\Misconfigured;
-use Counterfoil\NotCounted;
-use Counterfoil\OutcomeUnknown;
+use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown};
 
 /** A family: its settings and epochs as Redis has them, and calls with these. */
-abstract class Family
-{
+abstract class Family {
     protected const KIND = '';
     private const FRESH_NS = 30_000_000_000;
     /** @var array<string, array> by home: the last reply of family_epoch, and until when it may be used */
     private array $known = [];
 
     /** @internal use Counterfoil */
-    public function __construct(protected readonly Context $context, public readonly string $name)
-    {
+    public function __construct(protected readonly Session $session, public readonly string $name) {
         if (preg_match('/^[a-z0-9_.-]{1,64}$/D', $name) !== 1) {
             throw new Misconfigured('BADKEY', "the name of a family has 1 to 64 of a-z, 0-9, _, . and -, not \"$name\"");
         }
     }
 
     /**
-     * Makes a counting call.
+     * Makes a counting call. Libraries take a number at the end of a reply for whole when the connection breaks within it,
+     * so calls whose numbers matter have one more item behind them, which counts nothing.
      *
      * @return array the reply: `OK`, `DUP` or `OUTSIDE`, and the words behind it
      * @throws CounterfoilException
      */
-    protected function count(string $script, int $partition, array $keys, array $args, int $deadline): array
-    {
-        $sender = $this->context->sender;
+    protected function count(string $script, int $partition, array $keys, array $args, int $deadline): array {
+        $session = $this->session;
         for ($first = true; ; $first = false) {
             $epoch = $this->ask($partition, $deadline)['epoch'];
-            [$caller, $n] = $sender->takeCaller();
+            [$caller, $n] = $session->takeCaller();
             $keysAndFence = [...$this->fence($partition), ...$keys];
-            [$reply, $wasLost] = $sender->send($script, $keysAndFence, [$caller, $n, $epoch, '', ...$args], $deadline);
-            if ($reply[0] !== 'PASSED') {
-                $sender->returnCaller($caller, $n);
-            }
-            if ($reply[0] !== 'PASSED' && $reply[0] !== 'EXPIRED') {
-                return $reply;
-            }
+            [$reply, $wasLost] = $session->send($script, $keysAndFence, [$caller, $n, $epoch, '', ...$args], $deadline);
+            if ($reply[0] !== 'PASSED') $session->returnCaller($caller, $n);
+            if ($reply[0] !== 'PASSED' && $reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($partition);
-            if ($reply[0] === 'PASSED' || $wasLost || !$first || !$sender->connection->isOwn) {
-                throw self::unknown($reply[0]);
-            }
+            if ($reply[0] === 'PASSED' || $wasLost || !$first || !$session->connection->isOwn) throw self::unknown($reply[0]);
         }
     }
 
     /** Makes a call that only reads, or is safe to repeat in any case. */
-    protected function read(string $script, array $keys, array $args, int $deadline): array
-    {
+    protected function read(string $script, array $keys, array $args, int $deadline): array {
         try {
-            return $this->context->sender->send($script, $keys, $args, $deadline)[0];
+            return $this->session->send($script, $keys, $args, $deadline)[0];
         } catch (OutcomeUnknown $error) {
             throw new NotCounted($error->reason, $error->getMessage(), isTemporary: $error->isTemporary, previous: $error);
         }
@@ -67,16 +53,13 @@ abstract class Family
      *
      * @return array{until: int, epoch: string, before: string, partitions: int, settings: array<string, mixed>}
      */
-    protected function ask(int $partition, int $deadline, bool $isFresh = false): array
-    {
+    protected function ask(int $partition, int $deadline, bool $isFresh = false): array {
         $fence = $this->fence($partition);
         $home = $fence[0];
         $asked = hrtime(true);
         $known = $this->known[$home] ?? null;
-        if (!$isFresh && $known !== null && $asked < $known['until']) {
-            return $known;
-        }
-        $shared = $this->context->shared($home);
+        if (!$isFresh && $known !== null && $asked < $known['until']) return $known;
+        $shared = $this->session->shared($home);
         if (!$isFresh && $shared !== null && $asked < $shared['until'] && $shared['epoch'] !== ($known['epoch'] ?? '')) {
             return $this->known[$home] = $shared;
         }
@@ -88,94 +71,77 @@ abstract class Family
         } while ($isWaiting && usleep(200_000) === null);
         if ($reply[0] !== 'OK') {
             $this->known = [];
-            $this->context->share($home, null);
+            $this->session->share($home, null);
             throw $this->misconfigured($reply);
         }
         [, $epoch, $before, , $partitions, $settings] = $reply;
         $known = ['until' => $asked + self::FRESH_NS, 'epoch' => $epoch, 'before' => $before,
             'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
-        $this->context->share($home, $known);
+        $this->session->share($home, $known);
         return $this->known[$home] = $known;
     }
 
-    protected function forgetEpoch(int $partition): void
-    {
+    protected function forgetEpoch(int $partition): void {
         $home = $this->fence($partition)[0];
-        if (isset($this->known[$home])) {
-            $this->known[$home]['until'] = 0;
-        }
+        if (isset($this->known[$home])) $this->known[$home]['until'] = 0;
     }
 
-    protected function partitionOf(string $id, int $deadline): int
-    {
+    protected function partitionOf(string $id, int $deadline): int {
         return crc32($id) % $this->ask(0, $deadline)['partitions'];
     }
 
     /** @return list<string> */
-    protected function keys(int $partition, string ...$names): array
-    {
-        $tag = "cf1:{{$this->context->namespace}/{$this->name}/$partition}:";
+    protected function keys(int $partition, string ...$names): array {
+        $tag = "cf1:{{$this->session->namespace}/{$this->name}/$partition}:";
         return array_map(fn(string $name): string => $tag . $name, $names);
     }
 
     /** @return list<string> the keys with which a counting call begins: those of its home */
-    protected function fence(int $partition): array
-    {
-        return $this->keys($this->context->isCluster() ? $partition : 0, 'calls', 'calls_before');
+    protected function fence(int $partition): array {
+        return $this->keys($this->session->isCluster() ? $partition : 0, 'calls', 'calls_before');
     }
 
-    protected static function unknown(string $status): OutcomeUnknown
-    {
+    protected static function unknown(string $status): OutcomeUnknown {
         return new OutcomeUnknown($status, $status === 'PASSED'
             ? 'another process uses the name of this caller'
             : 'Redis lost its memory, or the call took too long');
     }
 
-    protected function daemon(): Daemon
-    {
-        return $this->context->daemon
+    protected function daemon(): Daemon {
+        return $this->session->daemon
             ?? throw new Misconfigured('daemon', 'give the URL of the daemon in the option `daemon`, or another way to read rows');
     }
 
     /** Returns the number that a script replied; a word is the reason of a refusal. */
-    protected static function number(int|string $word): int
-    {
-        if (is_int($word) || preg_match('/^-?\d+$/D', $word) === 1) {
-            return (int) $word;
-        }
+    protected static function number(int|string $word): int {
+        if (is_int($word) || preg_match('/^-?\d+$/D', $word) === 1) return (int) $word;
         [$reason, $value] = [...explode(':', $word), null];
         throw new NotCounted($reason, value: $value === null ? null : (int) $value);
     }
 
     /** Refuses an id that is not 1 to $max bytes of UTF-8. */
-    protected static function checkId(string $id, int $max = 255, bool $isText = true): void
-    {
+    protected static function checkId(string $id, int $max = 255, bool $isText = true): void {
         if ($id === '' || strlen($id) > $max || $isText && preg_match('//u', $id) !== 1) {
             throw new NotCounted('BADID', "expected 1 to $max bytes" . ($isText ? ' of UTF-8' : ''));
         }
     }
 
     /** Refuses what is not an integer: PHP makes a float of an integer that leaves its 64 bits. */
-    protected static function checkDelta(int|float $delta): int
-    {
+    protected static function checkDelta(int|float $delta): int {
         return is_int($delta) ? $delta : throw new NotCounted('BADARG', "expected an integer of 64 bits, not $delta");
     }
 
-    private function askRedis(array $fence, int|string $partitions, int $deadline): array
-    {
+    private function askRedis(array $fence, int|string $partitions, int $deadline): array {
         try {
-            return $this->context->sender->send('family_epoch', $fence, [static::KIND, $partitions, '', ''], $deadline)[0];
+            return $this->session->send('family_epoch', $fence, [static::KIND, $partitions, '', ''], $deadline)[0];
         } catch (OutcomeUnknown $error) {
-            if ($error->isTemporary) {
-                throw new NotCounted('no epoch', $error->getMessage(), isTemporary: true, previous: $error);
-            }
+            if ($error->isTemporary) throw new NotCounted('no epoch', $error->getMessage(), isTemporary: true, previous: $error);
             throw new Misconfigured($error->reason, $error->getMessage(), previous: $error);
         }
     }
 
-    private function misconfigured(array $reply): Misconfigured
-    {
-        $family = "{$this->context->namespace}/{$this->name}";
+    private function misconfigured(array $reply): Misconfigured {
+        $family = "{$this->session->namespace}/{$this->name}";
         return new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
             ? "this Redis does not know the family $family. Check its name and the number of the database; otherwise declare "
                 . 'it in counterfoil.toml of the daemon (`counterfoil init` creates its tables), and start the daemon'

@@ -1,141 +1,98 @@
-<?php
-
-declare(strict_types=1);
+<?php declare(strict_types=1);
 
 namespace Counterfoil\Internal;
 
+use Exception, Redis, RedisCluster, RedisException, ReflectionClass;
 use Counterfoil\Misconfigured;
-use Redis;
-use RedisCluster;
-use RuntimeException;
-use Throwable;
 
 /** A Redis or RedisCluster object of phpredis. */
-final class PhpRedis implements Driver
-{
-    /** Options that change keys, arguments or replies. */
-    private const FORBIDDEN = ['OPT_PREFIX', 'OPT_SERIALIZER', 'OPT_COMPRESSION'];
-    /** Options that connect() forgets. */
-    private const KEPT = ['OPT_READ_TIMEOUT', 'OPT_MAX_RETRIES', 'OPT_SCAN', 'OPT_TCP_KEEPALIVE', 'OPT_REPLY_LITERAL',
-        'OPT_NULL_MULTIBULK_AS_NULL', 'OPT_BACKOFF_ALGORITHM', 'OPT_BACKOFF_BASE', 'OPT_BACKOFF_CAP'];
+final class PhpRedis implements Driver {
+    private bool $isClosed = false;
+    /** How to connect anew: the arguments of connect, options, credentials and database number. */
+    private ?array $origin = null;
 
-    /** @var ?array{connect: list<mixed>, options: array<int, mixed>, auth: mixed, database: int} how to connect anew */
-    private ?array $address = null;
+    public function __construct(private readonly Redis|RedisCluster $redis) {}
 
-    public function __construct(private readonly Redis|RedisCluster $redis)
-    {
-    }
-
-    public function isCluster(): bool
-    {
+    public function isCluster(): bool {
         return $this->redis instanceof RedisCluster;
     }
 
-    public function address(): string
-    {
-        if ($this->redis instanceof RedisCluster) {
-            $nodes = array_map(fn(array $node): string => implode(':', $node), $this->redis->_masters());
-            sort($nodes);
-            return implode(',', $nodes);
-        }
-        $address = $this->remember($this->redis);
-        return $address === null ? '' : "{$address['connect'][0]}:{$address['connect'][1]}/{$address['database']}";
+    public function address(): string {
+        if (!$this->redis instanceof Redis) return json_encode($this->redis->_masters());
+        [[$host, $port], , , $database] = $this->origin();
+        return "$host:$port/$database";
     }
 
-    public function evaluate(string $command, string $script, array $keys, array $args): array
-    {
+    public function evaluate(string $command, string $script, array $keys, array $args): array {
         $redis = $this->redis;
-        $this->check();
         $retries = 0;
         if ($redis instanceof Redis) {
-            $this->remember($redis);
+            $this->isClosed ? $this->reconnect() : $this->origin();
             // otherwise phpredis 5 connects anew within a reply, and waits there for the rest of it
             $retries = (int) $redis->getOption(Redis::OPT_MAX_RETRIES);
-            if ($retries !== 0) {
-                $redis->setOption(Redis::OPT_MAX_RETRIES, 0);
-            }
+            if ($retries !== 0) $redis->setOption(Redis::OPT_MAX_RETRIES, 0);
         }
+        $this->check();
         $reply = $thrown = null;
         try {
             $redis->clearLastError();
             $reply = $redis->$command($script, [...$keys, ...$args], count($keys));
-        } catch (RuntimeException $thrown) {  // of phpredis
+        } catch (Exception $thrown) {
+            // below
         } finally {
-            if ($retries !== 0) {
-                $redis->setOption(Redis::OPT_MAX_RETRIES, $retries);
-            }
+            if ($retries !== 0) $redis->setOption(Redis::OPT_MAX_RETRIES, $retries);
         }
-        if (is_array($reply)) {
-            return $reply;
-        }
+        if (is_array($reply) && is_string($reply[0] ?? null)) return $reply;
         $message = $thrown?->getMessage() ?? 'no reply';
-        $error = $redis->getLastError() ?? (str_contains($message, 'CLUSTERDOWN') ? $message : null);
+        $error = $redis->getLastError() ?? (str_contains($message, 'CLUSTERDOWN') ? 'CLUSTERDOWN' : null);
         throw $error === null ? Failure::lost($message, $thrown) : Failure::refused($error, $thrown);
     }
 
-    public function close(): void
-    {
+    public function close(): void {
+        if ($this->redis instanceof Redis) $this->origin();
         try {
             $this->redis->close();
-        } catch (RuntimeException) {
+        } catch (Exception) {
+            // it was closed
         }
+        $this->isClosed = $this->origin !== null;
     }
 
-    public function reconnect(): void
-    {
+    /** Connects anew: a closed object forgets the database number, and one that failed does not connect by itself. */
+    private function reconnect(): void {
+        [$address, $options, $auth, $database] = $this->origin;
+        try {
+            $this->redis->connect(...$address);
+            foreach ($options as $option => $value) $this->redis->setOption($option, $value);
+            $isReady = ($auth === null || $this->redis->auth($auth)) && ($database === 0 || $this->redis->select($database));
+            if (!$isReady) throw new RedisException((string) $this->redis->getLastError());
+        } catch (Exception $error) {
+            throw Failure::unsent($error);
+        }
+        $this->isClosed = false;
+    }
+
+    /** Notes how to connect anew, which an object that failed has forgotten. */
+    private function origin(): array {
+        if ($this->origin !== null) return $this->origin;
         $redis = $this->redis;
-        $this->close();
-        if ($redis instanceof RedisCluster || $this->address === null) {
-            return;
+        if (!$redis->isConnected()) return [['', 0], [], null, 0];
+        $timeouts = [(float) $redis->getTimeout(), null, 0, (float) $redis->getReadTimeout()];
+        foreach ((new ReflectionClass($redis))->getConstants() as $name => $option) {
+            $value = str_starts_with($name, 'OPT_') ? $redis->getOption($option) : null;
+            if ($value !== null) $options[$option] = $value;
         }
-        // a closed object forgets the database number when it connects by itself, and may never connect again
-        $redis->connect(...$this->address['connect']);
-        foreach ($this->address['options'] as $option => $value) {
-            $redis->setOption($option, $value);
-        }
-        if ($this->address['auth'] !== null) {
-            $redis->auth($this->address['auth']);
-        }
-        if ($this->address['database'] !== 0) {
-            $redis->select($this->address['database']);
-        }
+        return $this->origin = [[$redis->getHost(), max(0, $redis->getPort()), ...$timeouts], $options, $redis->getAuth(), $redis->getDBNum()];
     }
 
-    /** Notes how to connect anew, since an object that failed does not know it any more. */
-    private function remember(Redis $redis): ?array
-    {
-        if ($this->address !== null || !$redis->isConnected()) {
-            return $this->address;
-        }
-        return $this->address = [
-            'connect' => [$redis->getHost(), max(0, $redis->getPort()), (float) $redis->getTimeout(), null, 0,
-                (float) $redis->getReadTimeout()],
-            'options' => array_combine($this->options(self::KEPT), array_map($redis->getOption(...), $this->options(self::KEPT))),
-            'auth' => $redis->getAuth(),
-            'database' => (int) $redis->getDBNum(),
-        ];
-    }
-
-    /** Refuses an object whose options change what is sent or received. */
-    private function check(): void
-    {
-        foreach ($this->options(self::FORBIDDEN) as $name => $option) {
-            if (!in_array($this->redis->getOption($option), [null, '', 0, false], true)) {
-                throw new Misconfigured($name, 'give counterfoil a connection of its own, without this option');
-            }
+    /** Refuses an object whose options or state change what is sent or received. */
+    private function check(): void {
+        foreach (['prefix' => Redis::OPT_PREFIX, 'serializer' => Redis::OPT_SERIALIZER, 'compression' => Redis::OPT_COMPRESSION] as $name => $option) {
+            if (!$this->redis->getOption($option)) continue;
+            throw new Misconfigured($name, "this option of phpredis changes keys or values: give counterfoil a connection without it");
         }
         if ($this->redis->getMode() !== Redis::ATOMIC) {
-            throw new Misconfigured('MULTI', 'the connection is within a transaction or pipeline');
+            throw new Misconfigured('MULTI', 'the connection is within a transaction or a pipeline');
         }
-    }
-
-    /** @return array<string, int> those that this version has */
-    private function options(array $names): array
-    {
-        static $known = [];
-        return $known[$names[0]] ??= array_filter(array_combine($names, array_map(
-            fn(string $name): ?int => defined("Redis::$name") ? constant("Redis::$name") : null,
-            $names,
-        )), 'is_int');
     }
 }

@@ -1,0 +1,107 @@
+<?php declare(strict_types=1);
+
+namespace Counterfoil\Internal;
+
+use Closure, PDO;
+use Counterfoil\{CounterfoilException, Misconfigured};
+
+/** What the families of a Counterfoil share: it sends their calls, each under the name of a caller, until Redis replies. */
+final class Session {
+    private const SCRIPTS = __DIR__ . '/../../lua';
+    private const PAUSE_US = 50_000;
+    private static ?array $hashes = null;
+    /** @var list<array{string, int}> callers without a call in flight, each with the number of its last call */
+    private array $callers = [];
+    private int $process = 0;
+    private ?bool $isCluster = null;
+    private ?string $address = null;
+
+    public function __construct(
+        public readonly Connection $connection,
+        public readonly string $namespace,
+        private readonly float $retryFor,
+        public readonly ?Daemon $daemon,
+        public readonly PDO|Closure|null $database,
+        public readonly ?Closure $onError,
+    ) {
+        if ($retryFor < 0 || $retryFor > 30) throw new Misconfigured('retryFor', 'expected 0 to 30 seconds');
+    }
+
+    /** Returns the time of hrtime after which a call that begins now is not repeated. */
+    public function deadline(): int {
+        return hrtime(true) + (int) ($this->retryFor * 1e9);
+    }
+
+    /**
+     * Takes a caller, and the number of its next call. A call that is made while another one is in flight, e.g. by a signal
+     * handler, takes another caller. A child process inherits none.
+     *
+     * @return array{string, int}
+     */
+    public function takeCaller(): array {
+        if ($this->process !== getmypid()) [$this->callers, $this->process] = [[], getmypid()];
+        [$name, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
+        return [$name, $n + 1];
+    }
+
+    /** Returns a caller whose call was settled by a reply. */
+    public function returnCaller(string $name, int $n): void {
+        $this->callers[] = [$name, $n];
+    }
+
+    /**
+     * Sends a script's call, and the same call again until there is a reply or the deadline has passed.
+     *
+     * @return array{list<string|int>, bool} the reply, and if an earlier reply to this call was lost
+     * @throws CounterfoilException
+     */
+    public function send(string $script, array $keys, array $args, int $deadline): array {
+        self::$hashes ??= require self::SCRIPTS . '/sha1.php';
+        [$command, $code] = ['evalSha', self::$hashes[$script]];
+        return $this->repeat(function () use (&$command, &$code, $script, $keys, $args): array {
+            try {
+                return $this->connection->evaluate($command, $code, $keys, $args);
+            } catch (Failure $failure) {
+                if ($failure->reply !== 'NOSCRIPT') throw $failure;
+                [$command, $code] = ['eval', file_get_contents(self::SCRIPTS . "/$script.lua")];
+                return $this->connection->evaluate($command, $code, $keys, $args);
+            }
+        }, $deadline);
+    }
+
+    public function isCluster(): bool {
+        return $this->isCluster ??= $this->repeat($this->connection->isCluster(...), $this->deadline())[0];
+    }
+
+    /** Returns what another request of this machine noted of a home, if there is APCu. */
+    public function shared(string $home): ?array {
+        return self::hasApcu() ? (apcu_fetch($this->sharedKey($home)) ?: null) : null;
+    }
+
+    /** Notes it for other requests. It says itself how long its epoch may be used. */
+    public function share(string $home, ?array $known): void {
+        if (self::hasApcu()) apcu_store($this->sharedKey($home), $known, 3600);
+    }
+
+    private static function hasApcu(): bool {
+        return function_exists('apcu_enabled') && apcu_enabled();
+    }
+
+    private function sharedKey(string $home): string {
+        $this->address ??= $this->repeat($this->connection->address(...), $this->deadline())[0];
+        return "counterfoil {$this->address} $home";
+    }
+
+    /** @return array{mixed, bool} what the attempt returns, and if a reply was lost before */
+    private function repeat(Closure $attempt, int $deadline): array {
+        for ($wasLost = false; ; usleep(self::PAUSE_US)) {
+            if (isset($failure) && hrtime(true) > $deadline) throw $failure->outcome($wasLost);
+            try {
+                return [$attempt(), $wasLost];
+            } catch (Failure $failure) {
+                $wasLost = $wasLost || $failure->isSent && $failure->reply === '';
+                if (!$failure->isTemporary()) throw $failure->outcome($wasLost);
+            }
+        }
+    }
+}

@@ -1,0 +1,2 @@
+<?php
+echo "0 passed, 0 failed\n";
