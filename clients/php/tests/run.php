@@ -1,2 +1,103 @@
 <?php
-echo "0 passed, 0 failed\n";
+
+// Runs the tests of the installed package: run.php INSTALLED_DIR. The servers are named by COUNTERFOIL_TEST_*.
+
+declare(strict_types=1);
+
+require $argv[1] . '/vendor/autoload.php';
+define('INSTALLED', $argv[1]);
+set_error_handler(fn(int $level, string $text) => throw new ErrorException($text, 0, $level));
+
+function env(string $name): string
+{
+    return getenv("COUNTERFOIL_TEST_$name") ?: exit("COUNTERFOIL_TEST_$name is not set\n");
+}
+
+define('NS', env('NAMESPACE'));
+define('SOCKET', env('SOCKET'));
+
+/** A connection for looking at Redis. */
+function redis(string $socket = SOCKET): Redis
+{
+    $redis = new Redis();
+    $redis->connect($socket, 0, 2.0, null, 0, 1.0);
+    return $redis;
+}
+
+/** An id that no other test uses. */
+function id(): string
+{
+    return 'id-' . bin2hex(random_bytes(6));
+}
+
+function same(mixed $expected, mixed $got, string $what = ''): void
+{
+    if ($expected !== $got) {
+        throw new Exception("$what: expected " . var_export($expected, true) . ', got ' . var_export($got, true));
+    }
+}
+
+/** Returns the error that the call throws, and checks its class and reason. */
+function fails(string $class, string $reason, callable $call): Throwable
+{
+    try {
+        $got = $call();
+    } catch (Throwable $error) {
+        same([$class, $reason], [$error::class, $error->reason ?? $error->getMessage()], $error->getMessage());
+        return $error;
+    }
+    throw new Exception("expected $class $reason, got " . var_export($got, true));
+}
+
+/** Returns how many calls of scripts Redis has executed. */
+function calls(): int
+{
+    $stats = redis()->info('commandstats');
+    $of = fn(string $name): int => (int) (explode('=', explode(',', $stats["cmdstat_$name"] ?? 'calls=0')[0])[1]);
+    return $of('evalsha') + $of('eval');
+}
+
+/** Runs the function in a forked process, and waits for its end. */
+function forked(callable $call): void
+{
+    $child = pcntl_fork();
+    if ($child === 0) {
+        try {
+            $call();
+            posix_kill(getmypid(), SIGKILL);
+        } catch (Throwable $error) {
+            fwrite(STDERR, "in the child: $error\n");
+        }
+        exit(1);
+    }
+    pcntl_waitpid($child, $status);
+    same(true, pcntl_wifsignaled($status), 'the child ended');
+}
+
+/** Forgets the epochs of a family twice, as if two minutes had passed. */
+function forget(string $family): void
+{
+    $redis = redis();
+    $keys = ['cf1:{' . NS . "/$family/0}:calls", 'cf1:{' . NS . "/$family/0}:calls_before"];
+    foreach ([1, 2] as $_) {
+        $redis->hSet($keys[0], '=began_at', '0');
+        $redis->eval(file_get_contents(INSTALLED . '/vendor/counterfoil/counterfoil/lua/family_epoch.lua'), [...$keys, '', '', '', ''], 2);
+    }
+}
+
+$tests = [];
+foreach (glob(__DIR__ . '/*_test.php') as $file) {
+    $tests += require $file;
+}
+[$passed, $failed] = [0, 0];
+foreach ($tests as $name => $test) {
+    try {
+        $test();
+        $passed++;
+    } catch (Throwable $error) {
+        $failed++;
+        echo "$name: $error\n";
+    }
+}
+echo "$passed passed, $failed failed\n";
+exit($failed === 0 ? 0 : 1);

@@ -62,7 +62,8 @@ final class Connector {
             'host' => $parts['host'],
             'port' => $parts['port'] ?? 6379,
             'path' => $isUnix ? rawurldecode($parts['path']) : '',
-            'auth' => array_values(array_filter(array_map('rawurldecode', [$parts['user'] ?? '', $parts['pass'] ?? '']), 'strlen')),
+            'auth' => $isUnix ? array_values(array_filter([$query['user'] ?? '', $query['password'] ?? ''], 'strlen'))
+                : array_values(array_filter(array_map('rawurldecode', [$parts['user'] ?? '', $parts['pass'] ?? '']), 'strlen')),
             'database' => (int) ($isUnix ? $query['db'] ?? 0 : ltrim($parts['path'] ?? '', '/')),
         ];
     }

@@ -19,12 +19,18 @@ final class Daemon {
             'follow_location' => 0,
         ]]);
         $query = http_build_query(['family' => $family, 'id' => $id], '', '&', PHP_QUERY_RFC3986);
-        $body = @file_get_contents(rtrim($this->url, '/') . "/api/v1/values?$query", false, $context);
+        // the application's handler of errors may throw
+        set_error_handler(function (int $level, string $text) use (&$warning): bool {
+            $warning = $text;
+            return true;
+        });
+        $body = file_get_contents(rtrim($this->url, '/') . "/api/v1/values?$query", false, $context);
+        restore_error_handler();
         $status = (int) (explode(' ', $http_response_header[0] ?? '')[1] ?? 0);
         $reply = json_decode($body === false ? '' : $body, true);
         $number = $reply['values'][0]['value'] ?? null;
         if ($status === 200 && is_int($number)) return $number;
-        $message = $reply['error'] ?? (error_get_last()['message'] ?? 'no valid reply');
+        $message = $reply['error'] ?? $warning ?? 'no valid reply';
         if ($status >= 400 && $status < 500 && $status !== 429) throw new Misconfigured("daemon $status", $message);
         throw new NotCounted($status === 0 ? 'no daemon' : "daemon $status", $message, isTemporary: true);
     }

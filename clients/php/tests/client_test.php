@@ -1,0 +1,273 @@
+<?php
+
+// Traps of PHP and its libraries.
+
+declare(strict_types=1);
+
+use Counterfoil\{Counterfoil, Misconfigured, NotCounted, OutcomeUnknown};
+
+$own = fn(string $library = 'phpredis', mixed ...$options): Counterfoil =>
+    Counterfoil::connect('unix://' . SOCKET, NS, ...['library' => $library] + $options);
+
+/** Starts a proxy that cuts the first reply to a script after so many bytes; what comes later passes. */
+function cutting(int $bytes): array
+{
+    $socket = sys_get_temp_dir() . '/cf-php-' . bin2hex(random_bytes(6)) . '.sock';
+    $listener = stream_socket_server("unix://$socket");
+    $child = pcntl_fork();
+    if ($child !== 0) {
+        fclose($listener);
+        return [$socket, $child];
+    }
+    set_error_handler(null);
+    while ($client = @stream_socket_accept($listener, 10)) {
+        $server = stream_socket_client('unix://' . SOCKET);
+        while (($request = fread($client, 65536)) !== '' && $request !== false) {
+            fwrite($server, $request);
+            $reply = fread($server, 65536);
+            $isCut = $bytes >= 0 && str_contains($request, ':buffer') && !str_starts_with($reply, '-');
+            fwrite($client, $isCut ? substr($reply, 0, $bytes) : $reply);
+            if ($isCut) {
+                $bytes = -1;
+                break;
+            }
+        }
+        fclose($client);
+        fclose($server);
+    }
+    posix_kill(getmypid(), SIGKILL);
+}
+
+return [
+    'ids and deltas of PHP' => function () use ($own) {
+        $isConnected = false;
+        $views = (new Counterfoil(function () use (&$isConnected) {
+            $isConnected = true;
+            return redis();
+        }, NS, daemon: env('DAEMON')))->buffered('views');
+        fails(NotCounted::class, 'BADARG', fn() => $views->add(id(), 1.5));
+        fails(NotCounted::class, 'BADARG', fn() => $views->add(id(), PHP_INT_MAX + 1));
+        fails(NotCounted::class, 'BADID', fn() => $views->add(''));
+        fails(NotCounted::class, 'BADID', fn() => $views->add("\xff"));
+        fails(NotCounted::class, 'BADID', fn() => $views->later(str_repeat('x', 256)));
+        fails(NotCounted::class, 'BADARG', fn() => $views->addOnce('', id()));
+        same(false, $isConnected, 'sent');
+        $number = random_int(1, PHP_INT_MAX);
+        same([$number => 2, 'x' . $number => 3], $views->addMany([$number => 2, 'x' . $number => 3]));
+        same(3, $views->add((string) $number));
+        same(PHP_INT_MAX, $views->add($big = id(), PHP_INT_MAX));
+        same(PHP_INT_MAX, $views->value($big));
+        fails(NotCounted::class, 'RANGE', fn() => $views->add($big));
+        fails(Misconfigured::class, 'BADKEY', fn() => $own()->buffered('Views'));
+        fails(Misconfigured::class, 'retryFor', fn() => $own(retryFor: 31.0));
+    },
+    'options of a given phpredis object' => function () {
+        $options = ['prefix' => [Redis::OPT_PREFIX, 'app:'], 'serializer' => [Redis::OPT_SERIALIZER, Redis::SERIALIZER_PHP],
+            'compression' => [Redis::OPT_COMPRESSION, Redis::COMPRESSION_LZF]];
+        foreach ($options as $name => [$option, $value]) {
+            $redis = redis();
+            $connection = $redis->rawCommand('CLIENT', 'ID');
+            $redis->setOption($option, $value);
+            fails(Misconfigured::class, $name, fn() => (new Counterfoil($redis, NS))->buffered('views')->add(id()));
+            $other = redis()->rawCommand('CLIENT', 'LIST', 'ID', (string) $connection);
+            same(1, preg_match('/ cmd=client\|id /', $other), "sent: $other");
+        }
+        $redis = redis();
+        $redis->multi();
+        fails(Misconfigured::class, 'MULTI', fn() => (new Counterfoil($redis, NS))->buffered('views')->add(id()));
+        $redis = redis();
+        $redis->setOption(Redis::OPT_REPLY_LITERAL, true);
+        same(2, (new Counterfoil($redis, NS))->buffered('views')->add(id(), 2));
+    },
+    'options of a given client of Predis' => function () {
+        $at = ['scheme' => 'unix', 'path' => SOCKET];
+        $prefixed = new Counterfoil(new Predis\Client($at, ['prefix' => 'app:']), NS);
+        fails(Misconfigured::class, 'prefix', fn() => $prefixed->buffered('views')->add(id()));
+        $silent = new Counterfoil(new Predis\Client($at, ['exceptions' => false]), NS);
+        same(2, $silent->buffered('views')->add(id(), 2));
+        redis()->script('flush');
+        same(2, $silent->buffered('views')->add(id(), 2));
+    },
+    'a given object is connected anew with its database and options' => function () {
+        $redis = redis();
+        $redis->select(3);
+        $redis->setOption(Redis::OPT_MAX_RETRIES, 2);
+        $redis->setOption(Redis::OPT_SCAN, Redis::SCAN_RETRY);
+        $redis->flushDB();
+        $keys = ['cf1:{' . NS . '/views/0}:calls', ...array_map(fn($p) => 'cf1:{' . NS . "/views/$p}:meta", range(0, 3))];
+        $configure = file_get_contents(INSTALLED . '/vendor/counterfoil/counterfoil/lua/family_configure.lua');
+        $redis->eval($configure, [...$keys, 'salt', '', 'buffered', 4, 1000000, '{"kind":"buffered","wide":false}', ''], count($keys));
+        $views = (new Counterfoil($redis, NS))->buffered('views');
+        $id = id();
+        same(1, $views->add($id));
+        redis()->rawCommand('CLIENT', 'KILL', 'ID', $redis->rawCommand('CLIENT', 'ID'));
+        same(2, $views->add($id));
+        same([2, Redis::SCAN_RETRY, 3], [$redis->getOption(Redis::OPT_MAX_RETRIES), $redis->getOption(Redis::OPT_SCAN), $redis->getDBNum()]);
+        same('2', $redis->hGet('cf1:{' . NS . '/views/' . crc32($id) % 4 . '}:buffer', $id));
+        $redis->flushDB();
+    },
+    'a closure connects again after a loss and in a child' => function () {
+        $connected = 0;
+        $views = (new Counterfoil(function () use (&$connected) {
+            $connected++;
+            return redis();
+        }, NS))->buffered('views');
+        $id = id();
+        same([1, 1], [$views->add($id), $connected]);
+        redis()->rawCommand('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes');
+        same([2, 2], [$views->add($id), $connected]);
+        forked(fn() => same(3, $views->add($id)));
+        same(4, $views->add($id));
+    },
+    'forks before and after the first call' => function () use ($own) {
+        $predis = new Predis\Client(['scheme' => 'unix', 'path' => SOCKET]);
+        foreach ([new Counterfoil(redis(), NS), new Counterfoil($predis, NS), $own(), $own('predis')] as $counterfoil) {
+            $views = $counterfoil->buffered('views');
+            $id = id();
+            forked(fn() => same([1, 2], [$views->add($id), $views->add($id)]));
+            same(3, $views->add($id));
+            forked(fn() => same([4, 5], [$views->add($id), $views->add($id)]));
+            same(6, $views->add($id));
+        }
+    },
+    'a reply that is cut at any byte' => function () {
+        foreach (['phpredis', 'predis'] as $library) {
+            for ($bytes = 0; $bytes < 40; $bytes++) {
+                [$socket, $proxy] = cutting($bytes);
+                $redis = $library === 'predis' ? new Predis\Client(['scheme' => 'unix', 'path' => $socket]) : redis($socket);
+                $views = (new Counterfoil($redis, NS, retryFor: 3.0))->buffered('views');
+                $id = id();
+                $result = $views->add($id, 123);
+                same(true, $result === null || $result === 123, "$library $bytes: " . var_export($result, true));
+                same(246, $views->add($id, 123), "$library $bytes");
+                posix_kill($proxy, SIGKILL);
+                pcntl_waitpid($proxy, $status);
+                unlink($socket);
+            }
+        }
+    },
+    'EXPIRED on the first send is repeated on an own connection only' => function () use ($own) {
+        foreach (['phpredis', 'predis'] as $library) {
+            $views = $own($library)->buffered('views');
+            same(1, $views->add($id = id()));
+            forget('views');
+            same(2, $views->add($id));
+        }
+        $given = (new Counterfoil(redis(), NS))->buffered('views');
+        $given->add($id);
+        forget('views');
+        fails(OutcomeUnknown::class, 'EXPIRED', fn() => $given->add($id));
+        same(4, $given->add($id));
+    },
+    'calls leave one name of a caller' => function () use ($own) {
+        $views = $own()->buffered('views');
+        $views->add(id());
+        $names = fn(): int => redis()->hLen('cf1:{' . NS . '/views/0}:calls');
+        $before = $names();
+        for ($i = 0; $i < 50; $i++) {
+            $views->add(id());
+        }
+        same($before, $names());
+    },
+    'a call within a call has a caller of its own' => function () use ($own) {
+        $counterfoil = $own();
+        $id = id();
+        $votes = $counterfoil->cached('votes', function (string $id) use ($counterfoil): int {
+            $counterfoil->buffered('views')->add("seeds/$id");
+            return 40;
+        });
+        same([42, 41, 41], [$votes->incr($id, 2), $votes->incr($id, -1), $votes->get($id)]);
+        $error = fails(NotCounted::class, 'RANGE', fn() => $votes->incr($id, 1000));
+        same(41, $error->value);
+    },
+    'addMany of many pairs' => function () use ($own) {
+        $prefix = id();
+        $pairs = array_map(fn(int $i): array => ["$prefix/$i", $i], range(1, 2500));
+        $before = calls();
+        same(range(1, 2500), $own()->buffered('views')->addMany($pairs));
+        same(true, calls() - $before <= 30, 'calls');  // the daemon makes some
+    },
+    'later sums, stays while Redis is away, and reports what it drops' => function () {
+        $isAway = true;
+        $lost = [];
+        $connect = function () use (&$isAway) {
+            return $isAway ? throw new RedisException('Connection refused') : redis();
+        };
+        $onError = function (string $family, string $id, int $delta, $error) use (&$lost) {
+            $lost[] = [$family, $id, $delta, $error->reason];
+        };
+        $counterfoil = new Counterfoil($connect, NS, retryFor: 0.1, onError: $onError);
+        $views = $counterfoil->buffered('views');
+        $id = id();
+        $views->later($id, 2);
+        $views->later($id);
+        fails(NotCounted::class, 'no connection', fn() => $views->flush());
+        $isAway = false;
+        forked(fn() => [$views->flush(), $views->later($id, 10), $views->flush()]);
+        $counterfoil->flush();
+        $counterfoil->buffered('nowhere')->later('7', 5);
+        $error = fails(Misconfigured::class, 'UNCONFIGURED', fn() => $counterfoil->flush());
+        same(true, str_contains($error->getMessage(), '1 of 1 ids'));
+        same([['nowhere', '7', 5, 'UNCONFIGURED']], $lost);
+        $counterfoil->flush();
+        same(14, $views->add($id));
+        for ($i = 0; $i < 100_000; $i++) {
+            $views->later("later/$i");
+        }
+        fails(NotCounted::class, 'BUSY', fn() => $views->later('one more'));
+        $before = calls();
+        $views->flush();
+        same(true, calls() - $before <= 150, 'calls');  // the daemon makes some
+    },
+    'a program that ends sends its sums' => function () {
+        $id = id();
+        $program = '<?php require $argv[1] . "/vendor/autoload.php";
+            $views = Counterfoil\Counterfoil::connect("unix://$argv[2]", $argv[3])->buffered("views");
+            $views->later($argv[4], 3); $views->later($argv[4]); exit(0);';
+        $process = proc_open([PHP_BINARY, '--', INSTALLED, SOCKET, NS, $id], [['pipe', 'r']], $pipes);
+        fwrite($pipes[0], $program);
+        fclose($pipes[0]);
+        same(0, proc_close($process));
+        same(5, (new Counterfoil(redis(), NS))->buffered('views')->add($id));
+    },
+    'values of the daemon and of the database' => function () use ($own) {
+        $connect = fn() => new PDO('mysql:unix_socket=' . env('MYSQL') . ';dbname=' . env('DATABASE'), 'root', '');
+        $pdo = $connect();
+        $byDatabase = $own('phpredis', database: $pdo);
+        $byDaemon = $own('phpredis', daemon: env('DAEMON'));
+        $id = id();
+        $byDatabase->buffered('views')->add($id, 5);
+        $byDatabase->buffered('wide')->add($id, 2);
+        $byDaemon->buffered('wide')->add($id, 3);
+        $byDatabase->visitors('daily')->firstVisit($id, '2014-09-20', 'v');
+        foreach ([$byDatabase, $byDaemon, $own('predis', database: $connect)] as $counterfoil) {
+            same(5, $counterfoil->buffered('views')->value($id));
+            same(5, $counterfoil->buffered('wide')->value($id));
+            same(1, $counterfoil->visitors('daily')->value($id, '2014-09-20'));
+        }
+        $pdo->exec('CREATE TABLE IF NOT EXISTS php_pages (page VARCHAR(255) PRIMARY KEY, views BIGINT NOT NULL)');
+        $pdo->exec("INSERT INTO php_pages VALUES ('$id', 100)");
+        $table = $own('phpredis', database: $pdo)->buffered('views', ['php_pages', 'page', 'views']);
+        same(105, $table->value($id));
+        $pdo->beginTransaction();
+        fails(Misconfigured::class, 'transaction', fn() => $table->value($id));
+        $pdo->rollBack();
+        fails(Misconfigured::class, 'daemon', fn() => $own()->buffered('views')->value($id));
+        $gone = $own('phpredis', daemon: 'http://127.0.0.1:1')->buffered('views');
+        fails(NotCounted::class, 'no daemon', fn() => $gone->value($id));
+    },
+    'wrong passwords and addresses' => function () {
+        fails(Misconfigured::class, 'url', fn() => Counterfoil::connect('http://localhost', NS));
+        $away = Counterfoil::connect('unix:///tmp/counterfoil-no-such.sock', NS, retryFor: 0.1);
+        fails(NotCounted::class, 'no connection', fn() => $away->buffered('views')->add(id()));
+        $away = Counterfoil::connect('redis://127.0.0.1:1', NS, library: 'predis', retryFor: 0.1);
+        fails(NotCounted::class, 'no connection', fn() => $away->buffered('views')->add(id()));
+        redis()->rawCommand('ACL', 'SETUSER', 'php', 'on', '>right', '~*', '+@all');
+        foreach (['phpredis', 'predis'] as $library) {
+            $of = fn(string $password) => Counterfoil::connect("redis+unix://" . SOCKET . "?user=php&password=$password", NS, library: $library);
+            fails(Misconfigured::class, 'WRONGPASS', fn() => $of('wrong')->buffered('views')->add(id()));
+            same(1, $of('right')->buffered('views')->add(id()));
+        }
+        redis()->rawCommand('ACL', 'DELUSER', 'php');
+    },
+];
