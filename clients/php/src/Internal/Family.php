@@ -83,7 +83,9 @@ abstract class Family {
 
     protected function forgetEpoch(int $partition): void {
         $home = $this->fence($partition)[0];
-        if (isset($this->known[$home])) $this->known[$home]['until'] = 0;
+        if (!isset($this->known[$home])) return;
+        $this->known[$home]['until'] = 0;
+        $this->session->share($home, $this->known[$home]);
     }
 
     protected function partitionOf(string $id, int $deadline): int {

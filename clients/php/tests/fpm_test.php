@@ -1,0 +1,122 @@
+<?php
+
+// php-fpm: requests share epochs by APCu, workers restart, and connections are persistent.
+
+declare(strict_types=1);
+
+/** Starts php-fpm on a socket of its own, and calls the function with one that makes a request. */
+function withFpm(callable $test): void
+{
+    $binary = current(array_filter(array_merge(glob('/usr/sbin/php-fpm*'), glob('/usr/local/sbin/php-fpm*'))));
+    $folder = sys_get_temp_dir() . '/cf-fpm-' . bin2hex(random_bytes(6));
+    mkdir($folder);
+    file_put_contents("$folder/count.php", '<?php
+        require $_GET["installed"] . "/vendor/autoload.php";
+        $redis = function () {
+            $redis = new Redis();
+            $_GET["persistent"] ? $redis->pconnect($_GET["socket"], 0, 2.0) : $redis->connect($_GET["socket"], 0, 2.0);
+            $redis->setOption(Redis::OPT_READ_TIMEOUT, 0.3);
+            return $redis;
+        };
+        $views = (new Counterfoil\Counterfoil($redis, $_GET["namespace"]))->buffered("views");
+        if ($_GET["call"] === "later") {
+            $views->later($_GET["id"], 2);
+            $views->later($_GET["id"]);
+            register_shutdown_function(fn() => print("end"));
+        } else {
+            try {
+                echo getmypid(), " ", json_encode($views->add($_GET["id"]));
+            } catch (Counterfoil\CounterfoilException $error) {
+                echo $error->reason;
+            }
+        }');
+    file_put_contents("$folder/fpm.conf", "[global]\nerror_log = $folder/log\ndaemonize = no\n[test]\nlisten = $folder/fpm.sock\n"
+        . "user = root\npm = static\npm.max_children = 2\npm.max_requests = 20\nphp_admin_value[apc.enabled] = 1\n");
+    $fpm = proc_open([$binary, '-R', '-F', '-y', "$folder/fpm.conf"], [1 => ['file', '/dev/null', 'w'], 2 => ['file', '/dev/null', 'w']], $pipes);
+    for ($i = 0; $i < 100 && !file_exists("$folder/fpm.sock"); $i++) {
+        usleep(50_000);
+    }
+    $request = function (string $id, string $call = 'add', string $socket = SOCKET, bool $isPersistent = false) use ($folder): string {
+        $query = http_build_query(['installed' => INSTALLED, 'socket' => $socket, 'namespace' => NS, 'id' => $id, 'call' => $call,
+            'persistent' => $isPersistent ? 1 : 0]);
+        $cgi = proc_open(['cgi-fcgi', '-bind', '-connect', "$folder/fpm.sock"], [1 => ['pipe', 'w']], $pipes, null,
+            ['SCRIPT_FILENAME' => "$folder/count.php", 'REQUEST_METHOD' => 'GET', 'QUERY_STRING' => $query, 'PATH' => getenv('PATH')]);
+        $reply = stream_get_contents($pipes[1]);
+        proc_close($cgi);
+        return $reply;
+    };
+    try {
+        $test(fn(mixed ...$args): string => trim(explode("\r\n\r\n", $request(...$args), 2)[1] ?? ''));
+    } finally {
+        proc_terminate($fpm);
+        proc_close($fpm);
+        array_map('unlink', glob("$folder/*"));
+        rmdir($folder);
+    }
+}
+
+return [
+    'php-fpm' => fn() => withFpm(function (callable $request) {
+        $id = id();
+        $workers = [];
+        for ($i = 1; $i <= 60; $i++) {
+            [$worker, $pending] = explode(' ', $request($id, isPersistent: $i % 2 === 0));
+            same((string) $i, $pending);
+            $workers[$worker] = true;
+        }
+        same(true, count($workers) > 2, 'workers restarted');
+
+        // sums are sent behind the response
+        same('end', $request($id, 'later'));
+        for ($i = 0; $i < 50 && redis()->hGet('cf1:{' . NS . '/views/' . crc32($id) % 4 . '}:buffer', $id) !== '63'; $i++) {
+            usleep(20_000);
+        }
+        same('63', redis()->hGet('cf1:{' . NS . '/views/' . crc32($id) % 4 . '}:buffer', $id));
+
+        // the epoch is the one in APCu until a call is refused
+        forget('views');
+        same('EXPIRED', preg_replace('/^\d+ /', '', $request($id)));
+        same(['64', '65'], [explode(' ', $request($id))[1], explode(' ', $request($id))[1]]);
+    }),
+    'a late reply on a persistent connection' => fn() => withFpm(function (callable $request) {
+        $socket = sys_get_temp_dir() . '/cf-late-' . bin2hex(random_bytes(6)) . '.sock';
+        $listener = stream_socket_server("unix://$socket");
+        $proxy = pcntl_fork();
+        if ($proxy === 0) {
+            set_error_handler(null);
+            [$calls, $clients] = [0, []];
+            while (true) {
+                [$readable, $none] = [[$listener, ...array_column($clients, 0)], null];
+                stream_select($readable, $none, $none, null);
+                foreach ($readable as $stream) {
+                    if ($stream === $listener) {
+                        $client = stream_socket_accept($listener);
+                        $clients[(int) $client] = [$client, stream_socket_client('unix://' . SOCKET)];
+                        continue;
+                    }
+                    $request = fread($stream, 65536);
+                    if ($request === '' || $request === false) {
+                        unset($clients[(int) $stream]);
+                        continue;
+                    }
+                    $server = $clients[(int) $stream][1];
+                    fwrite($server, $request);
+                    $reply = fread($server, 65536);
+                    if (str_contains($request, ':buffer') && ++$calls % 3 === 0) {
+                        usleep(400_000);
+                    }
+                    @fwrite($stream, $reply);
+                }
+            }
+        }
+        $id = id();
+        for ($i = 1; $i <= 12; $i++) {
+            $pending = explode(' ', $request($id, 'add', $socket, true))[1];
+            same(true, $pending === (string) $i || $pending === 'null', "request $i: $pending");
+        }
+        same(13, (new Counterfoil\Counterfoil(redis(), NS))->buffered('views')->add($id));
+        posix_kill($proxy, SIGKILL);
+        pcntl_waitpid($proxy, $status);
+        unlink($socket);
+    }),
+];
