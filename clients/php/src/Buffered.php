@@ -30,8 +30,14 @@ final class Buffered extends Family {
      * @throws CounterfoilException
      */
     public function add(string|int $id, int|float $delta = 1): ?int {
-        [$result] = $this->addMany([[$id, $delta]]);
-        return $result instanceof CounterfoilException ? throw $result : $result;
+        self::checkId($id = (string) $id);
+        self::checkDelta($delta);
+        $deadline = $this->session->deadline();
+        $partition = $this->partitionOfHit($id, $this->ask(0, $deadline));
+        $args = [self::hits([$delta]), 2, $id, $delta, $id, 0];  // see Family::count
+        $reply = $this->count('buffered_add', $partition, $this->keys($partition, 'buffer', 'meta'), $args, $deadline);
+        [$result] = self::results($reply, [[$partition, 0]]);
+        return $result instanceof NotCounted ? throw $result : $result;
     }
 
     /**
@@ -180,14 +186,16 @@ final class Buffered extends Family {
         }
     }
 
+    private function partitionOfHit(string $id, array $known): int {
+        ['partitions' => $partitions, 'settings' => $settings] = $known;
+        return ($settings['wide'] ?? false) ? $this->widePartition ??= random_int(0, $partitions - 1) : crc32($id) % $partitions;
+    }
+
     /** Cuts items into calls: in a cluster each has one partition. */
     private function calls(array $items, int $deadline): array {
         if ($items === []) return [];
-        ['partitions' => $partitions, 'settings' => $settings] = $this->ask(0, $deadline);
-        $isWide = $settings['wide'] ?? false;
-        foreach ($items as &$item) {
-            $item[0] = $isWide ? $this->widePartition ??= random_int(0, $partitions - 1) : crc32($item[2]) % $partitions;
-        }
+        $known = $this->ask(0, $deadline);
+        foreach ($items as &$item) $item[0] = $this->partitionOfHit($item[2], $known);
         unset($item);
         usort($items, fn(array $a, array $b): int => $a[0] <=> $b[0]);
         $groups = [$items];

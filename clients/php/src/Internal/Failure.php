@@ -36,7 +36,12 @@ final class Failure extends RuntimeException {
         return new self($isReply ? $error[1] : $message, $isReply, false, $previous);
     }
 
-    /** Returns if nothing was executed, and a repeat may succeed. */
+    /** Returns if the command may have been executed, or may still be. */
+    public function isLost(): bool {
+        return $this->isSent && $this->reply === '';
+    }
+
+    /** Returns if a repeat may succeed. */
     public function isTemporary(): bool {
         return $this->reply === '' || in_array($this->reply, self::TEMPORARY, true);
     }

@@ -8,8 +8,10 @@ use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown
 abstract class Family {
     protected const KIND = '';
     private const FRESH_NS = 30_000_000_000;
-    /** @var array<string, array> by home: the last reply of family_epoch, and until when it may be used */
+    /** @var array<int, array> by home: the last reply of family_epoch, and until when it may be used */
     private array $known = [];
+    /** @var array<int, list<string>> */
+    private array $fences = [];
 
     /** @internal use Counterfoil */
     public function __construct(protected readonly Session $session, public readonly string $name) {
@@ -54,12 +56,12 @@ abstract class Family {
      * @return array{until: int, epoch: string, before: string, partitions: int, settings: array<string, mixed>}
      */
     protected function ask(int $partition, int $deadline, bool $isFresh = false): array {
-        $fence = $this->fence($partition);
-        $home = $fence[0];
         $asked = hrtime(true);
+        $home = $this->session->isCluster() ? $partition : 0;
         $known = $this->known[$home] ?? null;
         if (!$isFresh && $known !== null && $asked < $known['until']) return $known;
-        $shared = $this->session->shared($home);
+        $fence = $this->fence($home);
+        $shared = $this->session->shared($fence[0]);
         if (!$isFresh && $shared !== null && $asked < $shared['until'] && $shared['epoch'] !== ($known['epoch'] ?? '')) {
             return $this->known[$home] = $shared;
         }
@@ -71,21 +73,21 @@ abstract class Family {
         } while ($isWaiting && usleep(200_000) === null);
         if ($reply[0] !== 'OK') {
             $this->known = [];
-            $this->session->share($home, null);
+            $this->session->share($fence[0], null);
             throw $this->misconfigured($reply);
         }
         [, $epoch, $before, , $partitions, $settings] = $reply;
         $known = ['until' => $asked + self::FRESH_NS, 'epoch' => $epoch, 'before' => $before,
             'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
-        $this->session->share($home, $known);
+        $this->session->share($fence[0], $known);
         return $this->known[$home] = $known;
     }
 
     protected function forgetEpoch(int $partition): void {
-        $home = $this->fence($partition)[0];
+        $home = $this->session->isCluster() ? $partition : 0;
         if (!isset($this->known[$home])) return;
         $this->known[$home]['until'] = 0;
-        $this->session->share($home, $this->known[$home]);
+        $this->session->share($this->fence($home)[0], $this->known[$home]);
     }
 
     protected function partitionOf(string $id, int $deadline): int {
@@ -95,12 +97,14 @@ abstract class Family {
     /** @return list<string> */
     protected function keys(int $partition, string ...$names): array {
         $tag = "cf1:{{$this->session->namespace}/{$this->name}/$partition}:";
-        return array_map(fn(string $name): string => $tag . $name, $names);
+        foreach ($names as &$name) $name = $tag . $name;
+        return $names;
     }
 
     /** @return list<string> the keys with which a counting call begins: those of its home */
     protected function fence(int $partition): array {
-        return $this->keys($this->session->isCluster() ? $partition : 0, 'calls', 'calls_before');
+        $home = $this->session->isCluster() ? $partition : 0;
+        return $this->fences[$home] ??= $this->keys($home, 'calls', 'calls_before');
     }
 
     protected static function unknown(string $status): OutcomeUnknown {

@@ -57,20 +57,23 @@ final class Session {
      */
     public function send(string $script, array $keys, array $args, int $deadline): array {
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
-        [$command, $code] = ['evalSha', self::$hashes[$script]];
-        return $this->repeat(function () use (&$command, &$code, $script, $keys, $args): array {
+        [$command, $code, $wasLost] = ['evalSha', self::$hashes[$script], false];
+        while (true) {
             try {
-                return $this->connection->evaluate($command, $code, $keys, $args);
+                return [$this->connection->evaluate($command, $code, $keys, $args), $wasLost];
             } catch (Failure $failure) {
-                if ($failure->reply !== 'NOSCRIPT') throw $failure;
-                [$command, $code] = ['eval', file_get_contents(self::SCRIPTS . "/$script.lua")];
-                return $this->connection->evaluate($command, $code, $keys, $args);
+                $wasLost = $wasLost || $failure->isLost();
             }
-        }, $deadline);
+            if ($failure->reply === 'NOSCRIPT' && $command === 'evalSha') {
+                [$command, $code] = ['eval', file_get_contents(self::SCRIPTS . "/$script.lua")];
+            } else {
+                $this->pause($failure, $wasLost, $deadline);
+            }
+        }
     }
 
     public function isCluster(): bool {
-        return $this->isCluster ??= $this->repeat($this->connection->isCluster(...), $this->deadline())[0];
+        return $this->isCluster ??= $this->ofConnection($this->connection->isCluster(...));
     }
 
     /** Returns what another request of this machine noted of a home, if there is APCu. */
@@ -88,20 +91,25 @@ final class Session {
     }
 
     private function sharedKey(string $home): string {
-        $this->address ??= $this->repeat($this->connection->address(...), $this->deadline())[0];
+        $this->address ??= $this->ofConnection($this->connection->address(...));
         return "counterfoil {$this->address} $home";
     }
 
-    /** @return array{mixed, bool} what the attempt returns, and if a reply was lost before */
-    private function repeat(Closure $attempt, int $deadline): array {
-        for ($wasLost = false; ; usleep(self::PAUSE_US)) {
-            if (isset($failure) && hrtime(true) > $deadline) throw $failure->outcome($wasLost);
+    /** Returns what needs a connection. */
+    private function ofConnection(Closure $read): mixed {
+        for ($deadline = $this->deadline(); ;) {
             try {
-                return [$attempt(), $wasLost];
+                return $read();
             } catch (Failure $failure) {
-                $wasLost = $wasLost || $failure->isSent && $failure->reply === '';
-                if (!$failure->isTemporary()) throw $failure->outcome($wasLost);
+                $this->pause($failure, false, $deadline);
             }
         }
+    }
+
+    /** Waits before a repeat, or throws what the caller receives if there is none. */
+    private function pause(Failure $failure, bool $wasLost, int $deadline): void {
+        if ($failure->isTemporary()) usleep(self::PAUSE_US);
+        // a process may have been suspended for long
+        if (!$failure->isTemporary() || hrtime(true) > $deadline) throw $failure->outcome($wasLost);
     }
 }
