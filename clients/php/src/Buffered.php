@@ -36,6 +36,7 @@ final class Buffered extends Family {
         $partition = $this->partitionOfHit($id, $this->ask(0, $deadline));
         $args = [self::hits([$delta]), 2, $id, $delta, $id, 0];  // see Family::count
         $reply = $this->count('buffered_add', $partition, $this->keys($partition, 'buffer', 'meta'), $args, $deadline);
+        if (is_int($reply[2] ?? null)) return $reply[2];
         [$result] = self::results($reply, [[$partition, 0]]);
         return $result instanceof NotCounted ? throw $result : $result;
     }
@@ -48,29 +49,36 @@ final class Buffered extends Family {
      */
     public function addMany(iterable $pairs): array {
         $deadline = $this->session->deadline();
-        $results = $items = [];
+        $results = $items = $calls = [];
         foreach ($pairs as $key => $pair) {
             [$id, $delta] = is_array($pair) ? $pair : [$key, $pair];
             $results[$key] = null;
             try {
-                self::checkId((string) $id);
-                $items[] = [0, $key, (string) $id, self::checkDelta($delta)];
+                self::checkId($id = (string) $id);
+                $items[$key] = [$id, self::checkDelta($delta)];
             } catch (NotCounted $error) {
                 $results[$key] = $error;
             }
         }
         try {
-            $calls = $this->calls($items, $deadline);
+            $known = $items === [] ? [] : $this->ask(0, $deadline);
         } catch (CounterfoilException $error) {
-            return array_replace($results, array_fill_keys(array_column($items, 1), $error));
+            return array_replace($results, array_fill_keys(array_keys($items), $error));
         }
-        foreach ($calls as $call) {
-            try {
-                $done = $this->addCall($call, $deadline);
-            } catch (CounterfoilException $error) {
-                $done = array_fill_keys(array_column($call, 1), $error);
+        foreach ($items as $key => [$id, $delta]) {
+            $partition = $this->partitionOfHit($id, $known);
+            $calls[$this->session->isCluster() ? $partition : 0][] = [$partition, $key, $id, $delta];
+        }
+        foreach ($calls as $all) {
+            usort($all, fn(array $a, array $b): int => $a[0] <=> $b[0]);
+            foreach (array_chunk($all, self::PAIRS) as $call) {
+                try {
+                    $done = $this->addCall($call, $deadline);
+                } catch (CounterfoilException $error) {
+                    $done = array_fill_keys(array_column($call, 1), $error);
+                }
+                foreach ($done as $key => $result) $results[$key] = $result;
             }
-            foreach ($done as $key => $result) $results[$key] = $result;
         }
         return $results;
     }
@@ -129,19 +137,17 @@ final class Buffered extends Family {
     public function later(string|int $id, int|float $delta = 1): void {
         self::checkId((string) $id);
         self::checkDelta($delta);
-        if ($this->process !== getmypid()) {  // the sums of the parent are the parent's
-            [$this->sums, $this->process] = [[], getmypid()];
-        }
+        // the sums of the parent are the parent's
+        if ($this->process !== getmypid()) [$this->sums, $this->process] = [[], getmypid()];
         if (!isset($this->sums[$id]) && count($this->sums) >= self::LATER_IDS) {
             throw new NotCounted('BUSY', 'later holds ' . self::LATER_IDS . ' other ids', isTemporary: true);
         }
         $sum = ($this->sums[$id] ?? 0) + $delta;
         $this->sums[$id] = is_int($sum) ? $sum : throw new NotCounted('RANGE', 'the sum is beyond 64 bits');
-        if (!$this->isFlushedAtEnd) {
-            $this->isFlushedAtEnd = true;
-            // behind the functions that are registered later
-            register_shutdown_function(fn() => register_shutdown_function($this->flushAtEnd(...)));
-        }
+        if ($this->isFlushedAtEnd) return;
+        $this->isFlushedAtEnd = true;
+        // behind the functions that are registered later
+        register_shutdown_function(fn() => register_shutdown_function($this->flushAtEnd(...)));
     }
 
     /**
@@ -160,11 +166,10 @@ final class Buffered extends Family {
                 ($this->session->onError)($this->name, (string) $id, $sums[$id], $error);
             }
         }
-        if ($errors !== []) {
-            $first = reset($errors);
-            $message = sprintf('%d of %d ids; the first: %s', count($errors), count($sums), $first->getMessage());
-            throw new ($first::class)($first->reason, $message, isTemporary: $first->isTemporary, previous: $first);
-        }
+        if ($errors === []) return;
+        $first = reset($errors);
+        $message = count($errors) . ' of ' . count($sums) . " ids; the first: {$first->getMessage()}";
+        throw new ($first::class)($first->reason, $message, isTemporary: $first->isTemporary, previous: $first);
     }
 
     /**
@@ -189,21 +194,6 @@ final class Buffered extends Family {
     private function partitionOfHit(string $id, array $known): int {
         ['partitions' => $partitions, 'settings' => $settings] = $known;
         return ($settings['wide'] ?? false) ? $this->widePartition ??= random_int(0, $partitions - 1) : crc32($id) % $partitions;
-    }
-
-    /** Cuts items into calls: in a cluster each has one partition. */
-    private function calls(array $items, int $deadline): array {
-        if ($items === []) return [];
-        $known = $this->ask(0, $deadline);
-        foreach ($items as &$item) $item[0] = $this->partitionOfHit($item[2], $known);
-        unset($item);
-        usort($items, fn(array $a, array $b): int => $a[0] <=> $b[0]);
-        $groups = [$items];
-        if ($this->session->isCluster()) {
-            $groups = [];
-            foreach ($items as $item) $groups[$item[0]][] = $item;
-        }
-        return array_merge(...array_map(fn(array $group): array => array_chunk($group, self::PAIRS), array_values($groups)));
     }
 
     /** Counts the items of one call, and returns the results by key. */

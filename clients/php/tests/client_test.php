@@ -68,7 +68,9 @@ return [
             $redis = redis();
             $connection = $redis->rawCommand('CLIENT', 'ID');
             $redis->setOption($option, $value);
-            fails(Misconfigured::class, $name, fn() => (new Counterfoil($redis, NS))->buffered('views')->add(id()));
+            $views = (new Counterfoil($redis, NS))->buffered('views');
+            fails(Misconfigured::class, $name, fn() => $views->add(id()));
+            fails(Misconfigured::class, $name, fn() => $views->add(id()));
             $other = redis()->rawCommand('CLIENT', 'LIST', 'ID', (string) $connection);
             same(1, preg_match('/ cmd=client\|id /', $other), "sent: $other");
         }

@@ -24,6 +24,11 @@ final class Connection {
         return $this->driver()->isCluster();
     }
 
+    /** Refuses a client that got other options since. */
+    public function check(): void {
+        $this->driver?->check();
+    }
+
     /** @throws Failure */
     public function address(): string {
         return $this->driver()->address();
@@ -63,10 +68,12 @@ final class Connection {
     }
 
     private static function over(mixed $client): Driver {
-        return match (true) {
+        $driver = match (true) {
             $client instanceof Redis, $client instanceof RedisCluster => new PhpRedis($client),
             $client instanceof ClientInterface => new Predis($client),
             default => throw new Misconfigured('client', 'expected Redis, RedisCluster or Predis, not ' . get_debug_type($client)),
         };
+        $driver->check();
+        return $driver;
     }
 }

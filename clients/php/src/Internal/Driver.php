@@ -6,6 +6,9 @@ namespace Counterfoil\Internal;
 interface Driver {
     public function isCluster(): bool;
 
+    /** Refuses a client whose options change what is sent or received. */
+    public function check(): void;
+
     /** Returns what tells this server and database number from others. */
     public function address(): string;
 

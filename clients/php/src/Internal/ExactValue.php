@@ -13,78 +13,60 @@ trait ExactValue {
             return $this->daemon()->value("{$this->session->namespace}/{$this->name}", $id);
         }
         $deadline = $this->session->deadline();
-        $family = $this->ask(0, $deadline);
-        $partitions = ($family['settings']['wide'] ?? false) ? range(0, $family['partitions'] - 1)
-            : [crc32($id) % $family['partitions']];
-        for ($attempt = 1; $attempt <= 10 && hrtime(true) <= $deadline || $attempt === 1; $attempt++) {
-            $pending = $this->pending($partitions, $id, $deadline);
-            [$value, $ledgers] = $this->stored($id, $table, $pending);
-            $value = $this->sum($id, $value, $pending, $ledgers, $deadline);
-            if (is_float($value)) throw new NotCounted('RANGE', 'the value is beyond 64 bits');
-            if ($value !== null) return $value;
-            usleep(20_000);
+        $known = $this->ask(0, $deadline);
+        $isWide = $known['settings']['wide'] ?? false;
+        $partitions = $isWide ? range(0, $known['partitions'] - 1) : [crc32($id) % $known['partitions']];
+        for ($attempt = 0; $attempt < 10; $attempt++, usleep(20_000)) {
+            $pending = [];
+            foreach ($partitions as $partition) $pending[$partition] = $this->pending($partition, $id, $deadline);
+            $rows = $this->query($id, $table, $pending);
+            $value = filter_var($rows[0]['value'], FILTER_VALIDATE_INT, FILTER_NULL_ON_FAILURE) ?? NAN;
+            $ledgers = array_column($rows, null, 'partition_no');
+            foreach ($pending as $partition => $of) {
+                $sum = $this->sum($id, $of, $ledgers[$partition] ?? ['seq' => 0, 'position' => null]);
+                // a crash of Redis may have reverted an incarnation that has no batch in the ledger
+                $isProven = isset($ledgers[$partition]) || [$of[4], $of[5]] === ['0', '0'] || $this->pending($partition, $id, $deadline)[0] === $of[0];
+                if ($sum === null || !$isProven) continue 2;
+                $value += $sum;
+            }
+            return is_int($value) ? $value : throw new NotCounted('RANGE', 'the value is not an integer of 64 bits');
         }
         throw new NotCounted('behind', 'the database is behind Redis, or Redis was set back: ask the primary', isTemporary: true);
     }
 
-    /** @return array<int, array> what each partition has pending: incarnation, seq, nonce, in flight, batch, buffer */
-    private function pending(array $partitions, string $id, int $deadline): array {
-        $pending = [];
-        foreach ($partitions as $partition) {
-            $keys = $this->keys($partition, 'buffer', 'batch', 'meta');
-            $pending[$partition] = array_slice($this->read('buffered_read', $keys, [$id], $deadline), 1);
-        }
-        return $pending;
+    /** @return list<string|int> incarnation, seq, nonce, in flight, batch, buffer */
+    private function pending(int $partition, string $id, int $deadline): array {
+        $keys = $this->keys($partition, 'buffer', 'batch', 'meta');
+        return array_slice($this->read('buffered_read', $keys, [$id], $deadline), 1);
     }
 
-    /** @return array{int, array<int, array>} the value that is stored, and the ledger of each partition, of one moment */
-    private function stored(string $id, ?array $table, array $pending): array {
+    /** Returns what the stored value lacks of a partition, or null if both are not of one moment. */
+    private function sum(string $id, array $pending, array $ledger): int|float|null {
+        [, $seq, $nonce, $inFlight, $batch, $buffer] = $pending;
+        [$seq, $a, $position] = [(int) $seq, (int) $ledger['seq'], $ledger['position']];
+        if ($a === $seq && $a !== 0 && $ledger['nonce'] !== ltrim($nonce, '0')) {
+            throw new NotCounted('set back', 'Redis was set back; the daemon corrects it within a minute', isTemporary: true);
+        }
+        return match (true) {
+            $a === $seq && $position === null => (int) $buffer,
+            $a === $seq && $inFlight === 1 => (strcmp($id, $position) <= 0 ? 0 : (int) $batch) + (int) $buffer,
+            $a === $seq - 1 && $position === null && $inFlight === 1 => (int) $batch + (int) $buffer,
+            default => null,
+        };
+    }
+
+    /** @return list<array<string, mixed>> the stored value, and the ledger of each partition, in one statement */
+    private function query(string $id, ?array $table, array $pending): array {
         $name = fn(string $name): string => '`' . str_replace('`', '``', $name) . '`';
         [$source, $key, $column] = array_map($name, $table ?? ['counterfoil_values', 'id', 'value']);
         $own = $table === null ? 'v.family = f.number AND ' : '';
-        $ledgers = implode(' OR ', array_fill(0, count($pending),
-            '(l.partition_no = ? AND l.incarnation = CAST(CONV(?, 16, 10) AS UNSIGNED))'));
+        $ledger = '(l.partition_no = ? AND l.incarnation = CAST(CONV(?, 16, 10) AS UNSIGNED))';
         $sql = "SELECT COALESCE(v.$column, 0) AS value, l.partition_no, l.seq, LOWER(HEX(l.nonce)) AS nonce, l.position "
-            . "FROM counterfoil_families f LEFT JOIN $source v ON {$own}v.$key = ? "
-            . "LEFT JOIN counterfoil_ledger l ON l.family = f.number AND ($ledgers) WHERE f.namespace = ? AND f.name = ?";
+            . "FROM counterfoil_families f LEFT JOIN $source v ON {$own}v.$key = ? LEFT JOIN counterfoil_ledger l "
+            . 'ON l.family = f.number AND (' . implode(' OR ', array_fill(0, count($pending), $ledger))
+            . ') WHERE f.namespace = ? AND f.name = ?';
         $args = [$id];
-        foreach ($pending as $partition => [$incarnation]) {
-            array_push($args, $partition, $incarnation === '' ? '0' : $incarnation);
-        }
-        $rows = $this->query($sql, [...$args, $this->session->namespace, $this->name]);
-        $value = filter_var($rows[0]['value'] ?? throw new Misconfigured('UNCONFIGURED', 'the database does not have the family'),
-            FILTER_VALIDATE_INT);
-        return [is_int($value) ? $value : throw new NotCounted('RANGE', 'the row holds no integer of 64 bits'),
-            array_column($rows, null, 'partition_no')];
-    }
-
-    /** Returns value and pending added up, or null if they are not of one moment. */
-    private function sum(string $id, int $value, array $pending, array $ledgers, int $deadline): int|float|null {
-        foreach ($pending as $partition => [$incarnation, $seq, $nonce, $inFlight, $batch, $buffer]) {
-            [$seq, $a] = [(int) $seq, (int) ($ledgers[$partition]['seq'] ?? 0)];
-            $position = $ledgers[$partition]['position'] ?? null;
-            if ($a === $seq && $a !== 0 && $ledgers[$partition]['nonce'] !== (ltrim($nonce, '0') ?: '0')) {
-                throw new NotCounted('set back', 'Redis was set back; the daemon corrects it within a minute', isTemporary: true);
-            }
-            $isApplied = match (true) {
-                $a === $seq && $position === null => true,
-                $a === $seq && $inFlight === 1 => strcmp($id, $position) <= 0,
-                $a === $seq - 1 && $position === null && $inFlight === 1 => false,
-                default => null,
-            };
-            if ($isApplied === null) return null;
-            // a crash of Redis may have reverted an incarnation that has no batch in the ledger
-            if ($a === 0 && ((int) $batch !== 0 || (int) $buffer !== 0)
-                && $this->pending([$partition], $id, $deadline)[$partition][0] !== $incarnation) {
-                return null;
-            }
-            $value += (int) $buffer + ($isApplied ? 0 : (int) $batch);
-        }
-        return $value;
-    }
-
-    /** @return list<array<string, mixed>> */
-    private function query(string $sql, array $args): array {
+        foreach ($pending as $partition => [$incarnation]) array_push($args, $partition, $incarnation ?: '0');
         $database = $this->session->database;
         try {
             $database = $database instanceof Closure ? $database() : $database;
@@ -92,10 +74,9 @@ trait ExactValue {
                 throw new Misconfigured('transaction', 'value cannot read within an open transaction, whose snapshot may be old');
             }
             $statement = $database->prepare($sql);
-            if ($statement === false || !$statement->execute($args)) {
-                throw new PDOException(implode(' ', ($statement ?: $database)->errorInfo()));
-            }
-            return $statement->fetchAll(PDO::FETCH_ASSOC);
+            $isRead = $statement !== false && $statement->execute([...$args, $this->session->namespace, $this->name]);
+            if (!$isRead) throw new PDOException(implode(' ', ($statement ?: $database)->errorInfo()));
+            return $statement->fetchAll(PDO::FETCH_ASSOC) ?: throw new Misconfigured('UNCONFIGURED', 'the database lacks the family');
         } catch (PDOException $error) {
             throw new NotCounted('database', $error->getMessage(), isTemporary: true, previous: $error);
         }

@@ -138,6 +138,7 @@ abstract class Family {
     }
 
     private function askRedis(array $fence, int|string $partitions, int $deadline): array {
+        $this->session->connection->check();
         try {
             return $this->session->send('family_epoch', $fence, [static::KIND, $partitions, '', ''], $deadline)[0];
         } catch (OutcomeUnknown $error) {

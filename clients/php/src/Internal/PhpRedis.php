@@ -27,12 +27,14 @@ final class PhpRedis implements Driver {
         $redis = $this->redis;
         $retries = 0;
         if ($redis instanceof Redis) {
-            $this->isClosed ? $this->reconnect() : $this->origin();
+            $this->isClosed ? $this->reconnect() : $this->origin ?? $this->origin();
             // otherwise phpredis 5 connects anew within a reply, and waits there for the rest of it
             $retries = (int) $redis->getOption(Redis::OPT_MAX_RETRIES);
             if ($retries !== 0) $redis->setOption(Redis::OPT_MAX_RETRIES, 0);
         }
-        $this->check();
+        if ($redis->getMode() !== Redis::ATOMIC) {
+            throw new Misconfigured('MULTI', 'the connection is within a transaction or a pipeline');
+        }
         $reply = $thrown = null;
         try {
             $redis->clearLastError();
@@ -85,14 +87,10 @@ final class PhpRedis implements Driver {
         return $this->origin = [[$redis->getHost(), max(0, $redis->getPort()), ...$timeouts], $options, $redis->getAuth(), $redis->getDBNum()];
     }
 
-    /** Refuses an object whose options or state change what is sent or received. */
-    private function check(): void {
+    public function check(): void {
         foreach (['prefix' => Redis::OPT_PREFIX, 'serializer' => Redis::OPT_SERIALIZER, 'compression' => Redis::OPT_COMPRESSION] as $name => $option) {
             if (!$this->redis->getOption($option)) continue;
             throw new Misconfigured($name, "this option of phpredis changes keys or values: give counterfoil a connection without it");
-        }
-        if ($this->redis->getMode() !== Redis::ATOMIC) {
-            throw new Misconfigured('MULTI', 'the connection is within a transaction or a pipeline');
         }
     }
 }

@@ -10,8 +10,10 @@ use Predis\Response\{ErrorInterface, ServerException};
 
 /** A client of Predis. */
 final class Predis implements Driver {
-    public function __construct(private readonly ClientInterface $client) {
-        if ($client->getOptions()->prefix !== null) {
+    public function __construct(private readonly ClientInterface $client) {}
+
+    public function check(): void {
+        if ($this->client->getOptions()->prefix !== null) {
             throw new Misconfigured('prefix', 'this option of Predis changes keys: give counterfoil a client without it');
         }
     }
