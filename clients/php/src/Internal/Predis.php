@@ -10,7 +10,13 @@ use Predis\Response\{ErrorInterface, ServerException};
 
 /** A client of Predis. */
 final class Predis implements Driver {
-    public function __construct(private readonly ClientInterface $client) {}
+    /** @var list<NodeConnectionInterface> the nodes that a cluster began with: Predis drops those that failed, until none is left */
+    private readonly array $nodes;
+
+    public function __construct(private readonly ClientInterface $client) {
+        $connection = $client->getConnection();
+        $this->nodes = $connection instanceof Traversable ? iterator_to_array($connection, false) : [$connection];
+    }
 
     public function check(): void {
         if ($this->client->getOptions()->prefix !== null) {
@@ -23,11 +29,9 @@ final class Predis implements Driver {
     }
 
     public function address(): string {
-        $connection = $this->client->getConnection();
-        $nodes = $connection instanceof Traversable ? iterator_to_array($connection, false) : [$connection];
         $of = fn(object $node): mixed => $node instanceof NodeConnectionInterface
             ? array_intersect_key($node->getParameters()->toArray(), array_flip(['host', 'port', 'path', 'database'])) : spl_object_id($node);
-        return json_encode(array_map($of, $nodes));
+        return json_encode(array_map($of, $this->nodes));
     }
 
     public function evaluate(string $command, string $script, array $keys, array $args): array {
@@ -51,5 +55,7 @@ final class Predis implements Driver {
 
     public function close(): void {
         $this->client->disconnect();
+        $connection = $this->client->getConnection();
+        foreach ($connection instanceof ClusterInterface ? $this->nodes : [] as $node) $connection->add($node);
     }
 }
