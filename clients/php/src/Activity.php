@@ -2,19 +2,19 @@
 
 namespace Counterfoil;
 
+use Closure;
 use Counterfoil\Internal\Family;
 
 /** Who is on a page now, and how many pages they viewed. */
 final class Activity extends Family {
     protected const KIND = 'activity';
     private const PAGE_BYTES = 200;
-    private const PLACES = 100;  // of one call
     private const ATTEMPTS = 10;
 
     /**
      * Counts a view of the page by the visitor.
      *
-     * @param string $visitor 1 to 255 bytes of any kind
+     * @param string|int $visitor 1 to 255 bytes of any kind
      * @throws CounterfoilException
      */
     public function touch(string|int $page, string|int $visitor): void {
@@ -25,9 +25,8 @@ final class Activity extends Family {
         ['settings' => $settings, 'partitions' => $partitions] = $this->ask(0, $deadline);
         $stripe = crc32($visitor) % $settings['stripes'];
         $partition = (crc32($page) + $stripe) % $partitions;
-        $this->inLayer(function (int $nowMs) use ($settings, $stripe, $partition, $page, $visitor, $deadline): array {
-            [$layerMs, $layer] = [$settings['layer'], intdiv($nowMs, $settings['layer'])];
-            [$isHll, $keep] = [$settings['visitors'] === 'hyperloglog', (int) $settings['keep_minutes']];
+        [$isHll, $layerMs, $keep] = [$settings['visitors'] === 'hyperloglog', $settings['layer'], (int) $settings['keep_minutes']];
+        $this->inLayer($layerMs, function (int $layer) use ($settings, $stripe, $partition, $isHll, $layerMs, $keep, $page, $visitor, $deadline) {
             $names = ["views:$stripe:$page", $isHll ? "layer:$layer:$stripe:$page" : "visitors:$stripe:$page"];
             if ($isHll && $keep === 1) $names[] = 'minute:' . intdiv($layer * $layerMs, 60_000) * 60 . ":$stripe:$page";
             $args = [$layerMs, intdiv($settings['window'], $layerMs), $keep, ...($isHll ? [$layer] : []), 1, $page, 1, 1, $visitor];
@@ -43,41 +42,31 @@ final class Activity extends Family {
      * @throws CounterfoilException
      */
     public function now(string|int $page): array {
-        $page = (string) $page;
-        self::checkId($page, self::PAGE_BYTES);
+        self::checkId($page = (string) $page, self::PAGE_BYTES);
         $deadline = $this->session->deadline();
         ['settings' => $settings, 'partitions' => $partitions] = $this->ask(0, $deadline);
-        $places = [];
-        foreach (range(0, $settings['stripes'] - 1) as $stripe) $places[(crc32($page) + $stripe) % $partitions][] = $stripe;
-        $sums = [0, 0];
-        foreach ($places as $partition => $all) {
-            foreach (array_chunk($all, self::PLACES) as $stripes) {
-                $reply = $this->inLayer(fn(int $nowMs): array =>
-                    $this->readPlaces($settings, $partition, $stripes, $page, $nowMs, $deadline));
-                foreach (array_slice($reply, 1) as $i => $number) $sums[$i % 2] += $number;
-            }
-        }
-        return $sums;
-    }
-
-    private function readPlaces(array $settings, int $partition, array $stripes, string $page, int $nowMs, int $deadline): array {
-        [$layerMs, $layer] = [$settings['layer'], intdiv($nowMs, $settings['layer'])];
+        [$isHll, $layerMs] = [$settings['visitors'] === 'hyperloglog', $settings['layer']];
         $layers = intdiv($settings['window'], $layerMs);
-        $isHll = $settings['visitors'] === 'hyperloglog';
-        $names = [];
-        foreach ($stripes as $stripe) {
-            $logs = array_map(fn(int $layer): string => "layer:$layer:$stripe:$page", range($layer - $layers + 1, $layer));
-            array_push($names, "views:$stripe:$page", ...($isHll ? $logs : ["visitors:$stripe:$page"]));
+        [$views, $visitors] = [0, 0];
+        for ($stripe = 0; $stripe < $settings['stripes']; $stripe++) {
+            $partition = (crc32($page) + $stripe) % $partitions;
+            [, $seen, $distinct] = $this->inLayer($layerMs, function (int $layer) use ($stripe, $partition, $isHll, $layerMs, $layers, $page, $deadline) {
+                $log = fn(int $layer): string => "layer:$layer:$stripe:$page";
+                $logs = $isHll ? array_map($log, range($layer - $layers + 1, $layer)) : ["visitors:$stripe:$page"];
+                $args = ['', $layerMs, $layers, ...($isHll ? [$layer] : [])];
+                $keys = $this->keys($partition, "views:$stripe:$page", ...$logs);
+                return $this->read($isHll ? 'activity_now_hll' : 'activity_now', $keys, $args, $deadline);
+            });
+            [$views, $visitors] = [$views + $seen, $visitors + $distinct];
         }
-        $args = ['', $layerMs, $layers, ...($isHll ? [$layer] : [])];
-        return $this->read($isHll ? 'activity_now_hll' : 'activity_now', $this->keys($partition, ...$names), $args, $deadline);
+        return [$views, $visitors];
     }
 
-    /** Makes a call at this time, and anew at the server's if its layer is another one. */
-    private function inLayer(callable $call): array {
+    /** Makes a call in the current layer, and anew in the server's if that is another one. */
+    private function inLayer(int $layerMs, Closure $call): array {
         $nowMs = (int) (microtime(true) * 1000);
         for ($attempt = 0; $attempt < self::ATTEMPTS; $attempt++) {
-            $reply = $call($nowMs);
+            $reply = $call(intdiv($nowMs, $layerMs));
             if ($reply[0] !== 'OUTSIDE') return $reply;
             $nowMs = (int) $reply[1];
         }

@@ -258,6 +258,19 @@ return [
         $gone = $own('phpredis', daemon: 'http://127.0.0.1:1')->buffered('views');
         fails(NotCounted::class, 'no daemon', fn() => $gone->value($id));
     },
+    'errors of Redis' => function () use ($own) {
+        $refused = fn(string $error): string => \Counterfoil\Internal\Failure::refused($error)->outcome(false)->reason;
+        $in62 = 'ERR Error running script (call to f_0123): @user_script:61: @user_script: 61: ';
+        same(['OOM', 'WRONGTYPE', 'ERR'], array_map($refused, ["$in62-OOM command not allowed when used memory > 'maxmemory'.",
+            "{$in62}WRONGTYPE Operation against a key holding the wrong kind of value", "{$in62}Script attempted to access nonexistent"]));
+        redis()->rawCommand('ACL', 'SETUSER', 'php', 'reset', 'on', '>right', '~*', '+ping');
+        $views = Counterfoil::connect('unix://' . SOCKET . '?user=php&password=right', NS)->buffered('views');
+        fails(Misconfigured::class, 'NOPERM', fn() => $views->add(id()));
+        redis()->rawCommand('ACL', 'DELUSER', 'php');
+        redis()->set('cf1:{' . NS . '/small/0}:buffer', 'foreign');
+        fails(NotCounted::class, 'WRONGTYPE', fn() => $own()->buffered('small')->add(id()));
+        redis()->del('cf1:{' . NS . '/small/0}:buffer');
+    },
     'wrong passwords and addresses' => function () {
         fails(Misconfigured::class, 'url', fn() => Counterfoil::connect('http://localhost', NS));
         $away = Counterfoil::connect('unix:///tmp/counterfoil-no-such.sock', NS, retryFor: 0.1);

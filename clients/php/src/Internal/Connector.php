@@ -2,13 +2,13 @@
 
 namespace Counterfoil\Internal;
 
-use Redis, RedisCluster, RuntimeException;
+use Redis, RedisCluster, RedisException;
 use Counterfoil\Misconfigured;
 use Predis\Client;
 
 /** Makes the package's own connections, whose libraries send nothing twice. */
 final class Connector {
-    /** @var list<array{tls: bool, host: string, port: int, path: string, auth: list<string>, database: int}> */
+    /** @var list<array<string, string|int>> parameters as Predis names them */
     private readonly array $nodes;
 
     /** @param list<string> $urls */
@@ -18,53 +18,49 @@ final class Connector {
 
     public function phpRedis(): Redis|RedisCluster {
         $node = $this->nodes[0];
+        $host = fn(array $node): string => $node['path'] ?? ($node['scheme'] === 'tls' ? 'tls://' : '') . $node['host'];
+        $auth = array_values(array_intersect_key($node, ['username' => 0, 'password' => 0]));
         if ($this->isCluster) {
-            $seeds = array_map(fn(array $node): string => ($node['tls'] ? 'tls://' : '') . "{$node['host']}:{$node['port']}", $this->nodes);
-            return new RedisCluster(null, $seeds, $this->timeout, $this->timeout, false, $node['auth'] ?: null);
+            $seeds = array_map(fn(array $node): string => $host($node) . ":{$node['port']}", $this->nodes);
+            return new RedisCluster(null, $seeds, $this->timeout, $this->timeout, false, $auth ?: null);
         }
         $redis = new Redis();
-        $host = $node['path'] !== '' ? $node['path'] : ($node['tls'] ? 'tls://' : '') . $node['host'];
-        if (!$redis->connect($host, $node['path'] !== '' ? 0 : $node['port'], $this->timeout, null, 0, $this->timeout)) {
-            throw new RuntimeException("cannot connect to $host");
-        }
+        $isReady = $redis->connect($host($node), isset($node['path']) ? 0 : $node['port'], $this->timeout, null, 0, $this->timeout)
+            && ($auth === [] || $redis->auth($auth)) && (!isset($node['database']) || $redis->select($node['database']));
+        if (!$isReady) throw new RedisException($redis->getLastError() ?? "cannot connect to {$host($node)}");
         $redis->setOption(Redis::OPT_MAX_RETRIES, 0);
-        $isReady = ($node['auth'] === [] || $redis->auth($node['auth'])) && ($node['database'] === 0 || $redis->select($node['database']));
-        return $isReady ? $redis : throw new RuntimeException((string) $redis->getLastError());
+        return $redis;
     }
 
     public function predis(): Client {
-        $parameters = array_map(fn(array $node): array => array_filter([
-            'scheme' => $node['path'] !== '' ? 'unix' : ($node['tls'] ? 'tls' : 'tcp'),
-            'host' => $node['host'],
-            'port' => $node['port'],
-            'path' => $node['path'],
-            'username' => isset($node['auth'][1]) ? $node['auth'][0] : null,
-            'password' => $node['auth'][1] ?? $node['auth'][0] ?? null,
-            'database' => $node['database'],
-            'timeout' => $this->timeout,
-            'read_write_timeout' => $this->timeout,
-        ]), $this->nodes);
-        if (!$this->isCluster) return new Client($parameters[0]);
-        $client = new Client($parameters, ['cluster' => 'redis', 'parameters' => array_diff_key($parameters[0], ['host' => 0, 'port' => 0])]);
+        $timeouts = ['timeout' => $this->timeout, 'read_write_timeout' => $this->timeout];
+        if (!$this->isCluster) return new Client($this->nodes[0] + $timeouts);
+        // nodes that the cluster names have the credentials of the first
+        $parameters = array_diff_key($this->nodes[0], ['host' => 0, 'port' => 0]) + $timeouts;
+        $client = new Client($this->nodes, ['cluster' => 'redis', 'parameters' => $parameters]);
         $client->getConnection()->setRetryLimit(0);
         return $client;
     }
 
     private static function parse(string $url): array {
-        $parts = parse_url(str_contains($url, '://') ? preg_replace('#^(redis\+)?unix:///#', 'unix://localhost/', $url) : "redis://$url");
-        if ($parts === false || !in_array($parts['scheme'] ?? '', ['redis', 'rediss', 'unix'], true)) {
-            throw new Misconfigured('url', "expected redis://, rediss:// or unix://, not $url");
-        }
-        $isUnix = $parts['scheme'] === 'unix';
+        $parts = parse_url(preg_replace('#^(redis\+)?unix:///#', 'unix://localhost/', $url)) ?: [];
+        $scheme = ['redis' => 'tcp', 'rediss' => 'tls', 'unix' => 'unix'][$parts['scheme'] ?? '']
+            ?? throw new Misconfigured('url', "expected redis://, rediss:// or unix://, not $url");
+        [$user, $password, $path] = array_map(fn(string $part): string => rawurldecode($parts[$part] ?? ''), ['user', 'pass', 'path']);
         parse_str($parts['query'] ?? '', $query);
-        return [
-            'tls' => $parts['scheme'] === 'rediss',
+        return array_filter($scheme === 'unix' ? [
+            'scheme' => $scheme,
+            'path' => $path,
+            'username' => $query['user'] ?? '',
+            'password' => $query['password'] ?? '',
+            'database' => (int) ($query['db'] ?? 0),
+        ] : [
+            'scheme' => $scheme,
             'host' => $parts['host'],
             'port' => $parts['port'] ?? 6379,
-            'path' => $isUnix ? rawurldecode($parts['path']) : '',
-            'auth' => $isUnix ? array_values(array_filter([$query['user'] ?? '', $query['password'] ?? ''], 'strlen'))
-                : array_values(array_filter(array_map('rawurldecode', [$parts['user'] ?? '', $parts['pass'] ?? '']), 'strlen')),
-            'database' => (int) ($isUnix ? $query['db'] ?? 0 : ltrim($parts['path'] ?? '', '/')),
-        ];
+            'username' => $user,
+            'password' => $password,
+            'database' => (int) ltrim($path, '/'),
+        ]);
     }
 }
