@@ -34,7 +34,7 @@ final class Buffered extends Family {
         self::checkDelta($delta);
         $deadline = $this->session->deadline();
         $partition = $this->partitionOfHit($id, $this->ask(0, $deadline));
-        $args = [self::hits([$delta]), 2, $id, $delta, $id, 0];  // see Family::count
+        $args = [(int) max(1, min(1000, abs($delta))), 2, $id, $delta, $id, 0];  // see Family::count
         $reply = $this->count('buffered_add', $partition, $this->keys($partition, 'buffer', 'meta'), $args, $deadline);
         if (is_int($reply[2] ?? null)) return $reply[2];
         [$result] = self::results($reply, [[$partition, 0]]);

@@ -10,8 +10,8 @@ abstract class Family {
     private const FRESH_NS = 30_000_000_000;
     /** @var array<int, array> by home: the last reply of family_epoch, and until when it may be used */
     private array $known = [];
-    /** @var array<int, list<string>> */
-    private array $fences = [];
+    /** @var array<string, string> beginnings of keys by partition */
+    private array $tags = [];
 
     /** @internal use Counterfoil */
     public function __construct(protected readonly Session $session, public readonly string $name) {
@@ -96,7 +96,7 @@ abstract class Family {
 
     /** @return list<string> */
     protected function keys(int $partition, string ...$names): array {
-        $tag = "cf1:{{$this->session->namespace}/{$this->name}/$partition}:";
+        $tag = $this->tags[$partition] ??= "cf1:{{$this->session->namespace}/{$this->name}/$partition}:";
         foreach ($names as &$name) $name = $tag . $name;
         return $names;
     }
@@ -104,7 +104,7 @@ abstract class Family {
     /** @return list<string> the keys with which a counting call begins: those of its home */
     protected function fence(int $partition): array {
         $home = $this->session->isCluster() ? $partition : 0;
-        return $this->fences[$home] ??= $this->keys($home, 'calls', 'calls_before');
+        return $this->keys($home, 'calls', 'calls_before');
     }
 
     protected static function unknown(string $status): OutcomeUnknown {

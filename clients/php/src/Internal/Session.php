@@ -13,23 +13,25 @@ final class Session {
     /** @var list<array{string, int}> callers without a call in flight, each with the number of its last call */
     private array $callers = [];
     private int $process = 0;
+    private readonly int $retryForNs;
     private ?bool $isCluster = null;
     private ?string $address = null;
 
     public function __construct(
         public readonly Connection $connection,
         public readonly string $namespace,
-        private readonly float $retryFor,
+        float $retryFor,
         public readonly ?Daemon $daemon,
         public readonly PDO|Closure|null $database,
         public readonly ?Closure $onError,
     ) {
         if ($retryFor < 0 || $retryFor > 30) throw new Misconfigured('retryFor', 'expected 0 to 30 seconds');
+        $this->retryForNs = (int) ($retryFor * 1e9);
     }
 
     /** Returns the time of hrtime after which a call that begins now is not repeated. */
     public function deadline(): int {
-        return hrtime(true) + (int) ($this->retryFor * 1e9);
+        return hrtime(true) + $this->retryForNs;
     }
 
     /**
