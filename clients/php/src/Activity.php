@@ -2,14 +2,12 @@
 
 namespace Counterfoil;
 
-use Closure;
 use Counterfoil\Internal\Family;
 
 /** Who is on a page now, and how many pages they viewed. */
 final class Activity extends Family {
     protected const KIND = 'activity';
     private const PAGE_BYTES = 200;
-    private const ATTEMPTS = 10;
 
     /**
      * Counts a view of the page by the visitor.
@@ -26,7 +24,8 @@ final class Activity extends Family {
         $stripe = crc32($visitor) % $settings['stripes'];
         $partition = (crc32($page) + $stripe) % $partitions;
         [$isHll, $layerMs, $keep] = [$settings['visitors'] === 'hyperloglog', $settings['layer'], (int) $settings['keep_minutes']];
-        $this->inLayer($layerMs, function (int $layer) use ($settings, $stripe, $partition, $isHll, $layerMs, $keep, $page, $visitor, $deadline) {
+        $this->atTime(function (int $nowMs) use ($settings, $stripe, $partition, $isHll, $layerMs, $keep, $page, $visitor, $deadline) {
+            $layer = intdiv($nowMs, $layerMs);
             $names = ["views:$stripe:$page", $isHll ? "layer:$layer:$stripe:$page" : "visitors:$stripe:$page"];
             if ($isHll && $keep === 1) $names[] = 'minute:' . intdiv($layer * $layerMs, 60_000) * 60 . ":$stripe:$page";
             $args = [$layerMs, intdiv($settings['window'], $layerMs), $keep, ...($isHll ? [$layer] : []), 1, $page, 1, 1, $visitor];
@@ -50,7 +49,8 @@ final class Activity extends Family {
         [$views, $visitors] = [0, 0];
         for ($stripe = 0; $stripe < $settings['stripes']; $stripe++) {
             $partition = (crc32($page) + $stripe) % $partitions;
-            [, $seen, $distinct] = $this->inLayer($layerMs, function (int $layer) use ($stripe, $partition, $isHll, $layerMs, $layers, $page, $deadline) {
+            [, $seen, $distinct] = $this->atTime(function (int $nowMs) use ($stripe, $partition, $isHll, $layerMs, $layers, $page, $deadline) {
+                $layer = intdiv($nowMs, $layerMs);
                 $log = fn(int $layer): string => "layer:$layer:$stripe:$page";
                 $logs = $isHll ? array_map($log, range($layer - $layers + 1, $layer)) : ["visitors:$stripe:$page"];
                 $args = ['', $layerMs, $layers, ...($isHll ? [$layer] : [])];
@@ -60,16 +60,5 @@ final class Activity extends Family {
             [$views, $visitors] = [$views + $seen, $visitors + $distinct];
         }
         return [$views, $visitors];
-    }
-
-    /** Makes a call in the current layer, and anew in the server's if that is another one. */
-    private function inLayer(int $layerMs, Closure $call): array {
-        $nowMs = (int) (microtime(true) * 1000);
-        for ($attempt = 0; $attempt < self::ATTEMPTS; $attempt++) {
-            $reply = $call(intdiv($nowMs, $layerMs));
-            if ($reply[0] !== 'OUTSIDE') return $reply;
-            $nowMs = (int) $reply[1];
-        }
-        throw new NotCounted('OUTSIDE', 'the clock of Redis changes too fast', isTemporary: true);
     }
 }

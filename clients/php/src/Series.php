@@ -9,7 +9,6 @@ use Counterfoil\Internal\Family;
 final class Series extends Family {
     protected const KIND = 'series';
     private const NAME_BYTES = 200;
-    private const ATTEMPTS = 5;
 
     /**
      * Counts into the current slice of each window.
@@ -22,21 +21,15 @@ final class Series extends Family {
         if (self::checkDelta($n) < 1) throw new NotCounted('BADARG', 'expected an n of 1 or more');
         $deadline = $this->session->deadline();
         $partition = $this->partitionOf($name, $deadline);
-        $now = time();
-        for ($attempt = 0; $attempt < self::ATTEMPTS; $attempt++) {
-            $settings = $this->ask($partition, $deadline)['settings'];
-            $precisions = $this->precisions($settings, $now);
-            $windows = array_map(fn(array $window): string => "series:{$window[0]}:$name", $settings['windows']);
-            $keys = $this->keys($partition, 'open', 'schedule', 'names', 'idle', ...$windows);
-            $reply = $this->count('series_add', $partition, $keys, [count($precisions), ...$precisions, $name, $n], $deadline);
-            if ($reply[0] !== 'OUTSIDE') {
-                $word = $reply[0] === 'OK' ? $reply[1] : preg_replace('/^1:/', '', $reply[1]);
-                if ($word !== '') self::number($word);
-                return;
-            }
-            $now = intdiv((int) $reply[1], 1000);  // the server's clock decides which day it is
-        }
-        throw new NotCounted('OUTSIDE', 'the clock of Redis changes too fast', isTemporary: true);
+        $settings = $this->ask($partition, $deadline)['settings'];
+        $windows = array_map(fn(array $window): string => "series:{$window[0]}:$name", $settings['windows']);
+        $keys = $this->keys($partition, 'open', 'schedule', 'names', 'idle', ...$windows);
+        [$status, $word] = $this->atTime(function (int $nowMs) use ($settings, $partition, $keys, $name, $n, $deadline): array {
+            $precisions = $this->precisions($settings, intdiv($nowMs, 1000));
+            return $this->count('series_add', $partition, $keys, [count($precisions), ...$precisions, $name, $n], $deadline);
+        });
+        if ($status === 'DUP') $word = preg_replace('/^1:/', '', $word);
+        if ($word !== '') self::number($word);
     }
 
     /**

@@ -2,12 +2,14 @@
 
 namespace Counterfoil\Internal;
 
+use Closure;
 use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown};
 
 /** A family: its settings and epochs as Redis has them, and calls with these. */
 abstract class Family {
     protected const KIND = '';
     private const FRESH_NS = 30_000_000_000;
+    private const TIMES = 10;
     /** @var array<int, array> by home: the last reply of family_epoch, and until when it may be used */
     private array $known = [];
     /** @var array<string, string> beginnings of keys by partition */
@@ -39,6 +41,17 @@ abstract class Family {
             $this->forgetEpoch($partition);
             if ($reply[0] === 'PASSED' || $wasLost || !$first || !$session->connection->isOwn) throw self::unknown($reply[0]);
         }
+    }
+
+    /** Makes a call for the slice of time that is current here, and anew for the server's if it replies that it has another one. */
+    protected function atTime(Closure $call): array {
+        $nowMs = (int) (microtime(true) * 1000);
+        for ($attempt = 0; $attempt < self::TIMES; $attempt++) {
+            $reply = $call($nowMs);
+            if ($reply[0] !== 'OUTSIDE') return $reply;
+            $nowMs = (int) $reply[1];
+        }
+        throw new NotCounted('OUTSIDE', 'the clock of Redis changes too fast', isTemporary: true);
     }
 
     /** Makes a call that only reads, or is safe to repeat in any case. */
