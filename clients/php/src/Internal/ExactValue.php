@@ -7,6 +7,9 @@ use Counterfoil\{Misconfigured, NotCounted};
 
 /** Exact values: what MySQL holds plus what is pending in Redis (lua/README.md, "Reading the exact value"). */
 trait ExactValue {
+    /** The database that was found to be the right one. */
+    private ?string $database = null;
+
     private function exactValue(string $id, ?array $table): int {
         self::checkId($id);
         if ($this->session->database === null) {
@@ -20,6 +23,8 @@ trait ExactValue {
             $pending = [];
             foreach ($partitions as $partition) $pending[$partition] = $this->pending($partition, $id, $deadline);
             $rows = $this->query($id, $table, $pending);
+            if ($this->database !== $rows[0]['database_id']) $this->checkDatabase($rows[0]['database_id'], $deadline);
+            $this->database = $rows[0]['database_id'];
             $value = filter_var($rows[0]['value'], FILTER_VALIDATE_INT, FILTER_NULL_ON_FAILURE) ?? NAN;
             $ledgers = array_column($rows, null, 'partition_no');
             foreach ($pending as $partition => $of) {
@@ -61,7 +66,7 @@ trait ExactValue {
         [$source, $key, $column] = array_map($name, $table ?? ['counterfoil_values', 'id', 'value']);
         $own = $table === null ? 'v.family = f.number AND ' : '';
         $ledger = '(l.partition_no = ? AND l.incarnation = CAST(CONV(?, 16, 10) AS UNSIGNED))';
-        $sql = "SELECT COALESCE(v.$column, 0) AS value, l.partition_no, l.seq, LOWER(HEX(l.nonce)) AS nonce, l.position "
+        $sql = "SELECT f.database_id, COALESCE(v.$column, 0) AS value, l.partition_no, l.seq, LOWER(HEX(l.nonce)) AS nonce, l.position "
             . "FROM counterfoil_families f LEFT JOIN $source v ON {$own}v.$key = ? LEFT JOIN counterfoil_ledger l "
             . 'ON l.family = f.number AND (' . implode(' OR ', array_fill(0, count($pending), $ledger))
             . ') WHERE f.namespace = ? AND f.name = ?';

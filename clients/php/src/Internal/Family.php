@@ -150,10 +150,16 @@ abstract class Family {
         return is_int($delta) ? $delta : throw new NotCounted('BADARG', "expected an integer of 64 bits, not $delta");
     }
 
-    private function askRedis(array $fence, int|string $partitions, int $deadline): array {
+    /** Refuses a database that is not the one that the family's hits go to. */
+    protected function checkDatabase(string $database, int $deadline): void {
+        $reply = $this->askRedis($this->fence(0), '', $deadline, $database);
+        if ($reply[0] !== 'OK') throw $this->misconfigured($reply);
+    }
+
+    private function askRedis(array $fence, int|string $partitions, int $deadline, string $database = ''): array {
         $this->session->connection->check();
         try {
-            return $this->session->send('family_epoch', $fence, [static::KIND, $partitions, '', ''], $deadline)[0];
+            return $this->session->send('family_epoch', $fence, [static::KIND, $partitions, $database, ''], $deadline)[0];
         } catch (OutcomeUnknown $error) {
             if ($error->isTemporary) throw new NotCounted('no epoch', $error->getMessage(), isTemporary: true, previous: $error);
             throw new Misconfigured($error->reason, $error->getMessage(), previous: $error);
@@ -165,7 +171,7 @@ abstract class Family {
         return new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
             ? "this Redis does not know the family $family. Check its name and the number of the database; otherwise declare "
                 . 'it in counterfoil.toml of the daemon (`counterfoil init` creates its tables), and start the daemon'
-            : "the family $family is of the kind {$reply[1]} with {$reply[2]} partitions, not of the kind " . static::KIND
-                . ' with the partitions that were known');
+            : "the family $family is of the kind {$reply[1]} with {$reply[2]} partitions, and its hits go to the database "
+                . "{$reply[3]}: this is not the kind " . static::KIND . ', the number that was known, or the given database');
     }
 }
