@@ -30,7 +30,8 @@ trait ExactValue {
             foreach ($pending as $partition => $of) {
                 $sum = $this->sum($id, $of, $ledgers[$partition] ?? ['seq' => 0, 'position' => null]);
                 // a crash of Redis may have reverted an incarnation that has no batch in the ledger
-                $isProven = isset($ledgers[$partition]) || [$of[4], $of[5]] === ['0', '0'] || $this->pending($partition, $id, $deadline)[0] === $of[0];
+                $isProven = isset($ledgers[$partition]) || [$of[4], $of[5]] === ['0', '0']
+                    || $this->pending($partition, $id, $deadline)[0] === $of[0];
                 if ($sum === null || !$isProven) continue 2;
                 $value += $sum;
             }

@@ -88,9 +88,10 @@ final class PhpRedis implements Driver {
     }
 
     public function check(): void {
-        foreach (['prefix' => Redis::OPT_PREFIX, 'serializer' => Redis::OPT_SERIALIZER, 'compression' => Redis::OPT_COMPRESSION] as $name => $option) {
+        $changing = ['prefix' => Redis::OPT_PREFIX, 'serializer' => Redis::OPT_SERIALIZER, 'compression' => Redis::OPT_COMPRESSION];
+        foreach ($changing as $name => $option) {
             if (!$this->redis->getOption($option)) continue;
-            throw new Misconfigured($name, "this option of phpredis changes keys or values: give counterfoil a connection without it");
+            throw new Misconfigured($name, 'this option of phpredis changes keys or values: give counterfoil a connection without it');
         }
     }
 }
