@@ -139,12 +139,15 @@ return [
                 $redis = $library === 'predis' ? new Predis\Client(['scheme' => 'unix', 'path' => $socket]) : redis($socket);
                 $views = (new Counterfoil($redis, NS, retryFor: 3.0))->buffered('views');
                 $id = id();
-                $result = $views->add($id, 123);
-                same(true, $result === null || $result === 123, "$library $bytes: " . var_export($result, true));
-                same(246, $views->add($id, 123), "$library $bytes");
-                posix_kill($proxy, SIGKILL);
-                pcntl_waitpid($proxy, $status);
-                unlink($socket);
+                try {
+                    $result = $views->add($id, 123);
+                    same(true, $result === null || $result === 123, "$library $bytes: " . var_export($result, true));
+                    same(246, $views->add($id, 123), "$library $bytes");
+                } finally {
+                    posix_kill($proxy, SIGKILL);
+                    pcntl_waitpid($proxy, $status);
+                    unlink($socket);
+                }
             }
         }
     },

@@ -115,13 +115,16 @@ return [
             }
         }
         $id = id();
-        for ($i = 1; $i <= 12; $i++) {
-            $pending = explode(' ', $request($id, 'add', $socket, true))[1];
-            same(true, $pending === (string) $i || $pending === 'null', "request $i: $pending");
+        try {
+            for ($i = 1; $i <= 12; $i++) {
+                $pending = explode(' ', $request($id, 'add', $socket, true))[1];
+                same(true, $pending === (string) $i || $pending === 'null', "request $i: $pending");
+            }
+            same(13, (new Counterfoil\Counterfoil(redis(), NS))->buffered('views')->add($id));
+        } finally {
+            posix_kill($proxy, SIGKILL);
+            pcntl_waitpid($proxy, $status);
+            unlink($socket);
         }
-        same(13, (new Counterfoil\Counterfoil(redis(), NS))->buffered('views')->add($id));
-        posix_kill($proxy, SIGKILL);
-        pcntl_waitpid($proxy, $status);
-        unlink($socket);
     }),
 ];
