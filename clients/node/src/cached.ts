@@ -76,7 +76,7 @@ export class Cached {
     return this.family.read('cached_seed', ({ retain }) => [this.family.keys(partition, 'base'), [retain, '', id, ticket, String(row)]]);
   }
 
-  private async row(id: string): Promise<Integer> { return this.readRow ? this.readRow(id) : this.reader.fromDaemon(this.family, 'rows', id); }
+  private async row(id: string): Promise<Integer> { return this.readRow ? this.readRow(id) : this.reader.fromDaemon(this.family, id); }
 
   private async count(partition: number, items: Item[]): Promise<string[]> {
     const keys = this.family.keys(partition, 'base', 'buffer', 'batch', 'meta');

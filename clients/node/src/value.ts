@@ -18,14 +18,14 @@ export class ExactReader {
   constructor(private readonly options: { daemon?: string; token?: string; database?: Database }) {}
 
   value(family: Family, id: string): Promise<Integer> {
-    return this.options.database ? this.fromDatabase(this.options.database, family, id) : this.fromDaemon(family, 'values', id);
+    return this.options.database ? this.fromDatabase(this.options.database, family, id) : this.fromDaemon(family, id);
   }
 
-  /** Reads `values` or `rows` of the daemon's API. */
-  async fromDaemon(family: Family, what: 'values' | 'rows', id: string): Promise<Integer> {
+  /** Reads the daemon's API: the row of a cached counter that is not in Redis. */
+  async fromDaemon(family: Family, id: string): Promise<Integer> {
     const { daemon, token } = this.options;
     if (!daemon) throw new Misconfigured('NODAEMON', 'set the option daemon, or else database for values, and readRow for rows');
-    const url = `${daemon.replace(/\/$/, '')}/api/v1/${what}?${new URLSearchParams({ family: family.name, id })}`;
+    const url = `${daemon.replace(/\/$/, '')}/api/v1/values?${new URLSearchParams({ family: family.name, id })}`;
     const headers: Record<string, string> = token ? { Authorization: `Bearer ${token}` } : {};
     for (const deadline = family.deadline(); ; await sleep(50)) {
       const reply = fetch(url, { headers, signal: AbortSignal.timeout(10_000) }).then(async (it) => [it.status, await it.text()] as const);

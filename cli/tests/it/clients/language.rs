@@ -29,7 +29,7 @@ pub const PYTHON: Language = Language {
     libraries: &[
         Library {
             name: "redis-py",
-            lacks: &[ONE_AT_A_TIME],
+            lacks: &[],
         },
         Library {
             name: "asyncio",

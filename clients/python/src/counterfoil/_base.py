@@ -88,14 +88,14 @@ class Base(Generic[D]):
     def deadline(self) -> float:
         return time.monotonic() + self.retry_for
 
-    def get(self, path: str, family: str, id: str) -> int:
+    def get(self, family: str, id: str) -> int:
         """Gets the value of an id from the daemon. Blocks."""
         if not self.daemon:
             raise Misconfigured("NO SOURCE", "values are read from the daemon or the database: pass daemon=URL or database=")
-        url = f"{self.daemon}/api/v1/{path}?{urlencode({'family': family, 'id': id})}"
+        url = f"{self.daemon}/api/v1/values?{urlencode({'family': family, 'id': id})}"
         try:
             with build_opener(ProxyHandler({})).open(Request(url, headers=self._headers), timeout=HTTP_SECONDS) as response:
-                return int(json.load(response)[path][0]["value"])
+                return int(json.load(response)["values"][0]["value"])
         except HTTPError as error:
             with error:
                 explanation = f"the daemon replied {error.code}: {error.read(2000).decode(errors='replace')}"

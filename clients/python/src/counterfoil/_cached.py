@@ -79,6 +79,6 @@ class Cached(ExactValues[D]):
             except Exception as error:
                 raise NotCounted("ROW", f"read_row failed: {error!r}", temporary=True) from error
         else:
-            value = yield from self.from_daemon("rows", id)
+            value = yield from self.from_daemon(id)
         partition, description = yield from self.described(word)
         yield from self.read("cached_seed", self.keys(partition, "base"), [description.settings["retain"], "", word, ticket, value])

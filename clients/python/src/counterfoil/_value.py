@@ -30,7 +30,7 @@ class ExactValues(Family[D]):
     def exact(self, id: str) -> Steps[int]:
         word = id_bytes(id)
         if self.client.database is None:
-            return (yield from self.from_daemon("values", id))
+            return (yield from self.from_daemon(id))
         partition, description = yield from self.described(word)
         partitions = range(description.partitions) if description.settings.get("wide") else [partition]
         for _ in range(ROUNDS):
@@ -48,11 +48,11 @@ class ExactValues(Family[D]):
             yield Sleep(PAUSE_SECONDS)
         raise NotCounted("SET BACK", "the database is ahead of Redis, which was set back", temporary=True)
 
-    def from_daemon(self, path: str, id: str) -> Steps[int]:
+    def from_daemon(self, id: str) -> Steps[int]:
         deadline = self.client.deadline()
         while True:
             try:
-                return int((yield Run(self.client.get, (path, self.name, id))))
+                return int((yield Run(self.client.get, (self.name, id))))
             except NotCounted:
                 if time.monotonic() + PAUSE_SECONDS >= deadline:
                     raise
