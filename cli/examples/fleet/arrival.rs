@@ -19,12 +19,13 @@ pub async fn wait(site: &Site, told: &Journal) -> Result<()> {
     let counterfoil = Counterfoil::new(site.redis.clone(), MysqlStore::new(site.mysql.clone()));
     let started = Instant::now();
     loop {
-        let waiting = waiting(&counterfoil, told).await?;
-        if waiting.is_empty() {
+        let waiting = waiting(&counterfoil, told).await;
+        if waiting.as_ref().is_ok_and(BTreeSet::is_empty) {
             return Ok(());
         }
+        // the connection may be one that was cut
         if started.elapsed() > LIMIT {
-            let waiting: Vec<_> = waiting.into_iter().collect();
+            let waiting: Vec<_> = waiting?.into_iter().collect();
             return Err(format!("not in MySQL after {LIMIT:?}: {}", waiting.join(", ")).into());
         }
         sleep(POLL).await;

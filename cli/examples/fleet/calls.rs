@@ -113,13 +113,7 @@ impl Call {
                 self.delta,
             ),
             Some("outcome_unknown") => journal.unknown += 1,
-            Some(error) => {
-                let reason = reply["reason"].as_str().unwrap_or_default();
-                *journal
-                    .refused
-                    .entry(format!("{error}: {reason}"))
-                    .or_default() += 1;
-            }
+            Some(_) => journal.refused += 1,
         }
     }
 }

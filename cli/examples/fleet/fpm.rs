@@ -43,14 +43,8 @@ impl Fpm {
         let (config, socket) = (site.file("php-fpm.conf"), site.file("fpm.sock"));
         fs::write(&config, configuration(site, &socket, &installed))?;
         let process = Command::new(program)
-            .args([
-                "--nodaemonize",
-                "--allow-to-run-as-root",
-                "--no-php-ini",
-                "--fpm-config",
-            ])
+            .args(["--nodaemonize", "--allow-to-run-as-root", "--fpm-config"])
             .arg(&config)
-            .args(["-d", "extension=redis", "-d", "extension=apcu"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())

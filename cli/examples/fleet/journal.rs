@@ -9,8 +9,8 @@ pub struct Journal {
     pub sums: BTreeMap<String, BTreeMap<String, i64>>,
     /// The number of calls with an unknown outcome.
     pub unknown: u64,
-    /// The number of calls that were not counted, by reason.
-    pub refused: BTreeMap<String, u64>,
+    /// The number of calls that were not counted, as the client reported.
+    pub refused: u64,
 }
 
 impl Journal {
@@ -34,9 +34,7 @@ impl Journal {
 
     pub fn merge(&mut self, other: Journal) {
         self.unknown += other.unknown;
-        for (reason, times) in other.refused {
-            *self.refused.entry(reason).or_default() += times;
-        }
+        self.refused += other.refused;
         for (family, sums) in other.sums {
             for (id, sum) in sums {
                 self.count(&family, &id, sum);

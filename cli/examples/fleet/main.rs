@@ -77,11 +77,13 @@ async fn run(args: Args) -> Result<bool> {
         () = signals.end() => return Err("interrupted".into()),
     };
     let started = Instant::now();
-    tokio::select! {
-        error = go_on(&mut fleet) => return Err(error),
-        () = over(args.seconds) => {}
-        () = signals.end() => {}
-    }
+    let over = async {
+        tokio::select! {
+            () = over(args.seconds) => {}
+            () = signals.end() => {}
+        }
+    };
+    go_on(&mut fleet, over).await?;
     tokio::select! {
         exact = finish(fleet, started) => exact,
         () = signals.end() => Err("interrupted before everything was in MySQL".into()),
@@ -95,23 +97,25 @@ async fn begin() -> Result<Fleet> {
     site.open_families().await?;
     let daemons = Daemons::start(program, &site).await?;
     println!("status page: http://{}/", site.listen);
+    let before = Stored::read(&site.mysql).await?;
     let (workers, fpm) = (Workers::start(&site).await?, Fpm::start(&site).await?);
     let php = fpm.as_ref().and_then(Fpm::master);
+    let trouble = Trouble::new(site.clone(), daemons, workers.kills(), php);
     Ok(Fleet {
-        before: Stored::read(&site.mysql).await?,
-        trouble: Trouble::new(site.clone(), daemons, workers.kills(), php),
+        site,
+        before,
+        trouble,
         workers,
         fpm,
-        site,
     })
 }
 
-/// Injects faults. Returns only if something fails.
-async fn go_on(fleet: &mut Fleet) -> BoxError {
+/// Injects faults until it is over, or something fails.
+async fn go_on(fleet: &mut Fleet, over: impl Future<Output = ()>) -> Result<()> {
     tokio::select! {
-        error = fleet.trouble.go_on() => error,
-        error = fleet.workers.failed() => error,
-        error = failed(&mut fleet.fpm) => error,
+        done = fleet.trouble.go_on(over) => done,
+        error = fleet.workers.failed() => Err(error),
+        error = failed(&mut fleet.fpm) => Err(error),
     }
 }
 
@@ -143,9 +147,9 @@ async fn finish(fleet: Fleet, started: Instant) -> Result<bool> {
     let checked = Checked::new(&journal, &fleet.before, &after);
     println!();
     trouble.print();
+    println!("{} hits in {seconds:.1} s", journal.hits());
     println!(
-        "{} hits in {seconds:.1} s; not counted, and reported so: {:?}",
-        journal.hits(),
+        "{} calls were not counted, and reported so",
         journal.refused
     );
     checked.print();

@@ -2,17 +2,18 @@
 //! flushed.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use counterfoil::redis::cmd;
+use counterfoil::redis::Value;
 use tokio::time::sleep;
 
+use crate::Result;
 use crate::daemons::Daemons;
 use crate::fpm;
 use crate::site::Site;
 use crate::workers::Kills;
-use crate::{BoxError, Result};
 
 /// The first pause between faults. Pauses grow up to `LAST`: a short run sees every fault, a long
 /// one leaves time to view the page.
@@ -84,15 +85,16 @@ impl Trouble {
         }
     }
 
-    /// Injects faults of each kind in turn. Returns only if one fails.
-    pub async fn go_on(&mut self) -> BoxError {
-        let (started, mut pause) = (Instant::now(), FIRST);
+    /// Injects faults of each kind in turn until it is over, each to its end.
+    pub async fn go_on(&mut self, over: impl Future<Output = ()>) -> Result<()> {
+        let (started, mut pause, mut over) = (Instant::now(), FIRST, pin!(over));
         for fault in FAULTS.iter().cycle() {
-            sleep(pause).await;
-            pause = (pause * 9 / 8).min(LAST);
-            if let Err(error) = self.strike(*fault).await {
-                return error;
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = &mut over => break,
             }
+            pause = (pause * 9 / 8).min(LAST);
+            self.strike(*fault).await?;
             *self.done.entry(*fault).or_default() += 1;
             println!(
                 "{:6.1} s  {}",
@@ -100,26 +102,22 @@ impl Trouble {
                 fault.name()
             );
         }
-        "there are no faults".into()
+        Ok(())
     }
 
     /// Prints how often each fault was injected.
     pub fn print(&self) {
         for (fault, times) in &self.done {
-            println!("{times:>4} times {}", fault.name());
+            println!("{times:>4} x  {}", fault.name());
         }
     }
 
     async fn strike(&mut self, fault: Fault) -> Result<()> {
-        let (site, mut redis) = (self.site.clone(), self.site.redis.clone());
+        let site = self.site.clone();
+        let redis = async |command| site.redis_server.run::<Value>(command).await;
         match fault {
             Fault::Client => self.clients.next(),
-            Fault::Connections => {
-                let mut kill = cmd("CLIENT");
-                kill.arg(&["KILL", "TYPE", "normal"])
-                    .exec_async(&mut redis)
-                    .await?;
-            }
+            Fault::Connections => drop(redis("CLIENT KILL TYPE normal").await?),
             Fault::Daemon => drop(self.daemons.replace_first().await?),
             Fault::Redis => {
                 site.redis_server.kill();
@@ -137,7 +135,7 @@ impl Trouble {
                 sleep(AWAY).await;
                 site.mysql_server.start_again().await;
             }
-            Fault::Scripts => cmd("SCRIPT").arg("FLUSH").exec_async(&mut redis).await?,
+            Fault::Scripts => drop(redis("SCRIPT FLUSH").await?),
             Fault::EndOfSecondDaemon => self.daemons.kill_second().await?,
         }
         Ok(())
