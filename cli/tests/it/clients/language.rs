@@ -22,7 +22,7 @@ pub struct Library {
     pub lacks: &'static [(Need, &'static str)],
 }
 
-const ONE_AT_A_TIME: (Need, &str) = (Need::GroupCommit, "each thread makes its own calls");
+const ONE_AT_A_TIME: (Need, &str) = (Need::GroupCommit, "a process makes one call at a time");
 
 pub const PYTHON: Language = Language {
     package: Package("python"),
