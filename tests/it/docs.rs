@@ -134,7 +134,9 @@ fn published(link: &str) -> Option<PathBuf> {
     if let Some(file) = link.strip_prefix(FILES) {
         let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
         let folder = file.split('/').next().unwrap();
-        let is_packaged = manifest.contains(&format!("\"/{folder}\""));
+        let is_packaged = [folder, file]
+            .iter()
+            .any(|path| manifest.contains(&format!("\"/{path}\"")));
         return Some(if is_packaged { file } else { "not packaged" }.into());
     }
     let module = match link.strip_prefix(MODULES) {
@@ -295,6 +297,10 @@ fn every_item_that_a_document_names_exists() {
         .collect();
     let (mut checked, mut wrong) = (0, vec![]);
     for (path, document) in documents() {
+        // packages in other languages have their own items
+        if path.starts_with("clients") {
+            continue;
+        }
         for code in document.code {
             let item = code.split('(').next().unwrap();
             let is_item = item.starts_with(char::is_uppercase) || item.starts_with("counterfoil::");
