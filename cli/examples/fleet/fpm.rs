@@ -85,7 +85,11 @@ impl Fpm {
     pub async fn stop(mut self) -> Result<Journal> {
         self.stop.send_replace(true);
         let journal = (&mut self.visitors).await??;
-        self.process.start_kill()?;
+        // by SIGKILL it would leave its workers
+        if let Some(master) = self.master() {
+            let terminate = ["-TERM", &master.to_string()];
+            Command::new("kill").args(terminate).status().await?;
+        }
         self.process.wait().await?;
         Ok(journal)
     }
