@@ -1,7 +1,6 @@
 //! The daemon with the status page, and a second one at times.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use crate::Result;
 use crate::daemon::Daemon;
@@ -32,14 +31,12 @@ impl Daemons {
         Ok(daemons)
     }
 
-    /// Kills the first daemon and restarts it at the same address. Returns the downtime.
-    pub async fn replace_first(&mut self) -> Result<Duration> {
-        let killed = Instant::now();
+    /// Kills the first daemon and restarts it at the same address.
+    pub async fn replace_first(&mut self) -> Result<()> {
         if let Some(first) = self.first.take() {
             first.kill().await?;
         }
-        self.start_first().await?;
-        Ok(killed.elapsed())
+        self.start_first().await
     }
 
     pub fn start_second(&mut self) -> Result<()> {

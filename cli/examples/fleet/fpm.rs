@@ -19,8 +19,9 @@ use crate::{BoxError, Result};
 
 const SHOP: u32 = 1;
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// How long a request may take, and how often one that failed is sent again.
+/// The time limit of a request.
 const REQUEST: Duration = Duration::from_secs(20);
+/// The number of times that a request is sent if it fails.
 const ATTEMPTS: usize = 20;
 
 /// A php-fpm, and the visitors that send it requests.
@@ -81,7 +82,7 @@ impl Fpm {
         }
     }
 
-    /// Lets the visitors finish, and returns what they were told.
+    /// Lets the visitors finish, and returns the confirmed counts.
     pub async fn stop(mut self) -> Result<Journal> {
         self.stop.send_replace(true);
         let journal = (&mut self.visitors).await??;

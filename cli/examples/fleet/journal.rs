@@ -1,4 +1,4 @@
-//! What the clients were told: the counts that must be in MySQL at the end.
+//! The counts that Redis confirmed to clients, which must be in MySQL at the end.
 
 use std::collections::BTreeMap;
 

@@ -19,7 +19,7 @@ use crate::workers::Kills;
 /// one leaves time to view the page.
 const FIRST: Duration = Duration::from_millis(300);
 const LAST: Duration = Duration::from_secs(10);
-/// How long a killed server is away.
+/// The pause before a killed server is started again.
 const AWAY: Duration = Duration::from_millis(300);
 
 /// The faults, in the order in which they are injected.
@@ -118,7 +118,7 @@ impl Trouble {
         match fault {
             Fault::Client => self.clients.next(),
             Fault::Connections => drop(redis("CLIENT KILL TYPE normal").await?),
-            Fault::Daemon => drop(self.daemons.replace_first().await?),
+            Fault::Daemon => self.daemons.replace_first().await?,
             Fault::Redis => {
                 site.redis_server.kill();
                 sleep(AWAY).await;

@@ -71,7 +71,7 @@ impl Workers {
         }
     }
 
-    /// Lets the clients finish their calls, and returns what they were told.
+    /// Lets the clients finish their calls, and returns the confirmed counts.
     pub async fn stop(self) -> Result<Journal> {
         self.stop.send_replace(true);
         let mut all = Journal::default();
@@ -97,7 +97,7 @@ impl Kills {
     }
 }
 
-/// What a client's task works with.
+/// A client, and the parameters of its processes.
 struct Client {
     package: Package,
     library: &'static str,

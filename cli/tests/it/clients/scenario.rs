@@ -136,8 +136,6 @@ pub enum Event {
     Kill,
     /// Starts it again, empty, and waits until the daemon has configured it.
     Start,
-    /// Starts it again, and does not wait.
-    StartUnconfigured,
     /// Empties it, and waits until the daemon has configured it.
     Empty,
     Suspend,

@@ -265,7 +265,6 @@ impl Stage {
                 redis.start_again().await;
                 self.configured(namespace).await;
             }
-            Event::StartUnconfigured => redis.start_again().await,
             Event::Suspend => redis.pause(),
             Event::Resume => redis.resume(),
             Event::Forget => {
