@@ -176,22 +176,14 @@ impl Recounting {
         stop: impl Future<Output = ()>,
     ) -> Result<Option<Recounted>> {
         let (started, family, number) = (Instant::now(), self.family(), run.number);
-        let about = self.mysql.about_counters(self.handle.registered().await?);
-        // a silent database must not delay a stop
-        let about = timeout(LEAVING, about).await;
-        let about = about.ok().and_then(Result::ok).unwrap_or(0);
-        self.progress.send_replace(Recounted {
-            run: number,
-            checked: run.checked,
-            drifted: run.drifted,
-            about,
-            ..Recounted::default()
-        });
-        tracing::info!(%family, run = number, about, "recount started");
+        let work = async {
+            self.announce(&run).await?;
+            self.work(&mut run).await
+        };
         // a step may be dropped half-way: a correction in progress either belongs to this run or is
         // refused
         let ended = tokio::select! {
-            ended = self.work(&mut run) => ended.map(Some),
+            ended = work => ended.map(Some),
             () = stop => Ok(None),
         };
         let Ok(Some(is_done)) = ended else {
@@ -213,6 +205,23 @@ impl Recounting {
         self.record_finish(Duration::ZERO);
         tracing::info!(%family, ?done, "recount finished");
         Ok(Some(done))
+    }
+
+    /// Sets the progress to the state of a run that begins or is taken over.
+    async fn announce(&self, run: &Run) -> Result<()> {
+        let about = self.mysql.about_counters(self.handle.registered().await?);
+        // the estimate is for display only
+        let about = timeout(LEAVING, about).await;
+        let about = about.ok().and_then(Result::ok).unwrap_or(0);
+        self.progress.send_replace(Recounted {
+            run: run.number,
+            checked: run.checked,
+            drifted: run.drifted,
+            about,
+            ..Recounted::default()
+        });
+        tracing::info!(family = %self.family(), run = run.number, about, "recount started");
+        Ok(())
     }
 
     /// Records when the last full run ended, for the metric.
