@@ -35,6 +35,8 @@ pub use client::series::{Series, Slice};
 pub use client::shutdown::Remaining;
 pub use client::visitors::Visitors;
 pub use connection::Connection;
+#[cfg(feature = "cluster")]
+pub use connection::cluster::Cluster;
 #[cfg(feature = "memory-redis")]
 pub use connection::memory::MemoryRedis;
 #[cfg(feature = "sentinel")]

@@ -4,13 +4,12 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use counterfoil::redis::cluster::ClusterClient;
-use counterfoil::redis::cluster_async::ClusterConnection;
 use counterfoil::redis::{Client, ClientTlsConfig, ConnectionInfo, RedisError, TlsCertificates};
 use counterfoil::sqlx::MySqlPool;
 use counterfoil::sqlx::mysql::MySqlPoolOptions;
 use counterfoil::{
-    Connection, Counterfoil, Error, ErrorKind, MysqlStore, Primary, PrimaryTimeouts, Result,
-    cluster_settings, sentinel_builder,
+    Cluster, Connection, Counterfoil, Error, ErrorKind, MysqlStore, Primary, PrimaryTimeouts,
+    Result, cluster_settings, sentinel_builder,
 };
 
 use crate::config::{PairConfig, RedisPlace, is_tls};
@@ -78,7 +77,7 @@ async fn sentinel(
     Primary::connect_sentinel_client(client, PrimaryTimeouts::default()).await
 }
 
-async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<ClusterConnection> {
+async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<Cluster> {
     let mut builder = cluster_settings(ClusterClient::builder(nodes.iter().cloned()));
     if let Some(certificates) = certificates(config) {
         builder = builder.certs(certificates);
@@ -86,10 +85,10 @@ async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<Cluste
     let client = builder
         .build()
         .map_err(|error| invalid_setting(config, "cluster", error))?;
-    client.get_async_connection().await.map_err(|error| {
+    Cluster::connect(client).await.map_err(|error| {
         let nodes: Vec<_> = nodes.iter().map(|info| info.addr().to_string()).collect();
         let message = format!("connecting to the cluster at {} failed", nodes.join(", "));
-        Error::new(ErrorKind::Redis, message).with_source(error)
+        Error::new(error.kind(), message).with_source(error)
     })
 }
 

@@ -272,10 +272,8 @@ async fn each_primary(redis: &Connection, command: &Cmd) -> Result<Value> {
             MultipleNodeRoutingInfo::AllMasters,
             Some(ResponsePolicy::Special),
         ));
-        let replies = cluster
-            .clone()
-            .route_command(command.clone(), everywhere)
-            .await;
+        let mut cluster = cluster.current();
+        let replies = cluster.route_command(command.clone(), everywhere).await;
         return replies.map_err(|error| {
             Error::redis("a node of the cluster did not reply").with_source(error)
         });

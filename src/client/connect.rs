@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use crate::client::counterfoil::Counterfoil;
 #[cfg(feature = "cluster")]
-use crate::connection::primary;
+use crate::connection::cluster::Cluster;
 use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
 use crate::store::mysql::MysqlStore;
@@ -64,8 +64,7 @@ impl Counterfoil {
         let client = cluster_settings(ClusterClient::builder(nodes)).build();
         let client =
             client.map_err(|error| Error::invalid("invalid cluster URLs").with_source(error))?;
-        let redis = client.get_async_connection().await;
-        let redis = redis.map_err(|error| primary::unreachable("the cluster's URLs", error))?;
+        let redis = Cluster::connect(client).await?;
         Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
     }
 }

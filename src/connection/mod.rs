@@ -1,6 +1,8 @@
 //! A connection to Redis over any connection of the redis crate.
 
 pub mod backoff;
+#[cfg(feature = "cluster")]
+pub mod cluster;
 pub mod failures;
 #[cfg(feature = "memory-redis")]
 pub mod memory;
@@ -13,11 +15,11 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
 use redis::aio::{ConnectionLike, ConnectionManager, MultiplexedConnection};
-#[cfg(feature = "cluster")]
-use redis::cluster_async::ClusterConnection;
 use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, ServerErrorKind, Value};
 use tokio::time::timeout;
 
+#[cfg(feature = "cluster")]
+use crate::connection::cluster::Cluster;
 use crate::connection::primary::Primary;
 use crate::connection::refusal::{is_demoted, proves_not_executed};
 use crate::error::Result;
@@ -25,13 +27,12 @@ use crate::error::Result;
 /// The time limit for a reply, for connections that would wait longer or forever.
 const REPLY: Duration = Duration::from_secs(5);
 
-/// A connection to Redis: a [`Primary`], a connection of the redis crate, or the application's own.
-/// It is cloned for every call.
+/// A connection to Redis: a [`Primary`], a `Cluster` (feature `cluster`), a connection of the redis
+/// crate, or the application's own. It is cloned for every call.
 ///
 /// - A [`ConnectionManager`] reconnects when its connection breaks. After a failover it reconnects
 ///   once the former primary, now a replica, refuses a write. It stays with a server that is silent
 ///   but not gone.
-/// - A `ClusterConnection` (feature `cluster`) is best built with `cluster_settings`.
 /// - A [`MultiplexedConnection`] does not reconnect once it is lost.
 /// - Any other connection is [custom](Self::custom).
 ///
@@ -47,7 +48,7 @@ enum Link {
     Manager(ConnectionManager),
     Multiplexed(MultiplexedConnection),
     #[cfg(feature = "cluster")]
-    Cluster(ClusterConnection),
+    Cluster(Cluster),
     #[cfg(feature = "memory-redis")]
     Memory(memory::MemoryRedis),
     Custom {
@@ -93,8 +94,8 @@ impl From<MultiplexedConnection> for Connection {
 }
 
 #[cfg(feature = "cluster")]
-impl From<ClusterConnection> for Connection {
-    fn from(connection: ClusterConnection) -> Self {
+impl From<Cluster> for Connection {
+    fn from(connection: Cluster) -> Self {
         Connection(Link::Cluster(connection))
     }
 }
@@ -151,7 +152,7 @@ impl Connection {
         match (&reply, &mut redis.0) {
             (Err(error), Link::Manager(manager)) if is_demoted(error) => leave(manager).await,
             #[cfg(feature = "cluster")]
-            (Err(error), Link::Cluster(cluster)) if error.is_timeout() => check_all(cluster).await,
+            (Err(error), Link::Cluster(cluster)) if error.is_timeout() => cluster.connect_anew(),
             _ => {}
         }
         reply
@@ -199,9 +200,9 @@ impl Connection {
         }
     }
 
-    /// Returns the redis crate's cluster connection, if this is one.
+    /// Returns the connection to a cluster, if this is one.
     #[cfg(feature = "cluster")]
-    pub fn as_cluster(&self) -> Option<&ClusterConnection> {
+    pub fn as_cluster(&self) -> Option<&Cluster> {
         if let Link::Cluster(connection) = &self.0 {
             Some(connection)
         } else {
@@ -249,7 +250,7 @@ impl fmt::Debug for Connection {
             Link::Manager(_) => "ConnectionManager",
             Link::Multiplexed(_) => "MultiplexedConnection",
             #[cfg(feature = "cluster")]
-            Link::Cluster(_) => "ClusterConnection",
+            Link::Cluster(_) => "Cluster",
             #[cfg(feature = "memory-redis")]
             Link::Memory(_) => "MemoryRedis",
             Link::Custom { .. } => "custom",
@@ -301,28 +302,4 @@ async fn leave(redis: &mut ConnectionManager) {
         let command = redis::cmd(command);
         let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&command)).await;
     }
-}
-
-/// Makes a cluster connection refresh its slot map, at most once a second. By itself it does so
-/// only when a connection breaks or a node replies MOVED, and stays with a silent node that the
-/// cluster has replaced.
-#[cfg(feature = "cluster")]
-async fn check_all(redis: &mut ClusterConnection) {
-    use std::sync::{Mutex, PoisonError};
-    use tokio::time::Instant;
-
-    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
-    {
-        let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
-            return;
-        }
-        *last = Some(Instant::now());
-    }
-    tracing::warn!("a node does not reply, refreshing the cluster's slots");
-    let mut command = redis::cmd("EVAL");
-    command
-        .arg("return redis.error_reply('MOVED counterfoil asks for the slots')")
-        .arg(0);
-    let _ = timeout(Duration::from_secs(1), redis.req_packed_command(&command)).await;
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use counterfoil::{Counterfoil, Durability, Family, MysqlStore};
+use counterfoil::{Cluster, Counterfoil, Durability, Family, MysqlStore};
 use redis::aio::MultiplexedConnection;
 use testkit::{RedisCluster, RedisOptions};
 use tokio::time::sleep;
@@ -110,7 +110,7 @@ async fn load(
     let urls = cluster.urls();
     let client = redis::cluster::ClusterClient::builder(urls.iter().map(String::as_str));
     let client = counterfoil::cluster_settings(client).build().unwrap();
-    let pair = Counterfoil::new(client.get_async_connection().await.unwrap(), store);
+    let pair = Counterfoil::new(Cluster::connect(client).await.unwrap(), store);
     let family = Family::buffered("bench", format!("load-{tasks}"))
         .partitions(PARTITIONS)
         .durability(Durability::Immediate);

@@ -26,7 +26,7 @@ pub async fn nodes(redis: &Connection) -> RedisResult<Vec<Node>> {
     };
     let slots: Vec<Vec<Value>> = cmd("CLUSTER")
         .arg("SLOTS")
-        .query_async(&mut cluster.clone())
+        .query_async(&mut cluster.current())
         .await?;
     let primary = |range: Vec<Value>| {
         let node: Vec<Value> = from_redis_value(range.into_iter().nth(2)?).ok()?;
@@ -48,8 +48,8 @@ pub async fn ask(redis: &Connection, node: &Node, command: Cmd) -> RedisResult<V
     match (redis.as_cluster(), node.clone()) {
         (Some(cluster), Some((host, port))) => {
             let route = SingleNodeRoutingInfo::ByAddress { host, port };
+            let mut cluster = cluster.current();
             cluster
-                .clone()
                 .route_command(command, RoutingInfo::SingleNode(route))
                 .await
         }

@@ -201,7 +201,7 @@ async fn a_drain_waits_for_a_node_that_is_unreachable() {
 async fn replicas_are_not_read_even_by_a_client_that_would() {
     const KEYS: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
     let rig = Clustered::start(RedisOptions::volatile()).await;
-    let send = async |redis: &mut redis::cluster_async::ClusterConnection, command: &str| {
+    let send = async |redis: &mut Cluster, command: &str| {
         for key in KEYS {
             let _: u64 = cmd(command).arg(key).query_async(redis).await.unwrap();
         }
@@ -281,6 +281,36 @@ async fn a_primary_that_is_silent_is_replaced() {
     assert!(took.iter().all(|took| *took < secs(20)));
     rig.cluster.wait_promoted(replica).await;
     rig.cluster.node(0).resume();
+}
+
+/// Connections break while a node sends MOVED, until the redis crate's cluster connection waits for
+/// a lock of its own: no call over it has a reply any more.
+#[tokio::test]
+async fn a_cluster_connection_that_stops_for_good_is_replaced() {
+    let rig = Clustered::start(RedisOptions::volatile()).await;
+    let redis = connect(builder(&rig.cluster)).await;
+    let views = rig.over(redis.clone()).opened(family("views")).await;
+    let stopping = redis.current();
+    let send = async |command: &Cmd| -> RedisResult<Value> {
+        command.query_async(&mut stopping.clone()).await
+    };
+    let answers = async || {
+        let moved = "return redis.error_reply('MOVED to another node')";
+        let replies = (0..64).map(async |key| {
+            let _ = send(cmd("EVAL").arg(moved).arg(0)).await;
+            send(cmd("EXISTS").arg(key)).await
+        });
+        join_all(replies).await.iter().any(Result::is_ok)
+    };
+    let started = Instant::now();
+    while answers().await || answers().await {
+        assert!(started.elapsed() < secs(60), "it does not stop");
+        for node in 0..3 {
+            rig.cluster.node(node).does("CLIENT KILL TYPE normal").await;
+        }
+    }
+    assert!(count_until_counted(&views, "page").await < secs(10));
+    assert_eq!(views.value("page").await, 1);
 }
 
 #[tokio::test]

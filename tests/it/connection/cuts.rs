@@ -1,7 +1,6 @@
 //! The connection to Redis, cut after every single byte.
 
 use redis::cluster::ClusterClient;
-use redis::cluster_async::ClusterConnection;
 
 use crate::support::*;
 
@@ -143,7 +142,7 @@ async fn a_hit_is_counted_once_wherever_its_call_is_cut() {
 }
 
 /// Turns Redis into a cluster of one node that announces the proxy's address.
-async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> ClusterConnection {
+async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> Cluster {
     let port = proxy.listen_on_port().await;
     let slots: Vec<_> = (0..testkit::SLOTS).map(|slot| slot.to_string()).collect();
     for command in [

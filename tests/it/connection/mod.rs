@@ -10,7 +10,6 @@ mod runtimes;
 mod tls;
 
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
-use redis::cluster_async::ClusterConnection;
 
 use crate::support::*;
 
@@ -19,13 +18,8 @@ fn builder(cluster: &RedisCluster) -> ClusterClientBuilder {
     counterfoil::cluster_settings(ClusterClient::builder(cluster.urls()))
 }
 
-async fn connect(builder: ClusterClientBuilder) -> ClusterConnection {
-    builder
-        .build()
-        .unwrap()
-        .get_async_connection()
-        .await
-        .unwrap()
+async fn connect(builder: ClusterClientBuilder) -> Cluster {
+    Cluster::connect(builder.build().unwrap()).await.unwrap()
 }
 
 /// A cluster, and a separate database.

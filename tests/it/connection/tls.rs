@@ -133,12 +133,8 @@ async fn a_cluster_that_takes_tls_alone_counts_also_after_a_failover() {
     let certificates = Certificates::issue();
     let cluster = RedisCluster::start(RedisOptions::volatile().tls_node(&certificates)).await;
     let connect = async |chosen| {
-        super::builder(&cluster)
-            .certs(certified(&certificates, chosen))
-            .build()
-            .unwrap()
-            .get_async_connection()
-            .await
+        let builder = super::builder(&cluster).certs(certified(&certificates, chosen));
+        Cluster::connect(builder.build().unwrap()).await
     };
     for chosen in INCOMPLETE {
         assert!(connect(chosen).await.is_err(), "{chosen:?}");

@@ -79,9 +79,6 @@ async fn play_all(language: &Language, installed: &Path) -> Vec<Results> {
         play(language, library, installed, &of_server, &stage).await
     }));
     let on_cluster = async {
-        if std::env::var_os("COUNTERFOIL_CLUSTER").is_none() {
-            return libraries.map(|_| without_cluster(&of_cluster)).collect();
-        }
         let _permit = CLUSTER.acquire().await.expect("it is never closed");
         let stage = Stage::cluster(namespaces(&of_cluster, language.libraries)).await;
         let mut results = vec![];
@@ -95,15 +92,6 @@ async fn play_all(language: &Language, installed: &Path) -> Vec<Results> {
         .zip(on_cluster)
         .for_each(|(results, more)| results.extend(more));
     all
-}
-
-/// Skips the scenarios of a cluster. About one in six daemons that start on a busy machine beside a
-/// new cluster gets no reply from a node for good, which is not understood yet.
-fn without_cluster(scenarios: &[Scenario]) -> Results {
-    let reason = "set COUNTERFOIL_CLUSTER=1 to play it, the daemon may hang";
-    let skipped = || Err(Trouble::Skipped(reason.to_owned()));
-    let scenarios = scenarios.iter();
-    scenarios.map(|one| (one.name.clone(), skipped())).collect()
 }
 
 fn namespace(scenario: &Scenario, library: &Library) -> String {

@@ -1,0 +1,114 @@
+//! The connection to a Redis Cluster, which is replaced when it gets no replies.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use redis::aio::ConnectionLike;
+use redis::cluster::ClusterClient;
+use redis::cluster_async::ClusterConnection;
+use redis::{Cmd, Pipeline, RedisFuture, Value};
+use tokio::time::{Instant, timeout};
+
+use crate::connection::primary::unreachable;
+use crate::error::Result;
+
+/// The time limit for connecting to all nodes and reading their slots.
+const CONNECT: Duration = Duration::from_secs(10);
+/// The minimum time between two attempts.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A connection to a Redis Cluster. Clones are cheap and share the connection.
+///
+/// When a call has no reply within the time limit of the client's settings, this connects to the
+/// cluster anew, and then uses that connection. A `ClusterConnection` of the redis crate refreshes
+/// its slots only when a connection breaks or a node replies MOVED: it stays with a silent node
+/// that the cluster has replaced. And it can stop for good while it refreshes them.
+#[derive(Clone)]
+pub struct Cluster(Arc<Inner>);
+
+struct Inner {
+    client: ClusterClient,
+    current: Mutex<ClusterConnection>,
+    /// When the last attempt to connect ended. It is locked during an attempt.
+    attempted: Arc<tokio::sync::Mutex<Instant>>,
+}
+
+impl Cluster {
+    /// Connects to the cluster of a client, which is best built with
+    /// [`cluster_settings`](crate::cluster_settings).
+    ///
+    /// # Errors
+    /// [`Redis`](crate::ErrorKind::Redis) if no node is reachable;
+    /// [`AccessDenied`](crate::ErrorKind::AccessDenied) if they do not accept the credentials.
+    pub async fn connect(client: ClusterClient) -> Result<Self> {
+        let connection = client.get_async_connection().await;
+        let connection = connection.map_err(|error| unreachable("the cluster's URLs", error))?;
+        Ok(Cluster(Arc::new(Inner {
+            client,
+            current: Mutex::new(connection),
+            attempted: Arc::new(tokio::sync::Mutex::new(Instant::now())),
+        })))
+    }
+
+    /// Returns the current connection, for commands to certain nodes.
+    pub fn current(&self) -> ClusterConnection {
+        let current = self.0.current.lock();
+        current.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Begins to connect anew, unless an attempt is in progress or has just ended. The current
+    /// connection serves other nodes meanwhile.
+    pub(crate) fn connect_anew(&self) {
+        let Ok(mut attempted) = self.0.attempted.clone().try_lock_owned() else {
+            return;
+        };
+        if attempted.elapsed() < PAUSE {
+            return;
+        }
+        tracing::warn!("a node does not reply, connecting to the cluster anew");
+        let inner = self.0.clone();
+        tokio::spawn(async move {
+            match timeout(CONNECT, inner.client.get_async_connection()).await {
+                Ok(Ok(connection)) => {
+                    *inner.current.lock().unwrap_or_else(PoisonError::into_inner) = connection;
+                }
+                Ok(Err(error)) => tracing::warn!(%error, "connecting to the cluster failed"),
+                Err(_) => tracing::warn!("connecting to the cluster took more than {CONNECT:?}"),
+            }
+            *attempted = Instant::now();
+        });
+    }
+}
+
+impl ConnectionLike for Cluster {
+    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
+        let mut connection = self.current();
+        async move { connection.req_packed_command(cmd).await }.boxed()
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipeline: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        let mut connection = self.current();
+        let replies = async move {
+            let replies = connection.req_packed_commands(pipeline, offset, count);
+            replies.await
+        };
+        replies.boxed()
+    }
+
+    fn get_db(&self) -> i64 {
+        0
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Cluster").finish()
+    }
+}
