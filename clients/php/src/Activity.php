@@ -16,21 +16,18 @@ final class Activity extends Family {
      * @throws CounterfoilException
      */
     public function touch(string|int $page, string|int $visitor): void {
-        [$page, $visitor] = [(string) $page, (string) $visitor];
-        self::checkId($page, self::PAGE_BYTES);
-        self::checkId($visitor, isText: false);
-        $deadline = $this->session->deadline();
-        ['settings' => $settings, 'partitions' => $partitions] = $this->ask(0, $deadline);
+        [$page, $visitor] = [self::checkId($page, self::PAGE_BYTES), self::checkId($visitor, isText: false)];
+        $settings = $this->ask()['settings'];
         $stripe = crc32($visitor) % $settings['stripes'];
-        $partition = (crc32($page) + $stripe) % $partitions;
-        [$isHll, $layerMs, $keep] = [$settings['visitors'] === 'hyperloglog', $settings['layer'], (int) $settings['keep_minutes']];
-        $this->atTime(function (int $nowMs) use ($settings, $stripe, $partition, $isHll, $layerMs, $keep, $page, $visitor, $deadline) {
-            $layer = intdiv($nowMs, $layerMs);
-            $names = ["views:$stripe:$page", $isHll ? "layer:$layer:$stripe:$page" : "visitors:$stripe:$page"];
-            if ($isHll && $keep === 1) $names[] = 'minute:' . intdiv($layer * $layerMs, 60_000) * 60 . ":$stripe:$page";
-            $args = [$layerMs, intdiv($settings['window'], $layerMs), $keep, ...($isHll ? [$layer] : []), 1, $page, 1, 1, $visitor];
-            $keys = $this->keys($partition, 'open', 'schedule', ...$names);
-            return $this->count($isHll ? 'activity_touch_hll' : 'activity_touch', $partition, $keys, $args, $deadline);
+        $this->atTime(function (int $nowMs) use ($settings, $stripe, $page, $visitor): array {
+            [$isHll, $layers, $layer] = self::layers($settings, $nowMs);
+            [$layerMs, $keep, $place] = [$settings['layer'], (int) $settings['keep_minutes'], "$stripe:$page"];
+            $names = ["views:$place", $isHll ? "layer:$layer:$place" : "visitors:$place"];
+            if ($isHll && $keep === 1) $names[] = 'minute:' . intdiv($layer * $layerMs, 60_000) * 60 . ":$place";
+            $partition = $this->partitionOfStripe($page, $stripe);
+            $keys = $this->fenced($partition, 'open', 'schedule', ...$names);
+            $args = [$layerMs, $layers, $keep, ...($isHll ? [$layer] : []), 1, $page, 1, 1, $visitor];
+            return $this->count($isHll ? 'activity_touch_hll' : 'activity_touch', $partition, $keys, $args);
         });
     }
 
@@ -41,24 +38,30 @@ final class Activity extends Family {
      * @throws CounterfoilException
      */
     public function now(string|int $page): array {
-        self::checkId($page = (string) $page, self::PAGE_BYTES);
-        $deadline = $this->session->deadline();
-        ['settings' => $settings, 'partitions' => $partitions] = $this->ask(0, $deadline);
-        [$isHll, $layerMs] = [$settings['visitors'] === 'hyperloglog', $settings['layer']];
-        $layers = intdiv($settings['window'], $layerMs);
+        $page = self::checkId($page, self::PAGE_BYTES);
+        $settings = $this->ask()['settings'];
         [$views, $visitors] = [0, 0];
         for ($stripe = 0; $stripe < $settings['stripes']; $stripe++) {
-            $partition = (crc32($page) + $stripe) % $partitions;
-            [, $seen, $distinct] = $this->atTime(function (int $nowMs) use ($stripe, $partition, $isHll, $layerMs, $layers, $page, $deadline) {
-                $layer = intdiv($nowMs, $layerMs);
+            [, $seen, $distinct] = $this->atTime(function (int $nowMs) use ($settings, $stripe, $page): array {
+                [$isHll, $layers, $layer] = self::layers($settings, $nowMs);
                 $log = fn(int $layer): string => "layer:$layer:$stripe:$page";
                 $logs = $isHll ? array_map($log, range($layer - $layers + 1, $layer)) : ["visitors:$stripe:$page"];
-                $args = ['', $layerMs, $layers, ...($isHll ? [$layer] : [])];
-                $keys = $this->keys($partition, "views:$stripe:$page", ...$logs);
-                return $this->read($isHll ? 'activity_now_hll' : 'activity_now', $keys, $args, $deadline);
+                $keys = $this->keys($this->partitionOfStripe($page, $stripe), "views:$stripe:$page", ...$logs);
+                $args = ['', $settings['layer'], $layers, ...($isHll ? [$layer] : [])];
+                return $this->read($isHll ? 'activity_now_hll' : 'activity_now', $keys, $args);
             });
             [$views, $visitors] = [$views + $seen, $visitors + $distinct];
         }
         return [$views, $visitors];
+    }
+
+    private function partitionOfStripe(string $page, int $stripe): int {
+        return (crc32($page) + $stripe) % $this->ask()['partitions'];
+    }
+
+    /** @return array{bool, int, int} if visitors are in HyperLogLogs, the layers of a window, and the current one */
+    private static function layers(array $settings, int $nowMs): array {
+        $layers = intdiv($settings['window'], $settings['layer']);
+        return [$settings['visitors'] === 'hyperloglog', $layers, intdiv($nowMs, $settings['layer'])];
     }
 }

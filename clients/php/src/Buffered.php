@@ -2,7 +2,7 @@
 
 namespace Counterfoil;
 
-use Counterfoil\Internal\{Session, ExactValue, Family};
+use Counterfoil\Internal\{ExactValue, Family};
 
 /** Counters whose hits are summed in Redis until the daemon saves them. */
 final class Buffered extends Family {
@@ -15,14 +15,10 @@ final class Buffered extends Family {
     /** @var array<string, int> sums of `later`, and the process that they belong to */
     private array $sums = [];
     private int $process = 0;
-    private bool $isFlushedAtEnd = false;
     /** Where the hits of this object go in a wide family. */
     private ?int $widePartition = null;
-
-    /** @internal use Counterfoil::buffered */
-    public function __construct(Session $session, string $name, private readonly ?array $table = null) {
-        parent::__construct($session, $name);
-    }
+    /** @var array<int, list<string>> keys of a hit by partition */
+    private array $hitKeys = [];
 
     /**
      * Counts, and returns what the id then has pending in Redis: null if it was counted but that reply was lost.
@@ -30,15 +26,11 @@ final class Buffered extends Family {
      * @throws CounterfoilException
      */
     public function add(string|int $id, int|float $delta = 1): ?int {
-        self::checkId($id = (string) $id);
-        self::checkDelta($delta);
-        $deadline = $this->session->deadline();
-        $partition = $this->partitionOfHit($id, $this->ask(0, $deadline));
-        $args = [(int) max(1, min(1000, abs($delta))), 2, $id, $delta, $id, 0];  // see Family::count
-        $reply = $this->count('buffered_add', $partition, $this->keys($partition, 'buffer', 'meta'), $args, $deadline);
-        if (is_int($reply[2] ?? null)) return $reply[2];
-        [$result] = self::results($reply, [[$partition, 0]]);
-        return $result instanceof NotCounted ? throw $result : $result;
+        $id = self::checkId($id);
+        $delta = self::checkDelta($delta);
+        $partition = $this->partitionOfHit($id);
+        $args = [self::hits(abs($delta)), 2, $id, $delta, $id, 0];  // see Family::count
+        return self::pendingOf($this->count('buffered_add', $partition, $this->hitKeys($partition), $args));
     }
 
     /**
@@ -54,30 +46,22 @@ final class Buffered extends Family {
             [$id, $delta] = is_array($pair) ? $pair : [$key, $pair];
             $results[$key] = null;
             try {
-                self::checkId($id = (string) $id);
-                $items[$key] = [$id, self::checkDelta($delta)];
+                $items[$key] = [$key, self::checkId($id), self::checkDelta($delta)];
             } catch (NotCounted $error) {
                 $results[$key] = $error;
             }
         }
         try {
-            $known = $items === [] ? [] : $this->ask(0, $deadline);
+            foreach ($items as $item) {
+                $partition = $this->partitionOfHit($item[1]);
+                $calls[$this->session->isCluster ? $partition : 0][] = [$partition, ...$item];
+            }
         } catch (CounterfoilException $error) {
             return array_replace($results, array_fill_keys(array_keys($items), $error));
         }
-        foreach ($items as $key => [$id, $delta]) {
-            $partition = $this->partitionOfHit($id, $known);
-            $calls[$this->session->isCluster() ? $partition : 0][] = [$partition, $key, $id, $delta];
-        }
         foreach ($calls as $all) {
-            usort($all, fn(array $a, array $b): int => $a[0] <=> $b[0]);
             foreach (array_chunk($all, self::PAIRS) as $call) {
-                try {
-                    $done = $this->addCall($call, $deadline);
-                } catch (CounterfoilException $error) {
-                    $done = array_fill_keys(array_column($call, 1), $error);
-                }
-                foreach ($done as $key => $result) $results[$key] = $result;
+                foreach ($this->addCall($call, $deadline) as $key => $result) $results[$key] = $result;
             }
         }
         return $results;
@@ -92,30 +76,23 @@ final class Buffered extends Family {
      * @throws CounterfoilException
      */
     public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
-        [$id, $delta] = [(string) $id, self::checkDelta($delta)];
-        $deadline = $this->session->deadline();
-        $partition = $this->partitionOfRequest($request, $id, $deadline);
-        $caller = 'request:' . strlen($request) . ":$request:$id";
-        [$buffer, $meta] = $this->keys($partition, 'buffer', 'meta');
-        $keys = [...$this->fence($partition), $buffer, $meta];
-        $isGiven = $epoch !== null;
-        for ($wasLost = false; ; $wasLost = $wasLost || $isLost) {
-            $known = $this->ask($partition, $deadline);
+        [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
+        $partition = $this->partitionOfRequest($request, $id);
+        $call = ['request:' . strlen($request) . ":$request:$id", 1, '', '', self::hits(abs($delta)), 1, $id, $delta];
+        // without an epoch it may begin anew until a send is lost, or repeated by a library
+        for ($isNew = $epoch === null && $this->session->isOwn(); ; $epoch = $isNew ? null : $epoch) {
+            $known = $this->ask($partition);
             $epoch ??= $known['epoch'];
-            if ($epoch !== $known['epoch'] && $epoch !== $known['before'] || hrtime(true) > $deadline) {
-                throw self::unknown('EXPIRED');
-            }
-            $args = [$caller, 1, $known['before'], '', self::hits([$delta]), 1, $id, $delta];
-            [$reply, $isLost] = $this->session->send('buffered_add', $keys, $args, $deadline);
+            if ($epoch !== $known['epoch'] && $epoch !== $known['before']) throw self::unknown('EXPIRED');
+            $call[2] = $known['before'];
+            [$reply, $wasLost] = $this->session->call('buffered_add', $this->hitKeys($partition), $call, false);
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
-            if ($reply[0] !== 'EXPIRED') {
-                $result = self::results($reply, [[$partition, 0]])[0];
-                if ($result instanceof NotCounted) throw $result;
-                return $reply[0] === 'OK';
-            }
+            if ($reply[0] !== 'EXPIRED') break;
             $this->forgetEpoch($partition);
-            if (!$isGiven && !$wasLost && !$isLost && $this->session->connection->isOwn) $epoch = null;
+            $isNew = $isNew && !$wasLost;
         }
+        self::pendingOf($reply);
+        return $reply[0] === 'OK';
     }
 
     /**
@@ -124,9 +101,7 @@ final class Buffered extends Family {
      * @throws CounterfoilException
      */
     public function requestEpoch(string $request, string|int $id): string {
-        $deadline = $this->session->deadline();
-        $partition = $this->partitionOfRequest($request, (string) $id, $deadline);
-        return $this->ask($partition, $deadline, isFresh: true)['epoch'];
+        return $this->ask($this->partitionOfRequest($request, self::checkId($id)), isFresh: true)['epoch'];
     }
 
     /**
@@ -135,19 +110,17 @@ final class Buffered extends Family {
      * @throws NotCounted with the reason BUSY if the sums have 100,000 other ids
      */
     public function later(string|int $id, int|float $delta = 1): void {
-        self::checkId((string) $id);
-        self::checkDelta($delta);
+        [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
+        if ($this->process === 0) {
+            // behind the functions that are registered later
+            register_shutdown_function(fn() => register_shutdown_function($this->flushAtEnd(...)));
+        }
         // the sums of the parent are the parent's
         if ($this->process !== getmypid()) [$this->sums, $this->process] = [[], getmypid()];
         if (!isset($this->sums[$id]) && count($this->sums) >= self::LATER_IDS) {
             throw new NotCounted('BUSY', 'later holds ' . self::LATER_IDS . ' other ids', isTemporary: true);
         }
-        $sum = ($this->sums[$id] ?? 0) + $delta;
-        $this->sums[$id] = is_int($sum) ? $sum : throw new NotCounted('RANGE', 'the sum is beyond 64 bits');
-        if ($this->isFlushedAtEnd) return;
-        $this->isFlushedAtEnd = true;
-        // behind the functions that are registered later
-        register_shutdown_function(fn() => register_shutdown_function($this->flushAtEnd(...)));
+        $this->sums[$id] = self::sum($this->sums[$id] ?? 0, $delta);
     }
 
     /**
@@ -156,9 +129,9 @@ final class Buffered extends Family {
      * @throws CounterfoilException the first error, with the number of ids in its message
      */
     public function flush(): void {
-        if ($this->process !== getmypid() || $this->sums === []) return;
+        if ($this->process !== getmypid()) return;
         [$sums, $this->sums] = [$this->sums, []];
-        $errors = array_filter($this->addMany($sums), fn(mixed $result): bool => $result instanceof CounterfoilException);
+        $errors = array_filter($this->addMany($sums), fn($result): bool => $result instanceof CounterfoilException);
         foreach ($errors as $id => $error) {
             if ($error instanceof NotCounted && $error->isTemporary) {
                 $this->sums[$id] = $sums[$id];
@@ -178,7 +151,7 @@ final class Buffered extends Family {
      * @throws CounterfoilException
      */
     public function value(string|int $id): int {
-        return $this->exactValue((string) $id, $this->table);
+        return $this->exactValue(self::checkId($id));
     }
 
     private function flushAtEnd(): void {
@@ -187,44 +160,50 @@ final class Buffered extends Family {
         try {
             $this->flush();
         } catch (CounterfoilException $error) {
-            trigger_error("counterfoil: {$this->name}: {$error->getMessage()}", E_USER_WARNING);
+            trigger_error("counterfoil: $this->name: {$error->getMessage()}", E_USER_WARNING);
         }
     }
 
-    private function partitionOfHit(string $id, array $known): int {
-        ['partitions' => $partitions, 'settings' => $settings] = $known;
-        return ($settings['wide'] ?? false) ? $this->widePartition ??= random_int(0, $partitions - 1) : crc32($id) % $partitions;
+    private function partitionOfHit(string $id): int {
+        ['partitions' => $partitions, 'settings' => $settings] = $this->ask();
+        if (!$settings['wide']) return crc32($id) % $partitions;
+        return $this->widePartition ??= random_int(0, $partitions - 1);
     }
 
-    /** Counts the items of one call, and returns the results by key. */
+    private function partitionOfRequest(string $request, string $id): int {
+        if ($request === '' || strlen($request) > 64) throw new NotCounted('BADARG', 'expected a request of 1 to 64 bytes');
+        return $this->partitionOf($this->ask()['settings']['wide'] ? $request : $id);
+    }
+
+    /** @return list<string> */
+    private function hitKeys(int $partition): array {
+        return $this->hitKeys[$partition] ??= $this->fenced($partition, 'buffer', 'meta');
+    }
+
+    /**
+     * Counts items with one call, and returns the result of each by its key.
+     *
+     * @param list<array{int, int|string, string, int}> $items partition, key, id and delta
+     */
     private function addCall(array $items, int $deadline): array {
-        $keys = $args = $groups = [];
-        foreach ($items as $item) $groups[$item[0]][] = $item;
-        foreach ($groups as $partition => $group) {
+        usort($items, fn(array $a, array $b): int => $a[0] <=> $b[0]);
+        $keys = $this->fenced($items[0][0]);
+        $groups = $args = $results = [];
+        foreach ($items as [$partition, , $id, $delta]) $groups[$partition][] = [$id, $delta];
+        $groups[$partition][] = [$id, 0];  // see Family::count
+        foreach ($groups as $partition => $pairs) {
             array_push($keys, ...$this->keys($partition, 'buffer', 'meta'));
-            $isLast = $partition === array_key_last($groups);
-            array_push($args, self::hits(array_column($group, 3)), count($group) + (int) $isLast);
-            foreach ($group as [, , $id, $delta]) array_push($args, $id, $delta);
+            array_push($args, self::hits(array_sum(array_map(abs(...), array_column($pairs, 1)))), count($pairs), ...array_merge(...$pairs));
         }
-        array_push($args, $id, 0);  // see Family::count
-        return self::results($this->count('buffered_add', $items[0][0], $keys, $args, $deadline), $items);
-    }
-
-    /** Returns the result of each item by its key. */
-    private static function results(array $reply, array $items): array {
-        $words = [];
-        if ($reply[0] === 'DUP') {
-            preg_match_all('/(\d+):(\w+)/', $reply[1], $refused);
-            $words = array_combine($refused[1], $refused[2]);
+        try {
+            $reply = $this->count('buffered_add', $items[0][0], $keys, $args, $deadline);
+        } catch (CounterfoilException $error) {
+            return array_fill_keys(array_column($items, 1), $error);
         }
-        $results = [];
-        [$at, $last] = [0, null];
+        $totals = array_flip(array_keys($groups));
         foreach ($items as $i => [$partition, $key]) {
-            $at += $partition === $last ? 1 : 2;  // behind the total of the partition
-            $last = $partition;
-            $word = $reply[0] === 'OK' ? $reply[$at] : $words[$i + 1] ?? null;
             try {
-                $results[$key] = $word === null ? null : self::number($word);
+                $results[$key] = self::pendingOf($reply, $i + 1, $totals[$partition] + 1);
             } catch (NotCounted $error) {
                 $results[$key] = $error;
             }
@@ -232,15 +211,14 @@ final class Buffered extends Family {
         return $results;
     }
 
-    /** Returns how many hits the deltas stand for: they only decide when a sync is due. */
-    private static function hits(array $deltas): int {
-        return (int) max(1, min(1000, array_sum(array_map('abs', $deltas))));
+    /** Returns what a pair has pending, null if an earlier arrival counted it. Each partition's total is before its pairs. */
+    private static function pendingOf(array $reply, int $pair = 1, int $totals = 1): ?int {
+        $word = $reply[0] === 'OK' ? $reply[$totals + $pair] : self::refused($reply[1])[$pair] ?? null;
+        return $word === null || is_int($word) ? $word : self::number($word);
     }
 
-    private function partitionOfRequest(string $request, string $id, int $deadline): int {
-        self::checkId($id);
-        if ($request === '' || strlen($request) > 64) throw new NotCounted('BADARG', 'expected a request of 1 to 64 bytes');
-        $isWide = $this->ask(0, $deadline)['settings']['wide'] ?? false;
-        return $this->partitionOf($isWide ? $request : $id, $deadline);
+    /** Returns how many hits the deltas stand for: they only decide when a sync is due. */
+    private static function hits(int|float $sum): int {
+        return (int) max(1, min(1000, $sum));
     }
 }

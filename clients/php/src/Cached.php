@@ -3,7 +3,7 @@
 namespace Counterfoil;
 
 use Closure, Throwable;
-use Counterfoil\Internal\{ExactValue, Session, Family};
+use Counterfoil\Internal\{ExactValue, Family};
 
 /** Counters whose changes return the new value, within bounds. */
 final class Cached extends Family {
@@ -14,20 +14,12 @@ final class Cached extends Family {
     private const SEEDS = 10;
 
     /**
-     * @internal use Counterfoil::cached
-     * @param ?Closure(string): int $readRow
-     */
-    public function __construct(Session $session, string $name, private readonly ?Closure $readRow, private readonly ?array $table = null) {
-        parent::__construct($session, $name);
-    }
-
-    /**
      * Changes the counter, and returns its new value.
      *
      * @throws CounterfoilException NotCounted with the reason RANGE and the current value beyond the bounds
      */
     public function incr(string|int $id, int|float $delta = 1): int {
-        return $this->change((string) $id, (string) self::checkDelta($delta));
+        return $this->change($id, (string) self::checkDelta($delta));
     }
 
     /**
@@ -36,7 +28,7 @@ final class Cached extends Family {
      * @throws CounterfoilException like incr
      */
     public function set(string|int $id, int|float $value): int {
-        return $this->change((string) $id, '=' . self::checkDelta($value));
+        return $this->change($id, '=' . self::checkDelta($value));
     }
 
     /**
@@ -45,10 +37,10 @@ final class Cached extends Family {
      * @throws CounterfoilException
      */
     public function get(string|int $id): int {
-        return $this->seeded((string) $id, function (int $partition, int $deadline) use ($id): string|int {
-            $args = [self::TICKET_MS, '', bin2hex(random_bytes(8)), (string) $id, (string) $id];
-            return $this->read('cached_get', $this->keys($partition, 'base', 'buffer', 'batch'), $args, $deadline)[1];
-        });
+        $id = self::checkId($id);
+        $keys = $this->keys($this->partitionOf($id), 'base', 'buffer', 'batch');
+        $args = [self::TICKET_MS, '', bin2hex(random_bytes(8)), $id, $id];  // see Family::count
+        return $this->seeded($id, fn(): string|int => $this->read('cached_get', $keys, $args)[1]);
     }
 
     /**
@@ -57,42 +49,38 @@ final class Cached extends Family {
      * @throws CounterfoilException
      */
     public function value(string|int $id): int {
-        return $this->exactValue((string) $id, $this->table);
+        return $this->exactValue(self::checkId($id));
     }
 
-    private function change(string $id, string $change): int {
-        return $this->seeded($id, function (int $partition, int $deadline) use ($id, $change): string|int {
-            $settings = $this->ask($partition, $deadline)['settings'];
-            $args = [self::TICKET_MS, $settings['min'] ?? '', $settings['max'] ?? '', 2, $id, $change, '', 0];  // see Family::count
-            $keys = $this->keys($partition, 'base', 'buffer', 'batch', 'meta');
-            return explode(' ', (string) $this->count('cached_incr', $partition, $keys, $args, $deadline)[1])[0];
+    private function change(string|int $id, string $change): int {
+        $id = self::checkId($id);
+        $partition = $this->partitionOf($id);
+        $keys = $this->fenced($partition, 'base', 'buffer', 'batch', 'meta');
+        $settings = $this->ask()['settings'];
+        $args = [self::TICKET_MS, $settings['min'] ?? '', $settings['max'] ?? '', 2, $id, $change, '', 0];
+        return $this->seeded($id, function () use ($partition, $keys, $args): string {
+            return explode(' ', (string) $this->count('cached_incr', $partition, $keys, $args)[1])[0];
         });
     }
 
     /** Makes a call, and again with the row of the counter as long as Redis does not have it. */
     private function seeded(string $id, Closure $call): int {
-        self::checkId($id);
-        $deadline = $this->session->deadline();
-        $partition = $this->partitionOf($id, $deadline);
         for ($seeds = 0; $seeds <= self::SEEDS; $seeds++) {
-            $word = $call($partition, $deadline);
-            $parts = explode(':', (string) $word);
-            if ($parts[0] === 'SUM') {  // beyond 2^53
-                $sum = (int) $parts[1] + (int) $parts[2] + (int) $parts[3];
-                return is_int($sum) ? $sum : throw new NotCounted('RANGE', 'the value is beyond 64 bits');
-            }
+            $word = (string) $call();
+            $parts = explode(':', $word);
+            if ($parts[0] === 'SUM') return self::sum(...array_slice($parts, 1));  // beyond 2^53
             if ($parts[0] !== 'MISS') return self::number($word);
-            $retain = $this->ask($partition, $deadline)['settings']['retain'];
-            $seed = [$retain, '', $id, $parts[1], $this->row($id)];  // read after the ticket was received, never before
-            $this->read('cached_seed', $this->keys($partition, 'base'), $seed, $deadline);
+            $row = $this->row($id);  // read after the ticket was received, never before
+            $keys = $this->keys($this->partitionOf($id), 'base');
+            $this->read('cached_seed', $keys, [$this->ask()['settings']['retain'], '', $id, $parts[1], $row]);
         }
         throw new NotCounted('MISS', 'the counter was deleted again and again while its row was read', isTemporary: true);
     }
 
     private function row(string $id): int {
+        if ($this->readRow === null) return $this->daemonValue($id);
         try {
-            return $this->readRow !== null ? ($this->readRow)($id)
-                : $this->daemon()->value("{$this->session->namespace}/{$this->name}", $id);
+            return ($this->readRow)($id);
         } catch (CounterfoilException $error) {
             throw $error;
         } catch (Throwable $error) {

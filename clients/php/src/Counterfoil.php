@@ -3,7 +3,7 @@
 namespace Counterfoil;
 
 use Closure, PDO, Redis, RedisCluster;
-use Counterfoil\Internal\{Connection, Connector, Daemon, Family, Session};
+use Counterfoil\Internal\{Connector, Daemon, Family, Session};
 use Predis\ClientInterface;
 
 /** The counters of one namespace. Make one for a request or a worker; it may be used by processes that are forked later. */
@@ -13,16 +13,17 @@ final class Counterfoil {
     private array $families = [];
 
     /**
-     * @param Redis|RedisCluster|ClientInterface|Closure $redis the application's connection, or a closure that returns a new one:
-     *     it is called at the first use, after a loss of the connection, and in each forked process
+     * @param Redis|RedisCluster|ClientInterface|Closure $redis the application's connection, or a closure that returns a
+     *     new one: it is called at the first use, after a loss of the connection, and in each forked process
      * @param float $retryFor for how many seconds a call is repeated, 30 at most
      * @param ?string $daemon the URL of the daemon, e.g. `http://127.0.0.1:9292`, and its token
      * @param PDO|Closure|null $database a connection to the primary, or a closure that returns one
-     * @param ?Closure(string, string, int, CounterfoilException): void $onError receives family, id and delta that `later` lost
+     * @param ?Closure(string, string, int, CounterfoilException): void $onError receives family, id and delta that
+     *     `later` lost
      * @throws Misconfigured
      */
     public function __construct(
-        Redis|RedisCluster|ClientInterface|Closure|Connection $redis,
+        Redis|RedisCluster|ClientInterface|Closure|Connector $redis,
         string $namespace,
         float $retryFor = 10.0,
         ?string $daemon = null,
@@ -30,20 +31,15 @@ final class Counterfoil {
         PDO|Closure|null $database = null,
         ?Closure $onError = null,
     ) {
-        if (PHP_INT_SIZE !== 8) throw new Misconfigured('32 bits', 'counters have 64 bits, and so must PHP');
-        if (preg_match('/^[a-z0-9_.-]{1,64}$/D', $namespace) !== 1) {
-            throw new Misconfigured('BADKEY', "a namespace has 1 to 64 of a-z, 0-9, _, . and -, not \"$namespace\"");
-        }
-        $connection = $redis instanceof Connection ? $redis : new Connection($redis, isOwn: false);
-        $daemon = $daemon === null ? null : new Daemon($daemon, $token);
-        $this->session = new Session($connection, $namespace, $retryFor, $daemon, $database, $onError);
+        $daemon = new Daemon($daemon, $token);
+        $this->session = new Session($redis, $namespace, $retryFor, $daemon, $database, $onError);
     }
 
     /**
      * Makes a connection of its own, with phpredis if it is installed, otherwise with Predis.
      *
-     * @param string|list<string> $url `redis://USER:PASSWORD@HOST:PORT/DATABASE`, `rediss://...` for TLS, `unix:///PATH?db=DATABASE`;
-     *     a list for some nodes of a cluster
+     * @param string|list<string> $url `redis://USER:PASSWORD@HOST:PORT/DATABASE`, `rediss://...` for TLS,
+     *     `unix:///PATH?db=DATABASE`; a list for some nodes of a cluster
      * @param float $timeout for how many seconds it waits for a connection, and for a reply
      * @param ?string $library `phpredis` or `predis`
      * @param mixed ...$options those of the constructor, by name
@@ -56,17 +52,15 @@ final class Counterfoil {
         ?string $library = null,
         mixed ...$options,
     ): self {
-        $connector = new Connector((array) $url, is_array($url), $timeout);
-        $isPhpRedis = ($library ?? (extension_loaded('redis') ? 'phpredis' : 'predis')) === 'phpredis';
-        $connection = new Connection($isPhpRedis ? $connector->phpRedis(...) : $connector->predis(...), isOwn: true);
-        return new self($connection, $namespace, ...$options);
+        $library ??= extension_loaded('redis') ? 'phpredis' : 'predis';
+        return new self(new Connector($url, $timeout, $library === 'predis'), $namespace, ...$options);
     }
 
     /**
      * Returns a family of counters.
      *
-     * @param ?array{string, string, string} $table the application's table that has the values, its column with the id and the one
-     *     with the value, for `value` with a database connection
+     * @param ?array{string, string, string} $table the application's table that has the values, its column with the id
+     *     and the one with the value, for `value` with a database connection
      */
     public function buffered(string $family, ?array $table = null): Buffered {
         return $this->families["buffered $family"] ??= new Buffered($this->session, $family, $table);
@@ -75,11 +69,11 @@ final class Counterfoil {
     /**
      * Returns a family of counters whose changes return the new value.
      *
-     * @param ?Closure(string): int $readRow reads an id's row from the primary, outside of any open transaction, and returns 0 if there
-     *     is none. Without it the daemon does
+     * @param ?Closure(string): int $readRow reads an id's row from the primary, outside of any open transaction, and
+     *     returns 0 if there is none. Without it the daemon does
      */
     public function cached(string $family, ?Closure $readRow = null, ?array $table = null): Cached {
-        return $this->families["cached $family"] ??= new Cached($this->session, $family, $readRow, $table);
+        return $this->families["cached $family"] ??= new Cached($this->session, $family, $table, $readRow);
     }
 
     /** Returns a family of counters over time. */
@@ -105,7 +99,7 @@ final class Counterfoil {
     public function flush(): void {
         foreach ($this->families as $family) {
             try {
-                $family instanceof Buffered && $family->flush();
+                if ($family instanceof Buffered) $family->flush();
             } catch (CounterfoilException $error) {
                 $first ??= $error;
             }

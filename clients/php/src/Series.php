@@ -2,8 +2,8 @@
 
 namespace Counterfoil;
 
-use DateTimeImmutable, DateTimeZone, Exception;
 use Counterfoil\Internal\Family;
+use DateTimeImmutable, DateTimeZone, Exception;
 
 /** Counts over time, e.g. in each of the last 120 minutes. */
 final class Series extends Family {
@@ -16,82 +16,74 @@ final class Series extends Family {
      * @throws CounterfoilException
      */
     public function add(string|int $name, int|float $n = 1): void {
-        $name = (string) $name;
-        self::checkId($name, self::NAME_BYTES);
-        if (self::checkDelta($n) < 1) throw new NotCounted('BADARG', 'expected an n of 1 or more');
-        $deadline = $this->session->deadline();
-        $partition = $this->partitionOf($name, $deadline);
-        $settings = $this->ask($partition, $deadline)['settings'];
-        $windows = array_map(fn(array $window): string => "series:{$window[0]}:$name", $settings['windows']);
-        $keys = $this->keys($partition, 'open', 'schedule', 'names', 'idle', ...$windows);
-        [$status, $word] = $this->atTime(function (int $nowMs) use ($settings, $partition, $keys, $name, $n, $deadline): array {
-            $precisions = $this->precisions($settings, intdiv($nowMs, 1000));
-            return $this->count('series_add', $partition, $keys, [count($precisions), ...$precisions, $name, $n], $deadline);
+        [$name, $n] = [self::checkId($name, self::NAME_BYTES), self::checkDelta($n)];
+        $partition = $this->partitionOf($name);
+        $settings = $this->ask()['settings'];
+        $windows = array_map(fn(array $window): string => "series:$window[0]:$name", $settings['windows']);
+        $keys = $this->fenced($partition, 'open', 'schedule', 'names', 'idle', ...$windows);
+        $reply = $this->atTime(function (int $nowMs) use ($settings, $partition, $keys, $name, $n): array {
+            $precisions = self::precisions($settings, intdiv($nowMs, 1000));
+            return $this->count('series_add', $partition, $keys, [count($precisions), ...$precisions, $name, $n]);
         });
-        if ($status === 'DUP') $word = preg_replace('/^1:/', '', $word);
-        if ($word !== '') self::number($word);
+        self::number($reply[0] === 'OK' ? $reply[1] : self::refused($reply[1])[1] ?? 1);
     }
 
     /**
-     * Returns a window: the start of each slice in Unix seconds, and its count, the oldest first. The last slice is not over.
+     * Returns a window: the start of each slice in Unix seconds, and its count, the oldest first. The last slice is not
+     * over.
      *
      * @param string $label of a window of the family, e.g. `60s` or `day`
      * @return list<array{int, int}>
      * @throws CounterfoilException
      */
     public function get(string|int $name, string $label): array {
-        $name = (string) $name;
-        self::checkId($name, self::NAME_BYTES);
-        $deadline = $this->session->deadline();
-        $settings = $this->ask(0, $deadline)['settings'];
+        $name = self::checkId($name, self::NAME_BYTES);
+        $settings = $this->ask()['settings'];
         $slices = array_column($settings['windows'], 1, 0)[$label]
             ?? throw new NotCounted('BADARG', "the family has no window $label");
-        $keys = $this->keys($this->partitionOf($name, $deadline), "series:$label:$name");
-        [, $nowMs, $text] = $this->read('series_get', $keys, [''], $deadline);
-        $words = $text === '' ? [] : explode(' ', $text);
-        $counts = [];
-        for ($i = 0; $i + 1 < count($words); $i += 2) $counts[$words[$i]] = (int) $words[$i + 1];
-        $starts = $this->starts($label, $slices, intdiv((int) $nowMs, 1000), $settings['time_zone'] ?? 'UTC');
-        return array_map(fn(int $start): array => [$start, $counts[$start] ?? 0], array_slice($starts, 0, -1));
+        $keys = $this->keys($this->partitionOf($name), "series:$label:$name");
+        [, $nowMs, $text] = $this->read('series_get', $keys, ['']);
+        preg_match_all('/(\d+) (\d+)/', $text, $counted);
+        $counts = array_combine($counted[1], $counted[2]);
+        for ($i = 1 - $slices; $i <= 0; $i++) {
+            $start = self::start($settings, $label, intdiv((int) $nowMs, 1000), $i);
+            $window[] = [$start, (int) ($counts[$start] ?? 0)];
+        }
+        return $window;
     }
 
     /** @return list<string> the windows as series_add takes them: LABEL SLICE SLICES KEEP */
-    private function precisions(array $settings, int $now): array {
+    private static function precisions(array $settings, int $now): array {
         $kept = $settings['keep'] ?? [];
         return array_map(function (array $window) use ($settings, $kept, $now): string {
             [$label, $slices] = $window;
-            [$slice, $called] = [(string) (int) $label, '*'];
-            if ($slice === '0') {
-                $zone = $settings['time_zone'] ?? 'UTC';
-                [$start, $end] = $this->starts($label, 1, $now, $zone);
-                [$slice, $called] = ["$start-$end", self::day($start, $zone)->format('Y-m-d')];
+            [$slice, $called] = [(int) $label, '*'];
+            if ($slice === 0) {
+                $start = self::start($settings, $label, $now);
+                $slice = "$start-" . self::start($settings, $label, $now, 1);
+                $called = self::day($settings, $start)->format('Y-m-d');
             }
-            $keep = in_array($label, $kept, true) ? (count($kept) > 1 ? "$label/" : '') . "$called/" : '-';
-            return "$label $slice $slices $keep";
+            $prefix = count($kept) > 1 ? "$label/$called/" : "$called/";
+            return "$label $slice $slices " . (in_array($label, $kept, true) ? $prefix : '-');
         }, $settings['windows']);
     }
 
-    /** @return list<int> when the window's slices start, the oldest first, and then when the last one ends */
-    private function starts(string $label, int $slices, int $now, string $zone): array {
+    /** Returns when a slice starts: the current one, or the one so many slices behind it. */
+    private static function start(array $settings, string $label, int $now, int $slices = 0): int {
         $length = (int) $label;
-        if ($length > 0) {
-            $end = (intdiv($now, $length) + 1) * $length;
-            return range($end - $slices * $length, $end, $length);
-        }
-        $day = self::day($now, $zone);
+        if ($length > 0) return (intdiv($now, $length) + $slices) * $length;
+        $day = self::day($settings, $now);
         $first = $label === 'month' ? $day->modify('first day of this month') : $day;
-        return array_map(
-            fn(int $i): int => $first->modify(sprintf('%+d %s', $i, $label))->setTime(0, 0)->getTimestamp(),
-            range(1 - $slices, 1),
-        );
+        return $first->modify("$slices $label")->setTime(0, 0)->getTimestamp();
     }
 
     /** Returns the start of the local day. */
-    private static function day(int $now, string $zone): DateTimeImmutable {
+    private static function day(array $settings, int $now): DateTimeImmutable {
         try {
-            return (new DateTimeImmutable("@$now"))->setTimezone(new DateTimeZone($zone))->setTime(0, 0);
+            $zone = new DateTimeZone($settings['time_zone'] ?? 'UTC');
         } catch (Exception $error) {
             throw new Misconfigured('time zone', $error->getMessage(), previous: $error);
         }
+        return (new DateTimeImmutable("@$now"))->setTimezone($zone)->setTime(0, 0);
     }
 }

@@ -2,7 +2,8 @@
 
 namespace Counterfoil;
 
-use Counterfoil\Internal\{Session, ExactValue, Family};
+use Counterfoil\Internal\{ExactValue, Family};
+use DateTimeImmutable;
 
 /** Counts each visitor of a scope, e.g. of a shop, once a day. */
 final class Visitors extends Family {
@@ -10,25 +11,18 @@ final class Visitors extends Family {
 
     protected const KIND = 'visitors';
 
-    /** @internal use Counterfoil::visitors */
-    public function __construct(Session $session, string $name, private readonly ?array $table = null) {
-        parent::__construct($session, $name);
-    }
-
     /**
      * Counts the visitor, and returns if it is the first visit to the scope on that day.
      *
      * @param string $day `YYYY-MM-DD`
-     * @param string $visitor 1 to 255 bytes of any kind
+     * @param string|int $visitor 1 to 255 bytes of any kind
      * @throws CounterfoilException
      */
     public function firstVisit(string|int $scope, string $day, string|int $visitor): bool {
-        $id = self::idOf($scope, $day);
-        self::checkId((string) $visitor, isText: false);
-        $deadline = $this->session->deadline();
-        $partition = $this->partitionOf($id, $deadline);
-        $args = [$this->ask($partition, $deadline)['settings']['remember'], 1, $id, 2, (string) $visitor, (string) $visitor];
-        $reply = $this->count('visitors_first', $partition, $this->keys($partition, 'buffer', 'meta', "seen:$id"), $args, $deadline);
+        [$id, $visitor] = [self::idOf($scope, $day), self::checkId($visitor, isText: false)];
+        $partition = $this->partitionOf($id);
+        $args = [$this->ask()['settings']['remember'], 1, $id, 2, $visitor, $visitor];  // see Family::count
+        $reply = $this->count('visitors_first', $partition, $this->fenced($partition, 'buffer', 'meta', "seen:$id"), $args);
         return self::number(explode(' ', (string) $reply[$reply[0] === 'OK' ? 2 : 1])[0]) === 1;
     }
 
@@ -38,15 +32,14 @@ final class Visitors extends Family {
      * @throws CounterfoilException
      */
     public function value(string|int $scope, string $day): int {
-        return $this->exactValue(self::idOf($scope, $day), $this->table);
+        return $this->exactValue(self::idOf($scope, $day));
     }
 
     private static function idOf(string|int $scope, string $day): string {
-        if (preg_match('/^(\d{4})-(\d\d)-(\d\d)$/D', $day, $date) !== 1 || !checkdate((int) $date[2], (int) $date[3], (int) $date[1])) {
+        $date = DateTimeImmutable::createFromFormat('!Y-m-d', $day);
+        if ($date === false || $date->format('Y-m-d') !== $day) {
             throw new NotCounted('BADARG', "expected a day like 2014-09-20, not $day");
         }
-        self::checkId((string) $scope);
-        self::checkId("$scope/$day");
-        return "$scope/$day";
+        return self::checkId(self::checkId($scope) . "/$day");
     }
 }

@@ -2,37 +2,44 @@
 
 namespace Counterfoil\Internal;
 
-use Redis, RedisCluster, RedisException;
 use Counterfoil\Misconfigured;
 use Predis\Client;
+use Redis, RedisCluster, RedisException;
 
 /** Makes the package's own connections, whose libraries send nothing twice. */
 final class Connector {
+    private const SCHEMES = ['redis' => 'tcp', 'rediss' => 'tls', 'unix' => 'unix', 'redis+unix' => 'unix'];
     /** @var list<array<string, string|int>> parameters as Predis names them */
     private readonly array $nodes;
+    private readonly bool $isCluster;
 
-    /** @param list<string> $urls */
-    public function __construct(array $urls, private readonly bool $isCluster, private readonly float $timeout) {
-        $this->nodes = array_map(self::parse(...), $urls) ?: throw new Misconfigured('url', 'expected at least one node');
+    /** @param string|list<string> $url */
+    public function __construct(string|array $url, private readonly float $timeout, private readonly bool $isPredis) {
+        $this->isCluster = is_array($url);
+        $this->nodes = array_map(self::parse(...), (array) $url)
+            ?: throw new Misconfigured('url', 'expected at least one node');
     }
 
-    public function phpRedis(): Redis|RedisCluster {
-        $node = $this->nodes[0];
-        $host = fn(array $node): string => $node['path'] ?? ($node['scheme'] === 'tls' ? 'tls://' : '') . $node['host'];
-        $auth = array_values(array_intersect_key($node, ['username' => 0, 'password' => 0]));
+    public function __invoke(): Redis|RedisCluster|Client {
+        return $this->isPredis ? $this->predis() : $this->phpRedis();
+    }
+
+    private function phpRedis(): Redis|RedisCluster {
+        $tls = $this->nodes[0]['scheme'] === 'tls' ? 'tls://' : '';
+        $auth = array_values(array_intersect_key($this->nodes[0], ['username' => 0, 'password' => 0]));
         if ($this->isCluster) {
-            $seeds = array_map(fn(array $node): string => $host($node) . ":{$node['port']}", $this->nodes);
+            $seeds = array_map(fn(array $node): string => "$tls$node[host]:$node[port]", $this->nodes);
             return new RedisCluster(null, $seeds, $this->timeout, $this->timeout, false, $auth ?: null);
         }
+        ['host' => $host, 'port' => $port, 'database' => $database] = $this->nodes[0];
         $redis = new Redis();
-        $isReady = $redis->connect($host($node), isset($node['path']) ? 0 : $node['port'], $this->timeout, null, 0, $this->timeout)
-            && ($auth === [] || $redis->auth($auth)) && (!isset($node['database']) || $redis->select($node['database']));
-        if (!$isReady) throw new RedisException($redis->getLastError() ?? "cannot connect to {$host($node)}");
-        $redis->setOption(Redis::OPT_MAX_RETRIES, 0);
-        return $redis;
+        $isReady = $redis->connect($tls . $host, $port, $this->timeout, null, 0, $this->timeout)
+            && ($auth === [] || $redis->auth($auth))
+            && ($database === 0 || $redis->select($database));
+        return $isReady ? $redis : throw new RedisException((string) $redis->getLastError());
     }
 
-    public function predis(): Client {
+    private function predis(): Client {
         $timeouts = ['timeout' => $this->timeout, 'read_write_timeout' => $this->timeout];
         if (!$this->isCluster) return new Client($this->nodes[0] + $timeouts);
         // nodes that the cluster names have the credentials of the first
@@ -43,24 +50,17 @@ final class Connector {
     }
 
     private static function parse(string $url): array {
-        $parts = parse_url(preg_replace('#^(redis\+)?unix:///#', 'unix://localhost/', $url)) ?: [];
-        $scheme = ['redis' => 'tcp', 'rediss' => 'tls', 'unix' => 'unix'][$parts['scheme'] ?? '']
+        $parts = parse_url(str_replace('unix:///', 'unix://localhost/', $url)) ?: [];
+        $scheme = self::SCHEMES[$parts['scheme'] ?? '']
             ?? throw new Misconfigured('url', "expected redis://, rediss:// or unix://, not $url");
-        [$user, $password, $path] = array_map(fn(string $part): string => rawurldecode($parts[$part] ?? ''), ['user', 'pass', 'path']);
         parse_str($parts['query'] ?? '', $query);
-        return array_filter($scheme === 'unix' ? [
-            'scheme' => $scheme,
-            'path' => $path,
-            'username' => $query['user'] ?? '',
-            'password' => $query['password'] ?? '',
-            'database' => (int) ($query['db'] ?? 0),
-        ] : [
-            'scheme' => $scheme,
-            'host' => $parts['host'],
-            'port' => $parts['port'] ?? 6379,
-            'username' => $user,
-            'password' => $password,
-            'database' => (int) ltrim($path, '/'),
+        $path = rawurldecode($parts['path'] ?? '');
+        $node = $scheme === 'unix'
+            ? ['host' => $path, 'port' => 0, 'path' => $path, 'database' => (int) ($query['db'] ?? 0)]
+            : ['host' => $parts['host'], 'port' => $parts['port'] ?? 6379, 'database' => (int) ltrim($path, '/')];
+        return ['scheme' => $scheme] + $node + array_filter([
+            'username' => $query['user'] ?? rawurldecode($parts['user'] ?? ''),
+            'password' => $query['password'] ?? rawurldecode($parts['pass'] ?? ''),
         ]);
     }
 }

@@ -2,27 +2,25 @@
 
 namespace Counterfoil\Internal;
 
-/** One client object of a Redis library. */
-interface Driver {
-    public function isCluster(): bool;
-
-    /** Refuses a client whose options change what is sent or received. */
-    public function check(): void;
-
-    /** Returns what tells this server and database number from others. */
-    public function address(): string;
+/** One client object of a Redis library. Its constructor refuses options that change what is sent or received. */
+abstract class Driver {
+    /** @param string $address what tells this server and database number from others */
+    protected function __construct(public readonly bool $isCluster, public readonly string $address) {}
 
     /**
-     * Sends EVALSHA or EVAL once, on a new connection after `close`.
+     * Sends EVALSHA or EVAL once.
      *
-     * @param 'evalSha'|'eval' $command
+     * @param string $script the SHA-1 of a script, or its text
      * @param list<string> $keys
      * @param list<string|int> $args
      * @return list<string|int>
      * @throws Failure
      */
-    public function evaluate(string $command, string $script, array $keys, array $args): array;
+    abstract public function evaluate(bool $isSha, string $script, array $keys, array $args): array;
 
-    /** Closes the connection, after a lost reply or a fork. */
-    public function close(): void;
+    /** Closes the connection, so that a late reply is not taken for that of another command. */
+    abstract public function close(): void;
+
+    /** Closes the connection of the object, and makes a new one. */
+    abstract public function reconnect(): void;
 }

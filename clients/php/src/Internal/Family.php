@@ -9,41 +9,59 @@ use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown
 abstract class Family {
     protected const KIND = '';
     private const FRESH_NS = 30_000_000_000;
+    private const CONFIGURING_NS = 3_000_000_000;  // the daemon configures an emptied Redis within about a second
     private const TIMES = 10;
+
     /** @var array<int, array> by home: the last reply of family_epoch, and until when it may be used */
     private array $known = [];
-    /** @var array<string, string> beginnings of keys by partition */
-    private array $tags = [];
+    /** @var list<array{string, int}> callers without a call in flight, each with the number of its last call */
+    private array $callers = [];
+    private int $process = 0;
 
-    /** @internal use Counterfoil */
-    public function __construct(protected readonly Session $session, public readonly string $name) {
-        if (preg_match('/^[a-z0-9_.-]{1,64}$/D', $name) !== 1) {
-            throw new Misconfigured('BADKEY', "the name of a family has 1 to 64 of a-z, 0-9, _, . and -, not \"$name\"");
-        }
+    /**
+     * @internal use Counterfoil
+     * @param ?array{string, string, string} $table
+     */
+    public function __construct(
+        protected readonly Session $session,
+        public readonly string $name,
+        protected readonly ?array $table = null,
+        protected readonly ?Closure $readRow = null,
+    ) {
+        if (preg_match('#^([a-z0-9_.-]{1,64}(/|$)){2}$#D', "$session->namespace/$name") === 1) return;
+        throw new Misconfigured('BADKEY', "names have 1 to 64 of a-z, 0-9, _, . and -, not $session->namespace/$name");
     }
 
     /**
-     * Makes a counting call. Libraries take a number at the end of a reply for whole when the connection breaks within it,
-     * so calls whose numbers matter have one more item behind them, which counts nothing.
+     * Makes a counting call. Libraries take a number at the end of a reply for whole when the connection breaks
+     * within it, so calls whose numbers matter have one more item behind them, which counts nothing.
      *
+     * @param list<string> $keys as `fenced` returns them
      * @return array the reply: `OK`, `DUP` or `OUTSIDE`, and the words behind it
      * @throws CounterfoilException
      */
-    protected function count(string $script, int $partition, array $keys, array $args, int $deadline): array {
-        $session = $this->session;
-        for ($first = true; ; $first = false) {
-            $epoch = $this->ask($partition, $deadline)['epoch'];
-            [$caller, $n] = $session->takeCaller();
-            $keysAndFence = [...$this->fence($partition), ...$keys];
-            [$reply, $wasLost] = $session->send($script, $keysAndFence, [$caller, $n, $epoch, '', ...$args], $deadline);
-            if ($reply[0] !== 'PASSED') $session->returnCaller($caller, $n);
-            if ($reply[0] !== 'PASSED' && $reply[0] !== 'EXPIRED') return $reply;
+    protected function count(string $script, int $partition, array $keys, array $args, ?int $deadline = null): array {
+        // a child process inherits no caller, and a call that is made within another one has its own
+        if ($this->process !== getmypid()) [$this->callers, $this->process] = [[], getmypid()];
+        for ($isFirst = true; ; $isFirst = false) {
+            $epoch = $this->ask($partition)['epoch'];
+            [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
+            $call = [$caller, ++$n, $epoch, '', ...$args];
+            [$reply, $wasLost] = $this->session->call($script, $keys, $call, false, $deadline);
+            if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
+            $this->callers[] = [$caller, $n];
+            if ($reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($partition);
-            if ($reply[0] === 'PASSED' || $wasLost || !$first || !$session->connection->isOwn) throw self::unknown($reply[0]);
+            if ($wasLost || !$isFirst || !$this->session->isOwn()) throw self::unknown('EXPIRED');
         }
     }
 
-    /** Makes a call for the slice of time that is current here, and anew for the server's if it replies that it has another one. */
+    /** Makes a call that only reads, or is safe to repeat in any case. */
+    protected function read(string $script, array $keys, array $args): array {
+        return $this->session->call($script, $keys, $args, isRead: true)[0];
+    }
+
+    /** Makes a call for the time here, and anew for the server's if another slice of time is current there. */
     protected function atTime(Closure $call): array {
         $nowMs = (int) (microtime(true) * 1000);
         for ($attempt = 0; $attempt < self::TIMES; $attempt++) {
@@ -54,81 +72,70 @@ abstract class Family {
         throw new NotCounted('OUTSIDE', 'the clock of Redis changes too fast', isTemporary: true);
     }
 
-    /** Makes a call that only reads, or is safe to repeat in any case. */
-    protected function read(string $script, array $keys, array $args, int $deadline): array {
-        try {
-            return $this->session->send($script, $keys, $args, $deadline)[0];
-        } catch (OutcomeUnknown $error) {
-            throw new NotCounted($error->reason, $error->getMessage(), isTemporary: $error->isTemporary, previous: $error);
-        }
-    }
-
     /**
-     * Returns what family_epoch replied for the home of a partition less than 30 s ago.
+     * Returns what family_epoch replied for the home of a partition less than 30 s ago. Begin with that of partition 0.
      *
      * @return array{until: int, epoch: string, before: string, partitions: int, settings: array<string, mixed>}
      */
-    protected function ask(int $partition, int $deadline, bool $isFresh = false): array {
-        $asked = hrtime(true);
-        $home = $this->session->isCluster() ? $partition : 0;
+    protected function ask(int $partition = 0, bool $isFresh = false): array {
+        $now = hrtime(true);
+        $home = $this->session->isCluster ? $partition : 0;
         $known = $this->known[$home] ?? null;
-        if (!$isFresh && $known !== null && $asked < $known['until']) return $known;
-        $fence = $this->fence($home);
-        $shared = $this->session->shared($fence[0]);
-        if (!$isFresh && $shared !== null && $asked < $shared['until'] && $shared['epoch'] !== ($known['epoch'] ?? '')) {
-            return $this->known[$home] = $shared;
-        }
-        $known ??= $shared;
-        do {
-            $reply = $this->askRedis($fence, $known['partitions'] ?? '', $deadline);
-            // the daemon configures a Redis that was emptied within about a second
-            $isWaiting = $reply[0] === 'UNCONFIGURED' && $known !== null && hrtime(true) < min($deadline, $asked + 3_000_000_000);
-        } while ($isWaiting && usleep(200_000) === null);
-        if ($reply[0] !== 'OK') {
-            $this->known = [];
-            $this->session->share($fence[0], null);
-            throw $this->misconfigured($reply);
-        }
-        [, $epoch, $before, , $partitions, $settings] = $reply;
-        $known = ['until' => $asked + self::FRESH_NS, 'epoch' => $epoch, 'before' => $before,
+        if ($known !== null && $now < $known['until'] && !$isFresh) return $known;
+        $keys = $this->keys($home, 'calls', 'calls_before');
+        $shared = $this->session->shared($keys[0]);
+        if ($shared !== null && $now < $shared['until'] && !$isFresh) return $this->known[$home] = $shared;
+        [, $epoch, $before, , $partitions, $settings] = $this->askRedis($keys, $known ?? $shared);
+        $known = ['until' => $now + self::FRESH_NS, 'epoch' => $epoch, 'before' => $before,
             'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
-        $this->session->share($fence[0], $known);
+        $this->session->share($keys[0], $known);
         return $this->known[$home] = $known;
     }
 
-    protected function forgetEpoch(int $partition): void {
-        $home = $this->session->isCluster() ? $partition : 0;
-        if (!isset($this->known[$home])) return;
-        $this->known[$home]['until'] = 0;
-        $this->session->share($this->fence($home)[0], $this->known[$home]);
+    /** Refuses a database that is not the one that the family's hits go to. */
+    protected function checkDatabase(string $database): void {
+        $this->askRedis($this->keys(0, 'calls', 'calls_before'), $this->ask(), $database);
     }
 
-    protected function partitionOf(string $id, int $deadline): int {
-        return crc32($id) % $this->ask(0, $deadline)['partitions'];
+    protected function forgetEpoch(int $partition): void {
+        $home = $this->session->isCluster ? $partition : 0;
+        $this->known[$home]['until'] = 0;
+        $this->session->share($this->keys($home, 'calls')[0], $this->known[$home]);
+    }
+
+    protected function partitionOf(string $id): int {
+        return crc32($id) % $this->ask()['partitions'];
     }
 
     /** @return list<string> */
     protected function keys(int $partition, string ...$names): array {
-        $tag = $this->tags[$partition] ??= "cf1:{{$this->session->namespace}/{$this->name}/$partition}:";
-        foreach ($names as &$name) $name = $tag . $name;
-        return $names;
+        $tag = "cf1:{{$this->session->namespace}/$this->name/$partition}:";
+        return array_map(fn(string $name): string => $tag . $name, $names);
     }
 
-    /** @return list<string> the keys with which a counting call begins: those of its home */
-    protected function fence(int $partition): array {
-        $home = $this->session->isCluster() ? $partition : 0;
-        return $this->keys($home, 'calls', 'calls_before');
+    /** @return list<string> keys of a counting call: first those that remember the calls */
+    protected function fenced(int $partition, string ...$names): array {
+        $home = $this->session->isCluster ? $partition : 0;
+        return [...$this->keys($home, 'calls', 'calls_before'), ...$this->keys($partition, ...$names)];
     }
 
-    protected static function unknown(string $status): OutcomeUnknown {
-        return new OutcomeUnknown($status, $status === 'PASSED'
-            ? 'another process uses the name of this caller'
-            : 'Redis lost its memory, or the call took too long');
+    /** Refuses an id that is not 1 to $max bytes of UTF-8. */
+    protected static function checkId(string|int $id, int $max = 255, bool $isText = true): string {
+        $id = (string) $id;
+        // json_encode refuses what is not UTF-8, in less time than a regular expression
+        if ($id !== '' && strlen($id) <= $max && (!$isText || json_encode($id) !== false)) return $id;
+        throw new NotCounted('BADID', "expected 1 to $max bytes" . ($isText ? ' of UTF-8' : ''));
     }
 
-    protected function daemon(): Daemon {
-        return $this->session->daemon
-            ?? throw new Misconfigured('daemon', 'give the URL of the daemon in the option `daemon`, or another way to read rows');
+    /** Refuses what is not an integer: PHP makes a float of an integer that leaves its 64 bits. */
+    protected static function checkDelta(int|float $delta): int {
+        return is_int($delta) ? $delta : throw new NotCounted('BADARG', "expected an integer of 64 bits, not $delta");
+    }
+
+    /** Adds up, and refuses a sum that leaves 64 bits. */
+    protected static function sum(int|float|string ...$parts): int {
+        $sum = array_sum($parts);
+        return is_int($sum) ? $sum : throw new NotCounted('RANGE', 'the sum is not an integer of 64 bits');
     }
 
     /** Returns the number that a script replied; a word is the reason of a refusal. */
@@ -138,40 +145,33 @@ abstract class Family {
         throw new NotCounted($reason, value: $value === null ? null : (int) $value);
     }
 
-    /** Refuses an id that is not 1 to $max bytes of UTF-8. */
-    protected static function checkId(string $id, int $max = 255, bool $isText = true): void {
-        if ($id === '' || strlen($id) > $max || $isText && preg_match('//u', $id) !== 1) {
-            throw new NotCounted('BADID', "expected 1 to $max bytes" . ($isText ? ' of UTF-8' : ''));
-        }
+    /** @return array<int, string> by number of the pair, from 1, what an earlier arrival of the call refused */
+    protected static function refused(string $words): array {
+        preg_match_all('/(\d+):(\w+)/', $words, $refused);
+        return array_combine($refused[1], $refused[2]);
     }
 
-    /** Refuses what is not an integer: PHP makes a float of an integer that leaves its 64 bits. */
-    protected static function checkDelta(int|float $delta): int {
-        return is_int($delta) ? $delta : throw new NotCounted('BADARG', "expected an integer of 64 bits, not $delta");
+    protected static function unknown(string $status): OutcomeUnknown {
+        return new OutcomeUnknown($status, $status === 'PASSED'
+            ? 'another process uses the name of this caller'
+            : 'Redis lost its memory, or the call took too long');
     }
 
-    /** Refuses a database that is not the one that the family's hits go to. */
-    protected function checkDatabase(string $database, int $deadline): void {
-        $reply = $this->askRedis($this->fence(0), '', $deadline, $database);
-        if ($reply[0] !== 'OK') throw $this->misconfigured($reply);
-    }
-
-    private function askRedis(array $fence, int|string $partitions, int $deadline, string $database = ''): array {
-        $this->session->connection->check();
-        try {
-            return $this->session->send('family_epoch', $fence, [static::KIND, $partitions, $database, ''], $deadline)[0];
-        } catch (OutcomeUnknown $error) {
-            if ($error->isTemporary) throw new NotCounted('no epoch', $error->getMessage(), isTemporary: true, previous: $error);
-            throw new Misconfigured($error->reason, $error->getMessage(), previous: $error);
-        }
-    }
-
-    private function misconfigured(array $reply): Misconfigured {
-        $family = "{$this->session->namespace}/{$this->name}";
-        return new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
-            ? "this Redis does not know the family $family. Check its name and the number of the database; otherwise declare "
-                . 'it in counterfoil.toml of the daemon (`counterfoil init` creates its tables), and start the daemon'
-            : "the family $family is of the kind {$reply[1]} with {$reply[2]} partitions, and its hits go to the database "
-                . "{$reply[3]}: this is not the kind " . static::KIND . ', the number that was known, or the given database');
+    /** Returns the reply of family_epoch, of a family that is as it was known. */
+    private function askRedis(array $keys, ?array $known, string $database = ''): array {
+        $end = hrtime(true) + self::CONFIGURING_NS;
+        do {
+            $reply = $this->read('family_epoch', $keys, [static::KIND, $known['partitions'] ?? '', $database, '']);
+            $isEmptied = $reply[0] === 'UNCONFIGURED' && $known !== null && hrtime(true) < $end;
+        } while ($isEmptied && usleep(200_000) === null);
+        if ($reply[0] === 'OK') return $reply;
+        $this->known = [];
+        $this->session->share($keys[0], null);
+        [$status, $kind, $partitions, $database] = [...$reply, '', '', ''];
+        throw new Misconfigured($status, "{$this->session->namespace}/$this->name " . ($status === 'UNCONFIGURED'
+            ? 'is unknown to this Redis: check the name and the database number, or declare the family in the '
+                . 'counterfoil.toml of the daemon (`counterfoil init` creates its tables), and start the daemon'
+            : "is of the kind $kind with $partitions partitions, and its hits go to the database $database: not "
+                . 'of the kind ' . static::KIND . ', with the number known before, or for the given database'));
     }
 }

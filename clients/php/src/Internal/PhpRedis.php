@@ -2,96 +2,76 @@
 
 namespace Counterfoil\Internal;
 
-use Exception, Redis, RedisCluster, RedisException, ReflectionClass;
 use Counterfoil\Misconfigured;
+use Exception, Redis, RedisCluster, RedisException, ReflectionClass;
 
 /** A Redis or RedisCluster object of phpredis. */
-final class PhpRedis implements Driver {
-    private bool $isClosed = false;
-    /** How to connect anew: the arguments of connect, options, credentials and database number. */
-    private ?array $origin = null;
+final class PhpRedis extends Driver {
+    private const CHANGING = [
+        'prefix' => Redis::OPT_PREFIX, 'serializer' => Redis::OPT_SERIALIZER, 'compression' => Redis::OPT_COMPRESSION,
+    ];
+    /** How to connect anew, which an object that failed has forgotten. */
+    private array $origin = [];
 
-    public function __construct(private readonly Redis|RedisCluster $redis) {}
-
-    public function isCluster(): bool {
-        return $this->redis instanceof RedisCluster;
+    public function __construct(private readonly Redis|RedisCluster $redis) {
+        foreach (self::CHANGING as $name => $option) {
+            if ($redis->getOption($option)) throw new Misconfigured($name, 'this option of phpredis changes keys or values');
+        }
+        if ($redis instanceof Redis) $this->origin = self::originOf($redis);
+        parent::__construct($redis instanceof RedisCluster, json_encode($this->origin[0] ?? $redis->_masters()));
     }
 
-    public function address(): string {
-        if (!$this->redis instanceof Redis) return json_encode($this->redis->_masters());
-        [[$host, $port], , , $database] = $this->origin();
-        return "$host:$port/$database";
-    }
-
-    public function evaluate(string $command, string $script, array $keys, array $args): array {
-        $redis = $this->redis;
-        $retries = 0;
-        if ($redis instanceof Redis) {
-            $this->isClosed ? $this->reconnect() : $this->origin ?? $this->origin();
-            // otherwise phpredis 5 connects anew within a reply, and waits there for the rest of it
-            $retries = (int) $redis->getOption(Redis::OPT_MAX_RETRIES);
-            if ($retries !== 0) $redis->setOption(Redis::OPT_MAX_RETRIES, 0);
+    /** Returns the address, the arguments of connect behind it, the credentials and the options. */
+    private static function originOf(Redis $redis): array {
+        if (!$redis->isConnected()) $redis->ping();
+        foreach ((new ReflectionClass($redis))->getConstants() as $name => $option) {
+            if (str_starts_with($name, 'OPT_')) $options[$option] = $redis->getOption($option);
         }
-        if ($redis->getMode() !== Redis::ATOMIC) {
-            throw new Misconfigured('MULTI', 'the connection is within a transaction or a pipeline');
-        }
-        $reply = $thrown = null;
-        try {
-            $redis->clearLastError();
-            $reply = $redis->$command($script, [...$keys, ...$args], count($keys));
-        } catch (Exception $thrown) {
-            // below
-        } finally {
-            if ($retries !== 0) $redis->setOption(Redis::OPT_MAX_RETRIES, $retries);
-        }
-        if (is_array($reply) && is_string($reply[0] ?? null)) return $reply;
-        $message = $thrown?->getMessage() ?? 'no reply';
-        $error = $redis->getLastError() ?? (str_contains($message, 'CLUSTERDOWN') ? 'CLUSTERDOWN' : null);
-        throw $error === null ? Failure::lost($message, $thrown) : Failure::refused($error, $thrown);
+        $address = [$redis->getHost(), max(0, $redis->getPort()), $redis->getDBNum()];
+        $timeouts = [(float) $redis->getTimeout(), null, 0, (float) $redis->getReadTimeout()];
+        return [$address, $timeouts, $redis->getAuth(), $options];
     }
 
     public function close(): void {
-        if ($this->redis instanceof Redis) $this->origin();
         try {
             $this->redis->close();
         } catch (Exception) {
             // it was closed
         }
-        $this->isClosed = $this->origin !== null;
     }
 
-    /** Connects anew: a closed object forgets the database number, and one that failed does not connect by itself. */
-    private function reconnect(): void {
-        [$address, $options, $auth, $database] = $this->origin;
-        try {
-            $this->redis->connect(...$address);
-            foreach ($options as $option => $value) $this->redis->setOption($option, $value);
-            $isReady = ($auth === null || $this->redis->auth($auth)) && ($database === 0 || $this->redis->select($database));
-            if (!$isReady) throw new RedisException((string) $this->redis->getLastError());
-        } catch (Exception $error) {
-            throw Failure::unsent($error);
-        }
-        $this->isClosed = false;
+    public function reconnect(): void {
+        $this->close();
+        if ($this->isCluster) return;
+        [[$host, $port, $database], $timeouts, $auth, $options] = $this->origin;
+        $isReady = $this->redis->connect($host, $port, ...$timeouts)
+            && ($auth === null || $this->redis->auth($auth))
+            && ($database === 0 || $this->redis->select($database));
+        if (!$isReady) throw new RedisException((string) $this->redis->getLastError());
+        foreach ($options as $option => $value) $this->redis->setOption($option, $value);
     }
 
-    /** Notes how to connect anew, which an object that failed has forgotten. */
-    private function origin(): array {
-        if ($this->origin !== null) return $this->origin;
+    public function evaluate(bool $isSha, string $script, array $keys, array $args): array {
         $redis = $this->redis;
-        if (!$redis->isConnected()) return [['', 0], [], null, 0];
-        $timeouts = [(float) $redis->getTimeout(), null, 0, (float) $redis->getReadTimeout()];
-        foreach ((new ReflectionClass($redis))->getConstants() as $name => $option) {
-            $value = str_starts_with($name, 'OPT_') ? $redis->getOption($option) : null;
-            if ($value !== null) $options[$option] = $value;
+        if ($redis->getMode() !== Redis::ATOMIC) {
+            throw new Misconfigured('MULTI', 'the connection is within a transaction or a pipeline');
         }
-        return $this->origin = [[$redis->getHost(), max(0, $redis->getPort()), ...$timeouts], $options, $redis->getAuth(), $redis->getDBNum()];
-    }
-
-    public function check(): void {
-        $changing = ['prefix' => Redis::OPT_PREFIX, 'serializer' => Redis::OPT_SERIALIZER, 'compression' => Redis::OPT_COMPRESSION];
-        foreach ($changing as $name => $option) {
-            if (!$this->redis->getOption($option)) continue;
-            throw new Misconfigured($name, 'this option of phpredis changes keys or values: give counterfoil a connection without it');
+        // phpredis 5 otherwise connects anew within a reply, and waits there for the rest of it
+        $retries = $redis->getOption(Redis::OPT_MAX_RETRIES);
+        if ($retries !== 0) $redis->setOption(Redis::OPT_MAX_RETRIES, 0);
+        $redis->clearLastError();
+        $thrown = null;
+        try {
+            $call = [...$keys, ...$args];
+            $reply = $isSha ? $redis->evalSha($script, $call, count($keys)) : $redis->eval($script, $call, count($keys));
+            if (is_array($reply) && is_string($reply[0] ?? null)) return $reply;
+        } catch (Exception $thrown) {
+            // below
+        } finally {
+            if ($retries !== 0) $redis->setOption(Redis::OPT_MAX_RETRIES, $retries);
         }
+        $message = $thrown?->getMessage() ?? 'no reply';
+        $error = $redis->getLastError() ?? (str_contains($message, 'CLUSTERDOWN') ? 'CLUSTERDOWN' : null);
+        throw $error === null ? Failure::lost($message, $thrown) : Failure::refused($error, $thrown);
     }
 }

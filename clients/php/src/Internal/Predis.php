@@ -2,46 +2,44 @@
 
 namespace Counterfoil\Internal;
 
-use Exception, Traversable;
 use Counterfoil\Misconfigured;
+use Exception;
 use Predis\ClientInterface;
-use Predis\Connection\{Cluster\ClusterInterface, NodeConnectionInterface};
+use Predis\Connection\{Cluster\ClusterInterface, NodeConnectionInterface, Replication\ReplicationInterface};
 use Predis\Response\{ErrorInterface, ServerException};
 
 /** A client of Predis. */
-final class Predis implements Driver {
-    /** @var list<NodeConnectionInterface> the nodes that a cluster began with: Predis drops those that failed, until none is left */
+final class Predis extends Driver {
+    /** @var list<NodeConnectionInterface> the nodes of a cluster, since Predis drops those that failed */
     private readonly array $nodes;
 
     public function __construct(private readonly ClientInterface $client) {
+        if ($client->getOptions()->prefix !== null) throw new Misconfigured('prefix', 'this option of Predis changes keys');
         $connection = $client->getConnection();
-        $this->nodes = $connection instanceof Traversable ? iterator_to_array($connection, false) : [$connection];
+        $this->nodes = $connection instanceof ClusterInterface ? iterator_to_array($connection, false) : [];
+        $servers = match (true) {
+            $connection instanceof NodeConnectionInterface => [$connection],
+            $connection instanceof ReplicationInterface => [$connection->getMaster()],
+            default => $this->nodes,
+        };
+        $addresses = array_map(fn($server): string => "$server/{$server->getParameters()->database}", $servers);
+        parent::__construct($this->nodes !== [], implode(' ', $addresses));
+        if ($connection instanceof NodeConnectionInterface) $connection->connect();
     }
 
-    public function check(): void {
-        if ($this->client->getOptions()->prefix !== null) {
-            throw new Misconfigured('prefix', 'this option of Predis changes keys: give counterfoil a client without it');
-        }
+    public function close(): void {
+        $this->client->disconnect();
     }
 
-    public function isCluster(): bool {
-        return $this->client->getConnection() instanceof ClusterInterface;
-    }
-
-    public function address(): string {
-        $of = fn(object $node): mixed => $node instanceof NodeConnectionInterface
-            ? array_intersect_key($node->getParameters()->toArray(), array_flip(['host', 'port', 'path', 'database'])) : spl_object_id($node);
-        return json_encode(array_map($of, $this->nodes));
-    }
-
-    public function evaluate(string $command, string $script, array $keys, array $args): array {
+    public function reconnect(): void {
+        $this->close();
         $connection = $this->client->getConnection();
-        try {
-            if ($connection instanceof NodeConnectionInterface && !$connection->isConnected()) $connection->connect();
-        } catch (Exception $error) {
-            throw Failure::unsent($error);
-        }
-        $call = $this->client->createCommand($command, [$script, count($keys), ...$keys, ...$args]);
+        if ($connection instanceof NodeConnectionInterface) $connection->connect();
+        foreach ($this->nodes as $node) $connection->add($node);
+    }
+
+    public function evaluate(bool $isSha, string $script, array $keys, array $args): array {
+        $call = $this->client->createCommand($isSha ? 'EVALSHA' : 'EVAL', [$script, count($keys), ...$keys, ...$args]);
         try {
             $reply = $this->client->executeCommand($call);
         } catch (ServerException $error) {
@@ -51,11 +49,5 @@ final class Predis implements Driver {
         }
         if ($reply instanceof ErrorInterface) throw Failure::refused($reply->getMessage());
         return is_array($reply) && $reply !== [] ? $reply : throw Failure::lost('half a reply');
-    }
-
-    public function close(): void {
-        $this->client->disconnect();
-        $connection = $this->client->getConnection();
-        foreach ($connection instanceof ClusterInterface ? $this->nodes : [] as $node) $connection->add($node);
     }
 }

@@ -2,31 +2,42 @@
 
 namespace Counterfoil\Internal;
 
-use Closure, PDO;
+use Closure, Exception, PDO, Redis, RedisCluster;
 use Counterfoil\{CounterfoilException, Misconfigured};
+use Predis\ClientInterface;
 
-/** What the families of a Counterfoil share: it sends their calls, each under the name of a caller, until Redis replies. */
+/** What the families of a Counterfoil share: its options, and the connection to Redis. */
 final class Session {
     private const SCRIPTS = __DIR__ . '/../../lua';
     private const PAUSE_US = 50_000;
+    /** @var ?array<string, string> SHA-1 by the name of the script */
     private static ?array $hashes = null;
-    /** @var list<array{string, int}> callers without a call in flight, each with the number of its last call */
-    private array $callers = [];
-    private int $process = 0;
+    /** @var list<Driver> those of the parent process, kept open: closing one could end the parent's TLS session */
+    private static array $inherited = [];
+    private ?Driver $driver = null;
+    private bool $isBroken = false;
+    private int $process;
     private readonly int $retryForNs;
-    private ?bool $isCluster = null;
-    private ?string $address = null;
+    /** If each partition remembers its calls itself: known once there was a connection. */
+    public bool $isCluster = false;
 
+    /** @param object $client the application's, or a closure or Connector that makes one */
     public function __construct(
-        public readonly Connection $connection,
+        private readonly object $client,
         public readonly string $namespace,
         float $retryFor,
-        public readonly ?Daemon $daemon,
+        public readonly Daemon $daemon,
         public readonly PDO|Closure|null $database,
         public readonly ?Closure $onError,
     ) {
         if ($retryFor < 0 || $retryFor > 30) throw new Misconfigured('retryFor', 'expected 0 to 30 seconds');
         $this->retryForNs = (int) ($retryFor * 1e9);
+        $this->process = getmypid();
+    }
+
+    /** Returns if nothing but this package sends a command twice. */
+    public function isOwn(): bool {
+        return $this->client instanceof Connector;
     }
 
     /** Returns the time of hrtime after which a call that begins now is not repeated. */
@@ -35,83 +46,75 @@ final class Session {
     }
 
     /**
-     * Takes a caller, and the number of its next call. A call that is made while another one is in flight, e.g. by a signal
-     * handler, takes another caller. A child process inherits none.
-     *
-     * @return array{string, int}
-     */
-    public function takeCaller(): array {
-        if ($this->process !== getmypid()) [$this->callers, $this->process] = [[], getmypid()];
-        [$name, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
-        return [$name, $n + 1];
-    }
-
-    /** Returns a caller whose call was settled by a reply. */
-    public function returnCaller(string $name, int $n): void {
-        $this->callers[] = [$name, $n];
-    }
-
-    /**
      * Sends a script's call, and the same call again until there is a reply or the deadline has passed.
      *
+     * @param bool $isRead if the call counts nothing
      * @return array{list<string|int>, bool} the reply, and if an earlier reply to this call was lost
      * @throws CounterfoilException
      */
-    public function send(string $script, array $keys, array $args, int $deadline): array {
+    public function call(string $script, array $keys, array $args, bool $isRead, ?int $deadline = null): array {
+        $deadline ??= $this->deadline();
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
-        [$command, $code, $wasLost] = ['evalSha', self::$hashes[$script], false];
+        [$isSha, $code, $wasLost] = [true, self::$hashes[$script], false];
         while (true) {
             try {
-                return [$this->connection->evaluate($command, $code, $keys, $args), $wasLost];
+                return [$this->driver()->evaluate($isSha, $code, $keys, $args), $wasLost];
             } catch (Failure $failure) {
-                $wasLost = $wasLost || $failure->isLost();
+                // a late reply must not be taken for another one, and READONLY may concern this server only
+                $this->isBroken = $failure->isTemporary;
+                $wasLost = $wasLost || $failure->reason === 'no reply';
             }
-            if ($failure->reply === 'NOSCRIPT' && $command === 'evalSha') {
-                [$command, $code] = ['eval', file_get_contents(self::SCRIPTS . "/$script.lua")];
-            } else {
-                $this->pause($failure, $wasLost, $deadline);
+            if ($failure->reason === 'NOSCRIPT' && $isSha) {
+                [$isSha, $code] = [false, file_get_contents(self::SCRIPTS . "/$script.lua")];
+                continue;
             }
+            if ($failure->isTemporary) usleep(self::PAUSE_US);
+            // a process may have been suspended for long
+            if (!$failure->isTemporary || hrtime(true) > $deadline) throw $failure->outcome($wasLost, $isRead);
         }
-    }
-
-    public function isCluster(): bool {
-        return $this->isCluster ??= $this->ofConnection($this->connection->isCluster(...));
     }
 
     /** Returns what another request of this machine noted of a home, if there is APCu. */
     public function shared(string $home): ?array {
-        return self::hasApcu() ? (apcu_fetch($this->sharedKey($home)) ?: null) : null;
+        if (!function_exists('apcu_enabled') || !apcu_enabled()) return null;
+        try {
+            return apcu_fetch("counterfoil {$this->driver()->address} $home") ?: null;
+        } catch (Failure) {
+            return null;
+        }
     }
 
     /** Notes it for other requests. It says itself how long its epoch may be used. */
     public function share(string $home, ?array $known): void {
-        if (self::hasApcu()) apcu_store($this->sharedKey($home), $known, 3600);
+        $hasApcu = function_exists('apcu_enabled') && apcu_enabled();
+        if ($hasApcu) apcu_store("counterfoil {$this->driver->address} $home", $known, 3600);
     }
 
-    private static function hasApcu(): bool {
-        return function_exists('apcu_enabled') && apcu_enabled();
-    }
-
-    private function sharedKey(string $home): string {
-        $this->address ??= $this->ofConnection($this->connection->address(...));
-        return "counterfoil {$this->address} $home";
-    }
-
-    /** Returns what needs a connection. */
-    private function ofConnection(Closure $read): mixed {
-        for ($deadline = $this->deadline(); ;) {
-            try {
-                return $read();
-            } catch (Failure $failure) {
-                $this->pause($failure, false, $deadline);
+    /** @throws Failure */
+    private function driver(): Driver {
+        $isForked = $this->process !== getmypid();
+        if ($this->driver !== null && !$isForked && !$this->isBroken) return $this->driver;
+        try {
+            if (is_callable($this->client)) {
+                $isForked ? self::$inherited[] = $this->driver : $this->driver?->close();
+                $this->driver = self::driverOf(($this->client)());
+            } else {
+                $this->driver ??= self::driverOf($this->client);
+                if ($isForked || $this->isBroken) $this->driver->reconnect();
             }
+        } catch (Exception $error) {
+            throw $error instanceof Misconfigured ? $error : Failure::unsent($error);
         }
+        $this->isCluster = $this->driver->isCluster;
+        [$this->isBroken, $this->process] = [false, getmypid()];
+        return $this->driver;
     }
 
-    /** Waits before a repeat, or throws what the caller receives if there is none. */
-    private function pause(Failure $failure, bool $wasLost, int $deadline): void {
-        if ($failure->isTemporary()) usleep(self::PAUSE_US);
-        // a process may have been suspended for long
-        if (!$failure->isTemporary() || hrtime(true) > $deadline) throw $failure->outcome($wasLost);
+    private static function driverOf(mixed $client): Driver {
+        return match (true) {
+            $client instanceof Redis, $client instanceof RedisCluster => new PhpRedis($client),
+            $client instanceof ClientInterface => new Predis($client),
+            default => throw new Misconfigured('client', 'expected Redis, RedisCluster or Predis\Client'),
+        };
     }
 }
