@@ -9,7 +9,6 @@ mod exit;
 mod families;
 mod health;
 mod http;
-
 mod output;
 mod pair;
 mod poll;
@@ -17,8 +16,11 @@ mod sampler;
 mod status;
 mod view;
 
+use std::panic::AssertUnwindSafe;
+
 use clap::Parser;
 use clap::error::ErrorKind;
+use futures_util::FutureExt;
 
 use crate::arguments::Arguments;
 use crate::exit::{Exit, Failure};
@@ -36,12 +38,16 @@ async fn main() -> Exit {
             return if is_asked_for { Exit::Ok } else { Exit::Usage };
         }
     };
-    commands::execute(arguments)
-        .await
-        .unwrap_or_else(|Failure { exit, message }| {
-            if !message.is_empty() {
-                eprintln!("counterfoil: {}", output::without_controls(&message));
-            }
-            exit
-        })
+    let executed = AssertUnwindSafe(commands::execute(arguments)).catch_unwind();
+    // the panic has printed its message
+    let ended = executed.await.unwrap_or_else(|_| {
+        let message = "the command ended by a panic, which is a bug of counterfoil or a library";
+        Err(Failure::critical(message))
+    });
+    ended.unwrap_or_else(|Failure { exit, message }| {
+        if !message.is_empty() {
+            eprintln!("counterfoil: {}", output::without_controls(&message));
+        }
+        exit
+    })
 }

@@ -161,12 +161,12 @@ impl Scheduler {
                 Some(done) = self.tasks.join_next_with_id() => self.finished(done),
                 () = sleep_until(next) => {}
                 // an error means that the handle was dropped
-                                asked = stopping.wait_for(|&stop| stop), if !self.finishing => {
+                asked = stopping.wait_for(|&stop| stop), if !self.finishing => {
                     let held = self.held.len();
                     if asked.is_ok() {
                         tracing::info!(held, "the reconciler was shut down");
                     } else {
-                                                tracing::warn!(held, "the reconciler was dropped and stops");
+                        tracing::warn!(held, "the reconciler was dropped and stops");
                     }
                     self.finishing = true;
                 }

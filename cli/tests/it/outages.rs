@@ -670,7 +670,7 @@ async fn every_surface_tells_of_a_worker_that_panics() {
             metric: ("counterfoil_reconciler_up", &[("pair", "main")], 0.0),
             ready: "not ready: flush\n",
             // the command panics as well
-            status: (101, ""),
+            status: (2, ""),
             log: &["the worker ended, will restart", "panicked"],
         })
         .await;
