@@ -242,7 +242,7 @@ class Sums(Case):
             views.later(str(number))
         views.later("0")
         self.assertTrue(self.assert_raises(NotCounted, "BUSY", views.later, "another").temporary)
-        views.client.session.sums.clear()
+        views.channel.sums.waiting.clear()
 
     def test_close(self):
         id = new_id()

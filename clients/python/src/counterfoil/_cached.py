@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import secrets
 from itertools import chain
-from typing import Any, Callable
+from typing import Any, Callable, Coroutine
 
-from ._base import Base, D, Table
+from ._channel import Channel, result_of
 from ._errors import NotCounted
-from ._family import ROUNDS, Description, Words, call, id_bytes, integer
-from ._steps import Run, Share, Steps
-from ._value import ExactValues
+from ._family import ROUNDS, D, Words, call, id_bytes, integer
+from ._value import ExactValues, Table
 
 TICKET_MS = 30_000
 
@@ -19,66 +18,65 @@ class Cached(ExactValues[D]):
     """Counters whose value returns with each change, or that must not leave the bounds of their family."""
 
     kind = "cached"
-    has_queue_per_partition = False
 
-    def __init__(self, client: Base[D], name: str, table: Table | None, read_row: Callable[[str], Any] | None) -> None:
+    def __init__(self, client: Any, name: str, table: Table | None, read_row: Callable[[str], Any] | None) -> None:
         super().__init__(client, name, table)
         self._read_row = read_row
 
     @call
-    def incr(self, id: str, delta: int = 1) -> Steps[int]:
+    async def incr(self, id: str, delta: int = 1) -> int:
         """Adds to a counter, and returns its new value. `NotCounted("RANGE")` has its `value`."""
-        return (yield from self._change(id, integer(delta)))
+        change = integer(delta)
+        return await self._with_base(id, lambda word: self.channel.change(word, change))
 
     @call
-    def set(self, id: str, value: int) -> Steps[int]:
+    async def set(self, id: str, value: int) -> int:
         """Sets a counter, and returns its new value."""
-        return (yield from self._change(id, b"=%d" % integer(value)))
+        change = b"=%d" % integer(value)
+        return await self._with_base(id, lambda word: self.channel.change(word, change))
 
     @call
-    def get(self, id: str) -> Steps[int]:
+    async def get(self, id: str) -> int:
         """Returns the value, from Redis if it is there."""
-        word = id_bytes(id)
-        for _ in range(ROUNDS):
-            partition, _ = yield from self.described(word)
-            keys, args = self.keys(partition, "base", "buffer", "batch"), [TICKET_MS, "", secrets.token_hex(8), word]
-            _, reply = yield from self.read("cached_get", keys, args)
-            if isinstance(reply, int):
-                return reply
-            kind, *parts = reply.decode().split(":")
-            if kind != "MISS":
-                return sum(map(int, parts))  # SUM, beyond 2^53
-            yield Share((self.name, word, parts[0]), self._seed(id, word, parts[0]))
-        raise NotCounted("MISS", "the counter was deleted again and again", temporary=True)
+        return await self._with_base(id, self._get)
 
     @call
-    def value(self, id: str) -> Steps[int]:
+    async def value(self, id: str) -> int:
         """Returns the exact value, without loading the counter into Redis."""
-        return (yield from self.exact(id))
+        return await self.exact(id)
 
-    def first_args(self, description: Description) -> list[Any]:
-        return [TICKET_MS, description.settings.get("min", ""), description.settings.get("max", "")]
+    def part(self, channel: Channel, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+        bounds = [settings.get("min", ""), settings.get("max", "")]
+        keys = channel.keys(partition, "base", "buffer", "batch", "meta")
+        return "cached_incr", keys, [TICKET_MS, *bounds, len(changes), *chain(*changes)]
 
-    def part(self, description: Description, partition: int, changes: list[Any]) -> Words:
-        return "cached_incr", self.keys(partition, "base", "buffer", "batch", "meta"), [len(changes), *chain(*changes)]
-
-    def _change(self, id: str, change: int | bytes) -> Steps[int]:
+    async def _with_base(self, id: str, attempt: Callable[[bytes], Coroutine[Any, Any, Any]]) -> int:
+        """Makes an attempt, and a further one when a miss was seeded."""
         word = id_bytes(id)
         for _ in range(ROUNDS):
-            result = yield from self.change(word, change)
+            result = await attempt(word)
             if isinstance(result, int):
                 return result
-            yield Share((self.name, word, result), self._seed(id, word, result))
+            await self.client.session.share((self.name, word, result), self._seed, id, word, result)
         raise NotCounted("MISS", "the counter was deleted again and again", temporary=True)
 
-    def _seed(self, id: str, word: bytes, ticket: str) -> Steps[None]:
+    async def _get(self, word: bytes) -> Any:
+        channel = self.channel
+        partition, _ = await channel.described(word)
+        keys = channel.keys(partition, "base", "buffer", "batch")
+        _, reply = await channel.read("cached_get", keys, [TICKET_MS, "", secrets.token_hex(8), word])
+        return result_of(reply)
+
+    async def _seed(self, id: str, word: bytes, ticket: str) -> None:
         """Reads the row after the ticket was received, and makes its value the base."""
         if self._read_row:
             try:
-                value = integer((yield Run(self._read_row, (id,))))
+                value = integer(await self.client.session.run(self._read_row, id))
             except Exception as error:
                 raise NotCounted("ROW", f"read_row failed: {error!r}", temporary=True) from error
         else:
-            value = yield from self.from_daemon(id)
-        partition, description = yield from self.described(word)
-        yield from self.read("cached_seed", self.keys(partition, "base"), [description.settings["retain"], "", word, ticket, value])
+            value = await self.from_daemon(id)
+        channel = self.channel
+        partition, description = await channel.described(word)
+        args = [description.settings["retain"], "", word, ticket, value]
+        await channel.read("cached_seed", channel.keys(partition, "base"), args)

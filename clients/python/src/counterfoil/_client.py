@@ -1,18 +1,76 @@
-"""The families of a client."""
+"""The options and the families of a client."""
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import threading
+import time
+from typing import Any, Callable, Generic
+
+from typing_extensions import Self, TypedDict, Unpack
 
 from ._activity import ActivityCounters
-from ._base import Base, D, Table
-from ._buffered import Buffered, OnError
+from ._buffered import Buffered
 from ._cached import Cached
+from ._channel import PAUSE_SECONDS
+from ._errors import CounterfoilError, Misconfigured, value_of
+from ._family import D
+from ._redis import Address, check
 from ._series import Series
+from ._sums import OnError
+from ._value import Table
 from ._visitors import Visitors
 
+MAX_RETRY_SECONDS = 30  # that long Redis surely remembers a call
 
-class Client(Base[D]):
+
+class Options(TypedDict, total=False):
+    """Options of a client.
+
+    - `retry_for`: for how many seconds a call is repeated if there is no reply; 10 by default, at most 30
+    - `later_every`: for how many seconds sums of `later` wait in the process; 0.005 by default
+    - `daemon`, `token`: the URL of the daemon's HTTP API, and its token
+    - `database`: a function that returns a DB-API connection for one read, which is closed after it; or a connection in
+      autocommit mode
+    """
+
+    retry_for: float
+    later_every: float
+    daemon: str
+    token: str
+    database: Any
+
+
+class Client(Generic[D]):
+    library: Any
+
+    def __init__(self, redis: Any, namespace: str, **options: Unpack[Options]) -> None:
+        self.redis, self.namespace = redis, namespace
+        self.is_own = isinstance(redis, Address)
+        if self.is_own:
+            self.is_cluster = not isinstance(redis.address, str)
+        else:
+            check(redis, self.library)
+            self.is_cluster = isinstance(redis, self.library.RedisCluster)
+        self.retry_for, self.later_every = options.get("retry_for", 10), options.get("later_every", 0.005)
+        self.daemon, self.token = options.get("daemon", "").rstrip("/"), options.get("token")
+        self.database, self.database_lock = options.get("database"), threading.Lock()
+        self.sessions: dict[Any, Any] = {}
+        if not 0 < self.retry_for <= MAX_RETRY_SECONDS:
+            raise Misconfigured("OPTION", f"retry_for is up to {MAX_RETRY_SECONDS} seconds, not {self.retry_for}")
+
+    @classmethod
+    def connect(cls, address: str | list[str], namespace: str, *, timeout: float = 2, **options: Unpack[Options]) -> Self:
+        """Makes connections of its own: to a URL such as `redis://localhost` or `unix:///run/redis.sock`, or to a list of
+        nodes of a cluster.
+
+        `timeout` is the time limit of connecting and of a reply, in seconds. The library's own retries are off, so that a call
+        that Redis does not know (`EXPIRED`) can be made anew.
+        """
+        return cls(Address(address, timeout), namespace, **options)
+
+    def deadline(self) -> float:
+        return time.monotonic() + self.retry_for
+
     def buffered(self, family: str, *, table: Table | None = None, on_error: OnError | None = None) -> Buffered[D]:
         """Sums of deltas. `table` is (table, id column, value column) if the family is stored in a table of the application.
         `on_error(family, id, delta, error)` is called for each sum of `later` that is dropped."""
@@ -35,3 +93,66 @@ class Client(Base[D]):
     def visitors(self, family: str, *, table: Table | None = None) -> Visitors[D]:
         """Distinct visitors of a day."""
         return Visitors(self, family, table)
+
+
+class Session:
+    """The connections of a process or an event loop, and what it knows of families.
+
+    Calls are written once, as coroutines that await `execute`, `sleep`, `run` and `latch` of a subclass. Those of asyncio suspend
+    a coroutine; the blocking ones block, so it runs to its end in one step.
+    """
+
+    sleep: Any
+    latch: Any
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.channels: dict[Any, Any] = {}
+        self._shared: dict[Any, Any] = {}
+        self._redis = None if client.is_own else client.redis
+
+    @property
+    def redis(self) -> Any:
+        """The client of the library. One of our own is made by the first call."""
+        if self._redis is None:
+            self._redis = self.client.redis.connect(self.client.library)
+        return self._redis
+
+    async def share(self, key: Any, function: Any, *args: Any) -> Any:
+        """Calls a coroutine function, or waits for the caller that is doing so for this key."""
+        mine = self.latch()
+        latch = self._shared.setdefault(key, mine)
+        if latch is not mine:
+            await latch.wait()
+            return value_of(latch.error)
+        try:
+            await function(*args)
+        except Exception as error:
+            latch.error = error
+            raise
+        finally:
+            del self._shared[key]
+            latch.set()
+
+    @property
+    def sums(self) -> list[Any]:
+        return [channel.sums for channel in list(self.channels.values())]
+
+    async def send_sums(self) -> None:
+        """Sends what `later` takes within a moment."""
+        await self.sleep(self.client.later_every)
+        for sums in self.sums:
+            await sums.send()
+        if any(sums.temporary for sums in self.sums):  # until Redis is available
+            await self.sleep(PAUSE_SECONDS)
+
+    async def flush(self) -> None:
+        """Sends what `later` took in all families, and raises the first error."""
+        errors = []
+        for sums in self.sums:
+            try:
+                await sums.flush()
+            except CounterfoilError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]

@@ -5,6 +5,18 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+HINTS = {
+    "BADKEY": "the client adds a prefix to keys, or changes them in another way",
+    "CROSSSLOT": "the server is a cluster, use RedisCluster",
+    "EXPIRED": "Redis no longer knows this call: it lost its memory, or the call took too long",
+    "MOVED": "the server is a cluster, use RedisCluster",
+    "OUTSIDE": "the call took too long, and belongs to a slice of time that is over",
+    "PASSED": "two processes use one caller name",
+    "UNCONFIGURED": "declare the family in the daemon's counterfoil.toml, create the tables with"
+    " `counterfoil init`, and start the daemon; or its name or the number of the Redis database is wrong,"
+    " or Redis was emptied",
+}
+
 
 class CounterfoilError(Exception):
     """The base class of the three errors.
@@ -14,9 +26,12 @@ class CounterfoilError(Exception):
     - `temporary`: whether the same call may succeed later, since Redis or another server is unavailable
     """
 
-    def __init__(self, reason: str, explanation: str = "", value: int | None = None, temporary: bool = False) -> None:
+    def __init__(
+        self, reason: str, explanation: str = "", value: int | None = None, temporary: bool = False
+    ) -> None:
         super().__init__(reason, explanation, value, temporary)
-        self.reason, self.explanation, self.value, self.temporary = reason, explanation, value, temporary
+        self.reason, self.value, self.temporary = reason, value, temporary
+        self.explanation = ": ".join(filter(None, [explanation, HINTS.get(reason)]))
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.explanation}" if self.explanation else self.reason
@@ -35,7 +50,7 @@ class Misconfigured(CounterfoilError):
 
 
 def value_of(result: Any) -> Any:
-    """Returns a result, or raises a copy of an error, since several threads may share it."""
+    """Returns a result, or raises a copy of an error, since several callers may share it."""
     if isinstance(result, BaseException):
         raise copy.copy(result) from result.__cause__
     return result

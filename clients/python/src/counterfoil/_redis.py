@@ -5,56 +5,81 @@ from __future__ import annotations
 import hashlib
 import re
 from importlib.resources import files
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 from urllib.parse import urlsplit
 
 import redis
-import redis.backoff
+from redis.backoff import NoBackoff
 
-from ._errors import Misconfigured
+from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
 
-SCRIPTS = {}  # name: SHA-1 and source
-for _file in files("counterfoil").joinpath("lua").joinpath("v1").iterdir():
-    SCRIPTS[_file.name[: -len(".lua")]] = hashlib.sha1(_file.read_bytes()).hexdigest(), _file.read_bytes()
+SHA1, SOURCES = {}, {}
+for _file in (files("counterfoil") / "lua" / "v1").iterdir():
+    _sha1 = SHA1[_file.name[: -len(".lua")]] = hashlib.sha1(_file.read_bytes()).hexdigest()
+    SOURCES[_sha1] = _file.read_bytes()
 
-LOST = ""
-NO_BACKOFF: Any = redis.backoff.NoBackoff
+LOST = "no reply"
 NOT_SENT = "UNREACHABLE"
+REPEATED = {LOST, "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY", NOT_SENT}
+NOT_COUNTED = {"OOM", "MISCONF", "NOREPLICAS", "WRONGTYPE", "BADSTATE"}
+MISCONFIGURED = {"NOAUTH", "BADARG", "BADKEY", "CROSSSLOT", "MOVED", "ASK"}
 
-# redis-py takes these codes out of the text of an error
+# errors that redis-py does not name after their code
 _CODES = {
-    **{"NoScriptError": "NOSCRIPT", "BusyLoadingError": "LOADING", "ReadOnlyError": "READONLY", "TryAgainError": "TRYAGAIN"},
-    **{"MasterDownError": "MASTERDOWN", "ClusterDownError": "CLUSTERDOWN", "MovedError": "MOVED", "AskError": "ASK"},
-    **{"ClusterCrossSlotError": "CROSSSLOT", "OutOfMemoryError": "OOM", "NoPermissionError": "NOPERM", "DataError": "BADARG"},
-    **{"AuthenticationError": "NOAUTH", "AuthenticationWrongNumberOfArgsError": "NOAUTH", "MaxConnectionsError": NOT_SENT},
+    "AuthenticationError": "NOAUTH",
+    "BusyLoadingError": "LOADING",
+    "ClusterCrossSlotError": "CROSSSLOT",
+    "MaxConnectionsError": NOT_SENT,
+    "NoPermissionError": "NOPERM",
+    "OutOfMemoryError": "OOM",
 }
 
 
-def code_of(error: BaseException, is_own: bool) -> str:
+def code_of(error: Exception, client: Any) -> str:
     """Returns the code of an error that Redis sent, `NOT_SENT`, or `LOST` if there was no whole reply.
 
     A failure to connect proves that a call was not sent only on a connection of our own: others may repeat calls.
     """
-    for kind in type(error).__mro__:
-        if kind.__name__ in _CODES:
-            return _CODES[kind.__name__]
-    if isinstance(error, redis.ResponseError):
+    name = type(error).__name__
+    if client.is_cluster and name in ("MovedError", "AskError"):
+        return "TRYAGAIN"  # slots are on the move
+    if name in _CODES:
+        return _CODES[name]
+    if type(error) is redis.ResponseError:
         # Redis 6.2 wraps the errors of commands in a script
         code = re.search(r"rror running script.*?-([A-Z]+)", str(error)) or re.match(r"([A-Z]+)\b", str(error))
         return code[1] if code else "ERR"
-    return NOT_SENT if is_own and "connecting to" in str(error) else LOST
+    if isinstance(error, redis.ResponseError):  # such as NoScriptError
+        return name.replace("Error", "").upper()
+    return NOT_SENT if client.is_own and "connecting to" in str(error) else LOST
 
 
-def connect(address: str | Sequence[str], library: Any, retry: Any, timeout: float) -> Any:
-    """Makes a client whose own retries are off, so that a call is sent once at a time, by us."""
-    options: dict[str, Any] = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": retry(NO_BACKOFF(), 0)}
-    if isinstance(address, str):
-        return library.Redis.from_url(address, **options)
-    if int(redis.__version__.split(".")[0]) < 6:
-        options["cluster_error_retry_attempts"] = 0
-    urls = [node if "://" in node else f"redis://{node}" for node in address]
-    others = [library.cluster.ClusterNode(url.hostname, url.port or 6379) for url in map(urlsplit, urls[1:])]
-    return library.RedisCluster.from_url(urls[0], startup_nodes=others, **options)
+def refusal(code: str, error: Exception, was_lost: bool) -> CounterfoilError:
+    """Returns what a caller gets. After a lost reply a refusal proves nothing about the earlier arrival."""
+    if was_lost or code not in NOT_COUNTED | REPEATED | MISCONFIGURED:
+        return OutcomeUnknown(code, str(error))
+    if code in MISCONFIGURED:
+        return Misconfigured(code, str(error))
+    return NotCounted(code, str(error), temporary=code not in ("WRONGTYPE", "BADSTATE"))
+
+
+class Address(NamedTuple):
+    """Where a client connects by itself: a URL, or nodes of a cluster."""
+
+    address: str | Sequence[str]
+    timeout: float
+
+    def connect(self, library: Any) -> Any:
+        """Makes a client whose own retries are off, so that a call is sent once at a time, by us."""
+        retry, timeout = library.retry.Retry(NoBackoff(), 0), self.timeout
+        options = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": retry}
+        if isinstance(self.address, str):
+            return library.Redis.from_url(self.address, **options)
+        if int(redis.__version__.split(".")[0]) < 6:
+            options["cluster_error_retry_attempts"] = 0
+        urls = [node if "://" in node else f"redis://{node}" for node in self.address]
+        others = [library.cluster.ClusterNode(url.hostname, url.port or 6379) for url in map(urlsplit, urls[1:])]
+        return library.RedisCluster.from_url(urls[0], startup_nodes=others, **options)
 
 
 def check(client: Any, library: Any) -> None:

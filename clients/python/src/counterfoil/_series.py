@@ -7,10 +7,9 @@ from itertools import chain
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from ._base import D
+from ._channel import Channel
 from ._errors import Misconfigured, NotCounted
-from ._family import Description, Family, Words, call, id_bytes, integer
-from ._steps import Steps
+from ._family import D, Family, Words, call, id_bytes, integer
 
 
 class Series(Family[D]):
@@ -21,46 +20,48 @@ class Series(Family[D]):
     dup_names_refused = True
 
     @call
-    def add(self, name: str, n: int = 1) -> Steps[None]:
+    async def add(self, name: str, n: int = 1) -> None:
         """Adds to the current slice of every window."""
-        yield from self.change(id_bytes(name, 200), integer(n, 1))
+        await self.channel.change(id_bytes(name, 200), integer(n, 1))
 
     @call
-    def get(self, name: str, label: str) -> Steps[list[tuple[int, int]]]:
+    async def get(self, name: str, label: str) -> list[tuple[int, int]]:
         """Returns start (Unix seconds) and count of each slice of a window such as `60s` or `day`, the running one last."""
         word = id_bytes(name, 200)
-        partition, description = yield from self.described(word)
+        channel = self.channel
+        partition, description = await channel.described(word)
         slices = dict(description.settings["windows"]).get(label)
         if slices is None:
             raise NotCounted("BADARG", f"{self.name} has no window {label!r}")
-        _, now_ms, text = yield from self.read("series_get", [self.keys(partition, f"series:{label}:")[0] + word], [""])
+        _, now_ms, text = await channel.read("series_get", (channel.keys(partition, f"series:{label}:")[0] + word,), [""])
         numbers = list(map(int, text.split()))
         counts = dict(zip(numbers[::2], numbers[1::2]))
         starts: list[int] = []
         end = int(now_ms) // 1000 + 1
         while len(starts) < slices:
-            starts.append(_slice(label, end - 1, description)[0])
+            starts.append(_slice(label, end - 1, description.settings)[0])
             end = starts[-1]
         return [(start, counts.get(start, 0)) for start in reversed(starts)]
 
-    def part(self, description: Description, partition: int, changes: list[Any]) -> Words:
-        windows, keep = description.settings["windows"], description.settings.get("keep", [])
+    def part(self, channel: Channel, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+        windows, keep = settings["windows"], settings.get("keep", [])
         precisions = []
         for label, slices in windows:
-            start, end, day = _slice(label, int(self.server_time()), description)
+            start, end, day = _slice(label, int(channel.server_time()), settings)
             kept = f"{label + '/' if len(keep) > 1 else ''}{day or '*'}/" if label in keep else "-"
             precisions.append(f"{label} {f'{start}-{end}' if day else end - start} {slices} {kept}")
-        of_label = self.keys(partition, *(f"series:{label}:" for label, _ in windows))
-        keys = self.keys(partition, "open", "schedule", "names", "idle") + [key + name for name, _ in changes for key in of_label]
+        of_labels = channel.keys(partition, *(f"series:{label}:" for label, _ in windows))
+        keys = channel.keys(partition, "open", "schedule", "names", "idle")
+        keys += tuple(key + name for name, _ in changes for key in of_labels)
         return "series_add", keys, [len(windows), *precisions, *chain.from_iterable(changes)]
 
 
-def _slice(label: str, now: int, description: Description) -> tuple[int, int, str]:
+def _slice(label: str, now: int, settings: dict[str, Any]) -> tuple[int, int, str]:
     """Start and end of a slice in Unix seconds, and its first day in a calendar."""
     if label.endswith("s"):
         seconds = int(label[:-1])
         return now // seconds * seconds, (now // seconds + 1) * seconds, ""
-    name = description.settings.get("time_zone") or "UTC"
+    name = settings.get("time_zone") or "UTC"
     try:
         zone = ZoneInfo(name)
     except Exception as error:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import Any, Iterable, NamedTuple
+from contextlib import closing
+from typing import Any, Iterable, NamedTuple, Tuple
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import ProxyHandler, Request, build_opener
 
-from ._base import Base, D, Table
-from ._errors import Misconfigured, NotCounted
-from ._family import EXPLANATIONS, PAUSE_SECONDS, ROUNDS, Family, id_bytes
-from ._steps import Run, Sleep, Steps
+from ._channel import PAUSE_SECONDS
+from ._errors import CounterfoilError, Misconfigured, NotCounted
+from ._family import ROUNDS, D, Family, id_bytes
+
+HTTP_SECONDS = 12  # the daemon replies within 10
+Table = Tuple[str, str, str]
 
 
 class Pending(NamedTuple):
@@ -23,45 +30,45 @@ class Pending(NamedTuple):
 
 
 class ExactValues(Family[D]):
-    def __init__(self, client: Base[D], name: str, table: Table | None = None) -> None:
+    def __init__(self, client: Any, name: str, table: Table | None = None) -> None:
         super().__init__(client, name)
         self._table = table
 
-    def exact(self, id: str) -> Steps[int]:
+    async def exact(self, id: str) -> int:
         word = id_bytes(id)
         if self.client.database is None:
-            return (yield from self.from_daemon(id))
-        partition, description = yield from self.described(word)
+            return await self.from_daemon(id)
+        partition, description = await self.channel.described(word)
         partitions = range(description.partitions) if description.settings.get("wide") else [partition]
         for _ in range(ROUNDS):
-            reads = yield from self._read(partitions, word)
-            rows = yield Run(self.client.rows, self._statement(id, word, reads))
+            reads = await self._read(partitions, word)
+            rows = await self.client.session.run(rows_of, self.client, *self._statement(id, word, reads))
             if not rows:
-                raise Misconfigured("UNCONFIGURED", f"{self.name} is not in the database: " + EXPLANATIONS["UNCONFIGURED"])
+                raise Misconfigured("UNCONFIGURED", f"{self.name} is not in the database")
             ledgers = {row[1]: row[2:] for row in rows if row[1] is not None}
             deltas = [_missing(word, pending, *ledgers.get(number, (0, 0, None))) for number, pending in reads.items()]
             # a crash of Redis may revert an incarnation as long as no batch of it is in the ledger
             unsure = [number for number in reads if number not in ledgers and (reads[number].batch or reads[number].buffer)]
-            again = yield from self._read(unsure, word)
+            again = await self._read(unsure, word)
             if None not in deltas and all(again[number].incarnation == reads[number].incarnation for number in unsure):
                 return int(rows[0][0]) + sum(delta or 0 for delta in deltas)
-            yield Sleep(PAUSE_SECONDS)
+            await self.client.session.sleep(PAUSE_SECONDS)
         raise NotCounted("SET BACK", "the database is ahead of Redis, which was set back", temporary=True)
 
-    def from_daemon(self, id: str) -> Steps[int]:
+    async def from_daemon(self, id: str) -> int:
         deadline = self.client.deadline()
         while True:
             try:
-                return int((yield Run(self.client.get, (self.name, id))))
+                return int(await self.client.session.run(daemon_value, self.client, self.name, id))
             except NotCounted:
                 if time.monotonic() + PAUSE_SECONDS >= deadline:
                     raise
-            yield Sleep(PAUSE_SECONDS)
+            await self.client.session.sleep(PAUSE_SECONDS)
 
-    def _read(self, partitions: Iterable[int], word: bytes) -> Steps[dict[int, Pending]]:
-        reads = {}
+    async def _read(self, partitions: Iterable[int], word: bytes) -> dict[int, Pending]:
+        channel, reads = self.channel, {}
         for number in partitions:
-            _, incarnation, seq, nonce, *rest = yield from self.read("buffered_read", self.keys(number, "buffer", "batch", "meta"), [word])
+            _, incarnation, seq, nonce, *rest = await channel.read("buffered_read", channel.keys(number, "buffer", "batch", "meta"), [word])
             reads[number] = Pending(int(incarnation or "0", 16), int(seq), int(nonce or "0", 16), *map(int, rest))
         return reads
 
@@ -91,3 +98,51 @@ def _missing(word: bytes, pending: Pending, applied: int, nonce: int, position: 
     if pending.in_flight and (applied == pending.seq or applied == pending.seq - 1 and position is None):
         return pending.batch + pending.buffer
     raise NotCounted("BEHIND", "this copy of the database is behind: read from the primary", temporary=True)
+
+
+def daemon_value(client: Any, family: str, id: str) -> int:
+    """Gets the value of an id from the daemon."""
+    if not client.daemon:
+        raise Misconfigured("NO SOURCE", "values are read from the daemon or the database: pass daemon=URL or database=")
+    url = f"{client.daemon}/api/v1/values?{urlencode({'family': family, 'id': id})}"
+    headers = {"Authorization": f"Bearer {client.token}"} if client.token else {}
+    try:
+        with build_opener(ProxyHandler({})).open(Request(url, headers=headers), timeout=HTTP_SECONDS) as response:
+            return int(json.load(response)["values"][0]["value"])
+    except HTTPError as error:
+        with error:
+            explanation = f"the daemon replied {error.code}: {error.read(2000).decode(errors='replace')}"
+        if error.code == 429 or error.code >= 500:
+            raise NotCounted("DAEMON", explanation, temporary=True) from error
+        raise Misconfigured({404: "UNCONFIGURED", 409: "MISMATCH"}.get(error.code, "DAEMON"), explanation) from error
+    except Exception as error:
+        raise NotCounted("DAEMON", f"{url}: {error}", temporary=True) from error
+
+
+def rows_of(client: Any, statement: str, parameters: list[Any]) -> list[list[Any]]:
+    """Executes one statement in the database, outside of any transaction."""
+    try:
+        if callable(client.database):
+            with closing(client.database()) as connection:
+                connection.rollback()  # one from a pool may have an old snapshot
+                return _fetch(connection, statement, parameters)
+        with client.database_lock:  # a connection is for one thread at a time
+            _check_autocommit(client.database)
+            return _fetch(client.database, statement, parameters)
+    except CounterfoilError:
+        raise
+    except Exception as error:
+        raise NotCounted("DATABASE", str(error), temporary=True) from error
+
+
+def _check_autocommit(connection: Any) -> None:
+    # PyMySQL has the status of the server, mysql-connector in_transaction
+    is_open = getattr(connection, "server_status", 0) & 1 or getattr(connection, "in_transaction", False)
+    if is_open or _fetch(connection, "SELECT @@autocommit", [])[0][0] != 1:
+        raise Misconfigured("DATABASE", "the connection has a transaction: pass a function that returns one without")
+
+
+def _fetch(connection: Any, statement: str, parameters: list[Any]) -> list[list[Any]]:
+    with closing(connection.cursor()) as cursor:
+        cursor.execute(statement, parameters)
+        return [list(row.values() if isinstance(row, dict) else row) for row in cursor.fetchall()]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import date
 from typing import Any
 
-from ._base import D
+from ._channel import Channel
 from ._errors import NotCounted
-from ._family import Description, Words, call, id_bytes, visitor_bytes
-from ._steps import Steps
+from ._family import D, Words, call, id_bytes, visitor_bytes
 from ._value import ExactValues
 
 
@@ -17,23 +16,23 @@ class Visitors(ExactValues[D]):
 
     kind = "visitors"
     limit = 500
-    has_totals = True
+    has_total = True
 
     @call
-    def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> Steps[bool]:
+    async def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> bool:
         """Counts a visitor once for the scope and the day (`YYYY-MM-DD`). Returns whether this is the first visit."""
-        return bool((yield from self.change(id_bytes(_id(scope, day)), visitor_bytes(visitor))))
+        return bool((await self.channel.change(id_bytes(_id(scope, day)), visitor_bytes(visitor))))
 
     @call
-    def value(self, scope: str, day: str | date) -> Steps[int]:
+    async def value(self, scope: str, day: str | date) -> int:
         """Returns the exact number of visitors."""
-        return (yield from self.exact(_id(scope, day)))
+        return (await self.exact(_id(scope, day)))
 
-    def part(self, description: Description, partition: int, changes: list[Any]) -> Words:
-        [seen] = self.keys(partition, "seen:")
-        keys = self.keys(partition, "buffer", "meta") + [seen + id for id, _ in changes]
+    def part(self, channel: Channel, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+        [seen] = channel.keys(partition, "seen:")
+        keys = channel.keys(partition, "buffer", "meta") + tuple(seen + id for id, _ in changes)
         visits = [word for id, visitor in changes for word in (id, 1, visitor)]
-        return "visitors_first", keys, [description.settings["remember"], len(changes), *visits]
+        return "visitors_first", keys, [settings["remember"], len(changes), *visits]
 
 
 def _id(scope: str, day: str | date) -> str:

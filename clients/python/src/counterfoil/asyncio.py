@@ -6,18 +6,16 @@ import asyncio
 import inspect
 import sys
 import time
-from typing import Any, Coroutine, Hashable, TypeVar
+from typing import Any, Callable, Coroutine, TypeVar
 
 import redis.asyncio
 import redis.asyncio.client
 import redis.asyncio.cluster
-from redis.asyncio.retry import Retry
+import redis.asyncio.retry
 
-from ._base import Awaiting
-from ._client import Client
-from ._errors import Misconfigured, value_of
-from ._family import PAUSE_SECONDS
-from ._steps import Command, Run, Share, Sleep, Step, Steps
+from ._client import Client, Session
+from ._errors import Misconfigured
+from ._family import Awaiting
 
 if sys.version_info >= (3, 11):
     from asyncio import timeout
@@ -35,17 +33,21 @@ class Counterfoil(Client[Awaiting]):
     same.
     """
 
-    library, retry = redis.asyncio, Retry
+    library = redis.asyncio
+
+    @staticmethod
+    def run(coroutine: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        return coroutine
 
     @property
     def session(self) -> Loop:
         loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
+        session: Loop | None = self.sessions.get(loop)
         if session is None:
-            if self._sessions and not self.is_own:
+            if self.sessions and not self.is_own:
                 raise Misconfigured("EVENT LOOP", "the Redis client was used in another event loop: make one in each, or use connect")
-            self._sessions = {other: session for other, session in self._sessions.items() if not other.is_closed()}
-            session = self._sessions[loop] = Loop(self, loop)
+            self.sessions = {other: session for other, session in self.sessions.items() if not other.is_closed()}
+            session = self.sessions[loop] = Loop(self)
         return session
 
     async def close(self) -> None:
@@ -59,115 +61,45 @@ class Counterfoil(Client[Awaiting]):
         await self.close()
 
 
-class Loop:
-    """What belongs to one event loop. Runs the steps of calls."""
+class Latch(asyncio.Event):
+    error: Exception | None = None
 
-    def __init__(self, owner: Counterfoil, loop: asyncio.AbstractEventLoop) -> None:
-        self.states: dict[Hashable, Any] = {}
-        self.sums: dict[str, Any] = {}
-        self._owner = owner
-        self._loop = loop
-        self._client = owner.make_client() if owner.make_client else owner.client
-        self._shared: dict[Hashable, list[asyncio.Future[Any]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._awake = asyncio.Event()
-        self._later: asyncio.Task[None] | None = None
 
-    async def run(self, steps: Steps[T], share: Share | None = None) -> T:
-        """Runs the steps of a call, or those of a share from where a cancelled task left them."""
-        reply: Any = None
-        error: BaseException | None = None
-        cut = share and share.cut
-        if isinstance(cut, Command):
-            error = redis.ConnectionError("the task was cancelled")
-        while True:
-            try:
-                step = cut if cut and not error else steps.throw(error) if error else steps.send(reply)
-            except StopIteration as stop:
-                return stop.value  # type: ignore[no-any-return]
-            reply = error = cut = None
-            try:
-                reply = await self._take(step)
-            except asyncio.CancelledError:
-                if share:
-                    share.cut = step
-                raise
-            except BaseException as failure:
-                error = failure
+class Loop(Session):
+    """What belongs to one event loop."""
+
+    latch = Latch
+    sleep = staticmethod(asyncio.sleep)
+    _sender: asyncio.Task[None] | None = None
+
+    async def execute(self, words: tuple[Any, ...], deadline: float) -> Any:
+        async with timeout(deadline - time.monotonic()):  # the library may repeat calls for minutes
+            return await self.redis.execute_command(*words)
+
+    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(*args)
+        return await asyncio.to_thread(function, *args)
 
     def wake(self) -> None:
-        """Starts the task that sends sums, or wakes it."""
-        self._awake.set()
-        if self._later is None or self._later.done():
-            self._later = self._spawn(self._send_sums())
+        """Starts the task that sends sums."""
+        if self._sender is None or self._sender.done():
+            self._sender = asyncio.get_running_loop().create_task(self._send_sums())
 
     async def close(self) -> None:
         try:
-            await self._flush()
+            await self.flush()
         finally:
-            if self._later:
-                self._later.cancel()
-                await asyncio.wait([self._later])
-            if self._owner.is_own:
-                await (self._client.aclose if hasattr(self._client, "aclose") else self._client.close)()
-
-    async def _take(self, step: Step) -> Any:
-        if isinstance(step, Share):
-            return await self._share(step)
-        if isinstance(step, Command):
-            async with timeout(step.deadline - time.monotonic()):  # the library may repeat calls for minutes
-                return await self._client.execute_command(*step.words)
-        if isinstance(step, Sleep):
-            return await asyncio.sleep(step.seconds)
-        if inspect.iscoroutinefunction(step.function):
-            return await step.function(*step.args)
-        return await asyncio.to_thread(step.function, *step.args)
-
-    async def _share(self, step: Share) -> Any:
-        waiters = self._shared.get(step.key)
-        waiter = self._loop.create_future()
-        if waiters is not None:
-            waiters.append(waiter)
-            return value_of(await waiter)
-        self._shared[step.key] = [waiter]
-        try:
-            await self._lead(step)
-        except asyncio.CancelledError:  # others wait for what this task began
-            self._spawn(self._lead(step))
-            raise
-        return value_of(waiter.result())
-
-    async def _lead(self, step: Share) -> None:
-        try:
-            result: Any = await self.run(step.steps, step)
-        except Exception as error:
-            result = error
-        for waiter in self._shared.pop(step.key):
-            if not waiter.done():
-                waiter.set_result(result)
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+            if self._sender:
+                self._sender.cancel()
+                await asyncio.wait([self._sender])
+            if self.client.is_own and self._redis:
+                await (self._redis.aclose if hasattr(self._redis, "aclose") else self._redis.close)()
 
     async def _send_sums(self) -> None:
         try:
-            while True:
-                await self._awake.wait()
-                self._awake.clear()
-                await asyncio.sleep(self._owner.later_every)
-                for sums in list(self.sums.values()):
-                    await self.run(sums.send())
-                    if sums.temporary:  # until Redis is available
-                        await asyncio.sleep(PAUSE_SECONDS)
-                        self._awake.set()
+            while any(sums.waiting for sums in self.sums):
+                await self.send_sums()
         except asyncio.CancelledError:  # asyncio.run ends, and waits for this task
-            for sums in list(self.sums.values()):
-                await self.run(sums.send())
-                await self.run(sums.send())
-
-    async def _flush(self) -> None:
-        for sums in list(self.sums.values()):
-            await self.run(sums.flush())
+            for sums in self.sums:
+                await sums.flush()
