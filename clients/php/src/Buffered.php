@@ -2,12 +2,10 @@
 
 namespace Counterfoil;
 
-use Counterfoil\Internal\{ExactValue, Family};
+use Counterfoil\Internal\StoredFamily;
 
 /** Counters whose hits are summed in Redis until the daemon saves them. */
-final class Buffered extends Family {
-    use ExactValue;
-
+final class Buffered extends StoredFamily {
     protected const KIND = 'buffered';
     private const PAIRS = 999;  // of one call, and one more behind them
     private const LATER_IDS = 100_000;
@@ -30,7 +28,8 @@ final class Buffered extends Family {
         $delta = self::checkDelta($delta);
         $partition = $this->partitionOfHit($id);
         $args = [self::hits(abs($delta)), 2, $id, $delta, $id, 0];  // see Family::count
-        return self::pendingOf($this->count('buffered_add', $partition, $this->hitKeys($partition), $args));
+        $keys = $this->hitKeys[$partition] ??= $this->fenced($partition, 'buffer', 'meta');
+        return self::pendingOf($this->count('buffered_add', $partition, $keys, $args));
     }
 
     /**
@@ -77,20 +76,18 @@ final class Buffered extends Family {
      */
     public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
         [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
+        $epoch ??= $this->requestEpoch($request, $id);
         $partition = $this->partitionOfRequest($request, $id);
-        $call = ['request:' . strlen($request) . ":$request:$id", 1, '', '', self::hits(abs($delta)), 1, $id, $delta];
-        // without an epoch it may begin anew until a send is lost, or repeated by a library
-        for ($isNew = $epoch === null && $this->session->isOwn(); ; $epoch = $isNew ? null : $epoch) {
-            $known = $this->ask($partition);
-            $epoch ??= $known['epoch'];
-            if ($epoch !== $known['epoch'] && $epoch !== $known['before']) throw self::unknown('EXPIRED');
-            $call[2] = $known['before'];
-            [$reply, $wasLost] = $this->session->call('buffered_add', $this->hitKeys($partition), $call, false);
+        $keys = $this->fenced($partition, 'buffer', 'meta');
+        $caller = 'request:' . strlen($request) . ":$request:$id";
+        do {
+            ['epoch' => $now, 'before' => $before] = $this->ask($partition);
+            if ($epoch !== $now && $epoch !== $before) throw self::unknown('EXPIRED');
+            $args = [$caller, 1, $before, '', self::hits(abs($delta)), 1, $id, $delta];
+            $reply = $this->session->call('buffered_add', $keys, $args, isRead: false)[0];
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
-            if ($reply[0] !== 'EXPIRED') break;
-            $this->forgetEpoch($partition);
-            $isNew = $isNew && !$wasLost;
-        }
+            if ($reply[0] === 'EXPIRED') $this->forgetEpoch($partition);
+        } while ($reply[0] === 'EXPIRED');
         self::pendingOf($reply);
         return $reply[0] === 'OK';
     }
@@ -173,11 +170,6 @@ final class Buffered extends Family {
     private function partitionOfRequest(string $request, string $id): int {
         if ($request === '' || strlen($request) > 64) throw new NotCounted('BADARG', 'expected a request of 1 to 64 bytes');
         return $this->partitionOf($this->ask()['settings']['wide'] ? $request : $id);
-    }
-
-    /** @return list<string> */
-    private function hitKeys(int $partition): array {
-        return $this->hitKeys[$partition] ??= $this->fenced($partition, 'buffer', 'meta');
     }
 
     /**

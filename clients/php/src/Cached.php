@@ -3,12 +3,10 @@
 namespace Counterfoil;
 
 use Closure, Throwable;
-use Counterfoil\Internal\{ExactValue, Family};
+use Counterfoil\Internal\StoredFamily;
 
 /** Counters whose changes return the new value, within bounds. */
-final class Cached extends Family {
-    use ExactValue;
-
+final class Cached extends StoredFamily {
     protected const KIND = 'cached';
     private const TICKET_MS = 30_000;
     private const SEEDS = 10;

@@ -3,7 +3,7 @@
 namespace Counterfoil;
 
 use Closure, PDO, Redis, RedisCluster;
-use Counterfoil\Internal\{Connector, Daemon, Family, Session};
+use Counterfoil\Internal\{Connector, Family, Session};
 use Predis\ClientInterface;
 
 /** The counters of one namespace. Make one for a request or a worker; it may be used by processes that are forked later. */
@@ -31,8 +31,7 @@ final class Counterfoil {
         PDO|Closure|null $database = null,
         ?Closure $onError = null,
     ) {
-        $daemon = new Daemon($daemon, $token);
-        $this->session = new Session($redis, $namespace, $retryFor, $daemon, $database, $onError);
+        $this->session = new Session($redis, $namespace, $retryFor, $daemon, $token, $database, $onError);
     }
 
     /**

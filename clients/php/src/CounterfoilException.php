@@ -7,7 +7,7 @@ use RuntimeException, Throwable;
 /** Everything that this package throws: NotCounted, OutcomeUnknown or Misconfigured. */
 abstract class CounterfoilException extends RuntimeException {
     /**
-     * @param string $reason a code of Redis or of the scripts, e.g. `FULL`, `RANGE`, `OOM`, or words like `no epoch`
+     * @param string $reason a code of Redis or of the scripts, e.g. `FULL`, `RANGE`, `OOM`, or words like `no reply`
      * @param ?int $value the current value of a cached counter with the reason `RANGE`
      * @param bool $isTemporary if a later call may succeed without any change
      */
@@ -18,6 +18,7 @@ abstract class CounterfoilException extends RuntimeException {
         public readonly bool $isTemporary = false,
         ?Throwable $previous = null,
     ) {
-        parent::__construct($message === '' ? $reason : "$reason: $message", 0, $previous);
+        // errors of Redis begin with their code
+        parent::__construct(str_starts_with($message, $reason) ? $message : rtrim("$reason: $message", ': '), 0, $previous);
     }
 }

@@ -2,13 +2,11 @@
 
 namespace Counterfoil;
 
-use Counterfoil\Internal\{ExactValue, Family};
+use Counterfoil\Internal\StoredFamily;
 use DateTimeImmutable;
 
 /** Counts each visitor of a scope, e.g. of a shop, once a day. */
-final class Visitors extends Family {
-    use ExactValue;
-
+final class Visitors extends StoredFamily {
     protected const KIND = 'visitors';
 
     /**

@@ -274,7 +274,7 @@ return [
         fails(NotCounted::class, 'no daemon', fn() => $gone->value($id));
     },
     'errors of Redis' => function () use ($own) {
-        $refused = fn(string $error): string => \Counterfoil\Internal\Failure::refused($error)->outcome(false, false)->reason;
+        $refused = fn(string $error): string => \Counterfoil\Internal\Driver::refused($error)->reason;
         $in62 = 'ERR Error running script (call to f_0123): @user_script:61: @user_script: 61: ';
         same(['OOM', 'WRONGTYPE', 'ERR'], array_map($refused, ["$in62-OOM command not allowed when used memory > 'maxmemory'.",
             "{$in62}WRONGTYPE Operation against a key holding the wrong kind of value", "{$in62}Script attempted to access nonexistent"]));

@@ -2,8 +2,17 @@
 
 namespace Counterfoil\Internal;
 
+use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown};
+use Throwable;
+
 /** One client object of a Redis library. Its constructor refuses options that change what is sent or received. */
 abstract class Driver {
+    private const TEMPORARY = ['LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'TRYAGAIN', 'READONLY'];
+    private const REFUSED = ['OOM', 'MISCONF', 'NOREPLICAS', 'WRONGTYPE', 'BADSTATE'];
+    private const MISCONFIGURED = [
+        'NOAUTH', 'WRONGPASS', 'AUTH', 'DB index', 'BADARG', 'BADKEY', 'CROSSSLOT', 'MOVED', 'ASK', 'NOSCRIPT',
+    ];
+
     /** @param string $address what tells this server and database number from others */
     protected function __construct(public readonly bool $isCluster, public readonly string $address) {}
 
@@ -14,7 +23,7 @@ abstract class Driver {
      * @param list<string> $keys
      * @param list<string|int> $args
      * @return list<string|int>
-     * @throws Failure
+     * @throws CounterfoilException as this arrival of the call justifies it
      */
     abstract public function evaluate(bool $isSha, string $script, array $keys, array $args): array;
 
@@ -23,4 +32,34 @@ abstract class Driver {
 
     /** Closes the connection of the object, and makes a new one. */
     abstract public function reconnect(): void;
+
+    /** An error while there was no connection, so that nothing was sent. */
+    public static function unsent(Throwable $error): CounterfoilException {
+        $codes = '/\b(NOAUTH|WRONGPASS|LOADING|(?<=ERR )AUTH|DB index)\b/';
+        if (preg_match($codes, $error->getMessage(), $code) === 1) return self::coded($code[1], $error->getMessage(), $error);
+        return new NotCounted('no connection', $error->getMessage(), isTemporary: true, previous: $error);
+    }
+
+    /** No reply arrived: the call may have been executed, or may still be. */
+    public static function lost(string $message, ?Throwable $previous = null): OutcomeUnknown {
+        return new OutcomeUnknown('no reply', $message, isTemporary: true, previous: $previous);
+    }
+
+    /** An error that Redis replied. */
+    public static function refused(string $error, ?Throwable $previous = null): CounterfoilException {
+        // Redis 6.2 puts the code of a command within a script into the text
+        $codes = implode('|', [...self::TEMPORARY, ...self::REFUSED, ...self::MISCONFIGURED]);
+        preg_match("/^(?:ERR Error running script.* -?(?=(?:$codes) ))?([A-Z]+)/", $error, $code);
+        return self::coded($code[1] ?? 'ERR', $error, $previous);
+    }
+
+    private static function coded(string $code, string $message, ?Throwable $previous): CounterfoilException {
+        $isTemporary = in_array($code, self::TEMPORARY, true);
+        $class = match (true) {
+            $isTemporary, in_array($code, self::REFUSED, true) => NotCounted::class,
+            in_array($code, self::MISCONFIGURED, true) => Misconfigured::class,
+            default => OutcomeUnknown::class,  // the script may have been refused in the middle
+        };
+        return new $class($code, $message, isTemporary: $isTemporary, previous: $previous);
+    }
 }

@@ -92,11 +92,6 @@ abstract class Family {
         return $this->known[$home] = $known;
     }
 
-    /** Refuses a database that is not the one that the family's hits go to. */
-    protected function checkDatabase(string $database): void {
-        $this->askRedis($this->keys(0, 'calls', 'calls_before'), $this->ask(), $database);
-    }
-
     protected function forgetEpoch(int $partition): void {
         $home = $this->session->isCluster ? $partition : 0;
         $this->known[$home]['until'] = 0;
@@ -157,8 +152,8 @@ abstract class Family {
             : 'Redis lost its memory, or the call took too long');
     }
 
-    /** Returns the reply of family_epoch, of a family that is as it was known. */
-    private function askRedis(array $keys, ?array $known, string $database = ''): array {
+    /** Returns the reply of family_epoch, of a family that is as it was known and whose hits go to the database. */
+    protected function askRedis(array $keys, ?array $known, string $database = ''): array {
         $end = hrtime(true) + self::CONFIGURING_NS;
         do {
             $reply = $this->read('family_epoch', $keys, [static::KIND, $known['partitions'] ?? '', $database, '']);

@@ -72,6 +72,6 @@ final class PhpRedis extends Driver {
         }
         $message = $thrown?->getMessage() ?? 'no reply';
         $error = $redis->getLastError() ?? (str_contains($message, 'CLUSTERDOWN') ? 'CLUSTERDOWN' : null);
-        throw $error === null ? Failure::lost($message, $thrown) : Failure::refused($error, $thrown);
+        throw $error === null ? self::lost($message, $thrown) : self::refused($error, $thrown);
     }
 }

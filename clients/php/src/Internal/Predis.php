@@ -43,11 +43,11 @@ final class Predis extends Driver {
         try {
             $reply = $this->client->executeCommand($call);
         } catch (ServerException $error) {
-            throw Failure::refused($error->getMessage(), $error);
+            throw self::refused($error->getMessage(), $error);
         } catch (Exception $error) {  // also what an error handler makes of a warning of PHP
-            throw Failure::lost($error->getMessage(), $error);
+            throw self::lost($error->getMessage(), $error);
         }
-        if ($reply instanceof ErrorInterface) throw Failure::refused($reply->getMessage());
-        return is_array($reply) && $reply !== [] ? $reply : throw Failure::lost('half a reply');
+        if ($reply instanceof ErrorInterface) throw self::refused($reply->getMessage());
+        return is_array($reply) && $reply !== [] ? $reply : throw self::lost('half a reply');
     }
 }

@@ -3,7 +3,7 @@
 namespace Counterfoil\Internal;
 
 use Closure, Exception, PDO, Redis, RedisCluster;
-use Counterfoil\{CounterfoilException, Misconfigured};
+use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown};
 use Predis\ClientInterface;
 
 /** What the families of a Counterfoil share: its options, and the connection to Redis. */
@@ -26,7 +26,8 @@ final class Session {
         private readonly object $client,
         public readonly string $namespace,
         float $retryFor,
-        public readonly Daemon $daemon,
+        public readonly ?string $daemon,
+        public readonly ?string $token,
         public readonly PDO|Closure|null $database,
         public readonly ?Closure $onError,
     ) {
@@ -59,18 +60,18 @@ final class Session {
         while (true) {
             try {
                 return [$this->driver()->evaluate($isSha, $code, $keys, $args), $wasLost];
-            } catch (Failure $failure) {
+            } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, and READONLY may concern this server only
-                $this->isBroken = $failure->isTemporary;
-                $wasLost = $wasLost || $failure->reason === 'no reply';
+                $this->isBroken = $error->isTemporary;
+                $wasLost = $wasLost || $error->reason === 'no reply';
             }
-            if ($failure->reason === 'NOSCRIPT' && $isSha) {
+            if ($error->reason === 'NOSCRIPT' && $isSha) {
                 [$isSha, $code] = [false, file_get_contents(self::SCRIPTS . "/$script.lua")];
                 continue;
             }
-            if ($failure->isTemporary) usleep(self::PAUSE_US);
+            if ($error->isTemporary) usleep(self::PAUSE_US);
             // a process may have been suspended for long
-            if (!$failure->isTemporary || hrtime(true) > $deadline) throw $failure->outcome($wasLost, $isRead);
+            if (!$error->isTemporary || hrtime(true) > $deadline) throw self::outcome($error, $wasLost, $isRead);
         }
     }
 
@@ -79,7 +80,7 @@ final class Session {
         if (!function_exists('apcu_enabled') || !apcu_enabled()) return null;
         try {
             return apcu_fetch("counterfoil {$this->driver()->address} $home") ?: null;
-        } catch (Failure) {
+        } catch (CounterfoilException) {
             return null;
         }
     }
@@ -90,7 +91,7 @@ final class Session {
         if ($hasApcu) apcu_store("counterfoil {$this->driver->address} $home", $known, 3600);
     }
 
-    /** @throws Failure */
+    /** @throws CounterfoilException */
     private function driver(): Driver {
         $isForked = $this->process !== getmypid();
         if ($this->driver !== null && !$isForked && !$this->isBroken) return $this->driver;
@@ -103,11 +104,23 @@ final class Session {
                 if ($isForked || $this->isBroken) $this->driver->reconnect();
             }
         } catch (Exception $error) {
-            throw $error instanceof Misconfigured ? $error : Failure::unsent($error);
+            throw $error instanceof CounterfoilException ? $error : Driver::unsent($error);
         }
         $this->isCluster = $this->driver->isCluster;
         [$this->isBroken, $this->process] = [false, getmypid()];
         return $this->driver;
+    }
+
+    /** Returns what the caller receives, who does not know what came of earlier arrivals of the call. */
+    private static function outcome(CounterfoilException $last, bool $wasLost, bool $isRead): CounterfoilException {
+        $isTemporary = $last->isTemporary;
+        $class = match (true) {
+            $wasLost && !$isRead => OutcomeUnknown::class,
+            $isRead && $last instanceof OutcomeUnknown => $isTemporary ? NotCounted::class : Misconfigured::class,
+            default => $last::class,
+        };
+        $reason = $class === OutcomeUnknown::class && $wasLost ? 'no reply' : $last->reason;
+        return new $class($reason, $last->getMessage(), isTemporary: $isTemporary, previous: $last->getPrevious());
     }
 
     private static function driverOf(mixed $client): Driver {
