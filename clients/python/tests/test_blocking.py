@@ -111,6 +111,23 @@ class Threads(Case):
         in_threads(16, lambda: votes.incr(id))
         self.assertEqual((reads, votes.get(id)), ([id], 116))
 
+    def test_an_interrupted_call_is_repeated_once(self):
+        client, id = plain(), new_id()
+        views = Counterfoil(client, NAMESPACE).buffered("views")
+        views.add(id)
+        execute = client.execute_command
+
+        def interrupted(*words):
+            execute(*words)
+            raise KeyboardInterrupt
+
+        for retry_for, reason in ((10, None), (-1, "INTERRUPTED")):
+            views.client.retry_for, client.execute_command = retry_for, interrupted
+            self.assertRaises(KeyboardInterrupt, views.add, id)
+            views.client.retry_for, client.execute_command = 10, execute
+            before = pending("views", id)
+            self.assertEqual(views.add(id), before + 1, reason)
+
     def test_a_failed_read_of_a_row_counts_nothing(self):
         votes = connected().cached("votes", read_row=lambda id: 1 // 0)
         error = self.assert_raises(NotCounted, "ROW", votes.incr, new_id())
@@ -235,6 +252,24 @@ class Sums(Case):
         self.addCleanup(os.unlink, path)
         views.flush()
         self.assertEqual(pending("views", id), 5)
+
+    def test_many_sums_wait_for_one_connection(self):
+        views = Counterfoil.connect("unix:///nowhere.sock", NAMESPACE, retry_for=0.2, later_every=30).buffered("views")
+        for number in range(100):
+            views.later(str(number))
+        start = time.monotonic()
+        self.assert_raises(NotCounted, "UNREACHABLE", views.flush)
+        self.assertLess(time.monotonic() - start, 5)
+        views.channel.sums.waiting.clear()
+
+    def test_a_family_that_fails_does_not_hold_up_others(self):
+        id, client = new_id(), connected(later_every=30)
+        views, nobody = client.buffered("views"), client.buffered("nobody")
+        nobody.later(id)
+        views.later(id)
+        with self.assertLogs("counterfoil"):
+            self.assert_raises(Misconfigured, "UNCONFIGURED", client.close)
+        self.assertEqual(pending("views", id), 1)
 
     def test_sums_are_bounded(self):
         views = Counterfoil.connect("unix:///nowhere.sock", NAMESPACE, retry_for=0.1, later_every=30).buffered("views")

@@ -9,6 +9,7 @@ from pathlib import Path
 import counterfoil
 
 PROGRAM = """
+import asyncio
 import redis
 import redis.asyncio
 from typing import List, Optional, Tuple, Union
@@ -25,6 +26,8 @@ isinstance(client.visitors("daily").first_visit("shop", "2026-11-25", b"v"), boo
 async def main() -> int:
     other = counterfoil.asyncio.Counterfoil.connect("redis://localhost", "shop")
     other.buffered("views").later("a")
+    task: asyncio.Task[Optional[int]] = asyncio.create_task(other.buffered("views").add("a"))
+    await task
     return await other.cached("votes").incr("a")
 
 client.buffered("views").add(1)  # error: 1

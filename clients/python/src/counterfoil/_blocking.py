@@ -6,17 +6,12 @@ import atexit
 import os
 import threading
 import time
-from typing import Any, Callable, Coroutine, TypeVar
+from typing import Any, Callable, Coroutine
 
 import redis
-import redis.client
-import redis.cluster
-import redis.retry
 
 from ._client import Client, Session
-from ._family import Blocking
-
-T = TypeVar("T")
+from ._family import Blocking, T
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -108,13 +103,12 @@ class Process(Session):
         try:
             run(self.flush())
         finally:
-            if self.client.is_own and self._redis:
-                self._redis.close()
+            if self.owns_redis:
+                self.redis.close()
 
     def _send_sums(self) -> None:
         while self._thread is threading.current_thread():
             self._awake.wait()
             self._awake.clear()
-            run(self.send_sums())
-            if any(sums.waiting for sums in self.sums):
+            if run(self.send_sums()):
                 self._awake.set()

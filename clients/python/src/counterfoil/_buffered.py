@@ -7,9 +7,9 @@ import zlib
 from itertools import chain
 from typing import Any, Iterable, Mapping, Union
 
-from ._channel import Channel, Description, Entry, words_of
+from ._channel import CALLS, Channel, Description, Entry, Words, words_of
 from ._errors import CounterfoilError, OutcomeUnknown, value_of
-from ._family import D, Words, call, id_bytes, integer
+from ._family import D, call, id_bytes, integer
 from ._sums import OnError
 from ._value import ExactValues, Table
 
@@ -60,16 +60,16 @@ class Buffered(ExactValues[D]):
             epoch = epoch or description.now.decode()
             if epoch.encode() not in (description.now, description.before):
                 raise OutcomeUnknown("EXPIRED", "Redis may have forgotten the request")
-            script, keys, args = self.part(channel, description.settings, partition, [change])
+            script, keys, args = self.part(description.settings, partition, [change])
             caller = [b"request:%d:%b:%b" % (len(name), name, change[0]), 1, description.before, ""]
-            words = words_of(script, channel.calls(home) + keys, caller + args)
+            words = words_of(script, self.keys(home, *CALLS) + keys, caller + args)
             status, reply, _ = await channel.send(words, self.client.deadline())
             if status == b"PASSED":
                 raise OutcomeUnknown("PASSED", "another caller has the name of the request")
             if status != b"EXPIRED":
                 value_of(*channel.results(status, reply, 1))
                 return status == b"OK"
-            channel.forget_epoch(home)  # the epoch that was passed may still be one of the two
+            channel.descriptions.pop(home, None)  # the epoch that was passed may still be one of the two
 
     @call
     async def request_epoch(self, request: str, id: str) -> str:
@@ -99,10 +99,10 @@ class Buffered(ExactValues[D]):
             return random.randrange(description.partitions)
         return zlib.crc32(change[0]) % description.partitions
 
-    def part(self, channel: Channel, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
         hits = sum([abs(delta) for _, delta in changes])  # they only decide when a sync is due
         args = [min(max(hits, 1), MAX_HITS), len(changes), *chain(*changes)]
-        return "buffered_add", channel.keys(partition, "buffer", "meta"), args
+        return "buffered_add", self.keys(partition, "buffer", "meta"), args
 
     async def enter_all(self, channel: Channel, pairs: Iterable[tuple[str, int]]) -> list[Entry]:
         """Puts pairs into their queues."""

@@ -6,9 +6,9 @@ import secrets
 from itertools import chain
 from typing import Any, Callable, Coroutine
 
-from ._channel import Channel, result_of
+from ._channel import Words, result_of
 from ._errors import NotCounted
-from ._family import ROUNDS, D, Words, call, id_bytes, integer
+from ._family import ROUNDS, D, call, id_bytes, integer
 from ._value import ExactValues, Table
 
 TICKET_MS = 30_000
@@ -45,9 +45,9 @@ class Cached(ExactValues[D]):
         """Returns the exact value, without loading the counter into Redis."""
         return await self.exact(id)
 
-    def part(self, channel: Channel, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
         bounds = [settings.get("min", ""), settings.get("max", "")]
-        keys = channel.keys(partition, "base", "buffer", "batch", "meta")
+        keys = self.keys(partition, "base", "buffer", "batch", "meta")
         return "cached_incr", keys, [TICKET_MS, *bounds, len(changes), *chain(*changes)]
 
     async def _with_base(self, id: str, attempt: Callable[[bytes], Coroutine[Any, Any, Any]]) -> int:
@@ -61,10 +61,9 @@ class Cached(ExactValues[D]):
         raise NotCounted("MISS", "the counter was deleted again and again", temporary=True)
 
     async def _get(self, word: bytes) -> Any:
-        channel = self.channel
-        partition, _ = await channel.described(word)
-        keys = channel.keys(partition, "base", "buffer", "batch")
-        _, reply = await channel.read("cached_get", keys, [TICKET_MS, "", secrets.token_hex(8), word])
+        partition, _ = await self.channel.described(word)
+        keys = self.keys(partition, "base", "buffer", "batch")
+        _, reply = await self.channel.read("cached_get", keys, [TICKET_MS, "", secrets.token_hex(8), word])
         return result_of(reply)
 
     async def _seed(self, id: str, word: bytes, ticket: str) -> None:
@@ -76,7 +75,6 @@ class Cached(ExactValues[D]):
                 raise NotCounted("ROW", f"read_row failed: {error!r}", temporary=True) from error
         else:
             value = await self.from_daemon(id)
-        channel = self.channel
-        partition, description = await channel.described(word)
+        partition, description = await self.channel.described(word)
         args = [description.settings["retain"], "", word, ticket, value]
-        await channel.read("cached_seed", channel.keys(partition, "base"), args)
+        await self.channel.read("cached_seed", self.keys(partition, "base"), args)

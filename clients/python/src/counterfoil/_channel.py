@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import secrets
 import time
 from collections import deque
-from typing import Any, NamedTuple, Sequence, Tuple
+from typing import Any, List, NamedTuple, Sequence, Tuple
 
 from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
 from ._redis import LOST, REPEATED, SHA1, SOURCES, code_of, refusal
@@ -16,7 +15,9 @@ from ._sums import Sums
 EPOCH_SECONDS = 30
 PAUSE_SECONDS = 0.05
 CONFIGURED_WITHIN_SECONDS = 3  # the daemon configures an emptied Redis again
+CALLS = "calls", "calls_before"
 Keys = Tuple[bytes, ...]
+Words = Tuple[str, Keys, List[Any]]  # script, keys, arguments
 
 
 class Description(NamedTuple):
@@ -32,8 +33,8 @@ class Description(NamedTuple):
 class Queue:
     """Group commit: one call at a time, of the changes that arrived while the one before was under way."""
 
-    def __init__(self, partition: int, partitions: int) -> None:
-        self.partition, self.partitions = partition, partitions
+    def __init__(self, home: int, partition: int, partitions: int) -> None:
+        self.home, self.partition, self.partitions = home, partition, partitions
         self.waiting: deque[Entry] = deque()
         self.batch: list[Entry] = []  # those of the call under way
         self.call: tuple[Any, ...] = ()
@@ -57,7 +58,7 @@ class Channel:
     def __init__(self, family: Any, session: Any) -> None:
         self.family, self.session, self.client = family, session, session.client
         self.sums = Sums(self)
-        self._described: dict[int, Description] = {}
+        self.descriptions: dict[int, Description] = {}
         self._last: Description | None = None
         self._clock = time.time() - time.monotonic()  # steps of this machine's clock do not matter
         self._queues: dict[int, Queue] = {}
@@ -65,13 +66,6 @@ class Channel:
     def home(self, partition: int) -> int:
         """The partition whose memory has the calls of `partition`."""
         return partition if self.client.is_cluster else 0
-
-    def keys(self, partition: int, *names: str) -> Keys:
-        return _keys(self.family.name, partition, *names)
-
-    def calls(self, home: int) -> Keys:
-        """The keys with which the keys of a counting call begin."""
-        return self.keys(home, "calls", "calls_before")
 
     def server_time(self) -> float:
         return time.monotonic() + self._clock
@@ -89,28 +83,25 @@ class Channel:
 
     async def describe(self, home: int = 0, deadline: float | None = None) -> Description:
         """Asks Redis for the family and its current epoch, unless it did so less than 30 s ago."""
-        start, known = time.monotonic(), self._described.get(home)
+        start, known = time.monotonic(), self.descriptions.get(home)
         if known and start < known.asked_at + EPOCH_SECONDS:
             return known
         name, kind = self.family.name, self.family.kind
         while True:
             asked_at, last = time.monotonic(), self._last
             args = [kind, last.partitions if last else "", "", ""]
-            status, *words = await self.read("family_epoch", self.calls(home), args, deadline)
+            status, *words = await self.read("family_epoch", self.family.keys(home, *CALLS), args, deadline)
             if status == b"OK":
                 self._last = Description(asked_at, words[0], words[1], int(words[3]), json.loads(words[4]))
-                self._described[home] = self._last
+                self.descriptions[home] = self._last
                 return self._last
             if status == b"MISMATCH":
-                self._described, self._last = {}, None
+                self.descriptions, self._last = {}, None
                 found = f"{words[0].decode()} with {int(words[1])} partitions"
                 raise Misconfigured("MISMATCH", f"{name} is not the {kind} family that it was taken for, but {found}")
             if not last or time.monotonic() > start + min(self.client.retry_for, CONFIGURED_WITHIN_SECONDS):
                 raise Misconfigured("UNCONFIGURED", name)
             await self.session.sleep(PAUSE_SECONDS)
-
-    def forget_epoch(self, home: int) -> None:
-        self._described.pop(home, None)
 
     async def read(self, script: str, keys: Keys, args: Sequence[Any], deadline: float | None = None) -> list[Any]:
         """Makes a call that may be made any number of times. Returns status and words."""
@@ -151,7 +142,7 @@ class Channel:
         partition = self.family.partition(description, change)
         queue = self._queues.get(partition)
         if not queue or queue.partitions != description.partitions:
-            queue = self._queues[partition] = Queue(partition, description.partitions)
+            queue = self._queues[partition] = Queue(self.home(partition), partition, description.partitions)
         entry = Entry(queue, change)
         queue.waiting.append(entry)
         return entry
@@ -179,16 +170,16 @@ class Channel:
 
     async def _count(self, queue: Queue) -> list[Any]:
         """Makes the call of a batch, and returns its results."""
-        home, was_interrupted = self.home(queue.partition), bool(queue.call)
+        was_interrupted = bool(queue.call)
         if was_interrupted and time.monotonic() > queue.deadline:
             raise OutcomeUnknown("INTERRUPTED")
         while True:
-            queue.call = queue.call or await self._call(queue, home)
+            queue.call = queue.call or await self._call(queue)
             status, words, was_lost = await self.send(queue.call, queue.deadline, was_interrupted)
             if status in (b"OK", b"DUP"):
                 return self.results(status, words, len(queue.batch))
             if status == b"EXPIRED":
-                self.forget_epoch(home)
+                self.descriptions.pop(queue.home, None)
             elif status == b"OUTSIDE":
                 self.server_is_at(words[0])
             # the only send, and nothing was done
@@ -197,15 +188,15 @@ class Channel:
                 raise OutcomeUnknown(status.decode())
             queue.call = ()
 
-    async def _call(self, queue: Queue, home: int) -> tuple[Any, ...]:
-        description = await self.describe(home, queue.deadline)
+    async def _call(self, queue: Queue) -> tuple[Any, ...]:
+        description = await self.describe(queue.home, queue.deadline)
         if description.partitions != queue.partitions:
             raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
         changes = [entry.change for entry in queue.batch]
-        script, keys, args = self.family.part(self, description.settings, queue.partition, changes)
+        script, keys, args = self.family.part(description.settings, queue.partition, changes)
         queue.n += 1
         caller = [queue.caller, queue.n, description.now, ""]
-        return words_of(script, self.calls(home) + keys, caller + args)
+        return words_of(script, self.family.keys(queue.home, *CALLS) + keys, caller + args)
 
     def results(self, status: bytes, words: list[Any], count: int) -> list[Any]:
         """The result of each change of a call."""
@@ -217,11 +208,6 @@ class Channel:
         elif len(words) == 1 and isinstance(words[0], bytes):
             words = words[0].split()
         return [result_of(word) for word in words] or [None] * count
-
-
-@functools.lru_cache(1000)
-def _keys(family: str, partition: int, *names: str) -> Keys:
-    return tuple(f"cf1:{{{family}/{partition}}}:{name}".encode() for name in names)
 
 
 def words_of(script: str, keys: Keys, args: Sequence[Any]) -> tuple[Any, ...]:

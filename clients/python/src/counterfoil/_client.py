@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import cached_property
 from typing import Any, Callable, Generic
 
 from typing_extensions import Self, TypedDict, Unpack
@@ -12,7 +13,7 @@ from ._activity import ActivityCounters
 from ._buffered import Buffered
 from ._cached import Cached
 from ._channel import PAUSE_SECONDS
-from ._errors import CounterfoilError, Misconfigured, value_of
+from ._errors import Misconfigured, value_of
 from ._family import D
 from ._redis import Address, check
 from ._series import Series
@@ -59,7 +60,9 @@ class Client(Generic[D]):
             raise Misconfigured("OPTION", f"retry_for is up to {MAX_RETRY_SECONDS} seconds, not {self.retry_for}")
 
     @classmethod
-    def connect(cls, address: str | list[str], namespace: str, *, timeout: float = 2, **options: Unpack[Options]) -> Self:
+    def connect(
+        cls, address: str | list[str], namespace: str, *, timeout: float = 2, **options: Unpack[Options]
+    ) -> Self:
         """Makes connections of its own: to a URL such as `redis://localhost` or `unix:///run/redis.sock`, or to a list of
         nodes of a cluster.
 
@@ -109,14 +112,15 @@ class Session:
         self.client = client
         self.channels: dict[Any, Any] = {}
         self._shared: dict[Any, Any] = {}
-        self._redis = None if client.is_own else client.redis
 
-    @property
+    @cached_property
     def redis(self) -> Any:
         """The client of the library. One of our own is made by the first call."""
-        if self._redis is None:
-            self._redis = self.client.redis.connect(self.client.library)
-        return self._redis
+        return self.client.redis.connect(self.client.library) if self.client.is_own else self.client.redis
+
+    @property
+    def owns_redis(self) -> bool:
+        return self.client.is_own and "redis" in vars(self)
 
     async def share(self, key: Any, function: Any, *args: Any) -> Any:
         """Calls a coroutine function, or waits for the caller that is doing so for this key."""
@@ -138,21 +142,18 @@ class Session:
     def sums(self) -> list[Any]:
         return [channel.sums for channel in list(self.channels.values())]
 
-    async def send_sums(self) -> None:
-        """Sends what `later` takes within a moment."""
+    async def send_sums(self) -> bool:
+        """Sends what `later` takes within a moment. Returns whether any sums wait after that."""
         await self.sleep(self.client.later_every)
         for sums in self.sums:
             await sums.send()
         if any(sums.temporary for sums in self.sums):  # until Redis is available
             await self.sleep(PAUSE_SECONDS)
+        return any(sums.waiting for sums in self.sums)
 
     async def flush(self) -> None:
         """Sends what `later` took in all families, and raises the first error."""
-        errors = []
         for sums in self.sums:
-            try:
-                await sums.flush()
-            except CounterfoilError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+            await sums.send_all()
+        for sums in self.sums:
+            sums.raise_error()

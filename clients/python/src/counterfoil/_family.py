@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import re
 import zlib
-from typing import Any, Callable, Coroutine, Generic, List, Tuple, TypeVar, overload
+from typing import Any, Callable, Coroutine, Generic, TypeVar, overload
 
 from typing_extensions import Concatenate, ParamSpec, Self
 
-from ._channel import Channel, Description, Keys
+from ._channel import Channel, Description, Keys, Words
 from ._errors import Misconfigured, NotCounted
 
 ROUNDS = 10
@@ -26,7 +26,6 @@ class Awaiting:
 D = TypeVar("D")  # one of both
 P = ParamSpec("P")
 T = TypeVar("T")
-Words = Tuple[str, Keys, List[Any]]  # script, keys, arguments
 
 
 class call(Generic[P, T]):
@@ -63,16 +62,25 @@ class Family(Generic[D]):
 
     @property
     def channel(self) -> Channel:
+        """Its calls in this process or event loop."""
         session, key = self.client.session, (self.kind, self.name)
         channel: Channel | None = session.channels.get(key)
         return channel or session.channels.setdefault(key, Channel(self, session))
 
+    def keys(self, partition: int, *names: str) -> Keys:
+        return _keys(self.name, partition, *names)
+
     def partition(self, description: Description, change: Any) -> int:
         return zlib.crc32(change[0]) % description.partitions
 
-    def part(self, channel: Channel, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
         """A call of changes of one partition."""
         raise NotImplementedError
+
+
+@functools.lru_cache(1000)
+def _keys(family: str, partition: int, *names: str) -> Keys:
+    return tuple(f"cf1:{{{family}/{partition}}}:{name}".encode() for name in names)
 
 
 def id_bytes(id: str, limit: int = 255) -> bytes:

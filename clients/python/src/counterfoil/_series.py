@@ -7,9 +7,9 @@ from itertools import chain
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from ._channel import Channel
+from ._channel import Words
 from ._errors import Misconfigured, NotCounted
-from ._family import D, Family, Words, call, id_bytes, integer
+from ._family import D, Family, call, id_bytes, integer
 
 
 class Series(Family[D]):
@@ -28,12 +28,11 @@ class Series(Family[D]):
     async def get(self, name: str, label: str) -> list[tuple[int, int]]:
         """Returns start (Unix seconds) and count of each slice of a window such as `60s` or `day`, the running one last."""
         word = id_bytes(name, 200)
-        channel = self.channel
-        partition, description = await channel.described(word)
+        partition, description = await self.channel.described(word)
         slices = dict(description.settings["windows"]).get(label)
         if slices is None:
             raise NotCounted("BADARG", f"{self.name} has no window {label!r}")
-        _, now_ms, text = await channel.read("series_get", (channel.keys(partition, f"series:{label}:")[0] + word,), [""])
+        _, now_ms, text = await self.channel.read("series_get", (self.keys(partition, f"series:{label}:")[0] + word,), [""])
         numbers = list(map(int, text.split()))
         counts = dict(zip(numbers[::2], numbers[1::2]))
         starts: list[int] = []
@@ -43,15 +42,15 @@ class Series(Family[D]):
             end = starts[-1]
         return [(start, counts.get(start, 0)) for start in reversed(starts)]
 
-    def part(self, channel: Channel, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
         windows, keep = settings["windows"], settings.get("keep", [])
         precisions = []
         for label, slices in windows:
-            start, end, day = _slice(label, int(channel.server_time()), settings)
+            start, end, day = _slice(label, int(self.channel.server_time()), settings)
             kept = f"{label + '/' if len(keep) > 1 else ''}{day or '*'}/" if label in keep else "-"
             precisions.append(f"{label} {f'{start}-{end}' if day else end - start} {slices} {kept}")
-        of_labels = channel.keys(partition, *(f"series:{label}:" for label, _ in windows))
-        keys = channel.keys(partition, "open", "schedule", "names", "idle")
+        of_labels = self.keys(partition, *(f"series:{label}:" for label, _ in windows))
+        keys = self.keys(partition, "open", "schedule", "names", "idle")
         keys += tuple(key + name for name, _ in changes for key in of_labels)
         return "series_add", keys, [len(windows), *precisions, *chain.from_iterable(changes)]
 

@@ -36,9 +36,15 @@ class Sums:
 
     async def flush(self) -> None:
         """Sends all sums, and raises the first error of those that were not counted since the last flush."""
+        await self.send_all()
+        self.raise_error()
+
+    async def send_all(self) -> None:
         await self.send()  # it may have begun before the last sum was taken
         if not self.temporary:
             await self.send()
+
+    def raise_error(self) -> None:
         dropped, self._dropped = self._dropped, []
         first = dropped[0] if dropped else self.temporary
         if first:

@@ -66,9 +66,9 @@ class ExactValues(Family[D]):
             await self.client.session.sleep(PAUSE_SECONDS)
 
     async def _read(self, partitions: Iterable[int], word: bytes) -> dict[int, Pending]:
-        channel, reads = self.channel, {}
+        reads = {}
         for number in partitions:
-            _, incarnation, seq, nonce, *rest = await channel.read("buffered_read", channel.keys(number, "buffer", "batch", "meta"), [word])
+            _, incarnation, seq, nonce, *rest = await self.channel.read("buffered_read", self.keys(number, "buffer", "batch", "meta"), [word])
             reads[number] = Pending(int(incarnation or "0", 16), int(seq), int(nonce or "0", 16), *map(int, rest))
         return reads
 

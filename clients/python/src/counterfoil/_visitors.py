@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import date
 from typing import Any
 
-from ._channel import Channel
+from ._channel import Words
 from ._errors import NotCounted
-from ._family import D, Words, call, id_bytes, visitor_bytes
+from ._family import D, call, id_bytes, visitor_bytes
 from ._value import ExactValues
 
 
@@ -28,9 +28,9 @@ class Visitors(ExactValues[D]):
         """Returns the exact number of visitors."""
         return (await self.exact(_id(scope, day)))
 
-    def part(self, channel: Channel, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
-        [seen] = channel.keys(partition, "seen:")
-        keys = channel.keys(partition, "buffer", "meta") + tuple(seen + id for id, _ in changes)
+    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+        [seen] = self.keys(partition, "seen:")
+        keys = self.keys(partition, "buffer", "meta") + tuple(seen + id for id, _ in changes)
         visits = [word for id, visitor in changes for word in (id, 1, visitor)]
         return "visitors_first", keys, [settings["remember"], len(changes), *visits]
 

@@ -6,23 +6,18 @@ import asyncio
 import inspect
 import sys
 import time
-from typing import Any, Callable, Coroutine, TypeVar
+from typing import Any, Callable, Coroutine
 
 import redis.asyncio
-import redis.asyncio.client
-import redis.asyncio.cluster
-import redis.asyncio.retry
 
 from ._client import Client, Session
 from ._errors import Misconfigured
-from ._family import Awaiting
+from ._family import Awaiting, T
 
 if sys.version_info >= (3, 11):
     from asyncio import timeout
 else:
     from async_timeout import timeout  # which redis-py needs, too
-
-T = TypeVar("T")
 
 
 class Counterfoil(Client[Awaiting]):
@@ -93,13 +88,12 @@ class Loop(Session):
             if self._sender:
                 self._sender.cancel()
                 await asyncio.wait([self._sender])
-            if self.client.is_own and self._redis:
-                await (self._redis.aclose if hasattr(self._redis, "aclose") else self._redis.close)()
+            if self.owns_redis:
+                await (self.redis.aclose if hasattr(self.redis, "aclose") else self.redis.close)()
 
     async def _send_sums(self) -> None:
         try:
-            while any(sums.waiting for sums in self.sums):
-                await self.send_sums()
+            while await self.send_sums():
+                pass
         except asyncio.CancelledError:  # asyncio.run ends, and waits for this task
-            for sums in self.sums:
-                await sums.flush()
+            await self.flush()
