@@ -2,11 +2,12 @@
 package main
 
 import (
-	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 type object = map[string]any
 
+// opening is the first line.
 type opening struct {
 	Open struct {
 		Socket, Namespace string
@@ -24,30 +26,24 @@ type opening struct {
 		Own               bool
 		Timeout           float64
 		Options           struct {
-			RetryFor      float64 `json:"retry_for"`
-			LaterEvery    float64 `json:"later_every"`
-			Daemon, Token string
+			RetryFor   float64 `json:"retry_for"`
+			LaterEvery float64 `json:"later_every"`
+			Daemon     string
 		}
 	}
 }
 
+// call is any other line. Its integers are json.Number.
 type call struct {
 	ID                     any
 	Kind, Family, Call, As string
 	Args                   []any
 }
 
-// skipped is the reason why a call cannot be made in Go.
-type skipped string
-
-var ctx = context.Background()
-
-// read decodes a line, with integers as json.Number.
-func read(line string, into any) {
-	decoder := json.NewDecoder(strings.NewReader(line))
-	decoder.UseNumber()
-	must(0, decoder.Decode(into))
-}
+var (
+	ctx    = context.Background()
+	client *counterfoil.Client
+)
 
 func must[T any](value T, err error) T {
 	if err != nil {
@@ -57,34 +53,27 @@ func must[T any](value T, err error) T {
 }
 
 func main() {
-	lines := bufio.NewScanner(os.Stdin)
-	lines.Buffer(nil, 1<<26)
-	lines.Scan()
-	client := must(open(lines.Text()))
+	lines := json.NewDecoder(os.Stdin)
+	lines.UseNumber()
+	var first opening
+	must(0, lines.Decode(&first))
+	client = must(first.connect())
 	reply(object{"ready": true})
-	threads, running := map[string]chan call{}, sync.WaitGroup{}
-	for lines.Scan() {
+	last, running := map[string]chan bool{}, sync.WaitGroup{}
+	for lines.More() {
 		var c call
-		read(lines.Text(), &c)
-		if c.As == "" || c.As == "main" || strings.HasPrefix(c.As, "fork") {
-			answer(client, c)
-			continue
-		}
-		if threads[c.As] == nil {
-			calls := make(chan call, 10_000)
-			threads[c.As] = calls
-			running.Add(1)
-			go func() {
-				defer running.Done()
-				for c := range calls {
-					answer(client, c)
-				}
-			}()
-		}
-		threads[c.As] <- c
-	}
-	for _, calls := range threads {
-		close(calls)
+		must(0, lines.Decode(&c))
+		before, done := last[c.As], make(chan bool)
+		last[c.As] = done
+		running.Add(1)
+		go func() { // calls of one thread are made one after the other
+			defer running.Done()
+			defer close(done)
+			if before != nil {
+				<-before
+			}
+			reply(c.answer())
+		}()
 	}
 	running.Wait()
 	_ = client.Close(ctx)
@@ -92,60 +81,122 @@ func main() {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-func open(line string) (*counterfoil.Client, error) {
-	var first opening
-	read(line, &first)
-	o, timeout := first.Open, seconds(first.Open.Timeout)
-	options := counterfoil.Options{Daemon: o.Options.Daemon, Token: o.Options.Token,
-		RetryFor: seconds(o.Options.RetryFor), LaterEvery: seconds(o.Options.LaterEvery)}
-	switch {
-	case o.Own && o.Nodes != nil:
-		nodes := strings.Join(o.Nodes, "&addr=")
-		return counterfoil.Connect("redis://"+o.Nodes[0]+"?read_timeout="+timeout.String()+"&addr="+nodes, o.Namespace, options)
-	case o.Own:
-		return counterfoil.Connect("unix://"+o.Socket+"?read_timeout="+timeout.String(), o.Namespace, options)
-	case o.Nodes != nil:
-		cluster := redis.NewClusterClient(&redis.ClusterOptions{Addrs: o.Nodes, ReadTimeout: timeout})
-		return counterfoil.New(cluster, o.Namespace, options)
+func (first opening) connect() (*counterfoil.Client, error) {
+	o, own := first.Open, first.Open.Options
+	options := counterfoil.Options{Daemon: own.Daemon, RetryFor: seconds(own.RetryFor), LaterEvery: seconds(own.LaterEvery)}
+	addresses, url, timeout := []string{o.Socket}, "unix://"+o.Socket+"?", seconds(o.Timeout)
+	if o.Nodes != nil {
+		addresses, url = o.Nodes, "redis://"+o.Nodes[0]+"?addr="+strings.Join(o.Nodes, "&addr=")+"&"
 	}
-	return counterfoil.New(redis.NewClient(&redis.Options{Addr: o.Socket, ReadTimeout: timeout}), o.Namespace, options)
+	if o.Own {
+		return counterfoil.Connect(url+"read_timeout="+timeout.String(), o.Namespace, options)
+	}
+	client := redis.NewUniversalClient(&redis.UniversalOptions{Addrs: addresses, ReadTimeout: timeout})
+	return counterfoil.New(client, o.Namespace, options)
 }
 
-var printing sync.Mutex
+// reply prints a line with a single write.
+func reply(line object) { must(0, json.NewEncoder(os.Stdout).Encode(line)) }
 
-func reply(line object) {
-	printing.Lock()
-	defer printing.Unlock()
-	must(0, json.NewEncoder(os.Stdout).Encode(line))
-}
-
-func answer(client *counterfoil.Client, c call) {
-	line := object{}
+// answer makes the call, which panics with its error.
+func (c call) answer() (line object) {
 	defer func() {
-		switch problem := recover().(type) {
-		case nil:
-		case skipped:
-			line = object{"skipped": string(problem)}
-		default:
+		if problem := recover(); problem != nil {
 			line = failure(problem)
 		}
 		line["id"] = c.ID
-		reply(line)
 	}()
-	returns, err := c.make(client)
-	if line["returns"] = returns; err != nil {
-		line = failure(err)
+	if strings.HasPrefix(c.As, "fork") {
+		return object{"skipped": "a Go process cannot fork"}
 	}
+	return object{"returns": calls[c.Kind+"."+c.Call](c)}
 }
 
 func failure(problem any) object {
-	e, isOurs := problem.(*counterfoil.Error)
-	if !isOurs {
-		return object{"error": "escaped", "reason": fmt.Sprintf("%T: %v", problem, problem)}
+	e := problem.(*counterfoil.Error)
+	return object{"error": strings.ReplaceAll(e.Kind.Error(), " ", "_"), "reason": e.Reason, "text": e.Error()}
+}
+
+func (c call) text(at int) string {
+	if at >= len(c.Args) || c.Args[at] == nil {
+		return ""
 	}
-	line := object{"error": strings.ReplaceAll(e.Kind.Error(), " ", "_"), "reason": e.Reason, "text": e.Error()}
-	if e.Value != nil {
-		line["value"] = number(*e.Value)
+	return fmt.Sprint(c.Args[at])
+}
+
+func (c call) delta(at int) int64 { return must(strconv.ParseInt(cmp.Or(c.text(at), "1"), 10, 64)) }
+
+// integer returns a string beyond 2^53.
+func integer(n int64) any {
+	if n > 1<<53 || n < -1<<53 {
+		return fmt.Sprint(n)
 	}
-	return line
+	return n
+}
+
+func pending(p counterfoil.Pending) any {
+	if !p.Known {
+		return nil
+	}
+	return integer(p.Value)
+}
+
+func none(err error) any { return must[any](nil, err) }
+
+var calls = map[string]func(c call) any{
+	"buffered.add": func(c call) any {
+		return pending(must(must(client.Buffered(c.Family)).Add(ctx, c.text(0), c.delta(1))))
+	},
+	"buffered.add_many": call.addMany,
+	"buffered.add_once": func(c call) any {
+		return must(must(client.Buffered(c.Family)).AddOnce(ctx, c.text(0), c.text(1), c.delta(2), c.text(3)))
+	},
+	"buffered.request_epoch": func(c call) any { return must(must(client.Buffered(c.Family)).RequestEpoch(ctx, c.text(0), c.text(1))) },
+	"buffered.later":         func(c call) any { return none(must(client.Buffered(c.Family)).Later(c.text(0), c.delta(1))) },
+	"buffered.flush":         func(c call) any { return none(must(client.Buffered(c.Family)).Flush(ctx)) },
+	"buffered.value":         func(c call) any { return integer(must(must(client.Buffered(c.Family)).Value(ctx, c.text(0)))) },
+	"cached.incr":            func(c call) any { return integer(must(must(client.Cached(c.Family)).Incr(ctx, c.text(0), c.delta(1)))) },
+	"cached.set":             func(c call) any { return integer(must(must(client.Cached(c.Family)).Set(ctx, c.text(0), c.delta(1)))) },
+	"cached.get":             func(c call) any { return integer(must(must(client.Cached(c.Family)).Get(ctx, c.text(0)))) },
+	"cached.value":           func(c call) any { return integer(must(must(client.Cached(c.Family)).Value(ctx, c.text(0)))) },
+	"series.add":             func(c call) any { return none(must(client.Series(c.Family)).Add(ctx, c.text(0), c.delta(1))) },
+	"series.get":             call.window,
+	"activity.touch":         func(c call) any { return none(must(client.Activity(c.Family)).Touch(ctx, c.text(0), c.text(1))) },
+	"activity.now":           call.now,
+	"visitors.first_visit": func(c call) any {
+		return must(must(client.Visitors(c.Family)).FirstVisit(ctx, c.text(0), c.text(1), c.text(2)))
+	},
+	"visitors.value": func(c call) any {
+		return integer(must(must(client.Visitors(c.Family)).Value(ctx, c.text(0), c.text(1))))
+	},
+}
+
+func (c call) addMany() any {
+	list, pairs := []any{}, []counterfoil.Pair{}
+	for _, pair := range c.Args[0].([]any) {
+		one := call{Args: pair.([]any)}
+		pairs = append(pairs, counterfoil.Pair{ID: one.text(0), Delta: one.delta(1)})
+	}
+	results, _ := must(client.Buffered(c.Family)).AddMany(ctx, pairs) // its error is that of a result
+	for _, result := range results {
+		if result.Err != nil {
+			list = append(list, failure(result.Err))
+		} else {
+			list = append(list, pending(result.Pending))
+		}
+	}
+	return list
+}
+
+func (c call) window() any {
+	list := [][2]int64{}
+	for _, slice := range must(must(client.Series(c.Family)).Get(ctx, c.text(0), c.text(1))) {
+		list = append(list, [2]int64{slice.Start.Unix(), slice.Count})
+	}
+	return list
+}
+
+func (c call) now() any {
+	views, visitors, err := must(client.Activity(c.Family)).Now(ctx, c.text(0))
+	return must([]int64{views, visitors}, err)
 }
