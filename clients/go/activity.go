@@ -1,10 +1,8 @@
 package counterfoil
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -14,56 +12,53 @@ type Activity struct{ *family }
 
 var activityKind = &kind{name: "activity", maxID: 200, limit: 400,
 	place: func(e *epoch, it *item) uint32 {
-		it.stripe = crc(it.visitor) % e.settings.Stripes
-		return e.placeOf(it.id, it.stripe)
+		stripe := crc(it.visitor) % e.settings.Stripes
+		it.place = fmt.Sprintf("%d:%s", stripe, it.id)
+		return e.stripeOf(it.id, stripe)
 	},
 	encode: func(f *family, e *epoch, batch []*item, r *request) {
 		own, partition, layer := e.settings, batch[0].partition, f.client.now()/e.settings.Layer
-		keeps := map[bool]int{true: 1}[own.KeepMinutes]
+		places := groups(batch, func(it *item) string { return it.place })
 		r.script, r.keys = "activity_touch", append(r.keys, f.keys(partition, "open", "schedule")...)
-		r.args = append(r.args, own.Layer, own.Window/own.Layer, keeps)
+		r.args = append(r.args, own.Layer, own.Window/own.Layer, own.KeepMinutes)
 		if own.isEstimated() {
 			r.script, r.args = "activity_touch_hll", append(r.args, layer)
 		}
-		places, at := len(r.args), 0
-		r.args = append(r.args, int64(0))
-		slices.SortFunc(batch, func(a, b *item) int {
-			return cmp.Or(cmp.Compare(a.id, b.id), cmp.Compare(a.stripe, b.stripe), cmp.Compare(a.visitor, b.visitor))
-		})
-		for i, it := range batch {
-			isNewPlace := i == 0 || it.id != batch[i-1].id || it.stripe != batch[i-1].stripe
-			if isNewPlace {
-				r.keys = append(r.keys, f.keys(partition, own.placeKeys(it, layer)...)...)
-				at, r.args = len(r.args)+1, append(r.args, it.id, int64(0), int64(0))
-				bump(r.args, places, 1)
+		r.args = append(r.args, len(places))
+		for _, views := range places {
+			r.keys = append(r.keys, f.keys(partition, own.placeKeys(views[0].place, layer, layer)...)...)
+			if own.isEstimated() && own.KeepMinutes {
+				r.keys = append(r.keys, f.keys(partition, fmt.Sprintf("minute:%d:%s", layer*own.Layer/60_000*60, views[0].place))...)
 			}
-			bump(r.args, at, 1)
-			if isNewPlace || it.visitor != batch[i-1].visitor {
-				bump(r.args, at+1, 1)
-				r.args = append(r.args, it.visitor)
+			visitors := map[string]bool{}
+			for _, it := range views {
+				visitors[it.visitor] = true
+			}
+			r.args = append(r.args, views[0].id, len(views), len(visitors))
+			for visitor := range visitors {
+				r.args = append(r.args, visitor)
 			}
 		}
 	},
-	results: func([]any, []*item) []any { return nil },
+	results: func(_ []any, batch []*item) []any { return make([]any, len(batch)) },
 }
 
 func (s *settings) isEstimated() bool { return s.Visitors == "hyperloglog" }
 
-// placeKeys returns the names of the keys of a stripe of a page.
-func (s *settings) placeKeys(it *item, layer int64) []string {
-	place := fmt.Sprintf("%d:%s", it.stripe, it.id)
-	switch {
-	case !s.isEstimated():
+// placeKeys returns the keys of a place: its views, and its visitors, which are estimated by layer.
+func (s *settings) placeKeys(place string, first, last int64) []string {
+	if !s.isEstimated() {
 		return []string{"views:" + place, "visitors:" + place}
-	case !s.KeepMinutes:
-		return []string{"views:" + place, fmt.Sprintf("layer:%d:%s", layer, place)}
 	}
-	minute := layer * s.Layer / 60_000 * 60
-	return []string{"views:" + place, fmt.Sprintf("layer:%d:%s", layer, place), fmt.Sprintf("minute:%d:%s", minute, place)}
+	keys := []string{"views:" + place}
+	for layer := first; layer <= last; layer++ {
+		keys = append(keys, fmt.Sprintf("layer:%d:%s", layer, place))
+	}
+	return keys
 }
 
-// placeOf returns the partition of a stripe of a page.
-func (e *epoch) placeOf(page string, stripe uint32) uint32 {
+// stripeOf returns the partition of a stripe of a page.
+func (e *epoch) stripeOf(page string, stripe uint32) uint32 {
 	return uint32((uint64(crc(page)) + uint64(stripe)) % uint64(e.partitions))
 }
 
@@ -75,38 +70,38 @@ func (c *Client) Activity(name string) (*Activity, error) {
 
 // Touch counts a view of the page by the visitor.
 func (a *Activity) Touch(ctx context.Context, page, visitor string) error {
-	if err := a.check(visitor, 255, false); err != nil {
-		return err
+	return a.visit(ctx, page, visitor).err
+}
+
+// visit counts a visitor of a page or of a day.
+func (f *family) visit(ctx context.Context, id, visitor string) outcome {
+	if err := f.check(visitor, 255, false); err != nil {
+		return outcome{err: err}
 	}
-	return a.count(ctx, &item{id: page, visitor: visitor})[0].err
+	return f.count(ctx, &item{id: id, visitor: visitor})[0]
 }
 
 // Now returns the views of the page within the family's window, and its distinct visitors.
 func (a *Activity) Now(ctx context.Context, page string) (views, visitors int64, err error) {
-	if err := a.check(page, 200, true); err != nil {
+	if err := a.check(page, a.maxID, true); err != nil {
 		return 0, 0, err
 	}
 	for stripe, stripes := uint32(0), uint32(1); stripe < stripes; stripe++ {
 		words, err := a.read(ctx, func(e *epoch) *request {
-			own, partition := e.settings, e.placeOf(page, stripe)
+			own, now := e.settings, a.client.now()/e.settings.Layer
+			layers := own.Window / own.Layer
 			stripes = own.Stripes
-			place, layers := fmt.Sprintf("%d:%s", stripe, page), own.Window/own.Layer
-			r := &request{"activity_now", a.keys(partition, "views:"+place), []any{"", own.Layer, layers}}
-			if !own.isEstimated() {
-				r.keys = append(r.keys, a.keys(partition, "visitors:"+place)...)
-				return r
+			names := own.placeKeys(fmt.Sprintf("%d:%s", stripe, page), now-layers+1, now)
+			r := &request{script: "activity_now", keys: a.keys(e.stripeOf(page, stripe), names...), args: []any{"", own.Layer, layers}}
+			if own.isEstimated() {
+				r.script, r.args = "activity_now_hll", append(r.args, now)
 			}
-			now := a.client.now() / own.Layer
-			for layer := now - layers + 1; layer <= now; layer++ {
-				r.keys = append(r.keys, a.keys(partition, fmt.Sprintf("layer:%d:%s", layer, place))...)
-			}
-			r.script, r.args = "activity_now_hll", append(r.args, now)
 			return r
 		})
 		if err != nil {
 			return 0, 0, err
 		}
-		views, visitors = views+numberAt(words, 1), visitors+numberAt(words, 2)
+		views, visitors = views+number(words[1]), visitors+number(words[2])
 	}
 	return views, visitors, nil
 }
@@ -142,10 +137,10 @@ func (c *Client) Visitors(name string, options ...FamilyOption) (*Visitors, erro
 // FirstVisit counts the visitor of that day, such as 2014-09-20, and returns whether it is the first visit.
 func (v *Visitors) FirstVisit(ctx context.Context, scope, day, visitor string) (bool, error) {
 	id, err := v.id(scope, day)
-	if err = cmp.Or(err, v.check(visitor, 255, false)); err != nil {
+	if err != nil {
 		return false, err
 	}
-	result := v.count(ctx, &item{id: id, visitor: visitor})[0]
+	result := v.visit(ctx, id, visitor)
 	return result.value == 1, result.err
 }
 

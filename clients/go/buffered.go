@@ -1,10 +1,10 @@
 package counterfoil
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"math"
-	"math/rand"
+	"math/rand/v2"
 	"sync"
 	"time"
 )
@@ -37,35 +37,30 @@ var bufferedKind = &kind{name: "buffered", maxID: 255, limit: 1000, spans: true,
 		case e.settings.Wide && it.request != "":
 			return e.partitionOf(it.request)
 		case e.settings.Wide:
-			return rand.Uint32() % e.partitions
+			return rand.Uint32N(e.partitions)
 		}
 		return e.partitionOf(it.id)
 	},
 	encode: func(f *family, _ *epoch, batch []*item, r *request) {
 		r.script = "buffered_add"
-		at := 0
-		for i, it := range batch {
-			if i == 0 || it.partition != batch[i-1].partition {
-				r.keys = append(r.keys, f.keys(it.partition, "buffer", "meta")...)
-				at, r.args = len(r.args), append(r.args, int64(0), int64(0))
+		for _, group := range byPartition(batch) {
+			hits, pairs := int64(0), make([]any, 0, 2*len(group))
+			for _, it := range group {
+				// how many hits a pair stands for only says when a save is due
+				hits += max(min(it.delta, 1000), -max(it.delta, -1000), 1)
+				pairs = append(pairs, it.id, it.delta)
 			}
-			// how many hits the pairs stand for only says when a save is due
-			size := max(min(it.delta, 1000), -max(it.delta, -1000), 1)
-			r.args[at] = min(r.args[at].(int64)+size, 1000)
-			bump(r.args, at+1, 1)
-			r.args = append(r.args, it.id, it.delta)
+			r.keys = append(r.keys, f.keys(group[0].partition, "buffer", "meta")...)
+			r.args = append(append(r.args, min(hits, 1000), len(group)), pairs...)
 		}
 	},
 	results: func(words []any, batch []*item) (results []any) {
 		if words[0] == "DUP" {
-			return nil
+			return refusals(words[1], batch)
 		}
 		words = words[1:]
-		for i, it := range batch {
-			if i == 0 || it.partition != batch[i-1].partition {
-				words = words[1:] // the partition's total
-			}
-			results, words = append(results, words[0]), words[1:]
+		for _, group := range byPartition(batch) { // each after the partition's total
+			results, words = append(results, words[1:len(group)+1]...), words[len(group)+1:]
 		}
 		return results
 	},
@@ -95,9 +90,7 @@ func (b *Buffered) AddMany(ctx context.Context, pairs []Pair) (results []Result,
 	}
 	for _, result := range b.count(ctx, items...) {
 		results = append(results, Result{Pending{result.value, result.known}, result.err})
-		if first == nil {
-			first = result.err
-		}
+		first = cmp.Or(first, result.err)
 	}
 	return results, first
 }
@@ -120,7 +113,7 @@ func (b *Buffered) RequestEpoch(ctx context.Context, request, id string) (string
 		return "", err
 	}
 	home := b.home(b.place(e, &item{id: id, request: request}))
-	b.expire(home) // a new one is valid for longer
+	b.epochs.Delete(home) // a new one is valid for longer
 	if e, err = b.ask(ctx, home); err != nil {
 		return "", err
 	}
@@ -131,14 +124,13 @@ const maxLater = 100_000
 
 // later sums in the process. One pass at a time sends the sums.
 type later struct {
-	pass chan struct{} // has room for one pass
+	pass sync.Mutex
 
-	mu       sync.Mutex
-	sums     map[string]int64
-	sending  int // ids of the current pass
-	isTimed  bool
-	first    error // since the last flush
-	failures int
+	mu      sync.Mutex
+	sums    map[string]int64
+	sending int // ids of the current pass
+	isTimed bool
+	lost    error // the first one since the last flush
 }
 
 // Later adds delta to a sum in the process, which a goroutine sends within [Options].LaterEvery. What is not sent yet is lost
@@ -146,7 +138,7 @@ type later struct {
 // those that were refused, or whose outcome is unknown, are dropped and reported by the next [Buffered.Flush] and to
 // [Options].OnError. If 100,000 ids are waiting the error's reason is BUSY.
 func (b *Buffered) Later(id string, delta int64) error {
-	if err := b.check(id, 255, true); err != nil {
+	if err := b.check(id, b.maxID, true); err != nil {
 		return err
 	}
 	l := &b.later
@@ -158,94 +150,69 @@ func (b *Buffered) Later(id string, delta int64) error {
 		return b.fail(ErrNotCounted, "closed", nil)
 	case !isThere && len(l.sums)+l.sending >= maxLater:
 		return b.fail(ErrNotCounted, "BUSY", nil)
-	case !l.add(id, delta):
+	case !b.sum(id, delta):
 		return b.fail(ErrNotCounted, "RANGE", nil)
 	}
-	b.schedule()
 	return nil
 }
 
 // Flush sends what Later took before, and returns when all of it is settled. Its error is the first one since the last flush,
-// and says how many ids are concerned.
+// or why sums are kept, which are sent again.
 func (b *Buffered) Flush(ctx context.Context) error { return b.flush(ctx) }
 
-// add returns false if the sum would be beyond i64.
-func (l *later) add(id string, delta int64) bool {
-	sum := l.sums[id]
-	if delta > 0 && sum > math.MaxInt64-delta || delta < 0 && sum < math.MinInt64-delta {
+func (f *family) flush(ctx context.Context) error {
+	var kept error
+	if !until(ctx, func() { kept = f.sendSums() }) {
+		return f.fail(ErrOutcomeUnknown, "canceled", ctx.Err())
+	}
+	f.later.mu.Lock()
+	defer f.later.mu.Unlock()
+	lost := f.later.lost
+	f.later.lost = nil
+	return cmp.Or(lost, kept)
+}
+
+// sum adds to a sum, and starts the next pass in a while. It returns false if the sum would be beyond i64.
+func (f *family) sum(id string, delta int64) bool {
+	l, before := &f.later, f.later.sums[id]
+	if (before+delta < before) != (delta < 0) {
 		return false
 	}
-	l.sums[id] = sum + delta
+	l.sums[id] = before + delta
+	if !l.isTimed && !f.client.isClosed.Load() {
+		l.isTimed = true
+		time.AfterFunc(f.client.options.LaterEvery, func() { _ = f.sendSums() })
+	}
 	return true
 }
 
-// schedule starts the next pass in a while, if there is none to come. The caller holds the lock.
-func (f *family) schedule() {
-	if !f.later.isTimed && len(f.later.sums) > 0 && !f.client.isClosed.Load() {
-		f.later.isTimed = true
-		time.AfterFunc(f.client.options.LaterEvery, func() { f.sendSums() })
-	}
-}
-
-func (f *family) flush(ctx context.Context) error {
-	done := make(chan error, 1)
-	go func() {
-		kept, why := f.sendSums()
-		l := &f.later
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.first != nil {
-			why = l.first
-		}
-		if why != nil {
-			e := *why.(*Error)
-			e.cause = fmt.Errorf("%d ids, of which %d are kept and sent again: %w", l.failures+kept, kept, why)
-			why = &e
-		}
-		l.first, l.failures = nil, 0
-		done <- why
-	}()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return f.fail(ErrOutcomeUnknown, "canceled", ctx.Err())
-	}
-}
-
-// sendSums sends all sums. It returns how many are kept for the next pass, and why.
-func (f *family) sendSums() (kept int, why error) {
+// sendSums sends all sums. Its error is why some are kept for the next pass.
+func (f *family) sendSums() (kept error) {
 	l := &f.later
-	l.pass <- struct{}{}
-	defer func() { <-l.pass }()
+	l.pass.Lock()
+	defer l.pass.Unlock()
 	l.mu.Lock()
-	sums := l.sums
-	l.sums, l.sending, l.isTimed = make(map[string]int64, len(sums)), len(sums), false
-	l.mu.Unlock()
-	items := make([]*item, 0, len(sums))
-	for id, sum := range sums {
+	var items []*item
+	for id, sum := range l.sums {
 		items = append(items, &item{id: id, delta: sum})
 	}
+	l.sums, l.sending, l.isTimed = make(map[string]int64, len(items)), len(items), false
+	l.mu.Unlock()
 	for i, result := range f.count(context.Background(), items...) {
-		if result.err == nil {
-			continue
-		}
-		id, delta, err := items[i].id, items[i].delta, result.err.(*Error)
+		err, isFailed := result.err.(*Error)
 		l.mu.Lock()
-		isKept := err.isTemporary && l.add(id, delta)
-		if isKept {
-			kept, why = kept+1, err
-		} else if l.failures++; l.first == nil {
-			l.first = err
+		l.sending--
+		isKept := isFailed && err.isTemporary && f.sum(items[i].id, items[i].delta)
+		switch {
+		case isKept:
+			kept = err
+		case isFailed:
+			l.lost = cmp.Or(l.lost, result.err)
 		}
 		l.mu.Unlock()
-		if onError := f.client.options.OnError; !isKept && onError != nil {
-			onError(f.path, id, delta, err)
+		if onError := f.client.options.OnError; isFailed && !isKept && onError != nil {
+			onError(f.path, items[i].id, items[i].delta, err)
 		}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.sending = 0
-	f.schedule()
-	return kept, why
+	return kept
 }

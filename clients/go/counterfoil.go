@@ -159,9 +159,7 @@ func (c *Client) Close(ctx context.Context) error {
 	defer c.mu.Unlock()
 	var first error
 	for _, f := range c.families {
-		if err := f.flush(ctx); first == nil {
-			first = err
-		}
+		first = cmp.Or(first, f.flush(ctx))
 	}
 	if c.isOwn {
 		_ = c.redis.Close() // fails only if it is closed already

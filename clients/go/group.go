@@ -20,9 +20,9 @@ type kind struct {
 	spans        bool // one call may count in several partitions of a standalone server
 	// place returns the partition of an item.
 	place func(e *epoch, it *item) uint32
-	// encode completes the call for a batch, which is sorted by partition and may be sorted further.
+	// encode completes the call for a batch, which it may sort.
 	encode func(f *family, e *epoch, batch []*item, r *request)
-	// results returns the word of each item in a reply, or nil where the reply only has what was refused.
+	// results returns the word of each item in a reply, OK or DUP, and nil where the reply does not have it.
 	results func(words []any, batch []*item) []any
 }
 
@@ -33,15 +33,23 @@ type item struct {
 	change         string // of a cached counter, in place of delta
 	request, epoch string // of AddOnce
 
-	partition, partitions, stripe uint32
-	queued                        time.Time
-	queue                         *queue
-	wait                          *waiter
-	state                         state // under the lock of its queue
-	outcome                             // of the queue until the item is settled
+	partition, partitions uint32
+	place                 string // STRIPE:PAGE of an activity
+	start                 time.Time
+	state                 atomic.Int32
+	outcome               // once it is settled
+	share                 *share
 }
 
-// outcome is the result of an item: its value if it is known, the script's word, or an error.
+// The states of an item.
+const (
+	waiting int32 = iota
+	sent
+	settled
+	left // its caller has returned
+)
+
+// outcome is the result of an item: its value if it is known, or else the script's word, or an error.
 type outcome struct {
 	value int64
 	known bool
@@ -49,20 +57,56 @@ type outcome struct {
 	err   error
 }
 
-type state int
+func (it *item) settle(o outcome) {
+	it.outcome = o
+	it.state.Store(settled)
+}
 
-const (
-	waiting state = iota
-	sent
-	settled
-	left // its caller has returned
-)
+// count counts items and returns their outcomes. If ctx ends, what is not sent yet is not counted.
+func (f *family) count(ctx context.Context, items ...*item) []outcome {
+	if ctx.Err() == nil && len(items) > 0 {
+		until(ctx, func() { f.distribute(ctx, items) })
+	}
+	outcomes := make([]outcome, len(items))
+	for i, it := range items {
+		switch {
+		case it.state.Load() == settled:
+			outcomes[i] = it.outcome
+		case it.state.CompareAndSwap(waiting, left):
+			outcomes[i].err = f.fail(ErrNotCounted, "canceled", ctx.Err())
+		default:
+			outcomes[i].err = f.fail(ErrOutcomeUnknown, "canceled", ctx.Err())
+		}
+	}
+	return outcomes
+}
 
-// waiter is a caller that waits for its items.
-type waiter struct {
-	ctx  context.Context
-	left atomic.Int32
-	done chan struct{}
+// distribute settles items, those of each queue at the same time.
+func (f *family) distribute(ctx context.Context, items []*item) {
+	e, err := f.describe(ctx)
+	valid := make([]*item, 0, len(items))
+	for _, it := range items {
+		if err := cmp.Or(f.check(it.id, f.maxID, true), err); err != nil {
+			it.settle(outcome{err: err})
+			continue
+		}
+		it.partition, it.partitions, it.start = f.kind.place(e, it), e.partitions, time.Now()
+		valid = append(valid, it)
+	}
+	shares := groups(valid, f.queueOf)
+	if len(shares) == 1 {
+		f.queue(shares[0][0]).settle(ctx, shares[0])
+		return
+	}
+	var running sync.WaitGroup
+	for _, share := range shares {
+		running.Add(1)
+		go func() {
+			defer running.Done()
+			f.queue(share[0]).settle(ctx, share)
+		}()
+	}
+	running.Wait()
 }
 
 // queue has one call in flight, under its own caller's name. What arrives meanwhile shares the next one.
@@ -72,271 +116,209 @@ type queue struct {
 	fence  []string // the keys of the home
 	caller string
 	n      int64
+	isBusy chan struct{} // has room for one call
 
 	mu      sync.Mutex
 	waiting []*item
-	isBusy  bool
 }
 
-// count counts items and returns their outcomes. If ctx ends, those that wait leave the queue.
-func (f *family) count(ctx context.Context, items ...*item) []outcome {
-	outcomes, w := make([]outcome, len(items)), &waiter{ctx: ctx, done: make(chan struct{})}
-	valid := make([]*item, 0, len(items))
-	var e *epoch
-	var err error
-	for i, it := range items {
-		outcomes[i].err = f.check(it.id, f.maxID, true)
-		if outcomes[i].err == nil && e == nil && err == nil {
-			e, err = f.describe(ctx)
-		}
-		if outcomes[i].err = cmp.Or(outcomes[i].err, err); outcomes[i].err == nil {
-			it.partition, it.partitions, it.wait, it.queued = f.place(e, it), e.partitions, w, time.Now()
-			it.queue, valid = f.queue(it), append(valid, it)
-		}
+// queueOf returns the number of an item's queue.
+func (f *family) queueOf(it *item) uint32 {
+	if f.spans {
+		return f.home(it.partition)
 	}
-	w.left.Store(int32(len(valid)))
-	if len(valid) > 1 {
-		slices.SortStableFunc(valid, byPartition)
-	}
-	for start, end := 0, 0; start < len(valid); start = end { // those of one queue at once
-		q := valid[start].queue
-		for end < len(valid) && valid[end].queue == q {
-			end++
-		}
-		q.push(valid[start:end], ctx.Done() == nil && end == len(valid))
-	}
-	if len(valid) > 0 {
-		select {
-		case <-w.done:
-		case <-ctx.Done():
-		}
-	}
-	for i, it := range items {
-		if it.queue != nil {
-			outcomes[i] = it.queue.collect(it)
-		}
-	}
-	return outcomes
+	return it.partition
 }
 
 func (f *family) queue(it *item) *queue {
-	number := it.partition
-	if f.spans {
-		number = f.home(it.partition)
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if known := f.queues[number]; known != nil && it.request == "" {
-		return known
+	q := f.queues[f.queueOf(it)]
+	if q == nil || it.request != "" {
+		home := f.home(it.partition)
+		q = &queue{family: f, home: home, fence: f.keys(home, "calls", "calls_before"), caller: newCaller(), isBusy: make(chan struct{}, 1)}
 	}
-	home := f.home(it.partition)
-	q := &queue{family: f, home: home, fence: f.keys(home, "calls", "calls_before"), caller: newCaller()}
-	if it.request != "" {
+	if it.request == "" {
+		f.queues[f.queueOf(it)] = q
+	} else {
 		q.caller = fmt.Sprintf("request:%d:%s:%s", len(it.request), it.request, it.id)
-		return q
 	}
-	f.queues[number] = q
 	return q
 }
 
-// push adds items. If no call is in flight the next one is made here, if this goroutine need not return earlier, or else in
-// a goroutine of its own, like those after it.
-func (q *queue) push(items []*item, mayWait bool) {
+// share is what one caller has in one queue.
+type share struct {
+	open int // items
+	done chan struct{}
+}
+
+// settle returns when the items are settled or their caller has left. It makes the next calls, unless others do.
+func (q *queue) settle(ctx context.Context, items []*item) {
+	own := &share{len(items), make(chan struct{})}
+	for _, it := range items {
+		it.share = own
+	}
 	q.mu.Lock()
 	q.waiting = append(q.waiting, items...)
-	isBusy := q.isBusy
-	q.isBusy = true
 	q.mu.Unlock()
-	if !isBusy && !(mayWait && !q.next()) {
-		go func() {
-			for q.next() {
+	for {
+		select {
+		case <-own.done:
+			return
+		case q.isBusy <- struct{}{}:
+			if own.open > 0 {
+				q.next(ctx)
 			}
-		}()
-	}
-}
-
-// collect returns the outcome of an item whose caller returns now.
-func (q *queue) collect(it *item) outcome {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	switch it.state {
-	case settled:
-		return it.outcome
-	case waiting:
-		it.state = left
-		return outcome{err: q.family.fail(ErrNotCounted, "canceled", it.wait.ctx.Err())}
-	default:
-		return outcome{err: q.family.fail(ErrOutcomeUnknown, "canceled", it.wait.ctx.Err())}
-	}
-}
-
-// next makes a call with what is waiting. It returns whether anything waits then; if not, no call is in flight.
-func (q *queue) next() bool {
-	batch := q.take()
-	if len(batch) > 0 {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(batch[0].wait.ctx), q.family.client.options.RetryFor)
-		defer cancel()
-		q.call(ctx, batch)
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for _, it := range batch {
-		it.state = settled
-		if it.wait.left.Add(-1) == 0 {
-			close(it.wait.done)
+			<-q.isBusy
 		}
 	}
-	q.isBusy = len(q.waiting) > 0
-	return q.isBusy
 }
 
-// take returns the items of the next call, without those whose callers have left.
-func (q *queue) take() (batch []*item) {
+// next makes a call for what is waiting.
+func (q *queue) next(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.family.client.options.RetryFor)
+	defer cancel()
 	q.mu.Lock()
-	defer q.mu.Unlock()
-	for len(q.waiting) > 0 && len(batch) < q.family.limit {
-		if q.waiting[0].state == waiting {
-			batch = append(batch, q.waiting[0])
+	end := min(len(q.waiting), q.family.limit)
+	items := q.waiting[:end]
+	q.waiting = q.waiting[end:]
+	q.mu.Unlock()
+	q.call(ctx, items)
+	for _, it := range items {
+		if it.share.open--; it.share.open == 0 {
+			close(it.share.done)
 		}
-		q.waiting[0], q.waiting = nil, q.waiting[1:]
 	}
-	return batch
 }
 
-// call sends a batch and stores the outcomes.
-func (q *queue) call(ctx context.Context, batch []*item) {
+// call settles items, those whose callers have not left.
+func (q *queue) call(ctx context.Context, items []*item) {
 	f := q.family
 	e, err := f.ask(ctx, q.home)
-	q.mu.Lock()
-	batch = slices.DeleteFunc(slices.Clone(batch), func(it *item) bool {
+	batch := make([]*item, 0, len(items))
+	for _, it := range items {
 		switch {
-		case it.state == left:
-			return true
+		case !it.state.CompareAndSwap(waiting, sent):
 		case err != nil:
-			it.err = err
+			it.settle(outcome{err: err})
 		case it.partitions != e.partitions:
-			it.err = f.fail(ErrMisconfigured, "MISMATCH", nil)
-		case time.Since(it.queued) > f.client.options.RetryFor:
-			it.err = f.failTemporarily("BUSY", nil)
+			f.epochs.Delete(q.home)
+			it.settle(outcome{err: f.fail(ErrMisconfigured, "MISMATCH", nil)})
+		case it.request != "" && it.isOver(e):
+			it.settle(outcome{err: f.fail(ErrOutcomeUnknown, "EXPIRED", nil)})
+		case time.Since(it.start) > f.client.options.RetryFor:
+			it.settle(outcome{err: f.failTemporarily("BUSY", nil)})
 		default:
-			it.state = sent
+			batch = append(batch, it)
 		}
-		return it.err != nil
-	})
-	q.mu.Unlock()
-	if len(batch) == 0 {
+	}
+	if len(batch) > 0 {
+		q.send(ctx, e, batch)
+	}
+}
+
+// isOver returns whether Redis may have forgotten a request.
+func (it *item) isOver(e *epoch) bool {
+	it.epoch = cmp.Or(it.epoch, e.now)
+	return it.epoch != e.now && it.epoch != e.before
+}
+
+// send makes the caller's next call, for a batch, and settles it.
+func (q *queue) send(ctx context.Context, e *epoch, batch []*item) {
+	f, status, epoch, isRequest := q.family, any(""), e.now, batch[0].request != ""
+	if isRequest {
+		epoch = e.before // which is looked up in both memories
+	}
+	q.n++
+	r := &request{keys: append(make([]string, 0, 8), q.fence...)}
+	r.args = append(make([]any, 0, 16), q.caller, q.n, epoch, r)
+	f.encode(f, e, batch, r)
+	words, err := f.call(ctx, r)
+	if err == nil {
+		status = words[0]
+	}
+	if status == "OK" || status == "DUP" {
+		for i, word := range f.results(words, batch) {
+			batch[i].settle(f.outcomeOf(word))
+		}
 		return
 	}
-	slices.SortStableFunc(batch, byPartition)
-	words, err := q.send(ctx, e, batch)
-	var refusal *Error
-	isOfOne := errors.As(err, &refusal) && refusal.Kind != ErrOutcomeUnknown && in(" WRONGTYPE BADSTATE BADARG ", refusal.Reason)
+	isAnew := r.lost == 0 && (status == "OUTSIDE" || status == "EXPIRED" && (isRequest || f.client.isOwn))
+	switch status {
+	case "OUTSIDE":
+		f.client.setClock(words[1])
+	case "EXPIRED":
+		f.epochs.Delete(q.home)
+	}
+	if q.n = 0; !isRequest { // an arrival of the call may still come
+		q.caller = newCaller()
+	}
+	var failure *Error
+	isOfOne := errors.As(err, &failure) && failure.Kind != ErrOutcomeUnknown && in(" WRONGTYPE BADSTATE BADARG ", failure.Reason)
 	switch {
-	case err == nil:
-		f.decode(words, batch)
+	case isAnew:
+		q.again(ctx, batch)
 	case isOfOne && len(batch) > 1: // perhaps because of a single item
-		for _, it := range batch {
-			q.call(ctx, []*item{it})
+		for i := range batch {
+			q.again(ctx, batch[i:i+1])
 		}
 	default:
 		for _, it := range batch {
-			it.err = err
+			it.settle(outcome{err: cmp.Or(err, error(f.fail(ErrOutcomeUnknown, fmt.Sprint(status), nil)))})
 		}
 	}
 }
 
-func byPartition(a, b *item) int { return cmp.Compare(a.partition, b.partition) }
-
-// send sends a batch as the caller's next call and returns the reply, OK or DUP.
-func (q *queue) send(ctx context.Context, e *epoch, batch []*item) ([]any, error) {
-	f, first := q.family, batch[0]
-	for {
-		q.n++
-		n, epoch, fence := q.n, e.now, &sends{}
-		if first.request != "" {
-			first.epoch = cmp.Or(first.epoch, e.now)
-			if first.epoch != e.now && first.epoch != e.before {
-				return nil, f.fail(ErrOutcomeUnknown, "EXPIRED", nil)
-			}
-			n, epoch = 1, e.before // which is looked up in both memories
-		}
-		r := &request{keys: append(make([]string, 0, 8), q.fence...), args: append(make([]any, 0, 16), q.caller, n, epoch, fence)}
-		f.encode(f, e, batch, r)
-		words, err := f.call(ctx, r, fence)
-		if err == nil && (words[0] == "OK" || words[0] == "DUP") {
-			return words, nil
-		}
-		status := textAt(words, 0)
-		isAnew := status == "OUTSIDE" && fence.lost == 0 || status == "EXPIRED" && (first.request != "" || fence.lost == 0 && f.client.isOwn)
-		switch {
-		case status == "EXPIRED":
-			f.expire(q.home)
-		case status == "OUTSIDE":
-			f.client.setClock(words)
-		default: // an arrival of the call may still come
-			q.caller, q.n = newCaller(), 0
-		}
-		if err != nil {
-			return nil, err
-		}
-		if !isAnew || ctx.Err() != nil {
-			return nil, f.fail(ErrOutcomeUnknown, status, ctx.Err())
-		}
-		if e, err = f.ask(ctx, q.home); err == nil && e.partitions != first.partitions {
-			err = f.fail(ErrMisconfigured, "MISMATCH", nil)
-		}
-		if err != nil && first.request != "" { // an earlier arrival, of any process, may have been executed
-			err = f.fail(ErrOutcomeUnknown, status, err)
-		}
-		if err != nil {
-			return nil, err
-		}
+// again settles items of a call that counted nothing, with a new one.
+func (q *queue) again(ctx context.Context, items []*item) {
+	for _, it := range items {
+		it.state.Store(waiting)
 	}
+	q.call(ctx, items)
 }
 
-// decode stores the results in a reply, OK or DUP.
-func (f *family) decode(words []any, batch []*item) {
-	if results := f.results(words, batch); results != nil {
-		for i, it := range batch {
-			it.outcome = f.outcomeOf(textAt(results, i))
-		}
-		return
+// outcomeOf reads the word of an item: a number, or why it was not counted, or nil if it was counted and nothing else is known.
+func (f *family) outcomeOf(word any) outcome {
+	if word == nil {
+		return outcome{}
 	}
-	// such as "3:FULL 7:RANGE": what was refused when the call was executed, counted from 1
-	for _, word := range strings.Fields(textAt(words, 1)) {
-		number, reason, _ := strings.Cut(word, ":")
-		if i, err := strconv.Atoi(number); err == nil && i >= 1 && i <= len(batch) {
-			batch[i-1].err = f.fail(ErrNotCounted, reason, nil)
-		}
-	}
-}
-
-// outcomeOf reads a result: a number, or why the item was not counted.
-func (f *family) outcomeOf(word string) outcome {
-	if value, err := strconv.ParseInt(word, 10, 64); err == nil {
+	text := fmt.Sprint(word)
+	if value, err := strconv.ParseInt(text, 10, 64); err == nil {
 		return outcome{value: value, known: true}
 	}
-	return outcome{word: word, err: f.fail(ErrNotCounted, word, nil)}
-}
-
-// textAt returns a part of a reply, integers as text, since those beyond 2^53 are strings.
-func textAt(words []any, at int) string {
-	if at >= len(words) {
-		return ""
+	reason, rest, _ := strings.Cut(text, ":")
+	e := f.fail(ErrNotCounted, reason, nil)
+	if value, err := strconv.ParseInt(rest, 10, 64); err == nil && reason == "RANGE" {
+		e.Value = &value
 	}
-	switch word := words[at].(type) {
-	case string:
-		return word
-	case int64:
-		return strconv.FormatInt(word, 10)
+	return outcome{word: text, err: e}
+}
+
+// refusals returns the words in a text such as "3:FULL 7:RANGE": those of the third and the seventh item.
+func refusals(text any, batch []*item) []any {
+	words, results := map[string]any{}, make([]any, len(batch))
+	for _, one := range strings.Fields(fmt.Sprint(text)) {
+		number, word, _ := strings.Cut(one, ":")
+		words[number] = word
 	}
-	return fmt.Sprint(words[at])
+	for i := range results {
+		results[i] = words[strconv.Itoa(i+1)]
+	}
+	return results
 }
 
-func numberAt(words []any, at int) int64 {
-	number, _ := strconv.ParseInt(textAt(words, at), 10, 64) // the scripts return numbers
-	return number
+// groups sorts items by a key and returns those with the same one together.
+func groups[K cmp.Ordered](items []*item, key func(*item) K) (all [][]*item) {
+	slices.SortStableFunc(items, func(a, b *item) int { return cmp.Compare(key(a), key(b)) })
+	start := 0
+	for i := range items {
+		if i+1 == len(items) || key(items[i+1]) != key(items[i]) {
+			all, start = append(all, items[start:i+1]), i+1
+		}
+	}
+	return all
 }
 
-// bump adds to an argument that counts what follows it.
-func bump(args []any, at int, more int64) { args[at] = args[at].(int64) + more }
+func byPartition(items []*item) [][]*item {
+	return groups(items, func(it *item) uint32 { return it.partition })
+}

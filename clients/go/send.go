@@ -3,12 +3,12 @@ package counterfoil
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"crypto/sha1"
 	"embed"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,35 +20,63 @@ import (
 //go:embed lua/*.lua
 var bundle embed.FS
 
-type script struct{ source, sha1 string }
-
 var scripts = readScripts()
 
-func readScripts() map[string]script {
-	all := map[string]script{}
+func readScripts() map[string]*redis.Script {
+	all := map[string]*redis.Script{}
 	files, _ := bundle.ReadDir("lua") // embedded: it cannot fail
 	for _, file := range files {
 		source, _ := bundle.ReadFile("lua/" + file.Name())
-		all[strings.TrimSuffix(file.Name(), ".lua")] = script{string(source), fmt.Sprintf("%x", sha1.Sum(source))}
+		all[strings.TrimSuffix(file.Name(), ".lua")] = redis.NewScript(string(source))
 	}
 	return all
 }
 
-// request is a call of a script.
+// request is a call of a script. If it counts it is an argument of itself, which is empty, to know how often it was sent, since
+// go-redis repeats calls as well.
 type request struct {
-	script string
-	keys   []string
-	args   []any
+	script     string
+	keys       []string
+	args       []any
+	sent, lost int // lost: arrivals without a reply, which may have been executed, or may still be
 }
 
-// sends counts how often a call was written to a connection, since go-redis also repeats calls. It is an empty argument of a
-// counting call, and not part of a call that only reads.
-type sends struct{ written, lost int }
-
-// MarshalBinary implements encoding.BinaryMarshaler: go-redis calls it whenever it writes the call.
-func (s *sends) MarshalBinary() ([]byte, error) {
-	s.written++
+// MarshalBinary implements encoding.BinaryMarshaler: go-redis calls it whenever it writes the call to a connection.
+func (r *request) MarshalBinary() ([]byte, error) {
+	r.sent++
 	return nil, nil
+}
+
+// call sends a call until there is a reply, and until ctx ends at the latest.
+func (f *family) call(ctx context.Context, r *request) ([]any, error) {
+	send := scripts[r.script].EvalSha
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		before := r.sent
+		words, err := send(ctx, f.client.redis, r.keys, r.args...).Slice()
+		code := codeOf(err)
+		r.lost += r.sent - before
+		if r.sent > before && (err == nil || code != "") {
+			r.lost-- // the one that the reply belongs to
+		}
+		isLasting := code != "" && !in(passing, code) && !(f.client.isCluster && in(moved, code))
+		switch {
+		case err == nil:
+			return words, nil
+		case code == "NOSCRIPT": // not executed
+			send = scripts[r.script].Eval
+		case isLasting && r.sent > 0 && (r.lost > 0 || !in(refused+misconfigured+moved, code)):
+			return nil, f.fail(ErrOutcomeUnknown, code, err)
+		case isLasting && in(refused, code):
+			return nil, f.fail(ErrNotCounted, code, err)
+		case isLasting:
+			return nil, f.fail(ErrMisconfigured, code, err)
+		case errors.Is(err, redis.ErrClosed) || !sleep(ctx, pause):
+			if r.lost > 0 {
+				return nil, f.fail(ErrOutcomeUnknown, "no reply", err)
+			}
+			return nil, f.failTemporarily(cmp.Or(code, "unreachable"), err)
+		}
+	}
 }
 
 // The codes of lua/README.md, "Errors".
@@ -67,106 +95,83 @@ var wrapped = regexp.MustCompile(`^ERR Error running script.*?: -?([A-Z]{3,})\b`
 // codeOf returns the first word of a reply that is an error, and "" for all other errors.
 func codeOf(err error) string {
 	var reply redis.Error
-	if err == nil || !errors.As(err, &reply) || errors.Is(err, redis.Nil) {
+	if !errors.As(err, &reply) {
 		return ""
 	}
-	code, _, _ := strings.Cut(reply.Error(), " ")
-	if inner := wrapped.FindStringSubmatch(reply.Error()); inner != nil {
-		code = inner[1]
-	}
 	if strings.Contains(reply.Error(), "max number of clients") {
-		code = "BUSY"
+		return "BUSY"
 	}
+	if inner := wrapped.FindStringSubmatch(reply.Error()); inner != nil {
+		return inner[1]
+	}
+	code, _, _ := strings.Cut(reply.Error(), " ")
 	return code
 }
 
-// call sends a call until there is a reply, and until ctx ends at the latest. Then sent.lost is the number of earlier
-// arrivals that may have been executed, or may still be.
-func (f *family) call(ctx context.Context, r *request, sent *sends) ([]any, error) {
-	command, text := f.client.redis.EvalSha, scripts[r.script].sha1
-	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
-		before := sent.written
-		words, err := command(ctx, text, r.keys, r.args...).Slice()
-		code, written := codeOf(err), sent.written-before
-		if written > 0 && (err == nil || code != "") {
-			written-- // the one that the reply belongs to
-		}
-		sent.lost += written
-		isLasting := code != "" && !in(passing, code) && !(in(moved, code) && f.client.isCluster)
-		switch {
-		case err == nil && len(words) > 0:
-			return words, nil
-		case code == "NOSCRIPT": // not executed
-			command, text = f.client.redis.Eval, scripts[r.script].source
-		case isLasting && (sent.lost > 0 || !in(refused+misconfigured+moved, code)):
-			return nil, f.fail(ErrOutcomeUnknown, code, err)
-		case isLasting && in(refused, code):
-			return nil, f.fail(ErrNotCounted, code, err)
-		case isLasting:
-			return nil, f.fail(ErrMisconfigured, code, err)
-		case errors.Is(err, redis.ErrClosed) || !sleep(ctx, pause):
-			if sent.lost > 0 {
-				return nil, f.fail(ErrOutcomeUnknown, "no reply", err)
-			}
-			return nil, f.failTemporarily(cmp.Or(code, "unreachable"), err)
-		}
+// reply makes a call that counts nothing. It returns when ctx ends, even if go-redis does not.
+func (f *family) reply(ctx context.Context, r *request) ([]any, error) {
+	var words []any
+	var err error
+	isDone := until(ctx, func() {
+		limited, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
+		defer cancel()
+		words, err = f.call(limited, r)
+	})
+	if !isDone {
+		return nil, f.fail(ErrNotCounted, "canceled", ctx.Err())
 	}
+	return words, err
 }
 
 // read makes a call that counts nothing, again if the server's clock is another one.
 func (f *family) read(ctx context.Context, encode func(*epoch) *request) ([]any, error) {
-	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
-	defer cancel()
 	for {
 		e, err := f.ask(ctx, 0)
 		if err != nil {
 			return nil, err
 		}
-		words, err := f.call(ctx, encode(e), new(sends))
-		if err != nil || words[0] != "OUTSIDE" || ctx.Err() != nil {
-			return words, uncounted(err)
+		words, err := f.reply(ctx, encode(e))
+		if err != nil || words[0] != "OUTSIDE" {
+			return words, err
 		}
-		f.client.setClock(words)
+		f.client.setClock(words[1])
 	}
 }
 
-// uncounted is the error of a call that counts nothing.
-func uncounted(err error) error {
-	if e, isOurs := err.(*Error); isOurs && e.Kind == ErrOutcomeUnknown {
-		e.Kind = ErrNotCounted
-		if e.Reason == "NOPERM" {
-			e.Kind = ErrMisconfigured
-		}
+// until runs a function, and returns false if ctx ends before: the function then continues.
+func until(ctx context.Context, run func()) bool {
+	if ctx.Done() == nil {
+		run()
+		return true
 	}
-	return err
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		run()
+	}()
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // sleep returns false if ctx ends before the pause is over.
 func sleep(ctx context.Context, pause time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(pause):
-		return true
-	}
+	return until(ctx, func() { time.Sleep(pause) })
 }
 
 // now returns the server's time, as far as it is known, in Unix milliseconds.
 func (c *Client) now() int64 { return time.Now().UnixMilli() + c.skew.Load() }
 
-// setClock learns the server's time from {"OUTSIDE", now_ms}.
-func (c *Client) setClock(words []any) { c.skew.Store(numberAt(words, 1) - time.Now().UnixMilli()) }
+// setClock learns the server's time, in Unix milliseconds.
+func (c *Client) setClock(now any) { c.skew.Store(number(now) - time.Now().UnixMilli()) }
 
-func newCaller() string {
-	random := make([]byte, 8)
-	_, _ = rand.Read(random) // it ends the process if it fails
-	return fmt.Sprintf("%x", random)
+// number reads a number of a reply, which is a string beyond 2^53.
+func number(word any) int64 {
+	n, _ := strconv.ParseInt(fmt.Sprint(word), 10, 64) // the scripts return numbers
+	return n
 }
 
-func (f *family) fail(kind error, reason string, cause error) *Error {
-	return &Error{Kind: kind, Reason: reason, Family: f.path, cause: cause}
-}
-
-func (f *family) failTemporarily(reason string, cause error) *Error {
-	return &Error{Kind: ErrNotCounted, Reason: reason, Family: f.path, cause: cause, isTemporary: true}
-}
+func newCaller() string { return fmt.Sprintf("%016x", rand.Uint64()) }

@@ -3,7 +3,6 @@ package counterfoil
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -36,9 +35,9 @@ var seriesKind = &kind{name: "series", maxID: 200, limit: 100,
 			r.args = append(r.args, it.id, it.delta)
 		}
 	},
-	results: func(words []any, _ []*item) []any {
+	results: func(words []any, batch []*item) []any {
 		if words[0] == "DUP" {
-			return nil
+			return refusals(words[1], batch)
 		}
 		return words[1:]
 	},
@@ -60,13 +59,13 @@ func (s *Series) Add(ctx context.Context, name string, n int64) error {
 
 // Get returns the window with that label, such as 60s or day: all its slices, the oldest first. The last one is not over.
 func (s *Series) Get(ctx context.Context, name, label string) ([]Slice, error) {
-	if err := s.check(name, 200, true); err != nil {
+	if err := s.check(name, s.maxID, true); err != nil {
 		return nil, err
 	}
 	var asked *epoch
 	words, err := s.read(ctx, func(e *epoch) *request {
 		asked = e
-		return &request{"series_get", s.keys(e.partitionOf(name), "series:"+label+":"+name), []any{""}}
+		return &request{script: "series_get", keys: s.keys(e.partitionOf(name), "series:"+label+":"+name), args: []any{""}}
 	})
 	if err != nil {
 		return nil, err
@@ -76,72 +75,63 @@ func (s *Series) Get(ctx context.Context, name, label string) ([]Slice, error) {
 	if i < 0 {
 		return nil, s.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("the family has no window %s", label))
 	}
-	counts, fields := map[int64]int64{}, strings.Fields(textAt(words, 2))
+	counts, fields := map[string]int64{}, strings.Fields(words[2].(string))
 	for i := 0; i+1 < len(fields); i += 2 {
-		start, err := strconv.ParseInt(fields[i], 10, 64)
-		count, err2 := strconv.ParseInt(fields[i+1], 10, 64)
-		if err = errors.Join(err, err2); err != nil {
+		if counts[fields[i]], err = strconv.ParseInt(fields[i+1], 10, 64); err != nil {
 			return nil, s.fail(ErrNotCounted, "BADSTATE", err)
 		}
-		counts[start] = count
 	}
-	all, at := make([]Slice, windows[i].slices), numberAt(words, 1)/1000
+	all, at := make([]Slice, windows[i].slices), number(words[1])/1000
 	for number := len(all) - 1; number >= 0; number-- {
 		start, _ := windows[i].slice(at, asked.zone)
-		all[number], at = Slice{time.Unix(start, 0), counts[start]}, start-1
+		all[number], at = Slice{time.Unix(start, 0), counts[fmt.Sprint(start)]}, start-1
 	}
 	return all, nil
 }
 
 // window is ["60s", 120] in the settings: label and number of slices.
 type window struct {
-	label           string
-	slices, seconds int64
+	label  string
+	slices int64
 }
 
 // UnmarshalJSON implements json.Unmarshaler.
 func (w *window) UnmarshalJSON(text []byte) error {
-	err := json.Unmarshal(text, &[]any{&w.label, &w.slices})
-	if err == nil && w.label != "day" && w.label != "month" {
-		w.seconds, err = strconv.ParseInt(strings.TrimSuffix(w.label, "s"), 10, 64)
-	}
-	return err
+	return json.Unmarshal(text, &[]any{&w.label, &w.slices})
 }
 
 // slice returns start and end of the slice that contains the time, in Unix seconds.
 func (w window) slice(at int64, zone *time.Location) (start, end int64) {
-	date := time.Unix(at, 0).In(zone)
+	year, month, day := time.Unix(at, 0).In(zone).Date()
 	switch w.label {
 	case "day":
-		return midnight(date, date.Day(), zone), midnight(date, date.Day()+1, zone)
+		return midnight(year, month, day, zone), midnight(year, month, day+1, zone)
 	case "month":
-		return midnight(date, 1, zone), midnight(date.AddDate(0, 1, 1-date.Day()), 1, zone)
+		return midnight(year, month, 1, zone), midnight(year, month+1, 1, zone)
 	}
-	start = at - (at%w.seconds+w.seconds)%w.seconds
-	return start, start + w.seconds
+	length, _ := time.ParseDuration(w.label) // the server has checked it
+	seconds := int64(length.Seconds())
+	start = at - (at%seconds+seconds)%seconds
+	return start, start + seconds
 }
 
-// midnight returns when a day of the date's month begins. Where the clocks are changed at midnight, that is the first time of
-// the day.
-func midnight(date time.Time, day int, zone *time.Location) int64 {
-	right := time.Date(date.Year(), date.Month(), day, 0, 0, 0, 0, time.UTC)
-	start := time.Date(date.Year(), date.Month(), day, 0, 0, 0, 0, zone)
-	if start.Day() != right.Day() { // there is no midnight: the day begins with the new offset
-		_, start = start.ZoneBounds()
+// midnight returns when a day begins: where the clocks are changed at midnight, the first time of the day.
+func midnight(year int, month time.Month, day int, zone *time.Location) int64 {
+	date := time.Date(year, month, day, 0, 0, 0, 0, time.UTC)
+	_, before := date.AddDate(0, 0, -1).In(zone).Zone()
+	_, after := date.AddDate(0, 0, 1).In(zone).Zone()
+	start := date.Unix() - int64(max(before, after))
+	if time.Unix(start, 0).In(zone).Day() != date.Day() {
+		return date.Unix() - int64(min(before, after))
 	}
-	if before := start.Add(-time.Nanosecond); before.Day() == right.Day() { // it is there twice
-		_, offset := start.Zone()
-		_, offsetBefore := before.Zone()
-		start = start.Add(time.Duration(offset-offsetBefore) * time.Second)
-	}
-	return start.Unix()
+	return start
 }
 
 // precision describes a window to series_add: "LABEL SLICE SLICES KEEP".
 func (w window) precision(keep []string, now int64, zone *time.Location) string {
 	start, end := w.slice(now, zone)
-	slice, kept := fmt.Sprint(w.seconds), "*/"
-	if w.seconds == 0 {
+	slice, kept := strings.TrimSuffix(w.label, "s"), "*/"
+	if w.label == "day" || w.label == "month" {
 		slice, kept = fmt.Sprintf("%d-%d", start, end), time.Unix(start, 0).In(zone).Format(time.DateOnly)+"/"
 	}
 	if len(keep) > 1 {

@@ -52,11 +52,11 @@ func TestPrecision(t *testing.T) {
 		keep   []string
 		should string
 	}{
-		{window{"60s", 120, 60}, nil, "60s 60 120 -"},
-		{window{"60s", 120, 60}, []string{"60s"}, "60s 60 120 */"},
-		{window{"60s", 120, 60}, []string{"60s", "day"}, "60s 60 120 60s/*/"},
-		{window{"day", 31, 0}, []string{"day"}, "day 1410127200-1410213600 31 2014-09-08/"},
-		{window{"month", 2, 0}, []string{"60s", "month"}, "month 1409522400-1412114400 2 month/2014-09-01/"},
+		{window{"60s", 120}, nil, "60s 60 120 -"},
+		{window{"60s", 120}, []string{"60s"}, "60s 60 120 */"},
+		{window{"60s", 120}, []string{"60s", "day"}, "60s 60 120 60s/*/"},
+		{window{"day", 31}, []string{"day"}, "day 1410127200-1410213600 31 2014-09-08/"},
+		{window{"month", 2}, []string{"60s", "month"}, "month 1409522400-1412114400 2 month/2014-09-01/"},
 	} {
 		if is := one.window.precision(one.keep, now, berlin); is != one.should {
 			t.Errorf("%s, should be %s", is, one.should)

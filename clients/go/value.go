@@ -1,6 +1,7 @@
 package counterfoil
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
@@ -26,185 +27,174 @@ func (b *Buffered) Value(ctx context.Context, id string) (int64, error) { return
 // Value returns the exact value of the counter: what MySQL has and what is pending in Redis.
 func (c *Cached) Value(ctx context.Context, id string) (int64, error) { return c.value(ctx, id) }
 
+// errAgain reports that a batch landed between the reads of Redis and of the database.
+var errAgain = errors.New("the ledger is ahead of Redis")
+
 func (f *family) value(ctx context.Context, id string) (int64, error) {
-	if err := f.check(id, 255, true); err != nil {
+	if err := f.check(id, f.maxID, true); err != nil {
 		return 0, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
-	defer cancel()
 	if f.client.options.Database == nil {
 		return f.askDaemon(ctx, id)
 	}
-	for {
-		parts, err := f.readValue(ctx, id)
-		if err != nil {
-			return 0, err
+	for start := time.Now(); ; {
+		value, err := f.readValue(ctx, id)
+		if err != errAgain {
+			return value, err
 		}
-		if parts != nil {
-			return f.sum(parts...)
-		}
-		if !sleep(ctx, 5*time.Millisecond) { // the ledger stays ahead of Redis
-			return 0, f.fail(ErrNotCounted, "set back", ctx.Err())
+		if time.Since(start) > f.client.options.RetryFor || !sleep(ctx, 5*time.Millisecond) {
+			return 0, f.fail(ErrNotCounted, "set back", err)
 		}
 	}
 }
 
-// pending is what a partition has pending of an id, and its batch.
-type pending struct {
-	partition               uint32
-	incarnation, nonce, seq uint64
+// part is what a partition has pending of an id, with its batch, and what the ledger has of its incarnation.
+type part struct {
+	incarnation, seq, nonce uint64
 	isInFlight              bool
 	batch, buffer           string
+	ledger                  ledgerRow
 }
 
-// ledgerRow is what the ledger has of an incarnation of a partition.
 type ledgerRow struct {
 	seq, nonce uint64
 	position   sql.NullString
 }
 
-// readValue reads Redis, and then MySQL. It returns the parts of the sum, or nil if a batch landed in between.
-func (f *family) readValue(ctx context.Context, id string) ([]string, error) {
+// readValue reads Redis, and then MySQL; lua/README.md, "Reading the exact value".
+func (f *family) readValue(ctx context.Context, id string) (int64, error) {
 	e, err := f.ask(ctx, 0)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	first, end := e.partitionOf(id), e.partitionOf(id)+1
+	first, parts := e.partitionOf(id), make([]part, 1)
 	if e.settings.Wide {
-		first, end = 0, e.partitions
+		first, parts = 0, make([]part, e.partitions)
 	}
-	var reads []pending
-	for partition := first; partition < end; partition++ {
-		read, err := f.readPending(ctx, partition, id)
-		if err != nil {
-			return nil, err
+	for i := range parts {
+		if parts[i], err = f.readPart(ctx, first+uint32(i), id); err != nil {
+			return 0, err
 		}
-		reads = append(reads, read)
 	}
-	value, ledger, err := f.readDatabase(ctx, e, id, reads)
+	value, database, err := f.query(ctx, id, first, parts)
 	if err != nil {
-		return nil, err
+		return 0, f.fail(ErrNotCounted, "database", err)
 	}
-	parts := []string{value}
-	for _, read := range reads {
-		own := ledger[read.partition]
-		isStale := own.seq > read.seq
-		if own.seq == 0 && (read.batch != "0" || read.buffer != "0") { // a crash of Redis may have reverted the incarnation
-			again, err := f.readPending(ctx, read.partition, id)
-			if err != nil {
-				return nil, err
+	if err := f.confirm(ctx, e, database); err != nil {
+		return 0, err
+	}
+	numbers := []string{value}
+	for i, p := range parts {
+		if p.ledger.seq == 0 && (p.batch != "0" || p.buffer != "0") { // a crash of Redis may have reverted the incarnation
+			again, err := f.readPart(ctx, first+uint32(i), id)
+			if err != nil || again.incarnation != p.incarnation {
+				return 0, cmp.Or(err, errAgain)
 			}
-			isStale = again.incarnation != read.incarnation
 		}
-		if isStale {
-			return nil, nil
-		}
-		hasBatch, err := f.compare(own, read, id)
+		batch, err := f.unsaved(p, id)
 		if err != nil {
-			return nil, err
+			return 0, err
 		}
-		if parts = append(parts, read.buffer); hasBatch {
-			parts = append(parts, read.batch)
-		}
+		numbers = append(numbers, batch, p.buffer)
 	}
-	return parts, nil
+	return f.total(numbers...)
 }
 
-// compare returns whether the batch's delta is to be added; lua/README.md, "Reading the exact value".
-func (f *family) compare(own ledgerRow, read pending, id string) (bool, error) {
-	isApplied := !own.position.Valid
-	switch {
-	case own.seq == read.seq && own.seq != 0 && own.nonce != read.nonce:
-		return false, f.fail(ErrNotCounted, "set back", nil)
-	case own.seq == read.seq && isApplied:
-		return false, nil
-	case own.seq == read.seq && read.isInFlight:
-		return id > own.position.String, nil
-	case own.seq+1 == read.seq && isApplied && read.isInFlight:
-		return true, nil
+func (f *family) readPart(ctx context.Context, partition uint32, id string) (p part, _ error) {
+	words, err := f.reply(ctx, &request{script: "buffered_read", keys: f.keys(partition, "buffer", "batch", "meta"), args: []any{id}})
+	if err != nil {
+		return p, err
 	}
-	return false, f.fail(ErrNotCounted, "a replica that is behind", nil)
+	p.incarnation, _ = strconv.ParseUint(words[1].(string), 16, 64) // "" if there is none
+	p.nonce, _ = strconv.ParseUint(words[3].(string), 16, 64)
+	p.seq, p.isInFlight = uint64(number(words[2])), number(words[4]) == 1
+	p.batch, p.buffer = words[5].(string), words[6].(string)
+	return p, nil
 }
 
-func (f *family) readPending(ctx context.Context, partition uint32, id string) (pending, error) {
-	words, err := f.read(ctx, func(*epoch) *request {
-		return &request{"buffered_read", f.keys(partition, "buffer", "batch", "meta"), []any{id}}
-	})
-	read := pending{partition: partition, isInFlight: textAt(words, 4) == "1", batch: textAt(words, 5), buffer: textAt(words, 6)}
-	read.incarnation, _ = strconv.ParseUint(textAt(words, 1), 16, 64) // "" if there is none
-	read.seq, _ = strconv.ParseUint(textAt(words, 2), 10, 64)
-	read.nonce, _ = strconv.ParseUint(textAt(words, 3), 16, 64)
-	return read, err
-}
-
-// readDatabase reads the value's row and the ledger in one statement.
-func (f *family) readDatabase(ctx context.Context, e *epoch, id string, reads []pending) (value string, _ map[uint32]ledgerRow, _ error) {
-	join, args, conditions := "counterfoil_values v ON v.family = f.number AND v.id", []any{id}, []string{}
-	column := "value"
+// query reads the value's row and the ledger in one statement.
+func (f *family) query(ctx context.Context, id string, first uint32, parts []part) (value, database string, err error) {
+	column, table := "value", "counterfoil_values v ON v.family = f.number AND v.id"
 	if f.table[0] != "" {
-		join, column = quote(f.table[0])+" v ON v."+quote(f.table[1]), quote(f.table[2])
-	}
-	for _, read := range reads {
-		conditions = append(conditions, "l.partition_no = ? AND l.incarnation = ?")
-		args = append(args, read.partition, read.incarnation)
+		column, table = quote(f.table[2]), quote(f.table[0])+" v ON v."+quote(f.table[1])
 	}
 	namespace, name, _ := strings.Cut(f.path, "/")
+	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
+	defer cancel()
 	rows, err := f.client.options.Database.QueryContext(ctx, `SELECT f.database_id, COALESCE(v.`+column+`, 0),
-		COALESCE(l.partition_no, 0), COALESCE(l.seq, 0), COALESCE(l.nonce, 0), l.position
-		FROM counterfoil_families f LEFT JOIN `+join+` = ?
-		LEFT JOIN counterfoil_ledger l ON l.family = f.number AND (`+strings.Join(conditions, " OR ")+`)
-		WHERE f.namespace = ? AND f.name = ?`, append(args, namespace, name)...)
+		COALESCE(l.partition_no, ?), COALESCE(l.incarnation, 0), COALESCE(l.seq, 0), COALESCE(l.nonce, 0), l.position
+		FROM counterfoil_families f LEFT JOIN `+table+` = ?
+		LEFT JOIN counterfoil_ledger l ON l.family = f.number AND l.partition_no BETWEEN ? AND ?
+		WHERE f.namespace = ? AND f.name = ?`, first, id, first, int(first)+len(parts)-1, namespace, name)
 	if err != nil {
-		return "", nil, f.fail(ErrNotCounted, "database", err)
+		return "", "", err
 	}
 	defer rows.Close()
-	ledger, database := map[uint32]ledgerRow{}, ""
 	for rows.Next() && err == nil {
 		var partition uint32
-		var own ledgerRow
-		err = rows.Scan(&database, &value, &partition, &own.seq, &own.nonce, &own.position)
-		if own.seq > 0 {
-			ledger[partition] = own
+		var incarnation uint64
+		var row ledgerRow
+		err = rows.Scan(&database, &value, &partition, &incarnation, &row.seq, &row.nonce, &row.position)
+		if p := &parts[partition-first]; err == nil && p.incarnation == incarnation {
+			p.ledger = row
 		}
 	}
-	if err = errors.Join(err, rows.Err()); err != nil {
-		return "", nil, f.fail(ErrNotCounted, "database", err)
-	}
-	return value, ledger, f.checkDatabase(ctx, e, database)
+	return value, database, cmp.Or(err, rows.Err())
 }
 
 func quote(name string) string { return "`" + strings.ReplaceAll(name, "`", "``") + "`" }
 
-// checkDatabase asks once whether the hits of this Redis go to that database.
-func (f *family) checkDatabase(ctx context.Context, e *epoch, database string) error {
-	f.mu.Lock()
-	isOurs := f.isOurs
-	f.mu.Unlock()
-	if isOurs {
+// confirm asks Redis, once, whether its hits go to that database.
+func (f *family) confirm(ctx context.Context, e *epoch, database string) error {
+	switch database {
+	case "":
+		return f.fail(ErrMisconfigured, "MISMATCH", errors.New("the database does not have the family"))
+	case e.database:
 		return nil
 	}
-	words, err := f.read(ctx, func(*epoch) *request {
-		return &request{"family_epoch", f.keys(0, "calls", "calls_before"), []any{f.kind.name, e.partitions, database, ""}}
-	})
-	if err == nil && (words[0] != "OK" || database == "") {
-		f.forget()
-		err = f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("Redis has %v, and the database is %q", words, database))
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.isOurs = err == nil
+	asked := *e
+	asked.database = database
+	f.latest.Store(&asked)
+	f.epochs.Delete(uint32(0))
+	_, err := f.ask(ctx, 0)
 	return err
+}
+
+// unsaved returns what the value in MySQL does not contain of the batch's delta.
+func (f *family) unsaved(p part, id string) (string, error) {
+	isApplied, isSame := !p.ledger.position.Valid, p.ledger.seq == p.seq
+	switch {
+	case p.ledger.seq > p.seq:
+		return "", errAgain
+	case isSame && p.seq != 0 && p.ledger.nonce != p.nonce:
+		return "", f.fail(ErrNotCounted, "set back", nil)
+	case isSame && (isApplied || p.isInFlight && id <= p.ledger.position.String):
+		return "0", nil
+	case p.isInFlight && (isSame || p.ledger.seq+1 == p.seq && isApplied):
+		return p.batch, nil
+	}
+	return "", f.fail(ErrNotCounted, "a replica that is behind", nil)
 }
 
 // askDaemon returns the exact value of a counter. It asks until there is a reply other than 429 and 503.
 func (f *family) askDaemon(ctx context.Context, id string) (int64, error) {
-	if f.client.options.Daemon == "" {
+	options := f.client.options
+	if options.Daemon == "" {
 		return 0, f.fail(ErrMisconfigured, "no daemon", errors.New("set Options.Daemon (or Database for values, ReadRow for rows)"))
 	}
+	ctx, cancel := context.WithTimeout(ctx, options.RetryFor)
+	defer cancel()
 	query := url.Values{"family": {f.path}, "id": {id}}
-	address := strings.TrimSuffix(f.client.options.Daemon, "/") + "/api/v1/values?" + query.Encode()
+	address := strings.TrimSuffix(options.Daemon, "/") + "/api/v1/values?" + query.Encode()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return 0, f.fail(ErrMisconfigured, "daemon", err)
+	}
+	if options.Token != "" {
+		r.Header.Set("Authorization", "Bearer "+options.Token)
+	}
 	for {
-		value, status, err := f.get(ctx, address)
+		value, status, err := fetch(r)
 		switch {
 		case err == nil:
 			return value, nil
@@ -216,26 +206,19 @@ func (f *family) askDaemon(ctx context.Context, id string) (int64, error) {
 	}
 }
 
-func (f *family) get(ctx context.Context, address string) (value int64, status int, err error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return 0, http.StatusBadRequest, err
-	}
-	if f.client.options.Token != "" {
-		r.Header.Set("Authorization", "Bearer "+f.client.options.Token)
-	}
+func fetch(r *http.Request) (value int64, status int, err error) {
 	response, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return 0, 0, err
 	}
 	defer response.Body.Close()
 	var reply struct{ Values []struct{ Value int64 } }
-	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	body, err := io.ReadAll(response.Body)
 	if err == nil {
 		err = json.Unmarshal(body, &reply)
 	}
-	if err == nil && response.StatusCode == http.StatusOK && len(reply.Values) == 1 {
-		return reply.Values[0].Value, http.StatusOK, nil
+	if err == nil && len(reply.Values) == 1 {
+		return reply.Values[0].Value, response.StatusCode, nil
 	}
 	return 0, response.StatusCode, fmt.Errorf("%s: %.300s", response.Status, body)
 }
