@@ -5,9 +5,8 @@ from __future__ import annotations
 import zlib
 from typing import Any, NamedTuple
 
-from ._channel import Description, Keys, Words
 from ._errors import NotCounted
-from ._family import ROUNDS, D, Family, call, id_bytes, visitor_bytes
+from ._family import ROUNDS, D, Description, Family, Keys, Words, call, id_bytes, visitor_bytes
 
 PLACES = 100
 
@@ -68,7 +67,8 @@ class ActivityCounters(Family[D]):
 
     def _layers(self, settings: dict[str, Any]) -> tuple[int, int]:
         """The number of the current layer, and how many a window has."""
-        return int(self.channel.server_time() * 1000) // settings["layer"], settings["window"] // settings["layer"]
+        length = settings["layer"]
+        return int(self.channel.server_time() * 1000) // length, settings["window"] // length
 
     async def _read(self, settings: dict[str, Any], page: bytes, places: list[tuple[int, int]]) -> list[int]:
         for _ in range(ROUNDS):

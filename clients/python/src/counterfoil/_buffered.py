@@ -7,9 +7,8 @@ import zlib
 from itertools import chain
 from typing import Any, Iterable, Mapping, Union
 
-from ._channel import CALLS, Channel, Description, Entry, Words, words_of
 from ._errors import CounterfoilError, OutcomeUnknown, value_of
-from ._family import D, call, id_bytes, integer
+from ._family import CALLS, Channel, D, Description, Entry, Words, call, id_bytes, integer, words_of
 from ._sums import OnError
 from ._value import ExactValues, Table
 
@@ -26,7 +25,7 @@ class Buffered(ExactValues[D]):
     kind = "buffered"
     has_total = dup_names_refused = True
 
-    def __init__(self, client: Any, name: str, table: Table | None = None, on_error: OnError | None = None) -> None:
+    def __init__(self, client: Any, name: str, table: Table | None, on_error: OnError | None) -> None:
         super().__init__(client, name, table)
         self.on_error = on_error
 

@@ -6,12 +6,12 @@ import secrets
 from itertools import chain
 from typing import Any, Callable, Coroutine
 
-from ._channel import Words, result_of
 from ._errors import NotCounted
-from ._family import ROUNDS, D, call, id_bytes, integer
+from ._family import ROUNDS, D, Words, call, id_bytes, integer, result_of
 from ._value import ExactValues, Table
 
 TICKET_MS = 30_000
+ReadRow = Callable[[str], Any]
 
 
 class Cached(ExactValues[D]):
@@ -19,7 +19,7 @@ class Cached(ExactValues[D]):
 
     kind = "cached"
 
-    def __init__(self, client: Any, name: str, table: Table | None, read_row: Callable[[str], Any] | None) -> None:
+    def __init__(self, client: Any, name: str, table: Table | None, read_row: ReadRow | None) -> None:
         super().__init__(client, name, table)
         self._read_row = read_row
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from functools import cached_property
-from typing import Any, Callable, Generic
+from typing import Any, Generic
 
 from typing_extensions import Self, TypedDict, Unpack
 
 from ._activity import ActivityCounters
 from ._buffered import Buffered
-from ._cached import Cached
-from ._channel import PAUSE_SECONDS
+from ._cached import Cached, ReadRow
 from ._errors import Misconfigured, value_of
-from ._family import D
+from ._family import PAUSE_SECONDS, D
 from ._redis import Address, check
 from ._series import Series
 from ._sums import OnError
@@ -57,7 +56,7 @@ class Client(Generic[D]):
         self.database, self.database_lock = options.get("database"), threading.Lock()
         self.sessions: dict[Any, Any] = {}
         if not 0 < self.retry_for <= MAX_RETRY_SECONDS:
-            raise Misconfigured("OPTION", f"retry_for is up to {MAX_RETRY_SECONDS} seconds, not {self.retry_for}")
+            raise Misconfigured("OPTION", f"retry_for is at most {MAX_RETRY_SECONDS}, not {self.retry_for}")
 
     @classmethod
     def connect(
@@ -74,12 +73,16 @@ class Client(Generic[D]):
     def deadline(self) -> float:
         return time.monotonic() + self.retry_for
 
-    def buffered(self, family: str, *, table: Table | None = None, on_error: OnError | None = None) -> Buffered[D]:
+    def buffered(
+        self, family: str, *, table: Table | None = None, on_error: OnError | None = None
+    ) -> Buffered[D]:
         """Sums of deltas. `table` is (table, id column, value column) if the family is stored in a table of the application.
         `on_error(family, id, delta, error)` is called for each sum of `later` that is dropped."""
         return Buffered(self, family, table, on_error)
 
-    def cached(self, family: str, *, table: Table | None = None, read_row: Callable[[str], Any] | None = None) -> Cached[D]:
+    def cached(
+        self, family: str, *, table: Table | None = None, read_row: ReadRow | None = None
+    ) -> Cached[D]:
         """Values that return with each change. `read_row(id)` reads the value of a row from the primary, outside of a
         transaction, and returns 0 where there is none; by default the daemon does it. With asyncio it is a coroutine function,
         or it runs in a thread."""

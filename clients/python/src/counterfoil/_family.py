@@ -1,17 +1,29 @@
-"""A family, and what the calls of all kinds have in common."""
+"""A family, and what the calls of all kinds have in common: epochs, callers, repeats."""
 
 from __future__ import annotations
 
 import functools
+import json
 import re
+import secrets
+import time
 import zlib
-from typing import Any, Callable, Coroutine, Generic, TypeVar, overload
+from collections import deque
+from typing import Any, Callable, Coroutine, Generic, List, NamedTuple, Tuple, TypeVar, overload
 
 from typing_extensions import Concatenate, ParamSpec, Self
 
-from ._channel import Channel, Description, Keys, Words
-from ._errors import Misconfigured, NotCounted
+from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
+from ._redis import LOST, REPEATED, SHA1, SOURCES, code_of, refusal
+from ._sums import Sums
 
+EPOCH_SECONDS = 30
+PAUSE_SECONDS = 0.05
+CONFIGURED_WITHIN_SECONDS = 3  # the daemon configures an emptied Redis again
+CALLS = "calls", "calls_before"
+Call = Tuple[Any, ...]  # words of a command
+Keys = Tuple[bytes, ...]
+Words = Tuple[str, Keys, List[Any]]  # script, keys, arguments
 ROUNDS = 10
 
 
@@ -58,7 +70,7 @@ class Family(Generic[D]):
     def __init__(self, client: Any, name: str) -> None:
         self.client, self.name = client, f"{client.namespace}/{name}"
         if not re.fullmatch("[a-z0-9_.-]{1,64}/[a-z0-9_.-]{1,64}", self.name):
-            raise Misconfigured("NAME", f"expected names of 1 to 64 characters a-z, 0-9, _, . and -, not {self.name}")
+            raise Misconfigured("NAME", f"expected 1 to 64 characters a-z, 0-9, _, . and -, not {self.name}")
 
     @property
     def channel(self) -> Channel:
@@ -78,9 +90,216 @@ class Family(Generic[D]):
         raise NotImplementedError
 
 
+class Description(NamedTuple):
+    """The reply of family_epoch."""
+
+    asked_at: float
+    now: bytes
+    before: bytes
+    partitions: int
+    settings: dict[str, Any]
+
+
+class Queue:
+    """Group commit: one call at a time, of the changes that arrived while the one before was under way."""
+
+    def __init__(self, home: int, partition: int, partitions: int) -> None:
+        self.home, self.partition, self.partitions = home, partition, partitions
+        self.waiting: deque[Entry] = deque()
+        self.batch: list[Entry] = []  # those of the call under way
+        self.call: Call = ()
+        self.deadline = 0.0
+        self.caller, self.n = secrets.token_hex(8), 0
+
+
+class Entry:
+    """A change in a queue. The `result`, a value or an error, is set when it is `settled`."""
+
+    __slots__ = ("queue", "change", "settled", "result")
+
+    def __init__(self, queue: Queue | None, change: Any, error: CounterfoilError | None = None) -> None:
+        self.queue, self.change = queue, change
+        self.settled, self.result = error is not None, error
+
+
+class Channel:
+    """What a session knows of a family, and the calls that it makes."""
+
+    def __init__(self, family: Any, session: Any) -> None:
+        self.family, self.session, self.client = family, session, session.client
+        self.sums = Sums(self)
+        self.descriptions: dict[int, Description] = {}
+        self._last: Description | None = None
+        self._clock = time.time() - time.monotonic()  # steps of this machine's clock do not matter
+        self._queues: dict[int, Queue] = {}
+
+    def home(self, partition: int) -> int:
+        """The partition whose memory has the calls of `partition`."""
+        return partition if self.client.is_cluster else 0
+
+    def server_time(self) -> float:
+        return time.monotonic() + self._clock
+
+    def server_is_at(self, now_ms: bytes) -> None:
+        self._clock = int(now_ms) / 1000 - time.monotonic()
+
+    async def last_description(self) -> Description:
+        return self._last or await self.describe()
+
+    async def described(self, *change: Any) -> tuple[int, Description]:
+        """The partition of a change, and a fresh description of the family."""
+        partition = self.family.partition(await self.last_description(), change)
+        return partition, await self.describe(self.home(partition))
+
+    async def describe(self, home: int = 0, deadline: float = 0) -> Description:
+        """Asks Redis for the family and its current epoch, unless it did so less than 30 s ago."""
+        start, known = time.monotonic(), self.descriptions.get(home)
+        if known and start < known.asked_at + EPOCH_SECONDS:
+            return known
+        name, kind = self.family.name, self.family.kind
+        while True:
+            asked_at, last = time.monotonic(), self._last
+            args = [kind, last.partitions if last else "", "", ""]
+            status, *words = await self.read("family_epoch", self.family.keys(home, *CALLS), args, deadline)
+            if status == b"OK":
+                self._last = Description(asked_at, words[0], words[1], int(words[3]), json.loads(words[4]))
+                self.descriptions[home] = self._last
+                return self._last
+            if status == b"MISMATCH":
+                self.descriptions, self._last = {}, None
+                found = f"{words[0].decode()} with {int(words[1])} partitions"
+                raise Misconfigured("MISMATCH", f"{name} is not the {kind} family of before, but {found}")
+            if not last or time.monotonic() > start + min(self.client.retry_for, CONFIGURED_WITHIN_SECONDS):
+                raise Misconfigured("UNCONFIGURED", name)
+            await self.session.sleep(PAUSE_SECONDS)
+
+    async def read(self, script: str, keys: Keys, args: list[Any], deadline: float = 0) -> list[Any]:
+        """Makes a call that may be made any number of times. Returns status and words."""
+        try:
+            call = words_of(script, keys, args)
+            status, words, _ = await self.send(call, deadline or self.client.deadline())
+        except OutcomeUnknown as error:
+            raise NotCounted(error.reason, error.explanation, temporary=True) from error.__cause__
+        return [status, *words]
+
+    async def send(
+        self, call: Call, deadline: float, was_lost: bool = False
+    ) -> tuple[bytes, list[Any], bool]:
+        """Sends a call until there is a reply: the same call, which Redis executes once.
+
+        Returns status, words, and whether a reply was lost.
+        """
+        while True:
+            try:
+                status, *words = await self.session.execute(call, deadline)
+                return status, words, was_lost
+            except Exception as error:
+                failure, code = error, code_of(error, self.client)
+            if code == "NOSCRIPT":
+                call = ("EVAL", SOURCES[call[1]], *call[2:])
+                continue
+            was_lost = was_lost or code == LOST
+            if code not in REPEATED or time.monotonic() + PAUSE_SECONDS >= deadline:
+                raise refusal(code, failure, was_lost) from failure
+            await self.session.sleep(PAUSE_SECONDS)
+
+    async def change(self, *change: Any) -> Any:
+        """Counts a change, in a call with others that wait. Returns its result."""
+        description = self._last or await self.describe()
+        return value_of(await self.settle(self.enter(description, change)))
+
+    def enter(self, description: Description, change: Any) -> Entry:
+        """Puts a change into the queue of its partition."""
+        partition = self.family.partition(description, change)
+        queue = self._queues.get(partition)
+        if not queue or queue.partitions != description.partitions:
+            queue = self._queues[partition] = Queue(self.home(partition), partition, description.partitions)
+        entry = Entry(queue, change)
+        queue.waiting.append(entry)
+        return entry
+
+    async def settle(self, entry: Entry) -> Any:
+        """Makes calls until the change is counted, or waits for the caller that does so."""
+        while not entry.settled:
+            await self.session.share(entry.queue, self._commit, entry.queue)
+        return entry.result
+
+    async def _commit(self, queue: Queue) -> None:
+        """Makes one call of the changes that wait, or repeats the one that an interrupted caller left."""
+        if not queue.batch:
+            queue.deadline = self.client.deadline()
+            size = min(len(queue.waiting), self.family.limit)
+            queue.batch = [queue.waiting.popleft() for _ in range(size)]
+        try:
+            results = await self._count(queue)
+        except Exception as error:
+            results = [error] * len(queue.batch)
+            queue.caller = secrets.token_hex(8)  # the call may still arrive
+        for entry, result in zip(queue.batch, results):
+            entry.result, entry.settled = result, True
+        queue.batch, queue.call = [], ()
+
+    async def _count(self, queue: Queue) -> list[Any]:
+        """Makes the call of a batch, and returns its results."""
+        was_interrupted = bool(queue.call)
+        if was_interrupted and time.monotonic() > queue.deadline:
+            raise OutcomeUnknown("INTERRUPTED")
+        while True:
+            queue.call = queue.call or await self._call(queue)
+            status, words, was_lost = await self.send(queue.call, queue.deadline, was_interrupted)
+            if status in (b"OK", b"DUP"):
+                return self.results(status, words, len(queue.batch))
+            if status == b"EXPIRED":
+                self.descriptions.pop(queue.home, None)
+            elif status == b"OUTSIDE":
+                self.server_is_at(words[0])
+            # the only send, and nothing was done
+            is_first = not was_lost and (self.client.is_own or status == b"OUTSIDE")
+            if status == b"PASSED" or not is_first or time.monotonic() > queue.deadline:
+                raise OutcomeUnknown(status.decode())
+            queue.call = ()
+
+    async def _call(self, queue: Queue) -> Call:
+        description = await self.describe(queue.home, queue.deadline)
+        if description.partitions != queue.partitions:
+            raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
+        changes = [entry.change for entry in queue.batch]
+        script, keys, args = self.family.part(description.settings, queue.partition, changes)
+        queue.n += 1
+        caller = [queue.caller, queue.n, description.now, ""]
+        return words_of(script, self.family.keys(queue.home, *CALLS) + keys, caller + args)
+
+    def results(self, status: bytes, words: list[Any], count: int) -> list[Any]:
+        """The result of each change of a call."""
+        if status == b"OK":
+            words = words[1:] if self.family.has_total else words
+        elif self.family.dup_names_refused:
+            refused = dict(word.split(b":", 1) for word in words[0].split())
+            words = [refused.get(b"%d" % number) for number in range(1, count + 1)]
+        elif len(words) == 1 and isinstance(words[0], bytes):
+            words = words[0].split()
+        return [result_of(word) for word in words] or [None] * count
+
+
 @functools.lru_cache(1000)
 def _keys(family: str, partition: int, *names: str) -> Keys:
     return tuple(f"cf1:{{{family}/{partition}}}:{name}".encode() for name in names)
+
+
+def words_of(script: str, keys: Keys, args: list[Any]) -> Call:
+    return ("EVALSHA", SHA1[script], len(keys), *keys, *args)
+
+
+def result_of(word: Any) -> Any:
+    """A number, the ticket of a miss, or the error of a word such as `FULL` or `RANGE:5`."""
+    if not isinstance(word, bytes):
+        return word
+    reason, _, value = word.decode().partition(":")
+    if reason == "MISS":
+        return value
+    if reason == "SUM":  # beyond 2^53
+        return sum(map(int, value.split(":")))
+    return NotCounted(reason, value=int(value) if value else None) if reason.isalpha() else int(word)
 
 
 def id_bytes(id: str, limit: int = 255) -> bytes:
@@ -95,7 +314,10 @@ def id_bytes(id: str, limit: int = 255) -> bytes:
 
 
 def visitor_bytes(visitor: str | bytes) -> bytes:
-    return visitor if isinstance(visitor, bytes) and 0 < len(visitor) <= 255 else id_bytes(visitor)  # type: ignore[arg-type]
+    """Checks a visitor, who need not be text."""
+    if isinstance(visitor, bytes) and 0 < len(visitor) <= 255:
+        return visitor
+    return id_bytes(visitor)  # type: ignore[arg-type]
 
 
 def integer(number: int, lowest: int = -(2**63)) -> int:

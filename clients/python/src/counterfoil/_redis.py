@@ -47,7 +47,8 @@ def code_of(error: Exception, client: Any) -> str:
         return _CODES[name]
     if type(error) is redis.ResponseError:
         # Redis 6.2 wraps the errors of commands in a script
-        code = re.search(r"rror running script.*?-([A-Z]+)", str(error)) or re.match(r"([A-Z]+)\b", str(error))
+        wrapped = re.search(r"rror running script.*?-([A-Z]+)", str(error))
+        code = wrapped or re.match(r"([A-Z]+)\b", str(error))
         return code[1] if code else "ERR"
     if isinstance(error, redis.ResponseError):  # such as NoScriptError
         return name.replace("Error", "").upper()
@@ -77,15 +78,16 @@ class Address(NamedTuple):
             return library.Redis.from_url(self.address, **options)
         if int(redis.__version__.split(".")[0]) < 6:
             options["cluster_error_retry_attempts"] = 0
-        urls = [node if "://" in node else f"redis://{node}" for node in self.address]
-        others = [library.cluster.ClusterNode(url.hostname, url.port or 6379) for url in map(urlsplit, urls[1:])]
-        return library.RedisCluster.from_url(urls[0], startup_nodes=others, **options)
+        first, *others = [node if "://" in node else f"redis://{node}" for node in self.address]
+        urls = [urlsplit(other) for other in others]
+        nodes = [library.cluster.ClusterNode(url.hostname, url.port or 6379) for url in urls]
+        return library.RedisCluster.from_url(first, startup_nodes=nodes, **options)
 
 
 def check(client: Any, library: Any) -> None:
     """Raises `Misconfigured` for a client that is of another kind, or that decodes replies."""
     is_pipeline = isinstance(client, (library.client.Pipeline, library.cluster.ClusterPipeline))
     if is_pipeline or not isinstance(client, (library.Redis, library.RedisCluster)):
-        raise Misconfigured("CLIENT", f"expected a Redis or RedisCluster of {library.__name__}, not {client!r}")
+        raise Misconfigured("CLIENT", f"expected a client of {library.__name__}, not {client!r}")
     if client.get_encoder().decode_responses:
         raise Misconfigured("DECODED", "the client has decode_responses=True: make one that returns bytes")

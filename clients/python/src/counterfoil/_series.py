@@ -7,9 +7,8 @@ from itertools import chain
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from ._channel import Words
 from ._errors import Misconfigured, NotCounted
-from ._family import D, Family, call, id_bytes, integer
+from ._family import D, Family, Words, call, id_bytes, integer
 
 
 class Series(Family[D]):
@@ -32,14 +31,15 @@ class Series(Family[D]):
         slices = dict(description.settings["windows"]).get(label)
         if slices is None:
             raise NotCounted("BADARG", f"{self.name} has no window {label!r}")
-        _, now_ms, text = await self.channel.read("series_get", (self.keys(partition, f"series:{label}:")[0] + word,), [""])
+        [window] = self.keys(partition, f"series:{label}:")
+        _, now_ms, text = await self.channel.read("series_get", (window + word,), [""])
         numbers = list(map(int, text.split()))
         counts = dict(zip(numbers[::2], numbers[1::2]))
         starts: list[int] = []
         end = int(now_ms) // 1000 + 1
         while len(starts) < slices:
-            starts.append(_slice(label, end - 1, description.settings)[0])
-            end = starts[-1]
+            end = _slice(label, end - 1, description.settings)[0]
+            starts.append(end)
         return [(start, counts.get(start, 0)) for start in reversed(starts)]
 
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
@@ -64,7 +64,7 @@ def _slice(label: str, now: int, settings: dict[str, Any]) -> tuple[int, int, st
     try:
         zone = ZoneInfo(name)
     except Exception as error:
-        raise Misconfigured("TIME ZONE", f"Python has no time zone {name!r}: install the package tzdata") from error
+        raise Misconfigured("TIME ZONE", f"there is no {name!r}: install the package tzdata") from error
     first = datetime.fromtimestamp(now, zone).date()
     following = first + timedelta(days=1)
     if label == "month":

@@ -49,7 +49,7 @@ class Sums:
         first = dropped[0] if dropped else self.temporary
         if first:
             error = copy.copy(first)
-            error.explanation += f" ({len(dropped)} ids were dropped, {len(self.waiting)} wait to be sent again)"
+            error.explanation += f" ({len(dropped)} ids were dropped, {len(self.waiting)} will be sent again)"
             raise error
 
     async def send(self) -> None:

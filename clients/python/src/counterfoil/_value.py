@@ -10,9 +10,8 @@ from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
-from ._channel import PAUSE_SECONDS
 from ._errors import CounterfoilError, Misconfigured, NotCounted
-from ._family import ROUNDS, D, Family, id_bytes
+from ._family import PAUSE_SECONDS, ROUNDS, D, Family, id_bytes
 
 HTTP_SECONDS = 12  # the daemon replies within 10
 Table = Tuple[str, str, str]
@@ -27,6 +26,19 @@ class Pending(NamedTuple):
     in_flight: int
     batch: int
     buffer: int
+
+    def missing(self, word: bytes, applied: int, nonce: int, position: Any) -> int | None:
+        """What the value in the database lacks; None if a newer batch landed in between."""
+        position = position.encode() if isinstance(position, str) else position
+        if applied > self.seq:
+            return None
+        if applied == self.seq and applied and nonce != self.nonce:
+            raise NotCounted("SET BACK", "the daemon resets the partition within 30 s", temporary=True)
+        if applied == self.seq and (position is None or self.in_flight and word <= position):
+            return self.buffer
+        if self.in_flight and (applied == self.seq or applied == self.seq - 1 and position is None):
+            return self.batch + self.buffer
+        raise NotCounted("BEHIND", "this copy of the database is behind: use the primary", temporary=True)
 
 
 class ExactValues(Family[D]):
@@ -46,11 +58,12 @@ class ExactValues(Family[D]):
             if not rows:
                 raise Misconfigured("UNCONFIGURED", f"{self.name} is not in the database")
             ledgers = {row[1]: row[2:] for row in rows if row[1] is not None}
-            deltas = [_missing(word, pending, *ledgers.get(number, (0, 0, None))) for number, pending in reads.items()]
+            deltas = [one.missing(word, *ledgers.get(at, (0, 0, None))) for at, one in reads.items()]
             # a crash of Redis may revert an incarnation as long as no batch of it is in the ledger
-            unsure = [number for number in reads if number not in ledgers and (reads[number].batch or reads[number].buffer)]
+            unsure = [at for at, one in reads.items() if at not in ledgers and (one.batch or one.buffer)]
             again = await self._read(unsure, word)
-            if None not in deltas and all(again[number].incarnation == reads[number].incarnation for number in unsure):
+            is_sure = all(again[at].incarnation == reads[at].incarnation for at in unsure)
+            if is_sure and None not in deltas:
                 return int(rows[0][0]) + sum(delta or 0 for delta in deltas)
             await self.client.session.sleep(PAUSE_SECONDS)
         raise NotCounted("SET BACK", "the database is ahead of Redis, which was set back", temporary=True)
@@ -67,54 +80,42 @@ class ExactValues(Family[D]):
 
     async def _read(self, partitions: Iterable[int], word: bytes) -> dict[int, Pending]:
         reads = {}
-        for number in partitions:
-            _, incarnation, seq, nonce, *rest = await self.channel.read("buffered_read", self.keys(number, "buffer", "batch", "meta"), [word])
-            reads[number] = Pending(int(incarnation or "0", 16), int(seq), int(nonce or "0", 16), *map(int, rest))
+        for at in partitions:
+            reply = await self.channel.read("buffered_read", self.keys(at, "buffer", "batch", "meta"), [word])
+            _, incarnation, seq, nonce, *rest = reply
+            reads[at] = Pending(int(incarnation or "0", 16), int(seq), int(nonce or "0", 16), *map(int, rest))
         return reads
 
     def _statement(self, id: str, word: bytes, reads: dict[int, Pending]) -> tuple[str, list[Any]]:
         names = self._table or ("counterfoil_values", "id", "value")
         table, key, value = (".".join(f"`{part}`" for part in name.split(".")) for name in names)
         statement = (
-            f"SELECT COALESCE(v.{value}, 0), l.partition_no, l.seq, l.nonce, l.position FROM counterfoil_families f"
-            f" LEFT JOIN {table} v ON v.{key} = %s{'' if self._table else ' AND v.family = f.number'}"
+            f"SELECT COALESCE(v.{value}, 0), l.partition_no, l.seq, l.nonce, l.position"
+            f" FROM counterfoil_families f LEFT JOIN {table} v ON v.{key} = %s{'' if self._table else ' AND v.family = f.number'}"
             " LEFT JOIN counterfoil_ledger l ON l.family = f.number"
             f" AND (l.partition_no, l.incarnation) IN ({', '.join(['(%s, %s)'] * len(reads))})"
             " WHERE f.namespace = %s AND f.name = %s"
         )
-        ledgers = [number for partition, pending in reads.items() for number in (partition, pending.incarnation)]
+        ledgers = [number for at, one in reads.items() for number in (at, one.incarnation)]
         return statement, [id if self._table else word, *ledgers, *self.name.split("/")]
-
-
-def _missing(word: bytes, pending: Pending, applied: int, nonce: int, position: str | bytes | None) -> int | None:
-    """What the value in the database lacks; None if a newer batch landed in between."""
-    position = position.encode() if isinstance(position, str) else position
-    if applied > pending.seq:
-        return None
-    if applied == pending.seq and applied and nonce != pending.nonce:
-        raise NotCounted("SET BACK", "Redis was set back; the daemon resets the partition within 30 s", temporary=True)
-    if applied == pending.seq and (position is None or pending.in_flight and word <= position):
-        return pending.buffer
-    if pending.in_flight and (applied == pending.seq or applied == pending.seq - 1 and position is None):
-        return pending.batch + pending.buffer
-    raise NotCounted("BEHIND", "this copy of the database is behind: read from the primary", temporary=True)
 
 
 def daemon_value(client: Any, family: str, id: str) -> int:
     """Gets the value of an id from the daemon."""
     if not client.daemon:
-        raise Misconfigured("NO SOURCE", "values are read from the daemon or the database: pass daemon=URL or database=")
+        raise Misconfigured("NO SOURCE", "pass daemon=URL or database= to read values")
     url = f"{client.daemon}/api/v1/values?{urlencode({'family': family, 'id': id})}"
-    headers = {"Authorization": f"Bearer {client.token}"} if client.token else {}
+    request = Request(url, headers={"Authorization": f"Bearer {client.token}"} if client.token else {})
     try:
-        with build_opener(ProxyHandler({})).open(Request(url, headers=headers), timeout=HTTP_SECONDS) as response:
+        with build_opener(ProxyHandler({})).open(request, timeout=HTTP_SECONDS) as response:
             return int(json.load(response)["values"][0]["value"])
     except HTTPError as error:
         with error:
             explanation = f"the daemon replied {error.code}: {error.read(2000).decode(errors='replace')}"
         if error.code == 429 or error.code >= 500:
             raise NotCounted("DAEMON", explanation, temporary=True) from error
-        raise Misconfigured({404: "UNCONFIGURED", 409: "MISMATCH"}.get(error.code, "DAEMON"), explanation) from error
+        reason = {404: "UNCONFIGURED", 409: "MISMATCH"}.get(error.code, "DAEMON")
+        raise Misconfigured(reason, explanation) from error
     except Exception as error:
         raise NotCounted("DAEMON", f"{url}: {error}", temporary=True) from error
 
@@ -139,7 +140,7 @@ def _check_autocommit(connection: Any) -> None:
     # PyMySQL has the status of the server, mysql-connector in_transaction
     is_open = getattr(connection, "server_status", 0) & 1 or getattr(connection, "in_transaction", False)
     if is_open or _fetch(connection, "SELECT @@autocommit", [])[0][0] != 1:
-        raise Misconfigured("DATABASE", "the connection has a transaction: pass a function that returns one without")
+        raise Misconfigured("DATABASE", "the connection is in a transaction, or not in autocommit mode")
 
 
 def _fetch(connection: Any, statement: str, parameters: list[Any]) -> list[list[Any]]:

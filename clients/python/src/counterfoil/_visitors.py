@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import date
 from typing import Any
 
-from ._channel import Words
 from ._errors import NotCounted
-from ._family import D, call, id_bytes, visitor_bytes
+from ._family import D, Words, call, id_bytes, visitor_bytes
 from ._value import ExactValues
 
 
@@ -26,7 +25,7 @@ class Visitors(ExactValues[D]):
     @call
     async def value(self, scope: str, day: str | date) -> int:
         """Returns the exact number of visitors."""
-        return (await self.exact(_id(scope, day)))
+        return await self.exact(_id(scope, day))
 
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
         [seen] = self.keys(partition, "seen:")

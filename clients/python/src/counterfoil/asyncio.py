@@ -40,8 +40,8 @@ class Counterfoil(Client[Awaiting]):
         session: Loop | None = self.sessions.get(loop)
         if session is None:
             if self.sessions and not self.is_own:
-                raise Misconfigured("EVENT LOOP", "the Redis client was used in another event loop: make one in each, or use connect")
-            self.sessions = {other: session for other, session in self.sessions.items() if not other.is_closed()}
+                raise Misconfigured("EVENT LOOP", "the Redis client is of another event loop: use connect")
+            self.sessions = {key: one for key, one in self.sessions.items() if not key.is_closed()}
             session = self.sessions[loop] = Loop(self)
         return session
 
