@@ -1,18 +1,18 @@
-import { crc32 } from 'node:zlib';
 import type { Call } from './call.js';
-import { type Family, Queue, byPartition } from './family.js';
-import { Later, type OnError, type Pair } from './later.js';
+import { type Family, type Item, Queue, type Work } from './family.js';
+import { Later, type LaterOptions, type Pair } from './later.js';
 import type { ExactReader } from './value.js';
-import { type CounterfoilError, type Integer, checkId, checkInteger, repeated, result } from './values.js';
+import { type CounterfoilError, type Integer, checkId, checkInteger, integerOf, memo, repeated } from './values.js';
 
-type Item = { partition: number; id: string; delta: Integer; result?: Integer | null | Error };
+type Hit = Item & { partition: number; id: string; delta: Integer };
 
 /** A family of kind `buffered`: sums of deltas. */
 export class Buffered extends Later {
-  private readonly queue = new Queue<Item, Integer | null>((home, items) => this.count(home, items));
+  private readonly queue = new Queue<Hit>((home, hits) => this.count(home, hits));
+  private readonly keys = new Map<number, string[]>();
 
   /** @internal */
-  constructor(family: Family, private readonly reader: ExactReader, every?: number, onError?: OnError) { super(family, every, onError); }
+  constructor(family: Family, private readonly reader: ExactReader, options: LaterOptions) { super(family, options); }
 
   /**
    * Adds `delta` to the counter. Concurrent calls share a round trip.
@@ -23,7 +23,7 @@ export class Buffered extends Later {
     checkId(id);
     checkInteger(delta);
     const partition = this.family.partition(id, this.family.known ?? (await this.family.describe()));
-    return this.queue.push(this.family.home(partition), { partition, id, delta });
+    return integerOf(id, await this.queue.push(this.family.home(partition), { partition, id, delta }));
   }
 
   /** Adds to many counters. Returns for each pair what `add` returns, or its error: they fail separately. */
@@ -47,51 +47,50 @@ export class Buffered extends Later {
    */
   async addOnce(request: string, id: string, delta: Integer = 1, epoch?: string): Promise<boolean> {
     checkInteger(delta);
-    const partition = await this.requestPartition(request, id);
+    const hit: Hit = { partition: await this.requestPartition(request, id), id, delta };
     const name = `request:${Buffer.byteLength(request)}:${request}:${id}`;
     const work = { name, epoch: epoch ?? (await this.requestEpoch(request, id)) };
-    const { status, words } = await this.family.count('buffered_add', partition, () => this.call([[partition, [{ partition, id, delta }]]]), work);
-    const outcome = status === 'DUP' ? repeated([id], words[0])[0] : result(id, words[1]);
-    if (outcome instanceof Error) throw outcome;
-    return status === 'OK';
+    const isNew = await this.count(hit.partition, [hit], work);
+    integerOf(id, hit.word);
+    return isNew;
   }
 
   /** Returns the exact value: what MySQL has, and what is pending. */
-  async value(id: string): Promise<Integer> {
-    checkId(id);
-    return this.reader.value(this.family, id);
-  }
+  async value(id: string): Promise<Integer> { return this.reader.value(this.family, id); }
 
   private async requestPartition(request: string, id: string): Promise<number> {
     checkId(request, 64);
     checkId(id);
-    const { partitions, settings } = await this.family.describe();
-    return crc32(settings.wide ? request : id) % partitions;
+    return this.family.partition(id, await this.family.describe(), request);
   }
 
-  private async count(home: number, items: Item[]): Promise<(Integer | null | Error)[]> {
-    const groups = byPartition(items);
-    const { status, words } = await this.family.count('buffered_add', home, () => this.call(groups));
-    const ids = groups.flatMap(([, group]) => group).map(({ id }) => id);
-    const before = status === 'DUP' ? repeated(ids, words[0]) : undefined;
-    let [pair, word] = [0, 0];
-    for (const [, group] of groups) {
-      word += 1; // the partition's total
-      for (const item of group) item.result = before ? before[pair++] : result(item.id, words[word++]);
+  /** Counts hits in one call, and returns whether they were not counted before. */
+  private async count(partition: number, hits: Hit[], work?: Work): Promise<boolean> {
+    const groups = new Map<number, Hit[]>();
+    for (const hit of hits) memo(groups, hit.partition, () => [] as Hit[]).push(hit);
+    const { status, words } = await this.family.count('buffered_add', partition, () => this.call(groups), work);
+    const results = status === 'DUP' ? repeated(hits.length, words[0]) : words;
+    let next = 0;
+    for (const group of groups.values()) {
+      if (status === 'OK') next += 1; // the partition's total
+      for (const hit of group) hit.word = results[next++];
     }
-    return items.map((item) => item.result as Integer | null | Error);
+    return status === 'OK';
   }
 
-  private call(groups: [partition: number, items: Item[]][]): Call {
-    const [keys, args]: Call = [[], []];
+  private call(groups: Map<number, Hit[]>): Call {
+    const call: Call = { keys: [], args: [] };
     for (const [partition, group] of groups) {
-      keys.push(...this.family.keys(partition, 'buffer', 'meta'));
-      args.push(hits(group), group.length);
-      for (const { id, delta } of group) args.push(id, String(delta));
+      call.keys.push(...memo(this.keys, partition, () => this.family.keys(partition, 'buffer', 'meta')));
+      call.args.push(weight(group), group.length);
+      for (const { id, delta } of group) call.args.push(id, String(delta));
     }
-    return [keys, args];
+    return call;
   }
 }
 
 /** Returns how many hits the deltas stand for: when a sync is due depends on it. */
-const hits = (items: Item[]): number => Math.min(Math.max(items.reduce((sum, { delta }) => sum + Math.abs(Number(delta)), 0), 1), 1000);
+function weight(hits: Hit[]): number {
+  const sum = hits.reduce((sum, { delta }) => sum + Math.abs(Number(delta)), 0);
+  return Math.min(Math.max(sum, 1), 1000);
+}

@@ -1,7 +1,8 @@
 import { randomBytes } from 'node:crypto';
-import { type Family, Queue } from './family.js';
+import { type Family, type Item, Queue } from './family.js';
 import type { ExactReader } from './value.js';
-import { CounterfoilError, type Integer, NotCounted, checkId, checkInteger, integer, memo, plus, result } from './values.js';
+import { CounterfoilError, type Integer, NotCounted } from './values.js';
+import { checkId, checkInteger, integer, integerOf, memo } from './values.js';
 
 const TICKET_MS = 30_000;
 /** How often a counter may be deleted between its seed and its change. */
@@ -13,15 +14,15 @@ const SEEDS = 10;
  */
 export type ReadRow = (id: string) => Promise<Integer> | Integer;
 
-type Item = { id: string; change: string };
+type Change = Item & { id: string; change: string };
 
 /** A family of kind `cached`: each change returns the new value, which stays within the family's bounds. */
 export class Cached {
-  private readonly queue = new Queue<Item, string>((partition, items) => this.count(partition, items));
+  private readonly queue = new Queue<Change>((partition, changes) => this.count(partition, changes));
   private readonly seeds = new Map<string, Promise<unknown>>();
 
   /** @internal */
-  constructor(private readonly family: Family, private readonly reader: ExactReader, private readonly readRow?: ReadRow) {}
+  constructor(private readonly family: Family, private readonly reader: ExactReader, private readonly readRow: ReadRow) {}
 
   /**
    * Changes the counter by `delta`, and returns the new value.
@@ -42,27 +43,23 @@ export class Cached {
   async get(id: string): Promise<Integer> {
     return this.seeded(id, async (partition) => {
       const args = [TICKET_MS, '', randomBytes(8).toString('hex'), id];
-      return String(await this.family.read('cached_get', () => [this.family.keys(partition, 'base', 'buffer', 'batch'), args]));
+      const keys = this.family.keys(partition, 'base', 'buffer', 'batch');
+      return (await this.family.read('cached_get', () => ({ keys, args })))[0];
     });
   }
 
   /** Returns the exact value like that of a buffered counter: it gives the counter no base, and needs no `readRow`. */
-  async value(id: string): Promise<Integer> {
-    checkId(id);
-    return this.reader.value(this.family, id);
-  }
+  async value(id: string): Promise<Integer> { return this.reader.value(this.family, id); }
 
   /** Makes a call, and again after a seed where the counter had no base. */
-  private async seeded(id: string, call: (partition: number) => Promise<string>): Promise<Integer> {
+  private async seeded(id: string, call: (partition: number) => Promise<unknown>): Promise<Integer> {
     checkId(id);
     const partition = this.family.partition(id, await this.family.describe());
     for (let seeds = 0; ; seeds += 1) {
-      const [word = '', ...rest] = (await call(partition)).split(':');
-      if (word === 'SUM') return rest.reduce<Integer>((sum, part) => plus(sum, integer(part)), 0);
+      const [word = '', ...rest] = String(await call(partition)).split(':');
+      if (word === 'SUM') return integer(rest.reduce((sum, part) => sum + BigInt(part), 0n));
       if (word === 'RANGE') throw new NotCounted(word, `${id} is ${rest[0]}`, undefined, false, integer(rest[0]!));
-      const value = result(id, word);
-      if (!(value instanceof Error)) return value;
-      if (word !== 'MISS' || seeds === SEEDS) throw value;
+      if (word !== 'MISS' || seeds === SEEDS) return integerOf(id, word)!;
       // callers that missed it with the same ticket share one read of its row
       const key = `${rest[0]} ${id}`;
       await memo(this.seeds, key, () => this.seed(partition, id, rest[0]!).finally(() => this.seeds.delete(key)));
@@ -70,18 +67,22 @@ export class Cached {
   }
 
   private async seed(partition: number, id: string, ticket: string): Promise<unknown> {
-    const row = await this.row(id).catch((cause) => {
-      throw cause instanceof CounterfoilError ? cause : new NotCounted('readRow', cause.message, cause);
-    });
-    return this.family.read('cached_seed', ({ retain }) => [this.family.keys(partition, 'base'), [retain, '', id, ticket, String(row)]]);
+    try {
+      const row = String(await this.readRow(id));
+      const keys = this.family.keys(partition, 'base');
+      return await this.family.read('cached_seed', ({ retain }) => ({ keys, args: [retain, '', id, ticket, row] }));
+    } catch (cause) {
+      throw cause instanceof CounterfoilError ? cause : new NotCounted('readRow', (cause as Error).message, cause);
+    }
   }
 
-  private async row(id: string): Promise<Integer> { return this.readRow ? this.readRow(id) : this.reader.fromDaemon(this.family, id); }
-
-  private async count(partition: number, items: Item[]): Promise<string[]> {
-    const keys = this.family.keys(partition, 'base', 'buffer', 'batch', 'meta');
-    const pairs = [items.length, ...items.flatMap(({ id, change }) => [id, change])];
-    const reply = await this.family.count('cached_incr', partition, ({ min = '', max = '' }) => [keys, [TICKET_MS, min, max, ...pairs]]);
-    return reply.status === 'DUP' ? String(reply.words[0]).split(' ') : reply.words.map(String);
+  private async count(partition: number, changes: Change[]): Promise<void> {
+    const pairs = changes.flatMap(({ id, change }) => [id, change]);
+    const { status, words } = await this.family.count('cached_incr', partition, ({ min = '', max = '' }) => ({
+      keys: this.family.keys(partition, 'base', 'buffer', 'batch', 'meta'),
+      args: [TICKET_MS, min, max, changes.length, ...pairs],
+    }));
+    const results = status === 'DUP' ? String(words[0]).split(' ') : words;
+    changes.forEach((change, i) => (change.word = results[i]));
   }
 }

@@ -4,14 +4,16 @@ import { Cached, type ReadRow } from './cached.js';
 import { Sender } from './call.js';
 import { Family } from './family.js';
 import type { OnError, Pair } from './later.js';
-import { type Address, type Redis, type RedisClient, connect, wrap } from './redis.js';
+import { type Address, type Redis, type RedisClient, TIMEOUT_MS, connect, wrap } from './redis.js';
 import { Series, type Slice } from './series.js';
 import { type Database, ExactReader, type Table } from './value.js';
-import { type Bytes, CounterfoilError, type Integer, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
+import { CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
+import type { Bytes, Integer } from './values.js';
 import { Visitors } from './visitors.js';
 
 export { CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown };
-export type { Activity, Address, Buffered, Bytes, Cached, Database, Integer, OnError, Pair, ReadRow, RedisClient, Series, Slice, Table, Visitors };
+export type { Activity, Address, Buffered, Bytes, Cached, Database, Integer, OnError };
+export type { Pair, ReadRow, RedisClient, Series, Slice, Table, Visitors };
 
 /** Times are in milliseconds. */
 export interface Options {
@@ -31,6 +33,9 @@ export interface Options {
   database?: Database;
 }
 
+/** Options with the library to connect by. */
+export type ConnectOptions = Options & { library?: 'ioredis' | 'redis' };
+
 /** The families of a namespace in a Redis. A process has one for its lifetime. */
 export class Counterfoil {
   private readonly sender: Sender;
@@ -39,7 +44,7 @@ export class Counterfoil {
 
   /** Counts over the application's client of ioredis or node-redis, standalone or cluster. Throws `Misconfigured`. */
   constructor(redis: RedisClient | Redis, private readonly namespace: string, private readonly options: Options = {}) {
-    const { retryFor = 10_000, timeout = 2_000 } = options;
+    const { retryFor = 10_000, timeout = TIMEOUT_MS } = options;
     const areTimes = retryFor > 0 && retryFor <= 30_000 && timeout > 0;
     if (!areTimes) throw new Misconfigured('OPTIONS', 'expected retryFor of 1 to 30000 ms, and a positive timeout');
     this.sender = new Sender(wrap(redis), timeout, retryFor);
@@ -50,19 +55,21 @@ export class Counterfoil {
    * Connects to a URL, the path of a Unix socket, or a cluster by `host:port` of some nodes. It uses `library`, by default
    * ioredis if it is installed, and otherwise `redis`. `close` ends the connection.
    */
-  static async connect(address: Address, namespace: string, options: Options & { library?: 'ioredis' | 'redis' } = {}): Promise<Counterfoil> {
-    return new Counterfoil(await connect(address, options.library, options.timeout ?? 2_000), namespace, options);
+  static async connect(address: Address, namespace: string, options: ConnectOptions = {}): Promise<Counterfoil> {
+    return new Counterfoil(await connect(address, options.library, options.timeout), namespace, options);
   }
 
   /** Sums of deltas. `value` by database needs `table` if the family is stored in a table of the application. */
   buffered(name: string, { table }: { table?: Table } = {}): Buffered {
     if (table) this.reader.tables.set(`${this.namespace}/${name}`, table);
-    return this.open('buffered', name, (family) => new Buffered(family, this.reader, this.options.laterEvery, this.options.onError));
+    return this.open('buffered', name, (family) => new Buffered(family, this.reader, this.options));
   }
 
   /** Values in bounds, which changes return. The options are those of the first call. */
   cached(name: string, { readRow }: { readRow?: ReadRow } = {}): Cached {
-    return this.open('cached', name, (family) => new Cached(family, this.reader, readRow));
+    return this.open('cached', name, (family) => {
+      return new Cached(family, this.reader, readRow ?? ((id) => this.reader.fromDaemon(family, id)));
+    });
   }
 
   /** Counts over time. */
@@ -87,7 +94,7 @@ export class Counterfoil {
   private open<T>(kind: string, name: string, open: (family: Family) => T): T {
     const full = `${this.namespace}/${name}`;
     const isName = /^[a-z0-9_.-]{1,64}\/[a-z0-9_.-]{1,64}$/.test(full);
-    if (!isName) throw new Misconfigured('NAME', `expected names of a-z, 0-9, _, . and -, up to 64 of them, not ${full}`);
+    if (!isName) throw new Misconfigured('NAME', `expected names of 1 to 64 of a-z, 0-9, _, . and -, not ${full}`);
     return memo(this.families, `${kind} ${name}`, () => open(new Family(this.sender, full, kind))) as T;
   }
 }

@@ -1,5 +1,5 @@
 import type { Family } from './family.js';
-import { type CounterfoilError, type Integer, NotCounted, checkId, checkInteger, plus } from './values.js';
+import { type CounterfoilError, type Integer, NotCounted, checkId, checkInteger, integer } from './values.js';
 
 const MOST_IDS = 100_000;
 /** Of a call. */
@@ -10,6 +10,8 @@ export type Pair = readonly [id: string, delta: Integer];
 
 /** Receives what `later` took and was not counted. */
 export type OnError = (family: string, id: string, delta: Integer, error: CounterfoilError) => void;
+
+export type LaterOptions = { laterEvery?: number; onError?: OnError };
 
 /** Deltas that are summed up in this process, and sent soon. */
 export abstract class Later {
@@ -22,7 +24,7 @@ export abstract class Later {
   private readonly failures: CounterfoilError[] = [];
 
   /** @internal */
-  constructor(protected readonly family: Family, private readonly every = 5, private readonly onError?: OnError) {}
+  constructor(protected readonly family: Family, private readonly options: LaterOptions) {}
 
   abstract addMany(pairs: Iterable<Pair>): Promise<(Integer | null | CounterfoilError)[]>;
 
@@ -34,9 +36,8 @@ export abstract class Later {
   later(id: string, delta: Integer = 1): void {
     checkId(id);
     checkInteger(delta);
-    const isFull = !this.sums.has(id) && this.sums.size + this.inFlight >= MOST_IDS;
-    if (isFull) throw new NotCounted('BUSY', `${MOST_IDS} ids of ${this.family.name} wait to be sent`, undefined, true);
-    this.put(id, delta);
+    if (this.sums.size + this.inFlight < MOST_IDS || this.sums.has(id)) return this.put(id, delta);
+    throw new NotCounted('BUSY', `${MOST_IDS} ids of ${this.family.name} wait to be sent`, undefined, true);
   }
 
   /** Waits until all that `later` took before is settled. Throws the first error of what was not counted. */
@@ -44,14 +45,15 @@ export abstract class Later {
     const unsent = await this.send();
     const [first = unsent, ...others] = this.failures.splice(0);
     if (!first) return;
-    const what = first === unsent ? `${this.sums.size} ids are not sent yet` : `${others.length + 1} ids were not counted`;
+    const what = first === unsent ? `${this.sums.size} ids wait` : `${others.length + 1} ids were not counted`;
     const Class = first.constructor as typeof NotCounted;
     throw new Class(first.reason, `later() of ${this.family.name}: ${what}: ${first.message}`, first, first === unsent);
   }
 
   private put(id: string, delta: Integer): void {
-    this.sums.set(id, plus(this.sums.get(id) ?? 0, delta));
-    this.timer ??= setTimeout(() => void this.send(), this.every);
+    const sum = this.sums.get(id);
+    this.sums.set(id, sum === undefined ? delta : integer(BigInt(sum) + BigInt(delta)));
+    this.timer ??= setTimeout(() => void this.send(), this.options.laterEvery ?? 5);
   }
 
   private send(): Promise<NotCounted | undefined> { return (this.sending = this.sending.then(() => this.sendSums())); }
@@ -59,20 +61,23 @@ export abstract class Later {
   private async sendSums(): Promise<NotCounted | undefined> {
     clearTimeout(this.timer);
     this.timer = undefined;
+    const { onError } = this.options;
     const sums = [...this.sums];
-    [this.sums, this.inFlight] = [new Map(), sums.length];
+    this.sums = new Map();
     let unsent: NotCounted | undefined;
-    while (sums.length > 0) {
+    for (this.inFlight = sums.length; sums.length > 0; this.inFlight = sums.length) {
       const group = sums.splice(0, MOST_PAIRS);
       const errors = unsent ? group.map(() => unsent) : await this.addMany(group); // the others would wait as long
-      group.forEach(([id, delta], i) => {
+      for (const [i, [id, delta]] of group.entries()) {
         const error = errors[i];
-        if (error instanceof NotCounted && error.temporary) return this.put(id, delta), void (unsent = error);
-        if (!(error instanceof Error)) return;
-        this.failures.push(error);
-        if (this.onError) process.nextTick(this.onError, this.family.name, id, delta, error);
-      });
-      this.inFlight = sums.length;
+        if (error instanceof NotCounted && error.temporary) {
+          unsent = error;
+          this.put(id, delta);
+        } else if (error instanceof Error) {
+          this.failures.push(error);
+          if (onError) process.nextTick(onError, this.family.name, id, delta, error);
+        }
+      }
     }
     return unsent;
   }

@@ -1,6 +1,6 @@
 import { slice, starts } from './calendar.js';
-import { type Family, Queue, type Settings } from './family.js';
-import { type Integer, Misconfigured, checkId, checkInteger, integer, repeated, result } from './values.js';
+import { type Family, type Item, Queue, type Settings } from './family.js';
+import { type Integer, Misconfigured, checkId, checkInteger, integer, integerOf, repeated } from './values.js';
 
 const LONGEST_NAME = 200;
 const PAIRS = 100;
@@ -8,11 +8,11 @@ const PAIRS = 100;
 /** A slice of a window: its start in Unix seconds, and its count. */
 export type Slice = { start: number; count: Integer };
 
-type Item = { name: string; n: Integer };
+type Hit = Item & { name: string; n: Integer };
 
 /** A family of kind `series`: counts over time. */
 export class Series {
-  private readonly queue = new Queue<Item, unknown>((partition, items) => this.count(partition, items), PAIRS);
+  private readonly queue = new Queue<Hit>((partition, hits) => this.count(partition, hits), PAIRS);
 
   /** @internal */
   constructor(private readonly family: Family) {}
@@ -21,7 +21,8 @@ export class Series {
   async add(name: string, n: Integer = 1): Promise<void> {
     checkId(name, LONGEST_NAME);
     checkInteger(n, 1);
-    await this.queue.push(this.family.partition(name, await this.family.describe()), { name, n });
+    const partition = this.family.partition(name, await this.family.describe());
+    integerOf(name, await this.queue.push(partition, { name, n }));
   }
 
   /** Returns a window of this name, such as `60s` or `day`: all its slices, the oldest first. The last one is not over. */
@@ -30,29 +31,36 @@ export class Series {
     const epoch = await this.family.describe();
     const { windows, time_zone } = epoch.settings;
     const size = windows.find(([each]: [string]) => each === label)?.[1];
-    if (!size) throw new Misconfigured('WINDOW', `${this.family.name} has no window ${label}, but ${JSON.stringify(windows)}`);
+    if (!size) throw new Misconfigured('WINDOW', `${this.family.name} has no ${label}, but ${JSON.stringify(windows)}`);
     const keys = this.family.keys(this.family.partition(name, epoch), `series:${label}:${name}`);
-    const [now, text] = await this.family.read('series_get', () => [keys, ['']]);
-    const counts = new Map([...String(text).matchAll(/(\d+) (\d+)/g)].map(([, start, count]) => [Number(start), integer(count!)]));
-    return starts(label, time_zone, size, Math.floor(Number(now) / 1000)).map((start) => ({ start, count: counts.get(start) ?? 0 }));
+    const [now, text] = await this.family.read('series_get', () => ({ keys, args: [''] }));
+    const pairs = String(text).matchAll(/(\d+) (\d+)/g);
+    const counts = new Map([...pairs].map(([, start, count]) => [Number(start), integer(count!)]));
+    const at = Math.floor(Number(now) / 1000);
+    return starts(label, time_zone, size, at).map((start) => ({ start, count: counts.get(start) ?? 0 }));
   }
 
-  private async count(partition: number, items: Item[]): Promise<unknown[]> {
-    const names = items.map(({ name }) => name);
+  private async count(partition: number, hits: Hit[]): Promise<void> {
     const { status, words } = await this.family.count('series_add', partition, (settings, now) => {
-      const windows = names.flatMap((name) => settings.windows.map(([label]: [string]) => `series:${label}:${name}`));
       const precisions = precisionsAt(settings, Math.floor(now / 1000));
-      const pairs = items.flatMap(({ name, n }) => [name, String(n)]);
-      return [this.family.keys(partition, 'open', 'schedule', 'names', 'idle', ...windows), [precisions.length, ...precisions, ...pairs]];
+      const labels: string[] = settings.windows.map(([label]: [string]) => label);
+      const windows = hits.flatMap(({ name }) => labels.map((label) => `series:${label}:${name}`));
+      return {
+        keys: this.family.keys(partition, 'open', 'schedule', 'names', 'idle', ...windows),
+        args: [precisions.length, ...precisions, ...hits.flatMap(({ name, n }) => [name, String(n)])],
+      };
     });
-    return status === 'DUP' ? repeated(names, words[0]) : names.map((name, i) => result(name, words[i]));
+    const results = status === 'DUP' ? repeated(hits.length, words[0]) : words;
+    hits.forEach((hit, i) => (hit.word = results[i]));
   }
 }
 
 /** Returns the precisions at this time: `60s 60 120 -`, or of a calendar `day START-END 31 DATE/`. */
-const precisionsAt = ({ windows, keep = [], time_zone }: Settings, at: number): string[] =>
-  windows.map(([label, slices]: [string, number]) => {
+function precisionsAt({ windows, keep = [], time_zone }: Settings, at: number): string[] {
+  return windows.map(([label, slices]: [string, number]) => {
     const { start, end, name } = slice(label, time_zone, at);
+    const length = name === '*' ? end - start : `${start}-${end}`;
     const prefix = keep.length > 1 ? `${label}/${name}/` : `${name}/`;
-    return `${label} ${name === '*' ? end - start : `${start}-${end}`} ${slices} ${keep.includes(label) ? prefix : '-'}`;
+    return `${label} ${length} ${slices} ${keep.includes(label) ? prefix : '-'}`;
   });
+}

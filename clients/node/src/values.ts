@@ -30,37 +30,36 @@ export class OutcomeUnknown extends CounterfoilError {}
 export class Misconfigured extends CounterfoilError {}
 
 /** Returns a `number` where it is exact. */
-export const integer = (value: Integer | string): Integer => (Number.isSafeInteger(Number(value)) ? Number(value) : BigInt(value));
+export const integer = (value: Integer | string): Integer =>
+  Number.isSafeInteger(Number(value)) ? Number(value) : BigInt(value);
 
-export function plus(a: Integer, b: Integer): Integer {
-  const sum = Number(a) + Number(b);
-  return Number.isSafeInteger(sum) ? sum : integer(BigInt(a) + BigInt(b));
+/** Returns the integer that a script returned for an id, or null after `DUP`. Throws if it returned a word. */
+export function integerOf(id: string, word: unknown): Integer | null {
+  if (typeof word === 'number' || word === null) return word;
+  if (/^-?\d+$/.test(String(word))) return integer(word as string);
+  throw new NotCounted(String(word), `${id} was not counted`);
 }
 
-/** Returns the integer that a script returned for an id, or the error if it returned another word. */
-export function result(id: string, word: unknown): Integer | NotCounted {
-  if (typeof word === 'number') return word;
-  return /^-?\d+$/.test(String(word)) ? integer(word as string) : new NotCounted(String(word), `${id} was not counted`);
+/** Returns the words after `DUP`: null for what was counted before. `refused` are the others, `3:FULL 7:RANGE`. */
+export function repeated(count: number, refused: unknown): (string | null)[] {
+  const words = Array<string | null>(count).fill(null);
+  for (const [, pair, word] of String(refused).matchAll(/(\d+):(\w+)/g)) words[Number(pair) - 1] = word!;
+  return words;
 }
 
-/** Returns the results after `DUP`: null for what was counted before; `refused` are the others, `3:FULL 7:RANGE`. */
-export function repeated(ids: string[], refused: unknown): (null | NotCounted)[] {
-  const words = new Map([...String(refused).matchAll(/(\d+):(\w+)/g)].map(([, pair, word]) => [Number(pair) - 1, word]));
-  return ids.map((id, i) => (words.has(i) ? (result(id, words.get(i)) as NotCounted) : null));
-}
-
-export function checkId(id: string, longest = 255): void {
-  if (typeof id === 'string' && id !== '' && id.isWellFormed() && Buffer.byteLength(id) <= longest) return;
-  throw new NotCounted('BADID', `expected a string of 1 to ${longest} bytes of UTF-8, not ${typeof id} ${String(id).slice(0, 300)}`);
-}
-
-export function checkVisitor(visitor: Bytes): void {
-  if (!(visitor instanceof Uint8Array && visitor.length > 0 && visitor.length <= 255)) checkId(visitor as string);
+/** Checks an id, or a visitor, which may be bytes of any kind. */
+export function checkId(id: Bytes, longest = 255): void {
+  const isBytes = typeof id === 'string' ? id.isWellFormed() : id instanceof Uint8Array;
+  const length = isBytes ? Buffer.byteLength(id) : 0;
+  if (length > 0 && length <= longest) return;
+  const given = `${typeof id} ${String(id).slice(0, 300)}`;
+  throw new NotCounted('BADID', `expected 1 to ${longest} bytes of UTF-8, not ${given}`);
 }
 
 export function checkInteger(value: Integer, least: Integer = LEAST): void {
-  if (typeof value === 'bigint' ? value >= least && value <= MOST : Number.isSafeInteger(value) && value >= least) return;
-  throw new NotCounted('BADARG', `expected a 64-bit integer of at least ${least}, exact as a number or a bigint, not ${value}`);
+  const isExact = typeof value === 'bigint' ? value <= MOST : Number.isSafeInteger(value);
+  if (isExact && value >= least) return;
+  throw new NotCounted('BADARG', `expected an exact 64-bit integer of at least ${least}, not ${value}`);
 }
 
 /** Returns the value of the key, which `make` makes if there is none. */

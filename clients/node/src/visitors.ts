@@ -1,12 +1,12 @@
-import { type Family, Queue } from './family.js';
+import { type Family, type Item, Queue } from './family.js';
 import type { ExactReader } from './value.js';
-import { type Bytes, type Integer, NotCounted, checkId, checkVisitor, result } from './values.js';
+import { type Bytes, type Integer, NotCounted, checkId, integerOf } from './values.js';
 
-type Item = { id: string; visitor: Bytes };
+type Visit = Item & { id: string; visitor: Bytes };
 
 /** A family of kind `visitors`: each visitor of a scope counts once a day. */
 export class Visitors {
-  private readonly queue = new Queue<Item, Integer>((partition, items) => this.count(partition, items));
+  private readonly queue = new Queue<Visit>((partition, visits) => this.count(partition, visits));
 
   /** @internal */
   constructor(private readonly family: Family, private readonly reader: ExactReader) {}
@@ -18,24 +18,27 @@ export class Visitors {
    */
   async firstVisit(scope: string, day: string, visitor: Bytes): Promise<boolean> {
     const id = idOf(scope, day);
-    checkVisitor(visitor);
-    return (await this.queue.push(this.family.partition(id, await this.family.describe()), { id, visitor })) === 1;
+    checkId(visitor);
+    const partition = this.family.partition(id, await this.family.describe());
+    return integerOf(id, await this.queue.push(partition, { id, visitor })) === 1;
   }
 
   /** Returns the exact number of visitors of a day. */
   async value(scope: string, day: string): Promise<Integer> { return this.reader.value(this.family, idOf(scope, day)); }
 
-  private async count(partition: number, items: Item[]): Promise<(Integer | Error)[]> {
-    const keys = this.family.keys(partition, 'buffer', 'meta', ...items.map(({ id }) => `seen:${id}`));
-    const visits = [items.length, ...items.flatMap(({ id, visitor }) => [id, 1, visitor])];
-    const { status, words } = await this.family.count('visitors_first', partition, ({ remember }) => [keys, [remember, ...visits]]);
-    return items.map(({ id }, i) => result(id, words[status === 'DUP' ? i : i + 1])); // OK has a total before
+  private async count(partition: number, visits: Visit[]): Promise<void> {
+    const { status, words } = await this.family.count('visitors_first', partition, ({ remember }) => ({
+      keys: this.family.keys(partition, 'buffer', 'meta', ...visits.map(({ id }) => `seen:${id}`)),
+      args: [remember, visits.length, ...visits.flatMap(({ id, visitor }) => [id, 1, visitor])],
+    }));
+    const results = status === 'DUP' ? words : words.slice(1); // behind a total
+    visits.forEach((visit, i) => (visit.word = results[i]));
   }
 }
 
 function idOf(scope: string, day: string): string {
   checkId(scope);
-  checkId(`${scope}/${day}`);
   if (!/^\d{4}-\d\d-\d\d$/.test(day)) throw new NotCounted('BADID', `expected a day as YYYY-MM-DD, not ${day}`);
+  checkId(`${scope}/${day}`);
   return `${scope}/${day}`;
 }

@@ -102,6 +102,15 @@ test('later: one call for many hits; a failure is reported once', async (t) => {
   assert.throws(() => views.later(''), { reason: 'BADID' });
 });
 
+test('later: sums beyond 2^53 are exact', async (t) => {
+  const redis = await clientOf(t, 'ioredis');
+  const views = new Counterfoil(redis, namespace, { daemon }).buffered('views');
+  const page = unique('page');
+  for (const delta of [2n ** 53n + 1n, -(2n ** 53n)]) views.later(page, delta);
+  await views.flush();
+  assert.equal(await views.value(page), 1);
+});
+
 test('later: bounded, and exact through lost replies', async (t) => {
   const proxy = await proxyOf(t);
   const views = new Counterfoil(await clientOf(t, 'ioredis', proxy.path), namespace, { daemon }).buffered('views');
