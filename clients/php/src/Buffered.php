@@ -27,7 +27,7 @@ final class Buffered extends StoredFamily {
         $id = self::checkId($id);
         $delta = self::checkDelta($delta);
         $partition = $this->partitionOfHit($id);
-        $args = [self::hits(abs($delta)), 2, $id, $delta, $id, 0];  // see Family::count
+        $args = [1, 2, $id, $delta, $id, 0];  // see Family::count
         $keys = $this->hitKeys[$partition] ??= $this->fenced($partition, 'buffer', 'meta');
         return self::pendingOf($this->count('buffered_add', $partition, $keys, $args));
     }
@@ -83,8 +83,8 @@ final class Buffered extends StoredFamily {
         do {
             ['epoch' => $now, 'before' => $before] = $this->ask($partition);
             if ($epoch !== $now && $epoch !== $before) throw self::unknown('EXPIRED');
-            $args = [$caller, 1, $before, '', self::hits(abs($delta)), 1, $id, $delta];
-            $reply = $this->session->call('buffered_add', $keys, $args, isRead: false)[0];
+            $args = [$caller, 1, $before, '', 1, 1, $id, $delta];
+            $reply = $this->session->call('buffered_add', $keys, $args);
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
             if ($reply[0] === 'EXPIRED') $this->forgetEpoch($partition);
         } while ($reply[0] === 'EXPIRED');
@@ -185,7 +185,9 @@ final class Buffered extends StoredFamily {
         $groups[$partition][] = [$id, 0];  // see Family::count
         foreach ($groups as $partition => $pairs) {
             array_push($keys, ...$this->keys($partition, 'buffer', 'meta'));
-            array_push($args, self::hits(array_sum(array_map(abs(...), array_column($pairs, 1)))), count($pairs), ...array_merge(...$pairs));
+            // how many hits they stand for only decides when a sync is due
+            $hits = array_sum(array_map(abs(...), array_column($pairs, 1)));
+            array_push($args, (int) max(1, min(1000, $hits)), count($pairs), ...array_merge(...$pairs));
         }
         try {
             $reply = $this->count('buffered_add', $items[0][0], $keys, $args, $deadline);
@@ -207,10 +209,5 @@ final class Buffered extends StoredFamily {
     private static function pendingOf(array $reply, int $pair = 1, int $totals = 1): ?int {
         $word = $reply[0] === 'OK' ? $reply[$totals + $pair] : self::refused($reply[1])[$pair] ?? null;
         return $word === null || is_int($word) ? $word : self::number($word);
-    }
-
-    /** Returns how many hits the deltas stand for: they only decide when a sync is due. */
-    private static function hits(int|float $sum): int {
-        return (int) max(1, min(1000, $sum));
     }
 }

@@ -47,18 +47,24 @@ abstract class Family {
             $epoch = $this->ask($partition)['epoch'];
             [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
             $call = [$caller, ++$n, $epoch, '', ...$args];
-            [$reply, $wasLost] = $this->session->call($script, $keys, $call, false, $deadline);
+            $reply = $this->session->call($script, $keys, $call, $deadline);
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
             $this->callers[] = [$caller, $n];
             if ($reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($partition);
-            if ($wasLost || !$isFirst || !$this->session->isOwn()) throw self::unknown('EXPIRED');
+            // the only send of a call that nothing repeats was not executed
+            if (!$isFirst || isset($reply[1]) || !$this->session->isOwn()) throw self::unknown('EXPIRED');
         }
     }
 
     /** Makes a call that only reads, or is safe to repeat in any case. */
     protected function read(string $script, array $keys, array $args): array {
-        return $this->session->call($script, $keys, $args, isRead: true)[0];
+        try {
+            return $this->session->call($script, $keys, $args);
+        } catch (OutcomeUnknown $error) {
+            $class = $error->isTemporary ? NotCounted::class : Misconfigured::class;
+            throw new $class($error->reason, $error->getMessage(), isTemporary: $error->isTemporary, previous: $error);
+        }
     }
 
     /** Makes a call for the time here, and anew for the server's if another slice of time is current there. */
@@ -135,7 +141,7 @@ abstract class Family {
 
     /** Returns the number that a script replied; a word is the reason of a refusal. */
     protected static function number(int|string $word): int {
-        if (is_int($word) || preg_match('/^-?\d+$/D', $word) === 1) return (int) $word;
+        if (is_numeric($word)) return (int) $word;
         [$reason, $value] = [...explode(':', $word), null];
         throw new NotCounted($reason, value: $value === null ? null : (int) $value);
     }
@@ -162,11 +168,9 @@ abstract class Family {
         if ($reply[0] === 'OK') return $reply;
         $this->known = [];
         $this->session->share($keys[0], null);
-        [$status, $kind, $partitions, $database] = [...$reply, '', '', ''];
-        throw new Misconfigured($status, "{$this->session->namespace}/$this->name " . ($status === 'UNCONFIGURED'
-            ? 'is unknown to this Redis: check the name and the database number, or declare the family in the '
-                . 'counterfoil.toml of the daemon (`counterfoil init` creates its tables), and start the daemon'
-            : "is of the kind $kind with $partitions partitions, and its hits go to the database $database: not "
-                . 'of the kind ' . static::KIND . ', with the number known before, or for the given database'));
+        $family = "{$this->session->namespace}/$this->name";
+        throw new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
+            ? "declare $family in the daemon's counterfoil.toml, or correct its name or the number of the database"
+            : "$family is of the kind $reply[1] with $reply[2] partitions, and its hits go to the database $reply[3]");
     }
 }

@@ -3,7 +3,7 @@
 namespace Counterfoil\Internal;
 
 use Closure, Exception, PDO, Redis, RedisCluster;
-use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown};
+use Counterfoil\{CounterfoilException, Misconfigured, OutcomeUnknown};
 use Predis\ClientInterface;
 
 /** What the families of a Counterfoil share: its options, and the connection to Redis. */
@@ -49,17 +49,19 @@ final class Session {
     /**
      * Sends a script's call, and the same call again until there is a reply or the deadline has passed.
      *
-     * @param bool $isRead if the call counts nothing
-     * @return array{list<string|int>, bool} the reply, and if an earlier reply to this call was lost
+     * @return list<string|int> the reply, with `LOST` behind `EXPIRED` if an earlier reply to this call was lost
      * @throws CounterfoilException
      */
-    public function call(string $script, array $keys, array $args, bool $isRead, ?int $deadline = null): array {
-        $deadline ??= $this->deadline();
+    public function call(string $script, array $keys, array $args, ?int $deadline = null): array {
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
-        [$isSha, $code, $wasLost] = [true, self::$hashes[$script], false];
+        $deadline ??= hrtime(true) + $this->retryForNs;
+        $code = self::$hashes[$script];
+        $isSha = true;
+        $wasLost = false;
         while (true) {
             try {
-                return [$this->driver()->evaluate($isSha, $code, $keys, $args), $wasLost];
+                $reply = $this->driver()->evaluate($isSha, $code, $keys, $args);
+                return $wasLost && $reply[0] === 'EXPIRED' ? ['EXPIRED', 'LOST'] : $reply;
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, and READONLY may concern this server only
                 $this->isBroken = $error->isTemporary;
@@ -71,13 +73,16 @@ final class Session {
             }
             if ($error->isTemporary) usleep(self::PAUSE_US);
             // a process may have been suspended for long
-            if (!$error->isTemporary || hrtime(true) > $deadline) throw self::outcome($error, $wasLost, $isRead);
+            if ($error->isTemporary && hrtime(true) <= $deadline) continue;
+            // the last error does not tell what came of earlier arrivals of the call
+            if ($wasLost) throw new OutcomeUnknown('no reply', $error->getMessage(), isTemporary: true, previous: $error);
+            throw $error;
         }
     }
 
     /** Returns what another request of this machine noted of a home, if there is APCu. */
     public function shared(string $home): ?array {
-        if (!function_exists('apcu_enabled') || !apcu_enabled()) return null;
+        if (!function_exists('apcu_fetch')) return null;
         try {
             return apcu_fetch("counterfoil {$this->driver()->address} $home") ?: null;
         } catch (CounterfoilException) {
@@ -87,8 +92,8 @@ final class Session {
 
     /** Notes it for other requests. It says itself how long its epoch may be used. */
     public function share(string $home, ?array $known): void {
-        $hasApcu = function_exists('apcu_enabled') && apcu_enabled();
-        if ($hasApcu) apcu_store("counterfoil {$this->driver->address} $home", $known, 3600);
+        if (!function_exists('apcu_store')) return;
+        apcu_store("counterfoil {$this->driver->address} $home", $known, 3600);
     }
 
     /** @throws CounterfoilException */
@@ -109,18 +114,6 @@ final class Session {
         $this->isCluster = $this->driver->isCluster;
         [$this->isBroken, $this->process] = [false, getmypid()];
         return $this->driver;
-    }
-
-    /** Returns what the caller receives, who does not know what came of earlier arrivals of the call. */
-    private static function outcome(CounterfoilException $last, bool $wasLost, bool $isRead): CounterfoilException {
-        $isTemporary = $last->isTemporary;
-        $class = match (true) {
-            $wasLost && !$isRead => OutcomeUnknown::class,
-            $isRead && $last instanceof OutcomeUnknown => $isTemporary ? NotCounted::class : Misconfigured::class,
-            default => $last::class,
-        };
-        $reason = $class === OutcomeUnknown::class && $wasLost ? 'no reply' : $last->reason;
-        return new $class($reason, $last->getMessage(), isTemporary: $isTemporary, previous: $last->getPrevious());
     }
 
     private static function driverOf(mixed $client): Driver {
