@@ -83,25 +83,27 @@ func (f *family) visit(ctx context.Context, id, visitor string) outcome {
 
 // Now returns the views of the page within the family's window, and its distinct visitors.
 func (a *Activity) Now(ctx context.Context, page string) (views, visitors int64, err error) {
-	if err := a.check(page, a.maxID, true); err != nil {
+	e, err := a.askFor(ctx, page)
+	if err != nil {
 		return 0, 0, err
 	}
-	for stripe, stripes := uint32(0), uint32(1); stripe < stripes; stripe++ {
-		words, err := a.read(ctx, func(e *epoch) *request {
-			own, now := e.settings, a.client.now()/e.settings.Layer
-			layers := own.Window / own.Layer
-			stripes = own.Stripes
-			names := own.placeKeys(fmt.Sprintf("%d:%s", stripe, page), now-layers+1, now)
-			r := &request{script: "activity_now", keys: a.keys(e.stripeOf(page, stripe), names...), args: []any{"", own.Layer, layers}}
-			if own.isEstimated() {
-				r.script, r.args = "activity_now_hll", append(r.args, now)
-			}
-			return r
-		})
-		if err != nil {
-			return 0, 0, err
+	own, layers := e.settings, e.settings.Window/e.settings.Layer
+	for stripe := uint32(0); stripe < own.Stripes; {
+		now := a.client.now() / own.Layer
+		script, args := "activity_now", []any{"", own.Layer, layers}
+		if own.isEstimated() {
+			script, args = "activity_now_hll", append(args, now)
 		}
-		views, visitors = views+number(words[1]), visitors+number(words[2])
+		names := own.placeKeys(fmt.Sprintf("%d:%s", stripe, page), now-layers+1, now)
+		words, err := a.reply(ctx, script, a.keys(e.stripeOf(page, stripe), names...), args...)
+		switch {
+		case err != nil:
+			return 0, 0, err
+		case words[0] == "OUTSIDE": // the server's clock is another one
+			a.client.setClock(words[1])
+		default:
+			views, visitors, stripe = views+number(words[1]), visitors+number(words[2]), stripe+1
+		}
 	}
 	return views, visitors, nil
 }

@@ -63,14 +63,13 @@ func (c *Cached) Set(ctx context.Context, id string, value int64) (int64, error)
 
 // Get returns the value.
 func (c *Cached) Get(ctx context.Context, id string) (int64, error) {
-	if err := c.check(id, c.maxID, true); err != nil {
-		return 0, err
-	}
 	return c.seeding(ctx, id, func() outcome {
-		words, err := c.read(ctx, func(e *epoch) *request {
-			keys := c.keys(e.partitionOf(id), "base", "buffer", "batch")
-			return &request{script: "cached_get", keys: keys, args: []any{ticketMillis, "", newCaller(), id}}
-		})
+		e, err := c.askFor(ctx, id)
+		if err != nil {
+			return outcome{err: err}
+		}
+		keys := c.keys(e.partitionOf(id), "base", "buffer", "batch")
+		words, err := c.reply(ctx, "cached_get", keys, ticketMillis, "", newCaller(), id)
 		if err != nil {
 			return outcome{err: err}
 		}
@@ -140,9 +139,10 @@ func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) (err error)
 	if err != nil {
 		return err
 	}
-	_, err = c.read(ctx, func(e *epoch) *request {
-		keys := c.keys(e.partitionOf(id), "base")
-		return &request{script: "cached_seed", keys: keys, args: []any{e.settings.Retain, "", id, ticket, value}}
-	})
+	e, err := c.ask(ctx, 0)
+	if err != nil {
+		return err
+	}
+	_, err = c.reply(ctx, "cached_seed", c.keys(e.partitionOf(id), "base"), e.settings.Retain, "", id, ticket, value)
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -91,8 +92,7 @@ func (f *family) check(text string, most int, isText bool) error {
 }
 
 func (f *family) keys(partition uint32, names ...string) []string {
-	prefix := fmt.Sprintf("cf1:{%s/%d}:", f.path, partition)
-	keys := make([]string, len(names))
+	keys, prefix := make([]string, len(names)), "cf1:{"+f.path+"/"+strconv.Itoa(int(partition))+"}:"
 	for i, name := range names {
 		keys[i] = prefix + name
 	}
@@ -119,6 +119,14 @@ func (f *family) describe(ctx context.Context) (*epoch, error) {
 	return f.ask(ctx, 0)
 }
 
+// askFor returns the epoch to read a counter with.
+func (f *family) askFor(ctx context.Context, id string) (*epoch, error) {
+	if err := f.check(id, f.maxID, true); err != nil {
+		return nil, err
+	}
+	return f.ask(ctx, 0)
+}
+
 // ask returns the epoch of a home, for new calls: the server was asked less than 30 s ago.
 func (f *family) ask(ctx context.Context, home uint32) (*epoch, error) {
 	if known, isKnown := f.epochs.Load(home); isKnown && time.Now().Before(known.(*epoch).until) {
@@ -128,10 +136,10 @@ func (f *family) ask(ctx context.Context, home uint32) (*epoch, error) {
 	if latest != nil {
 		partitions, database = fmt.Sprint(latest.partitions), latest.database
 	}
-	r := &request{script: "family_epoch", keys: f.keys(home, "calls", "calls_before"), args: []any{f.kind.name, partitions, database, ""}}
+	keys := f.keys(home, "calls", "calls_before")
 	for start := time.Now(); ; {
 		asked := time.Now()
-		words, err := f.reply(ctx, r)
+		words, err := f.reply(ctx, "family_epoch", keys, f.kind.name, partitions, database, "")
 		switch {
 		case errors.Is(err, ErrNotCounted):
 			return nil, f.failTemporarily("no epoch", err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -188,6 +189,9 @@ func (q *queue) next(ctx context.Context) {
 		if it.share.open--; it.share.open == 0 {
 			close(it.share.done)
 		}
+	}
+	if end > 1 { // the callers first add what they count next, so that the next call has more of it
+		runtime.Gosched()
 	}
 }
 

@@ -109,33 +109,18 @@ func codeOf(err error) string {
 }
 
 // reply makes a call that counts nothing. It returns when ctx ends, even if go-redis does not.
-func (f *family) reply(ctx context.Context, r *request) ([]any, error) {
+func (f *family) reply(ctx context.Context, script string, keys []string, args ...any) ([]any, error) {
 	var words []any
 	var err error
 	isDone := until(ctx, func() {
 		limited, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
 		defer cancel()
-		words, err = f.call(limited, r)
+		words, err = f.call(limited, &request{script: script, keys: keys, args: args})
 	})
 	if !isDone {
 		return nil, f.fail(ErrNotCounted, "canceled", ctx.Err())
 	}
 	return words, err
-}
-
-// read makes a call that counts nothing, again if the server's clock is another one.
-func (f *family) read(ctx context.Context, encode func(*epoch) *request) ([]any, error) {
-	for {
-		e, err := f.ask(ctx, 0)
-		if err != nil {
-			return nil, err
-		}
-		words, err := f.reply(ctx, encode(e))
-		if err != nil || words[0] != "OUTSIDE" {
-			return words, err
-		}
-		f.client.setClock(words[1])
-	}
 }
 
 // until runs a function, and returns false if ctx ends before: the function then continues.

@@ -59,21 +59,17 @@ func (s *Series) Add(ctx context.Context, name string, n int64) error {
 
 // Get returns the window with that label, such as 60s or day: all its slices, the oldest first. The last one is not over.
 func (s *Series) Get(ctx context.Context, name, label string) ([]Slice, error) {
-	if err := s.check(name, s.maxID, true); err != nil {
-		return nil, err
-	}
-	var asked *epoch
-	words, err := s.read(ctx, func(e *epoch) *request {
-		asked = e
-		return &request{script: "series_get", keys: s.keys(e.partitionOf(name), "series:"+label+":"+name), args: []any{""}}
-	})
+	e, err := s.askFor(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	windows := asked.settings.Windows
-	i := slices.IndexFunc(windows, func(w window) bool { return w.label == label })
+	i := slices.IndexFunc(e.settings.Windows, func(w window) bool { return w.label == label })
 	if i < 0 {
 		return nil, s.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("the family has no window %s", label))
+	}
+	words, err := s.reply(ctx, "series_get", s.keys(e.partitionOf(name), "series:"+label+":"+name), "")
+	if err != nil {
+		return nil, err
 	}
 	counts, fields := map[string]int64{}, strings.Fields(words[2].(string))
 	for i := 0; i+1 < len(fields); i += 2 {
@@ -81,10 +77,11 @@ func (s *Series) Get(ctx context.Context, name, label string) ([]Slice, error) {
 			return nil, s.fail(ErrNotCounted, "BADSTATE", err)
 		}
 	}
-	all, at := make([]Slice, windows[i].slices), number(words[1])/1000
-	for number := len(all) - 1; number >= 0; number-- {
-		start, _ := windows[i].slice(at, asked.zone)
-		all[number], at = Slice{time.Unix(start, 0), counts[fmt.Sprint(start)]}, start-1
+	w, at := e.settings.Windows[i], number(words[1])/1000
+	all := make([]Slice, w.slices)
+	for i := len(all) - 1; i >= 0; i-- {
+		start, _ := w.slice(at, e.zone)
+		all[i], at = Slice{time.Unix(start, 0), counts[fmt.Sprint(start)]}, start-1
 	}
 	return all, nil
 }

@@ -31,9 +31,6 @@ func (c *Cached) Value(ctx context.Context, id string) (int64, error) { return c
 var errAgain = errors.New("the ledger is ahead of Redis")
 
 func (f *family) value(ctx context.Context, id string) (int64, error) {
-	if err := f.check(id, f.maxID, true); err != nil {
-		return 0, err
-	}
 	if f.client.options.Database == nil {
 		return f.askDaemon(ctx, id)
 	}
@@ -53,17 +50,13 @@ type part struct {
 	incarnation, seq, nonce uint64
 	isInFlight              bool
 	batch, buffer           string
-	ledger                  ledgerRow
-}
-
-type ledgerRow struct {
-	seq, nonce uint64
-	position   sql.NullString
+	ledgerSeq, ledgerNonce  uint64
+	position                sql.NullString
 }
 
 // readValue reads Redis, and then MySQL; lua/README.md, "Reading the exact value".
 func (f *family) readValue(ctx context.Context, id string) (int64, error) {
-	e, err := f.ask(ctx, 0)
+	e, err := f.askFor(ctx, id)
 	if err != nil {
 		return 0, err
 	}
@@ -85,7 +78,7 @@ func (f *family) readValue(ctx context.Context, id string) (int64, error) {
 	}
 	numbers := []string{value}
 	for i, p := range parts {
-		if p.ledger.seq == 0 && (p.batch != "0" || p.buffer != "0") { // a crash of Redis may have reverted the incarnation
+		if p.ledgerSeq == 0 && (p.batch != "0" || p.buffer != "0") { // a crash of Redis may have reverted the incarnation
 			again, err := f.readPart(ctx, first+uint32(i), id)
 			if err != nil || again.incarnation != p.incarnation {
 				return 0, cmp.Or(err, errAgain)
@@ -101,7 +94,7 @@ func (f *family) readValue(ctx context.Context, id string) (int64, error) {
 }
 
 func (f *family) readPart(ctx context.Context, partition uint32, id string) (p part, _ error) {
-	words, err := f.reply(ctx, &request{script: "buffered_read", keys: f.keys(partition, "buffer", "batch", "meta"), args: []any{id}})
+	words, err := f.reply(ctx, "buffered_read", f.keys(partition, "buffer", "batch", "meta"), id)
 	if err != nil {
 		return p, err
 	}
@@ -132,11 +125,11 @@ func (f *family) query(ctx context.Context, id string, first uint32, parts []par
 	defer rows.Close()
 	for rows.Next() && err == nil {
 		var partition uint32
-		var incarnation uint64
-		var row ledgerRow
-		err = rows.Scan(&database, &value, &partition, &incarnation, &row.seq, &row.nonce, &row.position)
-		if p := &parts[partition-first]; err == nil && p.incarnation == incarnation {
-			p.ledger = row
+		var row part
+		err = rows.Scan(&database, &value, &partition, &row.incarnation, &row.ledgerSeq, &row.ledgerNonce, &row.position)
+		if err == nil && parts[partition-first].incarnation == row.incarnation {
+			p := &parts[partition-first]
+			p.ledgerSeq, p.ledgerNonce, p.position = row.ledgerSeq, row.ledgerNonce, row.position
 		}
 	}
 	return value, database, cmp.Or(err, rows.Err())
@@ -162,15 +155,15 @@ func (f *family) confirm(ctx context.Context, e *epoch, database string) error {
 
 // unsaved returns what the value in MySQL does not contain of the batch's delta.
 func (f *family) unsaved(p part, id string) (string, error) {
-	isApplied, isSame := !p.ledger.position.Valid, p.ledger.seq == p.seq
+	isApplied, isSame := !p.position.Valid, p.ledgerSeq == p.seq
 	switch {
-	case p.ledger.seq > p.seq:
+	case p.ledgerSeq > p.seq:
 		return "", errAgain
-	case isSame && p.seq != 0 && p.ledger.nonce != p.nonce:
+	case isSame && p.seq != 0 && p.ledgerNonce != p.nonce:
 		return "", f.fail(ErrNotCounted, "set back", nil)
-	case isSame && (isApplied || p.isInFlight && id <= p.ledger.position.String):
+	case isSame && (isApplied || p.isInFlight && id <= p.position.String):
 		return "0", nil
-	case p.isInFlight && (isSame || p.ledger.seq+1 == p.seq && isApplied):
+	case p.isInFlight && (isSame || p.ledgerSeq+1 == p.seq && isApplied):
 		return p.batch, nil
 	}
 	return "", f.fail(ErrNotCounted, "a replica that is behind", nil)
@@ -179,6 +172,9 @@ func (f *family) unsaved(p part, id string) (string, error) {
 // askDaemon returns the exact value of a counter. It asks until there is a reply other than 429 and 503.
 func (f *family) askDaemon(ctx context.Context, id string) (int64, error) {
 	options := f.client.options
+	if err := f.check(id, f.maxID, true); err != nil {
+		return 0, err
+	}
 	if options.Daemon == "" {
 		return 0, f.fail(ErrMisconfigured, "no daemon", errors.New("set Options.Daemon (or Database for values, ReadRow for rows)"))
 	}

@@ -299,6 +299,38 @@ func TestContext(t *testing.T) {
 	equal(t, exact(t, id), 11_001)
 }
 
+func TestReadsReturnWhenTheirContextEnds(t *testing.T) {
+	p := startProxy(t)
+	client := redis.NewClient(&redis.Options{Addr: p.socket, ReadTimeout: time.Second})
+	defer client.Close()
+	counters := with(t, client, counterfoil.Options{RetryFor: 10 * time.Second})
+	votes, err := counters.Cached("votes", counterfoil.ReadRow(func(context.Context, string) (int64, error) { return 7, nil }))
+	must(t, err)
+	id := newID()
+	_, err = votes.Incr(ctx, id, 1)
+	must(t, err)
+	hits, err := counters.Series("hits")
+	must(t, err)
+	p.always(hold)
+	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	start := time.Now()
+	_, err = votes.Get(short, id) // its epoch is known
+	fails(t, err, counterfoil.ErrNotCounted, "canceled")
+	_, err = hits.Get(short, id, "60s")
+	fails(t, err, counterfoil.ErrNotCounted, "no epoch")
+	if !errors.Is(err, context.DeadlineExceeded) {
+		t.Error(err)
+	}
+	if time.Since(start) > 700*time.Millisecond {
+		t.Error("returned late")
+	}
+	p.always(pass)
+	value, err := votes.Get(ctx, id)
+	must(t, err)
+	equal(t, value, 8)
+}
+
 func TestExpired(t *testing.T) {
 	for _, isOwn := range []bool{false, true} {
 		counters := given(t, socket, counterfoil.Options{})
@@ -391,6 +423,31 @@ func TestResultsAreSeparate(t *testing.T) {
 	}
 	all.Wait()
 	equal(t, refused.Load(), 8)
+}
+
+// Callers whose pairs are in several calls, and share them with others, receive each result.
+func TestManyPairsOfManyCallers(t *testing.T) {
+	views, id := buffered(t, given(t, socket, counterfoil.Options{}), "views"), newID()
+	var all sync.WaitGroup
+	for i := 0; i < 8; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			for j := 0; j < 3; j++ {
+				pairs := make([]counterfoil.Pair, 700)
+				for k := range pairs {
+					pairs[k] = counterfoil.Pair{ID: fmt.Sprint(id, k%50), Delta: 1}
+				}
+				results, err := views.AddMany(ctx, pairs)
+				must(t, err)
+				for _, result := range results {
+					equal(t, result.Known, true)
+				}
+			}
+		}()
+	}
+	all.Wait()
+	equal(t, exact(t, id+"7"), 8*3*14)
 }
 
 func TestCallersShareARead(t *testing.T) {

@@ -201,4 +201,12 @@ func TestValues(t *testing.T) {
 	value, err = table.Value(ctx, newID())
 	must(t, err)
 	equal(t, value, 0)
+	_, err = database.Exec("CREATE TABLE IF NOT EXISTS `texts` (id VARCHAR(255) PRIMARY KEY, value VARCHAR(9))")
+	must(t, err)
+	_, err = database.Exec("INSERT INTO `texts` VALUES (?, '1.5')", id)
+	must(t, err)
+	texts, err := given(t, socket, counterfoil.Options{Database: database}).Buffered("views", counterfoil.InTable("texts", "id", "value"))
+	must(t, err)
+	_, err = texts.Value(ctx, id)
+	fails(t, err, counterfoil.ErrNotCounted, "BADSTATE")
 }
