@@ -143,7 +143,7 @@ func (v *Visitors) FirstVisit(ctx context.Context, scope, day, visitor string) (
 		return false, err
 	}
 	result := v.visit(ctx, id, visitor)
-	return result.value == 1, result.err
+	return result.Value == 1, result.err
 }
 
 // Value returns the exact number of visitors of that day.

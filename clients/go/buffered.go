@@ -75,7 +75,7 @@ func (c *Client) Buffered(name string, options ...FamilyOption) (*Buffered, erro
 // Add adds delta to the counter and returns what it has pending.
 func (b *Buffered) Add(ctx context.Context, id string, delta int64) (Pending, error) {
 	result := b.count(ctx, &item{id: id, delta: delta})[0]
-	return Pending{result.value, result.known}, result.err
+	return result.Pending, result.err
 }
 
 // AddMany adds up to 1000 pairs. They fail separately: there is a result for each, in their order, and the error is the first
@@ -89,7 +89,7 @@ func (b *Buffered) AddMany(ctx context.Context, pairs []Pair) (results []Result,
 		items[i] = &item{id: pair.ID, delta: pair.Delta}
 	}
 	for _, result := range b.count(ctx, items...) {
-		results = append(results, Result{Pending{result.value, result.known}, result.err})
+		results = append(results, Result{result.Pending, result.err})
 		first = cmp.Or(first, result.err)
 	}
 	return results, first
@@ -103,7 +103,7 @@ func (b *Buffered) AddOnce(ctx context.Context, request, id string, delta int64,
 		return false, err
 	}
 	result := b.count(ctx, &item{id: id, delta: delta, request: request, epoch: epoch})[0]
-	return result.known, result.err
+	return result.Known, result.err
 }
 
 // RequestEpoch returns the epoch to be stored with a job before the first AddOnce of it.

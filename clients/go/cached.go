@@ -91,10 +91,10 @@ func (c *Cached) seeding(ctx context.Context, id string, call func() outcome) (i
 		case "SUM": // of base, batch and buffer
 			return c.total(strings.Split(rest, ":")...)
 		default:
-			return result.value, result.err
+			return result.Value, result.err
 		}
 	}
-	return result.value, result.err
+	return result.Value, result.err
 }
 
 // total adds numbers that may each be near an end of i64.

@@ -52,10 +52,9 @@ const (
 
 // outcome is the result of an item: its value if it is known, or else the script's word, or an error.
 type outcome struct {
-	value int64
-	known bool
-	word  string
-	err   error
+	Pending
+	word string
+	err  error
 }
 
 func (it *item) settle(o outcome) {
@@ -288,7 +287,7 @@ func (f *family) outcomeOf(word any) outcome {
 	}
 	text := fmt.Sprint(word)
 	if value, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return outcome{value: value, known: true}
+		return outcome{Pending: Pending{value, true}}
 	}
 	reason, rest, _ := strings.Cut(text, ":")
 	e := f.fail(ErrNotCounted, reason, nil)

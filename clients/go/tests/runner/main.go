@@ -18,18 +18,16 @@ import (
 
 type object = map[string]any
 
-// opening is the first line.
+// opening is the first line, under the key open.
 type opening struct {
-	Open struct {
-		Socket, Namespace string
-		Nodes             []string
-		Own               bool
-		Timeout           float64
-		Options           struct {
-			RetryFor   float64 `json:"retry_for"`
-			LaterEvery float64 `json:"later_every"`
-			Daemon     string
-		}
+	Socket, Namespace string
+	Nodes             []string
+	Own               bool
+	Timeout           float64
+	Options           struct {
+		RetryFor   float64 `json:"retry_for"`
+		LaterEvery float64 `json:"later_every"`
+		Daemon     string
 	}
 }
 
@@ -55,9 +53,9 @@ func must[T any](value T, err error) T {
 func main() {
 	lines := json.NewDecoder(os.Stdin)
 	lines.UseNumber()
-	var first opening
+	var first map[string]opening
 	must(0, lines.Decode(&first))
-	client = must(first.connect())
+	client = must(first["open"].connect())
 	reply(object{"ready": true})
 	last, running := map[string]chan bool{}, sync.WaitGroup{}
 	for lines.More() {
@@ -81,8 +79,8 @@ func main() {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-func (first opening) connect() (*counterfoil.Client, error) {
-	o, own := first.Open, first.Open.Options
+func (o opening) connect() (*counterfoil.Client, error) {
+	own := o.Options
 	options := counterfoil.Options{Daemon: own.Daemon, RetryFor: seconds(own.RetryFor), LaterEvery: seconds(own.LaterEvery)}
 	addresses, url, timeout := []string{o.Socket}, "unix://"+o.Socket+"?", seconds(o.Timeout)
 	if o.Nodes != nil {
