@@ -54,7 +54,7 @@ class Processes(Case):
         self.assertEqual(pending("views", id), 3)
 
     def test_sums_belong_to_the_parent(self):
-        views, id, other = connected(later_every=0.3).buffered("views"), new_id(), new_id()
+        views, id, other = connected(later_every=30).buffered("views"), new_id(), new_id()
         views.later(id)
 
         def child():
@@ -104,7 +104,7 @@ class Threads(Case):
 
         def read_row(id):
             reads.append(id)
-            time.sleep(0.1)
+            time.sleep(0.5)
             return 100
 
         votes, id = connected().cached("votes", read_row=read_row), new_id()

@@ -101,7 +101,7 @@ class Process(Session):
         self._thread = None
         self._awake.set()
         try:
-            run(self.flush())
+            run(self.flush(self.sums))
         finally:
             if self.owns_redis:
                 self.redis.close()

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Iterable, Mapping, Union
 
 from ._errors import CounterfoilError, OutcomeUnknown, value_of
-from ._family import CALLS, Channel, D, Description, Entry, Words, call, id_bytes, integer, words_of
+from ._family import CALLS, D, Description, Entry, Words, call, id_bytes, integer, words_of
 from ._sums import OnError
 from ._value import ExactValues, Table
 
@@ -41,7 +41,7 @@ class Buffered(ExactValues[D]):
     async def add_many(self, pairs: Mapping[str, int] | Iterable[tuple[str, int]]) -> list[Result]:
         """Adds each delta to its id. Returns for each what `add` returns, or the error that `add` would raise."""
         channel = self.channel
-        entries = await self.enter_all(channel, pairs.items() if isinstance(pairs, Mapping) else pairs)
+        entries = await self.enter_all(pairs.items() if isinstance(pairs, Mapping) else pairs)
         return [await channel.settle(entry) for entry in entries]
 
     @call
@@ -86,7 +86,7 @@ class Buffered(ExactValues[D]):
     @call
     async def flush(self) -> None:
         """Waits until all that `later` took is counted, and raises the first error of what was not since the last flush."""
-        await self.channel.sums.flush()
+        await self.client.session.flush([self.channel.sums])
 
     @call
     async def value(self, id: str) -> int:
@@ -99,12 +99,13 @@ class Buffered(ExactValues[D]):
         return zlib.crc32(change[0]) % description.partitions
 
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
-        hits = sum([abs(delta) for _, delta in changes])  # they only decide when a sync is due
-        args = [min(max(hits, 1), MAX_HITS), len(changes), *chain(*changes)]
-        return "buffered_add", self.keys(partition, "buffer", "meta"), args
+        pairs = list(chain(*changes))
+        hits = min(max(sum(map(abs, pairs[1::2])), 1), MAX_HITS)  # they only decide when a sync is due
+        return "buffered_add", self.keys(partition, "buffer", "meta"), [hits, len(changes), *pairs]
 
-    async def enter_all(self, channel: Channel, pairs: Iterable[tuple[str, int]]) -> list[Entry]:
+    async def enter_all(self, pairs: Iterable[tuple[str, int]]) -> list[Entry]:
         """Puts pairs into their queues."""
+        channel = self.channel
         try:
             description = await channel.last_description()
         except CounterfoilError as error:

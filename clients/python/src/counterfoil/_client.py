@@ -154,9 +154,11 @@ class Session:
             await self.sleep(PAUSE_SECONDS)
         return any(sums.waiting for sums in self.sums)
 
-    async def flush(self) -> None:
-        """Sends what `later` took in all families, and raises the first error."""
-        for sums in self.sums:
-            await sums.send_all()
-        for sums in self.sums:
+    async def flush(self, all_sums: list[Any]) -> None:
+        """Sends what `later` took, and raises the first error."""
+        for sums in all_sums:
+            await sums.send()  # it may have begun before the last sum was taken
+            if not sums.temporary:
+                await sums.send()
+        for sums in all_sums:
             sums.raise_error()

@@ -56,7 +56,13 @@ class call(Generic[P, T]):
     def __get__(self, family: Any, owner: Any) -> Any:
         if family is None:
             return self
-        return lambda *args, **options: family.client.run(self.function(family, *args, **options))
+        run, function = family.client.run, self.function
+
+        def method(*args: P.args, **options: P.kwargs) -> Any:
+            return run(function(family, *args, **options))
+
+        vars(family)[function.__name__] = method  # which Python finds first from now on
+        return method
 
 
 class Family(Generic[D]):
@@ -71,6 +77,7 @@ class Family(Generic[D]):
         self.client, self.name = client, f"{client.namespace}/{name}"
         if not re.fullmatch("[a-z0-9_.-]{1,64}/[a-z0-9_.-]{1,64}", self.name):
             raise Misconfigured("NAME", f"expected 1 to 64 characters a-z, 0-9, _, . and -, not {self.name}")
+        self.keys: Callable[..., Keys] = functools.partial(_keys, self.name)  # of a partition, by names
 
     @property
     def channel(self) -> Channel:
@@ -78,9 +85,6 @@ class Family(Generic[D]):
         session, key = self.client.session, (self.kind, self.name)
         channel: Channel | None = session.channels.get(key)
         return channel or session.channels.setdefault(key, Channel(self, session))
-
-    def keys(self, partition: int, *names: str) -> Keys:
-        return _keys(self.name, partition, *names)
 
     def partition(self, description: Description, change: Any) -> int:
         return zlib.crc32(change[0]) % description.partitions
@@ -103,8 +107,8 @@ class Description(NamedTuple):
 class Queue:
     """Group commit: one call at a time, of the changes that arrived while the one before was under way."""
 
-    def __init__(self, home: int, partition: int, partitions: int) -> None:
-        self.home, self.partition, self.partitions = home, partition, partitions
+    def __init__(self, home: int, calls: Keys, partition: int, partitions: int) -> None:
+        self.home, self.calls, self.partition, self.partitions = home, calls, partition, partitions
         self.waiting: deque[Entry] = deque()
         self.batch: list[Entry] = []  # those of the call under way
         self.call: Call = ()
@@ -213,7 +217,9 @@ class Channel:
         partition = self.family.partition(description, change)
         queue = self._queues.get(partition)
         if not queue or queue.partitions != description.partitions:
-            queue = self._queues[partition] = Queue(self.home(partition), partition, description.partitions)
+            home = self.home(partition)
+            queue = Queue(home, self.family.keys(home, *CALLS), partition, description.partitions)
+            self._queues[partition] = queue
         entry = Entry(queue, change)
         queue.waiting.append(entry)
         return entry
@@ -245,7 +251,8 @@ class Channel:
         if was_interrupted and time.monotonic() > queue.deadline:
             raise OutcomeUnknown("INTERRUPTED")
         while True:
-            queue.call = queue.call or await self._call(queue)
+            if not queue.call:
+                queue.call = self._call(queue, await self.describe(queue.home, queue.deadline))
             status, words, was_lost = await self.send(queue.call, queue.deadline, was_interrupted)
             if status in (b"OK", b"DUP"):
                 return self.results(status, words, len(queue.batch))
@@ -259,15 +266,14 @@ class Channel:
                 raise OutcomeUnknown(status.decode())
             queue.call = ()
 
-    async def _call(self, queue: Queue) -> Call:
-        description = await self.describe(queue.home, queue.deadline)
+    def _call(self, queue: Queue, description: Description) -> Call:
         if description.partitions != queue.partitions:
             raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
         changes = [entry.change for entry in queue.batch]
         script, keys, args = self.family.part(description.settings, queue.partition, changes)
         queue.n += 1
         caller = [queue.caller, queue.n, description.now, ""]
-        return words_of(script, self.family.keys(queue.home, *CALLS) + keys, caller + args)
+        return words_of(script, queue.calls + keys, caller + args)
 
     def results(self, status: bytes, words: list[Any], count: int) -> list[Any]:
         """The result of each change of a call."""
@@ -278,7 +284,7 @@ class Channel:
             words = [refused.get(b"%d" % number) for number in range(1, count + 1)]
         elif len(words) == 1 and isinstance(words[0], bytes):
             words = words[0].split()
-        return [result_of(word) for word in words] or [None] * count
+        return list(map(result_of, words)) or [None] * count
 
 
 @functools.lru_cache(1000)

@@ -34,17 +34,8 @@ class Sums:
             self.waiting[id] = self.waiting.get(id, 0) + delta
             return len(self.waiting) == 1
 
-    async def flush(self) -> None:
-        """Sends all sums, and raises the first error of those that were not counted since the last flush."""
-        await self.send_all()
-        self.raise_error()
-
-    async def send_all(self) -> None:
-        await self.send()  # it may have begun before the last sum was taken
-        if not self.temporary:
-            await self.send()
-
     def raise_error(self) -> None:
+        """Raises the first error of sums that were not counted, once for those that were dropped."""
         dropped, self._dropped = self._dropped, []
         first = dropped[0] if dropped else self.temporary
         if first:
@@ -61,7 +52,7 @@ class Sums:
             with self._lock:
                 self._sent, self.waiting = self.waiting, {}
         if self._sent and not self._entries:
-            self._entries = await self._channel.family.enter_all(self._channel, self._sent.items())
+            self._entries = await self._channel.family.enter_all(self._sent.items())
         results = [await self._channel.settle(entry) for entry in self._entries]
         sent, self._sent, self._entries, self.temporary = self._sent, {}, [], None
         for (id, delta), result in zip(sent.items(), results):

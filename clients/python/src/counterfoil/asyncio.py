@@ -83,11 +83,12 @@ class Loop(Session):
 
     async def close(self) -> None:
         try:
-            await self.flush()
+            await self.flush(self.sums)
         finally:
-            if self._sender:
-                self._sender.cancel()
-                await asyncio.wait([self._sender])
+            sender, self._sender = self._sender, None
+            if sender:
+                sender.cancel()
+                await asyncio.wait([sender])
             if self.owns_redis:
                 await (self.redis.aclose if hasattr(self.redis, "aclose") else self.redis.close)()
 
@@ -95,5 +96,6 @@ class Loop(Session):
         try:
             while await self.send_sums():
                 pass
-        except asyncio.CancelledError:  # asyncio.run ends, and waits for this task
-            await self.flush()
+        except asyncio.CancelledError:
+            if self._sender:  # asyncio.run ends, and waits for this task
+                await self.flush(self.sums)
