@@ -16,15 +16,17 @@ final class Activity extends Family {
      * @throws CounterfoilException
      */
     public function touch(string|int $page, string|int $visitor): void {
-        [$page, $visitor] = [self::checkId($page, self::PAGE_BYTES), self::checkId($visitor, isText: false)];
+        $page = self::checkId($page, self::PAGE_BYTES);
+        $visitor = self::checkId($visitor, isText: false);
         $settings = $this->ask()['settings'];
         $stripe = crc32($visitor) % $settings['stripes'];
         $this->atTime(function (int $nowMs) use ($settings, $stripe, $page, $visitor): array {
             [$isHll, $layers, $layer] = self::layers($settings, $nowMs);
-            [$layerMs, $keep, $place] = [$settings['layer'], (int) $settings['keep_minutes'], "$stripe:$page"];
-            $names = ["views:$place", $isHll ? "layer:$layer:$place" : "visitors:$place"];
-            if ($isHll && $keep === 1) $names[] = 'minute:' . intdiv($layer * $layerMs, 60_000) * 60 . ":$place";
-            $partition = $this->partitionOfStripe($page, $stripe);
+            [$layerMs, $keep] = [$settings['layer'], (int) $settings['keep_minutes']];
+            $minute = intdiv($layer * $layerMs, 60_000) * 60;
+            $names = ["views:$stripe:$page", $isHll ? "layer:$layer:$stripe:$page" : "visitors:$stripe:$page"];
+            if ($isHll && $keep === 1) $names[] = "minute:$minute:$stripe:$page";
+            $partition = (crc32($page) + $stripe) % $this->ask()['partitions'];
             $keys = $this->fenced($partition, 'open', 'schedule', ...$names);
             $args = [$layerMs, $layers, $keep, ...($isHll ? [$layer] : []), 1, $page, 1, 1, $visitor];
             return $this->count($isHll ? 'activity_touch_hll' : 'activity_touch', $partition, $keys, $args);
@@ -42,21 +44,19 @@ final class Activity extends Family {
         $settings = $this->ask()['settings'];
         [$views, $visitors] = [0, 0];
         for ($stripe = 0; $stripe < $settings['stripes']; $stripe++) {
-            [, $seen, $distinct] = $this->atTime(function (int $nowMs) use ($settings, $stripe, $page): array {
+            $reply = $this->atTime(function (int $nowMs) use ($settings, $stripe, $page): array {
                 [$isHll, $layers, $layer] = self::layers($settings, $nowMs);
                 $log = fn(int $layer): string => "layer:$layer:$stripe:$page";
-                $logs = $isHll ? array_map($log, range($layer - $layers + 1, $layer)) : ["visitors:$stripe:$page"];
-                $keys = $this->keys($this->partitionOfStripe($page, $stripe), "views:$stripe:$page", ...$logs);
+                $window = range($layer - $layers + 1, $layer);
+                $logs = $isHll ? array_map($log, $window) : ["visitors:$stripe:$page"];
+                $partition = (crc32($page) + $stripe) % $this->ask()['partitions'];
+                $keys = $this->keys($partition, "views:$stripe:$page", ...$logs);
                 $args = ['', $settings['layer'], $layers, ...($isHll ? [$layer] : [])];
                 return $this->read($isHll ? 'activity_now_hll' : 'activity_now', $keys, $args);
             });
-            [$views, $visitors] = [$views + $seen, $visitors + $distinct];
+            [$views, $visitors] = [$views + $reply[1], $visitors + $reply[2]];
         }
         return [$views, $visitors];
-    }
-
-    private function partitionOfStripe(string $page, int $stripe): int {
-        return (crc32($page) + $stripe) % $this->ask()['partitions'];
     }
 
     /** @return array{bool, int, int} if visitors are in HyperLogLogs, the layers of a window, and the current one */

@@ -39,24 +39,24 @@ final class Buffered extends StoredFamily {
      * @return array<int|null|CounterfoilException> the result of each pair, under its key, as `add` returns or throws it
      */
     public function addMany(iterable $pairs): array {
-        $deadline = $this->session->deadline();
-        $results = $items = $calls = [];
+        $deadline = hrtime(true) + $this->session->retryForNs;
+        $pairs = is_array($pairs) ? $pairs : iterator_to_array($pairs);
+        try {
+            $this->ask();
+        } catch (CounterfoilException $error) {
+            return array_fill_keys(array_keys($pairs), $error);
+        }
+        $results = $calls = [];
         foreach ($pairs as $key => $pair) {
             [$id, $delta] = is_array($pair) ? $pair : [$key, $pair];
             $results[$key] = null;
             try {
-                $items[$key] = [$key, self::checkId($id), self::checkDelta($delta)];
-            } catch (NotCounted $error) {
+                [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
+                $partition = $this->partitionOfHit($id);
+                $calls[$this->session->isCluster ? $partition : 0][] = [$partition, $key, $id, $delta];
+            } catch (CounterfoilException $error) {
                 $results[$key] = $error;
             }
-        }
-        try {
-            foreach ($items as $item) {
-                $partition = $this->partitionOfHit($item[1]);
-                $calls[$this->session->isCluster ? $partition : 0][] = [$partition, ...$item];
-            }
-        } catch (CounterfoilException $error) {
-            return array_replace($results, array_fill_keys(array_keys($items), $error));
         }
         foreach ($calls as $all) {
             foreach (array_chunk($all, self::PAIRS) as $call) {
@@ -83,8 +83,8 @@ final class Buffered extends StoredFamily {
         do {
             ['epoch' => $now, 'before' => $before] = $this->ask($partition);
             if ($epoch !== $now && $epoch !== $before) throw self::unknown('EXPIRED');
-            $args = [$caller, 1, $before, '', 1, 1, $id, $delta];
-            $reply = $this->session->call('buffered_add', $keys, $args);
+            $words = [...$keys, $caller, 1, $before, '', 1, 1, $id, $delta];
+            $reply = $this->session->call('buffered_add', count($keys), $words);
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
             if ($reply[0] === 'EXPIRED') $this->forgetEpoch($partition);
         } while ($reply[0] === 'EXPIRED');
@@ -126,9 +126,9 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException the first error, with the number of ids in its message
      */
     public function flush(): void {
-        if ($this->process !== getmypid()) return;
+        if ($this->process !== getmypid() || $this->sums === []) return;
         [$sums, $this->sums] = [$this->sums, []];
-        $errors = array_filter($this->addMany($sums), fn($result): bool => $result instanceof CounterfoilException);
+        $errors = array_filter($this->addMany($sums), is_object(...));
         foreach ($errors as $id => $error) {
             if ($error instanceof NotCounted && $error->isTemporary) {
                 $this->sums[$id] = $sums[$id];
@@ -137,9 +137,10 @@ final class Buffered extends StoredFamily {
             }
         }
         if ($errors === []) return;
-        $first = reset($errors);
-        $message = count($errors) . ' of ' . count($sums) . " ids; the first: {$first->getMessage()}";
-        throw new ($first::class)($first->reason, $message, isTemporary: $first->isTemporary, previous: $first);
+        $error = reset($errors);
+        $message = count($errors) . ' of ' . count($sums) . " ids; the first: {$error->getMessage()}";
+        $class = $error::class;
+        throw new $class($error->reason, $message, isTemporary: $error->isTemporary, previous: $error);
     }
 
     /**
@@ -168,7 +169,8 @@ final class Buffered extends StoredFamily {
     }
 
     private function partitionOfRequest(string $request, string $id): int {
-        if ($request === '' || strlen($request) > 64) throw new NotCounted('BADARG', 'expected a request of 1 to 64 bytes');
+        $length = strlen($request);
+        if ($length < 1 || $length > 64) throw new NotCounted('BADARG', 'a request has 1 to 64 bytes');
         return $this->partitionOf($this->ask()['settings']['wide'] ? $request : $id);
     }
 
@@ -205,7 +207,7 @@ final class Buffered extends StoredFamily {
         return $results;
     }
 
-    /** Returns what a pair has pending, null if an earlier arrival counted it. Each partition's total is before its pairs. */
+    /** Returns what a pair has pending, behind so many totals of partitions, or null if it was counted before. */
     private static function pendingOf(array $reply, int $pair = 1, int $totals = 1): ?int {
         $word = $reply[0] === 'OK' ? $reply[$totals + $pair] : self::refused($reply[1])[$pair] ?? null;
         return $word === null || is_int($word) ? $word : self::number($word);

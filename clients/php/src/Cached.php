@@ -72,17 +72,16 @@ final class Cached extends StoredFamily {
             $keys = $this->keys($this->partitionOf($id), 'base');
             $this->read('cached_seed', $keys, [$this->ask()['settings']['retain'], '', $id, $parts[1], $row]);
         }
-        throw new NotCounted('MISS', 'the counter was deleted again and again while its row was read', isTemporary: true);
+        throw new NotCounted('MISS', 'the counter was deleted whenever its row was read', isTemporary: true);
     }
 
     private function row(string $id): int {
         if ($this->readRow === null) return $this->daemonValue($id);
         try {
             return ($this->readRow)($id);
-        } catch (CounterfoilException $error) {
-            throw $error;
         } catch (Throwable $error) {
-            throw new NotCounted('row', $error->getMessage(), previous: $error);
+            $isOurs = $error instanceof CounterfoilException;
+            throw $isOurs ? $error : new NotCounted('row', $error->getMessage(), previous: $error);
         }
     }
 }

@@ -52,7 +52,7 @@ final class Counterfoil {
         mixed ...$options,
     ): self {
         $library ??= extension_loaded('redis') ? 'phpredis' : 'predis';
-        return new self(new Connector($url, $timeout, $library === 'predis'), $namespace, ...$options);
+        return new self(new Connector($url, $timeout, $library), $namespace, ...$options);
     }
 
     /**

@@ -19,6 +19,7 @@ abstract class CounterfoilException extends RuntimeException {
         ?Throwable $previous = null,
     ) {
         // errors of Redis begin with their code
-        parent::__construct(str_starts_with($message, $reason) ? $message : rtrim("$reason: $message", ': '), 0, $previous);
+        if (!str_starts_with($message, $reason)) $message = $message === '' ? $reason : "$reason: $message";
+        parent::__construct($message, 0, $previous);
     }
 }

@@ -23,7 +23,8 @@ final class Series extends Family {
         $keys = $this->fenced($partition, 'open', 'schedule', 'names', 'idle', ...$windows);
         $reply = $this->atTime(function (int $nowMs) use ($settings, $partition, $keys, $name, $n): array {
             $precisions = self::precisions($settings, intdiv($nowMs, 1000));
-            return $this->count('series_add', $partition, $keys, [count($precisions), ...$precisions, $name, $n]);
+            $args = [count($precisions), ...$precisions, $name, $n];
+            return $this->count('series_add', $partition, $keys, $args);
         });
         self::number($reply[0] === 'OK' ? $reply[1] : self::refused($reply[1])[1] ?? 1);
     }

@@ -20,7 +20,8 @@ final class Visitors extends StoredFamily {
         [$id, $visitor] = [self::idOf($scope, $day), self::checkId($visitor, isText: false)];
         $partition = $this->partitionOf($id);
         $args = [$this->ask()['settings']['remember'], 1, $id, 2, $visitor, $visitor];  // see Family::count
-        $reply = $this->count('visitors_first', $partition, $this->fenced($partition, 'buffer', 'meta', "seen:$id"), $args);
+        $keys = $this->fenced($partition, 'buffer', 'meta', "seen:$id");
+        $reply = $this->count('visitors_first', $partition, $keys, $args);
         return self::number(explode(' ', (string) $reply[$reply[0] === 'OK' ? 2 : 1])[0]) === 1;
     }
 

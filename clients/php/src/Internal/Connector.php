@@ -14,14 +14,18 @@ final class Connector {
     private readonly bool $isCluster;
 
     /** @param string|list<string> $url */
-    public function __construct(string|array $url, private readonly float $timeout, private readonly bool $isPredis) {
+    public function __construct(
+        string|array $url,
+        private readonly float $timeout,
+        private readonly string $library,
+    ) {
         $this->isCluster = is_array($url);
         $this->nodes = array_map(self::parse(...), (array) $url)
             ?: throw new Misconfigured('url', 'expected at least one node');
     }
 
     public function __invoke(): Redis|RedisCluster|Client {
-        return $this->isPredis ? $this->predis() : $this->phpRedis();
+        return $this->library === 'predis' ? $this->predis() : $this->phpRedis();
     }
 
     private function phpRedis(): Redis|RedisCluster {
@@ -55,10 +59,10 @@ final class Connector {
             ?? throw new Misconfigured('url', "expected redis://, rediss:// or unix://, not $url");
         parse_str($parts['query'] ?? '', $query);
         $path = rawurldecode($parts['path'] ?? '');
-        $node = $scheme === 'unix'
-            ? ['host' => $path, 'port' => 0, 'path' => $path, 'database' => (int) ($query['db'] ?? 0)]
-            : ['host' => $parts['host'], 'port' => $parts['port'] ?? 6379, 'database' => (int) ltrim($path, '/')];
-        return ['scheme' => $scheme] + $node + array_filter([
+        [$host, $port] = $scheme === 'unix' ? [$path, 0] : [$parts['host'], $parts['port'] ?? 6379];
+        $database = (int) ($query['db'] ?? ($scheme === 'unix' ? 0 : ltrim($path, '/')));
+        return ['scheme' => $scheme, 'host' => $host, 'port' => $port, 'database' => $database] + array_filter([
+            'path' => $scheme === 'unix' ? $path : '',
             'username' => $query['user'] ?? rawurldecode($parts['user'] ?? ''),
             'password' => $query['password'] ?? rawurldecode($parts['pass'] ?? ''),
         ]);

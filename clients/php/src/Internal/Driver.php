@@ -10,7 +10,8 @@ abstract class Driver {
     private const TEMPORARY = ['LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'TRYAGAIN', 'READONLY'];
     private const REFUSED = ['OOM', 'MISCONF', 'NOREPLICAS', 'WRONGTYPE', 'BADSTATE'];
     private const MISCONFIGURED = [
-        'NOAUTH', 'WRONGPASS', 'AUTH', 'DB index', 'BADARG', 'BADKEY', 'CROSSSLOT', 'MOVED', 'ASK', 'NOSCRIPT',
+        'NOAUTH', 'WRONGPASS', 'AUTH', 'DB index',  // refused before anything was sent
+        'BADARG', 'BADKEY', 'CROSSSLOT', 'MOVED', 'ASK', 'NOSCRIPT',
     ];
 
     /** @param string $address what tells this server and database number from others */
@@ -20,12 +21,11 @@ abstract class Driver {
      * Sends EVALSHA or EVAL once.
      *
      * @param string $script the SHA-1 of a script, or its text
-     * @param list<string> $keys
-     * @param list<string|int> $args
+     * @param list<string|int> $words keys and arguments
      * @return list<string|int>
      * @throws CounterfoilException as this arrival of the call justifies it
      */
-    abstract public function evaluate(bool $isSha, string $script, array $keys, array $args): array;
+    abstract public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words): array;
 
     /** Closes the connection, so that a late reply is not taken for that of another command. */
     abstract public function close(): void;
@@ -35,9 +35,10 @@ abstract class Driver {
 
     /** An error while there was no connection, so that nothing was sent. */
     public static function unsent(Throwable $error): CounterfoilException {
-        $codes = '/\b(NOAUTH|WRONGPASS|LOADING|(?<=ERR )AUTH|DB index)\b/';
-        if (preg_match($codes, $error->getMessage(), $code) === 1) return self::coded($code[1], $error->getMessage(), $error);
-        return new NotCounted('no connection', $error->getMessage(), isTemporary: true, previous: $error);
+        $message = $error->getMessage();
+        $isReply = preg_match('/\b(NOAUTH|WRONGPASS|LOADING|(?<=ERR )AUTH|DB index)\b/', $message, $codes);
+        return $isReply ? self::coded($codes[0], $message, $error)
+            : new NotCounted('no connection', $message, isTemporary: true, previous: $error);
     }
 
     /** No reply arrived: the call may have been executed, or may still be. */

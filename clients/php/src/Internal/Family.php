@@ -9,8 +9,8 @@ use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown
 abstract class Family {
     protected const KIND = '';
     private const FRESH_NS = 30_000_000_000;
-    private const CONFIGURING_NS = 3_000_000_000;  // the daemon configures an emptied Redis within about a second
-    private const TIMES = 10;
+    /** The daemon configures an emptied Redis within about a second. */
+    private const CONFIGURING_NS = 3_000_000_000;
 
     /** @var array<int, array> by home: the last reply of family_epoch, and until when it may be used */
     private array $known = [];
@@ -28,8 +28,9 @@ abstract class Family {
         protected readonly ?array $table = null,
         protected readonly ?Closure $readRow = null,
     ) {
-        if (preg_match('#^([a-z0-9_.-]{1,64}(/|$)){2}$#D', "$session->namespace/$name") === 1) return;
-        throw new Misconfigured('BADKEY', "names have 1 to 64 of a-z, 0-9, _, . and -, not $session->namespace/$name");
+        $names = "$session->namespace/$name";
+        if (preg_match('#^([a-z0-9_.-]{1,64}(/|$)){2}$#D', $names) === 1) return;
+        throw new Misconfigured('BADKEY', "a name has 1 to 64 of a-z, 0-9, _, . and -, not $names");
     }
 
     /**
@@ -46,31 +47,32 @@ abstract class Family {
         for ($isFirst = true; ; $isFirst = false) {
             $epoch = $this->ask($partition)['epoch'];
             [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
-            $call = [$caller, ++$n, $epoch, '', ...$args];
-            $reply = $this->session->call($script, $keys, $call, $deadline);
+            $words = [...$keys, $caller, ++$n, $epoch, '', ...$args];
+            $reply = $this->session->call($script, count($keys), $words, $deadline);
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
             $this->callers[] = [$caller, $n];
             if ($reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($partition);
             // the only send of a call that nothing repeats was not executed
-            if (!$isFirst || isset($reply[1]) || !$this->session->isOwn()) throw self::unknown('EXPIRED');
+            if (!$isFirst || isset($reply[1]) || !$this->session->isOwn) throw self::unknown('EXPIRED');
         }
     }
 
     /** Makes a call that only reads, or is safe to repeat in any case. */
     protected function read(string $script, array $keys, array $args): array {
         try {
-            return $this->session->call($script, $keys, $args);
+            return $this->session->call($script, count($keys), [...$keys, ...$args]);
         } catch (OutcomeUnknown $error) {
             $class = $error->isTemporary ? NotCounted::class : Misconfigured::class;
-            throw new $class($error->reason, $error->getMessage(), isTemporary: $error->isTemporary, previous: $error);
+            [$message, $previous] = [$error->getMessage(), $error->getPrevious()];
+            throw new $class($error->reason, $message, isTemporary: $error->isTemporary, previous: $previous);
         }
     }
 
     /** Makes a call for the time here, and anew for the server's if another slice of time is current there. */
     protected function atTime(Closure $call): array {
         $nowMs = (int) (microtime(true) * 1000);
-        for ($attempt = 0; $attempt < self::TIMES; $attempt++) {
+        for ($attempt = 0; $attempt < 10; $attempt++) {
             $reply = $call($nowMs);
             if ($reply[0] !== 'OUTSIDE') return $reply;
             $nowMs = (int) $reply[1];
@@ -130,7 +132,8 @@ abstract class Family {
 
     /** Refuses what is not an integer: PHP makes a float of an integer that leaves its 64 bits. */
     protected static function checkDelta(int|float $delta): int {
-        return is_int($delta) ? $delta : throw new NotCounted('BADARG', "expected an integer of 64 bits, not $delta");
+        if (is_int($delta)) return $delta;
+        throw new NotCounted('BADARG', "expected an integer of 64 bits, not $delta");
     }
 
     /** Adds up, and refuses a sum that leaves 64 bits. */
@@ -161,16 +164,18 @@ abstract class Family {
     /** Returns the reply of family_epoch, of a family that is as it was known and whose hits go to the database. */
     protected function askRedis(array $keys, ?array $known, string $database = ''): array {
         $end = hrtime(true) + self::CONFIGURING_NS;
+        $args = [static::KIND, $known['partitions'] ?? '', $database, ''];
         do {
-            $reply = $this->read('family_epoch', $keys, [static::KIND, $known['partitions'] ?? '', $database, '']);
+            $reply = $this->read('family_epoch', $keys, $args);
             $isEmptied = $reply[0] === 'UNCONFIGURED' && $known !== null && hrtime(true) < $end;
-        } while ($isEmptied && usleep(200_000) === null);
+            if ($isEmptied) usleep(200_000);
+        } while ($isEmptied);
         if ($reply[0] === 'OK') return $reply;
         $this->known = [];
         $this->session->share($keys[0], null);
         $family = "{$this->session->namespace}/$this->name";
         throw new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
-            ? "declare $family in the daemon's counterfoil.toml, or correct its name or the number of the database"
-            : "$family is of the kind $reply[1] with $reply[2] partitions, and its hits go to the database $reply[3]");
+            ? "declare $family in the daemon's counterfoil.toml, or correct its name or the database number"
+            : "$family has the kind $reply[1], $reply[2] partitions, and hits for the database $reply[3]");
     }
 }

@@ -8,17 +8,20 @@ use Exception, Redis, RedisCluster, RedisException, ReflectionClass;
 /** A Redis or RedisCluster object of phpredis. */
 final class PhpRedis extends Driver {
     private const CHANGING = [
-        'prefix' => Redis::OPT_PREFIX, 'serializer' => Redis::OPT_SERIALIZER, 'compression' => Redis::OPT_COMPRESSION,
+        Redis::OPT_PREFIX => 'prefix',
+        Redis::OPT_SERIALIZER => 'serializer',
+        Redis::OPT_COMPRESSION => 'compression',
     ];
     /** How to connect anew, which an object that failed has forgotten. */
     private array $origin = [];
 
     public function __construct(private readonly Redis|RedisCluster $redis) {
-        foreach (self::CHANGING as $name => $option) {
-            if ($redis->getOption($option)) throw new Misconfigured($name, 'this option of phpredis changes keys or values');
+        foreach (self::CHANGING as $option => $name) {
+            if ($redis->getOption($option)) throw new Misconfigured($name, 'it changes keys or values');
         }
         if ($redis instanceof Redis) $this->origin = self::originOf($redis);
-        parent::__construct($redis instanceof RedisCluster, json_encode($this->origin[0] ?? $redis->_masters()));
+        $address = json_encode($this->origin[0] ?? $redis->_masters());
+        parent::__construct($redis instanceof RedisCluster, $address);
     }
 
     /** Returns the address, the arguments of connect behind it, the credentials and the options. */
@@ -33,11 +36,7 @@ final class PhpRedis extends Driver {
     }
 
     public function close(): void {
-        try {
-            $this->redis->close();
-        } catch (Exception) {
-            // it was closed
-        }
+        $this->redis->close();
     }
 
     public function reconnect(): void {
@@ -51,7 +50,7 @@ final class PhpRedis extends Driver {
         foreach ($options as $option => $value) $this->redis->setOption($option, $value);
     }
 
-    public function evaluate(bool $isSha, string $script, array $keys, array $args): array {
+    public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words): array {
         $redis = $this->redis;
         if ($redis->getMode() !== Redis::ATOMIC) {
             throw new Misconfigured('MULTI', 'the connection is within a transaction or a pipeline');
@@ -60,18 +59,18 @@ final class PhpRedis extends Driver {
         $retries = $redis->getOption(Redis::OPT_MAX_RETRIES);
         if ($retries !== 0) $redis->setOption(Redis::OPT_MAX_RETRIES, 0);
         $redis->clearLastError();
-        $thrown = null;
         try {
-            $call = [...$keys, ...$args];
-            $reply = $isSha ? $redis->evalSha($script, $call, count($keys)) : $redis->eval($script, $call, count($keys));
+            $reply = $isSha ? $redis->evalSha($script, $words, $numberOfKeys)
+                : $redis->eval($script, $words, $numberOfKeys);
             if (is_array($reply) && is_string($reply[0] ?? null)) return $reply;
-        } catch (Exception $thrown) {
-            // below
+            throw new RedisException($redis->getLastError() ?? 'half a reply');
+        } catch (Exception $error) {
+            $message = $error->getMessage();
+            $isDown = str_contains($message, 'CLUSTERDOWN');
+            $refusal = $redis->getLastError() ?? ($isDown ? 'CLUSTERDOWN' : null);
+            throw $refusal === null ? self::lost($message, $error) : self::refused($refusal, $error);
         } finally {
             if ($retries !== 0) $redis->setOption(Redis::OPT_MAX_RETRIES, $retries);
         }
-        $message = $thrown?->getMessage() ?? 'no reply';
-        $error = $redis->getLastError() ?? (str_contains($message, 'CLUSTERDOWN') ? 'CLUSTERDOWN' : null);
-        throw $error === null ? self::lost($message, $thrown) : self::refused($error, $thrown);
     }
 }

@@ -14,7 +14,7 @@ final class Predis extends Driver {
     private readonly array $nodes;
 
     public function __construct(private readonly ClientInterface $client) {
-        if ($client->getOptions()->prefix !== null) throw new Misconfigured('prefix', 'this option of Predis changes keys');
+        if ($client->getOptions()->prefix !== null) throw new Misconfigured('prefix', 'it changes keys');
         $connection = $client->getConnection();
         $this->nodes = $connection instanceof ClusterInterface ? iterator_to_array($connection, false) : [];
         $servers = match (true) {
@@ -22,8 +22,8 @@ final class Predis extends Driver {
             $connection instanceof ReplicationInterface => [$connection->getMaster()],
             default => $this->nodes,
         };
-        $addresses = array_map(fn($server): string => "$server/{$server->getParameters()->database}", $servers);
-        parent::__construct($this->nodes !== [], implode(' ', $addresses));
+        $address = fn(NodeConnectionInterface $node): string => "$node/{$node->getParameters()->database}";
+        parent::__construct($this->nodes !== [], implode(' ', array_map($address, $servers)));
         if ($connection instanceof NodeConnectionInterface) $connection->connect();
     }
 
@@ -38,9 +38,10 @@ final class Predis extends Driver {
         foreach ($this->nodes as $node) $connection->add($node);
     }
 
-    public function evaluate(bool $isSha, string $script, array $keys, array $args): array {
-        $call = $this->client->createCommand($isSha ? 'EVALSHA' : 'EVAL', [$script, count($keys), ...$keys, ...$args]);
+    public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words): array {
+        $words = [$script, $numberOfKeys, ...$words];
         try {
+            $call = $this->client->createCommand($isSha ? 'EVALSHA' : 'EVAL', $words);
             $reply = $this->client->executeCommand($call);
         } catch (ServerException $error) {
             throw self::refused($error->getMessage(), $error);

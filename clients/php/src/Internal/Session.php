@@ -17,7 +17,9 @@ final class Session {
     private ?Driver $driver = null;
     private bool $isBroken = false;
     private int $process;
-    private readonly int $retryForNs;
+    public readonly int $retryForNs;
+    /** If nothing but this package sends a command twice. */
+    public readonly bool $isOwn;
     /** If each partition remembers its calls itself: known once there was a connection. */
     public bool $isCluster = false;
 
@@ -33,26 +35,17 @@ final class Session {
     ) {
         if ($retryFor < 0 || $retryFor > 30) throw new Misconfigured('retryFor', 'expected 0 to 30 seconds');
         $this->retryForNs = (int) ($retryFor * 1e9);
+        $this->isOwn = $client instanceof Connector;
         $this->process = getmypid();
     }
 
-    /** Returns if nothing but this package sends a command twice. */
-    public function isOwn(): bool {
-        return $this->client instanceof Connector;
-    }
-
-    /** Returns the time of hrtime after which a call that begins now is not repeated. */
-    public function deadline(): int {
-        return hrtime(true) + $this->retryForNs;
-    }
-
     /**
-     * Sends a script's call, and the same call again until there is a reply or the deadline has passed.
+     * Sends a script's call, and the same call again until there is a reply or the deadline, a time of hrtime, has passed.
      *
      * @return list<string|int> the reply, with `LOST` behind `EXPIRED` if an earlier reply to this call was lost
      * @throws CounterfoilException
      */
-    public function call(string $script, array $keys, array $args, ?int $deadline = null): array {
+    public function call(string $script, int $numberOfKeys, array $words, ?int $deadline = null): array {
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
         $deadline ??= hrtime(true) + $this->retryForNs;
         $code = self::$hashes[$script];
@@ -60,7 +53,9 @@ final class Session {
         $wasLost = false;
         while (true) {
             try {
-                $reply = $this->driver()->evaluate($isSha, $code, $keys, $args);
+                $isReady = $this->driver !== null && !$this->isBroken && $this->process === getmypid();
+                $driver = $isReady ? $this->driver : $this->connect();
+                $reply = $driver->evaluate($isSha, $code, $numberOfKeys, $words);
                 return $wasLost && $reply[0] === 'EXPIRED' ? ['EXPIRED', 'LOST'] : $reply;
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, and READONLY may concern this server only
@@ -75,8 +70,9 @@ final class Session {
             // a process may have been suspended for long
             if ($error->isTemporary && hrtime(true) <= $deadline) continue;
             // the last error does not tell what came of earlier arrivals of the call
-            if ($wasLost) throw new OutcomeUnknown('no reply', $error->getMessage(), isTemporary: true, previous: $error);
-            throw $error;
+            if (!$wasLost) throw $error;
+            [$message, $previous] = [$error->getMessage(), $error->getPrevious()];
+            throw new OutcomeUnknown('no reply', $message, isTemporary: true, previous: $previous);
         }
     }
 
@@ -84,7 +80,8 @@ final class Session {
     public function shared(string $home): ?array {
         if (!function_exists('apcu_fetch')) return null;
         try {
-            return apcu_fetch("counterfoil {$this->driver()->address} $home") ?: null;
+            $driver = $this->driver ?? $this->connect();
+            return apcu_fetch("counterfoil $driver->address $home") ?: null;
         } catch (CounterfoilException) {
             return null;
         }
@@ -97,9 +94,8 @@ final class Session {
     }
 
     /** @throws CounterfoilException */
-    private function driver(): Driver {
+    private function connect(): Driver {
         $isForked = $this->process !== getmypid();
-        if ($this->driver !== null && !$isForked && !$this->isBroken) return $this->driver;
         try {
             if (is_callable($this->client)) {
                 $isForked ? self::$inherited[] = $this->driver : $this->driver?->close();

@@ -33,26 +33,28 @@ abstract class StoredFamily extends Family {
     /** Returns the value that the daemon reads. */
     protected function daemonValue(string $id): int {
         $daemon = $this->session->daemon
-            ?? throw new Misconfigured('daemon', 'give its URL in the option `daemon`, or another way to read rows');
+            ?? throw new Misconfigured('daemon', 'expected the option `daemon`, or another way to read rows');
         $header = $this->session->token === null ? [] : ["Authorization: Bearer {$this->session->token}"];
-        $options = ['header' => $header, 'timeout' => self::DAEMON_S, 'ignore_errors' => true, 'follow_location' => 0];
+        $http = ['timeout' => self::DAEMON_S, 'ignore_errors' => true, 'follow_location' => 0, 'header' => $header];
         $query = ['family' => "{$this->session->namespace}/$this->name", 'id' => $id];
         $url = rtrim($daemon, '/') . '/api/v1/values?' . http_build_query($query, '', '&', PHP_QUERY_RFC3986);
         set_error_handler(fn(): bool => false);  // that of the application may throw
-        $body = @file_get_contents($url, false, stream_context_create(['http' => $options]));
+        $body = @file_get_contents($url, false, stream_context_create(['http' => $http]));
         restore_error_handler();
         $status = (int) (explode(' ', $http_response_header[0] ?? '')[1] ?? 0);
         $reply = json_decode((string) $body, true);
         $value = $reply['values'][0]['value'] ?? null;
         if ($status === 200 && is_int($value)) return $value;
         $message = $reply['error'] ?? ($status === 0 ? error_get_last()['message'] ?? '' : 'no valid reply');
-        if ($status >= 400 && $status < 500 && $status !== 429) throw new Misconfigured("daemon $status", $message);
-        throw new NotCounted($status === 0 ? 'no daemon' : "daemon $status", $message, isTemporary: true);
+        $reason = $status === 0 ? 'no daemon' : "daemon $status";
+        if ($status >= 400 && $status < 500 && $status !== 429) throw new Misconfigured($reason, $message);
+        throw new NotCounted($reason, $message, isTemporary: true);
     }
 
     /** @return list<string|int> incarnation, seq, nonce, in flight, batch, buffer */
     private function pending(int $partition, string $id): array {
-        return array_slice($this->read('buffered_read', $this->keys($partition, 'buffer', 'batch', 'meta'), [$id]), 1);
+        $keys = $this->keys($partition, 'buffer', 'batch', 'meta');
+        return array_slice($this->read('buffered_read', $keys, [$id]), 1);
     }
 
     /** Returns what the stored value lacks of a partition, or null if both are not of one moment. */
@@ -65,7 +67,7 @@ abstract class StoredFamily extends Family {
         ['nonce' => $saved, 'position' => $position] = $ledger;
         $behind = (int) $seq - (int) $ledger['seq'];
         if ($behind === 0 && (int) $seq !== 0 && $saved !== ltrim($nonce, '0')) {
-            throw new NotCounted('set back', 'Redis was set back; the daemon corrects it soon', isTemporary: true);
+            throw new NotCounted('set back', 'Redis was set back: the daemon corrects it', isTemporary: true);
         }
         return match (true) {
             $behind === 0 && $position === null => (int) $buffer,
@@ -82,7 +84,8 @@ abstract class StoredFamily extends Family {
         $own = $this->table === null ? 'v.family = f.number AND ' : '';
         $ledgers = implode(' OR ', array_fill(0, count($pending), self::LEDGER));
         $sql = "SELECT f.database_id, COALESCE(v.$column, 0) AS value, l.partition_no, l.seq, l.position,"
-            . " LOWER(HEX(l.nonce)) AS nonce FROM counterfoil_families f LEFT JOIN $source v ON {$own}v.$key = ?"
+            . ' LOWER(HEX(l.nonce)) AS nonce FROM counterfoil_families f'
+            . " LEFT JOIN $source v ON {$own}v.$key = ?"
             . " LEFT JOIN counterfoil_ledger l ON l.family = f.number AND ($ledgers)"
             . ' WHERE f.namespace = ? AND f.name = ?';
         $args = [$id];
