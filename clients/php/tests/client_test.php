@@ -108,6 +108,12 @@ return [
         same('2', $redis->hGet('cf1:{' . NS . '/views/' . crc32($id) % 4 . '}:buffer', $id));
         $redis->flushDB();
     },
+    'a given object that is not connected yet' => function () {
+        $redis = redis();
+        $redis->close();
+        $views = (new Counterfoil($redis, NS))->buffered('views');
+        same([1, 2], [$views->add($id = id()), $views->add($id)]);
+    },
     'a closure connects again after a loss and in a child' => function () {
         $connected = 0;
         $views = (new Counterfoil(function () use (&$connected) {
@@ -163,6 +169,15 @@ return [
         forget('views');
         fails(OutcomeUnknown::class, 'EXPIRED', fn() => $given->add($id));
         same(4, $given->add($id));
+    },
+    'a request without a stored epoch begins with a fresh one' => function () {
+        $views = (new Counterfoil(redis(), NS))->buffered('views');
+        $views->add($id = id());
+        $epoch = $views->requestEpoch('stored', $id);
+        forget('views');
+        same([true, false], [$views->addOnce('fresh', $id), $views->addOnce('fresh', $id)]);
+        fails(OutcomeUnknown::class, 'EXPIRED', fn() => $views->addOnce('stored', $id, 1, $epoch));
+        same(3, $views->add($id));
     },
     'calls leave one name of a caller' => function () use ($own) {
         $views = $own()->buffered('views');
@@ -282,6 +297,13 @@ return [
         $views = Counterfoil::connect('unix://' . SOCKET . '?user=php&password=right', NS)->buffered('views');
         fails(Misconfigured::class, 'NOPERM', fn() => $views->add(id()));
         redis()->rawCommand('ACL', 'DELUSER', 'php');
+        redis()->rawCommand('CONFIG', 'SET', 'maxmemory', '1');
+        try {
+            $error = fails(NotCounted::class, 'OOM', fn() => $own()->buffered('small')->add(id()));
+        } finally {
+            redis()->rawCommand('CONFIG', 'SET', 'maxmemory', '0');
+        }
+        same('OOM command', substr($error->getMessage(), 0, 11));
         redis()->set('cf1:{' . NS . '/small/0}:buffer', 'foreign');
         fails(NotCounted::class, 'WRONGTYPE', fn() => $own()->buffered('small')->add(id()));
         redis()->del('cf1:{' . NS . '/small/0}:buffer');
@@ -289,7 +311,8 @@ return [
     'wrong passwords and addresses' => function () {
         fails(Misconfigured::class, 'url', fn() => Counterfoil::connect('http://localhost', NS));
         $away = Counterfoil::connect('unix:///tmp/counterfoil-no-such.sock', NS, retryFor: 0.1);
-        fails(NotCounted::class, 'no connection', fn() => $away->buffered('views')->add(id()));
+        $error = fails(NotCounted::class, 'no connection', fn() => $away->buffered('views')->add(id()));
+        same(RedisException::class, $error->getPrevious()::class);
         $away = Counterfoil::connect('redis://127.0.0.1:1', NS, library: 'predis', retryFor: 0.1);
         fails(NotCounted::class, 'no connection', fn() => $away->buffered('views')->add(id()));
         redis()->rawCommand('ACL', 'SETUSER', 'php', 'on', '>right', '~*', '+@all');
