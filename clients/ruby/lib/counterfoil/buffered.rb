@@ -83,7 +83,12 @@ class Counterfoil
     end
 
     # in front of each partition's words is its total
-    def slots(items) = groups(items).flat_map { |members| [nil, *members] }
+    def set_counted(words, items)
+      groups(items).each do |members|
+        words.shift
+        members.each { |item| item.result = result(words.shift) }
+      end
+    end
 
     def result(word) = word.is_a?(String) && word.match?(/[A-Z]/) ? NotCounted.new(word) : Integer(word)
 

@@ -77,9 +77,9 @@ class Counterfoil
 
     def add_group(args, items) = items.each_with_object(args << items.size) { |item, list| list << item.id << item.change }
 
-    def slots(items) = items
+    def set_counted(words, items) = items.zip(words) { |item, word| item.result = result(word) }
 
-    def set_repeated(words, items) = items.zip(words.split) { |item, word| item.result = result(word) }
+    def set_repeated(words, items) = set_counted(words.split, items)
 
     def result(word)
       kind, rest = word.to_s.split(":", 2)

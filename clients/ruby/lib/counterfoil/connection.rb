@@ -36,11 +36,12 @@ class Counterfoil
 
         raise OutcomeUnknown.new("unexpected reply", "#{reply.inspect[0, 80]}: in a MULTI or pipeline, or changed by the client")
       rescue Failure => error
-        failure = Failure.new(error, resends?, cluster?)
-        is_lost ||= failure.lost?
-        command[0, 2] = "EVAL", Scripts::SOURCES.fetch(name) if failure.unknown_script?
-        retry if failure.unknown_script? || (failure.temporary? && Connection.now < deadline && sleep(PAUSE))
-        raise failure.outcome(is_lost)
+        reason = Failure.reason(error, resends?)
+        is_lost ||= reason == "no reply"
+        is_temporary = Failure.temporary?(reason, cluster?)
+        command[0, 2] = "EVAL", Scripts::SOURCES.fetch(name) if reason == "NOSCRIPT"
+        retry if reason == "NOSCRIPT" || (is_temporary && Connection.now < deadline && sleep(PAUSE))
+        raise Failure.outcome(reason, error.message, is_lost, is_temporary)
       end
     end
 

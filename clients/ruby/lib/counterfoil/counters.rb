@@ -2,7 +2,7 @@
 
 class Counterfoil
   # What buffered and cached counters share: calls of pairs of an id and a change, each with its own result. A subclass
-  # defines `change(change)`, `add_group(args, items)`, `slots(items)`, `result(word)` and `set_repeated(words, items)`.
+  # defines `change(change)`, `add_group(args, items)`, `set_counted(words, items)`, `set_repeated(word, items)` and `result(word)`.
   class Counters
     # A pair; `result` is an Integer, nil, or an error.
     Item = Struct.new(:partition, :id, :change, :result)
@@ -10,9 +10,8 @@ class Counterfoil
 
     # @param key_names [Array<String>] of each partition
     def initialize(family, script, key_names, exact)
-      @family, @script, @exact, @mutex = family, script, exact, Mutex.new
+      @family, @script, @exact, @mutex, @commits = family, script, exact, Mutex.new, {}
       @keys = Hash.new { |keys, partition| keys[partition] = family.keys(partition, *key_names).freeze }
-      @commits = Hash.new { |commits, home| commits[home] = GroupCommit.new(->(items) { prepare(home, items) }, method(:perform)) }
     end
 
     # @return [String] `NAMESPACE/FAMILY`
@@ -30,12 +29,9 @@ class Counterfoil
     # @return [Array<Object>] the result or the error of each pair, in their order
     def count_all(pairs)
       @family.partitions
-      items = pairs.map { |id, change| or_error { item(id, change) } }
+      items = pairs.map { |id, change| item_or_error(id, change) }
       items.grep(Item).group_by { |item| @family.home(item.partition) }.each do |home, members|
-        members.each_slice(GroupCommit::LIMIT) do |slice|
-          error = or_error { perform(prepare(home, slice), slice) }
-          slice.each { |item| item.result = error } if error.is_a?(Error)
-        end
+        members.each_slice(GroupCommit::LIMIT) { |some| count(home, GroupCommit::Batch.new(some)) }
       end
       items.map { |item| item.is_a?(Item) ? item.result : item }
     rescue Error => error # there is no epoch
@@ -45,30 +41,33 @@ class Counterfoil
     # Counts one pair, in a call with those of other threads.
     def count_one(id, change)
       item = item(id, change)
-      home = @family.home(item.partition)
-      (@commits.fetch(home, nil) || @mutex.synchronize { @commits[home] }).call(item)
+      commit(@family.home(item.partition)).call(item)
       result_of(item)
+    end
+
+    def commit(home)
+      @commits[home] || @mutex.synchronize { @commits[home] ||= GroupCommit.new { |batch| count(home, batch) } }
+    end
+
+    def count(home, batch)
+      batch.call ||= prepare(home, batch.items)
+      set_results(@family.count(batch.call), batch.items)
+    rescue Error => error
+      batch.items.each { |item| item.result = error }
     end
 
     # Orders the items by partition, as the reply will be.
     def prepare(home, items)
       items.sort_by!(&:partition) if items.size > 1
-      args = call_args
-      keys = groups(items).flat_map do |members|
+      keys, args = [], call_args
+      groups(items).each do |members|
+        keys.concat(@keys[members[0].partition])
         add_group(args, members)
-        @keys[members[0].partition]
       end
       @family.call(@script, home, keys, args)
     end
 
-    def perform(call, items) = set_results(@family.count(call), items)
-
-    def set_results((status, *words), items)
-      return set_repeated(words[0], items) if status == "DUP"
-
-      slots(items).zip(words) { |item, word| item.result = result(word) if item }
-      nil
-    end
+    def set_results((status, *words), items) = status == "DUP" ? set_repeated(words[0], items) : set_counted(words, items)
 
     def groups(items) = items.size == 1 ? [items] : items.chunk_while { |a, b| a.partition == b.partition }
 
@@ -77,15 +76,15 @@ class Counterfoil
       Item.new(partition(id), id, change(change))
     end
 
-    def partition(id) = @family.partition(id)
-
-    def result_of(item) = item.result.is_a?(Error) ? raise(item.result) : item.result
-
-    def or_error
-      yield
+    def item_or_error(id, change)
+      item(id, change)
     rescue Error => error
       error
     end
+
+    def partition(id) = @family.partition(id)
+
+    def result_of(item) = item.result.is_a?(Error) ? raise(item.result) : item.result
 
     def call_args = []
   end

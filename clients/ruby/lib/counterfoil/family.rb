@@ -72,16 +72,15 @@ class Counterfoil
 
     # Makes a counting call whose caller is its request, as long as Redis remembers requests of `epoch`.
     def count_request(caller, epoch, home, keys, args)
-      deadline = Connection.now + @connection.retry_for
-      loop do
+      ROUNDS.times do
         known = epoch(home)
         epoch ||= known.now
         raise OutcomeUnknown.new("EXPIRED", "Redis may have forgotten #{caller}") unless [known.now, known.before].include?(epoch)
 
         reply, = @connection.call("buffered_add", fence(home) + keys, [caller, 1, known.before, "", *args])
         return reply unless expired?(reply, home)
-        raise OutcomeUnknown, "EXPIRED" if Connection.now > deadline
       end
+      raise OutcomeUnknown, "EXPIRED"
     end
 
     # Yields the time in Unix milliseconds, and again with the time of Redis while the reply is `OUTSIDE`.
@@ -109,6 +108,8 @@ class Counterfoil
 
     # @return [String] the id as UTF-8
     def text(id, max = 255)
+      return id if id.is_a?(String) && id.encoding == Encoding::UTF_8 && id.valid_encoding? && id.bytesize.between?(1, max)
+
       id = id.to_s if id.is_a?(Symbol) || id.is_a?(Integer)
       raise NotCounted.new("BADID", "#{id.inspect} is not a String") unless id.is_a?(String)
 

@@ -1,93 +1,66 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # Lets threads share calls. A lone thread makes its call at once. Those that come while a call is under way share the next
-  # one: one of them leads, the others wait.
+  # Lets threads share calls. A thread joins the open batch. If no call is under way it closes the batch and makes its call; those
+  # that come meanwhile share the next one.
   class GroupCommit
     # items of one call
     LIMIT = 1000
-    # The threads that share a call, and their items. `call` is set before it is sent.
-    Batch = Struct.new(:waiters, :items, :call)
-    # A thread and its item. `leads` is the batch whose call it makes, `turn` wakes it.
-    Waiter = Struct.new(:item, :turn, :leads, :is_gone)
-    # an interrupt must not come between two changes of the state
+    # Items that share a call. `call` is set before it is sent, `turn` wakes those that wait.
+    Batch = Struct.new(:items, :call, :is_done, :turn)
+    # seconds after which a thread looks itself, if one that was interrupted did not wake it
+    PATIENCE = 1
+    # an interrupt must not come between a reply and the results, nor between two changes of the state
     ON_BLOCKING = { Exception => :on_blocking }.freeze
     NEVER = { Exception => :never }.freeze
-    private_constant :Batch, :Waiter, :ON_BLOCKING, :NEVER
+    private_constant :PATIENCE, :ON_BLOCKING, :NEVER
 
-    # @param prepare [#call] receives items, and returns a call
-    # @param perform [#call] receives a call and its items, makes the call, and sets the results of the items. It is called
-    #   again if the thread was interrupted
-    def initialize(prepare, perform)
-      @prepare, @perform, @mutex, @waiting = prepare, perform, Mutex.new, []
+    # @yieldparam batch [Batch] whose call the block makes, and whose items get their results. If the thread is interrupted, e.g. by
+    #   a Timeout, another thread of the batch makes the same call again.
+    def initialize(&count)
+      @count, @mutex = count, Mutex.new
     end
 
     # Returns when the item has its result.
     def call(item)
       Thread.handle_interrupt(ON_BLOCKING) do
-        waiter = Waiter.new(item)
-        waiter.turn.pop unless enter(waiter)
-        lead(waiter.leads, waiter) if waiter.leads
-        is_done = true
-      ensure
-        # after a Timeout, which may be a throw, or the end of the thread another one makes the call
-        Thread.handle_interrupt(NEVER) { @mutex.synchronize { leave(waiter) } } unless is_done
+        batch = @mutex.synchronize { enter(item) }
+        lead(batch) unless batch.is_done
       end
     end
 
     private
 
-    # @return [Batch, nil] the batch to lead, if no call is under way
-    def enter(waiter)
-      @mutex.synchronize do
-        if @busy == Process.pid # after a fork those calls are the parent's
-          waiter.turn = Thread::Queue.new
-          @waiting << waiter
-          nil
-        else
-          @busy, @waiting = Process.pid, []
-          waiter.leads = Batch.new([waiter])
-        end
-      end
+    # Joins the open batch, and waits until its items have results or its call is to be made.
+    def enter(item)
+      start_anew if @pid != Process.pid
+      batch = @open ||= Batch.new([])
+      batch.items << item
+      @open = nil if batch.items.size == LIMIT
+      (batch.turn ||= ConditionVariable.new).wait(@mutex, PATIENCE) while @is_busy && !batch.is_done
+      @is_busy = true unless batch.is_done
+      batch
     end
 
-    def lead(batch, waiter)
-      @mutex.synchronize { batch.waiters.concat(@waiting.shift(LIMIT - 1)) } unless batch.call || @waiting.empty?
-      batch.items ||= batch.waiters.map(&:item)
-      make(batch)
-      Thread.handle_interrupt(NEVER) { @mutex.synchronize { finish(batch, waiter) } }
+    # after a fork the calls that were under way are the parent's
+    def start_anew
+      @pid, @open, @is_busy = Process.pid, nil, false
     end
 
-    def make(batch)
-      batch.call ||= @prepare.call(batch.items)
-      @perform.call(batch.call, batch.items)
-    rescue Error => error
-      batch.items.each { |item| item.result = error }
+    def lead(batch)
+      Thread.pass if batch.items.size > 1 # others that are about to count join
+      @mutex.synchronize { @open = nil if batch.equal?(@open) }
+      @count.call(batch)
+      batch.is_done = true
+    ensure
+      Thread.handle_interrupt(NEVER) { @mutex.synchronize { leave(batch) } }
     end
 
-    def finish(batch, waiter)
-      batch.waiters.each { |one| one.turn&.push(true) unless one.equal?(waiter) }
-      waiter.leads = nil
-      promote_next
-    end
-
-    def leave(waiter)
-      waiter.is_gone = true
-      @waiting.reject! { |one| one.equal?(waiter) }
-      return unless waiter.leads
-
-      heir = waiter.leads.waiters.find { |one| !one.is_gone }
-      heir ? promote(heir, waiter.leads) : promote_next
-    end
-
-    def promote_next
-      first = @waiting.shift
-      first ? promote(first, Batch.new([first])) : @busy = nil
-    end
-
-    def promote(waiter, batch)
-      waiter.leads = batch
-      waiter.turn << true
+    # Wakes those that shared the call, and one that makes the next one.
+    def leave(batch)
+      @is_busy = false
+      batch.turn&.broadcast
+      @open&.turn&.signal
     end
   end
 end

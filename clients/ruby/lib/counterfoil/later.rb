@@ -19,13 +19,11 @@ class Counterfoil
     def add(counters, id, delta)
       @mutex.synchronize do
         start_anew if forked?
-        key = [counters, id]
-        raise NotCounted.new("BUSY", "#{LIMIT} ids wait", temporary: true) unless @sums.key?(key) || @sums.size + @in_flight < LIMIT
+        sums = @sums[counters]
+        raise NotCounted.new("BUSY", "#{LIMIT} ids wait", temporary: true) unless sums.key?(id) || size < LIMIT
+        raise NotCounted.new("RANGE", "the sum of #{id} is beyond 64 bits") unless I64.include?(sums[id] + delta)
 
-        sum = @sums.fetch(key, 0) + delta
-        raise NotCounted.new("RANGE", "the sum of #{id} is beyond 64 bits") unless I64.include?(sum)
-
-        @sums[key] = sum
+        sums[id] += delta
         @thread&.alive? ? @waiting.signal : start_thread
       end
       nil
@@ -45,9 +43,14 @@ class Counterfoil
 
     # a fork: these sums are the parent's
     def start_anew
-      @pid, @sums, @in_flight, @dropped, @thread = Process.pid, {}, 0, [], nil
+      @pid, @sums, @in_flight, @dropped, @thread = Process.pid, no_sums, 0, [], nil
       @waiting, @sending = ConditionVariable.new, Mutex.new
     end
+
+    # for each family the sums of its ids
+    def no_sums = Hash.new { |sums, counters| sums[counters] = Hash.new(0) }
+
+    def size = @in_flight + @sums.sum { |_, own| own.size }
 
     def start_thread
       @thread = Thread.new do
@@ -72,10 +75,10 @@ class Counterfoil
     end
 
     def send_and_settle
-      sums = @mutex.synchronize { @sums.tap { @in_flight, @sums = @sums.size, {} } }
+      sums = @mutex.synchronize { @sums.tap { @in_flight, @sums = size, no_sums } }
       kept, dropped = send_sums(sums).partition { |error, *| error.temporary? }
       @mutex.synchronize do
-        kept.each { |_, *key, delta| @sums[key] = @sums.fetch(key, 0) + delta }
+        kept.each { |_, counters, id, delta| @sums[counters][id] += delta }
         @in_flight = 0
         @dropped.concat(dropped.map(&:first))
       end
@@ -85,9 +88,8 @@ class Counterfoil
 
     # @return [Array<Array>] error, counters, id and delta of each that failed
     def send_sums(sums)
-      sums.group_by { |key, _| key[0] }.flat_map do |counters, own|
-        pairs = own.map { |key, delta| [key[1], delta] }
-        counters.add_many(pairs).zip(pairs).filter_map { |result, pair| [result, counters, *pair] if result.is_a?(Error) }
+      sums.flat_map do |counters, own|
+        counters.add_many(own).zip(own).filter_map { |result, sum| [result, counters, *sum] if result.is_a?(Error) }
       end
     end
   end
