@@ -44,14 +44,15 @@ var bufferedKind = &kind{name: "buffered", maxID: 255, limit: 1000, spans: true,
 	encode: func(f *family, _ *epoch, batch []*item, r *request) {
 		r.script = "buffered_add"
 		for _, group := range byPartition(batch) {
-			hits, pairs := int64(0), make([]any, 0, 2*len(group))
+			hits, at := int64(0), len(r.args)
+			r.keys = append(r.keys, f.keys(group[0].partition, "buffer", "meta")...)
+			r.args = append(r.args, hits, len(group))
 			for _, it := range group {
 				// how many hits a pair stands for only says when a save is due
 				hits += max(min(it.delta, 1000), -max(it.delta, -1000), 1)
-				pairs = append(pairs, it.id, it.delta)
+				r.args = append(r.args, it.id, it.delta)
 			}
-			r.keys = append(r.keys, f.keys(group[0].partition, "buffer", "meta")...)
-			r.args = append(append(r.args, min(hits, 1000), len(group)), pairs...)
+			r.args[at] = min(hits, 1000)
 		}
 	},
 	results: func(words []any, batch []*item) (results []any) {

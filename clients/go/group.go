@@ -99,11 +99,11 @@ func (f *family) distribute(ctx context.Context, items []*item) {
 		return
 	}
 	var running sync.WaitGroup
-	for _, share := range shares {
+	for _, own := range shares {
 		running.Add(1)
 		go func() {
 			defer running.Done()
-			f.queue(share[0]).settle(ctx, share)
+			f.queue(own[0]).settle(ctx, own)
 		}()
 	}
 	running.Wait()
@@ -282,8 +282,11 @@ func (q *queue) again(ctx context.Context, items []*item) {
 
 // outcomeOf reads the word of an item: a number, or why it was not counted, or nil if it was counted and nothing else is known.
 func (f *family) outcomeOf(word any) outcome {
-	if word == nil {
+	switch word := word.(type) {
+	case nil:
 		return outcome{}
+	case int64:
+		return outcome{Pending: Pending{word, true}}
 	}
 	text := fmt.Sprint(word)
 	if value, err := strconv.ParseInt(text, 10, 64); err == nil {
