@@ -27,7 +27,7 @@ final class Buffered extends StoredFamily {
         $id = self::checkId($id);
         $delta = self::checkDelta($delta);
         $partition = $this->partitionOfHit($id);
-        $args = [1, 2, $id, $delta, $id, 0];  // see Family::count
+        $args = [1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
         $keys = $this->hitKeys[$partition] ??= $this->fenced($partition, 'buffer', 'meta');
         return self::pendingOf($this->count('buffered_add', $partition, $keys, $args));
     }
@@ -128,7 +128,8 @@ final class Buffered extends StoredFamily {
     public function flush(): void {
         if ($this->process !== getmypid() || $this->sums === []) return;
         [$sums, $this->sums] = [$this->sums, []];
-        $errors = array_filter($this->addMany($sums), is_object(...));
+        $results = $this->addMany($sums);
+        $errors = array_filter($results, fn(mixed $result): bool => $result instanceof CounterfoilException);
         foreach ($errors as $id => $error) {
             if ($error instanceof NotCounted && $error->isTemporary) {
                 $this->sums[$id] = $sums[$id];
@@ -175,7 +176,7 @@ final class Buffered extends StoredFamily {
     }
 
     /**
-     * Counts items with one call, and returns the result of each by its key.
+     * Counts up to 999 items with one call, and returns the result of each by its key.
      *
      * @param list<array{int, int|string, string, int}> $items partition, key, id and delta
      */
@@ -187,7 +188,7 @@ final class Buffered extends StoredFamily {
         $groups[$partition][] = [$id, 0];  // see Family::count
         foreach ($groups as $partition => $pairs) {
             array_push($keys, ...$this->keys($partition, 'buffer', 'meta'));
-            // how many hits they stand for only decides when a sync is due
+            // sums stand for several hits: how many only decides when a sync is due
             $hits = array_sum(array_map(abs(...), array_column($pairs, 1)));
             array_push($args, (int) max(1, min(1000, $hits)), count($pairs), ...array_merge(...$pairs));
         }
@@ -207,7 +208,11 @@ final class Buffered extends StoredFamily {
         return $results;
     }
 
-    /** Returns what a pair has pending, behind so many totals of partitions, or null if it was counted before. */
+    /**
+     * Returns what a pair has pending, or null if an earlier arrival of the call counted it.
+     *
+     * @param int $totals how many totals of partitions are before it in the reply
+     */
     private static function pendingOf(array $reply, int $pair = 1, int $totals = 1): ?int {
         $word = $reply[0] === 'OK' ? $reply[$totals + $pair] : self::refused($reply[1])[$pair] ?? null;
         return $word === null || is_int($word) ? $word : self::number($word);

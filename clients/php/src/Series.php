@@ -13,6 +13,7 @@ final class Series extends Family {
     /**
      * Counts into the current slice of each window.
      *
+     * @param int|float $n an integer of 1 or more
      * @throws CounterfoilException
      */
     public function add(string|int $name, int|float $n = 1): void {

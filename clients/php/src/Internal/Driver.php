@@ -5,7 +5,7 @@ namespace Counterfoil\Internal;
 use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown};
 use Throwable;
 
-/** One client object of a Redis library. Its constructor refuses options that change what is sent or received. */
+/** A client object of a Redis library. Its constructor refuses options that change what is sent or received. */
 abstract class Driver {
     private const TEMPORARY = ['LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'TRYAGAIN', 'READONLY'];
     private const REFUSED = ['OOM', 'MISCONF', 'NOREPLICAS', 'WRONGTYPE', 'BADSTATE'];
@@ -23,7 +23,7 @@ abstract class Driver {
      * @param string $script the SHA-1 of a script, or its text
      * @param list<string|int> $words keys and arguments
      * @return list<string|int>
-     * @throws CounterfoilException as this arrival of the call justifies it
+     * @throws CounterfoilException what came of this arrival of the call
      */
     abstract public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words): array;
 
@@ -33,7 +33,7 @@ abstract class Driver {
     /** Closes the connection of the object, and makes a new one. */
     abstract public function reconnect(): void;
 
-    /** An error while there was no connection, so that nothing was sent. */
+    /** Returns the error of a call that was not sent, since there was no connection. */
     public static function unsent(Throwable $error): CounterfoilException {
         $message = $error->getMessage();
         $isReply = preg_match('/\b(NOAUTH|WRONGPASS|LOADING|(?<=ERR )AUTH|DB index)\b/', $message, $codes);
@@ -41,12 +41,12 @@ abstract class Driver {
             : new NotCounted('no connection', $message, isTemporary: true, previous: $error);
     }
 
-    /** No reply arrived: the call may have been executed, or may still be. */
+    /** Returns the error of a call without a reply: it may have been executed, or may still be. */
     public static function lost(string $message, ?Throwable $previous = null): OutcomeUnknown {
         return new OutcomeUnknown('no reply', $message, isTemporary: true, previous: $previous);
     }
 
-    /** An error that Redis replied. */
+    /** Returns the error of a call to which Redis replied with an error. */
     public static function refused(string $error, ?Throwable $previous = null): CounterfoilException {
         // Redis 6.2 puts the code of a command within a script into the text
         $codes = implode('|', [...self::TEMPORARY, ...self::REFUSED, ...self::MISCONFIGURED]);

@@ -12,7 +12,7 @@ final class PhpRedis extends Driver {
         Redis::OPT_SERIALIZER => 'serializer',
         Redis::OPT_COMPRESSION => 'compression',
     ];
-    /** How to connect anew, which an object that failed has forgotten. */
+    /** How to connect anew, which an object that failed has forgotten: see originOf. */
     private array $origin = [];
 
     public function __construct(private readonly Redis|RedisCluster $redis) {
@@ -24,7 +24,7 @@ final class PhpRedis extends Driver {
         parent::__construct($redis instanceof RedisCluster, $address);
     }
 
-    /** Returns the address, the arguments of connect behind it, the credentials and the options. */
+    /** Returns host, port and database, further arguments of connect, the credentials, and the options. */
     private static function originOf(Redis $redis): array {
         if (!$redis->isConnected()) $redis->ping();
         foreach ((new ReflectionClass($redis))->getConstants() as $name => $option) {

@@ -12,7 +12,7 @@ final class Session {
     private const PAUSE_US = 50_000;
     /** @var ?array<string, string> SHA-1 by the name of the script */
     private static ?array $hashes = null;
-    /** @var list<Driver> those of the parent process, kept open: closing one could end the parent's TLS session */
+    /** @var list<?Driver> those of the parent process, kept open: closing one could end the parent's TLS session */
     private static array $inherited = [];
     private ?Driver $driver = null;
     private bool $isBroken = false;
@@ -40,8 +40,10 @@ final class Session {
     }
 
     /**
-     * Sends a script's call, and the same call again until there is a reply or the deadline, a time of hrtime, has passed.
+     * Sends a script's call, and the same call again until there is a reply or the deadline has passed.
      *
+     * @param list<string|int> $words keys and arguments
+     * @param ?int $deadline a time of hrtime
      * @return list<string|int> the reply, with `LOST` behind `EXPIRED` if an earlier reply to this call was lost
      * @throws CounterfoilException
      */
@@ -58,7 +60,7 @@ final class Session {
                 $reply = $driver->evaluate($isSha, $code, $numberOfKeys, $words);
                 return $wasLost && $reply[0] === 'EXPIRED' ? ['EXPIRED', 'LOST'] : $reply;
             } catch (CounterfoilException $error) {
-                // a late reply must not be taken for another one, and READONLY may concern this server only
+                // a late reply must not be taken for another one, and another server may not be READONLY
                 $this->isBroken = $error->isTemporary;
                 $wasLost = $wasLost || $error->reason === 'no reply';
             }
@@ -93,7 +95,7 @@ final class Session {
         apcu_store("counterfoil {$this->driver->address} $home", $known, 3600);
     }
 
-    /** @throws CounterfoilException */
+    /** Connects for the first time, anew after a failure, or in a forked process. */
     private function connect(): Driver {
         $isForked = $this->process !== getmypid();
         try {
