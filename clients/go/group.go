@@ -207,7 +207,7 @@ func (q *queue) call(ctx context.Context, items []*item) {
 		case it.partitions != e.partitions:
 			f.epochs.Delete(q.home)
 			it.settle(outcome{err: f.fail(ErrMisconfigured, "MISMATCH", nil)})
-		case it.request != "" && it.isOver(e):
+		case it.epoch != "" && it.epoch != e.now && it.epoch != e.before: // Redis may have forgotten the request
 			it.settle(outcome{err: f.fail(ErrOutcomeUnknown, "EXPIRED", nil)})
 		case time.Since(it.start) > f.client.options.RetryFor:
 			it.settle(outcome{err: f.failTemporarily("BUSY", nil)})
@@ -218,12 +218,6 @@ func (q *queue) call(ctx context.Context, items []*item) {
 	if len(batch) > 0 {
 		q.send(ctx, e, batch)
 	}
-}
-
-// isOver returns whether Redis may have forgotten a request.
-func (it *item) isOver(e *epoch) bool {
-	it.epoch = cmp.Or(it.epoch, e.now)
-	return it.epoch != e.now && it.epoch != e.before
 }
 
 // send makes the caller's next call, for a batch, and settles it.

@@ -351,6 +351,10 @@ func TestExpired(t *testing.T) {
 		}
 		_, err = views.Add(ctx, id, 1)
 		must(t, err)
+		must(t, direct.HSet(ctx, home, "=now", newID(), "=before", newID()).Err())
+		isFirst, err := views.AddOnce(ctx, newID(), id, 1, "")
+		must(t, err)
+		equal(t, isFirst, true)
 		_, err = views.AddOnce(ctx, newID(), id, 1, "0123456789abcdef")
 		fails(t, err, counterfoil.ErrOutcomeUnknown, "EXPIRED")
 	}
