@@ -66,7 +66,7 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 			send = scripts[r.script].Eval
 		case isLasting && r.sent > 0 && (r.lost > 0 || !in(refused+misconfigured+moved, code)):
 			return nil, f.fail(ErrOutcomeUnknown, code, err)
-		case isLasting && in(refused, code):
+		case isLasting && in(refused+" ERR ", code):
 			return nil, f.fail(ErrNotCounted, code, err)
 		case isLasting:
 			return nil, f.fail(ErrMisconfigured, code, err)
