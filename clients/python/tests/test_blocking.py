@@ -99,6 +99,14 @@ class Threads(Case):
         self.assertEqual(len(made), 1)
         self.assertLess(sum(made.values()), 400)
 
+    def test_a_call_counts_in_all_partitions(self):
+        client, id = connected(), new_id()
+        for family, add_many in (("views", client.buffered("views").add_many), ("wide", client.buffered("wide").add_many)):
+            add_many([(id, 1)])
+            before = sum(calls_of(family).values())
+            self.assertEqual(len(add_many([(f"{id}/{number}", 1) for number in range(100)])), 100)
+            self.assertEqual(sum(calls_of(family).values()) - before, 1)
+
     def test_threads_that_miss_a_counter_share_one_read(self):
         reads = []
 

@@ -23,7 +23,7 @@ class Buffered(ExactValues[D]):
     """
 
     kind = "buffered"
-    has_total = dup_names_refused = True
+    spans_partitions = has_totals = dup_names_refused = True
 
     def __init__(self, client: Any, name: str, table: Table | None, on_error: OnError | None) -> None:
         super().__init__(client, name, table)
@@ -66,7 +66,7 @@ class Buffered(ExactValues[D]):
             if status == b"PASSED":
                 raise OutcomeUnknown("PASSED", "another caller has the name of the request")
             if status != b"EXPIRED":
-                value_of(*channel.results(status, reply, 1))
+                value_of(*channel.results(status, reply, [1]))
                 return status == b"OK"
             channel.descriptions.pop(home, None)  # the epoch that was passed may still be one of the two
 
@@ -109,13 +109,13 @@ class Buffered(ExactValues[D]):
         try:
             description = await channel.last_description()
         except CounterfoilError as error:
-            return [Entry(None, pair, error) for pair in pairs]
+            return [Entry(None, 0, pair, error) for pair in pairs]
         entries = []
         for id, delta in pairs:
             try:
                 entries.append(channel.enter(description, (id_bytes(id), integer(delta))))
             except CounterfoilError as error:
-                entries.append(Entry(None, id, error))
+                entries.append(Entry(None, 0, id, error))
         return entries
 
     async def _request_partition(self, name: bytes, id: bytes) -> int:

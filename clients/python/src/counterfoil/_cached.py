@@ -18,6 +18,7 @@ class Cached(ExactValues[D]):
     """Counters whose value returns with each change, or that must not leave the bounds of their family."""
 
     kind = "cached"
+    spans_partitions = True
 
     def __init__(self, client: Any, name: str, table: Table | None, read_row: ReadRow | None) -> None:
         super().__init__(client, name, table)
@@ -45,10 +46,12 @@ class Cached(ExactValues[D]):
         """Returns the exact value, without loading the counter into Redis."""
         return await self.exact(id)
 
+    def first_args(self, settings: dict[str, Any]) -> list[Any]:
+        return [TICKET_MS, settings.get("min", ""), settings.get("max", "")]
+
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
-        bounds = [settings.get("min", ""), settings.get("max", "")]
         keys = self.keys(partition, "base", "buffer", "batch", "meta")
-        return "cached_incr", keys, [TICKET_MS, *bounds, len(changes), *chain(*changes)]
+        return "cached_incr", keys, [len(changes), *chain(*changes)]
 
     async def _with_base(self, id: str, attempt: Callable[[bytes], Coroutine[Any, Any, Any]]) -> int:
         """Makes an attempt, and a further one when a miss was seeded."""

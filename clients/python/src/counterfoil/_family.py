@@ -9,6 +9,7 @@ import secrets
 import time
 import zlib
 from collections import deque
+from itertools import chain
 from typing import Any, Callable, Coroutine, Generic, List, NamedTuple, Tuple, TypeVar, overload
 
 from typing_extensions import Concatenate, ParamSpec, Self
@@ -70,7 +71,8 @@ class Family(Generic[D]):
 
     kind = ""
     limit = 1000  # changes of a call
-    has_total = False  # a reply has a total before the words of the changes
+    spans_partitions = False  # a call may count in several, on a standalone server
+    has_totals = False  # a reply has a total before the words of each partition
     dup_names_refused = False  # the reply to a repeat lists what was refused, not all words
 
     def __init__(self, client: Any, name: str) -> None:
@@ -93,6 +95,10 @@ class Family(Generic[D]):
         """A call of changes of one partition."""
         raise NotImplementedError
 
+    def first_args(self, settings: dict[str, Any]) -> list[Any]:
+        """Arguments before those of the partitions."""
+        return []
+
 
 class Description(NamedTuple):
     """The reply of family_epoch."""
@@ -107,10 +113,10 @@ class Description(NamedTuple):
 class Queue:
     """Group commit: one call at a time, of the changes that arrived while the one before was under way."""
 
-    def __init__(self, home: int, calls: Keys, partition: int, partitions: int) -> None:
-        self.home, self.calls, self.partition, self.partitions = home, calls, partition, partitions
+    def __init__(self, home: int, calls: Keys, partitions: int) -> None:
+        self.home, self.calls, self.partitions = home, calls, partitions
         self.waiting: deque[Entry] = deque()
-        self.batch: list[Entry] = []  # those of the call under way
+        self.batch: dict[int, list[Entry]] = {}  # those of the call under way, by partition
         self.call: Call = ()
         self.deadline = 0.0
         self.caller, self.n = secrets.token_hex(8), 0
@@ -119,10 +125,12 @@ class Queue:
 class Entry:
     """A change in a queue. The `result`, a value or an error, is set when it is `settled`."""
 
-    __slots__ = ("queue", "change", "settled", "result")
+    __slots__ = ("queue", "partition", "change", "settled", "result")
 
-    def __init__(self, queue: Queue | None, change: Any, error: CounterfoilError | None = None) -> None:
-        self.queue, self.change = queue, change
+    def __init__(
+        self, queue: Queue | None, partition: int, change: Any, error: CounterfoilError | None = None
+    ) -> None:
+        self.queue, self.partition, self.change = queue, partition, change
         self.settled, self.result = error is not None, error
 
 
@@ -213,14 +221,15 @@ class Channel:
         return value_of(await self.settle(self.enter(description, change)))
 
     def enter(self, description: Description, change: Any) -> Entry:
-        """Puts a change into the queue of its partition."""
+        """Puts a change into its queue: that of its partition or, where a call may span several, of all."""
         partition = self.family.partition(description, change)
-        queue = self._queues.get(partition)
+        number = 0 if self.family.spans_partitions and not self.client.is_cluster else partition
+        queue = self._queues.get(number)
         if not queue or queue.partitions != description.partitions:
-            home = self.home(partition)
-            queue = Queue(home, self.family.keys(home, *CALLS), partition, description.partitions)
-            self._queues[partition] = queue
-        entry = Entry(queue, change)
+            home = self.home(number)
+            queue = Queue(home, self.family.keys(home, *CALLS), description.partitions)
+            self._queues[number] = queue
+        entry = Entry(queue, partition, change)
         queue.waiting.append(entry)
         return entry
 
@@ -234,16 +243,18 @@ class Channel:
         """Makes one call of the changes that wait, or repeats the one that an interrupted caller left."""
         if not queue.batch:
             queue.deadline = self.client.deadline()
-            size = min(len(queue.waiting), self.family.limit)
-            queue.batch = [queue.waiting.popleft() for _ in range(size)]
+            for _ in range(min(len(queue.waiting), self.family.limit)):
+                entry = queue.waiting.popleft()
+                queue.batch.setdefault(entry.partition, []).append(entry)
+        entries = list(chain.from_iterable(queue.batch.values()))
         try:
             results = await self._count(queue)
         except Exception as error:
-            results = [error] * len(queue.batch)
+            results = [error] * len(entries)
             queue.caller = secrets.token_hex(8)  # the call may still arrive
-        for entry, result in zip(queue.batch, results):
+        for entry, result in zip(entries, results):
             entry.result, entry.settled = result, True
-        queue.batch, queue.call = [], ()
+        queue.batch, queue.call = {}, ()
 
     async def _count(self, queue: Queue) -> list[Any]:
         """Makes the call of a batch, and returns its results."""
@@ -255,7 +266,7 @@ class Channel:
                 queue.call = self._call(queue, await self.describe(queue.home, queue.deadline))
             status, words, was_lost = await self.send(queue.call, queue.deadline, was_interrupted)
             if status in (b"OK", b"DUP"):
-                return self.results(status, words, len(queue.batch))
+                return self.results(status, words, list(map(len, queue.batch.values())))
             if status == b"EXPIRED":
                 self.descriptions.pop(queue.home, None)
             elif status == b"OUTSIDE":
@@ -269,16 +280,22 @@ class Channel:
     def _call(self, queue: Queue, description: Description) -> Call:
         if description.partitions != queue.partitions:
             raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
-        changes = [entry.change for entry in queue.batch]
-        script, keys, args = self.family.part(description.settings, queue.partition, changes)
         queue.n += 1
         caller = [queue.caller, queue.n, description.now, ""]
-        return words_of(script, queue.calls + keys, caller + args)
+        script, keys, args = "", queue.calls, caller + self.family.first_args(description.settings)
+        for partition, entries in queue.batch.items():
+            changes = [entry.change for entry in entries]
+            script, own_keys, own_args = self.family.part(description.settings, partition, changes)
+            keys += own_keys
+            args += own_args
+        return words_of(script, keys, args)
 
-    def results(self, status: bytes, words: list[Any], count: int) -> list[Any]:
-        """The result of each change of a call."""
+    def results(self, status: bytes, words: list[Any], sizes: list[int]) -> list[Any]:
+        """The result of each change of a call, which has so many in each partition."""
+        count = sum(sizes)
         if status == b"OK":
-            words = words[1:] if self.family.has_total else words
+            for size in sizes if self.family.has_totals else []:
+                words = words[size + 1 :] + words[1 : size + 1]  # behind the others, without the total
         elif self.family.dup_names_refused:
             refused = dict(word.split(b":", 1) for word in words[0].split())
             words = [refused.get(b"%d" % number) for number in range(1, count + 1)]

@@ -15,7 +15,7 @@ class Visitors(ExactValues[D]):
 
     kind = "visitors"
     limit = 500
-    has_total = True
+    has_totals = True
 
     @call
     async def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> bool:
