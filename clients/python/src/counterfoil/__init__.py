@@ -1,4 +1,5 @@
-"""Counters that are exact across Redis and MySQL. See `Counterfoil`; `counterfoil.asyncio` has the same for asyncio."""
+"""Counters that are exact across Redis and MySQL. See `Counterfoil`; `counterfoil.asyncio` has the same for
+asyncio."""
 
 from ._activity import Activity as Activity
 from ._activity import ActivityCounters as ActivityCounters

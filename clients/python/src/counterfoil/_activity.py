@@ -31,7 +31,8 @@ class ActivityCounters(Family[D]):
 
     @call
     async def now(self, page: str) -> Activity:
-        """Returns `(views, visitors)` of the window. Visitors are an estimate in a family with `hyperloglog`."""
+        """Returns `(views, visitors)` of the window. Visitors are an estimate in a family with
+        `hyperloglog`."""
         word, description = id_bytes(page, 200), await self.channel.describe()
         places: dict[int, list[tuple[int, int]]] = {}
         for stripe in range(description.settings["stripes"]):

@@ -26,8 +26,9 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 class Counterfoil(Client[Blocking]):
     """The counters of a namespace, over a `redis.Redis` or `redis.RedisCluster` of the application.
 
-    Threads may share it, and so may processes that are forked later. Give the Redis client a `socket_timeout`. `close` it, or use
-    it in a `with` block, to send what `later` took; a normal exit of the process does the same.
+    Threads may share it, and so may processes that are forked later. Give the Redis client a
+    `socket_timeout`. `close` it, or use it in a `with` block, to send what `later` took; a normal exit of the
+    process does the same.
     """
 
     library = redis

@@ -39,17 +39,19 @@ class Buffered(ExactValues[D]):
 
     @call
     async def add_many(self, pairs: Mapping[str, int] | Iterable[tuple[str, int]]) -> list[Result]:
-        """Adds each delta to its id. Returns for each what `add` returns, or the error that `add` would raise."""
+        """Adds each delta to its id. Returns for each what `add` returns, or the error that `add` would
+        raise."""
         channel = self.channel
         entries = await self.enter_all(pairs.items() if isinstance(pairs, Mapping) else pairs)
         return [await channel.settle(entry) for entry in entries]
 
     @call
     async def add_once(self, request: str, id: str, delta: int = 1, epoch: str | None = None) -> bool:
-        """Adds once, however often and in whichever process the request is made. Returns False if it was made before.
+        """Adds once, however often and in whichever process the request is made. Returns False if it was made
+        before.
 
-        `request` names the work, in 1 to 64 bytes. A job that may run again more than a minute later stores `request_epoch`
-        before its first call, and passes it as `epoch` to each.
+        `request` names the work, in 1 to 64 bytes. A job that may run again more than a minute later stores
+        `request_epoch` before its first call, and passes it as `epoch` to each.
         """
         channel, change, name = self.channel, (id_bytes(id), integer(delta)), id_bytes(request, 64)
         partition = await self._request_partition(name, change[0])
@@ -77,7 +79,8 @@ class Buffered(ExactValues[D]):
         return (await self.channel.describe(self.channel.home(partition))).now.decode()
 
     def later(self, id: str, delta: int = 1) -> None:
-        """Adds to a sum in the process, which is sent within milliseconds. Never waits. A killed process loses its sums."""
+        """Adds to a sum in the process, which is sent within milliseconds. Never waits. A killed process
+        loses its sums."""
         id_bytes(id)
         channel = self.channel
         if channel.sums.take(id, integer(delta)):
@@ -85,7 +88,8 @@ class Buffered(ExactValues[D]):
 
     @call
     async def flush(self) -> None:
-        """Waits until all that `later` took is counted, and raises the first error of what was not since the last flush."""
+        """Waits until all that `later` took is counted, and raises the first error of what was not since the
+        last flush."""
         await self.client.session.flush([self.channel.sums])
 
     @call

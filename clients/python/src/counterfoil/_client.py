@@ -29,8 +29,8 @@ class Options(TypedDict, total=False):
     - `retry_for`: for how many seconds a call is repeated if there is no reply; 10 by default, at most 30
     - `later_every`: for how many seconds sums of `later` wait in the process; 0.005 by default
     - `daemon`, `token`: the URL of the daemon's HTTP API, and its token
-    - `database`: a function that returns a DB-API connection for one read, which is closed after it; or a connection in
-      autocommit mode
+    - `database`: a function that returns a DB-API connection for one read, which is closed after it; or a
+      connection in autocommit mode
     """
 
     retry_for: float
@@ -62,11 +62,11 @@ class Client(Generic[D]):
     def connect(
         cls, address: str | list[str], namespace: str, *, timeout: float = 2, **options: Unpack[Options]
     ) -> Self:
-        """Makes connections of its own: to a URL such as `redis://localhost` or `unix:///run/redis.sock`, or to a list of
-        nodes of a cluster.
+        """Makes connections of its own: to a URL such as `redis://localhost` or `unix:///run/redis.sock`, or
+        to a list of nodes of a cluster.
 
-        `timeout` is the time limit of connecting and of a reply, in seconds. The library's own retries are off, so that a call
-        that Redis does not know (`EXPIRED`) can be made anew.
+        `timeout` is the time limit of connecting and of a reply, in seconds. The library's own retries are
+        off, so that a call that Redis does not know (`EXPIRED`) can be made anew.
         """
         return cls(Address(address, timeout), namespace, **options)
 
@@ -76,16 +76,17 @@ class Client(Generic[D]):
     def buffered(
         self, family: str, *, table: Table | None = None, on_error: OnError | None = None
     ) -> Buffered[D]:
-        """Sums of deltas. `table` is (table, id column, value column) if the family is stored in a table of the application.
-        `on_error(family, id, delta, error)` is called for each sum of `later` that is dropped."""
+        """Sums of deltas. `table` is (table, id column, value column) if the family is stored in a table of
+        the application. `on_error(family, id, delta, error)` is called for each sum of `later` that is
+        dropped."""
         return Buffered(self, family, table, on_error)
 
     def cached(
         self, family: str, *, table: Table | None = None, read_row: ReadRow | None = None
     ) -> Cached[D]:
-        """Values that return with each change. `read_row(id)` reads the value of a row from the primary, outside of a
-        transaction, and returns 0 where there is none; by default the daemon does it. With asyncio it is a coroutine function,
-        or it runs in a thread."""
+        """Values that return with each change. `read_row(id)` reads the value of a row from the primary,
+        outside of a transaction, and returns 0 where there is none; by default the daemon does it. With
+        asyncio it is a coroutine function, or it runs in a thread."""
         return Cached(self, family, table, read_row)
 
     def series(self, family: str) -> Series[D]:
@@ -104,8 +105,8 @@ class Client(Generic[D]):
 class Session:
     """The connections of a process or an event loop, and what it knows of families.
 
-    Calls are written once, as coroutines that await `execute`, `sleep`, `run` and `latch` of a subclass. Those of asyncio suspend
-    a coroutine; the blocking ones block, so it runs to its end in one step.
+    Calls are written once, as coroutines that await `execute`, `sleep`, `run` and `latch` of a subclass.
+    Those of asyncio suspend a coroutine; the blocking ones block, so it runs to its end in one step.
     """
 
     sleep: Any

@@ -38,7 +38,8 @@ _CODES = {
 def code_of(error: Exception, client: Any) -> str:
     """Returns the code of an error that Redis sent, `NOT_SENT`, or `LOST` if there was no whole reply.
 
-    A failure to connect proves that a call was not sent only on a connection of our own: others may repeat calls.
+    A failure to connect proves that a call was not sent only on a connection of our own: others may repeat
+    calls.
     """
     name = type(error).__name__
     if client.is_cluster and name in ("MovedError", "AskError"):

@@ -25,7 +25,8 @@ class Series(Family[D]):
 
     @call
     async def get(self, name: str, label: str) -> list[tuple[int, int]]:
-        """Returns start (Unix seconds) and count of each slice of a window such as `60s` or `day`, the running one last."""
+        """Returns start (Unix seconds) and count of each slice of a window such as `60s` or `day`, the
+        running one last."""
         word = id_bytes(name, 200)
         partition, description = await self.channel.described(word)
         slices = dict(description.settings["windows"]).get(label)

@@ -91,7 +91,8 @@ class ExactValues(Family[D]):
         table, key, value = (".".join(f"`{part}`" for part in name.split(".")) for name in names)
         statement = (
             f"SELECT COALESCE(v.{value}, 0), l.partition_no, l.seq, l.nonce, l.position"
-            f" FROM counterfoil_families f LEFT JOIN {table} v ON v.{key} = %s{'' if self._table else ' AND v.family = f.number'}"
+            f" FROM counterfoil_families f LEFT JOIN {table} v"
+            f" ON v.{key} = %s{'' if self._table else ' AND v.family = f.number'}"
             " LEFT JOIN counterfoil_ledger l ON l.family = f.number"
             f" AND (l.partition_no, l.incarnation) IN ({', '.join(['(%s, %s)'] * len(reads))})"
             " WHERE f.namespace = %s AND f.name = %s"

@@ -19,7 +19,8 @@ class Visitors(ExactValues[D]):
 
     @call
     async def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> bool:
-        """Counts a visitor once for the scope and the day (`YYYY-MM-DD`). Returns whether this is the first visit."""
+        """Counts a visitor once for the scope and the day (`YYYY-MM-DD`). Returns whether this is the first
+        visit."""
         return bool((await self.channel.change(id_bytes(_id(scope, day)), visitor_bytes(visitor))))
 
     @call

@@ -21,11 +21,12 @@ else:
 
 
 class Counterfoil(Client[Awaiting]):
-    """The counters of a namespace, over a `redis.asyncio.Redis` or `redis.asyncio.RedisCluster` of the application.
+    """The counters of a namespace, over a `redis.asyncio.Redis` or `redis.asyncio.RedisCluster` of the
+    application.
 
-    Like the client it belongs to one event loop; one that was made by `connect` may be used in several. Give the Redis client a
-    `socket_timeout`. `close` it, or use it in an `async with` block, to send what `later` took; the end of `asyncio.run` does the
-    same.
+    Like the client it belongs to one event loop; one that was made by `connect` may be used in several. Give
+    the Redis client a `socket_timeout`. `close` it, or use it in an `async with` block, to send what `later`
+    took; the end of `asyncio.run` does the same.
     """
 
     library = redis.asyncio
