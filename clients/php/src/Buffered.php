@@ -70,7 +70,8 @@ final class Buffered extends StoredFamily {
      * Counts once for a request, however often and wherever it is run again.
      *
      * @param string $request names the request: 1 to 64 bytes
-     * @param ?string $epoch what `requestEpoch` returned, stored with the job before the first send
+     * @param ?string $epoch what `requestEpoch` returned, stored with the job before the first send; without it Redis is
+     *     asked for one
      * @return bool false if it was counted before
      * @throws CounterfoilException
      */
