@@ -18,6 +18,9 @@ export type Call = { keys: string[]; args: (Bytes | number)[] };
 /** A reply. `isRepeat`: an earlier arrival of the call may have been executed, or may still be. */
 export type Reply = { status: string; words: unknown[]; isRepeat: boolean };
 
+/** A call that waits for its reply. */
+type Wait = { until: number; reject(error: Error): void };
+
 const scripts = new Map<string, ReturnType<typeof load>>();
 
 function load(name: string) {
@@ -29,6 +32,10 @@ function load(name: string) {
 export class Sender {
   /** Callers without a call in flight, and the numbers of their last ones. Redis remembers each name, so they are used again. */
   readonly callers: { name: string; n: number }[] = [];
+
+  /** In the order of their ends. */
+  private readonly waits = new Set<Wait>();
+  private timer: NodeJS.Timeout | undefined;
 
   constructor(readonly redis: Redis, private readonly timeout: number, readonly retryFor: number) {}
 
@@ -58,9 +65,25 @@ export class Sender {
     if (state === 'closed') throw new Misconfigured('CLOSED', 'connect it; node-redis needs a reconnectStrategy');
     if (state === 'away') throw new NotCounted('unreachable', 'the client is not connected', undefined, true);
     return new Promise((resolve, reject) => {
-      const timer = setTimeout(() => reject(new Error(`no reply within ${this.timeout} ms`)), this.timeout);
-      this.redis.send(command, key).then(resolve, reject).finally(() => clearTimeout(timer));
+      const wait: Wait = { until: performance.now() + this.timeout, reject };
+      this.waits.add(wait);
+      if (!this.timer) this.endWaits();
+      this.redis.send(command, key).then(resolve, reject).finally(() => this.waits.delete(wait));
     });
+  }
+
+  /** Ends the waits that are over, and sets the timer for the next one: one for each call would be slow. */
+  private endWaits(): void {
+    this.timer = undefined;
+    for (const wait of this.waits) {
+      const left = wait.until - performance.now();
+      if (left > 0) {
+        this.timer = setTimeout(() => this.endWaits(), left).unref();
+        return;
+      }
+      this.waits.delete(wait);
+      wait.reject(new Error(`no reply within ${this.timeout} ms`));
+    }
   }
 }
 

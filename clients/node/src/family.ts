@@ -55,7 +55,10 @@ export class Family {
     return (await this.count(script, 0, build, undefined, false)).words;
   }
 
-  /** Makes a call that is executed once, and returns its reply, `OK` or `DUP`. Its home is that of `partition`. */
+  /**
+   * Makes a call that is executed once, and returns its reply, `OK` or `DUP`. Its home is that of `partition`. One that does not
+   * `count` has no caller, and may be executed any number of times.
+   */
   async count(script: string, partition: number, build: Build, work?: Work, counts = true): Promise<Reply> {
     const { callers, redis } = this.sender;
     const home = this.home(partition);
