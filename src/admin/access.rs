@@ -91,9 +91,9 @@ const TICKETS: [&str; 2] = ["HSET", "TIME"];
 /// Redis cannot be asked.
 pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>> {
     let sent = SENT.map(|words| try_command(redis, family, words));
-    let missing: Vec<_> = try_join_all(sent).await?.into_iter().flatten().collect();
+    let missing: BTreeSet<_> = try_join_all(sent).await?.into_iter().flatten().collect();
     if !missing.is_empty() {
-        return Ok(missing);
+        return Ok(missing.into_iter().collect());
     }
     let used = commands_of(family, Role::Reconciler);
     let is_used = |words: &&str| used.contains(command_of(words));

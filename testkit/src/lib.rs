@@ -75,6 +75,7 @@ pub use self::disk::Disk;
 pub use self::fate::Fate;
 pub use self::mysql::{MysqlServer, Stranger};
 pub use self::package::Package;
+pub use self::process::signal;
 pub use self::proxy::{Held, Proxy};
 pub use self::redis::{RedisOptions, RedisServer};
 pub use self::runner::Runner;

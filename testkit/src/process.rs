@@ -322,3 +322,16 @@ fn id(server: &Child) -> Pid {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// Sends a signal, such as TERM, HUP or KILL, to a program that the test started.
+///
+/// # Panics
+///
+/// If the program has ended, or there is no such signal.
+pub fn signal(program: &tokio::process::Child, signal: &str) {
+    let pid = program.id().expect("it runs").to_string();
+    let kill = std::process::Command::new("kill")
+        .args([&format!("-{signal}"), &pid])
+        .status();
+    assert!(kill.expect("kill runs").success());
+}

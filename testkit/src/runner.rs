@@ -98,11 +98,7 @@ impl Runner {
     ///
     /// If the client has ended.
     pub fn signal(&self, signal: &str) {
-        let pid = self.process.id().expect("it runs").to_string();
-        let sent = std::process::Command::new("kill")
-            .args([&format!("-{signal}"), &pid])
-            .status();
-        assert!(sent.expect("kill runs").success());
+        crate::process::signal(&self.process, signal);
     }
 
     async fn write(&mut self, line: &Value) -> Result<(), String> {

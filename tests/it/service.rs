@@ -123,14 +123,7 @@ impl Service {
 
     /// Terminates the process, and waits for its successful end. Returns its log.
     async fn terminate(mut self) -> String {
-        let pid = self.process.id().unwrap().to_string();
-        assert!(
-            std::process::Command::new("kill")
-                .args(["-TERM", &pid])
-                .status()
-                .unwrap()
-                .success()
-        );
+        testkit::signal(&self.process, "TERM");
         let status = timeout(secs(40), self.process.wait())
             .await
             .unwrap()

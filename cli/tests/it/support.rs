@@ -221,11 +221,7 @@ impl Daemon {
 
     /// Sends a signal, such as TERM, HUP or KILL.
     pub fn signal(&self, signal: &str) {
-        let pid = self.process.id().expect("it runs").to_string();
-        let sent = std::process::Command::new("kill")
-            .args([&format!("-{signal}"), &pid])
-            .status();
-        assert!(sent.expect("kill runs").success());
+        testkit::signal(&self.process, signal);
     }
 
     /// Waits for the end, and returns the exit status and the log.
