@@ -26,7 +26,7 @@ class Counterfoil(Client[Awaiting]):
 
     Like the client it belongs to one event loop; one that was made by `connect` may be used in several. Give
     the Redis client a `socket_timeout`. `close` it, or use it in an `async with` block, to send what `later`
-    took; the end of `asyncio.run` does the same.
+    took. The end of `asyncio.run` sends it as well, except what `later` took after the last `await`.
     """
 
     library = redis.asyncio
