@@ -48,8 +48,9 @@ class Counterfoil
     end
 
     def lead(batch)
-      Thread.pass if batch.items.size > 1 # others that are about to count join
+      Thread.pass if @is_shared # threads of the call before may count again: they join
       @mutex.synchronize { @open = nil if batch.equal?(@open) }
+      @is_shared = batch.items.size > 1
       @count.call(batch)
       batch.is_done = true
     ensure
