@@ -17,6 +17,9 @@ use super::scenario::{Connections, Event, folder};
 use crate::client::get;
 use crate::support::{Daemon, Site, eventually};
 
+/// The time limit of Redis for the test itself, on a busy machine.
+const REPLY: Duration = Duration::from_secs(10);
+
 /// A Redis or a cluster, a database, and a daemon that serves the families of some namespaces.
 pub struct Stage {
     pub site: Site,
@@ -83,7 +86,9 @@ impl Stage {
     pub async fn ask<T: FromRedisValue>(&self, command: &redis::Cmd) -> Option<T> {
         match &self.servers {
             Servers::Single(_) => {
-                let config = redis::AsyncConnectionConfig::new();
+                let config = redis::AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(REPLY))
+                    .set_response_timeout(Some(REPLY));
                 let client = self.site.redis.client();
                 let connection = client
                     .get_multiplexed_async_connection_with_config(&config)
@@ -91,7 +96,10 @@ impl Stage {
                 command.query_async(&mut connection.ok()?).await.ok()
             }
             Servers::Cluster(cluster) => {
-                let client = redis::cluster::ClusterClient::new(cluster.urls()).expect("a client");
+                let client = redis::cluster::ClusterClient::builder(cluster.urls())
+                    .connection_timeout(REPLY)
+                    .response_timeout(REPLY);
+                let client = client.build().expect("a client");
                 let connection: Result<ClusterConnection, _> = client.get_async_connection().await;
                 command.query_async(&mut connection.ok()?).await.ok()
             }
