@@ -77,7 +77,7 @@ async def made_async(client, line):
     try:
         result = call_of(client, line)()
         return {"id": line["id"], "returns": plain(await result if inspect.isawaitable(result) else result)}
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         return {"id": line["id"], **failure(error)}
 
 

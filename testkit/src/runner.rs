@@ -109,7 +109,8 @@ impl Runner {
 
     async fn read(&mut self) -> Result<Value, String> {
         let line = timeout(PATIENCE, self.lines.next_line()).await;
-        let line = line.map_err(|_| "no reply of the client")?;
+        // the first call is number 1
+        let line = line.map_err(|_| format!("no reply of the client, last call {}", self.last))?;
         let line = line.map_err(|error| error.to_string())?;
         let line = line.ok_or("the client has ended")?;
         serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))

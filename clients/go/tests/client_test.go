@@ -458,7 +458,7 @@ func TestCallersShareARead(t *testing.T) {
 	var reads atomic.Int64
 	votes, err := given(t, socket, counterfoil.Options{}).Cached("votes", counterfoil.ReadRow(func(context.Context, string) (int64, error) {
 		reads.Add(1)
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(500 * time.Millisecond) // all have missed by then, also on a busy machine
 		return 5, nil
 	}))
 	must(t, err)
