@@ -113,9 +113,9 @@ impl Kind for Buffered {
 #[test]
 fn exact_whatever_redis_suffers() {
     exact::<Buffered>([
-        (Crashes::None, 120),
-        (Crashes::BackToTheLastFsync, 60),
-        (Crashes::Empty, 120),
+        (Crashes::None, 90),
+        (Crashes::BackToTheLastFsync, 50),
+        (Crashes::Empty, 90),
     ]);
 }
 
