@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
@@ -16,9 +17,10 @@ use crate::package::Package;
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// A process in which a [`Package`] makes calls, as `clients/README.md` describes. It is killed when
-/// this handle is dropped.
+/// this handle is dropped, with the processes that it forked.
 pub struct Runner {
     process: Child,
+    _group: Group,
     calls: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
     replies: HashMap<u64, Value>,
@@ -39,11 +41,13 @@ impl Runner {
     ) -> Result<Self, String> {
         let mut command = Command::from(package.dev("runner", installed));
         let command = command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let command = command.envs(environment.iter().cloned()).kill_on_drop(true);
+        let command = command.envs(environment.iter().cloned()).process_group(0);
         let mut process = command.spawn().map_err(|error| error.to_string())?;
+        let group = Group(process.id().and_then(|id| Pid::from_raw(id.cast_signed())));
         let (calls, replies) = (process.stdin.take(), process.stdout.take());
         let mut runner = Runner {
             process,
+            _group: group,
             calls: calls.expect("piped"),
             lines: BufReader::new(replies.expect("piped")).lines(),
             replies: HashMap::new(),
@@ -114,5 +118,17 @@ impl Runner {
         let line = line.map_err(|error| error.to_string())?;
         let line = line.ok_or("the client has ended")?;
         serde_json::from_str(&line).map_err(|error| format!("{line}: {error}"))
+    }
+}
+
+/// The process group of a client.
+struct Group(Option<Pid>);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Some(group) = self.0 {
+            // an error means that all have ended
+            let _ = kill_process_group(group, Signal::KILL);
+        }
     }
 }

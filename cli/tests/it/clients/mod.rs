@@ -28,7 +28,8 @@ const OWN: &str = "own";
 const NAMESPACE_OF_READMES: &str = "shop";
 const FAMILY_OF_READMES: &str = "product_views";
 
-/// Clusters start one at a time: their nodes take each other for dead on a busy machine.
+/// The shared cluster is used by one package at a time: nodes take each other for dead on a busy
+/// machine.
 static CLUSTER: Semaphore = Semaphore::const_new(1);
 
 /// What came of each scenario.

@@ -11,6 +11,7 @@ use counterfoil::redis::{self, FromRedisValue, cluster_async::ClusterConnection}
 use serde::Deserialize;
 use serde_json::{Value, json};
 use testkit::{Fate, Held, Proxy, RedisCluster, RedisOptions};
+use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 
 use super::scenario::{Connections, Event, folder};
@@ -47,17 +48,19 @@ impl Stage {
         Self::of(site, servers, namespaces).await
     }
 
-    /// Starts a cluster, and a daemon with families in these namespaces.
+    /// Starts a daemon with families in these namespaces, beside a cluster that all stages share.
     pub async fn cluster(namespaces: Namespaces) -> Self {
-        let (site, cluster) =
-            tokio::join!(Site::new(), RedisCluster::start(RedisOptions::volatile()));
+        static CLUSTER: OnceCell<Arc<RedisCluster>> = OnceCell::const_new();
+        let cluster = CLUSTER
+            .get_or_init(async || Arc::new(RedisCluster::start(RedisOptions::volatile()).await));
+        let (site, cluster) = tokio::join!(Site::new(), cluster);
         let (nodes, mysql) = (cluster.urls(), &site.mysql_url);
         site.write(&format!(
             "listen = \"127.0.0.1:0\"\n[pair.main]\ncluster = {nodes:?}\nmysql = {mysql:?}\n\
              durability = \"immediate\"\n{}",
             declarations(&namespaces)
         ));
-        Self::of(site, Servers::Cluster(Arc::new(cluster)), namespaces).await
+        Self::of(site, Servers::Cluster(cluster.clone()), namespaces).await
     }
 
     async fn of(site: Site, servers: Servers, namespaces: Namespaces) -> Self {
