@@ -95,11 +95,12 @@ impl ConnectionLike for Cluster {
         count: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
         let mut connection = self.current();
-        let replies = async move {
-            let replies = connection.req_packed_commands(pipeline, offset, count);
-            replies.await
-        };
-        replies.boxed()
+        async move {
+            connection
+                .req_packed_commands(pipeline, offset, count)
+                .await
+        }
+        .boxed()
     }
 
     fn get_db(&self) -> i64 {
