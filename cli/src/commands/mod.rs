@@ -3,6 +3,7 @@
 mod changes;
 mod configuration;
 mod counters;
+mod daemon;
 mod draining;
 mod privileges;
 mod purge;

@@ -5,10 +5,10 @@ use std::time::Duration;
 use counterfoil::admin::{Finding, Severity};
 use counterfoil::store::Registered;
 use counterfoil::{Family, Store};
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::{join, join_all, try_join_all};
 use serde::Serialize;
 
-use super::{Context, servers};
+use super::{Context, daemon, servers};
 use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::output::{pair_table, short};
@@ -16,25 +16,42 @@ use crate::pair;
 use crate::poll::{PairStatus, in_time};
 use crate::status::{FamilyStatus, LATE, State, unix_now};
 
-/// A pair with the errors that `check` finds in it.
+/// A pair with the errors that `check` and the daemon find in it.
 #[derive(Serialize)]
 struct CheckedPair {
     #[serde(flatten)]
     status: PairStatus,
     errors: Vec<Finding>,
+    /// The errors that the daemon reports beyond these, `None` if it does not tell its state.
+    daemon: Option<Vec<Finding>>,
 }
 
 /// Prints a line for each family. The worst state decides the exit code.
 pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> {
-    let polled = poll(context, late).await?;
-    let checks = context.pairs().zip(polled).map(async |(pair, status)| {
+    let daemon = daemon::state(context.config.http.as_ref());
+    let (daemon, polled) = join(daemon, poll(context, late)).await;
+    let (daemon, silent) = match daemon {
+        Some(Ok(state)) => (Some(state), None),
+        Some(Err(why)) => (None, Some(why)),
+        None => (None, None),
+    };
+    let checks = context.pairs().zip(polled?).map(async |(pair, status)| {
         // an unavailable server is reported once
         let mut errors = Vec::new();
         if is_up(&status) {
             errors = servers::findings(context, pair).await?;
             errors.retain(|finding| finding.severity == Severity::Error);
         }
-        Ok::<_, Failure>(CheckedPair { status, errors })
+        let daemon = daemon.as_ref().map(|state| {
+            let mut reported = state.errors(&pair.name);
+            reported.retain(|finding| !errors.contains(finding));
+            reported
+        });
+        Ok::<_, Failure>(CheckedPair {
+            status,
+            errors,
+            daemon,
+        })
     });
     let pairs = try_join_all(checks).await?;
     context.output.print(&pairs, |pairs| {
@@ -61,14 +78,25 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
             "PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "SAVED", "REJECTS", "STATE",
         ];
         let mut lines = pair_table(pairs.len(), heads, &rows);
-        for CheckedPair { status, errors } in pairs {
+        for CheckedPair {
+            status,
+            errors,
+            daemon,
+        } in pairs
+        {
+            let pair = &status.pair;
             lines.extend(remarks(status));
-            let errors = errors.iter();
-            lines.extend(errors.map(|error| format!("pair {}: {error}", status.pair)));
+            lines.extend(errors.iter().map(|error| format!("pair {pair}: {error}")));
+            let reported = daemon.iter().flatten();
+            lines.extend(reported.map(|error| format!("pair {pair}: the daemon reports {error}")));
         }
+        lines.extend(silent);
         lines
     })?;
-    let is_well = |pair: &CheckedPair| is_up(&pair.status) && pair.errors.is_empty();
+    let is_well = |pair: &CheckedPair| {
+        let mut errors = pair.errors.iter().chain(pair.daemon.iter().flatten());
+        is_up(&pair.status) && errors.next().is_none()
+    };
     let mut families = pairs.iter().flat_map(|pair| &pair.status.families);
     Ok(if !pairs.iter().all(is_well) {
         Exit::Critical

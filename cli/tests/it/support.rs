@@ -87,6 +87,14 @@ impl Site {
         path
     }
 
+    /// Writes the daemon's port into the configuration, so that commands reach it.
+    pub fn listens_at(&self, daemon: &Daemon) {
+        let path = self.folder.path().join("counterfoil.toml");
+        let text = fs::read_to_string(path).expect("the configuration");
+        let address = daemon.address().expect("it listens");
+        self.write(&text.replace("127.0.0.1:0", &address.to_string()));
+    }
+
     pub fn folder(&self) -> &std::path::Path {
         self.folder.path()
     }
