@@ -113,9 +113,9 @@ impl Kind for Buffered {
 #[test]
 fn exact_whatever_redis_suffers() {
     exact::<Buffered>([
-        (Crashes::None, 90),
-        (Crashes::BackToTheLastFsync, 50),
-        (Crashes::Empty, 90),
+        (Crashes::None, 60),
+        (Crashes::BackToTheLastFsync, 30),
+        (Crashes::Empty, 60),
     ]);
 }
 

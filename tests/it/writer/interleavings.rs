@@ -568,17 +568,17 @@ fn exact(crashes: Crashes, default: u32) {
 
 #[test]
 fn exact_without_crashes_of_redis() {
-    exact(Crashes::None, 180);
+    exact(Crashes::None, 100);
 }
 
 #[test]
 fn exact_when_redis_goes_back_to_its_last_fsync() {
-    exact(Crashes::BackToTheLastFsync, 80);
+    exact(Crashes::BackToTheLastFsync, 40);
 }
 
 #[test]
 fn exact_when_redis_is_emptied() {
-    exact(Crashes::Empty, 180);
+    exact(Crashes::Empty, 100);
 }
 
 /// Replays a case after one delivered increment, so that the epoch and the scripts are known.
