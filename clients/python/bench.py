@@ -86,6 +86,7 @@ async def main():
             client = library.Redis(unix_socket_path=SOCKET, socket_timeout=2, max_connections=2 * CALLERS)
             views = package.Counterfoil(client, NAMESPACE).buffered("views")
             hincrby, add = (lambda: client.hincrby("bench", ID, 1)), (lambda: views.add(ID))
+            await done(add())  # loads the script
             for name, call in (("hincrby", hincrby), ("evalsha", lambda: client.execute_command(*bare)), ("add", add)):
                 await done(call())
                 await latency(prefix + name, call)

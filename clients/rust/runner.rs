@@ -7,41 +7,34 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use counterfoil::AnyCounters::{self, Activity, Buffered, Cached, Series, Visitors};
-use counterfoil::{Counterfoil, Error, ErrorKind, Outcome, PrimaryTimeouts, Recorded, Store};
+use counterfoil::{
+    Counterfoil, Error, ErrorKind, Outcome, PrimaryTimeouts, Recorded, Slice, Store,
+};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
 
-type Families = HashMap<String, AnyCounters>;
 type Made = Result<Value, Value>;
 
-#[tokio::main]
+// one thread, so that calls queue for their turn in the order of their lines
+#[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn StdError>> {
     let mut lines = BufReader::new(stdin()).lines();
     let first: Value = serde_json::from_str(&lines.next_line().await?.ok_or("no line")?)?;
     let families = Arc::new(open(&first["open"]).await?);
     println!("{}", json!({"ready": true}));
-    let (mut tasks, mut ends) = (HashMap::<String, UnboundedSender<Value>>::new(), vec![]);
+    let (mut turns, mut calls) = (HashMap::<_, Arc<Mutex<()>>>::new(), JoinSet::new());
     while let Some(line) = lines.next_line().await? {
         let call: Value = serde_json::from_str(&line)?;
-        let task = tasks
-            .entry(text(&call["as"]).to_owned())
-            .or_insert_with(|| {
-                let (task, mut calls) = unbounded_channel();
-                let families = families.clone();
-                ends.push(tokio::spawn(async move {
-                    while let Some(call) = calls.recv().await {
-                        println!("{}", answer(&families, &call).await);
-                    }
-                }));
-                task
-            });
-        task.send(call)?;
+        let turn = turns.entry(call["as"].clone()).or_default().clone();
+        let families = families.clone();
+        calls.spawn(async move {
+            let _turn = turn.lock().await;
+            println!("{}", answer(&families, &call).await);
+        });
     }
-    drop(tasks);
-    for end in ends {
-        end.await?;
-    }
+    calls.join_all().await;
     for family in families.values() {
         if let Buffered(counters) = family {
             let _ = counters.flush().await;
@@ -51,46 +44,38 @@ async fn main() -> Result<(), Box<dyn StdError>> {
 }
 
 /// Opens the families that the daemon registered in the namespace.
-async fn open(open: &Value) -> Result<Families, Box<dyn StdError>> {
+async fn open(open: &Value) -> Result<HashMap<String, AnyCounters>, Box<dyn StdError>> {
     let seconds = |value: &Value| Duration::from_secs_f64(value.as_f64().unwrap_or(10.0));
     let mysql = text(&open["mysql"]);
-    let counterfoil = match open["nodes"].as_array() {
-        Some(nodes) => {
-            let urls = nodes.iter().map(|node| format!("redis://{}", text(node)));
-            let urls: Vec<_> = urls.collect();
-            Counterfoil::connect_cluster(urls.iter().map(String::as_str), mysql).await?
-        }
-        None => {
-            let redis = format!("redis+unix://{}", text(&open["socket"]));
-            let response = seconds(&open["timeout"]);
-            let timeouts = PrimaryTimeouts {
-                response,
-                ..Default::default()
-            };
-            let builder = Counterfoil::builder().redis(redis).redis_timeouts(timeouts);
-            builder.mysql(mysql).connect().await?
-        }
+    let counterfoil = if let Some(nodes) = open["nodes"].as_array() {
+        let urls = nodes.iter().map(|node| format!("redis://{}", text(node)));
+        let urls: Vec<_> = urls.collect();
+        Counterfoil::connect_cluster(urls.iter().map(String::as_str), mysql).await?
+    } else {
+        let redis = format!("redis+unix://{}", text(&open["socket"]));
+        let response = seconds(&open["timeout"]);
+        let other = PrimaryTimeouts::default();
+        let timeouts = PrimaryTimeouts { response, ..other };
+        let builder = Counterfoil::builder().redis(redis).redis_timeouts(timeouts);
+        builder.mysql(mysql).connect().await?
     };
-    let registered = counterfoil.mysql()?.families().await?;
     let counterfoil = counterfoil.write_timeout(seconds(&open["options"]["retry_for"]));
-    let mut families = Families::new();
-    for one in registered {
+    let mut families = HashMap::new();
+    for one in counterfoil.mysql()?.families().await? {
         let one = one?;
         if one.family.namespace() == text(&open["namespace"]) {
-            families.insert(
-                one.family.name().to_owned(),
-                counterfoil.open_registered(one)?,
-            );
+            let name = one.family.name().to_owned();
+            families.insert(name, counterfoil.open_registered(one)?);
         }
     }
     Ok(families)
 }
 
-async fn answer(families: &Families, call: &Value) -> Value {
+async fn answer(families: &HashMap<String, AnyCounters>, call: &Value) -> Value {
+    if text(&call["as"]).starts_with("fork") {
+        return json!({"id": call["id"], "skipped": "tokio does not fork"});
+    }
     let made = match families.get(text(&call["family"])) {
-        _ if text(&call["as"]).starts_with("fork") => {
-            Err(json!({"skipped": "tokio does not fork"}))
-        }
         Some(family) => make(family, text(&call["call"]), &call["args"]).await,
         None => Err(failure("misconfigured", "nobody registered the family")),
     };
@@ -100,33 +85,27 @@ async fn answer(families: &Families, call: &Value) -> Value {
 }
 
 async fn make(family: &AnyCounters, call: &str, args: &Value) -> Made {
-    let (a, b, delta) = (
-        text(&args[0]),
-        text(&args[1]),
-        args[1].as_i64().unwrap_or(1),
-    );
+    let [a, b, c] = [0, 1, 2].map(|at| text(&args[at]));
+    let number = |value: &Value| value.as_i64().unwrap_or(1);
+    let delta = number(&args[1]);
     match (family, call) {
         (Buffered(views), "add") => outcome(views.add(a, delta).await),
         (Buffered(views), "add_many") => {
             let pairs = args[0].as_array().into_iter().flatten();
-            let pairs = pairs.map(|pair| (text(&pair[0]), pair[1].as_i64().unwrap_or(1)));
+            let pairs = pairs.map(|pair| (text(&pair[0]), number(&pair[1])));
+            let outcome = |one| outcome(one).unwrap_or_else(|failure| failure);
             let outcomes = views.add_many(pairs).await.into_iter();
-            Ok(outcomes
-                .map(|one| outcome(one).unwrap_or_else(|failure| failure))
-                .collect())
+            Ok(outcomes.map(outcome).collect())
         }
-        (Buffered(views), "add_once") => {
-            let delta = args[2].as_i64().unwrap_or(1);
-            is_first(match args[3].as_str() {
-                Some(epoch) => views.add_once_since(epoch, a, b, delta).await,
-                None => views.add_once(a, b, delta).await,
-            })
-        }
+        (Buffered(views), "add_once") => is_first(match args[3].as_str() {
+            Some(epoch) => views.add_once_since(epoch, a, b, number(&args[2])).await,
+            None => views.add_once(a, b, number(&args[2])).await,
+        }),
         (Buffered(views), "request_epoch") => told(views.request_epoch(a, b).await),
         (Buffered(views), "later") => told(views.record(a, delta)),
         (Buffered(views), "flush") => match views.flush().await.map_err(failed)? {
             Recorded::Counted => Ok(Value::Null),
-            refused => Err(failure("not_counted", &format!("{refused:?}"))),
+            refused => Err(failure("not_counted", format!("{refused:?}"))),
         },
         (Buffered(views), "value") => told(views.get(a).await),
         (Cached(votes), "incr") => outcome(votes.incr(a, delta).await),
@@ -134,34 +113,24 @@ async fn make(family: &AnyCounters, call: &str, args: &Value) -> Made {
         (Cached(votes), "get" | "value") => told(votes.get(a).await),
         (Series(hits), "add") => outcome(hits.add(a, delta.unsigned_abs()).await),
         (Series(hits), "get") => {
-            let slices = hits
-                .get(a, b.parse().map_err(failed)?)
-                .await
-                .map_err(failed)?;
-            let start = |slice: &counterfoil::Slice| slice.start.duration_since(UNIX_EPOCH);
-            let starts = slices
-                .iter()
-                .map(|slice| start(slice).unwrap_or_default().as_secs());
-            Ok(starts
-                .zip(&slices)
-                .map(|(start, slice)| json!([start, slice.count]))
-                .collect())
+            let slices = hits.get(a, b.parse().map_err(failed)?).await;
+            Ok(slices.map_err(failed)?.iter().map(slice).collect())
         }
         (Activity(here), "touch") => told(here.touch(a, b).await),
-        (Activity(here), "now") => told(
-            here.now(a)
-                .await
-                .map(|now| json!([now.views, now.visitors.count()])),
-        ),
-        (Visitors(daily), "first_visit") => {
-            let day = b.parse().map_err(failed)?;
-            is_first(daily.first_visit(a, day, text(&args[2])).await)
+        (Activity(here), "now") => {
+            let now = here.now(a).await.map_err(failed)?;
+            Ok(json!([now.views, now.visitors.count()]))
         }
-        _ => Err(failure(
-            "misconfigured",
-            &format!("the family has no {call}"),
-        )),
+        (Visitors(daily), "first_visit") => {
+            is_first(daily.first_visit(a, b.parse().map_err(failed)?, c).await)
+        }
+        _ => Err(failure("misconfigured", format!("it has no {call}"))),
     }
+}
+
+fn slice(slice: &Slice) -> Value {
+    let start = slice.start.duration_since(UNIX_EPOCH).unwrap_or_default();
+    json!([start.as_secs(), slice.count])
 }
 
 fn told<T: Into<Value>>(result: Result<T, Error>) -> Made {
@@ -177,10 +146,8 @@ fn outcome(counted: Result<Outcome, Error>) -> Made {
     match counted.map_err(failed)? {
         Outcome::Counted(value) => Ok(value.into()),
         Outcome::CountedBefore(_) => Ok(Value::Null),
-        Outcome::OutOfRange(value) => {
-            Err(json!({"error": "not_counted", "reason": "RANGE", "value": value}))
-        }
-        other => Err(failure("not_counted", &format!("{other:?}").to_uppercase())),
+        Outcome::OutOfRange(_) => Err(failure("not_counted", "RANGE")),
+        other => Err(failure("not_counted", format!("{other:?}").to_uppercase())),
     }
 }
 
@@ -190,11 +157,11 @@ fn failed(error: Error) -> Value {
         ErrorKind::Mismatch | ErrorKind::AccessDenied => "misconfigured",
         _ => "not_counted",
     };
-    failure(kind, &format!("{error:#}"))
+    failure(kind, format!("{error:#}"))
 }
 
-fn failure(kind: &str, reason: &str) -> Value {
-    json!({"error": kind, "reason": reason})
+fn failure(kind: &str, reason: impl Into<Value>) -> Value {
+    json!({"error": kind, "reason": reason.into()})
 }
 
 fn text(value: &Value) -> &str {

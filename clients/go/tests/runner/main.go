@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -33,15 +32,12 @@ type opening struct {
 
 // call is any other line. Its integers are json.Number.
 type call struct {
-	ID                     any
 	Kind, Family, Call, As string
+	ID                     any
 	Args                   []any
 }
 
-var (
-	ctx    = context.Background()
-	client *counterfoil.Client
-)
+var ctx, client = context.Background(), (*counterfoil.Client)(nil)
 
 func must[T any](value T, err error) T {
 	if err != nil {
@@ -80,8 +76,8 @@ func main() {
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 func (o opening) connect() (*counterfoil.Client, error) {
-	own := o.Options
-	options := counterfoil.Options{Daemon: own.Daemon, RetryFor: seconds(own.RetryFor), LaterEvery: seconds(own.LaterEvery)}
+	given := o.Options
+	options := counterfoil.Options{Daemon: given.Daemon, RetryFor: seconds(given.RetryFor), LaterEvery: seconds(given.LaterEvery)}
 	addresses, url, timeout := []string{o.Socket}, "unix://"+o.Socket+"?", seconds(o.Timeout)
 	if o.Nodes != nil {
 		addresses, url = o.Nodes, "redis://"+o.Nodes[0]+"?addr="+strings.Join(o.Nodes, "&addr=")+"&"
@@ -122,7 +118,7 @@ func (c call) text(at int) string {
 	return fmt.Sprint(c.Args[at])
 }
 
-func (c call) delta(at int) int64 { return must(strconv.ParseInt(cmp.Or(c.text(at), "1"), 10, 64)) }
+func (c call) delta(at int) int64 { return must(json.Number(cmp.Or(c.text(at), "1")).Int64()) }
 
 // integer returns a string beyond 2^53.
 func integer(n int64) any {
@@ -141,46 +137,43 @@ func pending(p counterfoil.Pending) any {
 
 func none(err error) any { return must[any](nil, err) }
 
+func (c call) buffered() *counterfoil.Buffered { return must(client.Buffered(c.Family)) }
+func (c call) cached() *counterfoil.Cached     { return must(client.Cached(c.Family)) }
+func (c call) series() *counterfoil.Series     { return must(client.Series(c.Family)) }
+func (c call) activity() *counterfoil.Activity { return must(client.Activity(c.Family)) }
+func (c call) visitors() *counterfoil.Visitors { return must(client.Visitors(c.Family)) }
+
 var calls = map[string]func(c call) any{
-	"buffered.add": func(c call) any {
-		return pending(must(must(client.Buffered(c.Family)).Add(ctx, c.text(0), c.delta(1))))
-	},
-	"buffered.add_many": call.addMany,
-	"buffered.add_once": func(c call) any {
-		return must(must(client.Buffered(c.Family)).AddOnce(ctx, c.text(0), c.text(1), c.delta(2), c.text(3)))
-	},
-	"buffered.request_epoch": func(c call) any { return must(must(client.Buffered(c.Family)).RequestEpoch(ctx, c.text(0), c.text(1))) },
-	"buffered.later":         func(c call) any { return none(must(client.Buffered(c.Family)).Later(c.text(0), c.delta(1))) },
-	"buffered.flush":         func(c call) any { return none(must(client.Buffered(c.Family)).Flush(ctx)) },
-	"buffered.value":         func(c call) any { return integer(must(must(client.Buffered(c.Family)).Value(ctx, c.text(0)))) },
-	"cached.incr":            func(c call) any { return integer(must(must(client.Cached(c.Family)).Incr(ctx, c.text(0), c.delta(1)))) },
-	"cached.set":             func(c call) any { return integer(must(must(client.Cached(c.Family)).Set(ctx, c.text(0), c.delta(1)))) },
-	"cached.get":             func(c call) any { return integer(must(must(client.Cached(c.Family)).Get(ctx, c.text(0)))) },
-	"cached.value":           func(c call) any { return integer(must(must(client.Cached(c.Family)).Value(ctx, c.text(0)))) },
-	"series.add":             func(c call) any { return none(must(client.Series(c.Family)).Add(ctx, c.text(0), c.delta(1))) },
+	"buffered.add":           func(c call) any { return pending(must(c.buffered().Add(ctx, c.text(0), c.delta(1)))) },
+	"buffered.add_many":      call.addMany,
+	"buffered.add_once":      func(c call) any { return must(c.buffered().AddOnce(ctx, c.text(0), c.text(1), c.delta(2), c.text(3))) },
+	"buffered.request_epoch": func(c call) any { return must(c.buffered().RequestEpoch(ctx, c.text(0), c.text(1))) },
+	"buffered.later":         func(c call) any { return none(c.buffered().Later(c.text(0), c.delta(1))) },
+	"buffered.flush":         func(c call) any { return none(c.buffered().Flush(ctx)) },
+	"buffered.value":         func(c call) any { return integer(must(c.buffered().Value(ctx, c.text(0)))) },
+	"cached.incr":            func(c call) any { return integer(must(c.cached().Incr(ctx, c.text(0), c.delta(1)))) },
+	"cached.set":             func(c call) any { return integer(must(c.cached().Set(ctx, c.text(0), c.delta(1)))) },
+	"cached.get":             func(c call) any { return integer(must(c.cached().Get(ctx, c.text(0)))) },
+	"cached.value":           func(c call) any { return integer(must(c.cached().Value(ctx, c.text(0)))) },
+	"series.add":             func(c call) any { return none(c.series().Add(ctx, c.text(0), c.delta(1))) },
 	"series.get":             call.window,
-	"activity.touch":         func(c call) any { return none(must(client.Activity(c.Family)).Touch(ctx, c.text(0), c.text(1))) },
+	"activity.touch":         func(c call) any { return none(c.activity().Touch(ctx, c.text(0), c.text(1))) },
 	"activity.now":           call.now,
-	"visitors.first_visit": func(c call) any {
-		return must(must(client.Visitors(c.Family)).FirstVisit(ctx, c.text(0), c.text(1), c.text(2)))
-	},
-	"visitors.value": func(c call) any {
-		return integer(must(must(client.Visitors(c.Family)).Value(ctx, c.text(0), c.text(1))))
-	},
+	"visitors.first_visit":   func(c call) any { return must(c.visitors().FirstVisit(ctx, c.text(0), c.text(1), c.text(2))) },
+	"visitors.value":         func(c call) any { return integer(must(c.visitors().Value(ctx, c.text(0), c.text(1)))) },
 }
 
 func (c call) addMany() any {
-	list, pairs := []any{}, []counterfoil.Pair{}
+	pairs := []counterfoil.Pair{}
 	for _, pair := range c.Args[0].([]any) {
 		one := call{Args: pair.([]any)}
 		pairs = append(pairs, counterfoil.Pair{ID: one.text(0), Delta: one.delta(1)})
 	}
-	results, _ := must(client.Buffered(c.Family)).AddMany(ctx, pairs) // its error is that of a result
-	for _, result := range results {
-		if result.Err != nil {
-			list = append(list, failure(result.Err))
-		} else {
-			list = append(list, pending(result.Pending))
+	results, _ := c.buffered().AddMany(ctx, pairs) // its error is that of a result
+	list := make([]any, len(results))
+	for i, result := range results {
+		if list[i] = pending(result.Pending); result.Err != nil {
+			list[i] = failure(result.Err)
 		}
 	}
 	return list
@@ -188,13 +181,13 @@ func (c call) addMany() any {
 
 func (c call) window() any {
 	list := [][2]int64{}
-	for _, slice := range must(must(client.Series(c.Family)).Get(ctx, c.text(0), c.text(1))) {
+	for _, slice := range must(c.series().Get(ctx, c.text(0), c.text(1))) {
 		list = append(list, [2]int64{slice.Start.Unix(), slice.Count})
 	}
 	return list
 }
 
 func (c call) now() any {
-	views, visitors, err := must(client.Activity(c.Family)).Now(ctx, c.text(0))
+	views, visitors, err := c.activity().Now(ctx, c.text(0))
 	return must([]int64{views, visitors}, err)
 }
