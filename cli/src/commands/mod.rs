@@ -3,7 +3,7 @@
 mod changes;
 mod configuration;
 mod counters;
-mod daemon;
+mod daemon_state;
 mod draining;
 mod privileges;
 mod purge;

@@ -8,7 +8,7 @@ use counterfoil::{Family, Store};
 use futures_util::future::{join, join_all, try_join_all};
 use serde::Serialize;
 
-use super::{Context, daemon, servers};
+use super::{Context, daemon_state, servers};
 use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::output::{pair_table, short};
@@ -22,18 +22,17 @@ struct CheckedPair {
     #[serde(flatten)]
     status: PairStatus,
     errors: Vec<Finding>,
-    /// The errors that the daemon reports beyond these, `None` if it does not tell its state.
+    /// The errors that the daemon reports beyond these, `None` if it did not tell its state.
     daemon: Option<Vec<Finding>>,
 }
 
 /// Prints a line for each family. The worst state decides the exit code.
 pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> {
-    let daemon = daemon::state(context.config.http.as_ref());
+    let daemon = daemon_state::read(context.config.http.as_ref());
     let (daemon, polled) = join(daemon, poll(context, late)).await;
-    let (daemon, silent) = match daemon {
-        Some(Ok(state)) => (Some(state), None),
-        Some(Err(why)) => (None, Some(why)),
-        None => (None, None),
+    let (daemon, silent) = match daemon.transpose() {
+        Ok(daemon) => (daemon, None),
+        Err(why) => (None, Some(why)),
     };
     let checks = context.pairs().zip(polled?).map(async |(pair, status)| {
         // an unavailable server is reported once

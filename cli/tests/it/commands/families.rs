@@ -87,6 +87,32 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
     assert!(broken.out.contains("broken"), "{broken:?}");
 }
 
+/// `status` also asks the daemon, with the token, and names one that does not reply.
+#[tokio::test]
+async fn status_names_a_daemon_that_does_not_tell_its_state() {
+    let site = Site::new().await;
+    let text = fs::read_to_string(site.configure("")).expect("the configuration");
+    site.write(&format!("token = \"secret\"\n{text}"));
+    let daemon = site.daemon().await;
+    site.listens_at(&daemon);
+    eventually("a daemon without errors", async || {
+        site.json(0, &["status"]).await[0]["daemon"] == json!([])
+    })
+    .await;
+
+    site.write(&text);
+    site.listens_at(&daemon);
+    let status = site.printed(&["status"]).await;
+    let refused = "did not tell its state: it needs its token, which this command lacks";
+    assert!(status.contains(refused), "{status}");
+
+    daemon.signal("KILL");
+    daemon.ended().await;
+    let status = site.printed(&["status"]).await;
+    let gone = "did not tell its state: Connection refused";
+    assert!(status.contains(gone), "{status}");
+}
+
 #[tokio::test]
 async fn families_of_file_and_database_are_listed_with_what_differs() {
     let site = Site::new().await;

@@ -20,7 +20,7 @@ const STATE: &str = "/api/v1/state?limit=0";
 const MAX_LENGTH: usize = 16 << 20;
 
 #[derive(Deserialize)]
-pub struct State {
+pub struct DaemonState {
     pairs: Vec<Pair>,
 }
 
@@ -36,7 +36,7 @@ struct Reconciler {
     why: Option<String>,
 }
 
-impl State {
+impl DaemonState {
     /// Returns the errors of a pair: those of `check`, and the steps that fail.
     pub fn errors(&self, pair: &str) -> Vec<Finding> {
         let Some(pair) = self.pairs.iter().find(|one| one.name == pair) else {
@@ -60,11 +60,11 @@ impl State {
 
 /// Reads the state of the daemon that listens where the configuration says. `None` if the daemon
 /// serves no HTTP, or on a port that the system chose.
-pub async fn state(http: Option<&HttpConfig>) -> Option<Result<State, String>> {
+pub async fn read(http: Option<&HttpConfig>) -> Option<Result<DaemonState, String>> {
     let http = http.filter(|http| http.listen.port() > 0)?;
     let address = local(http.listen);
-    let state = in_time(read(address, http)).await;
-    Some(state.map_err(|why| format!("the daemon at {address} does not tell its state: {why}")))
+    let state = in_time(ask(address, http)).await;
+    Some(state.map_err(|why| format!("the daemon at {address} did not tell its state: {why}")))
 }
 
 /// Returns the address at which this machine reaches a listener.
@@ -77,10 +77,10 @@ fn local(listen: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, listen.port())
 }
 
-async fn read(address: SocketAddr, http: &HttpConfig) -> Result<State, String> {
+async fn ask(address: SocketAddr, http: &HttpConfig) -> Result<DaemonState, String> {
     let stream = TcpStream::connect(address).await.map_err(text)?;
     let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(text)?;
-    let driver = tokio::spawn(connection);
+    tokio::spawn(connection);
     let mut request = Request::get(STATE).header(HOST, address.to_string());
     if let Some(token) = &http.token {
         request = request.header(AUTHORIZATION, format!("Bearer {}", token.as_str()));
@@ -97,7 +97,6 @@ async fn read(address: SocketAddr, http: &HttpConfig) -> Result<State, String> {
     let body = to_bytes(Body::new(reply.into_body()), MAX_LENGTH)
         .await
         .map_err(text)?;
-    driver.abort();
     serde_json::from_slice(&body).map_err(|why| format!("its reply is not its state: {why}"))
 }
 
