@@ -1,8 +1,17 @@
 //! The log of a test on one thread.
 
 use std::io::Read;
+use std::sync::LazyLock;
+
+use tracing::Dispatch;
+use tracing::subscriber::NoSubscriber;
 
 use super::*;
+
+/// A second subscriber, which takes nothing. While there is only one, `tracing` asks that of the
+/// thread which first reaches an event whether it is wanted, and remembers the answer for all
+/// threads. A thread of another test has none, so this log would lack the event.
+static SECOND: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::default()));
 
 pub struct Log {
     file: tempfile::NamedTempFile,
@@ -12,6 +21,7 @@ pub struct Log {
 impl Log {
     /// Begins a log of this thread.
     pub fn begin() -> Self {
+        LazyLock::force(&SECOND);
         let file = tempfile::NamedTempFile::new().unwrap();
         let subscriber = tracing_subscriber::fmt()
             .with_ansi(false)
