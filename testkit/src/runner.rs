@@ -13,7 +13,7 @@ use tokio::time::timeout;
 
 use crate::package::Package;
 
-/// How long a reply may take.
+/// The time limit of a reply.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// A process in which a [`Package`] makes calls, as `clients/README.md` describes. It is killed when
@@ -32,7 +32,7 @@ impl Runner {
     ///
     /// # Errors
     ///
-    /// What went wrong, as for all methods: the client ended, or sent no or a strange reply.
+    /// As for all methods: the client ended, did not reply in time, or sent a reply of another form.
     pub async fn start(
         package: Package,
         installed: &Path,

@@ -93,8 +93,8 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
         lines
     })?;
     let is_well = |pair: &CheckedPair| {
-        let mut errors = pair.errors.iter().chain(pair.daemon.iter().flatten());
-        is_up(&pair.status) && errors.next().is_none()
+        let reported = pair.daemon.as_ref();
+        is_up(&pair.status) && pair.errors.is_empty() && reported.is_none_or(Vec::is_empty)
     };
     let mut families = pairs.iter().flat_map(|pair| &pair.status.families);
     Ok(if !pairs.iter().all(is_well) {

@@ -72,7 +72,7 @@ struct Stage {
     writer: Counterfoil,
 }
 
-/// What the surfaces say in an outage. Texts are parts of what they say.
+/// The texts and values by which the surfaces tell of an outage. A surface contains its text.
 struct Says {
     outage: &'static str,
     page: &'static [&'static str],
@@ -608,7 +608,7 @@ async fn every_surface_tells_of_a_full_disk() {
         })
         .await;
     let late = site.run(&["status", "--late", "1s"]).await;
-    assert!(late.out.contains("late"), "{late:?}");
+    assert!(late.code == 2 && late.out.contains("late"), "{late:?}");
     stage.count("views", 1).await;
     eventually("a further hit", async || site.number(VIEWS).await == 2).await;
     disk.free();

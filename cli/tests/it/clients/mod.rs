@@ -32,7 +32,7 @@ const FAMILY_OF_READMES: &str = "product_views";
 /// machine.
 static CLUSTER: Semaphore = Semaphore::const_new(1);
 
-/// What came of each scenario.
+/// The outcome of each scenario.
 type Results = BTreeMap<String, Result<(), Trouble>>;
 
 /// Plays scenarios with one library, on one stage.

@@ -32,7 +32,7 @@ pub struct Stage {
 /// The names of families, by namespace.
 pub type Namespaces = BTreeMap<String, BTreeSet<String>>;
 
-/// What the client counts in.
+/// The Redis in which the client counts.
 pub enum Servers {
     /// A server behind a network that fails on demand.
     Single(Proxy),
