@@ -48,7 +48,7 @@ class Counterfoil
     def cluster?
       return @is_cluster if defined?(@is_cluster)
 
-      clients = @redis.with { |client| [client, (client._client if client.respond_to?(:_client))] }
+      clients = lend { |client| [client, (client._client if client.respond_to?(:_client))] }
       @is_cluster = clients.any? { |client| (client.class.ancestors.map(&:name) & CLUSTERS).any? }
     rescue Failure => error
       raise NotCounted.new("unreachable", error.message, temporary: true)
@@ -58,11 +58,11 @@ class Counterfoil
 
     private
 
-    # pools yield a client, and clients themselves
-    def send_once(command)
-      return @mutex.synchronize { @redis.call_v(command) } if @mutex
+    # pools yield a client, and clients of redis-rb themselves
+    def lend(&block) = @mutex ? @mutex.synchronize { yield @redis } : @redis.with(&block)
 
-      @redis.with { |client| client.respond_to?(:call_v) ? client.call_v(command) : client.call(*command) }
+    def send_once(command)
+      lend { |client| client.respond_to?(:call_v) ? client.call_v(command) : client.call(*command) }
     end
 
     # the cluster clients repeat calls whatever their options
