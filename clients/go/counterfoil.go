@@ -13,7 +13,7 @@
 // errors are of type [*Error], whose kind is [ErrNotCounted], [ErrOutcomeUnknown] or [ErrMisconfigured]. If ctx ends after a
 // call was sent its outcome is unknown; before that it is not counted.
 //
-// All methods may be called from any number of goroutines. Calls that arrive while another call of the same family is in
+// All methods may be called from any number of goroutines. Calls that arrive while two calls of the same family are in
 // flight share the next call (group commit).
 package counterfoil
 

@@ -109,17 +109,23 @@ func (f *family) distribute(ctx context.Context, items []*item) {
 	running.Wait()
 }
 
-// queue has one call in flight, under its own caller's name. What arrives meanwhile shares the next one.
+// queue has two calls in flight: Redis executes one while the callers of the other take its results and count again. What
+// arrives meanwhile shares the next one.
 type queue struct {
-	family *family
-	home   uint32
-	fence  []string // the keys of the home
-	caller string
-	n      int64
-	isBusy chan struct{} // has room for one call
+	family  *family
+	home    uint32
+	fence   []string     // the keys of the home
+	callers chan *caller // those without a call in flight
 
-	mu      sync.Mutex
-	waiting []*item
+	mu       sync.Mutex
+	waiting  []*item
+	inFlight int // items
+}
+
+// caller is a name that Redis remembers, with the number of its last call.
+type caller struct {
+	name string
+	n    int64
 }
 
 // queueOf returns the number of an item's queue.
@@ -136,66 +142,85 @@ func (f *family) queue(it *item) *queue {
 	q := f.queues[f.queueOf(it)]
 	if q == nil || it.request != "" {
 		home := f.home(it.partition)
-		q = &queue{family: f, home: home, fence: f.keys(home, "calls", "calls_before"), caller: newCaller(), isBusy: make(chan struct{}, 1)}
-	}
-	if it.request == "" {
+		q = &queue{family: f, home: home, fence: f.keys(home, "calls", "calls_before"), callers: make(chan *caller, 2)}
+		if it.request != "" {
+			q.callers <- &caller{name: fmt.Sprintf("request:%d:%s:%s", len(it.request), it.request, it.id)}
+			return q
+		}
+		q.callers <- &caller{name: newCaller()}
+		q.callers <- &caller{name: newCaller()}
 		f.queues[f.queueOf(it)] = q
-	} else {
-		q.caller = fmt.Sprintf("request:%d:%s:%s", len(it.request), it.request, it.id)
 	}
 	return q
 }
 
-// share is what one caller has in one queue.
+// share is what one goroutine has in one queue.
 type share struct {
-	open int // items
+	open atomic.Int64 // items
 	done chan struct{}
 }
 
 // settle returns when the items are settled or their caller has left. It makes the next calls, unless others do.
 func (q *queue) settle(ctx context.Context, items []*item) {
-	own := &share{len(items), make(chan struct{})}
+	own := &share{done: make(chan struct{})}
+	own.open.Store(int64(len(items)))
 	for _, it := range items {
 		it.share = own
 	}
 	q.mu.Lock()
 	q.waiting = append(q.waiting, items...)
 	q.mu.Unlock()
-	for {
+	for isWaiting := true; isWaiting; {
 		select {
 		case <-own.done:
 			return
-		case q.isBusy <- struct{}{}:
-			if own.open > 0 {
-				q.next(ctx)
-			}
-			<-q.isBusy
+		case c := <-q.callers:
+			isWaiting = q.next(ctx, c)
+			q.callers <- c
 		}
 	}
+	<-own.done
 }
 
-// next makes a call for what is waiting.
-func (q *queue) next(ctx context.Context) {
+// next makes a call for what is waiting, and returns false if nothing is.
+func (q *queue) next(ctx context.Context, c *caller) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.family.client.options.RetryFor)
 	defer cancel()
+	items := q.take()
+	if len(items) == 0 {
+		return false
+	}
+	q.call(ctx, c, items)
 	q.mu.Lock()
-	end := min(len(q.waiting), q.family.limit)
-	items := q.waiting[:end]
-	q.waiting = q.waiting[end:]
+	q.inFlight -= len(items)
 	q.mu.Unlock()
-	q.call(ctx, items)
 	for _, it := range items {
-		if it.share.open--; it.share.open == 0 {
+		if it.share.open.Add(-1) == 0 {
 			close(it.share.done)
 		}
 	}
-	if end > 1 { // the callers first add what they count next, so that the next call has more of it
+	if len(items) > 1 { // the callers first add what they count next, so that the next call has more of it
 		runtime.Gosched()
 	}
+	return true
+}
+
+// take returns the items of the next call: half of what several goroutines count, or all of what one does.
+func (q *queue) take() []*item {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	end := min(len(q.waiting), q.family.limit)
+	if end > 0 && q.waiting[0].share != q.waiting[end-1].share {
+		end = min(end, (len(q.waiting)+q.inFlight+1)/2)
+	}
+	items := q.waiting[:end]
+	q.waiting = q.waiting[end:]
+	q.inFlight += end
+	return items
 }
 
 // call settles items, those whose callers have not left.
-func (q *queue) call(ctx context.Context, items []*item) {
+func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 	f := q.family
 	e, err := f.ask(ctx, q.home)
 	batch := make([]*item, 0, len(items))
@@ -216,19 +241,19 @@ func (q *queue) call(ctx context.Context, items []*item) {
 		}
 	}
 	if len(batch) > 0 {
-		q.send(ctx, e, batch)
+		q.send(ctx, c, e, batch)
 	}
 }
 
 // send makes the caller's next call, for a batch, and settles it.
-func (q *queue) send(ctx context.Context, e *epoch, batch []*item) {
+func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	f, status, epoch, isRequest := q.family, any(""), e.now, batch[0].request != ""
 	if isRequest {
 		epoch = e.before // which is looked up in both memories
 	}
-	q.n++
+	c.n++
 	r := &request{keys: append(make([]string, 0, 8), q.fence...)}
-	r.args = append(make([]any, 0, 16), q.caller, q.n, epoch, r)
+	r.args = append(make([]any, 0, 16), c.name, c.n, epoch, r)
 	f.encode(f, e, batch, r)
 	words, err := f.call(ctx, r)
 	if err == nil {
@@ -247,17 +272,17 @@ func (q *queue) send(ctx context.Context, e *epoch, batch []*item) {
 	case "EXPIRED":
 		f.epochs.Delete(q.home)
 	}
-	if q.n = 0; !isRequest { // an arrival of the call may still come
-		q.caller = newCaller()
+	if c.n = 0; !isRequest { // an arrival of the call may still come
+		c.name = newCaller()
 	}
 	var failure *Error
 	isOfOne := errors.As(err, &failure) && failure.Kind != ErrOutcomeUnknown && in(" WRONGTYPE BADSTATE BADARG ", failure.Reason)
 	switch {
 	case isAnew:
-		q.again(ctx, batch)
+		q.again(ctx, c, batch)
 	case isOfOne && len(batch) > 1: // perhaps because of a single item
 		for i := range batch {
-			q.again(ctx, batch[i:i+1])
+			q.again(ctx, c, batch[i:i+1])
 		}
 	default:
 		for _, it := range batch {
@@ -267,11 +292,11 @@ func (q *queue) send(ctx context.Context, e *epoch, batch []*item) {
 }
 
 // again settles items of a call that counted nothing, with a new one.
-func (q *queue) again(ctx context.Context, items []*item) {
+func (q *queue) again(ctx context.Context, c *caller, items []*item) {
 	for _, it := range items {
 		it.state.Store(waiting)
 	}
-	q.call(ctx, items)
+	q.call(ctx, c, items)
 }
 
 // outcomeOf reads the word of an item: a number, or why it was not counted, or nil if it was counted and nothing else is known.

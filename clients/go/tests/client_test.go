@@ -270,12 +270,17 @@ func TestContext(t *testing.T) {
 		t.Error(err)
 	}
 
-	p.next(hold)
+	p.next(hold, hold)
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	var all sync.WaitGroup
-	all.Add(2)
-	go func() { // shares no call with the one that waits, which leaves the queue
+	all.Add(3)
+	go func() { // one of the two calls in flight
+		defer all.Done()
+		_, err := views.Add(ctx, id, 100_000)
+		must(t, err)
+	}()
+	go func() { // shares no call with those that wait, and leaves the queue
 		defer all.Done()
 		time.Sleep(20 * time.Millisecond)
 		shorter, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
@@ -296,7 +301,7 @@ func TestContext(t *testing.T) {
 		t.Error("returned late")
 	}
 	all.Wait()
-	equal(t, exact(t, id), 11_001)
+	equal(t, exact(t, id), 111_001)
 }
 
 func TestReadsReturnWhenTheirContextEnds(t *testing.T) {

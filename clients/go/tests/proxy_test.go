@@ -70,12 +70,19 @@ func (p *proxy) set(fate func() fate) {
 
 func (p *proxy) always(one fate) { p.set(func() fate { return one }) }
 
-// next has that fate for one request, and lets the others pass.
-func (p *proxy) next(one fate) {
-	var once sync.Once
-	p.set(func() (now fate) {
-		once.Do(func() { now = one })
-		return now
+// next has those fates for the next requests, and lets the others pass.
+func (p *proxy) next(fates ...fate) {
+	rest := make(chan fate, len(fates))
+	for _, one := range fates {
+		rest <- one
+	}
+	p.set(func() fate {
+		select {
+		case one := <-rest:
+			return one
+		default:
+			return pass
+		}
 	})
 }
 

@@ -10,6 +10,10 @@ daemon's counterfoil.toml (\`counterfoil init\` creates the tables) and start th
 /** How long the daemon may take to configure an emptied Redis again. */
 const EMPTIED_MS = 3_000;
 const ATTEMPTS = 5;
+/** Calls of a queue at a time. */
+const IN_FLIGHT = 2;
+/** As many items are not worth two calls. */
+const SMALL = 16;
 const UNKNOWN = 'EXPIRED: Redis lost its memory, or the call took too long; PASSED: a caller name is used twice';
 
 /** The settings of a kind, as lua/README.md lists them. */
@@ -125,32 +129,49 @@ export type Item = { word?: unknown };
 /** Counts items in one call, and sets the word of each. */
 type Count<Some> = (key: number, items: Some[]) => Promise<unknown>;
 
-/** Items of one call. It collects them until the call before has ended. */
-type Batch<Some> = { items: Some[]; isSent: boolean; counted: Promise<unknown> };
+/** An item, and how its caller is notified. */
+type Waiting<Some> = { item: Some; resolve(word: unknown): void; reject(error: unknown): void };
 
-/** Group commit: for each key one call is in flight, and items that arrive meanwhile share the next one. */
+/** The items of a key: those that wait, and how many are in how many calls. */
+type Line<Some> = { waiting: Waiting<Some>[]; calls: number; inFlight: number };
+
+/**
+ * Group commit: for each key two calls are in flight, so that Redis executes one while the callers of the other count again.
+ * Items that arrive meanwhile share the next call.
+ */
 export class Queue<Some extends Item> {
-  /** The last batch of each key. */
-  private readonly batches = new Map<number, Batch<Some>>();
+  private readonly lines = new Map<number, Line<Some>>();
 
   constructor(private readonly count: Count<Some>, private readonly limit = 1000) {}
 
   /** Counts the item, and returns its word. */
-  async push(key: number, item: Some): Promise<unknown> {
-    let batch = this.batches.get(key);
-    if (!batch || batch.isSent || batch.items.length === this.limit) batch = this.begin(key, batch?.counted);
-    batch.items.push(item);
-    await batch.counted;
-    return item.word;
+  push(key: number, item: Some): Promise<unknown> {
+    const line = memo(this.lines, key, () => ({ waiting: [], calls: 0, inFlight: 0 }) as Line<Some>);
+    return new Promise((resolve, reject) => {
+      line.waiting.push({ item, resolve, reject });
+      if (line.waiting.length === 1) queueMicrotask(() => this.fill(key, line)); // items of one tick share a call
+    });
   }
 
-  private begin(key: number, before: Promise<unknown> = Promise.resolve()): Batch<Some> {
-    const batch: Batch<Some> = { items: [], isSent: false, counted: before };
-    batch.counted = before.catch(() => {}).then(() => { // items of one tick share a call
-      batch.isSent = true;
-      return this.count(key, batch.items);
-    });
-    this.batches.set(key, batch);
-    return batch;
+  /** Makes the calls that may be in flight. */
+  private fill(key: number, line: Line<Some>): void {
+    while (line.calls < IN_FLIGHT && line.waiting.length > 0) {
+      const share = Math.ceil((line.waiting.length + line.inFlight) / IN_FLIGHT);
+      void this.call(key, line, line.waiting.splice(0, Math.min(Math.max(share, SMALL), this.limit)));
+    }
+  }
+
+  private async call(key: number, line: Line<Some>, sent: Waiting<Some>[]): Promise<void> {
+    line.calls += 1;
+    line.inFlight += sent.length;
+    try {
+      await this.count(key, sent.map(({ item }) => item));
+      for (const { item, resolve } of sent) resolve(item.word);
+    } catch (error) {
+      for (const { reject } of sent) reject(error);
+    }
+    line.calls -= 1;
+    line.inFlight -= sent.length;
+    this.fill(key, line);
   }
 }
