@@ -10,18 +10,21 @@ use crate::measuring::{AtLeast, AtMost, Bench, Figure};
 
 const NAMESPACE: &str = "bench";
 
-/// The packages, and whether hits at a time share calls.
-const PACKAGES: [(&str, bool); 5] = [
-    ("python", true),
-    ("node", true),
-    ("php", false),
-    ("ruby", true),
-    ("go", true),
+/// The packages with their libraries, and whether hits at a time share calls.
+const PACKAGES: [(&str, &str, bool); 7] = [
+    ("python", "redis-py", true),
+    ("python", "asyncio", true),
+    ("node", "ioredis", true),
+    ("node", "node-redis", true),
+    ("php", "phpredis", false),
+    ("ruby", "redis", true),
+    ("go", "go-redis", true),
 ];
 
 pub async fn measure(bench: &mut Bench) {
-    for (package, shares) in PACKAGES {
-        if !bench.wants(&[&format!("clients_{package}")]) {
+    for (package, library, shares) in PACKAGES {
+        let prefix = format!("clients_{package}_{library}");
+        if !bench.wants(&[&prefix]) {
             continue;
         }
         let installed = match Package(package).install() {
@@ -31,10 +34,10 @@ pub async fn measure(bench: &mut Bench) {
                 continue;
             }
         };
-        let found = measured(Package(package), &installed).await;
+        let found = measured(Package(package), &installed, library).await;
         let number = |name: &str| found[name].as_f64().unwrap_or(f64::NAN);
         let mut figure = |name: &str, what, target, value| {
-            let name = format!("clients_{package}_{name}").leak();
+            let name = format!("{prefix}_{name}").leak();
             bench.figure(Figure { name, what, target }, value);
         };
         figure(
@@ -65,20 +68,17 @@ pub async fn measure(bench: &mut Bench) {
             );
         }
         let latencies = number("add_p50_us") / number("hincrby_p50_us");
-        bench.absolute(
-            format!("clients_{package}_add_compared_with_hincrby"),
-            latencies,
-        );
+        bench.absolute(format!("{prefix}_add_compared_with_hincrby"), latencies);
         for (name, value) in found.as_object().into_iter().flatten() {
             if let Some(value) = value.as_f64() {
-                bench.absolute(format!("clients_{package}_{name}"), value);
+                bench.absolute(format!("{prefix}_{name}"), value);
             }
         }
     }
 }
 
-/// Runs the package's own measurement, and returns its numbers.
-async fn measured(package: Package, installed: &Path) -> Value {
+/// Runs the package's own measurement over a library, and returns its numbers.
+async fn measured(package: Package, installed: &Path, library: &str) -> Value {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
     let counterfoil = Counterfoil::new(redis.manager().await, MemoryStore::new());
     let _ = counterfoil
@@ -86,7 +86,8 @@ async fn measured(package: Package, installed: &Path) -> Value {
         .await
         .unwrap();
     let mut command = package.dev("bench", installed);
-    let ended = command.arg(redis.socket()).arg(NAMESPACE).output().unwrap();
+    command.arg(redis.socket()).arg(NAMESPACE).arg(library);
+    let ended = command.output().unwrap();
     let printed = String::from_utf8_lossy(&ended.stdout);
     let complaint = String::from_utf8_lossy(&ended.stderr);
     assert!(

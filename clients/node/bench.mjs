@@ -1,15 +1,16 @@
-// Measures this client beside the plain HINCRBY of its library, in short rounds by turns: bench.mjs SOCKET NAMESPACE [LIBRARY]
+// Measures this client beside the plain HINCRBY of its library, in short rounds by turns: bench.mjs SOCKET NAMESPACE ioredis|node-redis
 import { createRequire } from 'node:module';
 import { Counterfoil } from 'counterfoil';
 import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 
 const require = createRequire(import.meta.url);
-const [socket, namespace, library = 'ioredis'] = process.argv.slice(2);
+const [socket, namespace, library] = process.argv.slice(2);
 const [ROUNDS, ROUND_MS, CALLERS, IDS] = [5, 300, 64, 1000];
-const redis = library.startsWith('ioredis') ? new (require(library).Redis)(socket) : require(library).createClient({ socket: { path: socket } });
-if (redis.connect && library.startsWith('redis')) await redis.connect();
-const send = (...args) => (redis.call ? redis.call(args[0], args.slice(1)) : redis.sendCommand(args));
+const isOfIoredis = library === 'ioredis';
+const redis = isOfIoredis ? new (require('ioredis').Redis)(socket) : require('redis').createClient({ socket: { path: socket } });
+if (!isOfIoredis) await redis.connect();
+const send = (...args) => (isOfIoredis ? redis.call(args[0], args.slice(1)) : redis.sendCommand(args));
 
 const views = new Counterfoil(redis, namespace).buffered('views');
 const plain = `bench:${namespace}:hits`;
@@ -89,5 +90,5 @@ console.log(JSON.stringify({
   cpu_us_per_hit: Object.fromEntries(Object.entries(totals).map(perHit)),
 }));
 await send('DEL', plain);
-if (redis.disconnect && redis.call) redis.disconnect();
+if (isOfIoredis) redis.disconnect();
 else redis.destroy();

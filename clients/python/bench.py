@@ -1,9 +1,9 @@
-"""Measures the package beside plain HINCRBY of redis-py, in short rounds that alternate, and prints medians as JSON.
-
-The keys with `asyncio_` are those of the client for asyncio, the others those of the blocking one.
+"""Measures the package beside plain HINCRBY of redis-py, blocking or with asyncio, in short rounds that alternate, and prints
+medians as JSON: bench.py SOCKET NAMESPACE redis-py|asyncio
 """
 
 import asyncio
+import itertools
 import json
 import statistics
 import sys
@@ -18,7 +18,7 @@ import counterfoil
 import counterfoil.asyncio
 from counterfoil._redis import SHA1
 
-SOCKET, NAMESPACE = sys.argv[1:]
+SOCKET, NAMESPACE, LIBRARY = sys.argv[1:]
 ROUNDS, SECONDS, CALLERS, ID = 5, 0.3, 64, "page-1"
 samples = {}
 server = redis.Redis(unix_socket_path=SOCKET)
@@ -66,7 +66,7 @@ async def throughput(name, call, callers=1, finish=lambda: None):
             await call()
             hits[number] += 1
 
-    if name.startswith("asyncio"):
+    if LIBRARY == "asyncio":
         await asyncio.gather(*(in_task(number) for number in range(callers)))
     else:
         threads = [threading.Thread(target=in_thread, args=(number,)) for number in range(callers)]
@@ -79,23 +79,36 @@ async def throughput(name, call, callers=1, finish=lambda: None):
     sample(f"cpu {name}", seconds * 1e6 / sum(hits))
 
 
+def later(views):
+    """A call of `later`. With asyncio its task needs a turn now and then."""
+    if LIBRARY != "asyncio":
+        return lambda: views.later(ID)
+
+    async def call():
+        views.later(ID)
+        if next(turns) % 100 == 0:
+            await asyncio.sleep(0)
+
+    turns = itertools.count()
+    return call
+
+
 async def main():
+    library, package = (redis.asyncio, counterfoil.asyncio) if LIBRARY == "asyncio" else (redis, counterfoil)
     bare = bare_call()
     for _ in range(ROUNDS):
-        for prefix, library, package in (("", redis, counterfoil), ("asyncio_", redis.asyncio, counterfoil.asyncio)):
-            client = library.Redis(unix_socket_path=SOCKET, socket_timeout=2, max_connections=2 * CALLERS)
-            views = package.Counterfoil(client, NAMESPACE).buffered("views")
-            hincrby, add = (lambda: client.hincrby("bench", ID, 1)), (lambda: views.add(ID))
-            await done(add())  # loads the script
-            for name, call in (("hincrby", hincrby), ("evalsha", lambda: client.execute_command(*bare)), ("add", add)):
-                await done(call())
-                await latency(prefix + name, call)
-            await throughput(f"{prefix}hincrby_64", hincrby, CALLERS)
-            await throughput(f"{prefix}add_64", add, CALLERS)
-            if not prefix:
-                await throughput("hincrby", hincrby)
-                await throughput("later", lambda: views.later(ID), finish=views.flush)
-            await done(client.aclose() if prefix else client.close())
+        client = library.Redis(unix_socket_path=SOCKET, socket_timeout=2, max_connections=2 * CALLERS)
+        views = package.Counterfoil(client, NAMESPACE).buffered("views")
+        hincrby, add = (lambda: client.hincrby("bench", ID, 1)), (lambda: views.add(ID))
+        await done(add())  # loads the script
+        for name, call in (("hincrby", hincrby), ("evalsha", lambda: client.execute_command(*bare)), ("add", add)):
+            await done(call())
+            await latency(name, call)
+        await throughput("hincrby_64", hincrby, CALLERS)
+        await throughput("add_64", add, CALLERS)
+        await throughput("hincrby", hincrby)
+        await throughput("later", later(views), finish=views.flush)
+        await done(client.aclose() if LIBRARY == "asyncio" else client.close())
     medians = {name: round(statistics.median(values), 2) for name, values in samples.items()}
     cpu = {name[4:]: medians.pop(name) for name in list(medians) if name.startswith("cpu ")}
     print(json.dumps({**medians, "cpu_us_per_hit": cpu}))

@@ -37,7 +37,7 @@ export class ExactReader {
       const value = /"value": ?(-?\d+)/.exec(text)?.[1]; // JSON.parse would round it
       if (reply.ok && value) return integer(value);
       if (!reply.ok && reply.status !== 503) throw new Misconfigured(`HTTP ${reply.status}`, `the daemon at ${daemon}: ${text}`);
-      if (performance.now() > deadline) throw new NotCounted('unreachable', `the daemon at ${daemon}: ${text}`);
+      if (performance.now() > deadline) throw new NotCounted('unreachable', `the daemon at ${daemon}: ${text}`, undefined, true);
     }
   }
 
@@ -51,7 +51,7 @@ export class ExactReader {
       const deltas = await Promise.all(pending.map((each) => judge(family, each, rows, id)));
       const wrong = deltas.find((delta) => typeof delta === 'string');
       if (!wrong) return integer(deltas.reduce<bigint>((sum, delta) => sum + BigInt(delta), big(rows[0]!.value)));
-      if (performance.now() > deadline) throw new NotCounted('DATABASE', `${family.name}: ${wrong}`);
+      if (performance.now() > deadline) throw new NotCounted('DATABASE', `${family.name}: ${wrong}`, undefined, true);
     }
   }
 
@@ -67,7 +67,7 @@ export class ExactReader {
     const values = [value, table, column, own ? id : Buffer.from(id), batches, ...family.name.split('/')];
     const options = { rowsAsArray: false, typeCast: (field: { buffer(): Buffer }) => field.buffer() };
     const [rows] = await (database.promise?.() ?? database).query({ sql, values, ...options }).catch((cause: Error) => {
-      throw new NotCounted('DATABASE', cause.message, cause);
+      throw new NotCounted('DATABASE', cause.message, cause, true);
     });
     if (rows.length === 0) throw new Misconfigured('DATABASE', `${family.name} is not a family of this database`);
     return rows;
