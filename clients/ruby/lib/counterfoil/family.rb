@@ -169,7 +169,7 @@ class Counterfoil
     def misconfigured(status, kind = nil, partitions = nil, *)
       expected = [@kind, @known&.partitions].compact.join(" with ")
       @epochs, @known = {}, nil
-      Misconfigured.new(status, kind ? "#{@name} is #{kind} with #{partitions} partitions, not #{expected}" : <<~TEXT.tr("\n", " "))
+      Misconfigured.new(status, kind ? "#{@name} is #{kind} with #{partitions} partitions, not #{expected}" : <<~TEXT.split("\n").join(" "))
         #{@name} was never configured in this Redis. Declare it in the daemon's counterfoil.toml (`counterfoil init` creates the
         tables) and start the daemon. Check its name and the number of the database.
       TEXT
