@@ -81,13 +81,15 @@ export class Counterfoil {
   /** Visitors that count once a day. */
   visitors(name: string): Visitors { return this.open('visitors', name, (family) => new Visitors(family, this.reader)); }
 
-  /** Sends what `later` took, and ends the connection if `connect` made it. Throws what `flush` throws. */
+  /**
+   * Sends what `later` took, and ends the connection if `connect` made it. Throws what `flush` throws; `onError` receives what
+   * was not counted. Waits for Redis for `retryFor`, and twice as long if sums were being sent.
+   */
   async close(): Promise<void> {
-    try {
-      for (const family of this.families.values()) if (family instanceof Buffered) await family.flush();
-    } finally {
-      await this.sender.redis.closeOwn?.();
-    }
+    const buffered = [...this.families.values()].filter((family) => family instanceof Buffered);
+    const ends = await Promise.allSettled(buffered.map((family) => family.close()));
+    await this.sender.redis.closeOwn?.();
+    for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }
 
   /** Returns the only object of the family, so that all callers share its calls. */

@@ -18,6 +18,7 @@ export abstract class Later {
   private sums = new Map<string, Integer>();
   private inFlight = 0;
   private timer: NodeJS.Timeout | undefined;
+  private isClosed = false;
   /** The last send. Each begins when the one before has ended, and returns the error of sums that stay for the next one. */
   private sending: Promise<NotCounted | undefined> = Promise.resolve(undefined);
   /** The errors that no `flush` has reported. */
@@ -31,11 +32,12 @@ export abstract class Later {
   /**
    * Adds soon: sums up in this process, and sends the sums within `laterEvery`. A killed process loses what it has not sent.
    * `flush` and `onError` report failures.
-   * @throws NotCounted (`BADID`, `BADARG`; `BUSY`: 100,000 ids wait)
+   * @throws NotCounted (`BADID`, `BADARG`; `BUSY`: 100,000 ids wait; `CLOSED`)
    */
   later(id: string, delta: Integer = 1): void {
     checkId(id);
     checkInteger(delta);
+    if (this.isClosed) throw new NotCounted('CLOSED', `${this.family.name} is closed`);
     if (this.sums.size + this.inFlight < MOST_IDS || this.sums.has(id)) return this.put(id, delta);
     throw new NotCounted('BUSY', `${MOST_IDS} ids of ${this.family.name} wait to be sent`, undefined, true);
   }
@@ -50,10 +52,24 @@ export abstract class Later {
     throw new Class(first.reason, `later() of ${this.family.name}: ${what}: ${first.message}`, first, first === unsent);
   }
 
+  /** @internal Sends what `later` took for the last time. `onError` receives what is left. */
+  async close(): Promise<void> {
+    this.isClosed = true;
+    await this.flush().catch((error) => {
+      for (const [id, delta] of this.sums) this.drop(id, delta, error);
+      throw error;
+    });
+  }
+
   private put(id: string, delta: Integer): void {
     const sum = this.sums.get(id);
     this.sums.set(id, sum === undefined ? delta : integer(BigInt(sum) + BigInt(delta)));
-    this.timer ??= setTimeout(() => void this.send(), this.options.laterEvery ?? 5);
+    if (!this.isClosed) this.timer ??= setTimeout(() => void this.send(), this.options.laterEvery ?? 5);
+  }
+
+  private drop(id: string, delta: Integer, error: CounterfoilError): void {
+    const { onError } = this.options;
+    if (onError) process.nextTick(onError, this.family.name, id, delta, error);
   }
 
   private send(): Promise<NotCounted | undefined> { return (this.sending = this.sending.then(() => this.sendSums())); }
@@ -61,7 +77,6 @@ export abstract class Later {
   private async sendSums(): Promise<NotCounted | undefined> {
     clearTimeout(this.timer);
     this.timer = undefined;
-    const { onError } = this.options;
     const sums = [...this.sums];
     this.sums = new Map();
     let unsent: NotCounted | undefined;
@@ -75,7 +90,7 @@ export abstract class Later {
           this.put(id, delta);
         } else if (error instanceof Error) {
           this.failures.push(error);
-          if (onError) process.nextTick(onError, this.family.name, id, delta, error);
+          this.drop(id, delta, error);
         }
       }
     }

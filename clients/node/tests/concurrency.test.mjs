@@ -160,6 +160,23 @@ test('a process that ends by itself has sent what later() took', async (t) => {
   assert.equal(await views.value(page), 7);
 });
 
+test('a process ends after close() has failed, and onError receives what was left', () => {
+  const program = `
+    const { Redis } = require('ioredis');
+    const { Counterfoil } = require('counterfoil');
+    const redis = new Redis('/nowhere.sock').on('error', () => {});
+    const onError = (family, id, delta, { reason }) => console.log(id, delta, reason);
+    const counterfoil = new Counterfoil(redis, 'shop', { retryFor: 100, onError });
+    for (const family of ['views', 'sales']) counterfoil.buffered(family).later(family, 7);
+    counterfoil.close().catch(({ reason }) => console.log(reason)).finally(() => {
+      redis.disconnect();
+      try { counterfoil.buffered('views').later('late'); } catch ({ reason }) { console.log(reason); }
+    });`;
+  const printed = execFileSync(process.execPath, ['-e', program], { cwd: import.meta.dirname, timeout: 10_000 });
+  const lines = printed.toString().trim().split('\n');
+  assert.deepEqual(lines.sort(), ['CLOSED', 'no epoch', 'sales 7 no epoch', 'views 7 no epoch']);
+});
+
 test('a process that is stopped for a while goes on with a valid epoch', async () => {
   const page = unique('page');
   const child = execFile(process.execPath, ['-e', PROGRAM], { env: { ...process.env, PAGE: page }, cwd: import.meta.dirname });
