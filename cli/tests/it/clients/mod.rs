@@ -58,7 +58,13 @@ async fn play(
         stage.recover().await;
         match played_to_the_end {
             Ok(tally) => played.push((play, tally)),
-            Err(trouble) => drop(results.insert(scenario.name.clone(), Err(trouble))),
+            Err(trouble) => {
+                // it may leave what the save below fails at
+                if let Trouble::Failed(problem) = &trouble {
+                    eprintln!("{} {}: {problem}", library.name, scenario.name);
+                }
+                results.insert(scenario.name.clone(), Err(trouble));
+            }
         }
     }
     stage.save().await;
