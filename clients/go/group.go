@@ -109,6 +109,9 @@ func (f *family) distribute(ctx context.Context, items []*item) {
 	running.Wait()
 }
 
+// callsInFlight is how many calls a queue makes at a time.
+const callsInFlight = 2
+
 // queue has two calls in flight: Redis executes one while the callers of the other take its results and count again. What
 // arrives meanwhile shares the next one.
 type queue struct {
@@ -142,13 +145,14 @@ func (f *family) queue(it *item) *queue {
 	q := f.queues[f.queueOf(it)]
 	if q == nil || it.request != "" {
 		home := f.home(it.partition)
-		q = &queue{family: f, home: home, fence: f.keys(home, "calls", "calls_before"), callers: make(chan *caller, 2)}
+		q = &queue{family: f, home: home, fence: f.keys(home, "calls", "calls_before"), callers: make(chan *caller, callsInFlight)}
 		if it.request != "" {
 			q.callers <- &caller{name: fmt.Sprintf("request:%d:%s:%s", len(it.request), it.request, it.id)}
 			return q
 		}
-		q.callers <- &caller{name: newCaller()}
-		q.callers <- &caller{name: newCaller()}
+		for range callsInFlight {
+			q.callers <- &caller{name: newCaller()}
+		}
 		f.queues[f.queueOf(it)] = q
 	}
 	return q
@@ -184,12 +188,12 @@ func (q *queue) settle(ctx context.Context, items []*item) {
 
 // next makes a call for what is waiting, and returns false if nothing is.
 func (q *queue) next(ctx context.Context, c *caller) bool {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.family.client.options.RetryFor)
-	defer cancel()
 	items := q.take()
 	if len(items) == 0 {
 		return false
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.family.client.options.RetryFor)
+	defer cancel()
 	q.call(ctx, c, items)
 	q.mu.Lock()
 	q.inFlight -= len(items)
@@ -205,13 +209,13 @@ func (q *queue) next(ctx context.Context, c *caller) bool {
 	return true
 }
 
-// take returns the items of the next call: half of what several goroutines count, or all of what one does.
+// take returns the items of the next call: its part of what several goroutines count, or all of what one does.
 func (q *queue) take() []*item {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	end := min(len(q.waiting), q.family.limit)
 	if end > 0 && q.waiting[0].share != q.waiting[end-1].share {
-		end = min(end, (len(q.waiting)+q.inFlight+1)/2)
+		end = min(end, (len(q.waiting)+q.inFlight+callsInFlight-1)/callsInFlight)
 	}
 	items := q.waiting[:end]
 	q.waiting = q.waiting[end:]

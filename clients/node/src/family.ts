@@ -12,7 +12,7 @@ const EMPTIED_MS = 3_000;
 const ATTEMPTS = 5;
 /** Calls of a queue at a time. */
 const IN_FLIGHT = 2;
-/** As many items are not worth two calls. */
+/** So many items at most are not worth two calls. */
 const SMALL = 16;
 const UNKNOWN = 'EXPIRED: Redis lost its memory, or the call took too long; PASSED: a caller name is used twice';
 

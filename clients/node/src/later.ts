@@ -52,13 +52,13 @@ export abstract class Later {
     throw new Class(first.reason, `later() of ${this.family.name}: ${what}: ${first.message}`, first, first === unsent);
   }
 
-  /** @internal Sends what `later` took for the last time. `onError` receives what is left. */
+  /** @internal Sends what `later` took for the last time. What is left was not counted. */
   async close(): Promise<void> {
     this.isClosed = true;
-    await this.flush().catch((error) => {
-      for (const [id, delta] of this.sums) this.drop(id, delta, error);
-      throw error;
-    });
+    const unsent = await this.send();
+    if (unsent) for (const [id, delta] of this.sums) this.drop(id, delta, unsent);
+    this.sums.clear();
+    await this.flush();
   }
 
   private put(id: string, delta: Integer): void {
@@ -69,6 +69,7 @@ export abstract class Later {
 
   private drop(id: string, delta: Integer, error: CounterfoilError): void {
     const { onError } = this.options;
+    this.failures.push(error);
     if (onError) process.nextTick(onError, this.family.name, id, delta, error);
   }
 
@@ -89,7 +90,6 @@ export abstract class Later {
           unsent = error;
           this.put(id, delta);
         } else if (error instanceof Error) {
-          this.failures.push(error);
           this.drop(id, delta, error);
         }
       }
