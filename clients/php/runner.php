@@ -54,15 +54,14 @@ function error(Throwable $error): array
         return ['error' => 'escaped', 'reason' => get_class($error) . ": {$error->getMessage()} at {$error->getFile()}:{$error->getLine()}"];
     }
     $name = strtolower(preg_replace('/(?<!^)[A-Z]/', '_$0', (new ReflectionClass($error))->getShortName()));
-    return ['error' => $name, 'reason' => $error->reason] + ($error->value === null ? [] : ['value' => wide($error->value)])
+    return ['error' => $name, 'reason' => $error->reason] + ($error->value === null ? [] : ['value' => $error->value])
         + ['message' => $error->getMessage()];
 }
 
-function wide(mixed $result): mixed
+function plain(mixed $result): mixed
 {
     return match (true) {
-        is_int($result) && abs($result) > 2 ** 53 => (string) $result,
-        is_array($result) => array_map('wide', $result),
+        is_array($result) => array_map('plain', $result),
         $result instanceof CounterfoilException => error($result),
         default => $result,
     };
@@ -78,7 +77,7 @@ function call(Counterfoil $counterfoil, array $call): array
     }
     try {
         $family = $counterfoil->{$call['kind']}($call['family']);
-        return ['returns' => wide($family->$method(...$args))];
+        return ['returns' => plain($family->$method(...$args))];
     } catch (Throwable $error) {
         return error($error);
     }

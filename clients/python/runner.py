@@ -49,13 +49,10 @@ def call_of(client, line):
 
 
 def plain(value):
-    """As a scenario has it: integers beyond 2^53 are strings, and errors objects."""
-    if isinstance(value, counterfoil.CounterfoilError):
-        return failure(value)
+    """As a scenario has it: errors are objects."""
     if isinstance(value, (list, tuple)):
         return [plain(one) for one in value]
-    is_long = isinstance(value, int) and not isinstance(value, bool) and abs(value) > 2**53
-    return str(value) if is_long else value
+    return failure(value) if isinstance(value, counterfoil.CounterfoilError) else value
 
 
 def failure(error):
@@ -63,7 +60,7 @@ def failure(error):
     if kind is None:
         return {"error": "escaped", "reason": f"{type(error).__name__}: {error}"}
     value = getattr(error, "value", None)
-    return {"error": kind, "reason": error.reason, **({} if value is None else {"value": plain(value)})}
+    return {"error": kind, "reason": error.reason, **({} if value is None else {"value": value})}
 
 
 def made(client, line):

@@ -59,7 +59,6 @@ class Runner
     case value
     when Counterfoil::Error then describe(value)
     when Array then value.map { |one| encode(one) }
-    when Integer then value.abs > 2**53 ? value.to_s : value
     else value
     end
   end
@@ -67,7 +66,7 @@ class Runner
   def describe(error)
     name = error.class.name.split("::").last.gsub(/(?<=[a-z])(?=[A-Z])/, "_").downcase
     value = error.value if error.is_a?(Counterfoil::NotCounted)
-    { error: name, reason: error.reason, value: encode(value) }.compact
+    { error: name, reason: error.reason, value: value }.compact
   end
 end
 

@@ -14,6 +14,7 @@ mod lifecycle;
 mod limits;
 mod live_page;
 mod memory;
+mod metrics;
 mod misuse;
 mod mysql;
 mod package;

@@ -12,18 +12,23 @@ const REQUESTS: Direction = (Proxy::request_bytes, Proxy::cut_requests_after);
 const REPLIES: Direction = (Proxy::reply_bytes, Proxy::cut_replies_after);
 const DIRECTIONS: [Direction; 2] = [REQUESTS, REPLIES];
 
-/// Runs the attempt with a cut after 0 bytes, after `step` bytes and so on, until it ends before
-/// the cut. Returns the number of cuts.
+/// Returns the number of bytes from one cut to the next, 1 if `COUNTERFOIL_CASES` is set.
+fn step() -> usize {
+    if random::cases(0) > 0 { 1 } else { 3 }
+}
+
+/// Runs the attempt with a cut after a random byte of the first `step`, then `step` bytes later and
+/// so on, until it ends before the cut. Returns after how many bytes that would have been.
 async fn cut_after_each(
     step: usize,
     proxy: &Proxy,
     (_, cut): Direction,
     mut attempt: impl AsyncFnMut(&dyn Fn()),
 ) -> usize {
-    for cuts in 0.. {
-        attempt(&|| cut(proxy, step * cuts)).await;
+    for bytes in (random::numbers().random_range(0..step)..).step_by(step) {
+        attempt(&|| cut(proxy, bytes)).await;
         if proxy.call_off() {
-            return cuts;
+            return bytes;
         }
     }
     unreachable!("nothing goes on for ever")
@@ -89,20 +94,20 @@ impl Frail {
         }
     }
 
-    /// Runs the attempt with each cut after a byte of both directions, and without cuts.
-    async fn cut_each_byte(&self, mut attempt: impl AsyncFnMut()) {
+    /// Runs the attempt with cuts over all of both directions, and without cuts.
+    async fn cut_all(&self, mut attempt: impl AsyncFnMut()) {
         attempt().await;
         for direction @ (bytes, _) in DIRECTIONS {
             let before = bytes(&self.proxy);
             attempt().await;
             let length = bytes(&self.proxy) - before;
-            let cuts = cut_after_each(1, &self.proxy, direction, async |arm| {
+            let cut = cut_after_each(step(), &self.proxy, direction, async |arm| {
                 self.reconnected().await;
                 arm();
                 attempt().await;
             })
             .await;
-            assert!(cuts > length, "{cuts} cuts in {length} bytes");
+            assert!(cut > length, "no cut after {cut} of {length} bytes");
         }
     }
 
@@ -133,7 +138,7 @@ async fn a_hit_is_counted_once_wherever_its_call_is_cut() {
     let counters = Frail::open(&frail.counterfoil()).await;
     let mut hits = 0;
     frail
-        .cut_each_byte(async || {
+        .cut_all(async || {
             assert_eq!(frail.add(&counters).await, 1);
             hits += 1;
         })
@@ -176,7 +181,7 @@ async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
     let counters = Frail::open(&counterfoil).await;
     let mut hits = 0;
     for direction in DIRECTIONS {
-        let cuts = cut_after_each(1, &proxy, direction, async |arm| {
+        let bytes = cut_after_each(step(), &proxy, direction, async |arm| {
             // there is a connection
             counters.count("page", 0).await;
             arm();
@@ -187,7 +192,7 @@ async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
             assert_eq!(pending, [hits]);
         })
         .await;
-        assert!(cuts > 5, "{cuts} cuts");
+        assert!(bytes > 5, "{bytes} bytes");
     }
     counterfoil.drained().await;
     assert_eq!(pair.number(STORED).await, hits);
@@ -200,7 +205,7 @@ async fn without_the_fence_it_is_counted_twice() {
     let counters = Frail::open(&frail.counterfoil()).await;
     assert_eq!(frail.add(&counters).await, 1);
     let (mut hits, mut doubled) = (0, 0);
-    cut_after_each(1, &frail.proxy, REPLIES, async |arm| {
+    cut_after_each(step(), &frail.proxy, REPLIES, async |arm| {
         frail.reconnected().await;
         arm();
         hits += 1;
@@ -217,8 +222,8 @@ async fn without_the_fence_it_is_counted_twice() {
 async fn first_calls_count_once_wherever_they_are_cut() {
     let frail = Frail::new().await;
     let mut hits = 0;
-    // scripts are long, so they are cut only after every 31st byte
-    for (flushes, steps) in [(false, [1, 1]), (true, [31, 1])] {
+    // scripts are long, so they are cut less often
+    for (flushes, steps) in [(false, [step(); 2]), (true, [31, step()])] {
         let prepare = async || {
             let counters = Frail::open(&frail.counterfoil()).await;
             if flushes {
@@ -291,7 +296,7 @@ async fn a_cached_counter_returns_each_value_once_wherever_its_calls_are_cut() {
             }
         };
         frail
-            .cut_each([1, 1], prepare, async |()| {
+            .cut_each([step(); 2], prepare, async |()| {
                 value += 1;
                 assert_eq!(votes.count("page", 1).await, value, "warm: {is_warm}");
             })
@@ -340,7 +345,7 @@ async fn a_hit_of_a_series_is_counted_once_wherever_its_call_is_cut() {
     let mut counted = 0;
     kinds
         .frail
-        .cut_each_byte(async || {
+        .cut_all(async || {
             kinds.hits.count("a", 1).await;
             counted += 1;
             assert_eq!(kinds.hits().await, counted);
@@ -358,7 +363,7 @@ async fn a_visitor_is_new_once_wherever_the_call_is_cut() {
     let (mut visitors, today) = (0, day("2014-09-20"));
     kinds
         .frail
-        .cut_each_byte(async || {
+        .cut_all(async || {
             let visitor = format!("visitor {visitors}");
             assert_eq!(
                 kinds
@@ -399,7 +404,7 @@ async fn a_touch_is_counted_once(counting: Counting) {
     let exact = frail.pair.open(family).await.cache_for(Duration::ZERO);
     let mut views = 0u64;
     frail
-        .cut_each_byte(async || {
+        .cut_all(async || {
             online
                 .touch("page", (views / 2).to_be_bytes())
                 .await
@@ -437,7 +442,7 @@ async fn without_the_fence_hits_double_and_first_visits_are_not_reported() {
     kinds.hits.count("a", 1).await;
     let (mut calls, mut doubled, mut unreported) = (1, 0, 0);
     for is_visit in [false, true] {
-        cut_after_each(1, &kinds.frail.proxy, REPLIES, async |arm| {
+        cut_after_each(step(), &kinds.frail.proxy, REPLIES, async |arm| {
             kinds.frail.reconnected().await;
             arm();
             calls += 1;

@@ -10,7 +10,7 @@ use testkit::Package;
 use super::language::run;
 
 /// A guard of a package, and the change of its source that removes it.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Guard {
     /// `caller`, `epoch` or `pid`.

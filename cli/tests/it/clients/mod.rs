@@ -61,7 +61,8 @@ async fn play(
             Err(trouble) => {
                 // it may leave what the save below fails at
                 if let Trouble::Failed(problem) = &trouble {
-                    eprintln!("{} {}: {problem}", library.name, scenario.name);
+                    let package = installed.file_name().unwrap_or_default().display();
+                    eprintln!("{package} {} {}: {problem}", library.name, scenario.name);
                 }
                 results.insert(scenario.name.clone(), Err(trouble));
             }
@@ -137,21 +138,21 @@ fn report(language: &Language, library: &Library, results: &Results) -> Vec<Stri
     failed
 }
 
-/// Installs a package, compares its scripts, plays the scenarios with each of its libraries, and runs
-/// its own tests.
+/// Installs a package, compares its scripts, plays the scenarios with each of its libraries and
+/// without each of its guards, and runs its own tests.
 async fn try_package(language: &Language) {
     let installed = match language.package.install() {
         Ok(installed) => installed,
         Err(reason) => return eprintln!("{} is skipped: {reason}", language.package.0),
     };
     compare_scripts(language, &installed);
-    let (played, own) = tokio::join!(
+    let (played, own, unguarded) = tokio::join!(
         play_all(language, &installed),
-        run_own_tests(language, &installed)
+        run_own_tests(language, &installed),
+        remove_guards(language, &installed)
     );
     let libraries = language.libraries.iter().zip(&played);
     let played = libraries.map(|(library, results)| report(language, library, results));
-    let unguarded = remove_guards(language, &installed).await;
     let failed: Vec<_> = played.flatten().chain(own.err()).chain(unguarded).collect();
     assert!(
         failed.is_empty(),
@@ -164,28 +165,40 @@ async fn try_package(language: &Language) {
 /// Plays the scenarios of each guard with a package that lacks it. Returns the guards without which
 /// they pass.
 async fn remove_guards(language: &Language, installed: &Path) -> Vec<String> {
-    let (package, library) = (language.package, &language.libraries[0]);
-    let mut passed = vec![];
     if Scenario::are_selected() {
-        return passed;
+        return vec![];
     }
-    for guard in Guard::all(package) {
-        let installed = guard.install_without(package, installed);
-        let mut scenarios = Scenario::all();
-        scenarios.retain(|scenario| scenario.guards.contains(&guard.guard));
-        let stage = Stage::single(namespaces(&scenarios, std::slice::from_ref(library))).await;
-        let results = play(language, library, &installed, &scenarios, &stage).await;
-        let failed = |result: &&Result<(), Trouble>| matches!(result, Err(Trouble::Failed(_)));
-        let failed = results.values().filter(failed).count();
-        println!(
-            "{} without the guard {}: {failed} scenarios failed",
-            package.0, guard.guard
-        );
-        if failed == 0 {
-            passed.push(format!("  all pass without the guard {}", guard.guard));
-        }
-    }
-    passed
+    let guards = Guard::all(language.package);
+    let failures = guards
+        .iter()
+        .map(|guard| play_without(guard, language, installed));
+    let failures = join_all(failures).await;
+    let unneeded = guards
+        .iter()
+        .zip(failures)
+        .filter(|(_, failed)| *failed == 0);
+    let unneeded =
+        unneeded.map(|(guard, _)| format!("  all pass without the guard {}", guard.guard));
+    unneeded.collect()
+}
+
+/// Plays the scenarios of a guard with a package that lacks it. Returns how many fail.
+async fn play_without(guard: &Guard, language: &Language, installed: &Path) -> usize {
+    let (package, library) = (language.package, &language.libraries[0]);
+    let (without, whole) = (guard.clone(), installed.to_owned());
+    let installed = spawn_blocking(move || without.install_without(package, &whole)).await;
+    let installed = installed.expect("installed");
+    let mut scenarios = Scenario::all();
+    scenarios.retain(|scenario| scenario.guards.contains(&guard.guard));
+    let stage = Stage::single(namespaces(&scenarios, std::slice::from_ref(library))).await;
+    let results = play(language, library, &installed, &scenarios, &stage).await;
+    let failed = |result: &&Result<(), Trouble>| matches!(result, Err(Trouble::Failed(_)));
+    let failed = results.values().filter(failed).count();
+    println!(
+        "{} without the guard {}: {failed} scenarios failed",
+        package.0, guard.guard
+    );
+    failed
 }
 
 /// Compares the scripts of the installed package with those of the repository.

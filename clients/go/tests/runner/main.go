@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	counterfoil "github.com/counterfoil/counterfoil-go"
@@ -53,15 +52,13 @@ func main() {
 	must(0, lines.Decode(&first))
 	client = must(first["open"].connect())
 	reply(object{"ready": true})
-	last, running := map[string]chan bool{}, sync.WaitGroup{}
+	last := map[string]chan bool{} // by thread, whose calls are made one after the other
 	for lines.More() {
 		var c call
 		must(0, lines.Decode(&c))
 		before, done := last[c.As], make(chan bool)
 		last[c.As] = done
-		running.Add(1)
-		go func() { // calls of one thread are made one after the other
-			defer running.Done()
+		go func() {
 			defer close(done)
 			if before != nil {
 				<-before
@@ -69,7 +66,9 @@ func main() {
 			reply(c.answer())
 		}()
 	}
-	running.Wait()
+	for _, done := range last {
+		<-done
+	}
 	_ = client.Close(ctx)
 }
 
@@ -120,19 +119,11 @@ func (c call) text(at int) string {
 
 func (c call) delta(at int) int64 { return must(json.Number(cmp.Or(c.text(at), "1")).Int64()) }
 
-// integer returns a string beyond 2^53.
-func integer(n int64) any {
-	if n > 1<<53 || n < -1<<53 {
-		return fmt.Sprint(n)
-	}
-	return n
-}
-
 func pending(p counterfoil.Pending) any {
 	if !p.Known {
 		return nil
 	}
-	return integer(p.Value)
+	return p.Value
 }
 
 func none(err error) any { return must[any](nil, err) }
@@ -150,17 +141,17 @@ var calls = map[string]func(c call) any{
 	"buffered.request_epoch": func(c call) any { return must(c.buffered().RequestEpoch(ctx, c.text(0), c.text(1))) },
 	"buffered.later":         func(c call) any { return none(c.buffered().Later(c.text(0), c.delta(1))) },
 	"buffered.flush":         func(c call) any { return none(c.buffered().Flush(ctx)) },
-	"buffered.value":         func(c call) any { return integer(must(c.buffered().Value(ctx, c.text(0)))) },
-	"cached.incr":            func(c call) any { return integer(must(c.cached().Incr(ctx, c.text(0), c.delta(1)))) },
-	"cached.set":             func(c call) any { return integer(must(c.cached().Set(ctx, c.text(0), c.delta(1)))) },
-	"cached.get":             func(c call) any { return integer(must(c.cached().Get(ctx, c.text(0)))) },
-	"cached.value":           func(c call) any { return integer(must(c.cached().Value(ctx, c.text(0)))) },
+	"buffered.value":         func(c call) any { return must(c.buffered().Value(ctx, c.text(0))) },
+	"cached.incr":            func(c call) any { return must(c.cached().Incr(ctx, c.text(0), c.delta(1))) },
+	"cached.set":             func(c call) any { return must(c.cached().Set(ctx, c.text(0), c.delta(1))) },
+	"cached.get":             func(c call) any { return must(c.cached().Get(ctx, c.text(0))) },
+	"cached.value":           func(c call) any { return must(c.cached().Value(ctx, c.text(0))) },
 	"series.add":             func(c call) any { return none(c.series().Add(ctx, c.text(0), c.delta(1))) },
 	"series.get":             call.window,
 	"activity.touch":         func(c call) any { return none(c.activity().Touch(ctx, c.text(0), c.text(1))) },
 	"activity.now":           call.now,
 	"visitors.first_visit":   func(c call) any { return must(c.visitors().FirstVisit(ctx, c.text(0), c.text(1), c.text(2))) },
-	"visitors.value":         func(c call) any { return integer(must(c.visitors().Value(ctx, c.text(0), c.text(1)))) },
+	"visitors.value":         func(c call) any { return must(c.visitors().Value(ctx, c.text(0), c.text(1))) },
 }
 
 func (c call) addMany() any {

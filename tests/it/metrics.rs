@@ -1,12 +1,4 @@
 //! Metrics and logs, as the application's recorder and subscriber receive them.
-#![allow(missing_docs)]
-
-#[path = "it/support/mod.rs"]
-mod support;
-
-use std::cell::RefCell;
-use std::io;
-use std::sync::Once;
 
 use counterfoil::metrics::{
     BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, DELETED, DROPPED, HITS, LAG_SECONDS, PENDING_IDS,
@@ -14,7 +6,7 @@ use counterfoil::metrics::{
     describe,
 };
 
-use support::*;
+use crate::support::*;
 
 /// Metrics since the last look. One thread runs the test and all its tasks.
 struct Metrics {
@@ -122,67 +114,20 @@ async fn every_count_begins_at_0() {
     metrics.expect([BATCHES, ROWS, REJECTS, RETRIES, WAITING_SECONDS].map(|name| (name, 0.0)));
 }
 
-thread_local! {
-    static LOG: RefCell<Vec<u8>> = const { RefCell::new(vec![]) };
-}
-
-/// The library's log of this thread, which runs the test and all its tasks. One subscriber serves
-/// all threads: with one for each, a thread without any may disable an event for the others.
-struct Log;
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        LOG.with_borrow_mut(|log| log.extend_from_slice(bytes));
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    /// Begins an empty log.
-    fn begin() -> Self {
-        static SUBSCRIBER: Once = Once::new();
-        SUBSCRIBER.call_once(|| {
-            tracing_subscriber::fmt()
-                .with_ansi(false)
-                .with_writer(|| Log)
-                .init()
-        });
-        LOG.take();
-        Log
-    }
-
-    fn lines_with(&self, part: &str) -> Vec<String> {
-        let log = LOG.with_borrow(|log| String::from_utf8(log.clone()).unwrap());
-        log.lines()
-            .filter(|line| line.contains(part))
-            .map(str::to_owned)
-            .collect()
-    }
-}
-
 #[tokio::test]
 async fn a_reconciler_that_ends_is_logged() {
     let log = Log::begin();
     let (pair, views) = Pair::of(family("views")).await;
     drop(pair.reconcile().await);
-    eventually("a warning", || async {
-        log.lines_with("WARN")
-            .iter()
-            .any(|line| line.contains("was dropped"))
-    })
-    .await;
+    let warnings = || log.lines("WARN", "was dropped").len();
+    eventually("a warning", || async { warnings() == 1 }).await;
     pair.reconcile().await.stop().await;
-    let lines = log.lines_with("was shut down");
-    assert!(lines.len() == 1 && lines[0].contains("INFO"), "{lines:?}");
+    assert_eq!(log.lines("INFO", "was shut down").len(), 1);
     // a detached reconciler continues
     pair.reconcile().await.detach();
     views.count("page", 1).await;
     eventually("the hit", || async { pair.number(VALUES).await == 1 }).await;
-    assert_eq!(log.lines_with("was dropped").len(), 1);
+    assert_eq!(warnings(), 1);
 }
 
 const VALUES: &str = "SELECT COUNT(*) FROM counterfoil_values";
@@ -202,10 +147,9 @@ async fn families_that_are_not_served_are_named() {
         .await;
     let all = pair.other().await.reconciler().all().start().await.unwrap();
     eventually("the one", || async { pair.number(VALUES).await == 1 }).await;
-    let lines = log.lines_with("not served");
+    let lines = log.lines("WARN", "not served");
     assert_eq!(lines.len(), 1, "{lines:?}");
     for part in [
-        "WARN",
         "number=2",
         "test/later: invalid settings",
         "unknown field `format`",
@@ -215,11 +159,9 @@ async fn families_that_are_not_served_are_named() {
     }
     all.stop().await;
     let _running = pair.other().await.reconcile().await;
-    eventually("a warning", || async {
-        log.lines_with("not served").len() == 2
-    })
-    .await;
-    assert!(log.lines_with("not served")[1].contains("test/views"));
+    let lines = || log.lines("WARN", "not served");
+    eventually("a warning", || async { lines().len() == 2 }).await;
+    assert!(lines()[1].contains("test/views"));
     pair.drain().await;
     assert_eq!(pair.number(VALUES).await, 3);
 }
@@ -239,14 +181,8 @@ async fn a_set_back_is_measured_and_logged() {
     }
     pair.drain().await;
     metrics.expect([(SET_BACK, 1.0), (DROPPED, 3.0)]);
-    let line = &log.lines_with("Redis was set back to an older state")[0];
-    for part in [
-        "ERROR",
-        "family=test/views",
-        "partition=0",
-        "hits=3",
-        "ids=2",
-    ] {
+    let line = &log.lines("ERROR", "Redis was set back to an older state")[0];
+    for part in ["family=test/views", "partition=0", "hits=3", "ids=2"] {
         assert!(line.contains(part), "{part} is not in {line}");
     }
 }
@@ -304,7 +240,7 @@ async fn backlogs_are_measured_over_namespaces() {
     let (first, second) = (open("first").await, open("second").await);
     let _idle = open("third").await;
     first.count("a", 1).await;
-    support::pause(100).await;
+    pause(100).await;
     second.count("a", 1).await;
     second.count("b", 1).await;
     assert_eq!(first.backlog().await.unwrap().ids, 1);
