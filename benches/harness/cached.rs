@@ -9,7 +9,8 @@ use sqlx::MySqlPool;
 
 use crate::flush;
 use crate::measuring::{
-    AtLeast, AtMost, Bench, Comparison, Figure, Ids, Load, Side, Stage, alternate, connect, median,
+    AtLeast, AtMost, Bench, Comparison, Figure, Ids, Load, Side, Stage, alternate, connect,
+    latency, median,
 };
 
 type Cached = CachedCounters;
@@ -96,22 +97,73 @@ impl Side for Plain {
     }
 }
 
+/// A script of nothing but the calls in Redis that an increment of one counter takes: no bound, no
+/// check and no sum.
+#[derive(Clone)]
+struct CallsAlone {
+    redis: MultiplexedConnection,
+    sha1: String,
+}
+
+const CALLS_ALONE: &str = "local call = redis.call \
+    call('HMGET', KEYS[1], '=now', '=kind', 'caller', '=max_pending') \
+    call('HMGET', KEYS[2], ARGV[1]) \
+    call('HMGET', KEYS[3], ARGV[1]) \
+    call('HMGET', KEYS[4], 'hits', 'batch_hits') \
+    call('HSET', KEYS[1], 'caller', ARGV[2]) \
+    call('HSET', KEYS[3], ARGV[1], ARGV[2]) \
+    call('HSET', KEYS[4], 'hits', ARGV[2]) \
+    return { 'OK', ARGV[2] }";
+
+impl CallsAlone {
+    async fn on(stage: &Stage) -> Self {
+        let mut redis = connect(&stage.redis).await;
+        let mut load = redis::cmd("SCRIPT");
+        let sha1 = load.arg("LOAD").arg(CALLS_ALONE);
+        let sha1 = sha1.query_async(&mut redis).await.unwrap();
+        CallsAlone { redis, sha1 }
+    }
+}
+
+impl Side for CallsAlone {
+    async fn hit(&mut self, id: &str) {
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&self.sha1).arg(4);
+        for key in ["calls", "base", "buffer", "meta"] {
+            call.arg(format!("alone:{key}"));
+        }
+        call.arg(id)
+            .arg(1)
+            .exec_async(&mut self.redis)
+            .await
+            .unwrap();
+    }
+}
+
 /// Measures the latency of an increment by a single task, with the counter in Redis.
 async fn measure_one_task(bench: &mut Bench) {
     if !bench.wants(&[ONE_TASK.name]) {
         return;
     }
     let stage = Stage::set(bench).await;
-    let (ours, theirs) = (
-        Incr(family(&stage, "hot", PARTITIONS).await),
+    let (alone, plain) = (
+        CallsAlone::on(&stage).await,
         Plain(connect(&stage.redis).await),
     );
+    let (ids, time) = (Ids::even(1), bench.time());
+    let rounds = alternate(
+        bench.rounds(),
+        async || latency(alone.clone(), &ids, time).await,
+        async || latency(plain.clone(), &ids, time).await,
+    );
+    let ratio = rounds.await.ratio(|micros| *micros);
+    bench.absolute("cached_calls_alone_vs_incrby", ratio);
     Comparison {
         figure: ONE_TASK,
-        ours,
-        theirs,
+        ours: Incr(family(&stage, "hot", PARTITIONS).await),
+        theirs: plain,
         names: ["cached_incr", "incrby"],
-        ids: Ids::even(1),
+        ids,
         stage,
     }
     .latency(bench)

@@ -9,7 +9,7 @@ mod servers;
 mod stage;
 
 pub use bench::Bench;
-pub use compare::{Comparison, Rounds, alternate, latencies, median, percentile};
+pub use compare::{Comparison, Rounds, alternate, latencies, latency, median, percentile};
 pub use figures::Target::{AtLeast, AtMost};
 pub use figures::{Curve, Figure, draw};
 pub use load::{Acked, Ids, Load, Plain, Side};

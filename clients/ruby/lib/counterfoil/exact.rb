@@ -65,9 +65,15 @@ class Counterfoil
     end
 
     def execute(sql, parameters)
-      rows = @database.respond_to?(:call) ? @database.call(sql, parameters) : @database.prepare(sql).execute(*parameters)
-      rows.map { |row| row.is_a?(Hash) ? row.values : row }
+      return values(@database.call(sql, parameters)) if @database.respond_to?(:call)
+
+      statement = @database.prepare(sql)
+      values(statement.execute(*parameters))
+    ensure
+      statement&.close
     end
+
+    def values(rows) = rows.map { |row| row.is_a?(Hash) ? row.values : row }
 
     # @return [Integer, nil] what is pending beyond the row; nil if a newer batch landed
     def beyond(one, ledger, id)
