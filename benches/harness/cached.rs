@@ -97,22 +97,22 @@ impl Side for Plain {
     }
 }
 
-/// A script of nothing but the calls in Redis that an increment of one counter takes: no bound, no
-/// check and no sum.
+/// A script of nothing but the calls in Redis that an increment of one counter takes, with the keys
+/// and arguments of `cached_incr`: no check, no bound and no sum.
 #[derive(Clone)]
 struct CallsAlone {
     redis: MultiplexedConnection,
     sha1: String,
 }
 
-const CALLS_ALONE: &str = "local call = redis.call \
-    call('HMGET', KEYS[1], '=now', '=kind', 'caller', '=max_pending') \
-    call('HMGET', KEYS[2], ARGV[1]) \
-    call('HMGET', KEYS[3], ARGV[1]) \
-    call('HMGET', KEYS[4], 'hits', 'batch_hits') \
-    call('HSET', KEYS[1], 'caller', ARGV[2]) \
-    call('HSET', KEYS[3], ARGV[1], ARGV[2]) \
-    call('HSET', KEYS[4], 'hits', ARGV[2]) \
+const CALLS_ALONE: &str = "local call, id = redis.call, ARGV[9] \
+    call('HMGET', KEYS[1], '=now', '=kind', ARGV[1], '=max_pending') \
+    call('HMGET', KEYS[3], id) \
+    call('HMGET', KEYS[4], id) \
+    call('HMGET', KEYS[6], 'hits', 'batch_hits') \
+    call('HSET', KEYS[1], ARGV[1], ARGV[2]) \
+    call('HSET', KEYS[4], id, ARGV[2]) \
+    call('HSET', KEYS[6], 'hits', ARGV[2]) \
     return { 'OK', ARGV[2] }";
 
 impl CallsAlone {
@@ -128,9 +128,21 @@ impl CallsAlone {
 impl Side for CallsAlone {
     async fn hit(&mut self, id: &str) {
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&self.sha1).arg(4);
-        for key in ["calls", "base", "buffer", "meta"] {
-            call.arg(format!("alone:{key}"));
+        call.arg(&self.sha1).arg(6);
+        for key in ["calls", "calls_before", "base", "buffer", "batch", "meta"] {
+            call.arg(format!("cf1:{{bench/alone/0}}:{key}"));
+        }
+        for arg in [
+            "0123456789abcdef",
+            "1",
+            "0123456789abcdef",
+            "",
+            "30000",
+            "",
+            "",
+            "1",
+        ] {
+            call.arg(arg);
         }
         call.arg(id)
             .arg(1)
