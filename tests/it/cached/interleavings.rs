@@ -552,6 +552,9 @@ impl<'s, S: Store + Clone> World<'s, S> {
             .map(|id| id.as_bytes())
             .zip(rows.iter().copied())
             .collect();
+        let mut unsaved = pipe();
+        unsaved.hmget(self.stage.key(batch.partition, "batch"), &ids);
+        let [unsaved]: [Vec<Option<i64>>; 1] = self.stage.ask(&unsaved).await?;
         if self
             .stage
             .partition(batch.partition)
@@ -562,9 +565,10 @@ impl<'s, S: Store + Clone> World<'s, S> {
             return Ok(None);
         }
         let (now, values) = (self.rows(&ids[..marks.len()]).await?, self.values().await?);
-        for ((id, (_, row)), now) in ids.iter().zip(&marks).zip(now) {
+        for (at, (id, row)) in ids.iter().zip(&rows).enumerate() {
             let id = IDS.iter().position(|one| one == id).unwrap();
-            self.is_fresh[id] |= *row == now && values[id].is_some();
+            let is_saved = unsaved[at].is_some() && values[id].is_some();
+            self.is_fresh[id] |= is_saved && *row == now[at];
         }
         let from = from + marks.len();
         let rows = None;
@@ -937,38 +941,68 @@ impl<S: Store + Clone> Case for World<'_, S> {
 /// from a row that another program wrote since. Then the second worker marks it.
 #[test]
 fn a_late_mark_of_a_counter_that_has_left_the_batch_changes_nothing() {
-    let count = |many| Step::Count {
-        client: 0,
-        id: 0,
-        many,
-        fate: Fate::Delivered,
-    };
-    let work = |worker| Step::Work(Work::delivered(worker, 1));
-    // each client's call misses, reads the rows and counts; the very first one finds that Redis
-    // lacks the scripts
-    let counted = [count(true); 6];
-    // the first one rotates, fetches, applies two parts and reads a row back; the second one
-    // repeats the last part
-    let read_back = [[work(0); 5], [work(1); 5]].concat();
-    let outside = Step::Outside {
-        id: 0,
-        replaces: false,
-    };
-    let delete = Step::Delete {
-        partition: 1,
-        id: Some(0),
-    };
+    // the first worker reads the row back, and the second one marks it
+    let marked = [[work(0); 5], [work(1); 5]].concat();
     replay::<Cached>(
         with_outsider(Crashes::Empty),
         &[
-            &counted[..],
-            &read_back,
-            &[outside, delete],
+            &counted()[..],
+            &marked,
+            &[OUTSIDE, DELETE],
             &[count(false); 3],
             &[work(0)],
         ]
         .concat(),
     );
+}
+
+/// The second worker marks a counter, which is deleted. A client reads its row, another program
+/// writes the row, and the client seeds. Then the first worker reads the row back and marks it.
+#[test]
+fn a_late_mark_brings_no_other_programs_write_to_redis() {
+    let marked = [&[work(0); 4][..], &[work(1); 5]].concat();
+    replay::<Cached>(
+        with_outsider(Crashes::Empty),
+        &[
+            &counted()[..],
+            &marked,
+            &[DELETE],
+            &[count(false); 2],
+            &[OUTSIDE, count(false)],
+            &[work(0); 2],
+        ]
+        .concat(),
+    );
+}
+
+const OUTSIDE: Step = Step::Outside {
+    id: 0,
+    replaces: false,
+};
+const DELETE: Step = Step::Delete {
+    partition: 1,
+    id: Some(0),
+};
+
+/// The first worker's steps are rotate, fetch, two parts to apply, read back and mark; the second
+/// one repeats the last part only.
+fn work(worker: usize) -> Step {
+    Step::Work(Work::delivered(worker, 1))
+}
+
+fn count(many: bool) -> Step {
+    Step::Count {
+        client: 0,
+        id: 0,
+        many,
+        fate: Fate::Delivered,
+    }
+}
+
+/// Counts for both ids, twice: a call misses, reads the rows and counts, and the very first one
+/// finds that Redis lacks the scripts.
+fn counted() -> [Step; 6] {
+    [count(true); 6]
 }
 
 #[test]
