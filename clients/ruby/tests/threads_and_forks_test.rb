@@ -75,6 +75,22 @@ class ThreadsAndForksTest < ClientTest
     assert_includes [2, 12], views.add(@id)
   end
 
+  def test_an_interrupted_thread_passes_on_its_turn
+    replies = Queue.new
+    shared = Counterfoil::GroupCommit.new { replies.pop }
+    second = nil
+    # it wakes the second thread, which is interrupted before it runs again
+    first = Thread.new { shared.call("a").then { second.raise(Timeout::Error) } }
+    Thread.pass until first.stop?
+    second, third = Array.new(2) do
+      Thread.new { shared.call("b") }.tap { |thread| Thread.pass until thread.stop? }
+    end
+    second.report_on_exception = false
+    2.times { replies << "reply" }
+    assert_raises(Timeout::Error) { second.join }
+    assert third.join(20), "a thread waits although no call is under way"
+  end
+
   def test_interrupts_at_random
     counted = Array.new(16) do |i|
       Thread.new do
