@@ -401,7 +401,7 @@ fn window() -> impl Strategy<Value = Window> {
 fn own() -> impl Strategy<Value = Own> {
     let called = || called((0.15, 0.1));
     let visitors = || vec(0..VISITORS.len(), 1..5);
-    let views = vec(prop_oneof![4 => 1..9_i64, 1 => 30..90_i64], 3);
+    let views = vec(prop_oneof![1 => 1..9_i64, 1 => 30..90_i64], 3);
     let touch = (window(), any::<bool>(), views, vec(visitors(), 3));
     let touch = touch.prop_map(|(window, keep, views, visitors)| Touch {
         window,

@@ -16,6 +16,7 @@ const PARTITIONS: [[&str; 4]; 2] = [
 ];
 const IDS: [&str; 4] = ["a", "b", "é/2014-09-20", "nul\0"];
 const TICKET_MS: u64 = 300;
+const RETAIN_MS: [u64; 4] = [1, 500, 500, 2000];
 
 #[derive(Clone, Debug, Default)]
 struct Held {
@@ -258,7 +259,7 @@ fn number() -> impl Strategy<Value = i64> {
 }
 
 fn retain_ms() -> impl Strategy<Value = u64> {
-    select(vec![1_u64, 500, 500, 2000])
+    select(&RETAIN_MS[..])
 }
 
 fn incr() -> impl Strategy<Value = Own> {
@@ -324,8 +325,10 @@ impl Kind for Cached {
     const START: u64 = 1_000_000_000;
 
     fn steps() -> BoxedStrategy<Step<Own>> {
-        let clock =
-            prop_oneof![6 => 0..300_i64, 2 => 300..5000_i64, 1 => -300..0_i64, 1 => -5000..0_i64];
+        // often to the moment at which a counter or a ticket is due
+        let lives = [&RETAIN_MS[..], &[TICKET_MS]].concat();
+        let due = select(lives).prop_map(u64::cast_signed);
+        let clock = prop_oneof![6 => 0..300_i64, 4 => due, 2 => 300..5000_i64, 1 => -300..0_i64, 1 => -5000..0_i64];
         // mostly the first one, so that later calls meet the results of earlier ones
         prop_oneof![
             16 => clock.prop_map(Step::Clock),

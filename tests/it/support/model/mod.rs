@@ -571,7 +571,7 @@ const WITHOUT_FENCE: [(&str, &str); 5] = [
 ];
 
 /// One in so many changes is tried by default, another one with each seed.
-const ONE_IN: usize = 3;
+const ONE_IN: usize = 5;
 
 /// Expects that no script passes with one of its changes, (from, to), or without its fence. With
 /// `COUNTERFOIL_CASES` tries all of them.
