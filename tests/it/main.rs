@@ -25,6 +25,7 @@ mod removal;
 mod scripts;
 mod series;
 mod service;
+mod set_back;
 mod support;
 mod vectors;
 mod visitors;

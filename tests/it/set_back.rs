@@ -1,17 +1,13 @@
 //! A Redis that is repeatedly killed and restored from older data, while all kinds count
 //! (docs/protocol.md, section 3.9). No row ever has more than was counted. What it lacks was
 //! pending at the kill, or was reported as dropped.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
-
-#[path = "it/support/mod.rs"]
-mod support;
 
 use std::sync::atomic::AtomicI64;
 
 use counterfoil::metrics::{DROPPED, SET_BACK};
 use tokio::time::sleep;
 
-use support::*;
+use crate::support::*;
 
 const KINDS: [&str; 5] = ["views", "votes", "hits", "site", "people"];
 /// The number of ids of each kind.
@@ -144,7 +140,7 @@ impl Site {
     }
 
     /// Kills Redis under load and starts it from older data.
-    async fn set_back(&mut self, restore: Restore, random: &mut rand::rngs::StdRng) {
+    async fn set_back(&mut self, restore: Restore, random: &mut StdRng) {
         let mut wait = |most: u64| millis(random.random_range(0..most));
         let (before, after) = (wait(400), wait(800));
         sleep(before).await;
@@ -193,8 +189,7 @@ fn load(
 }
 
 async fn rounds(options: RedisOptions, durability: Durability, restore: Restore) {
-    let mut random = rand::rngs::StdRng::seed_from_u64(testkit::seed());
-    let cases: u64 = std::env::var("COUNTERFOIL_CASES").map_or(4, |cases| cases.parse().unwrap());
+    let mut random = random::numbers();
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     // one thread runs the test and all its tasks
@@ -220,7 +215,7 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
         pending: [0; 5],
         snapshotter,
     };
-    for _ in 0..cases {
+    for _ in 0..random::cases(4) {
         site.set_back(restore, &mut random).await;
     }
     // the set-back is detected while hits are counted

@@ -224,7 +224,7 @@ async fn nothing_is_left_after_a_drop() {
 #[test]
 fn nothing_is_left_after_the_owner_was_killed() {
     let mut owner = Command::new(std::env::current_exe().unwrap())
-        .args(["owner", "--exact", "--ignored", "--nocapture"])
+        .args(["servers::owner", "--exact", "--ignored", "--nocapture"])
         .env(OWNER, "1")
         .stdout(Stdio::piped())
         .spawn()
