@@ -28,6 +28,9 @@ const OWN: &str = "own";
 const NAMESPACE_OF_READMES: &str = "shop";
 const FAMILY_OF_READMES: &str = "product_views";
 
+/// The number of stages on which a package plays at a time, besides the cluster.
+const STAGES: usize = 2;
+
 /// The shared cluster is used by one package at a time: nodes take each other for dead on a busy
 /// machine.
 static CLUSTER: Semaphore = Semaphore::const_new(1);
@@ -82,9 +85,15 @@ async fn play_all(language: &Language, installed: &Path) -> Vec<Results> {
         .into_iter()
         .partition(|scenario| scenario.needs.contains(&Need::Cluster));
     let libraries = language.libraries.iter();
+    let parts = STAGES.div_ceil(language.libraries.len());
     let on_servers = join_all(libraries.clone().map(async |library| {
-        let stage = Stage::single(namespaces(&of_server, std::slice::from_ref(library))).await;
-        play(language, library, installed, &of_server, &stage).await
+        let parts = of_server.chunks(of_server.len().div_ceil(parts).max(1));
+        let played = parts.map(async |some| {
+            let stage = Stage::single(namespaces(some, std::slice::from_ref(library))).await;
+            play(language, library, installed, some, &stage).await
+        });
+        let played = join_all(played).await.into_iter();
+        played.flatten().collect::<Results>()
     }));
     let on_cluster = async {
         let _permit = CLUSTER.acquire().await.expect("it is never closed");
