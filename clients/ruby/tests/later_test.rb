@@ -37,6 +37,21 @@ class LaterTest < ClientTest
     assert_equal 1, in_child { @views.later("#{@id}/child").then { sleep(0.2) }.then { @views.value("#{@id}/child") } }
   end
 
+  def test_a_thread_that_is_killed_in_a_flush_loses_nothing
+    begun = Queue.new
+    slow = Object.new
+    redis = @redis
+    slow.define_singleton_method(:with) { |&block| block.call(self) }
+    slow.define_singleton_method(:call_v) { |command| begun.push(1).then { sleep(0.1) }.then { redis.call(*command) } }
+    views = client(slow, later_every: 60).buffered("views")
+    views.later(@id, 5)
+    flushing = Thread.new { views.flush }
+    begun.pop
+    flushing.kill.join
+    views.flush
+    assert_equal 5, @views.value(@id)
+  end
+
   def test_sums_wait_for_redis
     views = client(RedisClient.new(path: "/nonexistent/redis.sock"), retry_for: 0).buffered("views")
     views.later(@id)

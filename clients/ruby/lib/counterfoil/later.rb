@@ -70,8 +70,8 @@ class Counterfoil
     # @return [Array<Error>] why sums stay
     def send_all
       @mutex.synchronize { start_anew if forked? }
-      # an interrupt, e.g. a Timeout, would lose the sums that are under way
-      @sending.synchronize { Thread.handle_interrupt(Exception => :never) { send_and_settle } }
+      # an interrupt, e.g. a Timeout or kill, would lose the sums that are under way
+      @sending.synchronize { Thread.handle_interrupt(Object => :never) { send_and_settle } }
     end
 
     def send_and_settle
