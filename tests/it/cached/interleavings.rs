@@ -606,11 +606,7 @@ impl<'s, S: Store + Clone> World<'s, S> {
     async fn read(&mut self) -> Checked {
         if self.reader.is_none() {
             let gate = Gate::new();
-            let store = Wrapped {
-                store: self.database.store.clone(),
-                between: gate.clone(),
-            };
-            let votes = Counterfoil::new(self.stage.redis.clone(), store)
+            let votes = reading(&self.stage, &self.database, &gate)
                 .open(self.family.clone())
                 .await?;
             let is_counted = |token: &Token| matches!(token.state, Counting::Counted { .. });

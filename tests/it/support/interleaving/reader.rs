@@ -3,6 +3,20 @@
 use super::*;
 use crate::support::*;
 
+/// Returns a `Counterfoil` whose reads stop at the gate before each database query. A read may wait
+/// there while the database is killed and starts again.
+pub fn reading<S: Store + Clone>(
+    stage: &Stage<'_, ConnectionManager>,
+    database: &Database<'_, S>,
+    gate: &Gate,
+) -> Counterfoil {
+    let store = Wrapped {
+        store: database.store.clone(),
+        between: gate.clone(),
+    };
+    Counterfoil::new(stage.redis.clone(), store).read_timeout(secs(60))
+}
+
 /// A reader that stops before each database query.
 pub struct Reader<T> {
     task: JoinHandle<Result<T>>,

@@ -147,13 +147,7 @@ impl<'s, S: Store + Clone, K: Counters> World<'s, S, K> {
         let family = database.store.register(&family).await.unwrap();
         let mut stage = Stage::<ConnectionManager>::new(server, crashes, family, K::START).await;
         let gate = Gate::new();
-        let counterfoil = Counterfoil::new(
-            stage.redis.clone(),
-            Wrapped {
-                store: database.store.clone(),
-                between: gate.clone(),
-            },
-        );
+        let counterfoil = reading(&stage, &database, &gate);
         World {
             counters: counterfoil.opened(builder).await,
             gate,
