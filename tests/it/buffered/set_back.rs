@@ -466,7 +466,8 @@ async fn a_reader_names_the_set_back_unless_it_has_the_time_to_repeat() {
     let plain = Plain::new().await;
     let views = plain.open(support::family("views").partitions(1)).await;
     let redis = plain.redis.manager().await;
-    for round in 0..3 {
+    let mut named = None;
+    for round in 1..=20 {
         let count = async || {
             let _ = views.add("page", 1).await.unwrap();
             plain.counterfoil.drained().await;
@@ -475,23 +476,25 @@ async fn a_reader_names_the_set_back_unless_it_has_the_time_to_repeat() {
         let before = State::of(&redis, views.family()).await;
         count().await;
         before.restore(&redis).await;
-        if round == 0 {
-            let error = views
-                .clone()
-                .read_timeout(Duration::ZERO)
-                .get("page")
-                .await
-                .unwrap_err();
-            assert!(
-                error.is_retryable()
-                    && error
-                        .to_string()
-                        .contains("Redis was set back to an older state"),
-                "{error}"
-            );
+        if named.is_none() {
+            let hasty = views.clone().read_timeout(Duration::ZERO);
+            let error = hasty.get("page").await.unwrap_err();
+            // on a busy machine there may be no time for the first reply either
+            named = Some(error).filter(|error| !error.to_string().contains("no reply"));
         }
-        assert_eq!(views.value("page").await, 2 * (round + 1));
+        assert_eq!(views.value("page").await, 2 * round);
+        if named.is_some() && round > 2 {
+            break;
+        }
     }
+    let error = named.expect("a reply in time");
+    assert!(
+        error.is_retryable()
+            && error
+                .to_string()
+                .contains("Redis was set back to an older state"),
+        "{error}"
+    );
 }
 
 fn hunted(cases: u32, guard: Option<Guard>) -> Result<(), TestError<Vec<Step>>> {

@@ -57,9 +57,7 @@ async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_
         pause(30).await;
         pair.redis.start_again().await;
     }
-    load.end().await;
-    // the last slice is over
-    pause(1100).await;
+    end(load, &tallies).await;
     pair.drain().await;
     reconciler.stop().await;
     are_exact(&pair, &hits, &tallies).await;
@@ -77,9 +75,7 @@ async fn finished_slices_are_exact_whatever_dies() {
             |counterfoil: Counterfoil| async move { counterfoil.open(family()).await.map(drop) };
         trouble::round(round, &mut random, (&pair, &proxy, &mysql), open).await;
     }
-    load.end().await;
-    // the last slice is over
-    pause(1100).await;
+    end(load, &tallies).await;
     let safe = pair.open(family()).await;
     let stored = pair.number("SELECT COUNT(*) FROM counterfoil_values").await;
     assert!(stored > 3, "nothing got through meanwhile: {stored} rows");
@@ -87,12 +83,26 @@ async fn finished_slices_are_exact_whatever_dies() {
     are_exact(&pair, &safe, &tallies).await;
 }
 
+/// The least number of acknowledged hits that a test compares.
+const ENOUGH: i64 = 500;
+
+fn acknowledged(tallies: &[Tally]) -> i64 {
+    tallies.iter().map(|tally| tally.look().acknowledged).sum()
+}
+
+/// Ends the load once it has counted enough, and waits until the last slice is over.
+async fn end(load: Load<()>, tallies: &[Tally]) {
+    eventually("enough hits", || async { acknowledged(tallies) > ENOUGH }).await;
+    load.end().await;
+    pause(1100).await;
+}
+
 /// Checks that the row and the window of each slice are equal, and within the bounds of its tally.
 async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
     let query = "SELECT CAST(id AS CHAR), value FROM counterfoil_values";
     let rows: Vec<(String, i64)> = sqlx::query_as(query).fetch_all(&pair.pool).await.unwrap();
     let rows: BTreeMap<_, _> = rows.into_iter().collect();
-    let (mut acknowledged, mut slices) = (0, 0);
+    let mut slices = 0;
     for (name, tally) in NAMES.iter().zip(tallies) {
         let bounds = tally.look();
         let window = hits.get(name, Precision::SECOND).await.unwrap();
@@ -117,13 +127,12 @@ async fn are_exact(pair: &Pair, hits: &Series, tallies: &[Tally]) {
             bounds.acknowledged,
             "{name}"
         );
-        acknowledged += bounds.acknowledged;
     }
-    let stored: i64 = rows.values().sum();
+    let (stored, acknowledged) = (rows.values().sum::<i64>(), acknowledged(tallies));
     // all rows, and all hits
     assert_eq!(stored, acknowledged);
     assert!(
-        acknowledged > 500 && slices > 6 && rows.len() == slices,
+        acknowledged > ENOUGH && slices > 6 && rows.len() == slices,
         "{acknowledged} hits, {slices} slices"
     );
 }
