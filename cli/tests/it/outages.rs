@@ -614,7 +614,8 @@ async fn every_surface_tells_of_a_full_disk() {
     disk.free();
     stage.is_well().await;
     daemon.logs(&["nothing fails any more"]).await;
-    assert_eq!(site.number(SMALL).await, IDS);
+    // those that were counted after the cut of the batch that failed come with the next batch
+    eventually("all hits", async || site.number(SMALL).await == IDS).await;
 }
 
 /// The disk of the binary log fills. MariaDB then stops in a commit.
