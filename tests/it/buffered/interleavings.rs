@@ -113,16 +113,16 @@ impl Kind for Buffered {
 #[test]
 fn exact_whatever_redis_suffers() {
     exact::<Buffered>([
-        (Crashes::None, 60),
-        (Crashes::BackToTheLastFsync, 30),
-        (Crashes::Empty, 60),
+        (Crashes::None, 30),
+        (Crashes::BackToTheLastFsync, 15),
+        (Crashes::Empty, 30),
     ]);
 }
 
 #[test]
 fn exact_with_the_real_database() {
     let crashes = [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty];
-    exact_in_the_real_database::<Buffered>(8, crashes.map(|crashes| (crashes, 16)));
+    exact_in_the_real_database::<Buffered>(8, crashes.map(|crashes| (crashes, 8)));
 }
 
 const WRITE: Step<Infallible> = Step::Write {

@@ -511,7 +511,7 @@ fn hunted(cases: u32, guard: Option<Guard>) -> Result<(), TestError<Vec<Step>>> 
 
 #[test]
 fn nothing_counts_twice_and_nothing_is_lost_without_a_report() {
-    expect_exact(hunted(cases(50), None));
+    expect_exact(hunted(cases(25), None));
 }
 
 #[test]

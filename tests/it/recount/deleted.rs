@@ -178,7 +178,7 @@ fn play(without: Option<Guard>, steps: &[Step]) -> Result<(), String> {
 fn no_interleaving_corrects_a_counter_that_moved() {
     let mut runner = TestRunner::new(Config {
         max_shrink_iters: 200,
-        ..random::config(random::cases(24))
+        ..random::config(random::cases(12))
     });
     let result = runner.run(&steps(), |steps| {
         play(None, &steps).map_err(TestCaseError::fail)

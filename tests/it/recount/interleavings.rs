@@ -341,7 +341,7 @@ fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<()
 fn exact(retain: Option<Duration>, crashes: bool) {
     let mut runner = TestRunner::new(Config {
         max_shrink_iters: 200,
-        ..random::config(random::cases(24))
+        ..random::config(random::cases(12))
     });
     let result = runner.run(&steps(crashes), |steps| {
         play(retain, Without::Nothing, &steps).map_err(TestCaseError::fail)

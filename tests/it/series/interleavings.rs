@@ -226,16 +226,16 @@ impl Kind for Slices {
 #[test]
 fn exact_whatever_redis_suffers() {
     exact::<Slices>([
-        (Crashes::None, 50),
-        (Crashes::BackToTheLastFsync, 30),
-        (Crashes::Empty, 50),
+        (Crashes::None, 25),
+        (Crashes::BackToTheLastFsync, 15),
+        (Crashes::Empty, 25),
     ]);
 }
 
 #[test]
 fn exact_with_the_real_database() {
     let crashes = [Crashes::None, Crashes::BackToTheLastFsync, Crashes::Empty];
-    exact_in_the_real_database::<Slices>(2, crashes.map(|crashes| (crashes, 17)));
+    exact_in_the_real_database::<Slices>(2, crashes.map(|crashes| (crashes, 8)));
 }
 
 #[test]

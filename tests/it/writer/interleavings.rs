@@ -568,17 +568,17 @@ fn exact(crashes: Crashes, default: u32) {
 
 #[test]
 fn exact_without_crashes_of_redis() {
-    exact(Crashes::None, 100);
+    exact(Crashes::None, 50);
 }
 
 #[test]
 fn exact_when_redis_goes_back_to_its_last_fsync() {
-    exact(Crashes::BackToTheLastFsync, 40);
+    exact(Crashes::BackToTheLastFsync, 20);
 }
 
 #[test]
 fn exact_when_redis_is_emptied() {
-    exact(Crashes::Empty, 100);
+    exact(Crashes::Empty, 50);
 }
 
 /// Replays a case after one delivered increment, so that the epoch and the scripts are known.

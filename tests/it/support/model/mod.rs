@@ -553,10 +553,10 @@ fn play<K: Kind>(
     })
 }
 
-/// Expects that the scripts match the reference in `COUNTERFOIL_CASES` sequences, 100 by default.
+/// Expects that the scripts match the reference in `COUNTERFOIL_CASES` sequences, 50 by default.
 pub async fn agrees<K: Kind>() {
     let server = new_redis().await;
-    let config = random::config(random::cases(100));
+    let config = random::config(random::cases(50));
     let redis = server.client().get_connection().unwrap();
     play::<K>(redis, &scripts(), config).unwrap_or_else(|error| panic!("{error}"));
 }
