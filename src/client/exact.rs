@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::reconciler::set_back;
 use crate::scripts::buffered::{Pending, Scan};
 use crate::store::{Incarnation, Mark, ReadFrom};
+use crate::writer::LONGEST;
 
 /// Exact values, or else the values in the database.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,10 +56,6 @@ enum Round {
     /// A retry is needed: the ledger has another batch than Redis under the same number.
     SetBack,
 }
-
-/// The longest wait for exact values: longer than any read, and still in the range of an
-/// [`Instant`].
-const LONGEST: Duration = Duration::from_hours(24);
 
 /// The round after which a read suspects that Redis was set back, and again every ten rounds.
 const PATIENT: u32 = 2;

@@ -15,7 +15,7 @@ use crate::process::shared::Shared;
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{PairResult, Partition};
 use crate::store::Registered;
-use crate::writer::{Deadline, Progress, Recorded, Request, Writer};
+use crate::writer::{Deadline, LONGEST, Progress, Recorded, Request, Writer};
 
 /// The extra time of a whole read after its deadline. The wait for the database ends at the
 /// deadline, and its error is more specific than that of the whole read.
@@ -152,7 +152,7 @@ impl Handle {
     where
         F: Future<Output = Result<T>>,
     {
-        let deadline = Instant::now() + self.timeouts.read;
+        let deadline = Instant::now() + self.timeouts.read.min(LONGEST);
         let mut pause = Backoff::default();
         loop {
             let late = |_| Err(self.late(ErrorKind::Redis, self.timeouts.read));

@@ -11,12 +11,10 @@ use crate::admin::backlog::Backlog;
 use crate::client::counterfoil::Counterfoil;
 use crate::error::Result;
 use crate::family::Family;
+use crate::writer::LONGEST;
 
 /// The time that is reserved for reading what remains.
 const LOOK: Duration = Duration::from_millis(500);
-
-/// The maximum time limit: much longer than any shutdown, and still in the range of an [`Instant`].
-const LONGEST: Duration = Duration::from_hours(720);
 
 /// The hits of a family that a [`shutdown`](Counterfoil::shutdown) did not bring to the database in
 /// time.

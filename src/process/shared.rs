@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 use futures_util::future::join;
 use tokio::sync::OnceCell;
@@ -43,6 +43,8 @@ pub type InUse = (Arc<Opened>, Arc<Writer>);
 #[derive(Debug)]
 struct Families {
     in_use: BTreeMap<u64, InUse>,
+    /// Those that were opened again with other settings, while handles may still use them.
+    replaced: Vec<(Arc<Opened>, Weak<Writer>)>,
     /// By namespace and name.
     numbers: HashMap<(String, String), u64>,
 }
@@ -55,6 +57,7 @@ impl Shared {
             store,
             families: RwLock::new(Families {
                 in_use: BTreeMap::new(),
+                replaced: Vec::new(),
                 numbers: HashMap::new(),
             }),
             allow_evicting: AtomicBool::new(false),
@@ -123,16 +126,24 @@ impl Shared {
         );
         let writer = Writer::new(self.redis.clone(), opened.clone(), topology, work, closed)?;
         let both = (opened, Arc::new(writer));
-        families.in_use.insert(number, both.clone());
+        if let Some((opened, writer)) = families.in_use.insert(number, both.clone()) {
+            let replaced = &mut families.replaced;
+            replaced.retain(|(_, writer)| writer.strong_count() > 0);
+            replaced.push((opened, Arc::downgrade(&writer)));
+        }
         self.work.announce(Announced::Family(number));
         Ok(both)
     }
 
-    /// Stops accepting hits and opening families. Returns the families in use.
+    /// Stops accepting hits and opening families. Returns the families in use, including those of
+    /// handles that were opened with other settings.
     pub fn close(&self) -> Vec<InUse> {
         let families = self.families_mut();
         self.closed.store(true, Ordering::Relaxed);
-        families.in_use.values().cloned().collect()
+        let replaced = families.replaced.iter();
+        let replaced =
+            replaced.filter_map(|(opened, writer)| Some((opened.clone(), writer.upgrade()?)));
+        families.in_use.values().cloned().chain(replaced).collect()
     }
 
     /// Returns whether a family of that name is in use.

@@ -50,8 +50,12 @@ pub const LAST_MOMENT: Duration = Duration::from_millis(50);
 /// The longest time that a call is left for its reply.
 const LONGEST_REPLY: Duration = Duration::from_millis(500);
 
+/// The longest time limit: longer than any call, and still in the range of an [`Instant`].
+pub const LONGEST: Duration = Duration::from_hours(24);
+
 impl Deadline {
     pub fn new(from: Instant, timeout: Duration) -> Self {
+        let timeout = timeout.min(LONGEST);
         let (reply_by, least) = (from + timeout, timeout.min(LAST_MOMENT) / 2);
         Deadline {
             reply_by,

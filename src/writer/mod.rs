@@ -23,7 +23,7 @@ use futures_util::{StreamExt, stream};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use self::call::{Call, CallOutcome, Sending};
-pub use self::deadline::Deadline;
+pub use self::deadline::{Deadline, LONGEST};
 use self::deadline::{LAST_MOMENT, Limit, WriteOptions};
 use self::driver::Driver;
 use self::group::{Group, Hit};

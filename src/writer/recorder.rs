@@ -146,8 +146,10 @@ impl Recorder {
         let on_their_way = taken.iter().map(Group::hits).sum();
         self.on_their_way.store(on_their_way, Ordering::Relaxed);
         gauge.set(on_their_way as f64);
+        let unsettled = Unsettled(writer);
         let sent = self.send_all(writer, &taken).await;
         self.on_their_way.store(0, Ordering::Relaxed);
+        drop(unsettled);
         // kept hits are sent again; lost hits must be reported, whichever task was sending them
         let kept = sent.as_ref().map_or_else(|_| self.hits(), |()| 0);
         gauge.set(kept as f64);
@@ -211,6 +213,24 @@ impl Recorder {
     fn is_empty(&self) -> bool {
         let mut all = self.sums.get().into_iter().flatten();
         all.all(|sums| lock(sums).is_empty())
+    }
+}
+
+/// The hits being sent. If their task is dropped, because its runtime ends, the next flush reports
+/// that their outcome is unknown.
+struct Unsettled<'w>(&'w Writer);
+
+impl Drop for Unsettled<'_> {
+    fn drop(&mut self) {
+        let Writer {
+            queue, recorder, ..
+        } = self.0;
+        let hits = recorder.on_their_way.swap(0, Ordering::Relaxed);
+        if hits > 0 {
+            let what = "the runtime that sent recorded hits has ended";
+            *lock(&recorder.lost) = Some(queue.error(ErrorKind::OutcomeUnknown, what));
+            queue.opened.measure([(hits, None)]);
+        }
     }
 }
 

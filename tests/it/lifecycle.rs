@@ -50,6 +50,21 @@ impl Pair {
     }
 }
 
+/// A handle that was opened with other settings has a writer of its own.
+#[tokio::test]
+async fn a_shutdown_reports_what_every_handle_recorded() {
+    let plain = Plain::new().await;
+    let first = plain.open(family("views").sync_hits(50)).await;
+    let _second = plain.open(family("views").sync_hits(51)).await;
+    plain.redis.pause();
+    (0..1000).for_each(|page| first.record(&page.to_string(), 1).unwrap());
+    let left = plain.counterfoil.shutdown(secs(1)).await.unwrap();
+    plain.redis.resume();
+    assert_eq!(left.iter().map(|left| left.recorded).sum::<u64>(), 1000);
+    plain.counterfoil.shutdown(LONG).await.unwrap();
+    assert_eq!(first.backlog().await.unwrap().counted, 1000);
+}
+
 #[tokio::test]
 async fn a_reconciler_stops_soon_also_while_the_database_is_unreachable() {
     let (mysql, pair) = Pair::on_own_mysql().await;

@@ -2,6 +2,7 @@
 //! names the cause.
 
 use sqlx::MySql;
+use sqlx::mysql::MySqlPoolOptions;
 use sqlx::pool::PoolConnection;
 
 use crate::support::*;
@@ -38,6 +39,56 @@ async fn expect_unread_rows(votes: &CachedCounters) {
             "{error}"
         );
     }
+}
+
+/// A server vanishes without closing its connections, and another one takes its place.
+#[tokio::test]
+async fn a_mysql_that_vanishes_is_replaced() {
+    let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
+    let (database, pool) = mysql.database("test").await;
+    let proxy = Proxy::to_unix(mysql.socket());
+    let (socket, through) = (mysql.socket().display(), proxy.socket().display());
+    let url = mysql.url(&database);
+    let url = url.replace(&socket.to_string(), &through.to_string());
+    let old = MySqlPoolOptions::new().acquire_timeout(secs(1));
+    let old = old.connect(&url).await.unwrap();
+    let store = MysqlStore::new(old.clone()).waiting(secs(1));
+    store.create_tables().await.unwrap();
+    let client = Counterfoil::new(redis.manager().await, store);
+    let views = client.opened(family("views")).await;
+    views.count("page", 1).await;
+    client.drain().await.unwrap();
+    views.count("page", 1).await;
+    let mut other = pool.begin().await.unwrap();
+    let lock = sqlx::query("SELECT value FROM counterfoil_values FOR UPDATE");
+    lock.execute(&mut *other).await.unwrap();
+    let vanish = async {
+        // while a transaction waits for the row
+        pause(500).await;
+        proxy.black_hole();
+        drop(other);
+        mysql.kill();
+        mysql.start_again().await;
+        old.set_connect_options((*pool.connect_options()).clone());
+    };
+    let (drained, ()) = tokio::join!(timeout(secs(30), client.drain()), vanish);
+    drained.expect("drained in time").unwrap();
+    let stored = "SELECT CAST(value AS SIGNED) FROM counterfoil_values";
+    let stored: i64 = sqlx::query_scalar(stored).fetch_one(&pool).await.unwrap();
+    assert_eq!(stored, 2);
+}
+
+/// A limit beyond the range of an `Instant` is as good as none.
+#[tokio::test]
+async fn a_time_limit_may_be_as_long_as_can_be() {
+    let pair = Pair::new().await;
+    let views = pair.open(family("views")).await;
+    let patient = views.clone().write_timeout(Duration::MAX);
+    let patient = patient.read_timeout(Duration::MAX);
+    // beside a call in flight, hits gather
+    let both = tokio::join!(views.add("page", 1), patient.add("page", 1));
+    assert!(matches!(both, (Ok(_), Ok(_))), "{both:?}");
+    assert_eq!(patient.get("page").await.unwrap(), 2);
 }
 
 #[tokio::test]

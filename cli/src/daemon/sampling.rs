@@ -1,7 +1,7 @@
 //! Samples of the families of a pair, from Redis.
 
 use std::collections::HashSet;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use counterfoil::admin::Overview;
@@ -10,7 +10,6 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::state::PairState;
-use crate::sampler::Sampler;
 use crate::status::{self, FamilyStatus, LATE, unix_now};
 
 /// The pause between samples of the families.
@@ -26,7 +25,6 @@ pub async fn sample(
     overview: watch::Receiver<Vec<Overview>>,
     state: Arc<PairState>,
 ) {
-    let mut sampler = Sampler::new(&state.name);
     loop {
         let overview = overview.borrow().clone();
         let mut pause = SAMPLE_PAUSE;
@@ -35,7 +33,10 @@ pub async fn sample(
             if families.len() > MANY_FAMILIES {
                 pause = SAMPLE_PAUSE_OF_MANY;
             }
-            let families = sampler.sample(families);
+            let sampler = state.sampler.lock();
+            let families = sampler
+                .unwrap_or_else(PoisonError::into_inner)
+                .sample(families);
             state.update(|view| {
                 view.families = families;
                 view.add_total(unix_now());

@@ -2,12 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, Family};
 use tokio::sync::watch;
 
+use crate::sampler::Sampler;
 use crate::status::unix_now;
 use crate::view::{Look, Looks, PairView, View};
 
@@ -17,6 +18,8 @@ pub struct PairState {
     /// `None` until the first connection to Redis.
     pub connected: watch::Sender<Option<Counterfoil>>,
     pub view: watch::Sender<Arc<PairView>>,
+    /// The samples of the families: they outlive a worker, so that metrics count each hit once.
+    pub sampler: Mutex<Sampler>,
     /// The families that the database knows, by NAMESPACE/FAMILY.
     known: watch::Sender<HashMap<String, Registered>>,
 }
@@ -37,6 +40,7 @@ impl PairState {
             name: name.to_owned(),
             connected: watch::Sender::new(None),
             view: watch::Sender::new(Arc::new(view)),
+            sampler: Mutex::new(Sampler::new(name)),
             known: watch::Sender::default(),
         }
     }

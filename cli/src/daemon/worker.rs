@@ -248,7 +248,9 @@ impl ConnectedWorker<'_> {
     async fn try_start(&mut self) -> Result<()> {
         let config = &self.worker.config;
         if config.create_tables {
-            self.counterfoil.mysql()?.create_tables().await?;
+            let create = self.counterfoil.mysql()?.create_tables();
+            let created = with_timeout(CHECK_TIMEOUT, create).await;
+            created.map_err(|why| Error::new(ErrorKind::Store, why))?;
         }
         self.families.open_configured().await;
         let reconciler = self.counterfoil.reconciler();
@@ -276,14 +278,14 @@ impl ConnectedWorker<'_> {
         let read = self
             .overviews
             .read(&self.counterfoil, &self.families, state);
-        let read = read.await;
+        let read = with_timeout(CHECK_TIMEOUT, read).await;
         state.looked("overview", |looks| &mut looks.overview, read);
     }
 
     /// Retries refused families, reads those of the database, and runs `check`.
     async fn upkeep(&mut self) {
         self.families.retry_missing().await;
-        let not_served = self.read_families().await;
+        let not_served = with_timeout(CHECK_TIMEOUT, self.read_families()).await;
         self.check().await;
         let refused = self.families.refused();
         let read = not_served.map(|not_served| {

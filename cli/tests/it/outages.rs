@@ -8,7 +8,7 @@ use counterfoil::{redis, sqlx};
 use futures_util::future::join;
 use serde_json::{Value, json};
 use testkit::{MysqlServer, RedisOptions, RedisServer};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::client::get;
 use crate::http::{sample, scrape};
@@ -571,6 +571,27 @@ async fn changed_password_of_redis(stage: &Stage) {
             state["pairs"][0]["redis"]["up"] == true
         })
         .await;
+}
+
+/// Whoever moves MySQL tells the daemon where it is now, while the old one does not reply.
+#[tokio::test]
+async fn a_silent_mysql_does_not_delay_a_reload() {
+    let stage = Stage::begin().await;
+    let Stage { mysql, site, .. } = &stage;
+    mysql.pause();
+    // longer than the interval between reads of the overview
+    sleep(Duration::from_secs(8)).await;
+    let moved = site.mysql_url.replace("counterfoil@", "moved@");
+    let file = site.folder().join("counterfoil.toml");
+    let config = std::fs::read_to_string(&file).expect("the configuration");
+    std::fs::write(&file, config.replace(&site.mysql_url, &moved)).expect("written");
+    stage.daemon.signal("HUP");
+    let reloaded = stage
+        .daemon
+        .logs(&["connecting with the reloaded settings"]);
+    let in_time = timeout(SOON, reloaded).await;
+    mysql.resume();
+    in_time.expect("it reloads although MySQL is silent");
 }
 
 /// The disk of a table fills.

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::client::{address, get, request, send};
-use crate::http::{self, KINDS};
+use crate::http::{self, KINDS, sample, scrape};
 use crate::support::{Daemon, Site, eventually};
 
 /// A password that occurs in nothing else.
@@ -534,6 +534,15 @@ async fn a_reload_takes_new_passwords_and_keeps_counting() {
     eventually("it is ready again", ready).await;
     site.printed(&["add", "shop/views", "1"]).await;
     eventually("the second hit", async || site.number(value).await == 2).await;
+    // the new worker's samples go on from those of the old one
+    let sampled = async || {
+        let state = get(&daemon, "/api/v1/state").await.json();
+        state["pairs"][0]["families"][0]["counted"] == 2
+    };
+    eventually("a sample", sampled).await;
+    let metric = "counterfoil_counted_hits_total";
+    let counted = sample(&scrape(&daemon).await, metric, &[("family", "views")]);
+    assert_eq!(counted, Some(2.0));
     // nothing changed: the connections stay
     daemon.signal("HUP");
     daemon.logs_times(2, &["reloaded"]).await;

@@ -81,6 +81,7 @@ impl MysqlStore {
             primary: Database {
                 pool,
                 sent: Arc::default(),
+                limit: Database::LIMIT,
             },
             replica: None,
             targets: Cache::builder().build(),
@@ -88,6 +89,15 @@ impl MysqlStore {
             has_tables: Arc::default(),
             rejects_kept: MysqlStore::REJECTS_KEPT,
         }
+    }
+
+    /// Sets the longest wait for a reply, for tests.
+    #[cfg(feature = "test-hooks")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn waiting(mut self, limit: Duration) -> Self {
+        self.primary.limit = limit;
+        self
     }
 
     /// Serves reads [from the nearest](ReadFrom::Nearest) server with this pool, which may lag
@@ -141,6 +151,7 @@ impl MysqlStore {
         Database {
             pool: pool.unwrap_or(&self.primary.pool).clone(),
             sent: self.primary.sent.clone(),
+            limit: self.primary.limit,
         }
     }
 

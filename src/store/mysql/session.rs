@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +15,8 @@ use sqlx::mysql::MySqlRow;
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, Connection, FromRow, MySql, MySqlPool};
 use tokio::runtime::Handle;
+use tokio::time::error::Elapsed;
+use tokio::time::timeout;
 
 use super::fault::{self, store};
 use super::statement::Statement;
@@ -30,9 +33,15 @@ pub struct Database {
     pub pool: MySqlPool,
     /// The number of statements sent.
     pub sent: Arc<AtomicU64>,
+    /// The longest wait for a reply. A server that has vanished may leave its connections open.
+    pub limit: Duration,
 }
 
 impl Database {
+    /// The default limit. A statement waits for a lock for a second, and a commit for a full disk
+    /// for as long as it takes: the limit only closes its connection, and the commit is repeated.
+    pub const LIMIT: Duration = Duration::from_secs(60);
+
     /// Reads the rows of a SELECT outside of a transaction. `failed` names the failure in the error
     /// message.
     pub async fn read<T: Row>(&self, failed: &'static str, select: Statement) -> Result<Vec<T>> {
@@ -55,19 +64,16 @@ impl Database {
     pub async fn fetch<T: Row>(&self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
         let database = self.clone();
         let rows = in_place(async move {
-            if let Some(mut idle) = database.pool.try_acquire() {
-                database.count(1);
-                match select.clone().query().fetch_all(&mut *idle).await {
+            if let Some(idle) = database.pool.try_acquire() {
+                let mut idle = database.session(idle);
+                match idle.fetch(select.clone()).await {
                     Err(error) if fault::is_lost(&error) => {
                         tracing::debug!(error = %format_args!("{error:#}"), "an idle connection was dead");
-                        idle.close_on_drop();
                     }
                     result => return result,
                 }
             }
-            let mut connection = database.tested().await?;
-            database.count(1);
-            select.query().fetch_all(&mut *connection).await
+            database.tested().await?.fetch(select).await
         });
         rows.await?.iter().map(T::from_row).collect()
     }
@@ -79,10 +85,9 @@ impl Database {
         failed: impl Into<Cow<'static, str>>,
         statement: Statement,
     ) -> Result<u64> {
-        self.count(1);
-        let pool = self.pool.clone();
-        let done = in_place(async move { statement.query().execute(&pool).await });
-        Ok(done.await.map_err(store(failed))?.rows_affected())
+        let database = self.clone();
+        let done = in_place(async move { database.tested().await?.execute(statement).await });
+        done.await.map_err(store(failed))
     }
 
     /// Counts statements as sent.
@@ -91,13 +96,20 @@ impl Database {
     }
 
     /// Returns a connection that was alive a moment ago.
-    async fn tested(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
+    async fn tested(&self) -> Result<Session, sqlx::Error> {
         loop {
-            let mut connection = self.pool.acquire().await?;
-            if self.pool.options().get_test_before_acquire() || connection.ping().await.is_ok() {
-                return Ok(connection);
+            let mut session = self.session(self.pool.acquire().await?);
+            if self.pool.options().get_test_before_acquire() || session.ping().await.is_ok() {
+                return Ok(session);
             }
-            connection.close_on_drop();
+        }
+    }
+
+    fn session(&self, connection: PoolConnection<MySql>) -> Session {
+        Session {
+            connection,
+            database: self.clone(),
+            is_idle: true,
         }
     }
 
@@ -138,12 +150,14 @@ impl Database {
 
     async fn transact_once<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
         let mut transaction = Transaction {
-            connection: self.tested().await?,
-            database: self.clone(),
+            session: self.tested().await?,
             ended: false,
         };
         transaction.packet(BEGIN.to_owned(), 3).await?;
         let done = work.run(&mut transaction).await;
+        if done.as_ref().is_err_and(fault::is_lost) {
+            return done;
+        }
         // after an error it is unknown whether the transaction was committed
         let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
         let ended = transaction.packet(format!("{end}; {RESTORE}"), 2).await;
@@ -197,11 +211,71 @@ const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
 const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates, \
      SESSION innodb_lock_wait_timeout = @counterfoil_row_wait, SESSION lock_wait_timeout = @counterfoil_table_wait";
 
+/// A session of the server. If it is dropped while a statement runs, or if it is lost, its connection
+/// is closed.
+struct Session {
+    connection: PoolConnection<MySql>,
+    database: Database,
+    /// Whether the last statement has ended.
+    is_idle: bool,
+}
+
+impl Session {
+    async fn execute(&mut self, statement: Statement) -> Result<u64, sqlx::Error> {
+        let limit = self.begin(1);
+        let done = timeout(limit, statement.query().execute(&mut *self.connection)).await;
+        Ok(self.ended(done)?.rows_affected())
+    }
+
+    async fn fetch(&mut self, select: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        let limit = self.begin(1);
+        let rows = timeout(limit, select.query().fetch_all(&mut *self.connection)).await;
+        self.ended(rows)
+    }
+
+    async fn packet(&mut self, text: String, statements: u64) -> Result<(), sqlx::Error> {
+        let limit = self.begin(statements);
+        let packet = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *self.connection);
+        let done = timeout(limit, packet).await;
+        self.ended(done).map(drop)
+    }
+
+    async fn ping(&mut self) -> Result<(), sqlx::Error> {
+        let limit = self.begin(0);
+        let done = timeout(limit, self.connection.ping()).await;
+        self.ended(done)
+    }
+
+    /// Notes that statements are sent. Returns the longest wait for their reply.
+    fn begin(&mut self, statements: u64) -> Duration {
+        self.database.count(statements);
+        self.is_idle = false;
+        self.database.limit
+    }
+
+    fn ended<T>(
+        &mut self,
+        done: Result<Result<T, sqlx::Error>, Elapsed>,
+    ) -> Result<T, sqlx::Error> {
+        let silent = |late: Elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, late).into());
+        let done = done.unwrap_or_else(silent);
+        self.is_idle = !done.as_ref().is_err_and(fault::is_lost);
+        done
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.is_idle {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
 /// An open transaction. If it is dropped before it ended, or if its end failed, its connection is
 /// closed: the server rolls back, and no session with changed settings returns to the pool.
 pub struct Transaction {
-    connection: PoolConnection<MySql>,
-    database: Database,
+    session: Session,
     ended: bool,
 }
 
@@ -209,28 +283,23 @@ impl Transaction {
     /// Runs a statement and returns the number of rows that it found, unchanged ones too, as sqlx
     /// requests it.
     pub async fn execute(&mut self, statement: Statement) -> Result<u64, sqlx::Error> {
-        self.database.count(1);
-        let done = statement.query().execute(&mut *self.connection).await?;
-        Ok(done.rows_affected())
+        self.session.execute(statement).await
     }
 
     pub async fn fetch<T: Row>(&mut self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
-        self.database.count(1);
-        let rows = select.query().fetch_all(&mut *self.connection).await?;
+        let rows = self.session.fetch(select).await?;
         rows.iter().map(T::from_row).collect()
     }
 
     async fn packet(&mut self, text: String, statements: u64) -> Result<(), sqlx::Error> {
-        self.database.count(statements);
-        let packet = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *self.connection);
-        packet.await.map(drop)
+        self.session.packet(text, statements).await
     }
 }
 
 impl Drop for Transaction {
     fn drop(&mut self) {
         if !self.ended {
-            self.connection.close_on_drop();
+            self.session.connection.close_on_drop();
         }
     }
 }

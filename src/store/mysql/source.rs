@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use super::MysqlStore;
 use super::fault::{self, store};
 use super::list::{After, Columns, IdPage};
+use super::session::Database;
 use super::shape::Storage;
 use super::statement::{Statement, quoted, table_name, text};
 use super::target::{self, Segment, StoredKey, join};
@@ -22,6 +23,9 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::table::{is_name, is_table_name};
 use crate::store::Registered;
+
+/// The longest wait for a count of rows, which may read all of a table.
+const SCAN: Duration = Duration::from_hours(1);
 
 /// The rows that a family's counters stand for, and the way to count them for many ids
 /// (docs/protocol.md, section 9).
@@ -365,8 +369,11 @@ async fn rows(
         };
         Error::new(kind, about(&family.family, message)).with_source(error)
     };
-    let rows = mysql.on(replica).fetch(select).await;
-    rows.map_err(refused)
+    let source = Database {
+        limit: SCAN,
+        ..mysql.on(replica)
+    };
+    source.fetch(select).await.map_err(refused)
 }
 
 #[cfg(test)]

@@ -101,6 +101,28 @@ fn a_runtime_that_ends_does_not_end_the_sending() {
     }
 }
 
+/// A runtime that ends during a flush has taken hits of others.
+#[test]
+fn a_flush_whose_runtime_ends_is_reported_by_the_next_one() {
+    let mut current = tokio::runtime::Builder::new_current_thread();
+    let home = current.enable_all().build().unwrap();
+    let plain = home.block_on(Plain::new());
+    let views = home.block_on(plain.open(family("views")));
+    views.record("page", 1).unwrap();
+    assert_eq!(home.block_on(views.flush()).unwrap(), Recorded::Counted);
+    plain.redis.pause();
+    (0..20_000).for_each(|number| views.record(&number.to_string(), 1).unwrap());
+    let doomed = tokio::runtime::Runtime::new().unwrap();
+    let flushed =
+        doomed.block_on(async { timeout(Duration::from_millis(100), views.flush()).await });
+    assert!(flushed.is_err(), "Redis stands still");
+    doomed.shutdown_timeout(Duration::from_secs(1));
+    plain.redis.resume();
+    let error = home.block_on(views.flush()).unwrap_err();
+    assert!(error.outcome_unknown(), "{error}");
+    assert_eq!(home.block_on(views.flush()).unwrap(), Recorded::Counted);
+}
+
 #[tokio::test]
 async fn dropping_the_last_handle_sends_it() {
     let redis = RedisServer::start(RedisOptions::volatile()).await;
