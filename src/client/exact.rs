@@ -241,9 +241,17 @@ impl Handle {
 
     /// Makes one round of an exact read. With `at_once` it reads the database and Redis
     /// concurrently: whichever is read first, the ledger shows how they fit.
+    ///
+    /// A cached batch leaves Redis in parts, once it is complete on the primary. So for cached
+    /// counters it reads Redis first, and then the primary.
     async fn try_exact(&self, ids: &[&str], at_once: bool, deadline: Instant) -> Result<Round> {
         let registered = self.stored_by(deadline, self.registered()).await?;
-        let guess = if at_once { self.guess(ids) } else { None };
+        let is_cached = self.family().is_cached();
+        let guess = if at_once && !is_cached {
+            self.guess(ids)
+        } else {
+            None
+        };
         let (guessed, reads) = match guess {
             Some(marks) => {
                 let snapshot = self
@@ -268,7 +276,7 @@ impl Handle {
         let mut guessed = guessed
             .filter(|(guess, _)| is_known && *guess == marks)
             .map(|(_, snapshot)| snapshot);
-        let copies: &[_] = if is_known {
+        let copies: &[_] = if is_known && !is_cached {
             &[ReadFrom::Nearest, ReadFrom::Primary]
         } else {
             &[ReadFrom::Primary]

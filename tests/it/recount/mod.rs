@@ -5,6 +5,7 @@ mod deleted;
 mod faults;
 mod interleavings;
 mod rejected;
+mod replica;
 
 use counterfoil::recount::{RecountBuilder, Recountable, Source};
 use counterfoil::test_hooks::{Before, Difference, Page, Recounting, Run};

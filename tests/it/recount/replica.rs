@@ -1,0 +1,47 @@
+//! Recounts with a replica that lags.
+
+use counterfoil::test_hooks::{CutBatch, Partition, retention};
+
+use super::{WITHIN, saves};
+use crate::support::*;
+
+/// A batch of two cached counters is complete in MySQL, one of them is saved, and the replica lacks
+/// the batch.
+#[tokio::test]
+async fn a_batch_that_is_partly_saved_is_not_counted_again() {
+    let (pair, behind) = (Pair::new().await, Pair::new().await);
+    pair.sql("CREATE TABLE saves (user_id INT NOT NULL); INSERT INTO saves VALUES (1), (2)")
+        .await;
+    behind.open(votes().partitions(1)).await;
+    let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
+    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
+    let votes = counterfoil.opened(votes().partitions(1)).await;
+    votes.count("1", 1).await;
+    votes.count("2", 1).await;
+
+    let family = pair.mysql().register(votes.family()).await.unwrap();
+    let partition = Partition::new(pair.redis.manager().await, votes.family(), 0);
+    let rotated = partition.rotate(votes.family(), &family.database, None, Cut::Now);
+    let RotateReply::Batch(CutBatch { id, .. }) = rotated.await.unwrap() else {
+        panic!("no batch")
+    };
+    let fetched = partition.fetch(id, Duration::ZERO, 10).await.unwrap();
+    let FetchReply::Deltas(deltas) = fetched else {
+        panic!("{fetched:?}")
+    };
+    let batch = Arc::new(Batch {
+        family: Arc::new(family),
+        partition: 0,
+        id,
+        deltas,
+    });
+    pair.mysql().apply(&[batch], None).await.unwrap();
+    let retention = retention(votes.family()).unwrap();
+    let saved = partition.saved(retention, id, &[(b"1", Some(1))]).await;
+    assert_eq!(saved.unwrap(), Some(1));
+
+    let recount = counterfoil.recount(&votes).source(saves()).within(WITHIN);
+    let done = recount.run_once().await.unwrap();
+    assert_eq!((done.checked, done.drifted), (2, 0), "{done:?}");
+    assert_eq!(pair.stored().await, 2);
+}
