@@ -78,7 +78,9 @@ impl RecountBuilder {
 
     /// Counts the rows on a replica. Its lag is part of [`within`](Self::within). If the server
     /// reports the lag to this user (REPLICATION CLIENT, with MariaDB SLAVE MONITOR), the recount
-    /// waits while the replica lags by more.
+    /// waits while the replica lags by more. Counters above their rows are counted again after
+    /// `within`, when the replica has every row that was counted before. A
+    /// [function](Source::function) that reads a replica needs this setting too.
     pub fn replica(mut self, pool: MySqlPool) -> Self {
         self.plan.replica = Some(pool);
         self
@@ -99,7 +101,8 @@ impl RecountBuilder {
     /// Handles rows that are also deleted, such as likes that are taken back: corrects a counter
     /// only if nothing was counted in it meanwhile, not even +1 and -1. Others are checked three
     /// times in a run, and left for the next one. While such a run works, hits wait in Redis for up
-    /// to twice [`within`](Self::within) and the [`timeout`](Self::timeout).
+    /// to twice [`within`](Self::within), three times with a [`replica`](Self::replica), and the
+    /// [`timeout`](Self::timeout).
     pub fn rows_are_deleted(mut self, deleted: bool) -> Self {
         self.plan.rows_are_deleted = deleted;
         self
@@ -159,8 +162,9 @@ impl RecountBuilder {
         self
     }
 
-    /// Recounts the family now, and returns at the end. That takes [`within`](Self::within), plus
-    /// the time for counting the rows. If an abandoned run exists, it is finished from its last
+    /// Recounts the family now, and returns at the end. That takes [`within`](Self::within), or
+    /// twice that if [rows are deleted](Self::rows_are_deleted) and a [`replica`](Self::replica)
+    /// counts them, plus the time for counting the rows. If an abandoned run exists, it is finished from its last
     /// position instead of a new one: call this again for a full run.
     ///
     /// # Errors

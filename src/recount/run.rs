@@ -1,7 +1,7 @@
 //! A run of a recount. Each page reads the values, counts the rows, waits, reads the values again
 //! and corrects. Many pages share one wait.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::future::pending;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -76,7 +76,7 @@ pub struct Recounting {
 pub struct Before {
     values: Vec<(String, i64)>,
     rejections: Rejections,
-    /// The last cuts before the values were read, if rows are also deleted.
+    /// The last cuts at the begin of the round, if rows are also deleted.
     cuts: Option<Cuts>,
 }
 
@@ -94,6 +94,15 @@ pub struct Page {
     /// The position of the run once this page is done.
     until: Option<Cursor>,
     tries: u32,
+}
+
+/// A round of a run whose rows are also deleted.
+#[derive(Debug)]
+struct Round {
+    /// The last cuts at its begin.
+    cuts: Cuts,
+    /// The end of the time in which it measures pages.
+    until: Instant,
 }
 
 /// The differences between the values of a page and its rows.
@@ -243,19 +252,21 @@ impl Recounting {
     /// belongs to this holder.
     ///
     /// If rows are also deleted, it works in rounds. Each begins with a cut of all partitions and a
-    /// hold of further cuts, measures pages for the time of a wait, and finishes all of them.
+    /// hold of further cuts, waits until a replica has the rows that were counted before, measures
+    /// pages for the time of a wait, and finishes all of them.
     async fn work(&self, run: &mut Run) -> Result<bool> {
         let mut ahead = Some(run.at.clone());
         let mut waiting: VecDeque<Page> = VecDeque::new();
         // busy ids, with the number of attempts so far
         let mut again: VecDeque<(Vec<String>, u32)> = VecDeque::new();
         let (mut touched, mut next_page) = (Instant::now(), Instant::now());
-        let mut round_until = None;
+        let mut round: Option<Round> = None;
         loop {
             let now = Instant::now();
             let touch = touched + self.lease() / 4;
             let ready = waiting.front().map(|page| page.counted + self.within);
-            let is_in_round = waiting.is_empty() || round_until.is_none_or(|until| now < until);
+            let is_in_round =
+                waiting.is_empty() || round.as_ref().is_none_or(|round| now < round.until);
             let has_more = ahead.is_some() || !again.is_empty();
             let may_measure = has_more && is_in_round && waiting.len() < PAGES;
             if touch <= now {
@@ -270,22 +281,33 @@ impl Recounting {
                 if !self.finish(run, page, &mut again).await? {
                     return Ok(false);
                 }
-            } else if may_measure && next_page <= now {
-                if self.plan.rows_are_deleted && round_until.is_none_or(|until| until <= now) {
-                    self.repeated(|| self.hold()).await?;
-                    round_until = Some(Instant::now() + self.within);
+                if waiting.is_empty() {
+                    round = None;
                 }
+            } else if may_measure
+                && next_page <= now
+                && self.plan.rows_are_deleted
+                && round.is_none()
+            {
+                let cuts = self.repeated(|| self.hold()).await?;
+                next_page = Instant::now() + self.lag();
+                round = Some(Round {
+                    cuts,
+                    until: next_page + self.within,
+                });
+            } else if may_measure && next_page <= now {
+                let cuts = round.as_ref().map(|round| round.cuts.clone());
                 let page = match (again.pop_front(), &ahead) {
                     (Some((busy, tries)), _) => Page {
                         tries: tries + 1,
-                        ..self.measure(busy).await?
+                        ..self.measure(busy, cuts).await?
                     },
                     (None, Some(at)) => {
                         let (ids, until) = self.repeated(|| self.next(at)).await?;
                         ahead.clone_from(&until);
                         Page {
                             until,
-                            ..self.measure(ids).await?
+                            ..self.measure(ids, cuts).await?
                         }
                     }
                     (None, None) => continue,
@@ -306,10 +328,19 @@ impl Recounting {
     }
 
     /// Begins a round: cuts all partitions, and holds further cuts until the round is over. A round
-    /// takes two waits and a count of rows.
-    async fn hold(&self) -> Result<()> {
-        let time = 2 * self.within + self.plan.timeout;
-        movement::hold(&self.handle, time).await
+    /// takes two waits and a count of rows, after the lag of a replica.
+    async fn hold(&self) -> Result<Cuts> {
+        let time = self.lag() + 2 * self.within + self.plan.timeout;
+        movement::hold(&self.handle, time).await?;
+        Cuts::read(&self.handle).await
+    }
+
+    /// Returns the longest lag of the rows.
+    fn lag(&self) -> Duration {
+        match self.plan.replica {
+            Some(_) => self.within,
+            None => Duration::ZERO,
+        }
     }
 
     /// Returns the ids after `at`, and the position after them; `None` at the end of all ids.
@@ -350,17 +381,15 @@ impl Recounting {
         Ok((ids, next))
     }
 
-    async fn measure(&self, ids: Vec<String>) -> Result<Page> {
-        let before = self.repeated(|| self.before(ids.clone())).await?;
+    async fn measure(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Page> {
+        let before = self
+            .repeated(|| self.before(ids.clone(), cuts.clone()))
+            .await?;
         self.repeated(|| self.count(&before)).await
     }
 
     /// Takes the first step: reads the values, and leaves out counters that are too large.
-    pub async fn before(&self, ids: Vec<String>) -> Result<Before> {
-        let cuts = match self.plan.rows_are_deleted {
-            true => Some(Cuts::read(&self.handle).await?),
-            false => None,
-        };
+    pub async fn before(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Before> {
         let (family, wanted) = (self.handle.registered().await?, borrowed_ids(&ids));
         let rejections = self.mysql.rejections(family, &wanted).await?;
         let values = self.handle.exact(&wanted).await?;
@@ -375,15 +404,6 @@ impl Recounting {
 
     /// Takes the second step: counts the rows.
     pub async fn count(&self, before: &Before) -> Result<Page> {
-        if let Some(replica) = &self.plan.replica
-            && let Some(lag) = self.mysql.lag(replica).await?
-            && lag >= self.within
-        {
-            let within = self.within;
-            return Err(Error::store(format!(
-                "the replica lags by {lag:?}, within() allows less than {within:?}"
-            )));
-        }
         let ids: Vec<_> = before.values.iter().map(|(id, _)| id.as_str()).collect();
         let rows = self.rows(&ids).await?;
         let counted = Instant::now();
@@ -409,6 +429,10 @@ impl Recounting {
             Some(cuts) => Some(cuts.moved(&self.handle, &ids).await?),
             None => None,
         };
+        let caught_up = match self.plan.replica {
+            Some(_) if moved.is_none() => self.caught_up(page).await?,
+            _ => HashMap::new(),
+        };
         let mut difference = Difference {
             checked: page.same,
             rejections: page.rejections.clone(),
@@ -416,12 +440,13 @@ impl Recounting {
         };
         for (index, (id, before, rows)) in page.differing.iter().enumerate() {
             let (before, rows, after) = (*before, *rows, values[index]);
+            let caught_up = caught_up.get(id.as_str()).copied().unwrap_or(rows);
             let proof = match &moved {
                 Some(moved) => verdict::unmoved(before, rows, after, moved[index]),
                 None if ablation::is_out(Guard::RecountBounds) => {
                     Proof::Off(i128::from(rows) - i128::from(before))
                 }
-                None => verdict::bounded(before, rows, after),
+                None => verdict::bounded(before, rows, caught_up, after),
             };
             match proof {
                 Proof::Busy => {
@@ -432,7 +457,7 @@ impl Recounting {
                 Proof::Off(off) => difference.drifted.push(Drifted {
                     id: id.clone(),
                     before,
-                    rows,
+                    rows: if off < 0 { caught_up } else { rows },
                     after,
                     delta: i64::try_from(off).unwrap_or(0),
                     only_noted: self.why_only_noted(off),
@@ -441,6 +466,18 @@ impl Recounting {
             difference.checked += 1;
         }
         Ok(difference)
+    }
+
+    /// Counts again the rows of counters above their rows: the replica may have lacked rows in the
+    /// first value, and by the end of the wait it has them.
+    async fn caught_up<'p>(&self, page: &'p Page) -> Result<HashMap<&'p str, i64>> {
+        let above = page
+            .differing
+            .iter()
+            .filter(|(_, value, rows)| value > rows);
+        let above: Vec<_> = above.map(|(id, ..)| id.as_str()).collect();
+        let rows = self.rows(&above).await?;
+        Ok(above.into_iter().zip(rows).collect())
     }
 
     fn why_only_noted(&self, off: i128) -> Option<&'static str> {
@@ -559,6 +596,15 @@ impl Recounting {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
+        if let Some(replica) = &self.plan.replica
+            && let Some(lag) = self.mysql.lag(replica).await?
+            && lag >= self.within
+        {
+            let within = self.within;
+            return Err(Error::store(format!(
+                "the replica lags by {lag:?}, within() allows less than {within:?}"
+            )));
+        }
         let family = self.handle.registered().await?;
         let (replica, limit) = (self.plan.replica.as_ref(), self.plan.timeout);
         let rows = self.source.count(&self.mysql, replica, family, ids, limit);
@@ -594,6 +640,14 @@ impl Recounting {
         match self.begin_after(Duration::ZERO, Duration::ZERO).await? {
             Begun::Run(run) => Ok(Some(run)),
             Begun::Held | Begun::Early(_) => Ok(None),
+        }
+    }
+
+    /// Returns the last cuts, if rows are also deleted.
+    pub async fn cuts(&self) -> Result<Option<Cuts>> {
+        match self.plan.rows_are_deleted {
+            true => Cuts::read(&self.handle).await.map(Some),
+            false => Ok(None),
         }
     }
 

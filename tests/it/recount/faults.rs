@@ -179,7 +179,7 @@ async fn a_run_that_was_taken_over_corrects_nothing() {
         let difference = steps
             .after(
                 &steps
-                    .count(&steps.before(vec!["1".to_owned()]).await.unwrap())
+                    .count(&steps.before(vec!["1".to_owned()], None).await.unwrap())
                     .await
                     .unwrap(),
             )

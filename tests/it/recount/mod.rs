@@ -50,7 +50,10 @@ impl At {
     ) -> Self {
         match self {
             At::Idle => recounting.take().await.unwrap().map_or(At::Idle, At::Begun),
-            At::Begun(run) => At::Before(run, recounting.before(ids).await.unwrap()),
+            At::Begun(run) => {
+                let cuts = recounting.cuts().await.unwrap();
+                At::Before(run, recounting.before(ids, cuts).await.unwrap())
+            }
             At::Before(run, before) => {
                 At::Counted(run, recounting.count(&before).await.unwrap(), coming)
             }

@@ -49,7 +49,7 @@ async fn applied_during_a_run(without: Option<Guard>) -> i64 {
     let (pair, counters) = stage().await;
     let recounting = pair.recount(&counters).steps().unwrap();
     let run = recounting.take().await.unwrap().unwrap();
-    let before = recounting.before(vec!["7".to_owned()]).await.unwrap();
+    let before = recounting.before(vec!["7".to_owned()], None).await.unwrap();
     let page = recounting.count(&before).await.unwrap();
     pair.drain().await;
     let difference = recounting.after(&page).await.unwrap();

@@ -1,9 +1,35 @@
 //! Recounts with a replica that lags.
 
+use counterfoil::recount::Source;
 use counterfoil::test_hooks::{CutBatch, Partition, retention};
 
 use super::{WITHIN, saves};
 use crate::support::*;
+
+/// Returns the rows of user 1 on a replica with this lag: the second of two rows was committed just
+/// now.
+fn lagging(lag: Duration) -> Source {
+    let arrives = Instant::now() + lag;
+    Source::function(move |_| async move {
+        let rows = if Instant::now() < arrives { 1 } else { 2 };
+        Ok(HashMap::from([("1".to_owned(), rows)]))
+    })
+}
+
+#[tokio::test]
+async fn a_counted_row_that_a_replica_lacks_is_not_taken_away() {
+    for (deleted, value, lowered) in [(false, 2, 0), (false, 3, 1), (true, 2, 0), (true, 3, 1)] {
+        let (pair, saves) = Pair::of(family("saves")).await;
+        saves.count("1", value).await;
+        pair.drain().await;
+        let recount = pair.recount(&saves).rows_are_deleted(deleted);
+        let recount = recount.replica(pair.pool.clone()).within(millis(800));
+        let done = recount.source(lagging(millis(700))).run_once().await;
+        let done = done.unwrap();
+        assert_eq!(saves.value("1").await, 2, "{value}, {deleted}: {done:?}");
+        assert_eq!((done.lowered, done.drifted), (lowered, lowered), "{done:?}");
+    }
+}
 
 /// A batch of two cached counters is complete in MySQL, one of them is saved, and the replica lacks
 /// the batch.
