@@ -252,9 +252,25 @@ fn cases() -> Vec<Case> {
             },
         ),
         case(
+            "recount, rows only added, on a replica",
+            AddedRows {
+                rows: 3,
+                replica: true,
+                ..AddedRows::new()
+            },
+        ),
+        case(
             "recount, rows also deleted",
             DeletedRows {
                 events: 5,
+                ..DeletedRows::new()
+            },
+        ),
+        case(
+            "recount, rows also deleted, on a replica",
+            DeletedRows {
+                events: 4,
+                replica: true,
                 ..DeletedRows::new()
             },
         ),

@@ -83,6 +83,14 @@ impl Hits {
         }
     }
 
+    /// Returns the hits that `others` holds as well.
+    pub fn among(self, others: Self) -> Self {
+        Self {
+            held: self.held & others.held,
+            repeated: self.repeated & others.held,
+        }
+    }
+
     /// Returns the hits that `others` does not hold.
     pub fn without(self, others: Self) -> Self {
         Self {

@@ -17,6 +17,8 @@ pub struct AddedRows {
     pub deaths: u8,
     /// The number of runs. Each run corrects the counter at most once.
     pub runs: u8,
+    /// The rows are counted on a replica that lags.
+    pub replica: bool,
     /// The guard that is left out.
     pub mistake: Option<Mistake>,
 }
@@ -26,6 +28,8 @@ pub struct AddedRows {
 pub enum Mistake {
     /// A recounter does not wait for the counts of the rows that it saw.
     NoWait,
+    /// A recounter does not count the rows again once the replica has those from before.
+    CountOnce,
     /// A correction does not check that the run is current and has not corrected the counter.
     NoFence,
     /// A correction writes the number of rows instead of adding a delta.
@@ -39,6 +43,8 @@ pub enum Mistake {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     rows: u8,
+    /// The rows that a count finds: the first ones.
+    shown: u8,
     value: i8,
     /// The rows that are not counted yet and will be.
     coming: Hits,
@@ -61,12 +67,14 @@ enum Recounter {
         run: u8,
         before: i8,
     },
-    /// Has counted the rows, and waits for those among them that were not counted yet.
+    /// Has counted the rows, and waits for those among them that were not counted yet, and until
+    /// the replica shows all rows that were `inserted`.
     Waiting {
         run: u8,
         before: i8,
         rows: u8,
         due: Hits,
+        inserted: u8,
     },
     Measured(Measurement),
 }
@@ -77,6 +85,8 @@ struct Measurement {
     run: u8,
     before: i8,
     rows: u8,
+    /// The rows after the wait.
+    caught_up: u8,
     after: i8,
 }
 
@@ -85,6 +95,8 @@ struct Measurement {
 pub enum Step {
     /// The application inserts a row.
     Insert,
+    /// The replica receives the next row.
+    Replicate,
     /// The application counts a row.
     Count(u8),
     /// The application dies before it counts a row.
@@ -106,8 +118,8 @@ pub enum Step {
 }
 
 impl AddedRows {
-    /// Returns a small model: two rows, one that is never counted, one that is counted twice, and
-    /// two runs.
+    /// Returns a small model: two rows, one that is never counted, one that is counted twice, two
+    /// runs, and no replica.
     pub fn new() -> Self {
         Self {
             rows: 2,
@@ -115,6 +127,7 @@ impl AddedRows {
             doubled: 1,
             deaths: 1,
             runs: 2,
+            replica: false,
             mistake: None,
         }
     }
@@ -126,7 +139,7 @@ impl AddedRows {
     /// Returns the delta that a recounter adds: the proven lack or surplus.
     fn delta(&self, measured: &Measurement) -> i8 {
         let at_least = measured.rows as i8 - measured.after;
-        let at_most = measured.rows as i8 - measured.before;
+        let at_most = measured.caught_up as i8 - measured.before;
         if self.makes(Mistake::OneDifference) || at_most < 0 {
             at_most
         } else {
@@ -143,6 +156,7 @@ impl AddedRows {
             before,
             rows,
             after,
+            ..
         } = measured;
         state.recounters[recounter] = Recounter::Idle;
         let is_current = run == state.run && !state.is_done;
@@ -193,6 +207,7 @@ impl Model for AddedRows {
     fn init_states(&self) -> Vec<State> {
         vec![State {
             rows: 0,
+            shown: 0,
             value: 0,
             coming: Hits::default(),
             uncounted: 0,
@@ -209,6 +224,9 @@ impl Model for AddedRows {
         if state.rows < self.rows {
             steps.push(Step::Insert);
         }
+        if state.shown < state.rows {
+            steps.push(Step::Replicate);
+        }
         for row in state.coming.iter() {
             steps.push(Step::Count(row));
             if state.uncounted < self.uncounted {
@@ -222,9 +240,11 @@ impl Model for AddedRows {
             match recounter {
                 Recounter::Idle => steps.push(Step::ReadValue(number)),
                 Recounter::Started { .. } => steps.push(Step::CountRows(number)),
-                // The wait is longer than the application takes from a row to its count.
-                Recounter::Waiting { due, .. } => {
-                    if due.without(state.coming) == *due || self.makes(Mistake::NoWait) {
+                // The wait is longer than the application takes from a row to its count, and than
+                // the replica's lag.
+                Recounter::Waiting { due, inserted, .. } => {
+                    let has_waited = due.without(state.coming) == *due && state.shown >= *inserted;
+                    if has_waited || self.makes(Mistake::NoWait) {
                         steps.push(Step::ReadValueAgain(number));
                     }
                 }
@@ -245,6 +265,9 @@ impl Model for AddedRows {
             Step::Insert => {
                 state.coming = state.coming + Hits::one(state.rows);
                 state.rows += 1;
+            }
+            Step::Replicate => {
+                state.shown += 1;
             }
             Step::Count(row) => {
                 state.coming = state.coming.without(Hits::one(row));
@@ -272,8 +295,9 @@ impl Model for AddedRows {
                 state.recounters[number] = Recounter::Waiting {
                     run,
                     before,
-                    rows: state.rows,
-                    due: state.coming,
+                    rows: state.shown,
+                    due: state.coming.among(Hits::first(state.shown)),
+                    inserted: state.rows,
                 };
             }
             Step::ReadValueAgain(number) => {
@@ -283,10 +307,12 @@ impl Model for AddedRows {
                 else {
                     return None;
                 };
+                let counts_again = self.replica && !self.makes(Mistake::CountOnce);
                 let measured = Measurement {
                     run,
                     before,
                     rows,
+                    caught_up: if counts_again { state.shown } else { rows },
                     after: state.value,
                 };
                 state.recounters[number] = Recounter::Measured(measured);
@@ -300,6 +326,9 @@ impl Model for AddedRows {
                 state.run += 1;
                 state.is_done = false;
             }
+        }
+        if !self.replica {
+            state.shown = state.rows;
         }
         Some(state)
     }

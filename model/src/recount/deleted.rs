@@ -19,6 +19,8 @@ pub struct DeletedRows {
     pub cuts: u8,
     /// The number of times that the recounter measures.
     pub rounds: u8,
+    /// The rows are counted on a replica that lags.
+    pub replica: bool,
     /// The guard that is left out.
     pub mistake: Option<Mistake>,
 }
@@ -35,6 +37,8 @@ pub enum Mistake {
     IgnoreBuffer,
     /// The recounter does not wait for the counts of the rows that it saw.
     NoWait,
+    /// The recounter does not wait for the replica before it counts the rows.
+    NoWaitForReplica,
 }
 
 /// The source rows, the counter, and the recounter.
@@ -48,6 +52,12 @@ pub struct State {
     /// The number of the partition's last cut.
     cut: u8,
     events: u8,
+    /// The number of events that the replica has: the first ones.
+    replicated: u8,
+    /// The rows on the replica.
+    shown: u8,
+    /// The inserts that the replica lacks.
+    behind: Hits,
     /// The inserted and the deleted rows that are not counted yet and will be.
     inserts: Hits,
     deletes: Hits,
@@ -64,6 +74,8 @@ enum Recounter {
     Started {
         value: i8,
         cut: u8,
+        /// The number of events until then.
+        events: u8,
     },
     /// Has counted the rows, and waits for the events before that were not counted yet.
     Waiting {
@@ -87,6 +99,8 @@ pub enum Step {
     Insert,
     /// The application deletes a row.
     Delete,
+    /// The replica receives the next event.
+    Replicate,
     /// The application counts an event.
     Count(u8),
     /// The application dies before it counts an event.
@@ -106,13 +120,15 @@ pub enum Step {
 }
 
 impl DeletedRows {
-    /// Returns a small model: three events, one of them never counted, two cuts and two rounds.
+    /// Returns a small model: three events, one of them never counted, two cuts, two rounds, and no
+    /// replica.
     pub fn new() -> Self {
         Self {
             events: 3,
             uncounted: 1,
             cuts: 2,
             rounds: 2,
+            replica: false,
             mistake: None,
         }
     }
@@ -158,6 +174,9 @@ impl Model for DeletedRows {
             in_buffer: false,
             cut: 0,
             events: 0,
+            replicated: 0,
+            shown: 1,
+            behind: Hits::default(),
             inserts: Hits::default(),
             deletes: Hits::default(),
             uncounted_inserts: 0,
@@ -174,6 +193,9 @@ impl Model for DeletedRows {
                 steps.push(Step::Delete);
             }
         }
+        if state.replicated < state.events {
+            steps.push(Step::Replicate);
+        }
         for event in state.coming().iter() {
             steps.push(Step::Count(event));
             if state.uncounted_inserts + state.uncounted_deletes < self.uncounted {
@@ -186,7 +208,12 @@ impl Model for DeletedRows {
         match state.recounter {
             Recounter::Idle if state.rounds < self.rounds => steps.push(Step::ReadCounter),
             Recounter::Idle => {}
-            Recounter::Started { .. } => steps.push(Step::CountRows),
+            // This wait is longer than the replica's lag.
+            Recounter::Started { events, .. } => {
+                if state.replicated >= events || self.makes(Mistake::NoWaitForReplica) {
+                    steps.push(Step::CountRows);
+                }
+            }
             // The wait is longer than the application takes from a row to its count.
             Recounter::Waiting { due, .. } => {
                 if due.without(state.coming()) == due || self.makes(Mistake::NoWait) {
@@ -203,6 +230,9 @@ impl Model for DeletedRows {
         match step {
             Step::Insert => {
                 state.inserts = state.inserts + Hits::one(state.events);
+                if self.replica {
+                    state.behind = state.behind + Hits::one(state.events);
+                }
                 state.events += 1;
                 state.rows += 1;
             }
@@ -210,6 +240,14 @@ impl Model for DeletedRows {
                 state.deletes = state.deletes + Hits::one(state.events);
                 state.events += 1;
                 state.rows -= 1;
+            }
+            Step::Replicate => {
+                match state.behind.contains(state.replicated) {
+                    true => state.shown += 1,
+                    false => state.shown -= 1,
+                }
+                state.behind = state.behind.without(Hits::one(state.replicated));
+                state.replicated += 1;
             }
             Step::Count(event) => {
                 state.value += if state.settle(event) { 1 } else { -1 };
@@ -231,17 +269,18 @@ impl Model for DeletedRows {
                 state.recounter = Recounter::Started {
                     value: state.value,
                     cut: state.cut,
+                    events: state.events,
                 };
             }
             Step::CountRows => {
-                let Recounter::Started { value, cut } = state.recounter else {
+                let Recounter::Started { value, cut, .. } = state.recounter else {
                     return None;
                 };
                 state.recounter = Recounter::Waiting {
                     value,
                     cut,
-                    rows: state.rows,
-                    due: state.coming(),
+                    rows: state.shown,
+                    due: state.coming().among(Hits::first(state.replicated)),
                 };
             }
             Step::ReadCounterAgain => {
@@ -273,6 +312,9 @@ impl Model for DeletedRows {
                 state.recounter = Recounter::Idle;
             }
             Step::Leave => state.recounter = Recounter::Idle,
+        }
+        if !self.replica {
+            (state.replicated, state.shown) = (state.events, state.rows);
         }
         Some(state)
     }

@@ -38,6 +38,36 @@ fn the_wait_is_needed() {
 }
 
 #[test]
+fn rows_on_a_replica() {
+    passes(AddedRows {
+        replica: true,
+        ..AddedRows::new()
+    });
+    passes(DeletedRows {
+        replica: true,
+        ..DeletedRows::new()
+    });
+}
+
+#[test]
+fn rows_that_a_replica_lacked_are_counted_again() {
+    let once = AddedRows {
+        replica: true,
+        ..added(AddedMistake::CountOnce)
+    };
+    breaks(once, TOO_LOW_BY_ADDED);
+}
+
+#[test]
+fn a_replica_is_waited_for_where_rows_are_deleted() {
+    let at_once = DeletedRows {
+        replica: true,
+        ..deleted(DeletedMistake::NoWaitForReplica)
+    };
+    breaks(at_once, TOO_HIGH_BY_DELETED);
+}
+
+#[test]
 fn the_fence_of_the_run_is_needed() {
     breaks(added(AddedMistake::NoFence), TOO_HIGH);
 }
