@@ -18,6 +18,8 @@ pub struct Shape {
     pub keys: Vec<Storage>,
     /// `true` if the value column refuses negative numbers.
     pub unsigned: bool,
+    /// `true` if a column other than the key columns has AUTO_INCREMENT.
+    pub is_numbered: bool,
     /// `true` if the value column may be NULL, which counts as 0.
     pub nullable: bool,
 }
@@ -76,6 +78,7 @@ impl Shape {
             index: "PRIMARY".to_owned(),
             keys: vec![Storage::Plain, Storage::Bytes],
             unsigned: false,
+            is_numbered: false,
             nullable: false,
         }
     }
@@ -216,7 +219,7 @@ impl Definition<'_> {
             column(name)?;
         }
         let names = self.table.keys.iter().map(|(name, _)| name.as_str());
-        let keys = names.clone().map(str::to_lowercase).collect();
+        let keys: BTreeSet<_> = names.clone().map(str::to_lowercase).collect();
         // the primary key if there are several
         let exact = self.uniques.iter().filter(|(_, columns)| **columns == keys);
         let index = exact
@@ -231,10 +234,13 @@ impl Definition<'_> {
         if self.table.missing == Missing::Insert {
             self.check_inserts(&keys, &name.to_lowercase())?;
         }
+        let mut columns = self.columns.iter();
         Ok(Shape {
             index: index.clone(),
             keys: storages,
             unsigned: value.unsigned,
+            is_numbered: columns
+                .any(|(name, column)| column.auto_increment && !keys.contains(name)),
             nullable: value.nullable,
         })
     }

@@ -31,10 +31,13 @@ pub struct Target {
     pub inserts: bool,
     /// `true` if the value column refuses negative numbers.
     pub unsigned: bool,
+    /// `true` if the table numbers new rows itself. An upsert of a row that exists would use up a
+    /// number, and without numbers left it would add to another counter's row.
+    pub is_numbered: bool,
     /// The key columns. The first one of counterfoil's own table is the family.
     pub keys: Vec<StoredKey>,
     pub is_own: bool,
-    /// Takes rows of a delta and a key.
+    /// Takes rows of a delta and a key. Inserts only if the table is numbered.
     pub upsert: Statement,
     /// An upsert of [`BULK`] rows of a key and a delta, all as parameters, which costs the server
     /// less than JSON. It reads a new row's value as `VALUES(column)`, which a trigger could have
@@ -110,6 +113,14 @@ impl Target {
                 .map(|column| format!(", {at}.{column} = {at}.{column}"))
                 .collect()
         };
+        let or_update = if shape.is_numbered {
+            String::new()
+        } else {
+            let (current, unchanged) = (current(&name), unchanged(&name));
+            format!(
+                " ON DUPLICATE KEY UPDATE {name}.{value} = {current} + {INPUT}.delta{unchanged}"
+            )
+        };
         let digits = format!("CAST({} AS CHAR)", current("t"));
         let is_found = format!(
             "t.{} IS NOT NULL",
@@ -153,13 +164,11 @@ impl Target {
             label: format!("{} {}", table.describe(), table.unchanged.join(",")),
             inserts: table.missing == Missing::Insert,
             unsigned: shape.unsigned,
+            is_numbered: shape.is_numbered,
             value: table.value.clone(),
             is_own,
             upsert: Statement::new(format!(
-                "INSERT INTO {name} ({columns_of}, {value}) SELECT {given}, {INPUT}.delta FROM {deltas} \
-                 ON DUPLICATE KEY UPDATE {name}.{value} = {} + {INPUT}.delta{}",
-                current(&name),
-                unchanged(&name)
+                "INSERT INTO {name} ({columns_of}, {value}) SELECT {given}, {INPUT}.delta FROM {deltas}{or_update}"
             )),
             bulk_upsert: None,
             lock: Statement::new(format!("{exists} FOR UPDATE")),

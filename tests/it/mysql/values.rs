@@ -353,6 +353,150 @@ async fn an_unsigned_column_goes_down_but_not_below_zero() {
     assert_eq!(db.values(&big, &["2"]).await, [Some(i64::MAX)]);
 }
 
+/// The INSERT of a delta alone is refused, but its row exists, and the sum fits.
+#[tokio::test]
+async fn a_row_that_exists_takes_each_delta_that_its_sum_allows() {
+    let db = Db::new().await;
+    db.run(
+        "CREATE TABLE checked (id INT PRIMARY KEY, n INT NOT NULL, CONSTRAINT too_few CHECK (n >= 0));
+         CREATE TABLE watched (id INT PRIMARY KEY, n INT NOT NULL);
+         CREATE TRIGGER watch BEFORE INSERT ON watched FOR EACH ROW
+             BEGIN IF NEW.n < 0 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'too_few'; END IF; END;
+         CREATE TRIGGER watch_too BEFORE UPDATE ON watched FOR EACH ROW
+             BEGIN IF NEW.n < 0 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'too_few'; END IF; END;
+         INSERT INTO checked VALUES (1, 10), (2, 10), (3, 10);
+         INSERT INTO watched VALUES (1, 10), (2, 10), (3, 10)",
+    )
+    .await;
+    for name in ["checked", "watched"] {
+        let table = by_id(Table::upsert(name), Signed);
+        let family = Family::buffered("shop", name).table(table).wide(true);
+        let family = db.family(family).await;
+        let deltas = [("1", -3), ("2", -11), ("3", 1), ("4", -1), ("5", 4)];
+        assert_eq!(
+            db.add(&family, 0, 1, deltas).await,
+            applied(1, 0, 3, 2),
+            "{name}"
+        );
+        assert_eq!(
+            db.values(&family, &["1", "2", "3", "4", "5"]).await,
+            [Some(7), Some(10), Some(11), None, Some(4)],
+            "{name}"
+        );
+        // the sum is refused without a row, and the positive delta creates the row
+        let batches = [(1, -2), (2, 5), (3, -4)];
+        let batches =
+            batches.map(|(partition, delta)| batch(&family, partition, 1, [("6", delta)]));
+        assert_eq!(db.apply(&batches).await, applied(3, 0, 2, 1), "{name}");
+        assert_eq!(db.values(&family, &["6"]).await, [Some(3)], "{name}");
+    }
+    let few = [
+        ("2", -11, "too_few"),
+        ("4", -1, "too_few"),
+        ("6", -4, "too_few"),
+    ];
+    db.expect_rejects(&[few, few].concat()).await;
+
+    db.run(
+        "CREATE TABLE narrow (id INT PRIMARY KEY, n TINYINT NOT NULL);
+         INSERT INTO narrow VALUES (1, -100)",
+    )
+    .await;
+    let narrow = db
+        .table("narrow", by_id(Table::upsert("narrow"), Signed))
+        .await;
+    assert_eq!(
+        db.add(&narrow, 0, 1, [("1", 200), ("2", 200)]).await,
+        applied(1, 0, 1, 1)
+    );
+    assert_eq!(db.values(&narrow, &["1", "2"]).await, [Some(100), None]);
+}
+
+/// A reject whose row appeared meanwhile.
+#[tokio::test]
+async fn a_negative_reject_is_applied_once_its_row_exists() {
+    let db = Db::new().await;
+    let stock = db.numbers("stock", "INT").await;
+    db.run("ALTER TABLE stock ADD CONSTRAINT too_few CHECK (n >= 0)")
+        .await;
+    assert_eq!(db.add(&stock, 0, 1, [("1", -3)]).await, applied(1, 0, 0, 1));
+    db.run("INSERT INTO stock VALUES (1, 10)").await;
+    let numbers = db.reject_numbers().await;
+    assert_eq!(db.retry(&stock, &numbers).await, [Retried::Applied]);
+    assert_eq!(db.values(&stock, &["1"]).await, [Some(7)]);
+}
+
+/// Another transaction inserts the rows meanwhile.
+#[tokio::test]
+async fn a_row_that_appears_meanwhile_takes_its_delta() {
+    let db = Db::new().await;
+    db.run(
+        "CREATE TABLE checked (id INT PRIMARY KEY, n INT NOT NULL, CONSTRAINT too_few CHECK (n >= 0));
+         CREATE TABLE numbered (pk INT AUTO_INCREMENT PRIMARY KEY, \
+             id INT NOT NULL, n INT NOT NULL, UNIQUE (id))",
+    )
+    .await;
+    for name in ["checked", "numbered"] {
+        let family = db.table(name, by_id(Table::upsert(name), Signed)).await;
+        let mut other = db.pool.begin().await.unwrap();
+        let insert = format!("INSERT INTO {name} (id, n) VALUES (2, 10)");
+        sqlx::raw_sql(AssertSqlSafe(insert))
+            .execute(&mut *other)
+            .await
+            .unwrap();
+        let committed = async {
+            pause(300).await;
+            other.commit().await.unwrap();
+        };
+        let deltas = [("1", 1), ("2", -3), ("3", 1)];
+        let (sums, ()) = tokio::join!(db.add(&family, 0, 1, deltas), committed);
+        assert_eq!(sums, applied(1, 0, 3, 0), "{name}");
+        assert_eq!(
+            db.values(&family, &["1", "2", "3"]).await,
+            [Some(1), Some(7), Some(1)],
+            "{name}"
+        );
+    }
+    db.expect_rejects(&[]).await;
+}
+
+/// Rows numbered by the table itself: updates take no numbers, and if there are none left, no
+/// other row takes the delta.
+#[tokio::test]
+async fn a_numbered_table_takes_a_number_for_each_new_row_only() {
+    let db = Db::new().await;
+    db.run(
+        "CREATE TABLE numbered (pk TINYINT AUTO_INCREMENT PRIMARY KEY, \
+             id INT NOT NULL, n INT NOT NULL, UNIQUE (id))",
+    )
+    .await;
+    let numbered = db
+        .table("numbered", by_id(Table::upsert("numbered"), Signed))
+        .await;
+    for seq in 1..=200 {
+        db.add(&numbered, 0, seq, [("1", 1)]).await;
+    }
+    db.add(&numbered, 0, 201, [("2", 5)]).await;
+    db.add(&numbered, 0, 202, [("1", 1), ("3", 7)]).await;
+    assert_eq!(
+        db.values(&numbered, &["1", "2", "3"]).await,
+        [Some(201), Some(5), Some(7)]
+    );
+    db.expect_rejects(&[]).await;
+
+    db.run("INSERT INTO numbered VALUES (127, 127, 0)").await;
+    db.run("ALTER TABLE numbered AUTO_INCREMENT = 127").await;
+    assert_eq!(
+        db.add(&numbered, 0, 203, [("1", 1), ("4", 1)]).await,
+        applied(1, 0, 1, 1)
+    );
+    assert_eq!(
+        db.values(&numbered, &["1", "127", "4"]).await,
+        [Some(202), Some(0), None]
+    );
+    db.expect_rejects(&[("4", 1, "")]).await;
+}
+
 #[tokio::test]
 async fn one_counter_in_many_batches_is_one_row() {
     let db = Db::new().await;
