@@ -11,10 +11,11 @@ pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> 
     move |source| {
         let kind = if blames_table(&source) {
             ErrorKind::Mismatch
-        } else if is_conflict(&source) || concerns_table(&source) {
-            ErrorKind::Busy
-        } else {
+        } else if source.as_database_error().is_none() || concerns_server(&source) {
             ErrorKind::Store
+        } else {
+            // a conflict, or one of the countless errors of a table
+            ErrorKind::Busy
         };
         Error::new(kind, what).with_source(source)
     }
@@ -69,23 +70,24 @@ pub fn is_conflict(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1020 | 1062 | 1205 | 1213))
 }
 
-/// Returns `true` if a table cannot be written until an operator repairs it or frees space: it is
-/// full, read-only or damaged, or has no tablespace. Numbers below 1000 are errors of a file or a
-/// storage engine.
-fn concerns_table(error: &sqlx::Error) -> bool {
-    const BY_NUMBER: [u16; 11] = [
-        1016, // cannot open a file
-        1021, // full disk
-        1030, // error of the storage engine
-        1034, // incorrect key file
-        1036, // read-only table
-        1114, // full table, also on a full disk
-        1194, 1195, // crashed table
-        1712, // corrupted index
-        1814, // discarded tablespace
-        1877, // corrupt table
+/// Returns `true` if the server takes no writes of any table at present: SQLSTATE class 08 (no
+/// connection, or a shutdown) or 28 (the user is not accepted), a connection that was killed, a
+/// server that is read-only or offline, or a proxy without a server.
+fn concerns_server(error: &sqlx::Error) -> bool {
+    const BY_NUMBER: [u16; 14] = [
+        1129, 1130, // host not accepted
+        1290, // an option of the server, mostly read-only
+        1317, // interrupted
+        1792, 1836, 1874, // read-only transaction, server or InnoDB
+        1927, // connection killed (MariaDB)
+        3032, // offline mode
+        3168, // server not available
+        3169, // session killed
+        4031, // idle for too long
+        9000, 9001, // ProxySQL: no server, or none in time
     ];
-    number(error).is_some_and(|number| number < 1000 || BY_NUMBER.contains(&number))
+    matches!(class(error).as_deref(), Some("08" | "28"))
+        || number(error).is_some_and(|number| BY_NUMBER.contains(&number))
 }
 
 /// Returns `true` if another session has locked a row or table for as long as the transaction waits:

@@ -407,34 +407,37 @@ async fn a_table_that_is_gone_holds_up_only_its_own_family() {
 }
 
 /// The tables of some families cannot be written: here triggers write to tables that are full,
-/// without a tablespace, or read-only.
+/// without a tablespace, read-only, or the trigger's own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_table_that_fails_holds_up_only_its_own_family() {
     let pair = Pair::new().await;
     let mut of_failing = Vec::new();
-    for (name, create_log) in [
+    for (name, create_log, log) in [
         (
             "full",
             "SET max_heap_table_size = 16384;
              CREATE TABLE full_log (line CHAR(255)) ENGINE = MEMORY;
              SET max_heap_table_size = DEFAULT",
+            "INSERT INTO full_log
+             SELECT REPEAT('x', 255) FROM information_schema.COLUMNS LIMIT 200",
         ),
         (
             "discarded",
             "CREATE TABLE discarded_log (line CHAR(255));
              ALTER TABLE discarded_log DISCARD TABLESPACE",
+            "INSERT INTO discarded_log VALUES ('x')",
         ),
         (
             "merged",
             "CREATE TABLE merged_log (line CHAR(255)) ENGINE = MERGE UNION = ()",
+            "INSERT INTO merged_log VALUES ('x')",
         ),
+        ("itself", "DO 0", "UPDATE itself SET n = 0"),
     ] {
         pair.sql(&format!(
             "CREATE TABLE {name} (id INT PRIMARY KEY, n BIGINT NOT NULL);
              {create_log};
-             CREATE TRIGGER {name}_logs BEFORE INSERT ON {name} FOR EACH ROW
-             INSERT INTO {name}_log
-             SELECT REPEAT('x', 255) FROM information_schema.COLUMNS LIMIT 200"
+             CREATE TRIGGER {name}_logs BEFORE INSERT ON {name} FOR EACH ROW {log}"
         ))
         .await;
         let table = keyed(Table::upsert(name), [("id", Signed)]);
@@ -451,6 +454,7 @@ async fn a_table_that_fails_holds_up_only_its_own_family() {
         ("full", "'full_log' is full"),
         ("discarded", "discarded"),
         ("merged", "read only"),
+        ("itself", "already used"),
     ] {
         eventually(error, async || {
             let fails = |one: &counterfoil::Failing| {
@@ -464,7 +468,7 @@ async fn a_table_that_fails_holds_up_only_its_own_family() {
     }
     healthy.count("page", 1).await;
     eventually("a further hit", async || pair.stored().await == 2).await;
-    for name in ["full", "discarded", "merged"] {
+    for name in ["full", "discarded", "merged", "itself"] {
         pair.sql(&format!("DROP TRIGGER {name}_logs")).await;
         let stored = format!("SELECT n FROM {name}");
         eventually(name, async || pair.number(&stored).await == 1).await;
