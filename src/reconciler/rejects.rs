@@ -42,16 +42,18 @@ impl Rejects {
         Some(self.after)
     }
 
-    pub fn end(&mut self, retried: Result<u64>) {
-        self.after = retried.unwrap_or(self.after);
+    /// Ends a retry with the number to continue after, if that is known.
+    pub fn end(&mut self, after: Option<u64>) {
+        self.after = after.unwrap_or(self.after);
         self.next = Instant::now() + EVERY;
     }
 }
 
-/// Retries the next rejects of the families in use. Returns the number to continue after.
-pub async fn retry(shared: &Shared, after: u64) -> Result<u64> {
+/// Retries the next rejects of the families in use. Returns the number to continue after, and the
+/// first error of a family.
+pub async fn retry(shared: &Shared, after: u64) -> Result<(u64, Result<()>)> {
     let Some(mysql) = shared.store.as_mysql() else {
-        return Ok(0);
+        return Ok((0, Ok(())));
     };
     let families = shared.opened();
     let registered = families.iter().filter_map(|one| one.registered.get());

@@ -49,7 +49,7 @@ enum Finished {
     Watched(Result<ServerWatch>),
     Kept(u64, Result<Vec<PartitionId>>),
     Listed(Listing),
-    Retried(Result<u64>),
+    Retried(Result<(u64, Result<()>)>),
 }
 
 /// The scheduler, which decides when each partition and family is checked.
@@ -392,9 +392,10 @@ impl Scheduler {
         self.watch.end(checked);
     }
 
-    fn retried(&mut self, retried: Result<u64>) {
-        self.note(Step::Rejects, &retried);
-        self.rejects.end(retried);
+    fn retried(&mut self, retried: Result<(u64, Result<()>)>) {
+        let after = retried.as_ref().ok().map(|(after, _)| *after);
+        self.note(Step::Rejects, &retried.and_then(|(_, closed)| closed));
+        self.rejects.end(after);
     }
 
     fn swept(&mut self, number: u64, found: Result<Vec<PartitionId>>) {

@@ -12,7 +12,7 @@ use super::json::{self, I64, ID, INPUT, U64, hex};
 use super::session::{Transaction, UnitOfWork};
 use super::statement::{Statement, text, time, unix_ms};
 use super::target::Target;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::store::{Batch, Incarnation, Registered, Store};
 
@@ -418,36 +418,47 @@ impl MysqlStore {
 
     /// Applies open rejects of these families whose causes are gone, of a page of rejects with
     /// numbers above `after`. Leaves those whose rows are locked. Returns the number to continue
-    /// after, 0 at the end, where it also deletes rejects that were done long ago.
+    /// after, 0 at the end, where it also deletes rejects that were done long ago, and the first
+    /// error of a family, which does not hold up the others.
     pub(crate) async fn close_rejects(
         &self,
         families: &[Arc<Registered>],
         after: u64,
-    ) -> Result<u64> {
+    ) -> Result<(u64, Result<()>)> {
         let page = self.rejects(after, PAGE).await?;
         let mut by_family: HashMap<_, Vec<u64>> = HashMap::new();
         for reject in &page {
             let family = (&*reject.namespace, &*reject.family);
             by_family.entry(family).or_default().push(reject.number);
         }
+        let mut first = Ok(());
         for registered in families {
             let family = &registered.family;
             let numbers = by_family.remove(&(&*family.namespace, &*family.name));
             let Some(numbers) = numbers else { continue };
-            let retry = Some(((**registered).clone(), self.target(family).await?));
-            let failed = "rejects were not applied";
-            let resolved = self.resolve(retry, &numbers, failed).await?;
-            let applied = |(_, _, outcome): &&(_, _, Retried)| *outcome == Retried::Applied;
-            let applied = resolved.done.iter().filter(applied).count();
-            if applied > 0 {
-                tracing::info!(%family, applied, "rejects were applied, because their causes are gone");
+            match self.close_rejects_of(registered, &numbers).await {
+                Err(error) if error.kind() == ErrorKind::Store => return Err(error),
+                closed => first = first.and(closed),
             }
         }
         if page.len() as u64 == PAGE {
-            return Ok(page.last().map_or(0, |reject| reject.number));
+            return Ok((page.last().map_or(0, |reject| reject.number), first));
         }
         self.expire_rejects().await;
-        Ok(0)
+        Ok((0, first))
+    }
+
+    async fn close_rejects_of(&self, registered: &Registered, numbers: &[u64]) -> Result<()> {
+        let family = &registered.family;
+        let retry = Some((registered.clone(), self.target(family).await?));
+        let failed = "rejects were not applied";
+        let resolved = self.resolve(retry, numbers, failed).await?;
+        let applied = |(_, _, outcome): &&(_, _, Retried)| *outcome == Retried::Applied;
+        let applied = resolved.done.iter().filter(applied).count();
+        if applied > 0 {
+            tracing::info!(%family, applied, "rejects were applied, because their causes are gone");
+        }
+        Ok(())
     }
 
     /// Discards the open rejects among these numbers, of any family. Each is marked as done without

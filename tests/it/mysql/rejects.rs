@@ -476,3 +476,36 @@ async fn rejects_that_were_done_long_ago_are_deleted() {
     .await;
     reconciler.stop().await;
 }
+
+/// The rejects of several families, of which the others' tables are gone.
+#[tokio::test]
+async fn a_table_that_is_gone_holds_up_the_rejects_of_its_own_family_only() {
+    let db = Db::new().await;
+    let redis = new_redis().await;
+    let counterfoil = Counterfoil::new(redis.manager().await, db.store.clone());
+    let mut opened = vec![];
+    for name in ["gone_first", "small", "gone_last"] {
+        let family = db.numbers(name, "TINYINT").await;
+        assert_eq!(
+            db.add(&family, 0, 1, [("1", 200)]).await,
+            applied(1, 0, 0, 1)
+        );
+        let table = by_id(Table::upsert(name), Signed);
+        let family = Family::buffered("shop", name).table(table);
+        opened.push(counterfoil.opened(family).await);
+    }
+    db.run("DROP TABLE gone_first, gone_last").await;
+    db.run(MEND).await;
+    let reconciler = counterfoil.reconcile().await;
+    eventually("the reject is applied", async || {
+        db.reject_numbers().await.len() == 2
+    })
+    .await;
+    assert_eq!(db.number("SELECT n FROM small").await, 200);
+    let is_of_gone = |one: &counterfoil::Failing| format!("{:#}", one.error).contains("gone_");
+    eventually("the error is reported", async || {
+        reconciler.failing().iter().any(is_of_gone)
+    })
+    .await;
+    reconciler.stop().await;
+}
