@@ -248,8 +248,8 @@ impl UnitOfWork for Resolve {
              r.reason = CONVERT(UNHEX({INPUT}.reason) USING utf8mb4)",
             json::table(columns)
         ));
-        if !rows.is_empty() {
-            transaction.execute(update.bind_rows(rows)).await?;
+        for chunk in rows.chunks(CHUNK) {
+            transaction.execute(update.clone().bind_rows(chunk)).await?;
         }
         Ok(resolved)
     }

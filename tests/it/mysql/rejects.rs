@@ -509,3 +509,24 @@ async fn a_table_that_is_gone_holds_up_the_rejects_of_its_own_family_only() {
     .await;
     reconciler.stop().await;
 }
+
+/// Reasons of the greatest length, in one transaction.
+#[tokio::test]
+async fn rejects_with_long_reasons_are_resolved_together() {
+    let db = Db::new().await;
+    let views = db.views().await;
+    for part in 0..3 {
+        db.run(&format!(
+            "INSERT INTO counterfoil_rejects (family, partition_no, incarnation, seq, id, delta, reason)
+             WITH RECURSIVE rejects (id) AS
+                 (SELECT 1 UNION ALL SELECT id + 1 FROM rejects WHERE id < 1000)
+             SELECT {}, 0, 1, 1, CONCAT({part}, '/', id), 1, REPEAT('\u{1f600}', 1024) FROM rejects",
+            views.number
+        ))
+        .await;
+    }
+    let numbers = db.reject_numbers().await;
+    assert_eq!(numbers.len(), 3000);
+    assert_eq!(db.discard(&numbers).await, numbers);
+    db.expect_rejects(&[]).await;
+}
