@@ -17,7 +17,8 @@
 --                             seeded or saved
 --   5 now_ms        integer   "" for the server's clock; anything else is for tests
 --   6 id, value     pairs     id: of the batch; value: what the primary's row holds, read after the
---                             batch was complete, or "-" for a missing row; 1 to 1000
+--                             batch was complete, "-" for a missing row, or "beyond" for a row
+--                             outside i64, whose counter loses its base; 1 to 1000
 -- REPLIES
 --   {"OK", left}              saved; so many ids are left in the batch, 0 where it is gone, and the
 --                             lease with it
@@ -31,7 +32,8 @@ local base_key, buffer, batch, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local ids, fit = {}, #KEYS == 4 and #ARGV > 6 and #ARGV < 2006 and #ARGV % 2 == 1
 for i = 6, fit and #ARGV or 0, 2 do
   ids[#ids + 1] = ARGV[i]
-  fit = fit and (ARGV[i + 1] == '-' or ARGV[i + 1]:find('^%-?%d+$'))
+  local row = ARGV[i + 1]
+  fit = fit and (row == '-' or row == 'beyond' or row:find('^%-?%d+$'))
 end
 if not fit then
   return redis.error_reply('BADARG expected 4 keys, incarnation, seq, nonce, retain_ms, now_ms, '
@@ -55,7 +57,7 @@ local saved, gone = {}, {}
 for i, id in ipairs(ids) do
   local row, is_waiting = ARGV[5 + 2 * i], waits[i]
   -- where another worker marked the counter, the row may be older than its base
-  if unsaved[i] and row == '-' and not is_waiting then
+  if unsaved[i] and (row == 'beyond' or row == '-' and not is_waiting) then
     gone[#gone + 1] = id
   elseif unsaved[i] and bases[i] and not bases[i]:find('ticket', 15, true) then
     saved[#saved + 1], saved[#saved + 2] = id, due .. (row == '-' and '0' or row)

@@ -13,7 +13,7 @@ use crate::family::kind::Retention;
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::reconciler::flush::{Flusher, Held, Pass};
-use crate::scripts::cached::Deleted;
+use crate::scripts::cached::{Deleted, Row};
 use crate::scripts::partition::Partition;
 use crate::store::{Batch, Registered};
 
@@ -43,7 +43,7 @@ impl Flusher {
             let texts = ids.clone().filter_map(|id| std::str::from_utf8(id).ok());
             let texts: Vec<_> = texts.collect();
             let values = self.read_back(&held.registered, &texts).await?;
-            let rows = ids.map(|id| (id, values.get(id).copied().flatten()));
+            let rows = ids.map(|id| (id, values.get(id).copied().unwrap_or(Row::Missing)));
             let rows: Vec<_> = rows.collect();
             let marks = rows.chunks(SAVES);
             let marks = marks.map(|some| partition.saved(retention, batch.id, some));
@@ -54,22 +54,26 @@ impl Flusher {
         Ok(())
     }
 
-    /// Reads rows. A value beyond i64 is left out, and does not block others.
+    /// Reads rows. A value beyond i64 does not block others.
     async fn read_back<'i>(
         &self,
         family: &Registered,
         ids: &[&'i str],
-    ) -> Result<HashMap<&'i [u8], Option<i64>>> {
+    ) -> Result<HashMap<&'i [u8], Row>> {
         let (mut found, mut left) = (HashMap::with_capacity(ids.len()), vec![ids]);
         while let Some(some) = left.pop() {
             match self.shared.store.rows(family, some).await {
-                Ok(values) => found.extend(some.iter().map(|id| id.as_bytes()).zip(values)),
+                Ok(values) => {
+                    let rows = values.into_iter().map(Row::from);
+                    found.extend(some.iter().map(|id| id.as_bytes()).zip(rows));
+                }
                 Err(error) if error.kind() == ErrorKind::Range && some.len() > 1 => {
                     let (first, second) = some.split_at(some.len() / 2);
                     left.extend([second, first]);
                 }
                 Err(error) if error.kind() == ErrorKind::Range => {
                     tracing::warn!(family = %family.family, error = %format_args!("{error:#}"), "a row's value is out of range, its cached counter is dropped from Redis");
+                    found.extend(some.iter().map(|id| (id.as_bytes(), Row::Beyond)));
                 }
                 Err(error) => return Err(error),
             }

@@ -44,6 +44,21 @@ pub enum Deleted {
 /// Ids with their seeds.
 type Seeds<'a> = Vec<(&'a [u8], Seed)>;
 
+/// A counter's row as it was read back.
+#[derive(Clone, Copy, Debug)]
+pub enum Row {
+    Value(i64),
+    Missing,
+    /// Its value is outside i64.
+    Beyond,
+}
+
+impl From<Option<i64>> for Row {
+    fn from(value: Option<i64>) -> Self {
+        value.map_or(Row::Missing, Row::Value)
+    }
+}
+
 impl Partition {
     /// Seeds the given counters, then changes counters that have a base. Returns each counter's new
     /// value.
@@ -171,20 +186,24 @@ impl Partition {
         reply.read_all(ids.len(), |reply| reply.read(PairResult::parse))
     }
 
-    /// Marks counters of a batch as saved once it is complete in the database, each with its row's
-    /// value, `None` without a row. Returns how many ids are left in the batch, or `None` if it
+    /// Marks counters of a batch as saved once it is complete in the database, each with its row. Returns how many ids are left in the batch, or `None` if it
     /// does not exist (any more).
     pub async fn saved(
         &self,
         retention: &Retention,
         batch: BatchId,
-        rows: &[(&[u8], Option<i64>)],
+        rows: &[(&[u8], impl Into<Row> + Copy)],
     ) -> Result<Option<u64>> {
         let [base, buffer, cut] = self.cached_keys();
         let mut args: Vec<_> = id_args(batch).into();
         args.extend([owned(retention.retain.as_millis()), borrowed(&self.now_ms)]);
         for (id, row) in rows {
-            args.extend([borrowed(*id), row.map_or(borrowed("-"), owned)]);
+            let row = match (*row).into() {
+                Row::Value(value) => owned(value),
+                Row::Missing => borrowed("-"),
+                Row::Beyond => borrowed("beyond"),
+            };
+            args.extend([borrowed(*id), row]);
         }
         let keys = [base, buffer, cut, self.keys.meta()];
         let mut reply = bundle::repeat_safe(&self.redis, "cached_saved", &keys, &args).await?;

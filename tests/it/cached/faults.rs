@@ -196,6 +196,35 @@ async fn a_row_beyond_i64_holds_no_other_up() {
     assert_eq!(votes.value("1").await, 7);
 }
 
+/// The row leaves i64 with a batch, and more hits are pending.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_beyond_i64_is_not_shown_as_what_is_pending() {
+    let pair = Pair::new().await;
+    let votes = items(&pair, family()).await;
+    assert_eq!(votes.count("1", 6).await, 6);
+    pair.sql(
+        "ALTER TABLE item MODIFY vote_count BIGINT UNSIGNED NOT NULL DEFAULT 0;
+         UPDATE item SET vote_count = 9223372036854775807 WHERE id = 1;
+         CREATE TRIGGER slow BEFORE UPDATE ON item FOR EACH ROW SET @slow = SLEEP(1)",
+    )
+    .await;
+    let showing = async {
+        let sleeps = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
+             WHERE STATE = 'User sleep' AND DB = DATABASE()";
+        eventually("the write", async || pair.number(sleeps).await > 0).await;
+        assert_eq!(votes.count("1", 1).await, 7);
+        loop {
+            match votes.get("1").await {
+                Ok(value) => assert_eq!(value, 7),
+                Err(error) if error.kind() == ErrorKind::Range => break,
+                Err(error) => panic!("{error:#}"),
+            }
+            pause(10).await;
+        }
+    };
+    tokio::join!(pair.drain(), showing);
+}
+
 /// A client in another language counted for an id that is not text.
 #[tokio::test]
 async fn an_id_that_no_row_can_have_holds_no_other_up() {
