@@ -188,9 +188,9 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store): nothing was kept, or it is unknown whether the
     /// transaction was committed; repeat the call in both cases.
-    /// [`Busy`](crate::ErrorKind::Busy): nothing was kept, because another transaction has locked a
-    /// row or table, or a table is full, read-only or damaged; the caller goes on with other families
-    /// and repeats the call later.
+    /// [`Busy`](crate::ErrorKind::Busy): the same, because another transaction has locked a row or
+    /// table, or the server refused a statement: for example a table is full, read-only or damaged, or
+    /// its trigger fails. The caller goes on with other families and repeats the call later.
     /// [`Mismatch`](crate::ErrorKind::Mismatch): nothing was kept, and the error is permanent: a
     /// table, column or privilege is missing.
     async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied>;
