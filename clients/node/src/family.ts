@@ -80,7 +80,7 @@ export class Family {
       const reply = await this.sender.send(script, call, counts, deadline, lost);
       const { status, isRepeat } = reply;
       lost = isRepeat;
-      if (!isRepeat && !work) callers.push(caller); // else an arrival of this call may still be on its way
+      if (!isRepeat && !work && status !== 'PASSED') callers.push(caller); // others may still arrive
       if (status === 'OK' || status === 'DUP') return reply;
       if (status === 'EXPIRED') this.epochs.delete(home);
       if (status === 'OUTSIDE') ahead = Number(reply.words[0]) - performance.now();

@@ -131,3 +131,18 @@ test('errors: kinds, names and arguments', async (t) => {
   const [big, beyond, small] = await views.addMany([[id, 2n ** 53n + 1n], [id, 2n ** 63n - 1n], [id, -(2n ** 53n)]]);
   assert.deepEqual([big, beyond.reason, small], [2n ** 53n + 1n, 'RANGE', 1]);
 });
+
+test('a name that another process used is not used again', async (t) => {
+  const redis = await clientOf(t, 'ioredis');
+  const call = redis.call.bind(redis);
+  const names = [];
+  redis.call = (command, args) => {
+    if (args[1] === 4) names.push(args[6]);
+    return names.length === 1 ? Promise.resolve(['PASSED']) : call(command, args);
+  };
+  const views = new Counterfoil(redis, namespace).buffered('views');
+  const id = unique('page');
+  await assert.rejects(views.add(id), is(OutcomeUnknown, 'PASSED'));
+  assert.equal(await views.add(id), 1);
+  assert.equal(new Set(names).size, 2);
+});

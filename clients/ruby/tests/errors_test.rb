@@ -93,6 +93,17 @@ class ErrorsTest < ClientTest
     end
   end
 
+  def test_a_name_that_passed_is_not_used_again
+    names = []
+    wrapper = Wrapper.new(@redis) do |redis, command|
+      names << command[command[2] + 3] if command[2] == 4
+      names.size == 1 ? ["PASSED"] : redis.call(*command)
+    end
+    views = client(wrapper).buffered("views")
+    assert_equal "PASSED", reason(Counterfoil::OutcomeUnknown) { views.add(@id) }
+    assert_equal [1, 2], [views.add(@id), names.uniq.size]
+  end
+
   def test_expired
     own = Counterfoil.connect("unix://#{SOCKET}", NAMESPACE).buffered("views")
     views = client(@redis).buffered("views")

@@ -66,6 +66,32 @@ class ThreadsAndForksTest < ClientTest
     assert_includes 4..6, views.value(@id)
   end
 
+  # the call of a batch got EXPIRED, and its thread is killed while it asks for another epoch
+  def test_a_name_is_given_back_once
+    gate, asking = Queue.new, Queue.new
+    slow, redis = Object.new, @redis
+    slow.define_singleton_method(:with) { |&block| block.call(self) }
+    slow.define_singleton_method(:call_v) do |command|
+      command[2] == 2 ? asking.push(Thread.current) && gate.pop : gate.pop
+      redis.call(*command)
+    end
+    counterfoil = client(slow, is_own: true)
+    views = counterfoil.buffered("views")
+    2.times { gate << 1 }
+    views.add(@id)
+    asking.pop
+    threads = Array.new(3) { Thread.new { result_of { views.add(@id) } }.tap { |thread| Thread.pass until thread.stop? } }
+    views.instance_variable_get(:@family).epoch(0).now = "0" * 16
+    2.times { gate << 1 }
+    asking.pop.kill.join
+    gate.close
+    results = threads.filter_map(&:value)
+    names = counterfoil.instance_variable_get(:@callers).instance_variable_get(:@free).map(&:name)
+    assert_equal names.uniq, names
+    assert_equal [Integer, Integer], results.map(&:class)
+    assert_equal 5, views.add(@id)
+  end
+
   def test_a_timeout_of_the_application
     views = client(RedisClient.new(path: SOCKET, timeout: 1)).buffered("views")
     views.add(@id)

@@ -21,7 +21,7 @@ class Counterfoil
       caller
     end
 
-    # Takes back a caller whose call ended with a reply. A repeat of another one may still arrive, so its name is not used again.
+    # Takes back a caller whose call is settled. A repeat of another one may still arrive, so its name is not used again.
     def give_back(caller) = @mutex.synchronize { @free << caller }
   end
 end

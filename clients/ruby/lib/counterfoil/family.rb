@@ -62,11 +62,12 @@ class Counterfoil
         is_lost, call.is_sent = call.is_sent, true
         args = [call.caller.name, call.caller.n, call.epoch, "", *call.args]
         reply, only = @connection.call(call.script, call.keys, args, is_lost)
-        @callers.give_back(call.caller)
-        return reply unless expired?(reply, call.home)
+        return reply.tap { @callers.give_back(call.caller) } unless expired?(reply, call.home)
         raise OutcomeUnknown, "EXPIRED" unless only
 
-        call.epoch, call.caller, call.is_sent = epoch(call.home).now, @callers.take, false
+        call.is_sent = false
+        call.epoch = epoch(call.home).now
+        call.caller.n += 1
       end
     end
 
