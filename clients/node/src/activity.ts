@@ -16,7 +16,7 @@ export class Activity {
     const { settings, partitions } = await this.family.describe();
     const stripe = crc32(visitor) % settings.stripes;
     const partition = (crc32(page) + stripe) % partitions;
-    await this.family.count(`activity_touch${suffix(settings)}`, partition, (own, now) => {
+    await this.family.count(`activity_touch${suffix(settings)}`, partition, partitions, (own, now) => {
       const { current, length, estimate } = windowAt(own, now);
       const minute = `minute:${Math.floor((current * own.layer) / 60_000) * 60}`;
       const names = ['views', ...sets(own, [current]), ...(own.keep_minutes && suffix(own) ? [minute] : [])];

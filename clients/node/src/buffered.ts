@@ -22,8 +22,10 @@ export class Buffered extends Later {
   async add(id: string, delta: Integer = 1): Promise<Integer | null> {
     checkId(id);
     checkInteger(delta);
-    const partition = this.family.partition(id, this.family.known ?? (await this.family.describe()));
-    return integerOf(id, await this.queue.push(this.family.home(partition), { partition, id, delta }));
+    const epoch = this.family.known ?? (await this.family.describe());
+    const partition = this.family.partition(id, epoch);
+    const hit: Hit = { partition, of: epoch.partitions, id, delta };
+    return integerOf(id, await this.queue.push(this.family.home(partition), hit));
   }
 
   /** Adds to many counters. Returns for each pair what `add` returns, or its error: they fail separately. */
@@ -37,7 +39,7 @@ export class Buffered extends Later {
    * @param request names the work: 1 to 64 bytes
    */
   async requestEpoch(request: string, id: string): Promise<string> {
-    return (await this.family.epoch(this.family.home(await this.requestPartition(request, id)))).current;
+    return (await this.family.epoch(this.family.home((await this.requestPartition(request, id)).partition))).current;
   }
 
   /**
@@ -47,7 +49,7 @@ export class Buffered extends Later {
    */
   async addOnce(request: string, id: string, delta: Integer = 1, epoch?: string): Promise<boolean> {
     checkInteger(delta);
-    const hit: Hit = { partition: await this.requestPartition(request, id), id, delta };
+    const hit: Hit = { ...(await this.requestPartition(request, id)), id, delta };
     const name = `request:${Buffer.byteLength(request)}:${request}:${id}`;
     const work = { name, epoch: epoch ?? (await this.requestEpoch(request, id)) };
     const isNew = await this.count(hit.partition, [hit], work);
@@ -58,17 +60,18 @@ export class Buffered extends Later {
   /** Returns the exact value: what MySQL has, and what is pending. */
   async value(id: string): Promise<Integer> { return this.reader.value(this.family, id); }
 
-  private async requestPartition(request: string, id: string): Promise<number> {
+  private async requestPartition(request: string, id: string): Promise<{ partition: number; of: number }> {
     checkId(request, 64);
     checkId(id);
-    return this.family.partition(id, await this.family.describe(), request);
+    const epoch = await this.family.describe();
+    return { partition: this.family.partition(id, epoch, request), of: epoch.partitions };
   }
 
   /** Counts hits in one call, and returns whether they were not counted before. */
   private async count(partition: number, hits: Hit[], work?: Work): Promise<boolean> {
     const groups = new Map<number, Hit[]>();
     for (const hit of hits) memo(groups, hit.partition, () => [] as Hit[]).push(hit);
-    const { status, words } = await this.family.count('buffered_add', partition, () => this.call(groups), work);
+    const { status, words } = await this.family.count('buffered_add', partition, hits[0]!.of, () => this.call(groups), work);
     const results = status === 'DUP' ? repeated(hits.length, words[0]) : words;
     let next = 0;
     for (const group of groups.values()) {

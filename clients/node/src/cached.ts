@@ -30,13 +30,13 @@ export class Cached {
    */
   async incr(id: string, delta: Integer = 1): Promise<Integer> {
     checkInteger(delta);
-    return this.seeded(id, (partition) => this.queue.push(partition, { id, change: String(delta) }));
+    return this.seeded(id, (partition, of) => this.queue.push(partition, { id, of, change: String(delta) }));
   }
 
   /** Sets the counter, within its bounds, and returns the new value. */
   async set(id: string, value: Integer): Promise<Integer> {
     checkInteger(value);
-    return this.seeded(id, (partition) => this.queue.push(partition, { id, change: `=${value}` }));
+    return this.seeded(id, (partition, of) => this.queue.push(partition, { id, of, change: `=${value}` }));
   }
 
   /** Returns the value. */
@@ -52,11 +52,12 @@ export class Cached {
   async value(id: string): Promise<Integer> { return this.reader.value(this.family, id); }
 
   /** Makes a call, and again after a seed where the counter had no base. */
-  private async seeded(id: string, call: (partition: number) => Promise<unknown>): Promise<Integer> {
+  private async seeded(id: string, call: (partition: number, of: number) => Promise<unknown>): Promise<Integer> {
     checkId(id);
-    const partition = this.family.partition(id, await this.family.describe());
+    const epoch = await this.family.describe();
+    const partition = this.family.partition(id, epoch);
     for (let seeds = 0; ; seeds += 1) {
-      const [word = '', ...rest] = String(await call(partition)).split(':');
+      const [word = '', ...rest] = String(await call(partition, epoch.partitions)).split(':');
       if (word === 'SUM') return integer(rest.reduce((sum, part) => sum + BigInt(part), 0n));
       if (word === 'RANGE') throw new NotCounted(word, `${id} is ${rest[0]}`, undefined, false, integer(rest[0]!));
       if (word !== 'MISS' || seeds === SEEDS) return integerOf(id, word)!;
@@ -78,7 +79,7 @@ export class Cached {
 
   private async count(partition: number, changes: Change[]): Promise<void> {
     const pairs = changes.flatMap(({ id, change }) => [id, change]);
-    const { status, words } = await this.family.count('cached_incr', partition, ({ min = '', max = '' }) => ({
+    const { status, words } = await this.family.count('cached_incr', partition, changes[0]!.of, ({ min = '', max = '' }) => ({
       keys: this.family.keys(partition, 'base', 'buffer', 'batch', 'meta'),
       args: [TICKET_MS, min, max, changes.length, ...pairs],
     }));

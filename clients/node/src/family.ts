@@ -56,20 +56,23 @@ export class Family {
 
   /** Makes a call that may be executed any number of times, and returns the words after `OK`. */
   async read(script: string, build: Build): Promise<unknown[]> {
-    return (await this.count(script, 0, build, undefined, false)).words;
+    return (await this.count(script, 0, undefined, build, undefined, false)).words;
   }
 
   /**
-   * Makes a call that is executed once, and returns its reply, `OK` or `DUP`. Its home is that of `partition`. One that does not
-   * `count` has no caller, and may be executed any number of times.
+   * Makes a call that is executed once, and returns its reply, `OK` or `DUP`. Its home is that of `partition`, one of as many
+   * as `of`. One that does not `count` has no caller, and may be executed any number of times.
    */
-  async count(script: string, partition: number, build: Build, work?: Work, counts = true): Promise<Reply> {
+  async count(script: string, partition: number, of: number | undefined, build: Build, work?: Work, counts = true): Promise<Reply> {
     const { callers, redis } = this.sender;
     const home = this.home(partition);
     const deadline = this.deadline();
     for (let attempt = 1, lost = false; ; attempt += 1) {
-      const { current, before, settings, fence } = await this.epoch(home, deadline, lost);
+      const { current, before, partitions, settings, fence } = await this.epoch(home, deadline, lost);
       if (work && work.epoch !== current && work.epoch !== before) throw new OutcomeUnknown('EXPIRED', UNKNOWN);
+      if (counts && partitions !== of) { // nothing may drain the partition that was chosen
+        throw new (lost ? OutcomeUnknown : Misconfigured)('MISMATCH', `${this.name} has ${partitions} partitions now, not ${of}`);
+      }
       const caller = (!work && callers.pop()) || { name: work?.name ?? randomBytes(8).toString('hex'), n: 0 };
       const call = build(settings, performance.now() + ahead);
       if (counts) {
@@ -123,8 +126,8 @@ export class Family {
   }
 }
 
-/** An item to count, and the word that a script returned for it. */
-export type Item = { word?: unknown };
+/** An item to count in one of `of` partitions, and the word that a script returned for it. */
+export type Item = { of: number; word?: unknown };
 
 /** Counts items in one call, and sets the word of each. */
 type Count<Some> = (key: number, items: Some[]) => Promise<unknown>;
@@ -136,17 +139,17 @@ type Waiting<Some> = { item: Some; resolve(word: unknown): void; reject(error: u
 type Line<Some> = { waiting: Waiting<Some>[]; calls: number; inFlight: number };
 
 /**
- * Group commit: for each key two calls are in flight, so that Redis executes one while the callers of the other count again.
- * Items that arrive meanwhile share the next call.
+ * Group commit: for each key and number of partitions two calls are in flight, so that Redis executes one while the callers of
+ * the other count again. Items that arrive meanwhile share the next call.
  */
 export class Queue<Some extends Item> {
-  private readonly lines = new Map<number, Line<Some>>();
+  private readonly lines = new Map<string, Line<Some>>();
 
   constructor(private readonly count: Count<Some>, private readonly limit = 1000) {}
 
   /** Counts the item, and returns its word. */
   push(key: number, item: Some): Promise<unknown> {
-    const line = memo(this.lines, key, () => ({ waiting: [], calls: 0, inFlight: 0 }) as Line<Some>);
+    const line = memo(this.lines, `${key}/${item.of}`, () => ({ waiting: [], calls: 0, inFlight: 0 }) as Line<Some>);
     return new Promise((resolve, reject) => {
       line.waiting.push({ item, resolve, reject });
       if (line.waiting.length === 1) queueMicrotask(() => this.fill(key, line)); // items of one tick share a call

@@ -21,8 +21,8 @@ export class Series {
   async add(name: string, n: Integer = 1): Promise<void> {
     checkId(name, LONGEST_NAME);
     checkInteger(n, 1);
-    const partition = this.family.partition(name, await this.family.describe());
-    integerOf(name, await this.queue.push(partition, { name, n }));
+    const epoch = await this.family.describe();
+    integerOf(name, await this.queue.push(this.family.partition(name, epoch), { of: epoch.partitions, name, n }));
   }
 
   /** Returns a window of this name, such as `60s` or `day`: all its slices, the oldest first. The last one is not over. */
@@ -41,7 +41,7 @@ export class Series {
   }
 
   private async count(partition: number, hits: Hit[]): Promise<void> {
-    const { status, words } = await this.family.count('series_add', partition, (settings, now) => {
+    const { status, words } = await this.family.count('series_add', partition, hits[0]!.of, (settings, now) => {
       const precisions = precisionsAt(settings, Math.floor(now / 1000));
       const labels: string[] = settings.windows.map(([label]: [string]) => label);
       const windows = hits.flatMap(({ name }) => labels.map((label) => `series:${label}:${name}`));

@@ -19,15 +19,16 @@ export class Visitors {
   async firstVisit(scope: string, day: string, visitor: Bytes): Promise<boolean> {
     const id = idOf(scope, day);
     checkId(visitor);
-    const partition = this.family.partition(id, await this.family.describe());
-    return integerOf(id, await this.queue.push(partition, { id, visitor })) === 1;
+    const epoch = await this.family.describe();
+    const visit: Visit = { of: epoch.partitions, id, visitor };
+    return integerOf(id, await this.queue.push(this.family.partition(id, epoch), visit)) === 1;
   }
 
   /** Returns the exact number of visitors of a day. */
   async value(scope: string, day: string): Promise<Integer> { return this.reader.value(this.family, idOf(scope, day)); }
 
   private async count(partition: number, visits: Visit[]): Promise<void> {
-    const { status, words } = await this.family.count('visitors_first', partition, ({ remember }) => ({
+    const { status, words } = await this.family.count('visitors_first', partition, visits[0]!.of, ({ remember }) => ({
       keys: this.family.keys(partition, 'buffer', 'meta', ...visits.map(({ id }) => `seen:${id}`)),
       args: [remember, visits.length, ...visits.flatMap(({ id, visitor }) => [id, 1, visitor])],
     }));

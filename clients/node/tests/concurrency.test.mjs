@@ -5,7 +5,7 @@ import { test } from 'node:test';
 import { promisify } from 'node:util';
 import { Worker } from 'node:worker_threads';
 import { Counterfoil, NotCounted } from 'counterfoil';
-import { LIBRARIES, clientOf, command, commandsOf, daemon, first, namespace, proxyOf, socket, unique } from './support.mjs';
+import { LIBRARIES, clientOf, command, commandsOf, configure, daemon, first, namespace, proxyOf, socket, unique } from './support.mjs';
 
 for (const library of LIBRARIES) {
   test(`${library}: concurrent calls share round trips, and each has its own result`, async (t) => {
@@ -45,6 +45,24 @@ test('few names of callers stay in Redis', async (t) => {
   for (let i = 0; i < 200; i += 1) await Promise.all([views.add('page'), views.add('page')]);
   const names = (await redis.hkeys(`cf1:{${namespace}/views/0}:calls`)).filter((name) => !before.includes(name));
   assert.ok(names.length <= 2, `${names}`);
+});
+
+test('what waited while the number of partitions changed is not counted', async (t) => {
+  const redis = await clientOf(t, 'ioredis');
+  const own = await Counterfoil.connect(socket, namespace);
+  for (const counterfoil of [new Counterfoil(redis, namespace), own]) {
+    await configure('moved', 8);
+    const [views, page] = [counterfoil.buffered('moved'), unique('page')];
+    await views.requestEpoch('request', page);
+    await configure('moved', 4);
+    const results = await views.addMany(Array.from({ length: 3500 }, (_, i) => [`${page}-${i}`, 1]));
+    for (let i = 4; i < 8; i += 1) assert.equal(await redis.hlen(`cf1:{${namespace}/moved/${i}}:buffer`), 0);
+    assert.ok(results.every((result) => result instanceof Error));
+    assert.equal(results.at(-1).reason, 'MISMATCH');
+    assert.equal(await views.add(page), 1);
+    await redis.unlink(await redis.keys(`cf1:{${namespace}/moved/*`));
+  }
+  await own.close();
 });
 
 test('activity: views and visitors, exact and estimated', async (t) => {

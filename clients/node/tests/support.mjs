@@ -1,5 +1,6 @@
 // What the tests share: connections of each library, and a proxy that loses what passes through it.
 import { createRequire } from 'node:module';
+import { readFile } from 'node:fs/promises';
 import net from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -42,6 +43,13 @@ export async function command(...args) {
   } finally {
     redis.disconnect();
   }
+}
+
+/** Configures a family without the daemon. */
+export async function configure(family, partitions) {
+  const keys = ['0}:calls', ...Array.from({ length: partitions }, (_, i) => `${i}}:meta`)].map((end) => `cf1:{${namespace}/${family}/${end}`);
+  const source = await readFile(new URL(import.meta.resolve('counterfoil')).pathname.replace('index.mjs', 'lua/family_configure.lua'), 'utf8');
+  await command('EVAL', source, keys.length, ...keys, 'salt', '', 'buffered', partitions, 1_000_000, '{"wide":false}', '');
 }
 
 /** Counts the commands that are sent with a client: Redis itself also executes those of the daemon. */

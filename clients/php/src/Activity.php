@@ -26,10 +26,11 @@ final class Activity extends Family {
             $minute = intdiv($layer * $layerMs, 60_000) * 60;
             $names = ["views:$stripe:$page", $isHll ? "layer:$layer:$stripe:$page" : "visitors:$stripe:$page"];
             if ($isHll && $keep === 1) $names[] = "minute:$minute:$stripe:$page";
-            $partition = (crc32($page) + $stripe) % $this->ask()['partitions'];
+            $of = $this->ask()['partitions'];
+            $partition = (crc32($page) + $stripe) % $of;
             $keys = $this->fenced($partition, 'open', 'schedule', ...$names);
             $args = [$layerMs, $layers, $keep, ...($isHll ? [$layer] : []), 1, $page, 1, 1, $visitor];
-            return $this->count($isHll ? 'activity_touch_hll' : 'activity_touch', $partition, $keys, $args);
+            return $this->count($isHll ? 'activity_touch_hll' : 'activity_touch', $partition, $of, $keys, $args);
         });
     }
 

@@ -13,8 +13,8 @@ final class Buffered extends StoredFamily {
     /** @var array<string, int> sums of `later`, and the process that they belong to */
     private array $sums = [];
     private int $process = 0;
-    /** Where the hits of this object go in a wide family. */
-    private ?int $widePartition = null;
+    /** Where the hits of this object go in a wide family, modulo its partitions. */
+    private ?int $wideHash = null;
     /** @var array<int, list<string>> keys of a hit by partition */
     private array $hitKeys = [];
 
@@ -26,10 +26,11 @@ final class Buffered extends StoredFamily {
     public function add(string|int $id, int|float $delta = 1): ?int {
         $id = self::checkId($id);
         $delta = self::checkDelta($delta);
-        $partition = $this->partitionOfHit($id);
+        $known = $this->ask();
+        $partition = $this->partitionOfHit($id, $known);
         $args = [1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
         $keys = $this->hitKeys[$partition] ??= $this->fenced($partition, 'buffer', 'meta');
-        return self::pendingOf($this->count('buffered_add', $partition, $keys, $args));
+        return self::pendingOf($this->count('buffered_add', $partition, $known['partitions'], $keys, $args));
     }
 
     /**
@@ -42,7 +43,7 @@ final class Buffered extends StoredFamily {
         $deadline = hrtime(true) + $this->session->retryForNs;
         $pairs = is_array($pairs) ? $pairs : iterator_to_array($pairs);
         try {
-            $this->ask();
+            ['partitions' => $of] = $known = $this->ask();
         } catch (CounterfoilException $error) {
             return array_fill_keys(array_keys($pairs), $error);
         }
@@ -52,7 +53,7 @@ final class Buffered extends StoredFamily {
             $results[$key] = null;
             try {
                 [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
-                $partition = $this->partitionOfHit($id);
+                $partition = $this->partitionOfHit($id, $known);
                 $calls[$this->session->isCluster ? $partition : 0][] = [$partition, $key, $id, $delta];
             } catch (CounterfoilException $error) {
                 $results[$key] = $error;
@@ -60,7 +61,7 @@ final class Buffered extends StoredFamily {
         }
         foreach ($calls as $all) {
             foreach (array_chunk($all, self::PAIRS) as $call) {
-                foreach ($this->addCall($call, $deadline) as $key => $result) $results[$key] = $result;
+                foreach ($this->addCall($call, $of, $deadline) as $key => $result) $results[$key] = $result;
             }
         }
         return $results;
@@ -78,11 +79,11 @@ final class Buffered extends StoredFamily {
     public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
         [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
         $epoch ??= $this->requestEpoch($request, $id);
-        $partition = $this->partitionOfRequest($request, $id);
+        [$partition, $of] = $this->partitionOfRequest($request, $id);
         $keys = $this->fenced($partition, 'buffer', 'meta');
         $caller = 'request:' . strlen($request) . ":$request:$id";
         do {
-            ['epoch' => $now, 'before' => $before] = $this->ask($partition);
+            ['epoch' => $now, 'before' => $before] = $this->askOf($partition, $of);
             if ($epoch !== $now && $epoch !== $before) throw self::unknown('EXPIRED');
             $words = [...$keys, $caller, 1, $before, '', 1, 1, $id, $delta];
             $reply = $this->session->call('buffered_add', count($keys), $words);
@@ -99,7 +100,7 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function requestEpoch(string $request, string|int $id): string {
-        return $this->ask($this->partitionOfRequest($request, self::checkId($id)), isFresh: true)['epoch'];
+        return $this->ask($this->partitionOfRequest($request, self::checkId($id))[0], isFresh: true)['epoch'];
     }
 
     /**
@@ -164,16 +165,17 @@ final class Buffered extends StoredFamily {
         }
     }
 
-    private function partitionOfHit(string $id): int {
-        ['partitions' => $partitions, 'settings' => $settings] = $this->ask();
-        if (!$settings['wide']) return crc32($id) % $partitions;
-        return $this->widePartition ??= random_int(0, $partitions - 1);
+    private function partitionOfHit(string $id, array $known): int {
+        $hash = $known['settings']['wide'] ? $this->wideHash ??= random_int(0, 0xffffffff) : crc32($id);
+        return $hash % $known['partitions'];
     }
 
-    private function partitionOfRequest(string $request, string $id): int {
+    /** @return array{int, int} the partition, and how many there are */
+    private function partitionOfRequest(string $request, string $id): array {
         $length = strlen($request);
         if ($length < 1 || $length > 64) throw new NotCounted('BADARG', 'a request has 1 to 64 bytes');
-        return $this->partitionOf($this->ask()['settings']['wide'] ? $request : $id);
+        ['partitions' => $of, 'settings' => $settings] = $this->ask();
+        return [crc32($settings['wide'] ? $request : $id) % $of, $of];
     }
 
     /**
@@ -181,7 +183,7 @@ final class Buffered extends StoredFamily {
      *
      * @param list<array{int, int|string, string, int}> $items partition, key, id and delta
      */
-    private function addCall(array $items, int $deadline): array {
+    private function addCall(array $items, int $of, int $deadline): array {
         usort($items, fn(array $a, array $b): int => $a[0] <=> $b[0]);
         $keys = $this->fenced($items[0][0]);
         $groups = $args = $results = [];
@@ -194,7 +196,7 @@ final class Buffered extends StoredFamily {
             array_push($args, (int) max(1, min(1000, $hits)), count($pairs), ...array_merge(...$pairs));
         }
         try {
-            $reply = $this->count('buffered_add', $items[0][0], $keys, $args, $deadline);
+            $reply = $this->count('buffered_add', $items[0][0], $of, $keys, $args, $deadline);
         } catch (CounterfoilException $error) {
             return array_fill_keys(array_column($items, 1), $error);
         }

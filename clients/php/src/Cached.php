@@ -52,12 +52,12 @@ final class Cached extends StoredFamily {
 
     private function change(string|int $id, string $change): int {
         $id = self::checkId($id);
-        $partition = $this->partitionOf($id);
+        ['partitions' => $of, 'settings' => $settings] = $this->ask();
+        $partition = crc32($id) % $of;
         $keys = $this->fenced($partition, 'base', 'buffer', 'batch', 'meta');
-        $settings = $this->ask()['settings'];
         $args = [self::TICKET_MS, $settings['min'] ?? '', $settings['max'] ?? '', 2, $id, $change, '', 0];
-        return $this->seeded($id, function () use ($partition, $keys, $args): string {
-            return explode(' ', (string) $this->count('cached_incr', $partition, $keys, $args)[1])[0];
+        return $this->seeded($id, function () use ($partition, $of, $keys, $args): string {
+            return explode(' ', (string) $this->count('cached_incr', $partition, $of, $keys, $args)[1])[0];
         });
     }
 

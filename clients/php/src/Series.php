@@ -18,14 +18,14 @@ final class Series extends Family {
      */
     public function add(string|int $name, int|float $n = 1): void {
         [$name, $n] = [self::checkId($name, self::NAME_BYTES), self::checkDelta($n)];
-        $partition = $this->partitionOf($name);
-        $settings = $this->ask()['settings'];
+        ['partitions' => $of, 'settings' => $settings] = $this->ask();
+        $partition = crc32($name) % $of;
         $windows = array_map(fn(array $window): string => "series:$window[0]:$name", $settings['windows']);
         $keys = $this->fenced($partition, 'open', 'schedule', 'names', 'idle', ...$windows);
-        $reply = $this->atTime(function (int $nowMs) use ($settings, $partition, $keys, $name, $n): array {
+        $reply = $this->atTime(function (int $nowMs) use ($settings, $partition, $of, $keys, $name, $n): array {
             $precisions = self::precisions($settings, intdiv($nowMs, 1000));
             $args = [count($precisions), ...$precisions, $name, $n];
-            return $this->count('series_add', $partition, $keys, $args);
+            return $this->count('series_add', $partition, $of, $keys, $args);
         });
         self::number($reply[0] === 'OK' ? $reply[1] : self::refused($reply[1])[1] ?? 1);
     }

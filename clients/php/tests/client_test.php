@@ -209,6 +209,22 @@ return [
         same(range(1, 2500), $views->addMany($pairs));
         same(3, calls() - $before, 'calls');
     },
+    'another number of partitions' => function () use ($own) {
+        for ($i = 0; $i < 10; $i++) {
+            $isWide = $i > 1;  // any of its partitions may be one that is gone
+            configure('moved', 8, $isWide);
+            $views = ($i % 2 === 0 ? $own() : new Counterfoil(redis(), NS))->buffered('moved');
+            $views->add(id(), 0);
+            redis()->unlink(...redis()->keys('cf1:{' . NS . '/moved/*:buffer'));
+            configure('moved', 4, $isWide);
+            $results = $views->addMany(array_fill_keys(array_map(fn(int $i): string => "moved/$i", range(1, 3500)), 1));
+            $counted = $views->add(id());
+            $lost = array_map(fn(int $i): int => redis()->hLen('cf1:{' . NS . "/moved/$i}:buffer"), range(4, 7));
+            redis()->unlink(...redis()->keys('cf1:{' . NS . '/moved/*'));
+            same([0, 0, 0, 0], $lost);
+            same([[], 'MISMATCH', 1], [array_filter($results, is_int(...)), end($results)->reason, $counted]);
+        }
+    },
     'later sums, stays while Redis is away, and reports what it drops' => function () {
         $isAway = true;
         $lost = [];

@@ -47,6 +47,21 @@ class ErrorsTest < ClientTest
     assert_raises(Counterfoil::Misconfigured) { Counterfoil.new(@redis, NAMESPACE).cached("votes") }
   end
 
+  # what had been built for the partitions of before is not counted where nothing would drain it
+  def test_another_number_of_partitions
+    [@counterfoil, Counterfoil.connect("unix://#{SOCKET}", NAMESPACE)].each do |counterfoil|
+      configure("moved", 8)
+      views = counterfoil.buffered("moved")
+      views.add_many([])
+      configure("moved", 4)
+      results = views.add_many((1..3500).map { |i| ["#{@id}/#{i}", i] })
+      assert_equal [0] * 4, (4..7).map { |i| @redis.hlen("cf1:{#{NAMESPACE}/moved/#{i}}:buffer") }
+      assert_equal [0, "MISMATCH"], [results.grep(Integer).size, results.last.reason]
+      assert_equal 1, views.add("#{@id}/1")
+      @redis.call("UNLINK", *@redis.keys("cf1:{#{NAMESPACE}/moved/*"))
+    end
+  end
+
   def test_input
     @views.add(@id, 0)
     executed = calls("evalsha") do

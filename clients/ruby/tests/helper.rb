@@ -39,6 +39,13 @@ class ClientTest < Minitest::Test
     "#{error.class}: #{error.message}"
   end
 
+  # Configures a family without the daemon.
+  def configure(family, partitions)
+    keys = ["cf1:{#{NAMESPACE}/#{family}/0}:calls", *Array.new(partitions) { |i| "cf1:{#{NAMESPACE}/#{family}/#{i}}:meta" }]
+    args = ["salt", "", "buffered", partitions, 1_000_000, '{"wide":false}', ""]
+    @redis.call("EVAL", Counterfoil::Scripts::SOURCES.fetch("family_configure"), keys.size, *keys, *args)
+  end
+
   # How often Redis executed a command while the block ran.
   def calls(command)
     count = -> { @redis.call("INFO", "commandstats")[/^cmdstat_#{command}:calls=(\d+)/, 1].to_i }

@@ -37,15 +37,23 @@ abstract class Family {
      * Makes a counting call. Libraries take a number at the end of a reply for whole when the connection breaks
      * within it, so calls whose numbers matter have one more item behind them, which counts nothing.
      *
+     * @param int $of how many partitions the family had when this one was chosen
      * @param list<string> $keys as `fenced` returns them
      * @return array the reply: `OK`, `DUP` or `OUTSIDE`, and the words behind it
      * @throws CounterfoilException
      */
-    protected function count(string $script, int $partition, array $keys, array $args, ?int $deadline = null): array {
+    protected function count(
+        string $script,
+        int $partition,
+        int $of,
+        array $keys,
+        array $args,
+        ?int $deadline = null,
+    ): array {
         // a child process inherits no caller, and a call that is made within another one has its own
         if ($this->process !== getmypid()) [$this->callers, $this->process] = [[], getmypid()];
         for ($isFirst = true; ; $isFirst = false) {
-            $epoch = $this->ask($partition)['epoch'];
+            $epoch = $this->askOf($partition, $of)['epoch'];
             [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
             $words = [...$keys, $caller, ++$n, $epoch, '', ...$args];
             $reply = $this->session->call($script, count($keys), $words, $deadline);
@@ -98,6 +106,14 @@ abstract class Family {
             'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
         $this->session->share($keys[0], $known);
         return $this->known[$home] = $known;
+    }
+
+    /** Asks for a call to one of so many partitions: among others the reconciler may never drain it. */
+    protected function askOf(int $partition, int $of): array {
+        $known = $this->ask($partition);
+        if ($known['partitions'] === $of) return $known;
+        $this->known = [];
+        throw new Misconfigured('MISMATCH', "$this->name has {$known['partitions']} partitions now, not $of");
     }
 
     protected function forgetEpoch(int $partition): void {

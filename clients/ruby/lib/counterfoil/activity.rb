@@ -23,14 +23,14 @@ class Counterfoil
     def touch(page, visitor)
       page, visitor = @family.text(page, 200), @family.bytes(visitor)
       stripe, keeps = Zlib.crc32(visitor) % settings["stripes"], settings["keep_minutes"]
-      partition = partition(page, stripe)
+      partition = partition(page, stripe, of = @family.partitions)
       @family.at_server_time do |now_ms|
         layer = now_ms / settings["layer"]
         names = ["views:#{stripe}:#{page}", hll? ? "layer:#{layer}:#{stripe}:#{page}" : "visitors:#{stripe}:#{page}"]
         names << "minute:#{now_ms / 60_000 * 60}:#{stripe}:#{page}" if hll? && keeps
         args = [*window, keeps ? 1 : 0, *(layer if hll?), 1, page, 1, 1, visitor]
         keys = @family.keys(partition, "open", "schedule", *names)
-        @family.count(@family.call("activity_touch#{"_hll" if hll?}", @family.home(partition), keys, args))
+        @family.count(@family.call("activity_touch#{"_hll" if hll?}", @family.home(partition), keys, args, of))
       end
       nil
     end
@@ -48,7 +48,7 @@ class Counterfoil
 
     def hll? = settings["visitors"] == "hyperloglog"
 
-    def partition(page, stripe) = (Zlib.crc32(page) + stripe) % @family.partitions
+    def partition(page, stripe, of = @family.partitions) = (Zlib.crc32(page) + stripe) % of
 
     # length and number of layers
     def window = [settings["layer"], settings["window"] / settings["layer"]]

@@ -35,10 +35,10 @@ class Counterfoil
     # @return [Boolean] true if it was counted now, false if before
     # @raise [OutcomeUnknown] with the reason `EXPIRED` if Redis may have forgotten the request
     def add_once(request, id, delta = 1, epoch: nil)
-      request, id, partition = request(request, id)
-      item = Item.new(partition, id, change(delta))
+      request, id, partition, of = request(request, id)
+      item = Item.new(partition, of, id, change(delta))
       caller = "request:#{request.bytesize}:#{request}:#{id}"
-      reply = @family.count_request(caller, epoch, @family.home(partition), @keys[partition], add_group([], [item]))
+      reply = @family.count_request(caller, epoch, @family.home(partition), @keys[partition], add_group([], [item]), of)
       set_results(reply, [item])
       result_of(item)
       reply[0] == "OK"
@@ -69,11 +69,11 @@ class Counterfoil
     def wide? = @family.settings["wide"]
 
     # hits of a wide family may go to any partition
-    def partition(id) = wide? ? rand(@family.partitions) : super
+    def partition(id, of) = wide? ? rand(of) : super
 
     def request(request, id)
-      request, id = @family.text(request, 64), @family.text(id)
-      [request, id, @family.partition(wide? ? request : id)]
+      request, id, of = @family.text(request, 64), @family.text(id), @family.partitions
+      [request, id, @family.partition(wide? ? request : id, of), of]
     end
 
     def add_group(args, items)

@@ -4,8 +4,8 @@ class Counterfoil
   # What buffered and cached counters share: calls of pairs of an id and a change, each with its own result. A subclass
   # defines `change(change)`, `add_group(args, items)`, `set_counted(words, items)`, `set_repeated(word, items)` and `result(word)`.
   class Counters
-    # A pair; `result` is an Integer, nil, or an error.
-    Item = Struct.new(:partition, :id, :change, :result)
+    # A pair; `of` is how many partitions there are, `result` is an Integer, nil, or an error.
+    Item = Struct.new(:partition, :of, :id, :change, :result)
     private_constant :Item
 
     # @param key_names [Array<String>] of each partition
@@ -30,7 +30,7 @@ class Counterfoil
     def count_all(pairs)
       @family.partitions
       items = pairs.map { |id, change| item_or_error(id, change) }
-      items.grep(Item).group_by { |item| @family.home(item.partition) }.each do |home, members|
+      items.grep(Item).group_by { |item| [@family.home(item.partition), item.of] }.each do |(home, *), members|
         members.each_slice(GroupCommit::LIMIT) { |some| count(home, GroupCommit::Batch.new(some)) }
       end
       items.map { |item| item.is_a?(Item) ? item.result : item }
@@ -41,12 +41,12 @@ class Counterfoil
     # Counts one pair, in a call with those of other threads.
     def count_one(id, change)
       item = item(id, change)
-      commit(@family.home(item.partition)).call(item)
+      commit(@family.home(item.partition), item.of).call(item)
       result_of(item)
     end
 
-    def commit(home)
-      @commits[home] || @mutex.synchronize { @commits[home] ||= GroupCommit.new { |batch| count(home, batch) } }
+    def commit(home, of)
+      @commits[[home, of]] || @mutex.synchronize { @commits[[home, of]] ||= GroupCommit.new { |batch| count(home, batch) } }
     end
 
     def count(home, batch)
@@ -64,7 +64,7 @@ class Counterfoil
         keys.concat(@keys[members[0].partition])
         add_group(args, members)
       end
-      @family.call(@script, home, keys, args)
+      @family.call(@script, home, keys, args, items[0].of)
     end
 
     def set_results((status, *words), items) = status == "DUP" ? set_repeated(words[0], items) : set_counted(words, items)
@@ -72,8 +72,8 @@ class Counterfoil
     def groups(items) = items.size == 1 ? [items] : items.chunk_while { |a, b| a.partition == b.partition }
 
     def item(id, change)
-      id = @family.text(id)
-      Item.new(partition(id), id, change(change))
+      id, of = @family.text(id), @family.partitions
+      Item.new(partition(id, of), of, id, change(change))
     end
 
     def item_or_error(id, change)
@@ -82,7 +82,7 @@ class Counterfoil
       error
     end
 
-    def partition(id) = @family.partition(id)
+    def partition(id, of) = @family.partition(id, of)
 
     def result_of(item) = item.result.is_a?(Error) ? raise(item.result) : item.result
 

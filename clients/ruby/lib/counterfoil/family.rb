@@ -9,7 +9,7 @@ class Counterfoil
     # What a home replied: the epoch, the one before, and the family's settings. `until` is when to ask again.
     Epoch = Struct.new(:now, :before, :partitions, :settings, :until)
     # A counting call, whose repeats are the same.
-    Call = Struct.new(:script, :home, :keys, :args, :epoch, :caller, :is_sent)
+    Call = Struct.new(:script, :home, :keys, :args, :of, :epoch, :caller, :is_sent)
     VALID_FOR = 30
     CONFIGURED_WITHIN = 3
     ROUNDS = 5
@@ -36,8 +36,8 @@ class Counterfoil
     # @return [Hash] as the daemon configured them
     def settings = (@known || ask(0)).settings
 
-    # @return [Integer] the partition of an id
-    def partition(id) = Zlib.crc32(id) % partitions
+    # @return [Integer] the partition of an id among `of`
+    def partition(id, of = partitions) = Zlib.crc32(id) % of
 
     def keys(partition, *names) = names.map { |name| "cf1:{#{@name}/#{partition}}:#{name}" }
 
@@ -51,8 +51,11 @@ class Counterfoil
       known && !fresh && Connection.now < known.until ? known : ask(home)
     end
 
+    # @param of [Integer] how many partitions the family had when the keys were chosen
     # @return [Call] a counting call that has not been sent
-    def call(script, home, keys, args) = Call.new(script, home, fence(home) + keys, args, epoch(home).now, @callers.take, false)
+    def call(script, home, keys, args, of)
+      Call.new(script, home, fence(home) + keys, args, of, epoch_of(home, of).now, @callers.take, false)
+    end
 
     # Makes a counting call, once. It may be called again for a call that was interrupted.
     #
@@ -66,15 +69,15 @@ class Counterfoil
         raise OutcomeUnknown, "EXPIRED" unless only
 
         call.is_sent = false
-        call.epoch = epoch(call.home).now
+        call.epoch = epoch_of(call.home, call.of).now
         call.caller.n += 1
       end
     end
 
     # Makes a counting call whose caller is its request, as long as Redis remembers requests of `epoch`.
-    def count_request(caller, epoch, home, keys, args)
+    def count_request(caller, epoch, home, keys, args, of)
       ROUNDS.times do
-        known = epoch(home)
+        known = epoch_of(home, of)
         epoch ||= known.now
         raise OutcomeUnknown.new("EXPIRED", "Redis may have forgotten #{caller}") unless [known.now, known.before].include?(epoch)
 
@@ -139,6 +142,14 @@ class Counterfoil
     private
 
     def fence(home) = @fences[home] ||= keys(home, "calls", "calls_before").freeze
+
+    # Refuses a call for another number of partitions: some of its keys may be drained by nothing.
+    def epoch_of(home, of)
+      known = epoch(home)
+      return known if known.partitions == of
+
+      raise Misconfigured.new("MISMATCH", "#{@name} has #{known.partitions} partitions now, not #{of}")
+    end
 
     def expired?(reply, home)
       raise OutcomeUnknown.new("PASSED", "another process uses this caller's name") if reply[0] == "PASSED"

@@ -19,11 +19,11 @@ class Counterfoil
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def add(name, n = 1)
       name, n = @family.text(name, 200), @family.integer(n, 1)
-      partition = @family.partition(name)
+      partition = @family.partition(name, of = @family.partitions)
       keys = @family.keys(partition, "open", "schedule", "names", "idle", *windows.map { |label,| "series:#{label}:#{name}" })
       reply = @family.at_server_time do |now_ms|
         precisions = windows.map { |label, slices| precision(label, slices, now_ms / 1000) }
-        @family.count(@family.call("series_add", @family.home(partition), keys, [precisions.size, *precisions, name, n]))
+        @family.count(@family.call("series_add", @family.home(partition), keys, [precisions.size, *precisions, name, n], of))
       end
       word = reply[1].to_s[/[A-Z]+/]
       raise NotCounted, word if word

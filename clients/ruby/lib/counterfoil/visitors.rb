@@ -19,10 +19,10 @@ class Counterfoil
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def first_visit(scope, day, visitor)
       id = id(scope, day)
-      partition = @family.partition(id)
+      partition = @family.partition(id, of = @family.partitions)
       args = [@family.settings["remember"], 1, id, 1, @family.bytes(visitor)]
       keys = @family.keys(partition, "buffer", "meta", "seen:#{id}")
-      word = @family.count(@family.call("visitors_first", @family.home(partition), keys, args)).last.to_s
+      word = @family.count(@family.call("visitors_first", @family.home(partition), keys, args, of)).last.to_s
       word.match?(/[A-Z]/) ? raise(NotCounted, word) : word == "1"
     end
 
