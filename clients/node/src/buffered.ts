@@ -2,7 +2,7 @@ import type { Call } from './call.js';
 import { type Family, type Item, Queue, type Work } from './family.js';
 import { Later, type LaterOptions, type Pair } from './later.js';
 import type { ExactReader } from './value.js';
-import { type CounterfoilError, type Integer, checkId, checkInteger, integerOf, memo, repeated } from './values.js';
+import { type CounterfoilError, type Integer, NotCounted, checkId, checkInteger, integerOf, memo, repeated } from './values.js';
 
 type Hit = Item & { partition: number; id: string; delta: Integer };
 
@@ -31,6 +31,7 @@ export class Buffered extends Later {
   /** Adds to many counters. Returns for each pair what `add` returns, or its error: they fail separately. */
   async addMany(pairs: Iterable<Pair> | Record<string, Integer>): Promise<(Integer | null | CounterfoilError)[]> {
     const list = Symbol.iterator in pairs ? [...(pairs as Iterable<Pair>)] : Object.entries(pairs);
+    if (!list.every(Array.isArray)) throw new NotCounted('BADARG', 'expected pairs of an id and a delta');
     return Promise.all(list.map(([id, delta]) => this.add(id, delta).catch((error: CounterfoilError) => error)));
   }
 

@@ -130,6 +130,8 @@ test('errors: kinds, names and arguments', async (t) => {
   const id = unique('page');
   const [big, beyond, small] = await views.addMany([[id, 2n ** 53n + 1n], [id, 2n ** 63n - 1n], [id, -(2n ** 53n)]]);
   assert.deepEqual([big, beyond.reason, small], [2n ** 53n + 1n, 'RANGE', 1]);
+  for (const pair of [null, 7, {}, 'id']) await assert.rejects(views.addMany([[`${id}-none`, 1], pair]), is(NotCounted, 'BADARG'));
+  assert.equal(await views.add(`${id}-none`), 1);
 });
 
 test('a name that another process used is not used again', async (t) => {
