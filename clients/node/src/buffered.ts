@@ -40,7 +40,8 @@ export class Buffered extends Later {
    * @param request names the work: 1 to 64 bytes
    */
   async requestEpoch(request: string, id: string): Promise<string> {
-    return (await this.family.epoch(this.family.home((await this.requestPartition(request, id)).partition))).current;
+    const { partition } = await this.requestPartition(request, id);
+    return (await this.family.ask(this.family.home(partition))).current;
   }
 
   /**

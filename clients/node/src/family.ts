@@ -103,7 +103,8 @@ export class Family {
     });
   }
 
-  private async ask(home: number, deadline: number): Promise<Epoch> {
+  /** Asks Redis for the epoch of this home. */
+  async ask(home: number, deadline = this.deadline()): Promise<Epoch> {
     const fence = this.keys(home, 'calls', 'calls_before');
     for (const emptiedUntil = performance.now() + EMPTIED_MS; ; await sleep(200)) {
       const askedAt = performance.now();

@@ -103,6 +103,13 @@ test('addOnce counts once, in any process, and not after its epoch', async (t) =
   }
 });
 
+test('requestEpoch asks Redis afresh', async (t) => {
+  const views = new Counterfoil(await clientOf(t, 'ioredis'), namespace).buffered('views');
+  const epoch = await views.requestEpoch('job', 'page');
+  await command('HSET', `cf1:{${namespace}/views/0}:calls`, '=began_at', 0); // as a minute later
+  assert.notEqual(await views.requestEpoch('job', 'page'), epoch);
+});
+
 test('later: one call for many hits; a failure is reported once', async (t) => {
   const failed = [];
   const redis = await clientOf(t, 'ioredis');
