@@ -96,7 +96,7 @@ class ErrorsTest < ClientTest
     six = "ERR Error running script (call to f_0a1): @user_script:9: @user_script: 9: "
     {
       "OOM command not allowed" => [Counterfoil::NotCounted, "OOM"], "#{six}-OOM command" => [Counterfoil::NotCounted, "OOM"],
-      "#{six}WRONGTYPE Operation" => [Counterfoil::NotCounted, "WRONGTYPE"], "LOADING Redis" => [Counterfoil::NotCounted, "LOADING"],
+      "#{six}WRONGTYPE Operation" => [Counterfoil::NotCounted, "WRONGTYPE"], "TRYAGAIN Multiple" => [Counterfoil::NotCounted, "TRYAGAIN"],
       "BUSY Redis is busy" => [Counterfoil::NotCounted, "BUSY"], "NOAUTH Authentication" => [Counterfoil::Misconfigured, "NOAUTH"],
       "BADARG the family is cached" => [Counterfoil::Misconfigured, "BADARG"], "CROSSSLOT Keys" => [Counterfoil::Misconfigured, "CROSSSLOT"],
       "MOVED 1 127.0.0.1:1" => [Counterfoil::Misconfigured, "MOVED"], "NOPERM this user" => [Counterfoil::OutcomeUnknown, "NOPERM"],
@@ -117,6 +117,18 @@ class ErrorsTest < ClientTest
     views = client(wrapper).buffered("views")
     assert_equal "PASSED", reason(Counterfoil::OutcomeUnknown) { views.add(@id) }
     assert_equal [1, 2], [views.add(@id), names.uniq.size]
+  end
+
+  # the library may have lost the reply to its first send, and have got this error for the second one
+  def test_errors_after_a_send_of_the_library
+    %w[LOADING MASTERDOWN READONLY].each do |code|
+      assert_equal [Counterfoil::OutcomeUnknown, code], error_after_epoch("#{code} text").then { |error| [error.class, error.reason] }
+      own = error_after_epoch("#{code} text", resends: false)
+      assert_equal [Counterfoil::NotCounted, code, true], [own.class, own.reason, own.temporary?]
+      wrapper = Wrapper.new(@redis) { |_, _| raise Redis::CommandError, "#{code} text" }
+      error = assert_raises(Counterfoil::NotCounted) { Counterfoil.new(wrapper, NAMESPACE, retry_for: 0).buffered("views").add(@id) }
+      assert_equal ["no epoch", true], [error.reason, error.temporary?]
+    end
   end
 
   def test_expired

@@ -5,6 +5,8 @@ class Counterfoil
   module Failure
     # a repeat may succeed
     TEMPORARY = ["no reply", "unreachable", *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY MOVED ASK]].freeze
+    # a server that was restarted or replaced: its predecessor may have executed what a library has sent again
+    REPLACED = %w[LOADING MASTERDOWN READONLY].freeze
     REFUSED = %w[OOM MISCONF NOREPLICAS WRONGTYPE BADSTATE].freeze
     MISCONFIGURED = %w[NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT MOVED].freeze
     CODES = [*TEMPORARY, *REFUSED, *MISCONFIGURED, "NOSCRIPT"].freeze
@@ -30,6 +32,9 @@ class Counterfoil
 
         any?(error, UNSENT) || (!resends && any?(error, CANNOT_CONNECT)) ? "unreachable" : "no reply"
       end
+
+      # @return [Boolean] an arrival of the call may have been executed
+      def lost?(reason, resends) = reason == "no reply" || (resends && REPLACED.include?(reason))
 
       # @return [Boolean] a repeat of the call may succeed; the client of one node cannot follow MOVED
       def temporary?(reason, is_cluster) = TEMPORARY.include?(reason) && (is_cluster || reason != "MOVED")

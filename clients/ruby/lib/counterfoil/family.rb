@@ -107,7 +107,7 @@ class Counterfoil
     rescue OutcomeUnknown => error
       raise Misconfigured.new(error.reason, error.detail) if error.reason == "unexpected reply"
 
-      raise NotCounted.new(error.reason, error.detail, temporary: error.reason == "no reply")
+      raise NotCounted.new(error.reason, error.detail, temporary: Failure.temporary?(error.reason, @connection.cluster?))
     end
 
     # @return [String] the id as UTF-8
