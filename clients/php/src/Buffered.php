@@ -132,14 +132,19 @@ final class Buffered extends StoredFamily {
         [$sums, $this->sums] = [$this->sums, []];
         $results = $this->addMany($sums);
         $errors = array_filter($results, fn(mixed $result): bool => $result instanceof CounterfoilException);
+        $dropped = [];
         foreach ($errors as $id => $error) {
-            if ($error instanceof NotCounted && $error->isTemporary) {
-                $this->sums[$id] = $sums[$id];
-            } elseif ($this->session->onError !== null) {
-                ($this->session->onError)($this->name, (string) $id, $sums[$id], $error);
+            try {
+                if (!$error instanceof NotCounted || !$error->isTemporary) throw $error;
+                $this->sums[$id] = self::sum($this->sums[$id] ?? 0, $sums[$id]);
+            } catch (CounterfoilException $error) {
+                $dropped[$id] = $error;
             }
         }
         if ($errors === []) return;
+        foreach ($this->session->onError === null ? [] : $dropped as $id => $error) {
+            ($this->session->onError)($this->name, (string) $id, $sums[$id], $error);  // which may throw
+        }
         $error = reset($errors);
         $message = count($errors) . ' of ' . count($sums) . " ids; the first: {$error->getMessage()}";
         $class = $error::class;

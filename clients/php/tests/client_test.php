@@ -257,6 +257,37 @@ return [
         $views->flush();
         same(101, calls() - $before, 'calls');
     },
+    'an onError that throws or counts costs no sum that waits' => function () {
+        $redis = new class extends Redis {
+            public int $left = PHP_INT_MAX;
+
+            // after so many calls Redis loads
+            public function evalSha($sha, $args = [], $keys = 0): mixed
+            {
+                if ($keys > 2 && --$this->left < 0) return parent::eval("return redis.error_reply('LOADING the dataset')");
+                return parent::evalSha($sha, $args, $keys);
+            }
+        };
+        $redis->connect(SOCKET, 0, 2.0, null, 0, 1.0);
+        [$id, $views] = [id(), null];
+        $onError = function () use (&$views, $id) {
+            $views->later("$id/999", 5);
+            throw new DomainException('of the application');
+        };
+        $views = (new Counterfoil($redis, NS, retryFor: 0.1, onError: $onError))->buffered('views');
+        $views->add("$id/full", PHP_INT_MAX);
+        foreach (['full', ...range(1, 1000)] as $name) {
+            $views->later("$id/$name");
+        }
+        $redis->left = 1;
+        try {
+            $views->flush();
+        } catch (DomainException) {
+            $redis->left = PHP_INT_MAX;
+        }
+        $views->flush();
+        same([1, 6, 1], array_map(fn(string $name): int => $views->add("$id/$name", 0), ['998', '999', '1000']));
+    },
     'a program that ends sends its sums' => function () {
         $id = id();
         $program = '<?php require $argv[1] . "/vendor/autoload.php";
