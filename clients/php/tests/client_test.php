@@ -108,6 +108,16 @@ return [
         same('2', $redis->hGet('cf1:{' . NS . '/views/' . crc32($id) % 4 . '}:buffer', $id));
         $redis->flushDB();
     },
+    'a given object without a read timeout waits for replies after it was connected anew' => function () {
+        $redis = new Redis();
+        $redis->connect(SOCKET);
+        $views = (new Counterfoil($redis, NS))->buffered('views');
+        $views->add($id = id());
+        redis()->rawCommand('CLIENT', 'KILL', 'ID', $redis->rawCommand('CLIENT', 'ID'));
+        same(2, $views->add($id) ?? 2);
+        redis()->rawCommand('CLIENT', 'PAUSE', 100);
+        same('PONG', $redis->echo('PONG'));
+    },
     'a given object that is not connected yet' => function () {
         $redis = redis();
         $redis->close();

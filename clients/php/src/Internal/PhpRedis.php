@@ -28,7 +28,8 @@ final class PhpRedis extends Driver {
     private static function originOf(Redis $redis): array {
         if (!$redis->isConnected()) $redis->ping();
         foreach ((new ReflectionClass($redis))->getConstants() as $name => $option) {
-            if (str_starts_with($name, 'OPT_')) $options[$option] = $redis->getOption($option);
+            // connect sets the timeout, and 0 as an option would not mean none
+            if (str_starts_with($name, 'OPT_') && $name !== 'OPT_READ_TIMEOUT') $options[$option] = $redis->getOption($option);
         }
         $address = [$redis->getHost(), max(0, $redis->getPort()), $redis->getDBNum()];
         $timeouts = [(float) $redis->getTimeout(), null, 0, (float) $redis->getReadTimeout()];
