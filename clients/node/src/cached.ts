@@ -69,9 +69,10 @@ export class Cached {
 
   private async seed(partition: number, id: string, ticket: string): Promise<unknown> {
     try {
-      const row = String(await this.readRow(id));
+      const row = integer(String(await this.readRow(id))); // drivers return texts, too
+      checkInteger(row);
       const keys = this.family.keys(partition, 'base');
-      return await this.family.read('cached_seed', ({ retain }) => ({ keys, args: [retain, '', id, ticket, row] }));
+      return await this.family.read('cached_seed', ({ retain }) => ({ keys, args: [retain, '', id, ticket, String(row)] }));
     } catch (cause) {
       throw cause instanceof CounterfoilError ? cause : new NotCounted('readRow', (cause as Error).message, cause);
     }

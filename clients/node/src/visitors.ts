@@ -39,7 +39,7 @@ export class Visitors {
 
 function idOf(scope: string, day: string): string {
   checkId(scope);
-  if (!/^\d{4}-\d\d-\d\d$/.test(day)) throw new NotCounted('BADID', `expected a day as YYYY-MM-DD, not ${day}`);
+  if (!new Date(day).toJSON()?.startsWith(`${day}T`)) throw new NotCounted('BADID', `expected a day as YYYY-MM-DD, not ${day}`);
   checkId(`${scope}/${day}`);
   return `${scope}/${day}`;
 }

@@ -127,6 +127,10 @@ test('errors: kinds, names and arguments', async (t) => {
   const views = counterfoil.buffered('views');
   for (const id of ['', 'x'.repeat(256), '\ud800', 7, null]) await assert.rejects(views.add(id), is(NotCounted, 'BADID'));
   for (const delta of [0.5, NaN, 2 ** 53, 2n ** 63n, '1', null]) await assert.rejects(views.add('page', delta), is(NotCounted, 'BADARG'));
+  for (const day of ['2026-02-30', '2026-13-01', '2026-2-3', '2026-02', 'null', null, undefined]) {
+    await assert.rejects(counterfoil.visitors('daily').firstVisit('shop', day, 'visitor'), is(NotCounted, 'BADID'), day);
+  }
+  await counterfoil.visitors('daily').firstVisit('shop', '2024-02-29', 'visitor');
   const id = unique('page');
   const [big, beyond, small] = await views.addMany([[id, 2n ** 53n + 1n], [id, 2n ** 63n - 1n], [id, -(2n ** 53n)]]);
   assert.deepEqual([big, beyond.reason, small], [2n ** 53n + 1n, 'RANGE', 1]);

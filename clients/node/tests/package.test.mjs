@@ -1,6 +1,7 @@
 // The package itself: both module systems, types, days and months of time zones, exact values from the database.
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
+import { createServer } from 'node:http';
 import { test } from 'node:test';
 import * as esm from 'counterfoil';
 import { clientOf, daemon, database, mysqlSocket, namespace, require, unique } from './support.mjs';
@@ -56,6 +57,17 @@ test('exact values from the database are those of the daemon', async (t) => {
   const visitors = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { database: pools[0] }).visitors('daily');
   await visitors.firstVisit('scope', '2026-11-25', unique('visitor'));
   assert.ok((await visitors.value('scope', '2026-11-25')) >= 1);
+});
+
+test('what the daemon replies while it or a proxy is busy is temporary', async (t) => {
+  let status = 200;
+  const server = createServer((_, reply) => reply.writeHead(status).end('{}'));
+  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve));
+  t.after(() => server.close());
+  const options = { daemon: `http://127.0.0.1:${server.address().port}`, retryFor: 10 };
+  const views = new Counterfoil(await clientOf(t, 'ioredis'), namespace, options).buffered('views');
+  for (status of [200, 429, 500, 502, 503, 504]) await assert.rejects(views.value('page'), { name: 'NotCounted', temporary: true }, `${status}`);
+  for (status of [400, 401, 404]) await assert.rejects(views.value('page'), { name: 'Misconfigured', reason: `HTTP ${status}` });
 });
 
 test('exact values need the option daemon or database, and a database that has the family', async (t) => {

@@ -70,7 +70,9 @@ class ErrorsTest < ClientTest
       assert_equal "BADARG", reason(Counterfoil::NotCounted) { @counterfoil.series("hits").add(@id, 0) }
       assert_equal "BADID", reason(Counterfoil::NotCounted) { @views.add_once("x" * 65, @id) }
       assert_equal "BADARG", reason(Counterfoil::NotCounted) { @counterfoil.activity("readers").touch(@id, "") }
-      assert_equal "BADID", reason(Counterfoil::NotCounted) { @counterfoil.visitors("daily").first_visit("s", "today", "v") }
+      %w[today 2026-02-30 2026-13-01 2026-2-3].each do |day|
+        assert_equal "BADID", reason(Counterfoil::NotCounted) { @counterfoil.visitors("daily").first_visit("s", day, "v") }
+      end
     end
     assert_equal 0, executed
     assert_equal [1, 2, 3], [@views.add(:"#{@id}"), @views.add(@id.encode("UTF-16LE")), @views.add(@id.b)]

@@ -2,6 +2,7 @@
 
 require_relative "helper"
 require "mysql2"
+require "socket"
 
 class ValuesTest < ClientTest
   def setup
@@ -60,6 +61,41 @@ class ValuesTest < ClientTest
   def test_an_error_of_the_application_is_its_own
     votes = @counterfoil.cached("votes") { |_| raise KeyError, "no such row" }
     2.times { assert_raises(KeyError) { votes.incr(@id) } }
+  end
+
+  def test_what_the_daemon_replies
+    replies = Queue.new
+    server = TCPServer.new("127.0.0.1", 0)
+    thread = Thread.new do
+      while (socket = server.accept)
+        nil until socket.gets == "\r\n"
+        code, body = replies.pop
+        socket.write("HTTP/1.1 #{code} text\r\nContent-Length: #{body.size}\r\nConnection: close\r\n\r\n#{body}")
+        socket.close
+      end
+    end
+    views = Counterfoil.new(@redis, NAMESPACE, daemon: "http://127.0.0.1:#{server.addr[1]}", retry_for: 0).buffered("views")
+    [[200, "text"], [200, "{}"], [429, ""], [500, ""], [502, ""], [503, ""], [504, ""]].each do |reply|
+      2.times { replies << reply }
+      assert_predicate assert_raises(Counterfoil::NotCounted, reply.inspect) { views.value(@id) }, :temporary?
+      replies.clear
+    end
+    [400, 401, 404].each { |code| replies << [code, ""] and assert_raises(Counterfoil::Misconfigured) { views.value(@id) } }
+    replies << [200, '{"values":[{"id":"x","value":-9223372036854775808}]}']
+    assert_equal(-2**63, views.value(@id))
+  ensure
+    thread&.kill
+    server&.close
+  end
+
+  def test_errors_of_the_database
+    broken = [->(*) { raise KeyError, "no connection" }, Mysql2::Client.new(@database.query_options.merge(database: "mysql"))]
+    errors = broken.map do |database|
+      views = Counterfoil.new(@redis, NAMESPACE, database: database).buffered("views")
+      assert_raises(Counterfoil::NotCounted) { views.value(@id) }
+    end
+    assert_equal [["database", true, KeyError], ["database", true, Mysql2::Error]],
+                 errors.map { |error| [error.reason, error.temporary?, error.cause.class] }
   end
 
   def test_requests

@@ -1,6 +1,5 @@
 # frozen_string_literal: true
 
-require "json"
 require "net/http"
 
 class Counterfoil
@@ -23,8 +22,9 @@ class Counterfoil
       deadline = Connection.now + @retry_for
       loop do
         code, body = request(uri)
-        return JSON.parse(body)["values"][0]["value"] if code == "200"
-        raise Misconfigured.new("daemon", "#{code} #{body}") unless code.nil? || code == "503"
+        value = body[/"value": ?(-?\d+)/, 1] if code == "200"
+        return Integer(value) if value
+        raise Misconfigured.new("daemon", "#{code} #{body}") if code&.match?(/\A[34]/) && code != "429"
         raise NotCounted.new("daemon", "#{@uri}: #{code} #{body}", temporary: true) if Connection.now > deadline
 
         sleep(PAUSE)

@@ -69,6 +69,8 @@ class Counterfoil
 
       statement = @database.prepare(sql)
       values(statement.execute(*parameters))
+    rescue StandardError => error
+      raise NotCounted.new("database", error.message, temporary: true)
     ensure
       statement&.close
     end

@@ -32,7 +32,8 @@ class Counterfoil
     private
 
     def id(scope, day)
-      raise NotCounted.new("BADID", "#{day.inspect} is not YYYY-MM-DD") unless day.to_s.match?(/\A\d{4}-\d\d-\d\d\z/)
+      is_day = day.to_s.match?(/\A\d{4}-\d\d-\d\d\z/) && Date.valid_date?(*day.to_s.split("-").map(&:to_i))
+      raise NotCounted.new("BADID", "#{day.inspect} is not YYYY-MM-DD") unless is_day
 
       @family.text("#{@family.text(scope)}/#{day}")
     end
