@@ -5,7 +5,6 @@ class Counterfoil
   class Later
     LIMIT = 100_000
     PAUSE = 0.1
-    I64 = (-2**63..2**63 - 1)
     private_constant(*constants(false))
 
     # @param every [Numeric] seconds
@@ -21,7 +20,7 @@ class Counterfoil
         start_anew if forked?
         sums = @sums[counters]
         raise NotCounted.new("BUSY", "#{LIMIT} ids wait", temporary: true) unless sums.key?(id) || size < LIMIT
-        raise NotCounted.new("RANGE", "the sum of #{id} is beyond 64 bits") unless I64.include?(sums[id] + delta)
+        raise NotCounted.new("RANGE", "the sum of #{id} is beyond 64 bits") if (sums[id] + delta).bit_length > 63
 
         sums[id] += delta
         @thread&.alive? ? @waiting.signal : start_thread
