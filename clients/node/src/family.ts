@@ -70,7 +70,7 @@ export class Family {
     for (let attempt = 1, lost = false; ; attempt += 1) {
       const { current, before, partitions, settings, fence } = await this.epoch(home, deadline, lost);
       if (work && work.epoch !== current && work.epoch !== before) throw new OutcomeUnknown('EXPIRED', UNKNOWN);
-      if (counts && partitions !== of) { // nothing may drain the partition that was chosen
+      if (counts && partitions !== of) { // the reconciler may not drain the one that was chosen
         throw new (lost ? OutcomeUnknown : Misconfigured)('MISMATCH', `${this.name} has ${partitions} partitions now, not ${of}`);
       }
       const caller = (!work && callers.pop()) || { name: work?.name ?? randomBytes(8).toString('hex'), n: 0 };
@@ -83,7 +83,7 @@ export class Family {
       const reply = await this.sender.send(script, call, counts, deadline, lost);
       const { status, isRepeat } = reply;
       lost = isRepeat;
-      if (!isRepeat && !work && status !== 'PASSED') callers.push(caller); // others may still arrive
+      if (!isRepeat && !work && status !== 'PASSED') callers.push(caller); // else an arrival may be on its way
       if (status === 'OK' || status === 'DUP') return reply;
       if (status === 'EXPIRED') this.epochs.delete(home);
       if (status === 'OUTSIDE') ahead = Number(reply.words[0]) - performance.now();

@@ -36,7 +36,8 @@ export class ExactReader {
       const text = await reply.text().catch(String);
       const value = /"value": ?(-?\d+)/.exec(text)?.[1]; // JSON.parse would round it
       if (reply.ok && value) return integer(value);
-      if (reply.status < 500 && reply.status !== 429 && !reply.ok) throw new Misconfigured(`HTTP ${reply.status}`, `the daemon at ${daemon}: ${text}`);
+      const isBusy = reply.status >= 500 || reply.status === 429;
+      if (!reply.ok && !isBusy) throw new Misconfigured(`HTTP ${reply.status}`, `the daemon at ${daemon}: ${text}`);
       if (performance.now() > deadline) throw new NotCounted('unreachable', `the daemon at ${daemon}: ${text}`, undefined, true);
     }
   }

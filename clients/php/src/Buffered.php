@@ -83,8 +83,9 @@ final class Buffered extends StoredFamily {
         $keys = $this->fenced($partition, 'buffer', 'meta');
         $caller = 'request:' . strlen($request) . ":$request:$id";
         do {
-            ['epoch' => $now, 'before' => $before] = $this->askOf($partition, $of);
+            ['epoch' => $now, 'before' => $before] = $known = $this->ask($partition);
             if ($epoch !== $now && $epoch !== $before) throw self::unknown('EXPIRED');
+            $this->checked($known, $of);
             $words = [...$keys, $caller, 1, $before, '', 1, 1, $id, $delta];
             $reply = $this->session->call('buffered_add', count($keys), $words);
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');

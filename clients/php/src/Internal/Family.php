@@ -53,7 +53,7 @@ abstract class Family {
         // a child process inherits no caller, and a call that is made within another one has its own
         if ($this->process !== getmypid()) [$this->callers, $this->process] = [[], getmypid()];
         for ($isFirst = true; ; $isFirst = false) {
-            $epoch = $this->askOf($partition, $of)['epoch'];
+            $epoch = $this->checked($this->ask($partition), $of)['epoch'];
             [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
             $words = [...$keys, $caller, ++$n, $epoch, '', ...$args];
             $reply = $this->session->call($script, count($keys), $words, $deadline);
@@ -108,9 +108,8 @@ abstract class Family {
         return $this->known[$home] = $known;
     }
 
-    /** Asks for a call to one of so many partitions: among others the reconciler may never drain it. */
-    protected function askOf(int $partition, int $of): array {
-        $known = $this->ask($partition);
+    /** Refuses a call for another number of partitions: the reconciler may not drain the one that was chosen. */
+    protected function checked(array $known, int $of): array {
         if ($known['partitions'] === $of) return $known;
         $this->known = [];
         throw new Misconfigured('MISMATCH', "$this->name has {$known['partitions']} partitions now, not $of");

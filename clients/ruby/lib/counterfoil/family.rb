@@ -54,7 +54,7 @@ class Counterfoil
     # @param of [Integer] how many partitions the family had when the keys were chosen
     # @return [Call] a counting call that has not been sent
     def call(script, home, keys, args, of)
-      Call.new(script, home, fence(home) + keys, args, of, epoch_of(home, of).now, @callers.take, false)
+      Call.new(script, home, fence(home) + keys, args, of, checked(epoch(home), of).now, @callers.take, false)
     end
 
     # Makes a counting call, once. It may be called again for a call that was interrupted.
@@ -69,7 +69,7 @@ class Counterfoil
         raise OutcomeUnknown, "EXPIRED" unless only
 
         call.is_sent = false
-        call.epoch = epoch_of(call.home, call.of).now
+        call.epoch = checked(epoch(call.home), call.of).now
         call.caller.n += 1
       end
     end
@@ -77,11 +77,11 @@ class Counterfoil
     # Makes a counting call whose caller is its request, as long as Redis remembers requests of `epoch`.
     def count_request(caller, epoch, home, keys, args, of)
       ROUNDS.times do
-        known = epoch_of(home, of)
+        known = epoch(home)
         epoch ||= known.now
         raise OutcomeUnknown.new("EXPIRED", "Redis may have forgotten #{caller}") unless [known.now, known.before].include?(epoch)
 
-        reply, = @connection.call("buffered_add", fence(home) + keys, [caller, 1, known.before, "", *args])
+        reply, = @connection.call("buffered_add", fence(home) + keys, [caller, 1, checked(known, of).before, "", *args])
         return reply unless expired?(reply, home)
       end
       raise OutcomeUnknown, "EXPIRED"
@@ -143,9 +143,8 @@ class Counterfoil
 
     def fence(home) = @fences[home] ||= keys(home, "calls", "calls_before").freeze
 
-    # Refuses a call for another number of partitions: some of its keys may be drained by nothing.
-    def epoch_of(home, of)
-      known = epoch(home)
+    # Refuses a call for another number of partitions: the reconciler may not drain the one that was chosen.
+    def checked(known, of)
       return known if known.partitions == of
 
       raise Misconfigured.new("MISMATCH", "#{@name} has #{known.partitions} partitions now, not #{of}")
