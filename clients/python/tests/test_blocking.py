@@ -202,6 +202,25 @@ class Library(Case):
         self.assertIsInstance(error.__cause__, redis.ConnectionError)
 
 
+    def test_a_cluster_that_cannot_be_reached_after_a_lost_reply(self):
+        client, id = connected(retry_for=0.2), new_id()
+        views = client.buffered("views")
+        views.add(id)
+
+        class Lost:
+            def execute_command(self, *words):
+                try:
+                    plain().execute_command(*words)
+                    raise redis.TimeoutError("Timeout reading from socket")
+                except redis.TimeoutError:  # RedisCluster asks other nodes before it raises the error
+                    message = "Redis Cluster cannot be connected: Error 111 connecting to localhost:1"
+                    raise redis.RedisClusterException(message) from redis.ConnectionError(message)
+
+        client.session.redis = Lost()
+        self.assert_raises(OutcomeUnknown, "no reply", views.add, id)
+        self.assertEqual(pending("views", id), 2)
+
+
 class Errors(Case):
     def test_families(self):
         client = connected()

@@ -53,7 +53,17 @@ def code_of(error: Exception, client: Any) -> str:
         return code[1] if code else "ERR"
     if isinstance(error, redis.ResponseError):  # such as NoScriptError
         return name.replace("Error", "").upper()
-    return NOT_SENT if client.is_own and "connecting to" in str(error) else LOST
+    is_unsent = client.is_own and "connecting to" in str(error) and not _follows_a_lost_reply(error)
+    return NOT_SENT if is_unsent else LOST
+
+
+def _follows_a_lost_reply(error: BaseException) -> bool:
+    """RedisCluster asks other nodes when a reply is lost, and then raises the failure to connect to them."""
+    chain = [error]
+    for one in chain:
+        chain += [other for other in (one.__cause__, one.__context__) if other and other not in chain]
+    of_connections = [one for one in chain if isinstance(one, (redis.ConnectionError, redis.TimeoutError))]
+    return any("connecting to" not in str(one) for one in of_connections)
 
 
 def refusal(code: str, error: Exception, was_lost: bool) -> CounterfoilError:
