@@ -220,6 +220,21 @@ class Library(Case):
         self.assert_raises(OutcomeUnknown, "no reply", views.add, id)
         self.assertEqual(pending("views", id), 2)
 
+    def test_a_library_may_repeat_what_redis_refuses(self):
+        for error in (redis.exceptions.BusyLoadingError(), redis.ResponseError("BUSY Redis is busy")):
+            client, id = plain(), new_id()
+            views = Counterfoil(client, NAMESPACE, retry_for=0.2).buffered("views")
+            views.add(id)
+            execute = client.execute_command
+
+            def refused(*words):
+                execute(*words)  # its reply is lost, and redis-py repeats the call
+                raise error
+
+            client.execute_command = refused
+            with self.assertRaises(OutcomeUnknown):
+                views.add(id)
+
 
 class Errors(Case):
     def test_families(self):

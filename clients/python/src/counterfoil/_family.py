@@ -15,7 +15,7 @@ from typing import Any, Callable, Coroutine, Generic, List, NamedTuple, Tuple, T
 from typing_extensions import Concatenate, ParamSpec, Self
 
 from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
-from ._redis import LOST, REPEATED, SHA1, SOURCES, code_of, refusal
+from ._redis import LOST, NOT_SENT, REPEATED, SHA1, SOURCES, code_of, refusal
 from ._sums import Sums
 
 EPOCH_SECONDS = 30
@@ -210,7 +210,8 @@ class Channel:
             if code == "NOSCRIPT":
                 call = ("EVAL", SOURCES[call[1]], *call[2:])
                 continue
-            was_lost = was_lost or code == LOST
+            is_hidden = code in REPEATED and code != NOT_SENT and not self.client.is_own  # the library may repeat
+            was_lost = was_lost or code == LOST or is_hidden
             if code not in REPEATED or time.monotonic() + PAUSE_SECONDS >= deadline:
                 raise refusal(code, failure, was_lost) from failure
             await self.session.sleep(PAUSE_SECONDS)
@@ -241,6 +242,8 @@ class Channel:
 
     async def _commit(self, queue: Queue) -> None:
         """Makes one call of the changes that wait, or repeats the one that an interrupted caller left."""
+        if not queue.batch and not queue.waiting:
+            return
         if not queue.batch:
             queue.deadline = self.client.deadline()
             for _ in range(min(len(queue.waiting), self.family.limit)):
