@@ -257,6 +257,18 @@ class Errors(Case):
         results = views.add_many({f"{id}/{number}": number for number in range(2500)})
         self.assertEqual(results, list(range(2500)))
 
+    def test_pairs_that_cannot_be_read_count_nothing(self):
+        views, id = connected().buffered("views"), new_id()
+
+        def failing():
+            yield id, 1
+            raise KeyError
+
+        for pairs, error in ((failing(), KeyError), ([(id, 1), ("b",)], ValueError)):
+            self.assertRaises(error, views.add_many, pairs)
+            views.add_many([(new_id(), 1)])
+            self.assertEqual(pending("views", id), 0)
+
     def test_errors_can_be_sent_to_other_processes(self):
         error = pickle.loads(pickle.dumps(NotCounted("RANGE", "why", value=5)))
         self.assertEqual((error.reason, error.value, str(error)), ("RANGE", 5, "RANGE: why"))

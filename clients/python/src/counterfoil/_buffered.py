@@ -42,7 +42,8 @@ class Buffered(ExactValues[D]):
         """Adds each delta to its id. Returns for each what `add` returns, or the error that `add` would
         raise."""
         channel = self.channel
-        entries = await self.enter_all(pairs.items() if isinstance(pairs, Mapping) else pairs)
+        items = [(id, delta) for id, delta in (pairs.items() if isinstance(pairs, Mapping) else pairs)]
+        entries = await self.enter_all(items)
         return [await channel.settle(entry) for entry in entries]
 
     @call
