@@ -87,6 +87,15 @@ class Processes(Case):
         self.assertEqual(pending("views", id), 2)
         self.assert_raises(OutcomeUnknown, "EXPIRED", views.add_once, "order/2", id, 2, epoch="0123456789abcdef")
 
+    def test_a_request_has_the_epoch_of_redis(self):
+        one, other = connected().buffered("views"), connected().buffered("views")
+        for views in (one, other):
+            views.request_epoch("r", "a")
+        plain().hset(f"cf1:{{{NAMESPACE}/views/0}}:calls", "=began_at", 1)  # the next to ask begins a new epoch
+        epoch = connected().buffered("views").request_epoch("r", "a")
+        self.assertEqual(one.request_epoch("r", "a"), epoch)
+        self.assertTrue(other.add_once("r", new_id(), epoch=epoch))
+
 
 class Threads(Case):
     def test_threads_share_calls_and_one_name(self):

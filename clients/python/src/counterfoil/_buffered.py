@@ -58,10 +58,13 @@ class Buffered(ExactValues[D]):
         partition = await self._request_partition(name, change[0])
         home = channel.home(partition)
         while True:
-            description = await channel.describe(home)
+            known, description = channel.descriptions.get(home), await channel.describe(home)
             epoch = epoch or description.now.decode()
             if epoch.encode() not in (description.now, description.before):
-                raise OutcomeUnknown("EXPIRED", "Redis may have forgotten the request")
+                if description is not known:
+                    raise OutcomeUnknown("EXPIRED", "Redis may have forgotten the request")
+                channel.descriptions.pop(home, None)  # the epoch may be newer
+                continue
             script, keys, args = self.part(description.settings, partition, [change])
             caller = [b"request:%d:%b:%b" % (len(name), name, change[0]), 1, description.before, ""]
             words = words_of(script, self.keys(home, *CALLS) + keys, caller + args)
@@ -76,8 +79,9 @@ class Buffered(ExactValues[D]):
     @call
     async def request_epoch(self, request: str, id: str) -> str:
         """Returns the epoch that a job stores before its first `add_once`."""
-        partition = await self._request_partition(id_bytes(request, 64), id_bytes(id))
-        return (await self.channel.describe(self.channel.home(partition))).now.decode()
+        channel, partition = self.channel, await self._request_partition(id_bytes(request, 64), id_bytes(id))
+        channel.descriptions.pop(channel.home(partition), None)  # a job that runs later needs the current one
+        return (await channel.describe(channel.home(partition))).now.decode()
 
     def later(self, id: str, delta: int = 1) -> None:
         """Adds to a sum in the process, which is sent within milliseconds. Never waits. A killed process
