@@ -36,6 +36,7 @@ class Visitors(ExactValues[D]):
 
 
 def _id(scope: str, day: str | date) -> str:
+    id_bytes(scope)
     try:
         return f"{scope}/{date.fromisoformat(str(day)).isoformat()}"
     except ValueError as error:
