@@ -103,6 +103,30 @@ class Sums(Case):
         asyncio.run(count(id))
         self.assertEqual(pending("views", id), 3)
 
+    def test_later_is_refused_once_close_begins(self):
+        async def count(id):
+            client, accepted = connected(later_every=30), [1]
+            views, execute = client.buffered("views"), client.session.execute
+            views.later(id)
+            await asyncio.sleep(0)  # the task that sends sums begins
+
+            async def with_a_hit(*args):
+                try:
+                    if len(accepted) < 4:
+                        views.later(id)
+                        accepted.append(1)
+                except counterfoil.NotCounted as error:
+                    self.assertEqual(error.reason, "CLOSED")
+                return await execute(*args)
+
+            await views.add(new_id())
+            client.session.execute = with_a_hit
+            await client.close()
+            return len(accepted)
+
+        id = new_id()
+        self.assertEqual(asyncio.run(count(id)), pending("views", id))
+
     def test_many_hits_and_a_flush(self):
         async def count(id):
             async with connected() as client:

@@ -11,6 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from counterfoil import Counterfoil, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
+from counterfoil._family import Entry
 from support import NAMESPACE, SOCKET, Case, calls_of, connected, new_id, pending, plain, plain_asyncio, run_python
 
 
@@ -347,6 +348,81 @@ class Sums(Case):
         with connected(later_every=30) as client:
             client.buffered("views").later(id)
         self.assertEqual(pending("views", id), 1)
+        self.assert_raises(NotCounted, "CLOSED", client.buffered("views").later, id)
+        client.close()
+
+    def test_close_reports_what_it_cannot_send(self):
+        dropped = []
+        client = Counterfoil.connect("unix:///nowhere.sock", NAMESPACE, retry_for=0.1, later_every=0.001)
+        views = client.buffered("views", on_error=lambda *args: dropped.append(args[1:3]))
+        views.later("a", 2)
+        self.assert_raises(NotCounted, "UNREACHABLE", views.flush)
+        views.later("b")
+        with self.assertLogs("counterfoil"):
+            error = self.assert_raises(NotCounted, "UNREACHABLE", client.close)
+        self.assertIn("(2 ids were dropped, 0 will be sent again)", str(error))
+        self.assertEqual(sorted(dropped), [("a", 2), ("b", 1)])
+        client.close()
+
+    def test_an_interrupted_flush_counts_once(self):
+        views, ids, calls = connected(later_every=30).buffered("views"), [new_id() for _ in range(4)], []
+        enter = views.channel.enter
+
+        def interrupted(*args):
+            calls.append(args)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return enter(*args)
+
+        views.add(ids[0])
+        for id in ids:
+            views.later(id)
+        views.channel.enter = interrupted
+        self.assertRaises(KeyboardInterrupt, views.flush)
+        views.flush()
+        self.assertEqual([pending("views", id) for id in ids], [2, 1, 1, 1])
+
+    def test_an_interrupted_flush_loses_nothing(self):
+        views, ids, reads = connected(later_every=30).buffered("views"), [new_id() for _ in range(4)], []
+
+        class Unavailable(NotCounted):
+            @property
+            def temporary(self):
+                reads.append(self)
+                if len(reads) == 3:
+                    raise KeyboardInterrupt
+                return True
+
+            @temporary.setter
+            def temporary(self, value):
+                pass
+
+        views.add(ids[0])
+        for id in ids:
+            views.later(id)
+        views.channel.enter = lambda description, change: Entry(None, 0, change, Unavailable("LOADING"))
+        self.assertRaises(KeyboardInterrupt, views.flush)
+        del views.channel.enter
+        try:
+            views.flush()
+        except NotCounted:
+            views.flush()
+        self.assertEqual([pending("views", id) for id in ids], [2, 1, 1, 1])
+
+    def test_a_sum_beyond_64_bits_is_refused(self):
+        views, id = connected(later_every=30).buffered("views"), new_id()
+        views.later(id, 2**63 - 1)
+        self.assert_raises(NotCounted, "RANGE", views.later, id)
+        views.flush()
+        self.assertEqual(pending("views", id), 2**63 - 1)
+
+    def test_the_last_on_error_of_a_family_is_called(self):
+        dropped, client = [], connected(later_every=30)
+        client.buffered("nobody").later("a")
+        nobody = client.buffered("nobody", on_error=lambda *args: dropped.append(args[1]))
+        with self.assertLogs("counterfoil"):
+            self.assert_raises(Misconfigured, "UNCONFIGURED", nobody.flush)
+        self.assertEqual(dropped, ["a"])
 
 
 class Kinds(Case):
@@ -372,6 +448,8 @@ class Kinds(Case):
         news = [daily.first_visit(scope, "2026-11-25", visitor) for visitor in ("a", "b", "a")]
         self.assertEqual((news, daily.value(scope, "2026-11-25")), ([True, True, False], 2))
         self.assert_raises(NotCounted, "BADID", daily.first_visit, scope, "today", "a")
+        for scope in (None, b"a", 1, ""):
+            self.assert_raises(NotCounted, "BADID", daily.first_visit, scope, "2026-11-25", "a")
 
 
 if __name__ == "__main__":

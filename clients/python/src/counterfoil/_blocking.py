@@ -41,7 +41,8 @@ class Counterfoil(Client[Blocking]):
         return session or self.sessions.setdefault(pid, Process(self))
 
     def close(self) -> None:
-        """Sends what `later` took, and closes the connections that are its own."""
+        """Sends what `later` took, and closes the connections that are its own. As soon as it begins, `later`
+        raises `NotCounted("CLOSED")`; what cannot be sent is dropped and reported."""
         self.session.close()
 
     def __enter__(self) -> Counterfoil:
@@ -98,6 +99,7 @@ class Process(Session):
                 atexit.register(self.client.close)
 
     def close(self) -> None:
+        self.is_closed = True
         atexit.unregister(self.client.close)
         self._thread = None
         self._awake.set()

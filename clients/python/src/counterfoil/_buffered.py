@@ -27,7 +27,8 @@ class Buffered(ExactValues[D]):
 
     def __init__(self, client: Any, name: str, table: Table | None, on_error: OnError | None) -> None:
         super().__init__(client, name, table)
-        self.on_error = on_error
+        if on_error:
+            client.on_errors[self.name] = on_error
 
     @call
     async def add(self, id: str, delta: int = 1) -> int | None:
@@ -43,7 +44,8 @@ class Buffered(ExactValues[D]):
         raise."""
         channel = self.channel
         items = [(id, delta) for id, delta in (pairs.items() if isinstance(pairs, Mapping) else pairs)]
-        entries = await self.enter_all(items)
+        entries: list[Entry] = []
+        await self.enter_all(items, entries)
         return [await channel.settle(entry) for entry in entries]
 
     @call
@@ -112,20 +114,19 @@ class Buffered(ExactValues[D]):
         hits = min(max(sum(map(abs, pairs[1::2])), 1), MAX_HITS)  # they only decide when a sync is due
         return "buffered_add", self.keys(partition, "buffer", "meta"), [hits, len(changes), *pairs]
 
-    async def enter_all(self, pairs: Iterable[tuple[str, int]]) -> list[Entry]:
-        """Puts pairs into their queues."""
+    async def enter_all(self, pairs: list[tuple[str, int]], entries: list[Entry]) -> None:
+        """Puts pairs into their queues, and adds the entry of each at once: an interrupt may follow."""
         channel = self.channel
         try:
             description = await channel.last_description()
         except CounterfoilError as error:
-            return [Entry(None, 0, pair, error) for pair in pairs]
-        entries = []
+            entries += [Entry(None, 0, pair, error) for pair in pairs]
+            return
         for id, delta in pairs:
             try:
                 entries.append(channel.enter(description, (id_bytes(id), integer(delta))))
             except CounterfoilError as error:
                 entries.append(Entry(None, 0, id, error))
-        return entries
 
     async def _request_partition(self, name: bytes, id: bytes) -> int:
         description = await self.channel.last_description()

@@ -55,6 +55,7 @@ class Client(Generic[D]):
         self.daemon, self.token = options.get("daemon", "").rstrip("/"), options.get("token")
         self.database, self.database_lock = options.get("database"), threading.Lock()
         self.sessions: dict[Any, Any] = {}
+        self.on_errors: dict[str, OnError] = {}  # by family
         if not 0 < self.retry_for <= MAX_RETRY_SECONDS:
             raise Misconfigured("OPTION", f"retry_for is at most {MAX_RETRY_SECONDS}, not {self.retry_for}")
 
@@ -78,7 +79,7 @@ class Client(Generic[D]):
     ) -> Buffered[D]:
         """Sums of deltas. `table` is (table, id column, value column) if the family is stored in a table of
         the application. `on_error(family, id, delta, error)` is called for each sum of `later` that is
-        dropped."""
+        dropped: the last function that was given for the family."""
         return Buffered(self, family, table, on_error)
 
     def cached(
@@ -111,6 +112,7 @@ class Session:
 
     sleep: Any
     latch: Any
+    is_closed = False
 
     def __init__(self, client: Any) -> None:
         self.client = client
@@ -159,7 +161,7 @@ class Session:
         """Sends what `later` took, and raises the first error."""
         for sums in all_sums:
             await sums.send()  # it may have begun before the last sum was taken
-            if not sums.temporary:
+            if self.is_closed or not sums.temporary:
                 await sums.send()
         for sums in all_sums:
             sums.raise_error()

@@ -210,8 +210,9 @@ class Channel:
             if code == "NOSCRIPT":
                 call = ("EVAL", SOURCES[call[1]], *call[2:])
                 continue
-            is_hidden = code in REPEATED and code != NOT_SENT and not self.client.is_own  # the library may repeat
-            was_lost = was_lost or code == LOST or is_hidden
+            # the library of an application may have repeated the call after a lost reply
+            may_repeat = not self.client.is_own and code in REPEATED and code != NOT_SENT
+            was_lost = was_lost or code == LOST or may_repeat
             if code not in REPEATED or time.monotonic() + PAUSE_SECONDS >= deadline:
                 raise refusal(code, failure, was_lost) from failure
             await self.session.sleep(PAUSE_SECONDS)

@@ -10,6 +10,7 @@ from typing import Any, Callable
 from ._errors import CounterfoilError, NotCounted
 
 MAX_SUMS = 100_000
+LOWEST = -(2**63)
 OnError = Callable[[str, str, int, CounterfoilError], None]
 log = logging.getLogger("counterfoil")
 
@@ -29,9 +30,14 @@ class Sums:
     def take(self, id: str, delta: int) -> bool:
         """Returns whether this is the first sum that waits."""
         with self._lock:
+            if self._channel.session.is_closed:
+                raise NotCounted("CLOSED", "the client is closed")
             if id not in self.waiting and len(self.waiting) >= MAX_SUMS:
                 raise NotCounted("BUSY", f"{MAX_SUMS} ids wait to be sent", temporary=True)
-            self.waiting[id] = self.waiting.get(id, 0) + delta
+            total, sent = self.waiting.get(id, 0) + delta, self._sent.get(id, 0)  # which may come back
+            if not (LOWEST <= total < -LOWEST and LOWEST <= total + sent < -LOWEST):
+                raise NotCounted("RANGE", f"the sum of {id!r} is beyond 64 bits")
+            self.waiting[id] = total
             return len(self.waiting) == 1
 
     def raise_error(self) -> None:
@@ -47,28 +53,33 @@ class Sums:
         await self._channel.session.share(self, self._send)
 
     async def _send(self) -> None:
-        """Sends all sums. Those that fail for a temporary reason stay."""
-        if not self._sent:  # else the one before was interrupted
+        """Sends all sums. Those that fail for a temporary reason stay, unless the client is closed."""
+        channel = self._channel
+        if not self._sent:  # else the one before was interrupted, and is continued
             with self._lock:
                 self._sent, self.waiting = self.waiting, {}
-        if self._sent and not self._entries:
-            self._entries = await self._channel.family.enter_all(self._sent.items())
-        results = [await self._channel.settle(entry) for entry in self._entries]
-        sent, self._sent, self._entries, self.temporary = self._sent, {}, [], None
-        for (id, delta), result in zip(sent.items(), results):
-            if isinstance(result, CounterfoilError) and result.temporary:
-                self.temporary = result
-                with self._lock:
-                    self.waiting[id] = self.waiting.get(id, 0) + delta
-            elif isinstance(result, CounterfoilError):
-                self._drop(id, delta, result)
+        if len(self._entries) < len(self._sent):
+            await channel.family.enter_all(list(self._sent.items())[len(self._entries) :], self._entries)
+        results = zip(self._sent, [await channel.settle(entry) for entry in self._entries])
+        failed = {id: result for id, result in results if isinstance(result, CounterfoilError)}
+        with self._lock:
+            is_closed = channel.session.is_closed
+            kept = {id: error for id, error in failed.items() if error.temporary and not is_closed}
+            sent, waiting = self._sent, dict(self.waiting)
+            for id in kept:
+                waiting[id] = waiting.get(id, 0) + sent[id]
+            self.temporary = next(iter(kept.values()), None)
+            self.waiting, self._sent, self._entries = waiting, {}, []
+        for id, error in failed.items():
+            if id not in kept:
+                self._drop(id, sent[id], error)
 
     def _drop(self, id: str, delta: int, error: CounterfoilError) -> None:
-        family = self._channel.family
+        family, on_errors = self._channel.family.name, self._channel.client.on_errors
         self._dropped.append(error)
-        log.warning("%s: %+d for %r was dropped: %s", family.name, delta, id, error)
+        log.warning("%s: %+d for %r was dropped: %s", family, delta, id, error)
         try:
-            if family.on_error:
-                family.on_error(family.name, id, delta, error)
+            if family in on_errors:
+                on_errors[family](family, id, delta, error)
         except Exception:
             log.exception("on_error failed")

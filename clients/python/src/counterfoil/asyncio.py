@@ -47,7 +47,8 @@ class Counterfoil(Client[Awaiting]):
         return session
 
     async def close(self) -> None:
-        """Sends what `later` took, and closes the connections that are its own."""
+        """Sends what `later` took, and closes the connections that are its own. As soon as it begins, `later`
+        raises `NotCounted("CLOSED")`; what cannot be sent is dropped and reported."""
         await self.session.close()
 
     async def __aenter__(self) -> Counterfoil:
@@ -83,6 +84,7 @@ class Loop(Session):
             self._sender = asyncio.get_running_loop().create_task(self._send_sums())
 
     async def close(self) -> None:
+        self.is_closed = True
         try:
             await self.flush(self.sums)
         finally:
