@@ -353,12 +353,16 @@ impl CachedCounters {
                 .collect();
             // both are sent together, the seeds first: a counter whose seed failed is missing again
             let seeded = partition.seed(&self.retention, &seeds);
-            join(seeded, partition.values(&names)).await.1
+            let (seeded, values) = join(seeded, partition.values(&names)).await;
+            values.map(|values| (seeded, values))
         });
         let mut missing = Vec::new();
-        for ((_, some), results) in chunks.iter().zip(try_join_all(reads).await?) {
-            let indexes = some.iter().map(|(index, _)| *index);
+        for ((_, some), (seeded, results)) in chunks.iter().zip(try_join_all(reads).await?) {
+            let (indexes, before) = (some.iter().map(|(index, _)| *index), missing.len());
             self.take_values(ids, indexes.zip(results), values, &mut missing)?;
+            if missing.len() > before {
+                seeded?;
+            }
         }
         Ok(missing)
     }

@@ -349,3 +349,19 @@ async fn rows_from_a_database_that_is_behind_cost_no_count() {
     assert_eq!(votes.value("a").await, 16);
     assert_eq!(votes.stored(&["a"]).await.unwrap(), [Some(16)]);
 }
+
+/// A counter whose row another program inserted after it was looked for.
+#[tokio::test]
+async fn a_read_says_why_redis_takes_no_row() {
+    let pair = Pair::new().await;
+    let votes = pair.open(votes()).await.read_timeout(millis(500));
+    assert_eq!(votes.get("late").await.unwrap(), 0);
+    let insert = "INSERT INTO counterfoil_values \
+                  SELECT number, 'late', 7 FROM counterfoil_families WHERE name = 'votes'";
+    pair.sql(insert).await;
+    let _: () = pair.command("CONFIG SET maxmemory 1").await;
+    let error = format!("{:#}", votes.get("late").await.unwrap_err());
+    assert!(error.contains("OOM"), "{error}");
+    let _: () = pair.command("CONFIG SET maxmemory 0").await;
+    assert_eq!(votes.get("late").await.unwrap(), 7);
+}
