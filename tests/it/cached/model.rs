@@ -57,7 +57,8 @@ enum Call {
     Saved {
         which: Which,
         retain_ms: u64,
-        rows: Vec<(usize, Option<i64>)>,
+        /// A number, "-" or "beyond".
+        rows: Vec<(usize, String)>,
     },
     Delete(Vec<usize>),
 }
@@ -198,20 +199,20 @@ impl Held {
         now: u64,
         named: &[String; 3],
         retain_ms: u64,
-        rows: &[(usize, Option<i64>)],
+        rows: &[(usize, String)],
     ) -> Value {
         if !self.rest.has(named) {
             return reply("STALE", []);
         }
-        for &(id, row) in rows {
-            let id = IDS[id];
+        for (id, row) in rows {
+            let id = IDS[*id];
             if self.rest.batch.remove(id).is_none() {
                 continue;
             }
-            if row.is_none() && !self.rest.buffer.contains_key(id) {
+            if row == "beyond" || row == "-" && !self.rest.buffer.contains_key(id) {
                 self.bases.remove(id);
             } else if let Some((due, Base::Row(base))) = self.bases.get_mut(id) {
-                (*due, *base) = (now + retain_ms, row.unwrap_or(0));
+                (*due, *base) = (now + retain_ms, row.parse().unwrap_or(0));
             }
         }
         if self.rest.batch.is_empty() {
@@ -293,7 +294,12 @@ fn call() -> impl Strategy<Value = Call> {
     let ids = |least| subsequence((0..IDS.len()).collect::<Vec<_>>(), least..=IDS.len());
     let seeds = vec((0..IDS.len(), Which::any(16), number()), 1..6);
     let get = (select(vec!["", "0", "300", "300"]), vec(0..IDS.len(), 1..5));
-    let rows = vec(weighted(0.8, number()), IDS.len());
+    let row = prop_oneof![
+        8 => number().prop_map(|row| row.to_string()),
+        2 => Just("-".to_owned()),
+        1 => Just("beyond".to_owned()),
+    ];
+    let rows = vec(row, IDS.len());
     let fetch = (Which::any(16), select(vec![0_u64, 100, 400]));
     let fetch = fetch.prop_map(|(which, settle_ms)| BatchCall::Fetch { which, settle_ms });
     let release = Which::any(16).prop_map(|which| BatchCall::Release { which });
@@ -500,10 +506,9 @@ impl Cached {
                 rows,
             } => {
                 let held = &mut self.partitions[at];
-                let row = |row: Option<i64>| row.map_or("-".into(), |row| row.to_string());
                 let pairs = rows
                     .iter()
-                    .flat_map(|&(id, value)| [IDS[id].to_owned(), row(value)]);
+                    .flat_map(|(id, row)| [IDS[*id].to_owned(), row.clone()]);
                 let named = held.rest.named(*which);
                 let mut args = [&named[..], &[retain_ms.to_string(), now_ms]].concat();
                 args.extend(pairs);
@@ -618,7 +623,8 @@ async fn a_change_to_a_script_is_noticed() {
             &[
                 ("if not is_current then", "if false then"),
                 ("and state[3] == ARGV[3]", ""),
-                ("unsaved[i] and row", "row"),
+                ("unsaved[i] and (row", "(row"),
+                ("row == 'beyond' or row == '-' and", "row == '-' and"),
                 ("unsaved[i] and bases[i]", "bases[i]"),
                 ("row == '-' and not is_waiting", "row == '-'"),
                 ("row == '-' and '0' or row", "row"),
