@@ -520,6 +520,11 @@ async fn a_reload_takes_new_passwords_and_keeps_counting() {
     let value = "SELECT CAST(value AS SIGNED) FROM counterfoil_values";
     site.printed(&["add", "shop/views", "1"]).await;
     eventually("the first hit", async || site.number(value).await == 1).await;
+    let sampled = async |hits: i64| {
+        let state = get(&daemon, "/api/v1/state").await.json();
+        state["pairs"][0]["families"][0]["counted"] == hits
+    };
+    eventually("a sample", async || sampled(1).await).await;
 
     set_password("second").await;
     site.redis
@@ -535,11 +540,7 @@ async fn a_reload_takes_new_passwords_and_keeps_counting() {
     site.printed(&["add", "shop/views", "1"]).await;
     eventually("the second hit", async || site.number(value).await == 2).await;
     // the new worker's samples go on from those of the old one
-    let sampled = async || {
-        let state = get(&daemon, "/api/v1/state").await.json();
-        state["pairs"][0]["families"][0]["counted"] == 2
-    };
-    eventually("a sample", sampled).await;
+    eventually("a sample", async || sampled(2).await).await;
     let metric = "counterfoil_counted_hits_total";
     let counted = sample(&scrape(&daemon).await, metric, &[("family", "views")]);
     assert_eq!(counted, Some(2.0));
