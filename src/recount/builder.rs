@@ -164,8 +164,8 @@ impl RecountBuilder {
 
     /// Recounts the family now, and returns at the end. That takes [`within`](Self::within), or
     /// twice that if [rows are deleted](Self::rows_are_deleted) and a [`replica`](Self::replica)
-    /// counts them, plus the time for counting the rows. If an abandoned run exists, it is finished from its last
-    /// position instead of a new one: call this again for a full run.
+    /// counts them, plus the time for counting the rows. If an abandoned run exists, it is finished
+    /// from its last position instead of a new one: call this again for a full run.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the source cannot be queried, or returned

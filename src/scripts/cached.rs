@@ -186,8 +186,8 @@ impl Partition {
         reply.read_all(ids.len(), |reply| reply.read(PairResult::parse))
     }
 
-    /// Marks counters of a batch as saved once it is complete in the database, each with its row. Returns how many ids are left in the batch, or `None` if it
-    /// does not exist (any more).
+    /// Marks counters of a batch as saved once it is complete in the database, each with its row.
+    /// Returns how many ids are left in the batch, or `None` if it does not exist (any more).
     pub async fn saved(
         &self,
         retention: &Retention,
