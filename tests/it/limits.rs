@@ -78,7 +78,7 @@ async fn a_mysql_that_vanishes_is_replaced() {
     assert_eq!(stored, 2);
 }
 
-/// A limit beyond the range of an `Instant` is as good as none.
+/// A limit may be beyond the range of an `Instant`.
 #[tokio::test]
 async fn a_time_limit_may_be_as_long_as_can_be() {
     let pair = Pair::new().await;

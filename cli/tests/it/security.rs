@@ -1,4 +1,4 @@
-//! What strangers learn and may do: secrets, TLS, host names, logins, and text that deceives.
+//! The limits of strangers: secrets, TLS, host names, logins, and text that deceives.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ async fn sentinel_urls_decide_about_tls_and_credentials() {
     };
     write("redis://primary", &url);
     site.printed(&["scripts", "load"]).await;
-    // the primary has no TLS: whoever asks for it must not send anything in plain text
+    // the primary has no TLS: a client that asks for it must not send anything in plain text
     write("rediss://primary", &url);
     site.ends_with(2, &["scripts", "load"]).await;
 

@@ -176,8 +176,8 @@ fn fitting(id: &[u8]) -> &[u8] {
 struct Resolve {
     retry: Option<(Registered, Arc<Target>)>,
     numbers: Vec<u64>,
-    /// Whether the one reject waits for a row that another transaction has locked. Several leave
-    /// out those with such rows.
+    /// Set if the one reject waits for a row that another transaction has locked. Several leave out
+    /// those with such rows.
     waits: bool,
 }
 

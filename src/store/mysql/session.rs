@@ -153,14 +153,17 @@ impl Database {
             session: self.tested().await?,
             ended: false,
         };
-        transaction.packet(BEGIN.to_owned(), 3).await?;
+        transaction.session.packet(BEGIN.to_owned(), 3).await?;
         let done = work.run(&mut transaction).await;
         if done.as_ref().is_err_and(fault::is_lost) {
             return done;
         }
         // after an error it is unknown whether the transaction was committed
         let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
-        let ended = transaction.packet(format!("{end}; {RESTORE}"), 2).await;
+        let ended = transaction
+            .session
+            .packet(format!("{end}; {RESTORE}"), 2)
+            .await;
         transaction.ended = ended.is_ok();
         done.and_then(|done| ended.map(|()| done))
     }
@@ -216,7 +219,7 @@ const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql
 struct Session {
     connection: PoolConnection<MySql>,
     database: Database,
-    /// Whether the last statement has ended.
+    /// Set once the last statement has ended.
     is_idle: bool,
 }
 
@@ -243,7 +246,10 @@ impl Session {
     async fn ping(&mut self) -> Result<(), sqlx::Error> {
         let limit = self.begin(0);
         let done = timeout(limit, self.connection.ping()).await;
-        self.ended(done)
+        let done = self.ended(done);
+        // a connection that fails in any way does not return to the pool, where it is found again
+        self.is_idle = done.is_ok();
+        done
     }
 
     /// Notes that statements are sent. Returns the longest wait for their reply.
@@ -257,7 +263,10 @@ impl Session {
         &mut self,
         done: Result<Result<T, sqlx::Error>, Elapsed>,
     ) -> Result<T, sqlx::Error> {
-        let silent = |late: Elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, late).into());
+        let silent = |_| {
+            let why = format!("no reply within {:?}", self.database.limit);
+            Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
+        };
         let done = done.unwrap_or_else(silent);
         self.is_idle = !done.as_ref().is_err_and(fault::is_lost);
         done
@@ -289,10 +298,6 @@ impl Transaction {
     pub async fn fetch<T: Row>(&mut self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
         let rows = self.session.fetch(select).await?;
         rows.iter().map(T::from_row).collect()
-    }
-
-    async fn packet(&mut self, text: String, statements: u64) -> Result<(), sqlx::Error> {
-        self.session.packet(text, statements).await
     }
 }
 

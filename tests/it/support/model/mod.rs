@@ -192,7 +192,7 @@ pub fn record(record: &str) -> Vec<Value> {
 pub struct Frame {
     scripts: Scripts,
     pub now: u64,
-    /// What the clock of epochs is ahead of the other one.
+    /// The time by which the clock of epochs is ahead of the other one.
     pub ahead: u64,
     pub family: Family,
     pub callers: Callers,
