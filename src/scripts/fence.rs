@@ -190,6 +190,11 @@ impl Home {
         self.known().take_if(|(known, _)| known.knows(epoch));
     }
 
+    /// Forgets the known epochs: the next call asks Redis.
+    pub fn forget_known(&self) {
+        self.known().take();
+    }
+
     fn known(&self) -> MutexGuard<'_, Option<(Epochs, Instant)>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }

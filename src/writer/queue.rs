@@ -174,6 +174,12 @@ impl Queue {
         home.epochs(self.family(), self.opened.database()).await
     }
 
+    /// Returns the epochs that Redis knows now.
+    pub async fn new_epochs(&self, home: &Home) -> Result<Epochs> {
+        home.forget_known();
+        self.epochs(home).await
+    }
+
     pub fn error(&self, kind: ErrorKind, what: &'static str) -> Error {
         Error::new(kind, format!("{}: {what}", self.family()))
     }

@@ -115,6 +115,13 @@ impl Progress {
             .all(|epoch| epochs.knows(epoch))
     }
 
+    /// Returns whether the application stored an epoch other than these.
+    fn is_since_another(&self, epochs: &Epochs) -> bool {
+        self.since
+            .as_ref()
+            .is_some_and(|epoch| !epochs.knows(epoch))
+    }
+
     /// Continues with the next call.
     fn next(&mut self, known: Known) {
         *self = Progress {
@@ -131,7 +138,7 @@ impl Writer {
     pub async fn request_epoch(&self, request: Request<'_>) -> Result<String> {
         let family = self.queue.family();
         let home = self.queue.home(request.partition(family));
-        Ok(self.queue.epochs(home).await?.now.as_ref().to_owned())
+        Ok(self.queue.new_epochs(home).await?.now.as_ref().to_owned())
     }
 
     /// Counts the hit unless the request was executed before. If the counter is missing, call again
@@ -227,7 +234,11 @@ impl Writer {
             seed,
         };
         let home = queue.home(hit.partition);
-        let epochs = queue.epochs(home).await?;
+        let mut epochs = queue.epochs(home).await?;
+        if progress.is_since_another(&epochs) {
+            // perhaps a later one, which another process has asked for
+            epochs = queue.new_epochs(home).await?;
+        }
         if !progress.is_remembered(&epochs) {
             return Ok(Told::Forgotten);
         }

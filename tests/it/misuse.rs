@@ -122,6 +122,20 @@ async fn a_call_of_another_kind_is_refused() {
 }
 
 #[tokio::test]
+async fn a_request_may_name_an_epoch_that_only_another_process_knows() {
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
+    let client = Client::new(&pair, views.family()).await;
+    views.add("page", 1).await.unwrap();
+    client.pass_epochs(1).await;
+    let epoch = client.epoch().await.unwrap();
+    let once = views.add_once_since(&epoch, "order-17", "page", 1).await;
+    assert_eq!(once.unwrap(), Outcome::Counted(2));
+    client.pass_epochs(1).await;
+    let stored = views.request_epoch("order-18", "page").await.unwrap();
+    assert_eq!(Some(stored), client.epoch().await);
+}
+
+#[tokio::test]
 async fn a_request_that_names_its_epoch_never_counts_twice() {
     let (pair, views) = Pair::of(family("views").partitions(1)).await;
     let client = Client::new(&pair, views.family()).await;
