@@ -197,7 +197,6 @@ pub(crate) fn retried(what: &'static str) {
     metrics::counter!(RETRIES, "what" => what).increment(1);
 }
 
-/// Counts rows that are read as seeds.
 /// Adds to a counter of a family.
 pub(crate) fn count(
     name: &'static str,

@@ -109,7 +109,7 @@ impl Series {
     /// # Panics
     /// If it is called outside of a tokio runtime.
     pub async fn flush(&self) -> Result<Recorded> {
-        self.handle.writer.flush().await
+        self.handle.flush().await
     }
 
     /// Returns the window of a precision: all its slices in order, with 0 where nothing was

@@ -7,8 +7,8 @@ use std::sync::PoisonError;
 use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
-use crate::connection::try_each;
-use crate::error::{ErrorKind, Result};
+use crate::connection::each;
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
 use crate::process::family::Opened;
@@ -108,7 +108,14 @@ impl Flusher {
             Ok(next)
         };
         let looks: Vec<_> = partitions.iter().zip(cursors).collect();
-        let cursors = try_each(&looks, delete).await?;
+        let (mut cursors, mut result) = (Vec::with_capacity(looks.len()), Ok(()));
+        for ((_, cursor), next) in looks.iter().zip(each(&looks, delete).await) {
+            cursors.push(next.unwrap_or_else(|error: Error| {
+                let again = cursor.filter(|_| error.is_retryable());
+                result = Err(error);
+                again
+            }));
+        }
         let is_over = cursors.iter().all(Option::is_none);
         let pass = if is_over {
             Pass::Next(started + retention.retain / PASSES)
@@ -116,7 +123,7 @@ impl Flusher {
             Pass::At(cursors)
         };
         passes().insert(opened.number, pass);
-        Ok(())
+        result
     }
 }
 

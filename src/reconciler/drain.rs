@@ -18,19 +18,19 @@ impl Flusher {
     #[tracing::instrument(skip_all)]
     pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
         let mut retries = Retries::default();
-        let mut left: Vec<PartitionId> = Vec::new();
+        let (mut left, mut stuck) = (Vec::new(), Ok(()));
         while !families.is_empty() {
-            for (number, found) in self.sweep(std::mem::take(&mut families)).await {
-                match found {
-                    Ok(found) => left.extend(found),
-                    Err(error) => {
-                        retries.wait_out("drain", error).await?;
-                        families.extend(self.shared.family(number));
-                    }
+            for swept in self.sweep(std::mem::take(&mut families)).await {
+                left.extend(swept.pending);
+                let Err(error) = swept.result else { continue };
+                match retries.wait_out("drain", error).await {
+                    Ok(()) => families.extend(self.shared.family(swept.family)),
+                    Err(error) => stuck = Err(error),
                 }
             }
         }
-        self.drain_partitions(left, Cut::Now, retries).await
+        let drained = self.drain_partitions(left, Cut::Now, retries).await;
+        drained.and(stuck)
     }
 
     /// Cuts every partition of the family, and makes reconcilers delay further cuts for this time.

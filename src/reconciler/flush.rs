@@ -143,6 +143,13 @@ impl Held {
     }
 }
 
+/// The result of the search for hits in a family. Some may be found although it failed.
+pub struct Swept {
+    pub family: u64,
+    pub pending: Vec<PartitionId>,
+    pub result: Result<()>,
+}
+
 impl Flusher {
     /// Creates a flusher without leases, on the pair's own connection.
     pub fn new(shared: Arc<Shared>) -> Self {
@@ -185,33 +192,51 @@ impl Flusher {
 
     /// Returns the partitions of each family that have anything pending.
     #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
-    pub async fn sweep(&self, families: Vec<Arc<Opened>>) -> Vec<(u64, Result<Vec<PartitionId>>)> {
-        let look =
-            async |opened: &Arc<Opened>| (opened.number, self.pending_partitions(opened).await);
-        each(&families, look).await
+    pub async fn sweep(&self, families: Vec<Arc<Opened>>) -> Vec<Swept> {
+        let sweep = async |opened: &Arc<Opened>| {
+            let Opened { family, number, .. } = &**opened;
+            let all: Vec<_> = (0..family.partitions())
+                .map(|partition| Partition::new(self.redis.clone(), family, partition))
+                .collect();
+            let mut swept = Swept {
+                family: *number,
+                pending: Vec::new(),
+                result: self.tidy(opened, &all).await,
+            };
+            // a key of a wrong type does not hold up the hits beside it
+            if !swept.result.as_ref().is_err_and(Error::is_retryable) {
+                match self.pending_partitions(*number, &all).await {
+                    Ok(pending) => swept.pending = pending,
+                    Err(error) => swept.result = Err(error),
+                }
+            }
+            swept
+        };
+        each(&families, sweep).await
+    }
+
+    /// Closes the slices that are over, and deletes the counters that are due.
+    async fn tidy(&self, opened: &Opened, partitions: &[Partition]) -> Result<()> {
+        if opened.family.keeps_slices() {
+            self.close_slices(partitions).await?;
+        }
+        match opened.family.retention() {
+            Some(retention) => self.delete_due(opened, retention, partitions).await,
+            None => Ok(()),
+        }
     }
 
     /// Returns the partitions of the family that have anything pending; takes one command if it is
     /// idle on one server.
-    async fn pending_partitions(&self, opened: &Opened) -> Result<Vec<PartitionId>> {
-        let Opened { family, number, .. } = opened;
-        let all: Vec<_> = (0..family.partitions())
-            .map(|partition| Partition::new(self.redis.clone(), family, partition))
-            .collect();
-        if family.keeps_slices() {
-            self.close_slices(&all).await?;
-        }
-        if let Some(retention) = family.retention() {
-            self.delete_due(opened, retention, &all).await?;
-        }
+    async fn pending_partitions(&self, family: u64, all: &[Partition]) -> Result<Vec<PartitionId>> {
         if let Ok(false) = self
             .has_any(all.iter().flat_map(|one| one.keys.pending()))
             .await
         {
             return Ok(Vec::new());
         }
-        let found = try_each(&all, Partition::has_pending).await?;
-        let pending = |(pending, partition): (bool, _)| pending.then_some((*number, partition));
+        let found = try_each(all, Partition::has_pending).await?;
+        let pending = |(pending, partition): (bool, _)| pending.then_some((family, partition));
         Ok(found.into_iter().zip(0..).filter_map(pending).collect())
     }
 
@@ -245,7 +270,7 @@ impl Flusher {
                 partition.close_slices().await.map(drop)
             }
         };
-        try_each(partitions, close).await.map(drop)
+        each(partitions, close).await.into_iter().collect()
     }
 
     /// Cuts a batch off each partition, or takes the batch in flight. When due only where no other

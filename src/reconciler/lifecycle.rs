@@ -104,7 +104,7 @@ impl ReconcilerBuilder {
     /// to 2 s, at most a minute; `None` disables leases. Correctness never depends on them. If a
     /// reconciler is killed, its batches wait this long for another one.
     pub fn lease(mut self, lease: Option<Duration>) -> Self {
-        self.lease = lease;
+        self.lease = lease.map(|time| time.min(Duration::from_mins(1)));
         self
     }
 

@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::shared::Shared;
 use crate::process::work::Announced;
-use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated, Step};
+use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated, Step, Swept};
 use crate::reconciler::registry::{self, Listing, Registry, Scope};
 use crate::reconciler::rejects::{self, Rejects};
 use crate::reconciler::schedule::Schedule;
@@ -43,7 +43,7 @@ const FLUSHES: usize = 3;
 
 /// The result of a task of the scheduler.
 enum Finished {
-    Swept(Vec<(u64, Result<Vec<PartitionId>>)>),
+    Swept(Vec<Swept>),
     Rotated(Vec<(PartitionId, Result<Rotated>)>),
     Flushed(Vec<(PartitionId, Flushed)>),
     Watched(Result<ServerWatch>),
@@ -137,10 +137,7 @@ impl Scheduler {
     pub async fn run(mut self) {
         let shared = self.shared.clone();
         let mut stopping = self.stopping.clone();
-        for opened in shared.opened() {
-            self.schedule
-                .check(Announced::Family(opened.number), Duration::ZERO);
-        }
+        self.take_up_families();
         loop {
             if !self.finishing {
                 self.start_listing();
@@ -349,9 +346,7 @@ impl Scheduler {
         let swept = self.sweeping.remove(&id);
         match done.map(|(_, done)| done) {
             Ok(Finished::Swept(all)) => {
-                for (number, found) in all {
-                    self.swept(number, found);
-                }
+                all.into_iter().for_each(|swept| self.swept(swept));
             }
             Ok(Finished::Rotated(all)) => {
                 for (id, rotated) in all {
@@ -380,8 +375,12 @@ impl Scheduler {
                     let pause = self.pause(due(id), &error);
                     self.rest(id, pause);
                 }
-                for number in swept.into_iter().flatten() {
-                    self.swept(number, Err(error.clone()));
+                for family in swept.into_iter().flatten() {
+                    self.swept(Swept {
+                        family,
+                        pending: Vec::new(),
+                        result: Err(error.clone()),
+                    });
                 }
             }
         }
@@ -390,6 +389,18 @@ impl Scheduler {
     fn watched(&mut self, checked: Result<ServerWatch>) {
         self.note(Step::Servers, &checked);
         self.watch.end(checked);
+        self.take_up_families();
+    }
+
+    /// Takes up the families in use that it does not serve yet: another reconciler of this process
+    /// received their announcement.
+    fn take_up_families(&mut self) {
+        for opened in self.shared.opened() {
+            if !self.upkeep.contains_key(&opened.number) {
+                self.schedule
+                    .check(Announced::Family(opened.number), Duration::ZERO);
+            }
+        }
     }
 
     fn retried(&mut self, retried: Result<(u64, Result<()>)>) {
@@ -398,13 +409,13 @@ impl Scheduler {
         self.rejects.end(after);
     }
 
-    fn swept(&mut self, number: u64, found: Result<Vec<PartitionId>>) {
-        let what = Announced::Family(number);
-        match found {
-            Ok(found) => {
+    fn swept(&mut self, swept: Swept) {
+        let what = Announced::Family(swept.family);
+        self.check_now(swept.pending);
+        match swept.result {
+            Ok(()) => {
                 self.succeeded(what);
-                self.check_now(found);
-                self.sweep_again(number);
+                self.sweep_again(swept.family);
             }
             Err(error) => {
                 let pause = self.pause(what, &error);

@@ -13,6 +13,7 @@ use crate::recount::plan::{Mode, Plan, RecountIds};
 use crate::recount::recounter::Recounter;
 use crate::recount::run::{Recounted, Recounting};
 use crate::store::mysql::Source;
+use crate::writer::LONGEST;
 
 /// A recount being configured. [`start`](Self::start) or [`run_once`](Self::run_once) begins it.
 #[derive(Clone, Debug)]
@@ -144,13 +145,13 @@ impl RecountBuilder {
 
     /// Sets a pause after every page of 1,000 ids.
     pub fn pause(mut self, time: Duration) -> Self {
-        self.plan.pause = time;
+        self.plan.pause = time.min(LONGEST);
         self
     }
 
     /// Limits the time of one count of the rows of 1,000 ids. Defaults to 30 s.
     pub fn timeout(mut self, time: Duration) -> Self {
-        self.plan.timeout = time;
+        self.plan.timeout = time.min(LONGEST);
         self
     }
 
@@ -158,7 +159,7 @@ impl RecountBuilder {
     /// [`pause`](Self::pause), before another process continues it. Defaults to 60 s. The lease is
     /// an optimization: correctness never depends on it.
     pub fn lease(mut self, time: Duration) -> Self {
-        self.plan.lease = time;
+        self.plan.lease = time.min(LONGEST);
         self
     }
 

@@ -714,3 +714,42 @@ async fn a_failing_flush_is_reported_until_it_succeeds() {
     eventually("its end", async || reconciler.failing().is_empty()).await;
     assert_eq!(pair.stored().await, 2);
 }
+
+/// A key of a wrong type holds up neither the other partitions of its family nor other families.
+#[tokio::test]
+async fn a_spoiled_key_holds_up_no_other_hits() {
+    let (pair, votes) = Pair::of(votes().partitions(4)).await;
+    let views = pair.open(family("views").partitions(1)).await;
+    let other = pair.other().await;
+    let counted = other.opened(self::votes().partitions(4)).await;
+    pair.redis.does("SET cf1:{test/votes/2}:base spoiled").await;
+    let [first, second] = [0, 3].map(|partition| ids_of(votes.family(), partition, 1).remove(0));
+    counted.count(&first, 1).await;
+    let reconciler = pair.reconcile().await;
+    eventually("the other partition", async || pair.stored().await == 1).await;
+    assert!(is_failing(&reconciler, "search for hits", "WRONGTYPE"));
+    reconciler.stop().await;
+
+    counted.count(&second, 1).await;
+    views.count("page", 1).await;
+    let error = pair.shutdown(LONG).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:#}");
+    assert_eq!(pair.stored().await, 3);
+}
+
+/// Each reconciler serves the families that are opened after its start, also while another one of
+/// the process receives the announcements.
+#[tokio::test]
+async fn two_reconcilers_of_a_process_serve_later_families() {
+    let pair = Pair::new().await;
+    let (first, second) = (pair.reconcile().await, pair.reconcile().await);
+    let views = pair.open(family("views")).await;
+    views.count("page", 1).await;
+    eventually("the first hit", async || pair.stored().await == 1).await;
+    first.stop().await;
+    let other = pair.other().await;
+    let views = other.opened(family("views")).await;
+    views.count("page", 1).await;
+    eventually("the second hit", async || pair.stored().await == 2).await;
+    second.stop().await;
+}
