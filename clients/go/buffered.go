@@ -180,7 +180,7 @@ func (f *family) sum(id string, delta int64) bool {
 		return false
 	}
 	l.sums[id] = before + delta
-	if !l.isTimed && !f.client.isClosed.Load() {
+	if !l.isTimed {
 		l.isTimed = true
 		time.AfterFunc(f.client.options.LaterEvery, func() { _ = f.sendSums() })
 	}
@@ -203,7 +203,7 @@ func (f *family) sendSums() (kept error) {
 		err, isFailed := result.err.(*Error)
 		l.mu.Lock()
 		l.sending--
-		isKept := isFailed && err.isTemporary && f.sum(items[i].id, items[i].delta)
+		isKept := isFailed && err.isTemporary && !f.client.isClosed.Load() && f.sum(items[i].id, items[i].delta)
 		switch {
 		case isKept:
 			kept = err

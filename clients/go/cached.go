@@ -129,11 +129,21 @@ func (c *Cached) seed(ctx context.Context, id, ticket string) error {
 	return err
 }
 
+// row calls the application's function, whose panic would otherwise end the process: it is not in the caller's goroutine.
+func (c *Cached) row(ctx context.Context, id string) (value int64, err error) {
+	defer func() {
+		if problem := recover(); problem != nil {
+			err = fmt.Errorf("ReadRow panicked: %v", problem)
+		}
+	}()
+	return c.readRow(ctx, id)
+}
+
 func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) (err error) {
 	var value int64
 	if c.readRow == nil {
 		value, err = c.askDaemon(ctx, id) // the row's, as nothing is pending
-	} else if value, err = c.readRow(ctx, id); err != nil {
+	} else if value, err = c.row(ctx, id); err != nil {
 		err = c.fail(ErrNotCounted, "no row", err)
 	}
 	if err != nil {

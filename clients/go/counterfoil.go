@@ -23,8 +23,9 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
+	"net/url"
 	"regexp"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -66,8 +67,13 @@ func (e *Error) Error() string {
 	return text
 }
 
-// Unwrap returns the kind and the cause.
-func (e *Error) Unwrap() []error { return []error{e.Kind, e.cause} }
+// Unwrap returns the kind and the cause, if there is one.
+func (e *Error) Unwrap() []error {
+	if e.cause == nil {
+		return []error{e.Kind}
+	}
+	return []error{e.Kind, e.cause}
+}
 
 // Options are the options of a [Client]. The zero value has the defaults.
 type Options struct {
@@ -89,8 +95,9 @@ type Client struct {
 	redis            redis.UniversalClient
 	namespace        string
 	options          Options
-	isCluster, isOwn bool         // isOwn: go-redis repeats nothing
+	isCluster, isOwn bool         // isOwn: made by Connect
 	skew             atomic.Int64 // milliseconds by which the server's clock is ahead
+	failures         atomic.Int64 // calls without a known outcome, or that lost a reply
 	isClosed         atomic.Bool
 
 	mu       sync.Mutex
@@ -99,13 +106,13 @@ type Client struct {
 
 var name = regexp.MustCompile(`^[a-z0-9_.-]{1,64}$`)
 
-// New returns a client over the application's own connections, whose options stay as they are. Their ReadTimeout should be a few
-// seconds, such as the default of 3 s.
+// New returns a client over the application's own connections, whose options stay as they are. Their ReadTimeout, by default
+// 3 s, must be shorter than RetryFor.
 func New(client redis.UniversalClient, namespace string, options Options) (*Client, error) {
 	options.RetryFor = cmp.Or(options.RetryFor, 10*time.Second)
 	options.LaterEvery = cmp.Or(options.LaterEvery, 5*time.Millisecond)
 	c := &Client{redis: client, namespace: namespace, options: options, families: map[string]*family{}}
-	timeout := time.Second
+	timeout := options.RetryFor / 2
 	switch client := client.(type) {
 	case *redis.Client:
 		timeout = client.Options().ReadTimeout
@@ -114,8 +121,10 @@ func New(client redis.UniversalClient, namespace string, options Options) (*Clie
 	case *redis.Ring:
 		timeout = -1
 	}
-	if timeout <= 0 || options.RetryFor < 0 || options.RetryFor > 30*time.Second || options.LaterEvery < 0 || !name.MatchString(namespace) {
-		cause := fmt.Errorf("expected a namespace that matches %s, RetryFor within 30 s, no redis.Ring, and a ReadTimeout", name)
+	isTimed := timeout > 0 && timeout < options.RetryFor && options.RetryFor <= 30*time.Second
+	if !isTimed || options.LaterEvery < 0 || !name.MatchString(namespace) {
+		cause := fmt.Errorf("expected a namespace that matches %s, no redis.Ring, RetryFor (%s) within 30 s, "+
+			"and a shorter ReadTimeout (%s)", name, options.RetryFor, timeout)
 		return nil, &Error{Kind: ErrMisconfigured, Reason: "options", Family: namespace, cause: cause}
 	}
 	return c, nil
@@ -123,8 +132,8 @@ func New(client redis.UniversalClient, namespace string, options Options) (*Clie
 
 // Connect returns a client with connections of its own, which Close closes. The URL is redis://, rediss:// (TLS) or unix://,
 // with the parameters of go-redis; for a cluster it names further nodes: redis://node1:6379?addr=node2:6379&addr=node3:6379.
-func Connect(url, namespace string, options Options) (*Client, error) {
-	client, err := dial(url)
+func Connect(address, namespace string, options Options) (*Client, error) {
+	client, err := dial(address)
 	if err != nil {
 		return nil, &Error{Kind: ErrMisconfigured, Reason: "url", Family: namespace, cause: err}
 	}
@@ -135,16 +144,16 @@ func Connect(url, namespace string, options Options) (*Client, error) {
 	return c, err
 }
 
-func dial(url string) (redis.UniversalClient, error) {
-	if strings.Contains(url, "addr=") {
-		options, err := redis.ParseClusterURL(url)
+func dial(address string) (redis.UniversalClient, error) {
+	if parsed, err := url.Parse(address); err == nil && parsed.Query().Has("addr") {
+		options, err := redis.ParseClusterURL(address)
 		if err != nil {
 			return nil, err
 		}
 		options.MaxRetries = -1
 		return redis.NewClusterClient(options), nil
 	}
-	options, err := redis.ParseURL(url)
+	options, err := redis.ParseURL(address)
 	if err != nil {
 		return nil, err
 	}
@@ -152,13 +161,15 @@ func dial(url string) (redis.UniversalClient, error) {
 	return redis.NewClient(options), nil
 }
 
-// Close sends what Later took, and closes the connections of [Connect]. Until ctx ends it waits for both.
+// Close sends what Later took, and closes the connections of [Connect]. Until ctx ends it waits for both. Sums that cannot be
+// sent are dropped, and reported to [Options].OnError.
 func (c *Client) Close(ctx context.Context) error {
 	c.isClosed.Store(true)
 	c.mu.Lock()
-	defer c.mu.Unlock()
+	families := maps.Clone(c.families)
+	c.mu.Unlock() // OnError may ask for a family
 	var first error
-	for _, f := range c.families {
+	for _, f := range families {
 		first = cmp.Or(first, f.flush(ctx))
 	}
 	if c.isOwn {

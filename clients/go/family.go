@@ -109,6 +109,11 @@ func (f *family) home(partition uint32) uint32 {
 
 func crc(text string) uint32 { return crc32.ChecksumIEEE([]byte(text)) }
 
+// knows returns whether Redis still knows an epoch that was stored with a request, if one was.
+func (e *epoch) knows(stored string) bool {
+	return stored == "" || stored == e.now || stored == e.before
+}
+
 func (e *epoch) partitionOf(id string) uint32 { return crc(id) % e.partitions }
 
 // describe returns the last epoch of any home, whose partitions are compared again before a call is sent.

@@ -35,6 +35,7 @@ type item struct {
 	request, epoch string // of AddOnce
 
 	partition, partitions uint32
+	isLost                bool   // an earlier call for it may have been executed
 	place                 string // STRIPE:PAGE of an activity
 	start                 time.Time
 	state                 atomic.Int32
@@ -58,6 +59,10 @@ type outcome struct {
 }
 
 func (it *item) settle(o outcome) {
+	if e, isError := o.err.(*Error); isError && it.isLost && o.word == "" { // refused now, but perhaps not before
+		unknown := *e
+		unknown.Kind, o.err = ErrOutcomeUnknown, &unknown
+	}
 	it.outcome = o
 	it.state.Store(settled)
 }
@@ -125,10 +130,11 @@ type queue struct {
 	inFlight int // items
 }
 
-// caller is a name that Redis remembers, with the number of its last call.
+// caller is a name that Redis remembers, with the number of its last call. Copies of a machine have the same names, and have
+// lost their connections: after a failure all names are replaced.
 type caller struct {
-	name string
-	n    int64
+	name        string
+	n, failures int64
 }
 
 // queueOf returns the number of an item's queue.
@@ -151,7 +157,7 @@ func (f *family) queue(it *item) *queue {
 			return q
 		}
 		for range callsInFlight {
-			q.callers <- &caller{name: newCaller()}
+			q.callers <- &caller{}
 		}
 		f.queues[f.queueOf(it)] = q
 	}
@@ -174,7 +180,7 @@ func (q *queue) settle(ctx context.Context, items []*item) {
 	q.mu.Lock()
 	q.waiting = append(q.waiting, items...)
 	q.mu.Unlock()
-	for isWaiting := true; isWaiting; {
+	for isWaiting := true; isWaiting && own.open.Load() > 0; {
 		select {
 		case <-own.done:
 			return
@@ -227,16 +233,20 @@ func (q *queue) take() []*item {
 func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 	f := q.family
 	e, err := f.ask(ctx, q.home)
+	if err == nil && !e.knows(items[0].epoch) { // it may be newer
+		f.epochs.Delete(q.home)
+		e, err = f.ask(ctx, q.home)
+	}
 	batch := make([]*item, 0, len(items))
 	for _, it := range items {
 		switch {
-		case !it.state.CompareAndSwap(waiting, sent):
+		case !it.isLost && !it.state.CompareAndSwap(waiting, sent):
 		case err != nil:
 			it.settle(outcome{err: err})
 		case it.partitions != e.partitions:
 			f.epochs.Delete(q.home)
 			it.settle(outcome{err: f.fail(ErrMisconfigured, "MISMATCH", nil)})
-		case it.epoch != "" && it.epoch != e.now && it.epoch != e.before: // Redis may have forgotten the request
+		case !e.knows(it.epoch): // Redis may have forgotten the request
 			it.settle(outcome{err: f.fail(ErrOutcomeUnknown, "EXPIRED", nil)})
 		case time.Since(it.start) > f.client.options.RetryFor:
 			it.settle(outcome{err: f.failTemporarily("BUSY", nil)})
@@ -252,8 +262,11 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 // send makes the caller's next call, for a batch, and settles it.
 func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	f, status, epoch, isRequest := q.family, any(""), e.now, batch[0].request != ""
-	if isRequest {
-		epoch = e.before // which is looked up in both memories
+	switch failures := f.client.failures.Load(); {
+	case isRequest:
+		c.n, epoch = 0, e.before // which is looked up in both memories
+	case c.name == "" || c.failures != failures:
+		*c = caller{name: newCaller(), failures: failures}
 	}
 	c.n++
 	r := &request{keys: append(make([]string, 0, 8), q.fence...)}
@@ -263,26 +276,31 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	if err == nil {
 		status = words[0]
 	}
-	if status == "OK" || status == "DUP" {
+	isDone := status == "OK" || status == "DUP"
+	if !isDone || r.lost > 0 { // an arrival of the call may still come
+		f.client.failures.Add(1)
+	}
+	if isDone {
 		for i, word := range f.results(words, batch) {
 			batch[i].settle(f.outcomeOf(word))
 		}
 		return
 	}
-	isAnew := r.lost == 0 && (status == "OUTSIDE" || status == "EXPIRED" && (isRequest || f.client.isOwn))
+	isOnly := r.sent > 0 && r.lost == 0
+	isAnew := isOnly && (status == "OUTSIDE" || status == "EXPIRED") || isRequest && status == "EXPIRED"
 	switch status {
 	case "OUTSIDE":
 		f.client.setClock(words[1])
 	case "EXPIRED":
 		f.epochs.Delete(q.home)
 	}
-	if c.n = 0; !isRequest { // an arrival of the call may still come
-		c.name = newCaller()
-	}
 	var failure *Error
 	isOfOne := errors.As(err, &failure) && failure.Kind != ErrOutcomeUnknown && in(" WRONGTYPE BADSTATE BADARG ", failure.Reason)
 	switch {
 	case isAnew:
+		if isRequest && r.lost > 0 {
+			batch[0].isLost, batch[0].epoch = true, cmp.Or(batch[0].epoch, e.now)
+		}
 		q.again(ctx, c, batch)
 	case isOfOne && len(batch) > 1: // perhaps because of a single item
 		for i := range batch {
@@ -295,10 +313,12 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	}
 }
 
-// again settles items of a call that counted nothing, with a new one.
+// again settles items of a call that counted nothing, or a request of unknown outcome, with a new one.
 func (q *queue) again(ctx context.Context, c *caller, items []*item) {
 	for _, it := range items {
-		it.state.Store(waiting)
+		if !it.isLost {
+			it.state.Store(waiting)
+		}
 	}
 	q.call(ctx, c, items)
 }

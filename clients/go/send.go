@@ -32,8 +32,8 @@ func readScripts() map[string]*redis.Script {
 	return all
 }
 
-// request is a call of a script. If it counts it is an argument of itself, which is empty, to know how often it was sent, since
-// go-redis repeats calls as well.
+// request is a call of a script. If it counts it is an argument of itself, which is empty, to know how often it was sent:
+// go-redis repeats calls as well, and marshals their arguments each time.
 type request struct {
 	script     string
 	keys       []string
@@ -47,6 +47,9 @@ func (r *request) MarshalBinary() ([]byte, error) {
 	return nil, nil
 }
 
+// String is the argument in logs of commands.
+func (r *request) String() string { return "" }
+
 // call sends a call until there is a reply, and until ctx ends at the latest.
 func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 	send := scripts[r.script].EvalSha
@@ -55,7 +58,8 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 		words, err := send(ctx, f.client.redis, r.keys, r.args...).Slice()
 		code := codeOf(err)
 		r.lost += r.sent - before
-		if r.sent > before && (err == nil || code != "") {
+		isSure := f.client.isOwn && !f.client.isCluster || !in(connecting, code)
+		if r.sent > before && (err == nil || code != "" && isSure) {
 			r.lost-- // the one that the reply belongs to
 		}
 		isLasting := code != "" && !in(passing, code) && !(f.client.isCluster && in(moved, code))
@@ -85,6 +89,7 @@ const (
 	refused       = " OOM MISCONF NOREPLICAS WRONGTYPE BADSTATE "
 	misconfigured = " NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT "
 	moved         = " MOVED ASK "
+	connecting    = " NOAUTH WRONGPASS BUSY " // may refuse a new connection after the call was sent over another one
 )
 
 func in(codes, code string) bool { return strings.Contains(codes, " "+code+" ") }

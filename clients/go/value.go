@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// InTable names the application's table that stores the values of a family, with its columns of ids and values. It concerns
+// InTable names the application's table, as table or database.table, that stores the values of a family, with its columns of ids and values. It concerns
 // Value with [Options].Database; by default values are in counterfoil_values.
 func InTable(name, idColumn, valueColumn string) FamilyOption {
 	return func(f *family) { f.table = [3]string{name, idColumn, valueColumn} }
@@ -135,7 +135,10 @@ func (f *family) query(ctx context.Context, id string, first uint32, parts []par
 	return value, database, cmp.Or(err, rows.Err())
 }
 
-func quote(name string) string { return "`" + strings.ReplaceAll(name, "`", "``") + "`" }
+// quote quotes a name such as table or database.table.
+func quote(name string) string {
+	return "`" + strings.NewReplacer("`", "``", ".", "`.`").Replace(name) + "`"
+}
 
 // confirm asks Redis, once, whether its hits go to that database.
 func (f *family) confirm(ctx context.Context, e *epoch, database string) error {
@@ -202,8 +205,11 @@ func (f *family) askDaemon(ctx context.Context, id string) (int64, error) {
 	}
 }
 
+// without a proxy, which would receive the token
+var daemons = &http.Client{Transport: &http.Transport{IdleConnTimeout: time.Minute}}
+
 func fetch(r *http.Request) (value int64, status int, err error) {
-	response, err := http.DefaultClient.Do(r)
+	response, err := daemons.Do(r)
 	if err != nil {
 		return 0, 0, err
 	}

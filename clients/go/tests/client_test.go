@@ -32,6 +32,7 @@ var (
 	namespace = os.Getenv("COUNTERFOIL_TEST_NAMESPACE")
 	daemon    = os.Getenv("COUNTERFOIL_TEST_DAEMON")
 	direct    = redis.NewClient(&redis.Options{Addr: socket})
+	home      = fmt.Sprintf("cf1:{%s/views/0}:calls", namespace) // of the calls in views
 )
 
 func must(t *testing.T, err error) {
@@ -242,15 +243,12 @@ func TestAContextThatEndsBeforeTheEpochIsKnown(t *testing.T) {
 	views, id := buffered(t, given(t, p.socket, counterfoil.Options{}), "views"), newID()
 	_, err := views.Add(ctx, id, 1)
 	must(t, err)
-	must(t, direct.HSet(ctx, fmt.Sprintf("cf1:{%s/views/0}:calls", namespace), "=now", newID(), "=before", newID()).Err())
-	_, err = views.Add(ctx, id, 1)
-	fails(t, err, counterfoil.ErrOutcomeUnknown, "EXPIRED")
-	p.always(hold)
+	must(t, direct.HSet(ctx, home, "=now", newID(), "=before", newID()).Err())
+	p.next(pass, hold, hold) // the call expires, and asks
 	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	_, err = views.Add(short, id, 1)
 	fails(t, err, counterfoil.ErrNotCounted, "canceled")
-	p.always(pass)
 	equal(t, exact(t, id), 1)
 }
 
@@ -346,14 +344,7 @@ func TestExpired(t *testing.T) {
 		_, err := views.Add(ctx, id, 1)
 		must(t, err)
 		// Redis loses its memory
-		home := fmt.Sprintf("cf1:{%s/views/0}:calls", namespace)
 		must(t, direct.HSet(ctx, home, "=now", newID(), "=before", newID()).Err())
-		_, err = views.Add(ctx, id, 1)
-		if isOwn {
-			must(t, err)
-		} else {
-			fails(t, err, counterfoil.ErrOutcomeUnknown, "EXPIRED")
-		}
 		_, err = views.Add(ctx, id, 1)
 		must(t, err)
 		must(t, direct.HSet(ctx, home, "=now", newID(), "=before", newID()).Err())
@@ -376,7 +367,7 @@ func TestExpiredAfterALostReply(t *testing.T) {
 			return loseReply
 		}
 		if calls == 2 { // the repeat: Redis has lost its memory by now
-			direct.HSet(ctx, fmt.Sprintf("cf1:{%s/views/0}:calls", namespace), "=now", newID(), "=before", newID())
+			direct.HSet(ctx, home, "=now", newID(), "=before", newID())
 		}
 		return pass
 	})
@@ -385,15 +376,94 @@ func TestExpiredAfterALostReply(t *testing.T) {
 	equal(t, exact(t, id), 2)
 }
 
+// A request without a reply is sent again after EXPIRED. That Redis then refuses it proves nothing about the first send.
+func TestARequestThatIsRefusedAfterALostReply(t *testing.T) {
+	p := startProxy(t)
+	views, id, request := buffered(t, own(t, p.socket), "views"), newID(), newID()
+	epoch, err := views.RequestEpoch(ctx, request, id)
+	must(t, err)
+	calls := 0
+	p.set(func() fate {
+		switch calls++; calls {
+		case 1:
+			return loseRequest
+		case 2: // the repeat
+			direct.HSet(ctx, home, "=now", newID(), "=before", epoch)
+		case 4: // after a new epoch
+			direct.ConfigSet(ctx, "maxmemory", "1")
+		}
+		return pass
+	})
+	defer direct.ConfigSet(ctx, "maxmemory", "0")
+	_, err = views.AddOnce(ctx, request, id, 1, epoch)
+	fails(t, err, counterfoil.ErrOutcomeUnknown, "OOM")
+	must(t, direct.ConfigSet(ctx, "maxmemory", "0").Err())
+	isFirst, err := views.AddOnce(ctx, request, id, 1, epoch)
+	must(t, err)
+	equal(t, isFirst, true)
+	equal(t, exact(t, id), 1)
+}
+
+// The refusal of a new connection is no reply to the call that was sent over the one before.
+func TestAWrongPasswordAfterALostReply(t *testing.T) {
+	p, user := startProxy(t), "user-"+newID()
+	set := func(password string) {
+		direct.Do(ctx, "ACL", "SETUSER", user, "on", "resetpass", ">"+password, "~*", "+@all")
+	}
+	set("right")
+	defer direct.Do(ctx, "ACL", "DELUSER", user)
+	client := redis.NewClient(&redis.Options{Addr: p.socket, Username: user, Password: "right", ReadTimeout: 200 * time.Millisecond})
+	defer client.Close()
+	views, id := buffered(t, with(t, client, counterfoil.Options{}), "views"), newID()
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+	p.set(func() fate {
+		set("another")
+		return loseReply
+	})
+	_, err = views.Add(ctx, id, 1)
+	fails(t, err, counterfoil.ErrOutcomeUnknown, "WRONGPASS")
+	equal(t, exact(t, id), 2)
+}
+
+// Copies of a machine have the same names of callers, and find their connections lost.
+func TestNamesAreReplacedAfterALostReply(t *testing.T) {
+	p := startProxy(t)
+	views, id := buffered(t, given(t, p.socket, counterfoil.Options{}), "views"), newID()
+	add := func() map[string]string {
+		for i := 0; i < 4; i++ {
+			_, err := views.Add(ctx, id, 1)
+			must(t, err)
+		}
+		calls, err := direct.HGetAll(ctx, home).Result()
+		must(t, err)
+		return calls
+	}
+	add()
+	p.next(loseReply)
+	before := add()
+	p.next(loseReply)
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+	lost, err := direct.HGetAll(ctx, home).Result()
+	must(t, err)
+	after := add()
+	for name, n := range lost {
+		if !strings.HasPrefix(name, "=") && after[name] != n {
+			t.Errorf("%s made call %s, and then %s", name, n, after[name])
+		}
+	}
+	if len(after) <= len(before) {
+		t.Error("no new names")
+	}
+}
+
 func TestAnotherNumberOfPartitions(t *testing.T) {
 	views := buffered(t, given(t, socket, counterfoil.Options{}), "views")
 	_, err := views.Add(ctx, newID(), 1)
 	must(t, err)
-	home := fmt.Sprintf("cf1:{%s/views/0}:calls", namespace)
 	must(t, direct.HSet(ctx, home, "=partitions", 8, "=now", newID(), "=before", newID()).Err())
 	defer direct.HSet(ctx, home, "=partitions", 4)
-	_, err = views.Add(ctx, newID(), 1)
-	fails(t, err, counterfoil.ErrOutcomeUnknown, "EXPIRED")
 	_, err = views.Add(ctx, newID(), 1)
 	fails(t, err, counterfoil.ErrMisconfigured, "MISMATCH")
 	must(t, direct.HSet(ctx, home, "=partitions", 4).Err())
@@ -491,4 +561,10 @@ func TestCallersShareARead(t *testing.T) {
 	if !errors.Is(err, sql.ErrConnDone) {
 		t.Error(err)
 	}
+	panicking, err := given(t, socket, counterfoil.Options{}).Cached("votes", counterfoil.ReadRow(func(context.Context, string) (int64, error) {
+		panic("a fault of the application")
+	}))
+	must(t, err)
+	_, err = panicking.Incr(ctx, newID(), 1)
+	fails(t, err, counterfoil.ErrNotCounted, "no row")
 }

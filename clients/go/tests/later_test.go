@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -80,6 +81,23 @@ func TestLaterIsBounded(t *testing.T) {
 	}
 	fails(t, views.Later("more", 0), counterfoil.ErrNotCounted, "BUSY")
 	must(t, views.Later("1", 0))
+}
+
+func TestCloseReportsWhatItCannotSend(t *testing.T) {
+	p, reported := startProxy(t), 0
+	var counters *counterfoil.Client
+	counters = given(t, p.socket, counterfoil.Options{LaterEvery: time.Hour, RetryFor: 300 * time.Millisecond, OnError: func(_, _ string, delta int64, _ error) {
+		buffered(t, counters, "wide") // Close does not hold the families
+		reported += int(delta)
+	}})
+	views, id := buffered(t, counters, "views"), newID()
+	must(t, views.Later(id, 1))
+	must(t, views.Later(id+"b", 2))
+	p.stop()
+	short, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	fails(t, counters.Close(short), counterfoil.ErrNotCounted, "no epoch")
+	equal(t, reported, 3)
 }
 
 func TestCloseSends(t *testing.T) {

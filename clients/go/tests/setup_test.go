@@ -7,6 +7,7 @@ import (
 	"math/rand"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -28,6 +29,70 @@ func TestOptions(t *testing.T) {
 	fails(t, err, counterfoil.ErrMisconfigured, "options")
 	_, err = counterfoil.Connect("http://localhost", namespace, counterfoil.Options{})
 	fails(t, err, counterfoil.ErrMisconfigured, "url")
+}
+
+func TestAReadTimeoutThatIsTooLong(t *testing.T) {
+	_, err := counterfoil.New(direct, namespace, counterfoil.Options{RetryFor: 3 * time.Second})
+	fails(t, err, counterfoil.ErrMisconfigured, "options")
+	if !strings.Contains(err.Error(), "ReadTimeout (3s)") {
+		t.Error(err)
+	}
+}
+
+// A password that looks like a node is none.
+func TestAURL(t *testing.T) {
+	counters, err := counterfoil.Connect("unix://nobody:addr=1@"+socket, namespace, counterfoil.Options{})
+	must(t, err)
+	defer counters.Close(ctx)
+	_, err = buffered(t, counters, "views").Add(ctx, "a", 1)
+	fails(t, err, counterfoil.ErrMisconfigured, "WRONGPASS")
+}
+
+func TestErrorsWithoutACause(t *testing.T) {
+	counters := given(t, socket, counterfoil.Options{})
+	must(t, counters.Close(ctx))
+	err := buffered(t, counters, "views").Later("a", 1)
+	for _, one := range err.(interface{ Unwrap() []error }).Unwrap() {
+		if one == nil {
+			t.Error("nil")
+		}
+	}
+}
+
+// HTTP_PROXY concerns no host of this machine, and so no other test.
+func init() { os.Setenv("HTTP_PROXY", "http://127.0.0.1:1") }
+
+func TestTheDaemonIsAskedWithoutAProxy(t *testing.T) {
+	options := counterfoil.Options{Daemon: "http://daemon.invalid", RetryFor: 300 * time.Millisecond}
+	_, err := buffered(t, given(t, socket, options), "views").Value(ctx, "a")
+	fails(t, err, counterfoil.ErrNotCounted, "daemon")
+	if strings.Contains(err.Error(), "proxy") {
+		t.Error(err)
+	}
+}
+
+// commands is a hook that prints commands.
+type commands struct {
+	prefix
+	last string
+}
+
+func (c *commands) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, command redis.Cmder) error {
+		c.last = fmt.Sprint(command.Args()...) + command.String()
+		return next(ctx, command)
+	}
+}
+
+func TestHooksThatPrintCommands(t *testing.T) {
+	client, printed := redis.NewClient(&redis.Options{Addr: socket, ReadTimeout: time.Second}), &commands{}
+	defer client.Close()
+	client.AddHook(printed)
+	_, err := buffered(t, with(t, client, counterfoil.Options{}), "views").Add(ctx, newID(), 1)
+	must(t, err)
+	if strings.Contains(printed.last, "buffered_add") {
+		t.Error(printed.last)
+	}
 }
 
 func TestFamiliesThatAreNotThere(t *testing.T) {
@@ -61,7 +126,7 @@ func (prefix) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 
 func TestAPrefix(t *testing.T) {
-	client := redis.NewClient(&redis.Options{Addr: socket})
+	client := redis.NewClient(&redis.Options{Addr: socket, ReadTimeout: time.Second})
 	defer client.Close()
 	client.AddHook(prefix{})
 	_, err := buffered(t, with(t, client, counterfoil.Options{}), "views").Add(ctx, "a", 1)
@@ -76,7 +141,7 @@ func TestLibraryOptions(t *testing.T) {
 		"context's time": {ContextTimeoutEnabled: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			options.Addr = socket
+			options.Addr, options.ReadTimeout = socket, time.Second
 			client := redis.NewClient(options)
 			defer client.Close()
 			views, id := buffered(t, with(t, client, counterfoil.Options{}), "views"), newID()
@@ -93,7 +158,7 @@ func TestLibraryOptions(t *testing.T) {
 			equal(t, exact(t, id), 32)
 		})
 	}
-	client := redis.NewClient(&redis.Options{Addr: socket, Username: "nobody", Password: "wrong"})
+	client := redis.NewClient(&redis.Options{Addr: socket, Username: "nobody", Password: "wrong", ReadTimeout: time.Second})
 	defer client.Close()
 	_, err := buffered(t, with(t, client, counterfoil.Options{}), "views").Add(ctx, "a", 1)
 	fails(t, err, counterfoil.ErrMisconfigured, "WRONGPASS")
@@ -194,7 +259,8 @@ func TestValues(t *testing.T) {
 	equal(t, value, 7)
 	_, err = database.Exec("CREATE TABLE IF NOT EXISTS `empty` (id VARCHAR(255) PRIMARY KEY, value BIGINT)")
 	must(t, err)
-	table, err := given(t, socket, counterfoil.Options{Database: database}).Buffered("views", counterfoil.InTable("empty", "id", "value"))
+	inTable := counterfoil.InTable(os.Getenv("COUNTERFOIL_TEST_DATABASE")+".empty", "id", "value")
+	table, err := given(t, socket, counterfoil.Options{Database: database}).Buffered("views", inTable)
 	must(t, err)
 	_, err = table.Add(ctx, newID(), 1)
 	must(t, err)
