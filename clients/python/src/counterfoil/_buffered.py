@@ -58,9 +58,13 @@ class Buffered(ExactValues[D]):
         """
         channel, change, name = self.channel, (id_bytes(id), integer(delta)), id_bytes(request, 64)
         partition = await self._request_partition(name, change[0])
-        home = channel.home(partition)
+        home, was_lost = channel.home(partition), False
         while True:
-            known, description = channel.descriptions.get(home), await channel.describe(home)
+            known = channel.descriptions.get(home)
+            try:
+                description = await channel.describe(home)
+            except CounterfoilError as error:
+                raise OutcomeUnknown(error.reason, error.explanation) if was_lost else error
             epoch = epoch or description.now.decode()
             if epoch.encode() not in (description.now, description.before):
                 if description is not known:
@@ -70,7 +74,7 @@ class Buffered(ExactValues[D]):
             script, keys, args = self.part(description.settings, partition, [change])
             caller = [b"request:%d:%b:%b" % (len(name), name, change[0]), 1, description.before, ""]
             words = words_of(script, self.keys(home, *CALLS) + keys, caller + args)
-            status, reply, _ = await channel.send(words, self.client.deadline())
+            status, reply, was_lost = await channel.send(words, self.client.deadline(), was_lost)
             if status == b"PASSED":
                 raise OutcomeUnknown("PASSED", "another caller has the name of the request")
             if status != b"EXPIRED":

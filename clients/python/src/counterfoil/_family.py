@@ -119,7 +119,7 @@ class Queue:
         self.batch: dict[int, list[Entry]] = {}  # those of the call under way, by partition
         self.call: Call = ()
         self.deadline = 0.0
-        self.caller, self.n = secrets.token_hex(8), 0
+        self.caller, self.n, self.losses = "", 0, -1
 
 
 class Entry:
@@ -255,7 +255,7 @@ class Channel:
             results = await self._count(queue)
         except Exception as error:
             results = [error] * len(entries)
-            queue.caller = secrets.token_hex(8)  # the call may still arrive
+            self.session.losses += 1  # the call may still arrive
         for entry, result in zip(entries, results):
             entry.result, entry.settled = result, True
         queue.batch, queue.call = {}, ()
@@ -269,6 +269,8 @@ class Channel:
             if not queue.call:
                 queue.call = self._call(queue, await self.describe(queue.home, queue.deadline))
             status, words, was_lost = await self.send(queue.call, queue.deadline, was_interrupted)
+            if was_lost or status == b"DUP":
+                self.session.losses += 1
             if status in (b"OK", b"DUP"):
                 return self.results(status, words, list(map(len, queue.batch.values())))
             if status == b"EXPIRED":
@@ -284,6 +286,8 @@ class Channel:
     def _call(self, queue: Queue, description: Description) -> Call:
         if description.partitions != queue.partitions:
             raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
+        if queue.losses != self.session.losses:
+            queue.caller, queue.n, queue.losses = secrets.token_hex(8), 0, self.session.losses
         queue.n += 1
         caller = [queue.caller, queue.n, description.now, ""]
         script, keys, args = "", queue.calls, caller + self.family.first_args(description.settings)
