@@ -67,6 +67,8 @@ export class Family {
     const { callers, redis } = this.sender;
     const home = this.home(partition);
     const deadline = this.deadline();
+    const known = this.epochs.get(home);
+    if (work && work.epoch !== known?.current && work.epoch !== known?.before) this.epochs.delete(home); // it may be newer
     for (let attempt = 1, lost = false; ; attempt += 1) {
       const { current, before, partitions, settings, fence } = await this.epoch(home, deadline, lost);
       if (work && work.epoch !== current && work.epoch !== before) throw new OutcomeUnknown('EXPIRED', UNKNOWN);
@@ -83,7 +85,8 @@ export class Family {
       const reply = await this.sender.send(script, call, counts, deadline, lost);
       const { status, isRepeat } = reply;
       lost = isRepeat;
-      if (!isRepeat && !work && status !== 'PASSED') callers.push(caller); // else an arrival may be on its way
+      if (!work && /DUP|PASSED/.test(status)) callers.length = 0;
+      else if (!work && !isRepeat) callers.push(caller); // else an arrival may be on its way
       if (status === 'OK' || status === 'DUP') return reply;
       if (status === 'EXPIRED') this.epochs.delete(home);
       if (status === 'OUTSIDE') ahead = Number(reply.words[0]) - performance.now();
