@@ -23,5 +23,8 @@ class Counterfoil
 
     # Takes back a caller whose call is settled. A repeat of another one may still arrive, so its name is not used again.
     def give_back(caller) = @mutex.synchronize { @free << caller }
+
+    # Draws new names from now on. A copy of a machine has the same ones, and has lost its connections.
+    def forget = @mutex.synchronize { @free = [] }
   end
 end

@@ -25,14 +25,14 @@ class Counterfoil
     end
 
     # @param is_lost [Boolean] an earlier arrival of the call may have been executed
-    # @return [Array(Array, Boolean)] the reply, and true if no other arrival of the call can exist
+    # @return [Array(Array, Boolean, Boolean)] the reply; true if no other arrival of the call can exist; true if a reply was lost
     # @raise [Error] the outcome of the call
     def call(name, keys, args, is_lost = false)
       command = ["EVALSHA", Scripts::SHA1S.fetch(name), keys.size, *keys, *args]
       deadline = Connection.now + @retry_for
       begin
         reply = send_once(command)
-        return [reply, !is_lost && !resends?] if reply.is_a?(Array) && reply[0].is_a?(String)
+        return [reply, !is_lost && !resends?, is_lost] if reply.is_a?(Array) && reply[0].is_a?(String)
 
         raise OutcomeUnknown.new("unexpected reply", "#{reply.inspect[0, 80]}: in a MULTI or pipeline, or changed by the client")
       rescue Failure => error

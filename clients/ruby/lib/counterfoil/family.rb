@@ -7,7 +7,10 @@ class Counterfoil
   # A family of counters: its keys, settings and epochs, and its counting calls.
   class Family
     # What a home replied: the epoch, the one before, and the family's settings. `until` is when to ask again.
-    Epoch = Struct.new(:now, :before, :partitions, :settings, :until)
+    Epoch = Struct.new(:now, :before, :partitions, :settings, :until) do
+      # @param stored [String, nil] an epoch that was stored with a request
+      def knows?(stored) = stored.nil? || stored == now || stored == before
+    end
     # A counting call, whose repeats are the same.
     Call = Struct.new(:script, :home, :keys, :args, :of, :epoch, :caller, :is_sent)
     VALID_FOR = 30
@@ -64,27 +67,38 @@ class Counterfoil
       loop do
         is_lost, call.is_sent = call.is_sent, true
         args = [call.caller.name, call.caller.n, call.epoch, "", *call.args]
-        reply, only = @connection.call(call.script, call.keys, args, is_lost)
-        return reply.tap { @callers.give_back(call.caller) } unless expired?(reply, call.home)
+        reply, only, is_lost = @connection.call(call.script, call.keys, args, is_lost)
+        unless expired?(reply, call.home)
+          is_lost || reply[0] == "DUP" ? @callers.forget : @callers.give_back(call.caller)
+          return reply
+        end
         raise OutcomeUnknown, "EXPIRED" unless only
 
         call.is_sent = false
         call.epoch = checked(epoch(call.home), call.of).now
         call.caller.n += 1
       end
+    rescue OutcomeUnknown
+      @callers.forget
+      raise
     end
 
     # Makes a counting call whose caller is its request, as long as Redis remembers requests of `epoch`.
     def count_request(caller, epoch, home, keys, args, of)
+      is_lost = false
       ROUNDS.times do
         known = epoch(home)
-        epoch ||= known.now
-        raise OutcomeUnknown.new("EXPIRED", "Redis may have forgotten #{caller}") unless [known.now, known.before].include?(epoch)
+        known = epoch(home, fresh: true) unless known.knows?(epoch) # it may be newer
+        raise OutcomeUnknown.new("EXPIRED", "Redis may have forgotten #{caller}") unless known.knows?(epoch)
 
-        reply, = @connection.call("buffered_add", fence(home) + keys, [caller, 1, checked(known, of).before, "", *args])
+        epoch ||= known.now
+        args_of_call = [caller, 1, checked(known, of).before, "", *args]
+        reply, _, is_lost = @connection.call("buffered_add", fence(home) + keys, args_of_call, is_lost)
         return reply unless expired?(reply, home)
       end
       raise OutcomeUnknown, "EXPIRED"
+    rescue NotCounted, Misconfigured => error
+      raise is_lost ? OutcomeUnknown.new(error.reason, error.detail) : error
     end
 
     # Yields the time in Unix milliseconds, and again with the time of Redis while the reply is `OUTSIDE`.
