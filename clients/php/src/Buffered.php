@@ -82,13 +82,21 @@ final class Buffered extends StoredFamily {
         [$partition, $of] = $this->partitionOfRequest($request, $id);
         $keys = $this->fenced($partition, 'buffer', 'meta');
         $caller = 'request:' . strlen($request) . ":$request:$id";
+        $knows = fn(array $known): bool => $epoch === $known['epoch'] || $epoch === $known['before'];
+        $wasLost = false;
         do {
-            ['epoch' => $now, 'before' => $before] = $known = $this->ask($partition);
-            if ($epoch !== $now && $epoch !== $before) throw self::unknown('EXPIRED');
-            $this->checked($known, $of);
-            $words = [...$keys, $caller, 1, $before, '', 1, 1, $id, $delta];
-            $reply = $this->session->call('buffered_add', count($keys), $words);
+            try {
+                $known = $this->ask($partition);
+                if (!$knows($known)) $known = $this->ask($partition, isFresh: true);  // it may be newer
+                $this->checked($known, $of);
+            } catch (CounterfoilException $error) {
+                throw $wasLost ? new OutcomeUnknown($error->reason, $error->getMessage(), previous: $error) : $error;
+            }
+            if (!$knows($known)) throw self::unknown('EXPIRED');
+            $words = [...$keys, $caller, 1, $known['before'], '', 1, 1, $id, $delta];
+            $reply = $this->session->call('buffered_add', count($keys), $words, wasLost: $wasLost);
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
+            $wasLost = isset($reply[1]) && $reply[0] === 'EXPIRED';
             if ($reply[0] === 'EXPIRED') $this->forgetEpoch($partition);
         } while ($reply[0] === 'EXPIRED');
         self::pendingOf($reply);

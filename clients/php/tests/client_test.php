@@ -199,6 +199,20 @@ return [
         }
         same($before, $names());
     },
+    'names of callers are drawn anew after a lost reply' => function () {
+        foreach (['phpredis', 'predis'] as $library) {
+            [$socket, $child] = cutting(0);
+            $views = Counterfoil::connect("unix://$socket", NS, library: $library)->buffered('views');
+            $id = id();
+            $callers = fn(): array => redis()->hGetAll('cf1:{' . NS . '/views/0}:calls');
+            same(null, $views->add($id));
+            $before = $callers();
+            same([2, 3], [$views->add($id), $views->add($id)]);
+            same([], array_diff_assoc($before, $callers()), $library);
+            posix_kill($child, SIGKILL);
+            pcntl_waitpid($child, $status);
+        }
+    },
     'a call within a call has a caller of its own' => function () use ($own) {
         $counterfoil = $own();
         $id = id();
@@ -326,7 +340,7 @@ return [
         }
         $pdo->exec('CREATE TABLE IF NOT EXISTS php_pages (page VARCHAR(255) PRIMARY KEY, views BIGINT NOT NULL)');
         $pdo->exec("INSERT INTO php_pages VALUES ('$id', 100)");
-        $table = $own('phpredis', database: $pdo)->buffered('views', ['php_pages', 'page', 'views']);
+        $table = $own('phpredis', database: $pdo)->buffered('views', [env('DATABASE') . '.php_pages', 'page', 'views']);
         same(105, $table->value($id));
         $pdo->beginTransaction();
         fails(Misconfigured::class, 'transaction', fn() => $table->value($id));

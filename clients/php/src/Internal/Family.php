@@ -16,7 +16,8 @@ abstract class Family {
     private array $known = [];
     /** @var list<array{string, int}> callers without a call in flight, each with the number of its last call */
     private array $callers = [];
-    private int $process = 0;
+    /** @var list<int> where they are from: the process, and how many replies were lost before */
+    private array $origin = [];
 
     /**
      * @internal use Counterfoil
@@ -51,7 +52,8 @@ abstract class Family {
         ?int $deadline = null,
     ): array {
         // a child process inherits no caller, and a call that is made within another one has its own
-        if ($this->process !== getmypid()) [$this->callers, $this->process] = [[], getmypid()];
+        $origin = [getmypid(), $this->session->losses];
+        if ($this->origin !== $origin) [$this->callers, $this->origin] = [[], $origin];
         for ($isFirst = true; ; $isFirst = false) {
             $epoch = $this->checked($this->ask($partition), $of)['epoch'];
             [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];

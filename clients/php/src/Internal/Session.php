@@ -17,6 +17,8 @@ final class Session {
     private ?Driver $driver = null;
     private bool $isBroken = false;
     private int $process;
+    /** How many replies were lost. A copy of a machine has lost its connections, and needs other names of callers. */
+    public int $losses = 0;
     public readonly int $retryForNs;
     /** If nothing but this package sends a command twice. */
     public readonly bool $isOwn;
@@ -44,15 +46,21 @@ final class Session {
      *
      * @param list<string|int> $words keys and arguments
      * @param ?int $deadline a time of hrtime
+     * @param bool $wasLost whether the reply to an earlier call for the same request was lost
      * @return list<string|int> the reply, with `LOST` behind `EXPIRED` if an earlier reply to this call was lost
      * @throws CounterfoilException
      */
-    public function call(string $script, int $numberOfKeys, array $words, ?int $deadline = null): array {
+    public function call(
+        string $script,
+        int $numberOfKeys,
+        array $words,
+        ?int $deadline = null,
+        bool $wasLost = false,
+    ): array {
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
         $deadline ??= hrtime(true) + $this->retryForNs;
         $code = self::$hashes[$script];
         $isSha = true;
-        $wasLost = false;
         while (true) {
             try {
                 $isReady = $this->driver !== null && !$this->isBroken && $this->process === getmypid();
@@ -62,7 +70,9 @@ final class Session {
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, and another server may not be READONLY
                 $this->isBroken = $error->isTemporary;
-                $wasLost = $wasLost || $error->reason === 'no reply';
+                $isLost = $error->reason === 'no reply';
+                $this->losses += (int) $isLost;
+                $wasLost = $wasLost || $isLost;
             }
             if ($error->reason === 'NOSCRIPT' && $isSha) {
                 [$isSha, $code] = [false, file_get_contents(self::SCRIPTS . "/$script.lua")];

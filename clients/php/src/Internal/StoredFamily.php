@@ -79,7 +79,7 @@ abstract class StoredFamily extends Family {
 
     /** @return list<array<string, mixed>> the stored value, and the ledger of each partition, in one statement */
     private function query(string $id, array $pending): array {
-        $quoted = fn(string $name): string => '`' . str_replace('`', '``', $name) . '`';
+        $quoted = fn(string $name): string => '`' . str_replace(['`', '.'], ['``', '`.`'], $name) . '`';
         [$source, $key, $column] = array_map($quoted, $this->table ?? ['counterfoil_values', 'id', 'value']);
         $own = $this->table === null ? 'v.family = f.number AND ' : '';
         $ledgers = implode(' OR ', array_fill(0, count($pending), self::LEDGER));
