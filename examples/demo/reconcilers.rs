@@ -1,7 +1,8 @@
 //! The supervisor's view of the reconciler processes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use crate::Result;
@@ -60,9 +61,7 @@ impl Reconcilers {
             }
             reports.await??;
         }
-        Ok(std::mem::take(
-            &mut *self.lags.lock().unwrap_or_else(PoisonError::into_inner),
-        ))
+        Ok(std::mem::take(&mut *self.lags.lock()))
     }
 }
 
@@ -70,9 +69,7 @@ impl Reconcilers {
 async fn collect(mut reports: Reports, lags: Arc<Mutex<Vec<f64>>>) -> Result<()> {
     while let Some(report) = reports.next().await? {
         if let Report::Lags(more) = report {
-            lags.lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .extend(more);
+            lags.lock().extend(more);
         }
     }
     Ok(())

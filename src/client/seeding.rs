@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use futures_util::future::{BoxFuture, FutureExt, Shared};
+use parking_lot::Mutex;
 
 use crate::error::Result;
 use crate::metrics;
@@ -41,7 +42,7 @@ impl Seeding {
         ticket: Ticket,
     ) -> Arc<Read> {
         let key = (Box::from(id), ticket);
-        let mut reads = self.reads();
+        let mut reads = self.reads.lock();
         if let Some(read) = reads.get(&key).and_then(Weak::upgrade) {
             return read;
         }
@@ -60,10 +61,6 @@ impl Seeding {
         reads.insert(key, Arc::downgrade(&read));
         read
     }
-
-    fn reads(&self) -> MutexGuard<'_, HashMap<ReadKey, Weak<Read>>> {
-        self.reads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Read {
@@ -75,7 +72,7 @@ impl Read {
 
 impl Drop for Read {
     fn drop(&mut self) {
-        let mut reads = self.seeding.reads();
+        let mut reads = self.seeding.reads.lock();
         // a newer read may have replaced it
         if reads
             .get(&self.key)

@@ -1,10 +1,11 @@
 //! The connection to a Redis Cluster, which is replaced when it gets no replies.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
@@ -54,8 +55,7 @@ impl Cluster {
 
     /// Returns the current connection, for commands to certain nodes.
     pub fn current(&self) -> ClusterConnection {
-        let current = self.0.current.lock();
-        current.unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.current.lock().clone()
     }
 
     /// Begins to connect anew, unless an attempt is in progress or has just ended. The current
@@ -72,7 +72,7 @@ impl Cluster {
         tokio::spawn(async move {
             match timeout(CONNECT, inner.client.get_async_connection()).await {
                 Ok(Ok(connection)) => {
-                    *inner.current.lock().unwrap_or_else(PoisonError::into_inner) = connection;
+                    *inner.current.lock() = connection;
                 }
                 Ok(Err(error)) => tracing::warn!(%error, "connecting to the cluster failed"),
                 Err(_) => tracing::warn!("connecting to the cluster took more than {CONNECT:?}"),

@@ -2,11 +2,12 @@
 //! connection is lost.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
+use parking_lot::Mutex;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{
     AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Pipeline, RedisError, RedisFuture,
@@ -175,14 +176,9 @@ impl Primary {
         self.0.timeouts.search() + self.0.timeouts.response
     }
 
-    fn current(&self) -> MutexGuard<'_, Search> {
-        let current = self.0.current.lock();
-        current.unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the connection for a command, with the search that found it.
     async fn connection(&self) -> RedisResult<(Search, MultiplexedConnection)> {
-        let search = self.current().clone();
+        let search = self.0.current.lock().clone();
         match search.clone().await {
             Ok(connection) => Ok((search, connection)),
             Err(error) => {
@@ -194,7 +190,7 @@ impl Primary {
 
     /// Starts a new search, unless another caller already has.
     fn search_again(&self, failed: &Search) {
-        let mut current = self.current();
+        let mut current = self.0.current.lock();
         if current.ptr_eq(failed) {
             tracing::debug!(redis = self.0.address, "reconnecting");
             *current = self.0.source.clone().search(self.0.timeouts);

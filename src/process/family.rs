@@ -1,9 +1,10 @@
 //! A family in use by this process.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use ::metrics::SharedString;
+use parking_lot::RwLock;
 use tokio::sync::OnceCell;
 
 use crate::error::Result;
@@ -120,19 +121,12 @@ pub struct Incarnations(RwLock<HashMap<u32, Incarnation>>);
 
 impl Incarnations {
     pub fn guess(&self, partition: u32) -> Option<Incarnation> {
-        self.0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(&partition)
-            .copied()
+        self.0.read().get(&partition).copied()
     }
 
     pub fn seen(&self, partition: u32, incarnation: Incarnation) {
         if self.guess(partition) != Some(incarnation) {
-            self.0
-                .write()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert(partition, incarnation);
+            self.0.write().insert(partition, incarnation);
         }
     }
 }

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, Weak};
 
 use futures_util::future::join;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::OnceCell;
 
 use crate::admin;
@@ -71,7 +72,7 @@ impl Shared {
     /// Takes a family in use and returns it with its writer. Returns the existing ones if the
     /// configuration is the same. `registered` is unknown while the database is unreachable.
     pub fn open(&self, family: Family, registered: Option<Registered>) -> Result<InUse> {
-        let mut families = self.families_mut();
+        let mut families = self.families.write();
         self.refuse_closed(&family)?;
         let number = families.number_of(&family);
         let registered = registered.map(Arc::new);
@@ -86,7 +87,7 @@ impl Shared {
     /// Takes a family in use as the database knows it, unless it already is, or this process has
     /// opened it.
     pub fn serve(&self, registered: Arc<Registered>) -> Result<InUse> {
-        let mut families = self.families_mut();
+        let mut families = self.families.write();
         self.refuse_closed(&registered.family)?;
         let number = families.number_of(&registered.family);
         let is_kept = |(opened, _): &&InUse| {
@@ -138,7 +139,7 @@ impl Shared {
     /// Stops accepting hits and opening families. Returns the families in use, including those of
     /// handles that were opened with other settings.
     pub fn close(&self) -> Vec<InUse> {
-        let families = self.families_mut();
+        let families = self.families.write();
         self.closed.store(true, Ordering::Relaxed);
         let replaced = families.replaced.iter();
         let replaced =
@@ -148,12 +149,13 @@ impl Shared {
 
     /// Returns whether a family of that name is in use.
     pub fn is_in_use(&self, family: &Family) -> bool {
-        let families = self.families_in_use();
+        let families = self.families.read();
         families.numbers.contains_key(&named(family))
     }
 
     pub fn opened(&self) -> Vec<Arc<Opened>> {
-        self.families_in_use()
+        self.families
+            .read()
             .in_use
             .values()
             .map(|(opened, _)| opened.clone())
@@ -180,7 +182,7 @@ impl Shared {
     /// Refuses a family for which Redis is unsafe, or its user lacks a permission. Each kind must
     /// pass once.
     pub async fn refuse_unsafe(&self, family: &Family) -> Result<()> {
-        let safe_for = || self.safe_for.lock().unwrap_or_else(PoisonError::into_inner);
+        let safe_for = || self.safe_for.lock();
         if safe_for().contains(family.kind()) {
             return Ok(());
         }
@@ -205,7 +207,8 @@ impl Shared {
     }
 
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {
-        self.families_in_use()
+        self.families
+            .read()
             .in_use
             .get(&number)
             .map(|(opened, _)| opened.clone())
@@ -224,16 +227,6 @@ impl Shared {
 
     pub fn partition(&self, family: &Family, partition: u32) -> Partition {
         Partition::new(self.redis.clone(), family, partition)
-    }
-
-    fn families_in_use(&self) -> RwLockReadGuard<'_, Families> {
-        self.families.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn families_mut(&self) -> RwLockWriteGuard<'_, Families> {
-        self.families
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

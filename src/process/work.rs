@@ -1,8 +1,8 @@
 //! The work that writers announce to the reconciler of their process.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// The work that writers announce to a reconciler of the same process.
@@ -23,12 +23,7 @@ pub enum Announced {
 
 impl Work {
     pub fn announce(&self, announced: Announced) {
-        if self
-            .announced
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(announced)
-        {
+        if self.announced.lock().insert(announced) {
             self.notify.notify_one();
         }
     }
@@ -36,12 +31,7 @@ impl Work {
     /// Waits for announcements, and takes all of them.
     pub async fn take(&self) -> HashSet<Announced> {
         loop {
-            let taken = std::mem::take(
-                &mut *self
-                    .announced
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner),
-            );
+            let taken = std::mem::take(&mut *self.announced.lock());
             if !taken.is_empty() {
                 return taken;
             }

@@ -2,7 +2,6 @@
 //! deletes unused ones (docs/protocol.md, section 4).
 
 use std::collections::HashMap;
-use std::sync::PoisonError;
 
 use futures_util::future::try_join_all;
 use tokio::time::Instant;
@@ -88,7 +87,7 @@ impl Flusher {
         retention: &Retention,
         partitions: &[Partition],
     ) -> Result<()> {
-        let passes = || self.passes.lock().unwrap_or_else(PoisonError::into_inner);
+        let passes = || self.passes.lock();
         let started = Instant::now();
         let pass = passes().get(&opened.number).cloned();
         let cursors = match pass {

@@ -4,9 +4,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -165,11 +166,6 @@ impl Flusher {
         }
     }
 
-    /// Returns the failures for the log.
-    pub(super) fn failures(&self) -> MutexGuard<'_, Failures<Step>> {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Notes a failure for the log.
     pub fn failed(&self, step: Step, error: &Error) {
         let opened = match step {
@@ -181,7 +177,7 @@ impl Flusher {
             Some(opened) => format!("{} of {}", step.name(), opened.family),
             None => step.name().to_owned(),
         };
-        self.failures().failed(step, name, error);
+        self.failures.lock().failed(step, name, error);
     }
 
     /// Also closes kept slices that are not over.
@@ -475,7 +471,7 @@ impl Flusher {
             let apply = self.noting_silence(&steps, apply);
             match unless_stopped(stop, grace, apply).await {
                 Ok(applied) if applied.progress.len() == batches.len() => {
-                    let mut failures = self.failures();
+                    let mut failures = self.failures.lock();
                     steps.iter().for_each(|step| failures.succeeded(step));
                     return Ok(applied);
                 }
@@ -495,7 +491,7 @@ impl Flusher {
                     }
                 }
                 Err(error) => {
-                    let mut failures = self.failures();
+                    let mut failures = self.failures.lock();
                     steps.iter().for_each(|step| failures.forget(step));
                     return Err(error);
                 }
@@ -555,7 +551,7 @@ impl Flusher {
         ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
         ::metrics::counter!(metrics::WITHOUT_ROW).increment(applied.dropped);
         if applied.rejected > 0
-            && let Some(transactions) = self.failures().count("rejects".to_owned())
+            && let Some(transactions) = self.failures.lock().count("rejects".to_owned())
         {
             let rejected = applied.rejected;
             tracing::warn!(

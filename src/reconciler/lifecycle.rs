@@ -1,8 +1,10 @@
 //! The builder of a reconciler, and the handle of a running one.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::admin;
 use crate::connection::Connection;
@@ -208,7 +210,6 @@ impl Reconciler {
             names.insert(opened.number, opened.family.to_string());
         }
         let failures = self.failures.lock();
-        let failures = failures.unwrap_or_else(PoisonError::into_inner);
         let mut failing: BTreeMap<_, &Failure> = BTreeMap::new();
         for (step, failure) in failures.failing() {
             let number = match *step {

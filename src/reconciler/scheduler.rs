@@ -542,14 +542,14 @@ impl Scheduler {
     /// Notes for the log if the step failed or succeeded.
     fn note<T>(&self, step: Step, result: &Result<T>) {
         match result {
-            Ok(_) => self.flusher.failures().succeeded(&step),
+            Ok(_) => self.flusher.failures.lock().succeeded(&step),
             Err(error) => self.flusher.failed(step, error),
         }
     }
 
     fn succeeded(&mut self, what: Announced) {
         self.backoffs.remove(&what);
-        self.flusher.failures().succeeded(&Step::Work(what));
+        self.flusher.failures.lock().succeeded(&Step::Work(what));
     }
 
     /// Returns the pause after this failure, and notes it for the log.

@@ -1,9 +1,10 @@
 //! The fence by epochs (docs/protocol.md, section 3.2), which makes a call safe to repeat from any
 //! process.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::connection::topology::Topology;
@@ -154,7 +155,7 @@ impl Home {
     /// database; empty while it is unknown.
     pub async fn epochs(&self, family: &Family, database: &str) -> Result<Epochs> {
         let asked = Instant::now();
-        if let Some((epochs, at)) = &*self.known()
+        if let Some((epochs, at)) = &*self.known.lock()
             && asked - *at < FRESH
         {
             return Ok(epochs.clone());
@@ -181,22 +182,18 @@ impl Home {
                     .ok_or_else(emptied)?
             }
         };
-        *self.known() = Some((epochs.clone(), asked));
+        *self.known.lock() = Some((epochs.clone(), asked));
         Ok(epochs)
     }
 
     /// Forgets the known epochs if this is one of them, because Redis no longer knows it.
     pub fn forget(&self, epoch: &str) {
-        self.known().take_if(|(known, _)| known.knows(epoch));
+        self.known.lock().take_if(|(known, _)| known.knows(epoch));
     }
 
     /// Forgets the known epochs: the next call asks Redis.
     pub fn forget_known(&self) {
-        self.known().take();
-    }
-
-    fn known(&self) -> MutexGuard<'_, Option<(Epochs, Instant)>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().take();
     }
 }
 

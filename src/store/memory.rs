@@ -1,10 +1,11 @@
 //! A store in memory: the contract of a store, and nothing else.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use indexmap::IndexMap;
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::family::Family;
@@ -63,11 +64,11 @@ impl MemoryStore {
     /// Writes a row as the application that owns the table would: a row that
     /// [`Table::update`](crate::Table::update) requires, or another value than counterfoil's.
     pub fn set(&self, family: &Family, id: &str, value: i64) {
-        self.lock().stored(family).rows.insert(id.to_owned(), value);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Tables> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0
+            .lock()
+            .stored(family)
+            .rows
+            .insert(id.to_owned(), value);
     }
 }
 
@@ -103,7 +104,7 @@ impl Stored {
 #[async_trait]
 impl Store for MemoryStore {
     async fn register(&self, family: &Family) -> Result<Registered> {
-        let mut tables = self.lock();
+        let mut tables = self.0.lock();
         let known = tables.stored(family).family.identity();
         for ((setting, known), (_, new)) in known.iter().zip(family.identity()) {
             if *known != new {
@@ -121,7 +122,7 @@ impl Store for MemoryStore {
     }
 
     async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {
-        let mut tables = self.lock();
+        let mut tables = self.0.lock();
         let max_rows = max_rows.unwrap_or(u64::MAX);
         let advance = Advance::new(batches, &tables.ledger, max_rows, ablation::out());
         let mut applied = Applied::default();
@@ -140,7 +141,7 @@ impl Store for MemoryStore {
     }
 
     async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
-        let tables = self.lock();
+        let tables = self.0.lock();
         let rows = tables.ledger.iter();
         let rows = rows.filter(|((family, ..), _)| families.contains(family));
         let row = |(&(family, partition, incarnation), mark): (&LedgerKey, &Mark)| LedgerRow {
@@ -159,7 +160,7 @@ impl Store for MemoryStore {
         ledger: &[(u32, Incarnation)],
         _: ReadFrom,
     ) -> Result<Snapshot> {
-        let mut tables = self.lock();
+        let mut tables = self.0.lock();
         let mark = |(partition, incarnation): &(u32, Incarnation)| {
             let mark = tables
                 .ledger
@@ -179,7 +180,7 @@ impl Store for MemoryStore {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<(String, i64)>> {
-        let mut tables = self.lock();
+        let mut tables = self.0.lock();
         let rows = tables.stored(&family.family).rows.iter();
         let rows = rows.filter(|(id, _)| id.starts_with(prefix) && Some(id.as_str()) > after);
         let rows = rows.map(|(id, value)| (id.clone(), *value));

@@ -3,8 +3,9 @@
 
 #[cfg(feature = "test-hooks")]
 use std::sync::atomic::{AtomicI64, Ordering};
+
 #[cfg(feature = "test-hooks")]
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 #[cfg(feature = "test-hooks")]
 static TIME: Mutex<Option<u64>> = Mutex::new(None);
@@ -16,7 +17,7 @@ static CLOCK_ERROR: AtomicI64 = AtomicI64::new(0);
 /// batches are cut.
 #[cfg(feature = "test-hooks")]
 pub fn set_time(now_ms: Option<u64>) {
-    *TIME.lock().unwrap_or_else(PoisonError::into_inner) = now_ms;
+    *TIME.lock() = now_ms;
 }
 
 /// Sets how many milliseconds this machine's clock is ahead of the server's.
@@ -27,7 +28,7 @@ pub fn set_clock_error(ms: i64) {
 
 #[cfg(feature = "test-hooks")]
 pub(crate) fn time() -> Option<u64> {
-    *TIME.lock().unwrap_or_else(PoisonError::into_inner)
+    *TIME.lock()
 }
 
 #[cfg(feature = "test-hooks")]

@@ -1,7 +1,9 @@
 //! A call, as its waiting callers see it and as it is sent.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
+
+use parking_lot::Mutex;
 
 use crate::error::{Error, Result};
 use crate::scripts::fence::Caller;
@@ -78,29 +80,25 @@ impl Call {
     /// Sets the outcome, unless it is already set, and wakes all waiting callers.
     pub fn end(&self, outcome: CallOutcome) {
         let _ = self.outcome.set(outcome);
-        let waiting = std::mem::take(&mut *self.waiting());
+        let waiting = std::mem::take(&mut *self.waiting.lock());
         waiting.into_iter().for_each(Waker::wake);
     }
 
     /// Wakes all waiting callers, so that they check the time.
     pub fn wake(&self) {
-        self.waiting().iter().for_each(Waker::wake_by_ref);
+        self.waiting.lock().iter().for_each(Waker::wake_by_ref);
     }
 
     /// Registers a waker for the end of the call, which may already have come. `index` is that of
     /// the caller's waker.
     pub fn listen(&self, waker: &Waker, index: &mut Option<usize>) {
-        let mut waiting = self.waiting();
+        let mut waiting = self.waiting.lock();
         if let Some(own) = index.and_then(|index| waiting.get_mut(index)) {
             own.clone_from(waker)
         } else {
             *index = Some(waiting.len());
             waiting.push(waker.clone());
         }
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, Vec<Waker>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the outcome of a hit; `None` if the hit must be tried alone.

@@ -3,9 +3,10 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -211,7 +212,7 @@ impl Queue {
     /// Returns whether no hit is gathered or in flight. Stays `true` after closing, except for hits
     /// recorded before. A lone caller that is not polled counts until its deadline.
     pub fn is_idle(&self) -> bool {
-        let state = self.state();
+        let state = self.state.lock();
         state.requests == 0
             && state.lone.is_none_or(|by| by < Instant::now())
             && (state.drivers == 0 || self.has_ended())
@@ -219,7 +220,7 @@ impl Queue {
 
     /// Accepts a request.
     pub fn take_request(self: &Arc<Self>) -> Result<Outside> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         self.check_open()?;
         state.requests += 1;
         Ok(Outside {
@@ -244,7 +245,8 @@ impl Queue {
 
     /// Returns the number of pairs that wait for a call to this partition.
     pub fn waiting(&self, partition: u32) -> usize {
-        self.state()
+        self.state
+            .lock()
             .gathering
             .get(self.slot_of(partition))
             .map_or(0, |gathering| gathering.group.len())
@@ -259,7 +261,7 @@ impl Queue {
         push: impl FnOnce(&mut Group) -> T,
     ) -> Result<Joined<T>> {
         let slot = self.slot_of(partition);
-        let mut guard = self.state();
+        let mut guard = self.state.lock();
         // under the lock, so that a later check for idleness sees all accepted hits
         if options.accepted_before_close {
             self.check_runtime()?;
@@ -334,7 +336,7 @@ impl Queue {
     /// Returns the next call for a driver, whose last one has ended. Without one, the driver is no
     /// longer counted and must exit.
     pub fn next(&self, last: Option<&Arc<Call>>) -> Option<(Arc<Call>, Sending)> {
-        let mut guard = self.state();
+        let mut guard = self.state.lock();
         let state = &mut *guard;
         if let Some(last) = last {
             state.in_flight.retain(|one| !Arc::ptr_eq(&one.call, last));
@@ -373,7 +375,7 @@ impl Queue {
     /// Ends a call, and takes back its caller. If Redis refused the call, returns the pause
     /// before the next one.
     pub fn ended(&self, sending: Sending, outcome: &CallOutcome) -> Option<Duration> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         // a call that failed may still arrive, and its connection may be lost
         if sending.met_error || !matches!(outcome, CallOutcome::Counted { .. }) {
             state.callers.forget();
@@ -392,7 +394,7 @@ impl Queue {
 
     /// Ends a call of which nothing was sent, so that its callers retry.
     pub fn dismiss(&self, call: &Arc<Call>) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let is_its = |one: &Gathering| Arc::ptr_eq(&one.call, call);
         if let Some(slot) = state.gathering.iter().position(is_its) {
             self.fail_unsent(&mut state, slot);
@@ -414,7 +416,7 @@ impl Queue {
 
     /// Returns the reason why Redis refused the last call, or else this one.
     pub fn refusal(&self, otherwise: &'static str) -> Error {
-        let refusal = self.state().refusal.clone();
+        let refusal = self.state.lock().refusal.clone();
         refusal.unwrap_or_else(|| self.error(ErrorKind::Redis, otherwise))
     }
 
@@ -426,7 +428,7 @@ impl Queue {
         };
         let room = self.room.notified();
         let is_full = |one: &Gathering| Arc::ptr_eq(&one.call, full) && !one.group.is_empty();
-        if !self.state().gathering.iter().any(is_full) {
+        if !self.state.lock().gathering.iter().any(is_full) {
             return Ok(());
         }
         timeout_at(reply_by, room).await.map_err(|_| late())
@@ -436,7 +438,7 @@ impl Queue {
     /// slots continue beside slow calls. Returns whether one more driver must be spawned.
     #[must_use]
     pub fn check_time(&self) -> bool {
-        let mut guard = self.state();
+        let mut guard = self.state.lock();
         let state = &mut *guard;
         let now = Instant::now();
         for one in &mut state.in_flight {
@@ -455,7 +457,7 @@ impl Queue {
     /// Fails all gathering hits and all later ones, because the runtime of the drivers has
     /// ended.
     pub fn end(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         self.has_ended.store(true, Ordering::Relaxed);
         for Gathering { group, call, .. } in state.gathering.drain(..) {
             // without hits the call is in flight, or has ended
@@ -481,15 +483,11 @@ impl Queue {
     pub async fn is_driven(&self) -> bool {
         timeout(SLOW, self.runtime.spawn(async {})).await.is_ok()
     }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Outside {
     fn drop(&mut self) {
-        let mut state = self.queue.state();
+        let mut state = self.queue.state.lock();
         if self.is_lone {
             state.lone = None;
         } else {

@@ -1,9 +1,10 @@
 //! Hits that no caller waits for: summed in the process, and sent every few milliseconds.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection::failures::Failures;
@@ -91,7 +92,7 @@ impl Recorder {
         let all = self
             .sums
             .get_or_init(|| (0..family.partitions()).map(|_| Mutex::default()).collect());
-        let mut sums = lock(&all[hit.partition as usize]);
+        let mut sums = all[hit.partition as usize].lock();
         // no hit is accepted that the final flush might have missed
         queue.check_open()?;
         if sums.len() >= IDS.div_ceil(all.len()) && sums.sum_of(hit).is_none() {
@@ -119,7 +120,7 @@ impl Recorder {
         // in its own task: the caller may be dropped, but hits taken for sending must not be lost
         let sending = tokio::spawn(async move {
             let sent = writer.recorder.send(&writer).await;
-            lock(&writer.recorder.lost).take().map_or(sent, Err)
+            writer.recorder.lost.lock().take().map_or(sent, Err)
         });
         sending.await.unwrap_or_else(|error| {
             let message = "the task that sends recorded hits ended early";
@@ -139,7 +140,7 @@ impl Recorder {
         };
         let taken: Vec<_> = all
             .iter()
-            .map(|sums| std::mem::take(&mut *lock(sums)))
+            .map(|sums| std::mem::take(&mut *sums.lock()))
             .collect();
         let gauge =
             ::metrics::gauge!(metrics::RECORDED, "family" => writer.queue.opened.label.clone());
@@ -156,7 +157,7 @@ impl Recorder {
         if let Err(error) = &sent
             && !error.is_retryable()
         {
-            *lock(&self.lost) = Some(error.clone());
+            *self.lost.lock() = Some(error.clone());
         }
         sent
     }
@@ -176,7 +177,7 @@ impl Recorder {
                 Err(error) => {
                     // definitely not counted: it is sent again
                     if let (true, Some(all)) = (error.is_retryable(), self.sums.get()) {
-                        lock(&all[hit.partition as usize]).push(hit);
+                        all[hit.partition as usize].lock().push(hit);
                     }
                     Err(error)
                 }
@@ -194,25 +195,25 @@ impl Recorder {
         } else {
             (0, hits)
         };
-        let mut refused = lock(&self.refused);
+        let mut refused = self.refused.lock();
         *refused = refused.and(full, out_of_range);
     }
 
     /// Returns the outcome of everything sent since the last call.
     pub fn outcome(&self) -> Recorded {
-        std::mem::replace(&mut lock(&self.refused), Recorded::Counted)
+        std::mem::replace(&mut self.refused.lock(), Recorded::Counted)
     }
 
     /// Returns the number of hits that are kept or being sent.
     pub fn hits(&self) -> u64 {
         let all = self.sums.get().into_iter().flatten();
-        let kept: u64 = all.map(|sums| lock(sums).hits()).sum();
+        let kept: u64 = all.map(|sums| sums.lock().hits()).sum();
         self.on_their_way.load(Ordering::Relaxed) + kept
     }
 
     fn is_empty(&self) -> bool {
         let mut all = self.sums.get().into_iter().flatten();
-        all.all(|sums| lock(sums).is_empty())
+        all.all(|sums| sums.lock().is_empty())
     }
 }
 
@@ -228,7 +229,7 @@ impl Drop for Unsettled<'_> {
         let hits = recorder.on_their_way.swap(0, Ordering::Relaxed);
         if hits > 0 {
             let what = "the runtime that sent recorded hits has ended";
-            *lock(&recorder.lost) = Some(queue.error(ErrorKind::OutcomeUnknown, what));
+            *recorder.lost.lock() = Some(queue.error(ErrorKind::OutcomeUnknown, what));
             queue.opened.measure([(hits, None)]);
         }
     }
@@ -265,8 +266,4 @@ async fn send_soon(writer: Arc<Writer>) {
             }
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

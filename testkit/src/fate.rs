@@ -1,8 +1,9 @@
 //! What happens to single requests, chosen by their content.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 /// What a [`Proxy`](crate::Proxy) does to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,24 +37,20 @@ pub(crate) struct Fates(Mutex<VecDeque<(Vec<Vec<u8>>, Fate)>>);
 impl Fates {
     pub fn push(&self, marks: impl IntoIterator<Item = impl Into<Vec<u8>>>, fate: Fate) {
         let marks = marks.into_iter().map(Into::into).collect();
-        self.fates().push_back((marks, fate));
+        self.0.lock().push_back((marks, fate));
     }
 
     pub fn clear(&self) -> usize {
-        self.fates().drain(..).count()
+        self.0.lock().drain(..).count()
     }
 
     /// Takes the fate of a request, if it has one.
     pub fn take(&self, request: &[u8]) -> Option<Fate> {
-        let mut fates = self.fates();
+        let mut fates = self.0.lock();
         let is_marked =
             |(marks, _): &(Vec<Vec<u8>>, Fate)| marks.iter().any(|mark| contains(request, mark));
         let found = fates.iter().position(is_marked)?;
         fates.remove(found).map(|(_, fate)| fate)
-    }
-
-    fn fates(&self) -> MutexGuard<'_, VecDeque<(Vec<Vec<u8>>, Fate)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

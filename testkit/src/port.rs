@@ -2,7 +2,8 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{TcpListener, UdpSocket};
-use std::sync::{Mutex, PoisonError};
+
+use parking_lot::Mutex;
 
 /// The range of ports. Both they and the cluster bus, 10,000 above, lie below the ports that
 /// systems assign to clients. A server that was down for a while must find its port free again.
@@ -26,9 +27,6 @@ pub(crate) fn free() -> u16 {
         (is_free(port) && is_free(port + BUS)).then_some((port, claim))
     });
     let (port, claim) = claimed.unwrap_or_else(|| panic!("no free port in {PORTS:?}"));
-    GIVEN
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push(claim);
+    GIVEN.lock().push(claim);
     port
 }

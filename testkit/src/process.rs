@@ -6,9 +6,9 @@ use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 /// The script of the guard, which removes the directory at the end. It reads the running server's
@@ -62,7 +62,7 @@ impl Process {
             // macOS cannot create a pipe as close-on-exec in one step. A child that another thread
             // starts at that moment would inherit the pipe and keep it open.
             static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-            let _one = lock(&ONE_AT_A_TIME);
+            let _one = ONE_AT_A_TIME.lock();
             Command::new("/bin/sh")
                 .args(["-c", GUARD, "guard"])
                 .arg(&dir)
@@ -129,7 +129,7 @@ impl Process {
 
     /// Kills the server with SIGKILL and waits for its end. Does nothing if no server runs.
     pub fn kill(&self) {
-        if let Some(mut server) = lock(&self.server).take() {
+        if let Some(mut server) = self.server.lock().take() {
             // An error means that the server has already ended.
             let _ = kill_process_group(id(&server), Signal::KILL);
             server
@@ -157,7 +157,7 @@ impl Process {
 
     /// Returns whether a server was started and has neither been killed nor ended.
     pub fn is_up(&self) -> bool {
-        self.ended().is_none() && lock(&self.server).is_some()
+        self.ended().is_none() && self.server.lock().is_some()
     }
 
     /// Panics with `what` and the end of the log.
@@ -197,12 +197,12 @@ impl Process {
             .process_group(0) // out of reach of Ctrl-C, and children are killed with it
             .spawn()
             .unwrap_or_else(|e| panic!("cannot start {}: {e}", program.display()));
-        *lock(&self.server) = Some(server);
+        *self.server.lock() = Some(server);
     }
 
     /// Returns the exit status of the server if it ended without being killed here.
     fn ended(&self) -> Option<ExitStatus> {
-        let mut server = lock(&self.server);
+        let mut server = self.server.lock();
         let status = server
             .as_mut()?
             .try_wait()
@@ -213,7 +213,7 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) -> Pid {
-        match lock(&self.server).as_ref() {
+        match self.server.lock().as_ref() {
             None => self.fail("no server is running"),
             Some(server) => {
                 kill_process_group(id(server), signal)
@@ -316,11 +316,6 @@ fn short_directory() -> PathBuf {
 
 fn id(server: &Child) -> Pid {
     Pid::from_child(server)
-}
-
-/// Locks the mutex even after a panic, which leaves a process handle valid.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Sends a signal, such as TERM, HUP or KILL, to a program that the test started.

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::Client;
 use redis::aio::ConnectionManager;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -143,10 +144,7 @@ impl Proxy {
                 .map(|(client, _)| client.into_split())
         };
         let listening = tokio::spawn(listen(accept, self.target.clone(), self.network.clone()));
-        self.listening
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(listening);
+        self.listening.lock().push(listening);
         port
     }
 
@@ -179,7 +177,7 @@ impl Proxy {
     /// connection of the last of them. It forwards nothing after them. With 0, the connection that
     /// sends the next byte is cut.
     pub fn cut_requests_after(&self, bytes: usize) {
-        *self.network.cut() = Some(Cut {
+        *self.network.cut.lock() = Some(Cut {
             way: Way::Requests,
             after: bytes,
         });
@@ -189,7 +187,7 @@ impl Proxy {
     /// Meanwhile complete requests go to the server. Even with 0, the server has replied before the
     /// cut, so it has definitely executed a request.
     pub fn cut_replies_after(&self, bytes: usize) {
-        *self.network.cut() = Some(Cut {
+        *self.network.cut.lock() = Some(Cut {
             way: Way::Replies,
             after: bytes,
         });
@@ -208,7 +206,7 @@ impl Proxy {
 
     /// Cancels a cut. Returns whether there was one that had not happened yet.
     pub fn call_off(&self) -> bool {
-        self.network.cut().take().is_some()
+        self.network.cut.lock().take().is_some()
     }
 
     /// Holds back all bytes without an error: connections stay open, and new ones get no reply
@@ -249,11 +247,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         // each listener owns its connections, which end with it
-        self.listening
-            .get_mut()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .for_each(JoinHandle::abort);
+        self.listening.get_mut().iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -378,7 +372,7 @@ impl Network {
         ending: &Mutex<Option<usize>>,
         target: &Target,
     ) -> Option<usize> {
-        let mut ending = ending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ending = ending.lock();
         if way == Way::Replies {
             return *ending;
         }
@@ -397,7 +391,7 @@ impl Network {
 
     /// Returns how many of `length` bytes may pass, and whether the connection is cut after them.
     fn pass(&self, way: Way, length: usize) -> (usize, bool) {
-        let mut next = self.cut();
+        let mut next = self.cut.lock();
         match &mut *next {
             Some(cut) if cut.way == way && cut.after <= length => {
                 let passed = cut.after;
@@ -417,10 +411,6 @@ impl Network {
             Way::Requests => &self.requests,
             Way::Replies => &self.replies,
         }
-    }
-
-    fn cut(&self) -> MutexGuard<'_, Option<Cut>> {
-        self.cut.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

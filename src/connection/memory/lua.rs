@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use mlua::{Function, Lua, LuaOptions, LuaString, StdLib, Table, Value as LuaValue, Variadic};
+use parking_lot::Mutex;
 use redis::Value;
 use sha1_smol::Sha1;
 
@@ -48,7 +49,7 @@ impl Server {
     pub fn execute(&mut self, words: &[Bytes]) -> Result<Value, Refusal> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let now_us = since.unwrap_or_default().as_micros();
-        lock(&self.keys).now_us = i64::try_from(now_us).unwrap_or(i64::MAX);
+        self.keys.lock().now_us = i64::try_from(now_us).unwrap_or(i64::MAX);
         let Some((name, args)) = words.split_first() else {
             return Err("ERR no command".to_owned());
         };
@@ -65,7 +66,7 @@ impl Server {
             (b"SCRIPT", [_, source]) => self.load(source).map(Value::BulkString),
             (b"INFO", _) => Ok(Value::BulkString(INFO.into())),
             (b"PING", []) => Ok(Value::SimpleString("PONG".to_owned())),
-            _ => commands::execute(&mut lock(&self.keys), words),
+            _ => commands::execute(&mut self.keys.lock(), words),
         }
     }
 
@@ -93,10 +94,6 @@ impl Server {
         };
         from_lua(call().map_err(|error| failure(&error))?)
     }
-}
-
-fn lock(keys: &Mutex<Keyspace>) -> MutexGuard<'_, Keyspace> {
-    keys.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn failure(error: &mlua::Error) -> Refusal {
@@ -140,7 +137,7 @@ fn execute(
     words: &[LuaValue],
 ) -> Result<Result<Value, Refusal>, mlua::Error> {
     let words: Vec<Bytes> = words.iter().map(word).collect::<Result<_, _>>()?;
-    Ok(commands::execute(&mut lock(keys), &words))
+    Ok(commands::execute(&mut keys.lock(), &words))
 }
 
 /// Returns an argument of a command. Redis sends whole numbers without a fraction.

@@ -5,8 +5,9 @@ mod keyspace;
 mod lua;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use redis::aio::ConnectionLike;
 use redis::{Arg, Cmd, Pipeline, RedisFuture, RedisResult, Value, parse_redis_value};
 
@@ -57,7 +58,7 @@ impl MemoryRedis {
             _ => b"0".to_vec(),
         });
         let words: Vec<_> = words.collect();
-        let mut server = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut server = self.0.lock();
         server.execute(&words).or_else(|refusal| {
             let line = refusal.replace(['\r', '\n'], " ");
             parse_redis_value(format!("-{line}\r\n").as_bytes())
