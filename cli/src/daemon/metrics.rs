@@ -107,7 +107,10 @@ fn describe() {
             RECOUNT_DRIFTED,
             "counters that differed from their rows in the last recount",
         ),
-        (SINCE_RECOUNT, "time since the end of the last recount"),
+        (
+            SINCE_RECOUNT,
+            "time since the end of the last recount, or the start of one that has not ended",
+        ),
     ] {
         describe_gauge!(name, what);
     }
@@ -207,10 +210,9 @@ fn family_gauges(pair: &PairView, now: u64) -> HashMap<(&'static str, &str), f64
     for recount in &pair.recounts {
         let family = without_namespace(&recount.family);
         merge(RECOUNT_DRIFTED, family, recount.drifted as f64, f64::add);
-        if let Some(finished) = recount.finished {
-            let age = now.saturating_sub(finished);
-            merge(SINCE_RECOUNT, family, age as f64, f64::max);
-        }
+        let since = recount.finished.unwrap_or(recount.started);
+        let age = now.saturating_sub(since);
+        merge(SINCE_RECOUNT, family, age as f64, f64::max);
     }
     gauges
 }
@@ -275,6 +277,7 @@ mod tests {
         pair.recounts = vec![
             recount("shop-1/views", 1, Some(950)),
             recount("shop-2/views", 2, Some(970)),
+            recount("shop-1/likes", 0, None),
         ];
         View {
             at: 1000,
@@ -304,6 +307,7 @@ mod tests {
             assert!(lines.contains(&line.as_str()), "{line}: {text}");
         }
         for line in [
+            "counterfoil_since_recount_seconds{pair=\"main\",family=\"likes\"} 100",
             "counterfoil_server_up{pair=\"main\",server=\"redis\"} 1",
             "counterfoil_server_up{pair=\"main\",server=\"mysql\"} 0",
             "counterfoil_server_failing{pair=\"main\",server=\"mysql\"} 1",
@@ -322,8 +326,8 @@ mod tests {
             (5, 0, 5),
             (7, 10, 17),
             (7, 10, 17),
-            (2, 11, 20),
-            (3, 11, 21),
+            (2, 11, 18),
+            (3, 11, 19),
         ] {
             let families = [("shop-1", first), ("shop-2", second)];
             let families = families.map(|(namespace, counted)| {
