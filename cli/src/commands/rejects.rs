@@ -209,9 +209,18 @@ async fn apply(counterfoil: &Counterfoil, rejects: Vec<RejectView>) -> Result<Ou
         let retried = match retried {
             Ok(retried) => retried,
             Err(why) => {
+                // earlier ones may be applied
+                let is_open = match open_rejects(store, u64::MAX, Some(&name)).await {
+                    Ok(open) => open.into_iter().map(|reject| reject.number).collect(),
+                    Err(_) => BTreeSet::from_iter(numbers.iter().copied()),
+                };
+                let (left, applied): (Vec<_>, _) = numbers
+                    .into_iter()
+                    .partition(|number| is_open.contains(number));
+                outcome.applied.extend::<Vec<_>>(applied);
                 outcome.left.push(Left {
                     family: name,
-                    numbers,
+                    numbers: left,
                     why,
                 });
                 continue;
