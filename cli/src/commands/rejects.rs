@@ -190,7 +190,7 @@ fn not_open(number: &u64) -> String {
 
 /// Retries each reject once, family by family.
 async fn apply(counterfoil: &Counterfoil, rejects: Vec<RejectView>) -> Result<Outcome, Failure> {
-    let registered = registered(counterfoil.store()).await?;
+    let (registered, _) = registered(counterfoil.store()).await?;
     let mut numbers: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for RejectView { family, number, .. } in rejects {
         numbers.entry(family).or_default().push(number);

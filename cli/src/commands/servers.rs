@@ -110,10 +110,14 @@ pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Findin
         in_time(families::registered(&store)),
     )
     .await;
-    let registered = registered.unwrap_or_default();
+    let (registered, unknown) = registered.unwrap_or_default();
     // families that were never opened are checked as configured
     let mut new = Vec::new();
-    let mut findings = Vec::new();
+    let unknown = unknown.into_iter().map(|why| {
+        let advice = "Use the version that registered it, or a newer one";
+        Finding::new(Severity::Warning, "mysql families", why, advice)
+    });
+    let mut findings: Vec<_> = unknown.collect();
     for configured in context.families(pair) {
         let is_it = |family: &&Family| {
             let applies = context.configured(pair, &family.to_string());
