@@ -19,7 +19,6 @@ const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum number of partitions in which to search for a family's settings.
 const MAX_PARTITIONS: u32 = 4;
 
-/// Returns the configured families of one pair.
 pub fn of_pair<'a>(
     families: &'a [FamilyConfig],
     pair: &str,

@@ -86,7 +86,6 @@ impl Poller {
         })
     }
 
-    /// Returns the name of the pair.
     pub fn pair(&self) -> &str {
         &self.config.name
     }

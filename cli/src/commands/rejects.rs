@@ -181,7 +181,7 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     })?;
     let is_done =
         outcome.refused.is_empty() && outcome.left.is_empty() && outcome.not_found.is_empty();
-    Ok(if is_done { Exit::Ok } else { Exit::Warning })
+    Ok(Exit::warning_if(!is_done))
 }
 
 fn not_open(number: &u64) -> String {
@@ -269,9 +269,5 @@ async fn discard(
         lines.extend(not_found.iter().map(not_open));
         lines
     })?;
-    Ok(if not_found.is_empty() {
-        Exit::Ok
-    } else {
-        Exit::Warning
-    })
+    Ok(Exit::warning_if(!not_found.is_empty()))
 }

@@ -102,12 +102,10 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
         status.missing.is_empty()
             && families.all(|family| family.state == State::Ok && !family.is_full())
     };
-    Ok(if !pairs.iter().all(is_well) {
-        Exit::Critical
-    } else if !pairs.iter().all(is_quiet) {
-        Exit::Warning
+    Ok(if pairs.iter().all(is_well) {
+        Exit::warning_if(!pairs.iter().all(is_quiet))
     } else {
-        Exit::Ok
+        Exit::Critical
     })
 }
 
@@ -119,6 +117,7 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
             .retain(|family| family.pending > 0 || family.open > 0 || family.problem.is_some());
     }
     let are_up = pairs.iter().all(is_up);
+    let has_no_problem = pairs.iter().all(|pair| problems(pair).is_empty());
     context.output.print(&pairs, |pairs| {
         let rows = rows(pairs.iter(), |pair, family| {
             [
@@ -132,18 +131,16 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
         });
         let heads = ["PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "OPEN SLICES"];
         let mut lines = pair_table(pairs.len(), heads, &rows);
-        if rows.is_empty() && pairs.iter().all(|pair| problems(pair).is_empty()) {
+        if rows.is_empty() && has_no_problem {
             lines.push("nothing is pending".to_owned());
         }
         lines.extend(pairs.iter().flat_map(problems));
         lines
     })?;
-    Ok(if !are_up {
-        Exit::Critical
-    } else if pairs.iter().any(|pair| !problems(pair).is_empty()) {
-        Exit::Warning
+    Ok(if are_up {
+        Exit::warning_if(!has_no_problem)
     } else {
-        Exit::Ok
+        Exit::Critical
     })
 }
 
@@ -284,11 +281,9 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
         lines
     })?;
     let mut families = pairs.iter().flat_map(|pair| &pair.families);
-    Ok(if families.any(|family| !family.differs.is_empty()) {
-        Exit::Warning
-    } else {
-        Exit::Ok
-    })
+    Ok(Exit::warning_if(
+        families.any(|family| !family.differs.is_empty()),
+    ))
 }
 
 async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilies, Failure> {

@@ -38,7 +38,6 @@ impl FamilyConfig {
         format!("{}/{}", self.namespace, self.family)
     }
 
-    /// Returns whether the namespace is a pattern.
     pub fn is_pattern(&self) -> bool {
         self.namespace.contains('*')
     }
@@ -85,7 +84,6 @@ impl FamilyConfig {
         self.in_namespace(&self.namespace.replace('*', SAMPLE))
     }
 
-    /// Returns the family in `namespace`.
     pub fn in_namespace(&self, namespace: &str) -> Result<Family, Error> {
         Family::new(namespace, &self.family, &self.settings)
     }

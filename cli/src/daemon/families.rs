@@ -98,7 +98,6 @@ impl Families {
         self.open(names).await;
     }
 
-    /// Returns the number of open families.
     pub fn number(&self) -> usize {
         self.opened.len()
     }

@@ -25,7 +25,6 @@ pub struct ServedFamily<'a> {
     _permit: SemaphorePermit<'a>,
 }
 
-/// Returns the connections of a pair.
 pub fn connected(pair: &PairState) -> Result<Counterfoil, Problem> {
     let connected = pair.connected.borrow().clone();
     connected.ok_or_else(|| {
