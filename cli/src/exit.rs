@@ -16,6 +16,12 @@ pub enum Exit {
     Usage = 3,
 }
 
+impl Exit {
+    pub fn warning_if(is_so: bool) -> Self {
+        if is_so { Exit::Warning } else { Exit::Ok }
+    }
+}
+
 impl Termination for Exit {
     fn report(self) -> ExitCode {
         ExitCode::from(self as u8)

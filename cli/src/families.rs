@@ -1,6 +1,7 @@
 //! The families of a pair, in the configuration and in the database.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use counterfoil::recount::{Mode, RecountBuilder};
 use counterfoil::redis::cmd;
@@ -11,11 +12,13 @@ use counterfoil::{
 
 use crate::config::{FamilyConfig, Recount};
 use crate::daemon::discovery;
+use crate::poll::with_timeout;
 
+/// The time limit of a search for families, within that of a server's reply.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum number of partitions in which to search for a family's settings.
 const MAX_PARTITIONS: u32 = 4;
 
-/// Returns the configured families of one pair.
 pub fn of_pair<'a>(
     families: &'a [FamilyConfig],
     pair: &str,
@@ -54,25 +57,48 @@ pub async fn open(
     counterfoil.open_any(family).await
 }
 
-/// Returns the families in the database that this version understands.
-pub async fn registered(store: &dyn Store) -> Result<Vec<Registered>> {
-    let families = store.families().await?;
-    Ok(families.into_iter().filter_map(Result::ok).collect())
+/// Returns the families in the database, and why this version does not understand others.
+pub async fn registered(store: &dyn Store) -> Result<(Vec<Registered>, Vec<String>)> {
+    let (mut known, mut unknown) = (Vec::new(), Vec::new());
+    for family in store.families().await? {
+        match family {
+            Ok(registered) => known.push(registered),
+            Err(error) => unknown.push(format!("{error:#}")),
+        }
+    }
+    Ok((known, unknown))
 }
 
 /// Returns the family NAMESPACE/FAMILY of the database.
 pub async fn find(store: &dyn Store, name: &str) -> Result<Option<Registered>> {
-    let mut families = registered(store).await?.into_iter();
-    Ok(families.find(|registered| registered.family.to_string() == name))
+    let is_of_it = format!("{name}: ");
+    for family in store.families().await? {
+        match family {
+            Ok(registered) if registered.family.to_string() == name => return Ok(Some(registered)),
+            Err(error) if error.to_string().starts_with(&is_of_it) => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(None)
 }
 
-/// Returns the families that Redis knows, for a reader that cannot ask the database: those of the
-/// configuration, and others with the settings that Redis has of them.
-pub async fn in_redis(redis: &Connection, configured: &[FamilyConfig]) -> Vec<Family> {
+/// Returns the families that Redis knows, for a reader that cannot ask the database, and why some may
+/// be missing: those of the configuration, and others with the settings that Redis has of them.
+pub async fn in_redis(
+    redis: &Connection,
+    configured: &[FamilyConfig],
+) -> (Vec<Family>, Option<String>) {
     let single = configured.iter().filter(|family| !family.is_pattern());
     let mut names: BTreeSet<_> = single.map(FamilyConfig::name).collect();
-    // without the permission to scan, those of the configuration are left
-    names.extend(discovery::families(redis).await.unwrap_or_default());
+    let why = match with_timeout(SEARCH_TIMEOUT, discovery::families(redis)).await {
+        Ok(found) => {
+            names.extend(found);
+            None
+        }
+        Err(why) => Some(format!(
+            "other families may be missing, Redis was not searched: {why}"
+        )),
+    };
     let mut families = Vec::new();
     for name in names {
         let Some((namespace, family)) = name.split_once('/') else {
@@ -84,7 +110,7 @@ pub async fn in_redis(redis: &Connection, configured: &[FamilyConfig]) -> Vec<Fa
         };
         families.extend(found);
     }
-    families
+    (families, why)
 }
 
 /// Returns a family by the kind and number of partitions that Redis knows.

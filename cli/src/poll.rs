@@ -37,6 +37,8 @@ pub struct Poller {
 struct Stored {
     at: Instant,
     families: Vec<Registered>,
+    /// Families that this version does not understand.
+    unknown: Vec<String>,
     overview: Vec<Overview>,
 }
 
@@ -49,6 +51,8 @@ pub struct PairStatus {
     pub families: Vec<FamilyStatus>,
     /// Configured families that are not in MySQL yet.
     pub never_opened: Vec<String>,
+    /// Reasons why families are missing here.
+    pub missing: Vec<String>,
     /// The age in seconds of the figures from MySQL, `None` if they were never read.
     pub mysql_age_seconds: Option<u64>,
 }
@@ -82,7 +86,6 @@ impl Poller {
         })
     }
 
-    /// Returns the name of the pair.
     pub fn pair(&self) -> &str {
         &self.config.name
     }
@@ -115,24 +118,28 @@ impl Poller {
             }
             Err(why) => Err(why),
         };
+        let redis = ServerStatus::from(&families);
+        let (families, incomplete) = families.unwrap_or_default();
+        let unknown = self.stored.iter().flat_map(|stored| &stored.unknown);
         let mysql_age = self.stored.as_ref().map(|stored| stored.at.elapsed());
         PairStatus {
             pair: self.config.name.clone(),
-            redis: ServerStatus::from(&families),
+            redis,
             mysql,
-            families: families.unwrap_or_default(),
+            families,
             never_opened: self.never_opened(),
+            missing: unknown.cloned().chain(incomplete).collect(),
             mysql_age_seconds: mysql_age.map(|age| age.as_secs()),
         }
     }
 
     /// Returns the state of the families that MySQL knows. If it never replied, of those that Redis
-    /// knows.
+    /// knows, and why some may be missing.
     async fn read_families(
         &self,
         counterfoil: &Counterfoil,
         late: Duration,
-    ) -> counterfoil::Result<Vec<FamilyStatus>> {
+    ) -> counterfoil::Result<(Vec<FamilyStatus>, Option<String>)> {
         let ping = cmd("PING")
             .query_async::<()>(&mut counterfoil.redis().clone())
             .await;
@@ -140,19 +147,21 @@ impl Poller {
         ping.map_err(|error| {
             Error::new(ErrorKind::Redis, "Redis did not reply").with_source(error)
         })?;
-        let (families, overview) = match &self.stored {
+        let (families, incomplete, overview) = match &self.stored {
             Some(stored) => {
                 let families = stored.families.iter();
                 let families = families.map(|registered| registered.family.clone());
-                (families.collect(), &stored.overview[..])
+                (families.collect(), None, &stored.overview[..])
             }
             None => {
-                let families = families::in_redis(counterfoil.redis(), &self.configured);
-                (families.await, &[][..])
+                let found = families::in_redis(counterfoil.redis(), &self.configured);
+                let (families, incomplete) = found.await;
+                (families, incomplete, &[][..])
             }
         };
         let backlogs = counterfoil.backlogs_of(families).await?;
-        Ok(status::of_families(backlogs, overview, late))
+        let families = status::of_families(backlogs, overview, late);
+        Ok((families, incomplete))
     }
 
     fn never_opened(&self) -> Vec<String> {
@@ -170,9 +179,12 @@ impl Poller {
 
 impl Stored {
     async fn read(store: &MysqlStore) -> counterfoil::Result<Self> {
+        let at = Instant::now();
+        let (families, unknown) = families::registered(store).await?;
         Ok(Stored {
-            at: Instant::now(),
-            families: families::registered(store).await?,
+            at,
+            families,
+            unknown,
             overview: store.overview().await?,
         })
     }

@@ -87,8 +87,8 @@ fn sampled(pair: &str, status: FamilyStatus, past: Option<Past>) -> (FamilyView,
     let now = Instant::now();
     let new = |number: fn(&FamilyStatus) -> Option<u64>| {
         let before = past.as_ref().and_then(|past| number(&past.status));
-        // a lower count means that Redis started again at 0
-        let new = |count: u64| count.checked_sub(before.unwrap_or(0)).unwrap_or(count);
+        // a lower count means that Redis lost a part, and has the rest of what was counted before
+        let new = |count: u64| count.saturating_sub(before.unwrap_or(0));
         number(&status).map(new)
     };
     let (counted, refused) = (new(|status| status.counted), new(|status| status.refused));

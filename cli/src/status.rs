@@ -79,6 +79,11 @@ impl FamilyStatus {
         (&self.namespace, &self.family)
     }
 
+    /// Returns whether Redis refuses hits of further ids in a partition.
+    pub fn is_full(&self) -> bool {
+        self.full >= 1.0
+    }
+
     /// Returns whether its figures are stale at this time.
     pub fn is_stale(&self, now: u64) -> bool {
         is_older(self.seen, STALE_SECONDS, now)

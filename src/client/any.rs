@@ -82,6 +82,13 @@ impl Counterfoil {
         FamilyHandle::of(self.handle(family).await?)
     }
 
+    /// Returns the family of this name that is in use, with the settings that it has there.
+    #[doc(hidden)]
+    pub fn find_open(&self, family: &Family) -> Option<Result<AnyCounters>> {
+        let in_use = self.shared.in_use(family)?;
+        Some(FamilyHandle::of(self.in_use(in_use)))
+    }
+
     /// Opens a family as [registered](crate::Store::families) in the database, and writes nothing:
     /// neither its settings nor an epoch. It is for tools that inspect families of other processes.
     /// A program that knows the configuration calls [`open`](Self::open).

@@ -153,6 +153,13 @@ impl Shared {
         families.numbers.contains_key(&named(family))
     }
 
+    /// Returns the family of that name that is in use.
+    pub fn in_use(&self, family: &Family) -> Option<InUse> {
+        let families = self.families_in_use();
+        let number = families.numbers.get(&named(family))?;
+        families.in_use.get(number).cloned()
+    }
+
     pub fn opened(&self) -> Vec<Arc<Opened>> {
         self.families
             .read()

@@ -39,7 +39,8 @@ pub async fn remove(
     dry_run: bool,
 ) -> Result<Exit, Failure> {
     let pair = context.pair_of(name)?;
-    if context.configured(pair, name).is_some() {
+    let configured = context.configured(pair, name);
+    if configured.is_some_and(|configured| configured.name() == name) {
         return Err(Failure::usage(format!(
             "{name} is still in the configuration: a daemon would open it again. Remove it there first"
         )));

@@ -36,11 +36,7 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
         None => "the configuration is valid".to_owned(),
     });
     context.output.print(&json, |_| lines)?;
-    Ok(if doubt.is_some() {
-        Exit::Warning
-    } else {
-        Exit::Ok
-    })
+    Ok(Exit::warning_if(doubt.is_some()))
 }
 
 /// Returns the families that are described twice, the description that applies first.

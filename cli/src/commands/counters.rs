@@ -105,9 +105,9 @@ pub async fn add(
     let counters = context.open(pair, &connected, family).await?;
     let outcome = count(&counters, id, delta, request).await?;
     let value = match (&counters, outcome) {
-        // the reply to a buffered call has only the pending part
+        // the reply to a buffered call has only the pending part; without MySQL, the hit counts as well
         (AnyCounters::Buffered(counters), Outcome::Counted(_) | Outcome::CountedBefore(_)) => {
-            Some(counters.get(id).await?)
+            counters.get(id).await.ok()
         }
         (AnyCounters::Cached(_), Outcome::Counted(value) | Outcome::CountedBefore(value)) => {
             Some(value)

@@ -19,6 +19,8 @@ use crate::poll::{in_time, ticks};
 
 /// The interval between progress messages.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// The longest time limit, which a clock can add to the present time.
+const LONGEST: Duration = Duration::from_hours(24 * 365);
 
 #[derive(Serialize)]
 struct Drained {
@@ -39,7 +41,7 @@ struct Left {
 
 /// Waits until everything is in MySQL.
 pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exit, Failure> {
-    let end = Instant::now() + within;
+    let end = Instant::now() + within.min(LONGEST);
     let drains = context.pairs().map(|pair| async move {
         let connected = connect(pair).await?;
         drain_pair(context, pair, &connected, end, all).await
@@ -84,7 +86,7 @@ async fn drain_pair(
     end: Instant,
     all: bool,
 ) -> Result<Drained, Failure> {
-    open_all(context, pair, counterfoil).await?;
+    let unknown = open_all(context, pair, counterfoil).await?;
     let draining = async {
         if all {
             counterfoil.drain_all().await
@@ -113,6 +115,7 @@ async fn drain_pair(
     if drained.is_err() && left.is_empty() && problems.is_empty() {
         problems.push("the time limit was reached before the check ended".to_owned());
     }
+    problems.extend(unknown);
     let drained = problems.is_empty() && left.is_empty();
     Ok(Drained {
         pair: pair.name.clone(),
@@ -122,13 +125,14 @@ async fn drain_pair(
     })
 }
 
-/// Opens the families of the database, and those that only the configuration has.
+/// Opens the families of the database, and those that only the configuration has. Returns why others
+/// of the database were not opened.
 async fn open_all(
     context: &Context,
     pair: &PairConfig,
     counterfoil: &Counterfoil,
-) -> Result<(), Failure> {
-    let registered = families::registered(counterfoil.store()).await?;
+) -> Result<Vec<String>, Failure> {
+    let (registered, mut unknown) = families::registered(counterfoil.store()).await?;
     let mut opened: BTreeSet<_> = registered
         .iter()
         .map(|registered| registered.family.to_string())
@@ -147,9 +151,10 @@ async fn open_all(
     for name in names {
         if context.configured(pair, &name).is_some() && opened.insert(name.clone()) {
             context.open(pair, counterfoil, &name).await?;
+            unknown.retain(|why| !why.starts_with(&format!("{name}: ")));
         }
     }
-    Ok(())
+    Ok(unknown)
 }
 
 /// Prints what is still pending, every second. Never returns.

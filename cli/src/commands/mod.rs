@@ -128,7 +128,14 @@ impl Context {
     ) -> Result<AnyCounters, Failure> {
         match families::find(counterfoil.store(), family).await? {
             Some(registered) => Ok(counterfoil.open_registered(registered)?),
-            None => self.open(pair, counterfoil, family).await,
+            None => match self.configured(pair, family) {
+                // a misspelt name would stay in the database
+                Some(pattern) if pattern.is_pattern() => Err(Failure::usage(format!(
+                    "family {family} is not in the database: {} describes it, but nothing has opened it",
+                    pattern.name()
+                ))),
+                _ => self.open(pair, counterfoil, family).await,
+            },
         }
     }
 

@@ -145,7 +145,7 @@ async fn families<'c>(
         families.push(family.sample()?);
     }
     match in_time(registered(&pair::store(pair))).await {
-        Ok(registered) => {
+        Ok((registered, _)) => {
             let is_new = |family: &Family| context.configured(pair, &family.to_string()).is_none();
             let registered = registered.into_iter().map(|registered| registered.family);
             families.extend(registered.filter(is_new));

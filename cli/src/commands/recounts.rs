@@ -65,11 +65,7 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
         lines.extend(rows(&drift));
         lines
     })?;
-    Ok(if only_noted > 0 {
-        Exit::Warning
-    } else {
-        Exit::Ok
-    })
+    Ok(Exit::warning_if(only_noted > 0))
 }
 
 async fn run(

@@ -181,7 +181,7 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     })?;
     let is_done =
         outcome.refused.is_empty() && outcome.left.is_empty() && outcome.not_found.is_empty();
-    Ok(if is_done { Exit::Ok } else { Exit::Warning })
+    Ok(Exit::warning_if(!is_done))
 }
 
 fn not_open(number: &u64) -> String {
@@ -190,7 +190,7 @@ fn not_open(number: &u64) -> String {
 
 /// Retries each reject once, family by family.
 async fn apply(counterfoil: &Counterfoil, rejects: Vec<RejectView>) -> Result<Outcome, Failure> {
-    let registered = registered(counterfoil.store()).await?;
+    let (registered, _) = registered(counterfoil.store()).await?;
     let mut numbers: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for RejectView { family, number, .. } in rejects {
         numbers.entry(family).or_default().push(number);
@@ -209,9 +209,18 @@ async fn apply(counterfoil: &Counterfoil, rejects: Vec<RejectView>) -> Result<Ou
         let retried = match retried {
             Ok(retried) => retried,
             Err(why) => {
+                // earlier ones may be applied
+                let is_open = match open_rejects(store, u64::MAX, Some(&name)).await {
+                    Ok(open) => open.into_iter().map(|reject| reject.number).collect(),
+                    Err(_) => BTreeSet::from_iter(numbers.iter().copied()),
+                };
+                let (left, applied): (Vec<_>, _) = numbers
+                    .into_iter()
+                    .partition(|number| is_open.contains(number));
+                outcome.applied.extend::<Vec<_>>(applied);
                 outcome.left.push(Left {
                     family: name,
-                    numbers,
+                    numbers: left,
                     why,
                 });
                 continue;
@@ -260,9 +269,5 @@ async fn discard(
         lines.extend(not_found.iter().map(not_open));
         lines
     })?;
-    Ok(if not_found.is_empty() {
-        Exit::Ok
-    } else {
-        Exit::Warning
-    })
+    Ok(Exit::warning_if(!not_found.is_empty()))
 }

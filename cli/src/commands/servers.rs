@@ -7,7 +7,7 @@ use counterfoil::redis::{RedisResult, cmd};
 use counterfoil::sqlx::{self, AssertSqlSafe, Error};
 use counterfoil::store::Registered;
 use counterfoil::{Connection, Counterfoil, Family, MysqlStore};
-use futures_util::future::join;
+use futures_util::future::{join, join3};
 use serde_json::json;
 
 use super::Context;
@@ -91,10 +91,9 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
 
 /// Returns how a new connection to MySQL is protected, `None` if there is none.
 async fn mysql_tls(pair: &PairConfig) -> Option<String> {
-    let (_, version): (String, String) = sqlx::query_as("SHOW SESSION STATUS LIKE 'Ssl_version'")
-        .fetch_one(&pair::probe(pair))
-        .await
-        .ok()?;
+    let pool = pair::probe(pair);
+    let version = sqlx::query_as("SHOW SESSION STATUS LIKE 'Ssl_version'").fetch_one(&pool);
+    let (_, version): (String, String) = in_time(version).await.ok()?;
     let transport = pair.mysql.transport(!version.is_empty());
     Some(format!("{transport} ({version})").replace(" ()", ""))
 }
@@ -111,10 +110,14 @@ pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Findin
         in_time(families::registered(&store)),
     )
     .await;
-    let registered = registered.unwrap_or_default();
+    let (registered, unknown) = registered.unwrap_or_default();
     // families that were never opened are checked as configured
     let mut new = Vec::new();
-    let mut findings = Vec::new();
+    let unknown = unknown.into_iter().map(|why| {
+        let advice = "Use the version that registered it, or a newer one";
+        Finding::new(Severity::Warning, "mysql families", why, advice)
+    });
+    let mut findings: Vec<_> = unknown.collect();
     for configured in context.families(pair) {
         let is_it = |family: &&Family| {
             let applies = context.configured(pair, &family.to_string());
@@ -133,7 +136,6 @@ pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Findin
             }
         }
     }
-    findings.extend(unreadable_sources(context, pair).await?);
     let redis = async {
         match &connected {
             Ok(counterfoil) => {
@@ -146,9 +148,11 @@ pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Findin
             }
         }
     };
-    let checks = async { Ok::<_, String>(join(redis, store.check(&new)).await) };
+    let sources = unreadable_sources(context, pair);
+    let checks = async { Ok::<_, String>(join3(sources, redis, store.check(&new)).await) };
     match with_timeout(CHECK_TIMEOUT, checks).await {
-        Ok((of_redis, of_new)) => {
+        Ok((of_sources, of_redis, of_new)) => {
+            findings.extend(of_sources);
             findings.extend(of_redis?);
             for finding in of_new {
                 if !findings.contains(&finding) {
@@ -191,7 +195,7 @@ async fn try_scan(redis: &Connection) -> RedisResult<()> {
 }
 
 /// Checks that the configured recounts can read their tables.
-async fn unreadable_sources(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
+async fn unreadable_sources(context: &Context, pair: &PairConfig) -> Vec<Finding> {
     let pool = pair::probe(pair);
     let mut findings = Vec::new();
     for family in context.families(pair) {
@@ -202,13 +206,16 @@ async fn unreadable_sources(context: &Context, pair: &PairConfig) -> Result<Vec<
         let names: Vec<_> = table.split('.').map(quoted).collect();
         let select = format!("SELECT 1 FROM {} LIMIT 0", names.join("."));
         let read = sqlx::raw_sql(AssertSqlSafe(select)).execute(&pool).await;
-        if let Err(Error::Database(why)) = read {
-            findings.push(error(
+        match read {
+            Ok(_) => {}
+            Err(Error::Database(why)) => findings.push(error(
                 format!("recount of {}", family.name()),
                 format!("reading the rows of {table} failed: {why}"),
                 "`counterfoil grants daemon` prints the privileges that the user needs",
-            ));
+            )),
+            // an unreachable MySQL is another finding
+            Err(_) => break,
         }
     }
-    Ok(findings)
+    findings
 }

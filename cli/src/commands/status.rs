@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
+use counterfoil::Family;
 use counterfoil::admin::{Finding, Severity};
 use counterfoil::store::Registered;
-use counterfoil::{Family, Store};
 use futures_util::future::{join, join_all, try_join_all};
 use serde::Serialize;
 
 use super::{Context, daemon_state, servers};
 use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
+use crate::families;
 use crate::output::{pair_table, short};
 use crate::pair;
 use crate::poll::{PairStatus, in_time};
@@ -96,13 +97,15 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
         let reported = pair.daemon.as_ref();
         is_up(&pair.status) && pair.errors.is_empty() && reported.is_none_or(Vec::is_empty)
     };
-    let mut families = pairs.iter().flat_map(|pair| &pair.status.families);
-    Ok(if !pairs.iter().all(is_well) {
-        Exit::Critical
-    } else if families.any(|family| family.state != State::Ok) {
-        Exit::Warning
+    let is_quiet = |CheckedPair { status, .. }: &CheckedPair| {
+        let mut families = status.families.iter();
+        status.missing.is_empty()
+            && families.all(|family| family.state == State::Ok && !family.is_full())
+    };
+    Ok(if pairs.iter().all(is_well) {
+        Exit::warning_if(!pairs.iter().all(is_quiet))
     } else {
-        Exit::Ok
+        Exit::Critical
     })
 }
 
@@ -110,11 +113,11 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
 pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     let mut pairs = poll(context, LATE).await?;
     for pair in &mut pairs {
-        pair.families.retain(|family| {
-            family.pending > 0 || family.open > 0 || family.state == State::Broken
-        });
+        pair.families
+            .retain(|family| family.pending > 0 || family.open > 0 || family.problem.is_some());
     }
     let are_up = pairs.iter().all(is_up);
+    let has_no_problem = pairs.iter().all(|pair| problems(pair).is_empty());
     context.output.print(&pairs, |pairs| {
         let rows = rows(pairs.iter(), |pair, family| {
             [
@@ -128,13 +131,17 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
         });
         let heads = ["PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "OPEN SLICES"];
         let mut lines = pair_table(pairs.len(), heads, &rows);
-        if rows.is_empty() && are_up {
+        if rows.is_empty() && has_no_problem {
             lines.push("nothing is pending".to_owned());
         }
-        lines.extend(pairs.iter().flat_map(unavailable));
+        lines.extend(pairs.iter().flat_map(problems));
         lines
     })?;
-    Ok(if are_up { Exit::Ok } else { Exit::Critical })
+    Ok(if are_up {
+        Exit::warning_if(!has_no_problem)
+    } else {
+        Exit::Critical
+    })
 }
 
 fn rows<'p, const N: usize>(
@@ -168,15 +175,27 @@ fn unavailable(pair: &PairStatus) -> Vec<String> {
     servers.into_iter().flatten().collect()
 }
 
-/// Returns the remarks below the table.
-fn remarks(pair: &PairStatus) -> Vec<String> {
-    let mut remarks = unavailable(pair);
+/// Returns why figures are missing, or hits refused.
+fn problems(pair: &PairStatus) -> Vec<String> {
+    let mut problems = unavailable(pair);
     let name = &pair.pair;
     for family in &pair.families {
-        if let Some(problem) = &family.problem {
-            remarks.push(format!("pair {name}: {}: {problem}", family.name()));
+        let full = family
+            .is_full()
+            .then_some("max_pending is reached, Redis refuses hits of further ids");
+        for problem in family.problem.as_deref().into_iter().chain(full) {
+            problems.push(format!("pair {name}: {}: {problem}", family.name()));
         }
     }
+    let missing = pair.missing.iter();
+    problems.extend(missing.map(|why| format!("pair {name}: {why}")));
+    problems
+}
+
+/// Returns the remarks below the table.
+fn remarks(pair: &PairStatus) -> Vec<String> {
+    let mut remarks = problems(pair);
+    let name = &pair.pair;
     for family in &pair.never_opened {
         remarks.push(format!(
             "pair {name}: {family} is configured, but was never opened"
@@ -262,28 +281,19 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
         lines
     })?;
     let mut families = pairs.iter().flat_map(|pair| &pair.families);
-    Ok(if families.any(|family| !family.differs.is_empty()) {
-        Exit::Warning
-    } else {
-        Exit::Ok
-    })
+    Ok(Exit::warning_if(
+        families.any(|family| !family.differs.is_empty()),
+    ))
 }
 
 async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilies, Failure> {
     let store = pair::store(pair);
-    let found = in_time(store.families()).await;
-    let found = found.map_err(|why| {
+    let found = in_time(families::registered(&store)).await;
+    let (registered, unknown) = found.map_err(|why| {
         Failure::critical(format!("pair {}: mysql is unavailable: {why}", pair.name))
     })?;
-    let (mut registered, mut unknown) = (Vec::new(), Vec::new());
-    for family in found {
-        match family {
-            Ok(Registered { family, .. }) => registered.push(family),
-            Err(error) => unknown.push(format!("{error:#}")),
-        }
-    }
     let mut families = Vec::new();
-    for family in &registered {
+    for Registered { family, .. } in &registered {
         let name = family.to_string();
         let configured = context.configured(pair, &name);
         families.push(Entry {
@@ -294,7 +304,9 @@ async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilie
         });
     }
     for configured in context.families(pair) {
-        let is_it = |family: &Family| configured.describes(family.namespace(), family.name());
+        let is_it = |Registered { family, .. }: &Registered| {
+            configured.describes(family.namespace(), family.name())
+        };
         if !registered.iter().any(is_it) {
             families.push(Entry {
                 described: Some(configured.name()),

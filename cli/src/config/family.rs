@@ -38,7 +38,6 @@ impl FamilyConfig {
         format!("{}/{}", self.namespace, self.family)
     }
 
-    /// Returns whether the namespace is a pattern.
     pub fn is_pattern(&self) -> bool {
         self.namespace.contains('*')
     }
@@ -85,7 +84,6 @@ impl FamilyConfig {
         self.in_namespace(&self.namespace.replace('*', SAMPLE))
     }
 
-    /// Returns the family in `namespace`.
     pub fn in_namespace(&self, namespace: &str) -> Result<Family, Error> {
         Family::new(namespace, &self.family, &self.settings)
     }
@@ -130,12 +128,12 @@ impl FamilyConfig {
                 );
             }
         };
+        let in_recount = table
+            .get("recount")
+            .map_or(Vec::new(), |recount| spans(recount.get_ref()));
         let recount: Option<Spanned<RecountSettings>> = take(&mut table, "recount")?;
-        let settings: Vec<_> = table
-            .keys()
-            .map(|key| (key.get_ref().to_string(), key.span()))
-            .collect();
         let entry = Spanned::new(at, DeValue::Table(table));
+        let settings = spans(entry.get_ref());
         let read = FamilySettings::deserialize(ValueDeserializer::from(entry))?;
         let mut config = FamilyConfig {
             pair: pair.name.clone(),
@@ -159,10 +157,21 @@ impl FamilyConfig {
                 let others = "only buffered and cached counters are recounted";
                 return wrong(&recount.span(), others);
             }
-            let source = match recount.get_ref().source() {
-                Ok(source) => source,
-                Err(what) => return wrong(&recount.span(), &format!("recount: {what}")),
+            let wrong = |setting: &str, what: String| {
+                let at = in_recount.iter().find(|(name, _)| name == setting);
+                let at = at.map_or(recount.span(), |(_, at)| at.clone());
+                Wrong::new(&at, format!("family {written:?}: recount: {what}"))
             };
+            let settings = recount.get_ref();
+            settings
+                .check()
+                .map_err(|(setting, what)| wrong(setting, format!("{setting} {what}")))?;
+            let source = settings
+                .source()
+                .map_err(|what| wrong("", what.to_owned()))?;
+            source
+                .check(&sample)
+                .map_err(|what| wrong("sql", format!("{what:#}")))?;
             config.recount = Some(Recount {
                 source,
                 settings: recount.into_inner(),
@@ -170,6 +179,14 @@ impl FamilyConfig {
         }
         Ok(config)
     }
+}
+
+/// Returns the settings in a table, each with its part of the text.
+fn spans(table: &DeValue<'_>) -> Vec<(String, Range<usize>)> {
+    let settings = table.as_table().into_iter().flat_map(DeTable::keys);
+    settings
+        .map(|key| (key.get_ref().to_string(), key.span()))
+        .collect()
 }
 
 /// Removes an entry from the table, and reads it.
@@ -204,6 +221,22 @@ pub struct RecountSettings {
 }
 
 impl RecountSettings {
+    /// Refuses what no recount can begin with: returns the setting, and what is wrong.
+    fn check(&self) -> Result<(), (&'static str, &'static str)> {
+        let zero = "must be greater than 0";
+        if self.within.0.is_zero() {
+            Err(("within", zero))
+        } else if self.every.0.is_zero() {
+            Err(("every", zero))
+        } else if self.ids_per_second == Some(0) {
+            Err(("ids_per_second", zero))
+        } else if self.sql.is_some() && self.ids != RecountIds::Counters {
+            Err(("ids", "is for a table: sql lists no ids"))
+        } else {
+            Ok(())
+        }
+    }
+
     fn source(&self) -> Result<Source, &'static str> {
         let mut source = match (&self.table, &self.keys, &self.sql) {
             (Some(table), Some(keys), None) => Source::table(table, keys),

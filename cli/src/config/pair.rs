@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use counterfoil::sqlx::ConnectOptions;
-use counterfoil::{Durability, MysqlStore};
+use counterfoil::{Durability, Family, MysqlStore};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -53,9 +53,9 @@ pub struct PairEntry {
     cluster: Option<Spanned<HiddenList>>,
     redis_password: Option<Hidden>,
     redis_password_file: Option<PathBuf>,
-    redis_ca: Option<PathBuf>,
-    redis_cert: Option<PathBuf>,
-    redis_key: Option<PathBuf>,
+    redis_ca: Option<Spanned<PathBuf>>,
+    redis_cert: Option<Spanned<PathBuf>>,
+    redis_key: Option<Spanned<PathBuf>>,
     mysql: Spanned<Hidden>,
     mysql_password: Option<Hidden>,
     mysql_password_file: Option<PathBuf>,
@@ -120,22 +120,33 @@ impl PairEntry {
             let found = secrets.find(&format!("{prefix}_{which}"), written, file);
             found.map_err(here)
         };
-        let file = |setting: &str, written: Option<PathBuf>| {
+        let file = |setting: &str, kind: &str, written: Option<Spanned<PathBuf>>| {
+            let at = written.as_ref().map_or(at.clone(), Spanned::span);
             let credential = || secrets.credential(&format!("{prefix}_{setting}"));
-            let file = written.or_else(credential);
-            let file = file.map(|file| secrets.read(setting, &file));
-            file.transpose().map_err(here)
+            let Some(file) = written.map(Spanned::into_inner).or_else(credential) else {
+                return Ok(None);
+            };
+            match secrets.read(setting, &file) {
+                Ok(pem) if String::from_utf8_lossy(&pem).contains(&format!("{kind}-----")) => {
+                    Ok(Some(pem))
+                }
+                Ok(_) => {
+                    let what = format!("{setting}: {} has no {kind} in PEM", file.display());
+                    Err((at, what))
+                }
+                Err(what) => Err((at, what)),
+            }
         };
         let client = match (
-            file("redis_cert", self.redis_cert)?,
-            file("redis_key", self.redis_key)?,
+            file("redis_cert", "CERTIFICATE", self.redis_cert)?,
+            file("redis_key", "PRIVATE KEY", self.redis_key)?,
         ) {
             (Some(cert), Some(key)) => Some((cert, key)),
             (None, None) => None,
             _ => return Err(here("redis_cert and redis_key go together".to_owned())),
         };
         let redis_tls = Certificates {
-            authority: file("redis_ca", self.redis_ca)?,
+            authority: file("redis_ca", "CERTIFICATE", self.redis_ca)?,
             client,
         };
         let (redis_at, mut redis) = redis_place(at, self.redis, self.sentinel, self.cluster)?;
@@ -189,7 +200,13 @@ fn serve(entry: Option<Spanned<ServeEntry>>) -> Result<Serve, Fault> {
     };
     let at = entry.span();
     match entry.into_inner() {
-        ServeEntry::Namespaces(namespaces) => Ok(Serve::Namespaces(namespaces)),
+        ServeEntry::Namespaces(namespaces) => {
+            for namespace in &namespaces {
+                let any = Family::buffered(namespace, "any").build();
+                any.map_err(|error| (at.clone(), format!("serve: {error:#}")))?;
+            }
+            Ok(Serve::Namespaces(namespaces))
+        }
         ServeEntry::Word(word) => match word.as_str() {
             "all" => Ok(Serve::All),
             "declared" => Ok(Serve::Declared),

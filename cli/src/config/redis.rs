@@ -54,7 +54,6 @@ impl RedisPlace {
         }
     }
 
-    /// Returns whether the connection to any of the servers uses TLS.
     pub fn has_tls(&self) -> bool {
         self.all().any(is_tls)
     }

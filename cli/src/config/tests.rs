@@ -10,6 +10,9 @@ use tempfile::TempDir;
 
 use super::*;
 
+/// A file that looks like a certificate.
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\n";
+
 /// Creates a folder with the files that the example names.
 fn folder() -> TempDir {
     let folder = TempDir::new().expect("a folder");
@@ -21,7 +24,12 @@ fn folder() -> TempDir {
         "client.pem",
         "client.key",
     ] {
-        fs::write(folder.path().join(file), format!("{file} of the file\n")).expect("written");
+        let text = match file.split_once('.') {
+            Some((_, "pem")) => CERTIFICATE.to_owned(),
+            Some(_) => CERTIFICATE.replace("CERTIFICATE", "PRIVATE KEY"),
+            None => format!("{file} of the file\n"),
+        };
+        fs::write(folder.path().join(file), text).expect("written");
     }
     fs::write(folder.path().join("empty"), "\n").expect("written");
     folder
@@ -270,6 +278,21 @@ fn mistakes_are_told_with_file_and_line() {
             "unknown variant `sometimes`",
         ),
         (of_pair("redis_cert = 'client.pem'"), ":1: ", "go together"),
+        (
+            of_pair("redis_ca = 'token'"),
+            ":4: ",
+            "redis_ca: token has no CERTIFICATE in PEM",
+        ),
+        (
+            of_pair("redis_key = 'client.pem'"),
+            ":4: ",
+            "redis_key: client.pem has no PRIVATE KEY in PEM",
+        ),
+        (
+            of_pair("serve = ['shop', 'shop-*']"),
+            ":4: ",
+            "serve: namespace \"shop-*\" does not match",
+        ),
         (of_family(""), ":4: ", "missing field `kind`"),
         (
             of_family("kind = 'other'"),
@@ -302,6 +325,36 @@ fn mistakes_are_told_with_file_and_line() {
             recount("within = '1s'\nevery = '1h'"),
             ":7: ",
             "either table and keys, or sql",
+        ),
+        (
+            recount("every = '1h'\nwithin = '0s'\ntable = 't'\nkeys = ['k']"),
+            ":9: ",
+            "recount: within must be greater than 0",
+        ),
+        (
+            recount("within = '1s'\nevery = '0s'\ntable = 't'\nkeys = ['k']"),
+            ":9: ",
+            "recount: every must be greater than 0",
+        ),
+        (
+            recount("within = '1s'\nevery = '1h'\nids_per_second = 0\ntable = 't'\nkeys = ['k']"),
+            ":10: ",
+            "recount: ids_per_second must be greater than 0",
+        ),
+        (
+            recount("within = '1s'\nevery = '1h'\nsql = 'SELECT 1'"),
+            ":10: ",
+            "the ids belong into exactly one (?): SELECT 1",
+        ),
+        (
+            recount("within = '1s'\nevery = '1h'\nids = 'both'\nsql = 'SELECT 1 IN (?)'"),
+            ":10: ",
+            "recount: ids is for a table",
+        ),
+        (
+            recount("within = '1s'\nevery = '1h'\ntable = 't'\nkeys = ['k', 'l']"),
+            ":7: ",
+            "2 key columns, and the family's table has 1",
         ),
         (
             of_family("kind = 'series'\n[family.recount]\nwithin = '1s'\nevery = '1h'\n"),
@@ -448,7 +501,7 @@ fn secrets_come_from_the_file_a_credential_or_the_environment() {
         assert_eq!(found(more, credentials, variable).as_deref(), expected);
     }
     for name in ["main_mysql_ca", "main_redis_ca"] {
-        fs::write(of_systemd.join(name), "of systemd").expect("written");
+        fs::write(of_systemd.join(name), CERTIFICATE).expect("written");
     }
     let remote = "[pair.main]\nredis = 'rediss://a'\nmysql = 'mysql://a/b'\n";
     let config = Config::parse(remote, &secrets(folder, none)).map_err(|wrong| wrong.message);
@@ -457,7 +510,7 @@ fn secrets_come_from_the_file_a_credential_or_the_environment() {
     assert_eq!(mode, "VerifyIdentity");
     assert_eq!(
         pair.redis_tls.authority.as_deref(),
-        Some(&b"of systemd"[..])
+        Some(CERTIFICATE.as_bytes())
     );
     let both =
         parse(&format!("{written}{file}"), &secrets(None, environment)).expect_err("which one?");

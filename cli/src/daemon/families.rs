@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use counterfoil::recount::{RecountBuilder, Recounted, Recounter};
+use counterfoil::redis::RedisResult;
 use counterfoil::{AnyCounters, Counterfoil, Family, Result};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
@@ -59,13 +60,22 @@ impl Families {
         self.open(missing).await;
     }
 
-    /// Searches Redis for namespaces of configured patterns, and opens the families found.
-    pub async fn discover(&mut self) {
-        let configured = self.configured.borrow().clone();
-        if !of_pair(&configured, &self.pair).any(FamilyConfig::is_pattern) {
-            return;
+    /// Searches Redis for families, if patterns are configured.
+    pub fn search(&self) -> impl Future<Output = RedisResult<BTreeSet<String>>> + use<> {
+        let configured = self.configured.borrow();
+        let has_patterns = of_pair(&configured, &self.pair).any(FamilyConfig::is_pattern);
+        let redis = self.counterfoil.redis().clone();
+        async move {
+            match has_patterns {
+                true => discovery::families(&redis).await,
+                false => Ok(BTreeSet::new()),
+            }
         }
-        match discovery::families(self.counterfoil.redis()).await {
+    }
+
+    /// Opens the families that a search found, those of configured patterns.
+    pub async fn open_found(&mut self, found: RedisResult<BTreeSet<String>>) {
+        match found {
             Ok(found) => {
                 let new: Vec<_> = found.difference(&self.opened).cloned().collect();
                 self.open(new).await;
@@ -86,10 +96,8 @@ impl Families {
         let mut names = self.configured_names();
         names.extend(self.opened.iter().cloned());
         self.open(names).await;
-        self.discover().await;
     }
 
-    /// Returns the number of open families.
     pub fn number(&self) -> usize {
         self.opened.len()
     }
@@ -147,13 +155,19 @@ impl Families {
             .collect::<Vec<_>>()
             .await;
         for (name, config, opened) in opened {
-            let started =
-                opened.and_then(|counters| start_recount(counterfoil, &counters, &config));
-            match started {
-                Ok(recounter) => {
-                    self.recounters
-                        .extend(recounter.map(|it| (name.clone(), it)));
+            match opened {
+                Ok(counters) => {
                     self.refused.remove(&name);
+                    match start_recount(counterfoil, &counters, &config) {
+                        Ok(recounter) => {
+                            let recounter = recounter.map(|recounter| (name.clone(), recounter));
+                            self.recounters.extend(recounter);
+                        }
+                        Err(error) => {
+                            let (pair, family) = (&self.pair, &name);
+                            tracing::error!(pair, family, error = %format_args!("{error:#}"), "recount was not started");
+                        }
+                    }
                     self.opened.insert(name);
                 }
                 Err(error) => {

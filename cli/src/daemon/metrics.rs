@@ -12,29 +12,46 @@ use tokio::time::interval;
 use crate::status::State;
 use crate::view::{PairView, View};
 
-const BUILD_INFO: &str = "counterfoil_build_info";
-const SERVER_UP: &str = "counterfoil_server_up";
-const SERVER_FAILING: &str = "counterfoil_server_failing";
-const RECONCILER_UP: &str = "counterfoil_reconciler_up";
-const LAST_LOOK: &str = "counterfoil_last_look_timestamp_seconds";
-const REDIS_MEMORY: &str = "counterfoil_redis_memory_bytes";
-const FAMILIES: &str = "counterfoil_families";
-const REFUSED: &str = "counterfoil_families_refused";
-const NOT_SERVED: &str = "counterfoil_families_not_served";
-const FINDINGS: &str = "counterfoil_findings";
-const COUNTED: &str = "counterfoil_counted_hits_total";
-const REFUSED_HITS: &str = "counterfoil_refused_hits_total";
-const PENDING_SHARE: &str = "counterfoil_pending_share";
-const FAILING: &str = "counterfoil_families_failing";
-const BROKEN: &str = "counterfoil_families_broken";
-const UNSAVED_IDS: &str = "counterfoil_unsaved_ids";
-const UNSAVED_OLDEST: &str = "counterfoil_unsaved_oldest_seconds";
-const OPEN_SLICES: &str = "counterfoil_open_slices";
-const OPEN_REJECTS: &str = "counterfoil_open_rejects";
-const LATE: &str = "counterfoil_families_late";
-const LAST_SAVED: &str = "counterfoil_last_saved_timestamp_seconds";
-const RECOUNT_DRIFTED: &str = "counterfoil_last_recount_drifted";
-const SINCE_RECOUNT: &str = "counterfoil_since_recount_seconds";
+/// Defines the names of metrics, and a list of them with their descriptions.
+macro_rules! metrics {
+    ($list:ident: $($name:ident = $metric:literal, $what:literal;)*) => {
+        $(const $name: &str = $metric;)*
+        const $list: &[(&str, &str)] = &[$(($name, $what)),*];
+    };
+}
+
+metrics! { GAUGES:
+    BUILD_INFO = "counterfoil_build_info", "the version of the daemon";
+    SERVER_UP = "counterfoil_server_up", "1 while the server replies to the daemon";
+    SERVER_FAILING = "counterfoil_server_failing", "1 while the server refuses what the daemon writes";
+    RECONCILER_UP = "counterfoil_reconciler_up", "1 while the daemon brings hits to MySQL";
+    LAST_LOOK = "counterfoil_last_look_timestamp_seconds",
+        "time at which the daemon last read figures, in Unix seconds";
+    REDIS_MEMORY = "counterfoil_redis_memory_bytes", "memory allocated by Redis, or by all nodes of its cluster";
+    FAMILIES = "counterfoil_families", "families that the daemon serves";
+    REFUSED = "counterfoil_families_refused", "configured families that were not opened";
+    NOT_SERVED = "counterfoil_families_not_served", "families in the database that the daemon does not serve";
+    FINDINGS = "counterfoil_findings", "findings of check, by severity";
+    UNSAVED_IDS = "counterfoil_unsaved_ids", "distinct ids that wait in Redis for MySQL";
+    UNSAVED_OLDEST = "counterfoil_unsaved_oldest_seconds",
+        "age of the oldest hit that waits in Redis for MySQL, 0 if none waits";
+    OPEN_SLICES = "counterfoil_open_slices", "kept slices that have not ended";
+    OPEN_REJECTS = "counterfoil_open_rejects", "rejects neither applied nor discarded";
+    PENDING_SHARE = "counterfoil_pending_share", "share of max_pending that the fullest partition has reached";
+    LATE = "counterfoil_families_late", "families whose hits have waited for too long";
+    BROKEN = "counterfoil_families_broken", "families whose keys in Redis cannot be read";
+    FAILING = "counterfoil_families_failing", "families whose flushes fail";
+    LAST_SAVED = "counterfoil_last_saved_timestamp_seconds",
+        "time at which a part of a batch last reached MySQL, in Unix seconds";
+    RECOUNT_DRIFTED = "counterfoil_last_recount_drifted", "counters that differed from their rows in the last recount";
+    SINCE_RECOUNT = "counterfoil_since_recount_seconds",
+        "time since the end of the last recount, or the start of one that has not ended";
+}
+
+metrics! { COUNTERS:
+    COUNTED = "counterfoil_counted_hits_total", "hits that Redis has counted from all clients";
+    REFUSED_HITS = "counterfoil_refused_hits_total", "hits that Redis has refused from all clients";
+}
 
 /// The upper bounds of the histograms' buckets, in seconds.
 const BUCKETS: [f64; 12] = [
@@ -62,57 +79,12 @@ pub fn install() -> Result<PrometheusHandle, BuildError> {
 }
 
 fn describe() {
-    for (name, what) in [
-        (BUILD_INFO, "the version of the daemon"),
-        (SERVER_UP, "1 while the server replies to the daemon"),
-        (
-            SERVER_FAILING,
-            "1 while the server refuses what the daemon writes",
-        ),
-        (RECONCILER_UP, "1 while the daemon brings hits to MySQL"),
-        (
-            LAST_LOOK,
-            "time at which the daemon last read figures, in Unix seconds",
-        ),
-        (
-            REDIS_MEMORY,
-            "memory allocated by Redis, or by all nodes of its cluster",
-        ),
-        (FAMILIES, "families that the daemon serves"),
-        (REFUSED, "configured families that were not opened"),
-        (
-            NOT_SERVED,
-            "families in the database that the daemon does not serve",
-        ),
-        (FINDINGS, "findings of check, by severity"),
-        (UNSAVED_IDS, "distinct ids that wait in Redis for MySQL"),
-        (
-            UNSAVED_OLDEST,
-            "age of the oldest hit that waits in Redis for MySQL, 0 if none waits",
-        ),
-        (OPEN_SLICES, "kept slices that have not ended"),
-        (OPEN_REJECTS, "rejects neither applied nor discarded"),
-        (
-            PENDING_SHARE,
-            "share of max_pending that the fullest partition has reached",
-        ),
-        (LATE, "families whose hits have waited for too long"),
-        (BROKEN, "families whose keys in Redis cannot be read"),
-        (FAILING, "families whose flushes fail"),
-        (
-            LAST_SAVED,
-            "time at which a part of a batch last reached MySQL, in Unix seconds",
-        ),
-        (
-            RECOUNT_DRIFTED,
-            "counters that differed from their rows in the last recount",
-        ),
-        (SINCE_RECOUNT, "time since the end of the last recount"),
-    ] {
-        describe_gauge!(name, what);
+    for (name, what) in GAUGES {
+        describe_gauge!(*name, *what);
     }
-    describe_counter!(COUNTED, "hits that Redis has counted from all clients");
-    describe_counter!(REFUSED_HITS, "hits that Redis has refused from all clients");
+    for (name, what) in COUNTERS {
+        describe_counter!(*name, *what);
+    }
 }
 
 /// Adds the hits that Redis has counted in a family since the last call.
@@ -207,10 +179,9 @@ fn family_gauges(pair: &PairView, now: u64) -> HashMap<(&'static str, &str), f64
     for recount in &pair.recounts {
         let family = without_namespace(&recount.family);
         merge(RECOUNT_DRIFTED, family, recount.drifted as f64, f64::add);
-        if let Some(finished) = recount.finished {
-            let age = now.saturating_sub(finished);
-            merge(SINCE_RECOUNT, family, age as f64, f64::max);
-        }
+        let since = recount.finished.unwrap_or(recount.started);
+        let age = now.saturating_sub(since);
+        merge(SINCE_RECOUNT, family, age as f64, f64::max);
     }
     gauges
 }
@@ -275,6 +246,7 @@ mod tests {
         pair.recounts = vec![
             recount("shop-1/views", 1, Some(950)),
             recount("shop-2/views", 2, Some(970)),
+            recount("shop-1/likes", 0, None),
         ];
         View {
             at: 1000,
@@ -304,6 +276,7 @@ mod tests {
             assert!(lines.contains(&line.as_str()), "{line}: {text}");
         }
         for line in [
+            "counterfoil_since_recount_seconds{pair=\"main\",family=\"likes\"} 100",
             "counterfoil_server_up{pair=\"main\",server=\"redis\"} 1",
             "counterfoil_server_up{pair=\"main\",server=\"mysql\"} 0",
             "counterfoil_server_failing{pair=\"main\",server=\"mysql\"} 1",
@@ -322,8 +295,8 @@ mod tests {
             (5, 0, 5),
             (7, 10, 17),
             (7, 10, 17),
-            (2, 11, 20),
-            (3, 11, 21),
+            (2, 11, 18),
+            (3, 11, 19),
         ] {
             let families = [("shop-1", first), ("shop-2", second)];
             let families = families.map(|(namespace, counted)| {
@@ -338,7 +311,6 @@ mod tests {
         }
     }
 
-    /// Returns metrics of every name.
     fn every_metric() -> String {
         rendered(|| {
             count_hits("main", "views", 12_345_678_901);

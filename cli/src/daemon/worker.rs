@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use counterfoil::admin::{Finding, Severity};
 use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, Error, ErrorKind, Reconciler, Result};
+use futures_util::FutureExt;
+use futures_util::future::{Fuse, FusedFuture};
 use tokio::select;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -22,6 +24,7 @@ use super::servers::{Name, Server, Up, check_mysql, check_redis};
 use super::state::{PairState, is_set};
 use super::systemd;
 use crate::config::{FamilyConfig, PairConfig, Serve};
+use crate::families;
 use crate::pair;
 use crate::poll::{CHECK_ADVICE, CHECK_TIMEOUT, ticks, with_timeout};
 use crate::status::unix_now;
@@ -148,6 +151,8 @@ impl ConnectedWorker<'_> {
             (ticks(OVERVIEW), ticks(UPKEEP), ticks(discover));
         let mut supervisions = ticks(SUPERVISION);
         let mut up_changes = self.up.clone();
+        // beside the other work: it takes long where Redis has many keys
+        let mut search = pin!(Fuse::terminated());
         loop {
             let is_started = self.reconciler.is_some();
             // steps that need MySQL are skipped while a server is down
@@ -159,7 +164,10 @@ impl ConnectedWorker<'_> {
             select! {
                 biased;
                 () = is_set(&mut stop) => return self.finish().await,
-                Ok(()) = families.changed() => self.reload().await,
+                Ok(()) = families.changed() => {
+                    self.reload().await;
+                    discoveries.reset_immediately();
+                }
                 Ok(()) = up_changes.changed() => upkeep.reset_immediately(),
                 _ = supervisions.tick(), if is_started => {
                     if self.supervise() {
@@ -174,7 +182,10 @@ impl ConnectedWorker<'_> {
                         upkeep.reset_after(RECHECK);
                     }
                 }
-                _ = discoveries.tick(), if is_working => self.families.discover().await,
+                _ = discoveries.tick(), if is_working && search.is_terminated() => {
+                    search.set(self.families.search().fuse());
+                }
+                found = &mut search, if is_working => self.families.open_found(found).await,
             }
         }
     }
@@ -285,14 +296,9 @@ impl ConnectedWorker<'_> {
     /// Retries refused families, reads those of the database, and runs `check`.
     async fn upkeep(&mut self) {
         self.families.retry_missing().await;
-        let not_served = with_timeout(CHECK_TIMEOUT, self.read_families()).await;
+        let read = with_timeout(CHECK_TIMEOUT, self.read_families()).await;
         self.check().await;
         let refused = self.families.refused();
-        let read = not_served.map(|not_served| {
-            self.worker.state.update(|view| {
-                view.not_served = not_served;
-            });
-        });
         let state = &self.worker.state;
         state.update(|view| view.refused = refused);
         state.looked("check", |looks| &mut looks.check, read);
@@ -316,21 +322,12 @@ impl ConnectedWorker<'_> {
         self.checked = FindingView::all(checked, &self.checked, unix_now());
     }
 
-    /// Reads the families that the database knows, and returns those that are not served.
-    async fn read_families(&self) -> Result<Vec<String>> {
-        let found = self.counterfoil.store().families().await?;
-        let (mut known, mut not_served) = (Vec::new(), Vec::new());
-        for one in found {
-            match one {
-                Ok(registered) => {
-                    if !self.serves(&registered) {
-                        not_served.push(registered.family.to_string());
-                    }
-                    known.push(registered);
-                }
-                Err(error) => not_served.push(format!("{error:#}")),
-            }
-        }
+    /// Reads the families that the database knows, and publishes them and those that are not served.
+    async fn read_families(&self) -> Result<()> {
+        let (known, unknown) = families::registered(self.counterfoil.store()).await?;
+        let others = known.iter().filter(|registered| !self.serves(registered));
+        let others = others.map(|registered| registered.family.to_string());
+        let not_served: Vec<_> = others.chain(unknown).collect();
         let before = self.worker.state.view.borrow().not_served.clone();
         let new = not_served.iter().filter(|name| !before.contains(name));
         let new: Vec<_> = new.take(MAX_NAMES).cloned().collect();
@@ -343,8 +340,12 @@ impl ConnectedWorker<'_> {
                 "families in the database are not served"
             );
         }
+        // first, since whoever reads a known family would open it
+        self.worker
+            .state
+            .update(|view| view.not_served = not_served);
         self.worker.state.set_known(known);
-        Ok(not_served)
+        Ok(())
     }
 
     fn serves(&self, Registered { family, .. }: &Registered) -> bool {

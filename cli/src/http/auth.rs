@@ -294,6 +294,8 @@ fn host(request: &Request) -> Option<String> {
 fn client(request: &Request) -> IpAddr {
     let peer = request.extensions().get();
     let &Peer(peer) = peer.unwrap_or(&Peer(Ipv4Addr::UNSPECIFIED.into()));
+    // an address of IPv4 on a listener of both
+    let peer = peer.to_canonical();
     let mut stated = request.headers().get_all(FORWARDED_FOR).iter();
     let stated = stated.next_back().and_then(|list| {
         let last = list.to_str().ok()?.rsplit(',').next()?;
@@ -307,6 +309,23 @@ mod tests {
     use axum::http::header::COOKIE;
 
     use super::*;
+
+    #[test]
+    fn a_proxy_on_this_machine_states_the_client() {
+        for (peer, expected) in [
+            ("127.0.0.1", "192.0.2.7"),
+            ("::1", "192.0.2.7"),
+            ("::ffff:127.0.0.1", "192.0.2.7"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+        ] {
+            let mut request = Request::default();
+            let stated = "10.0.0.1, 192.0.2.7".parse().expect("a header");
+            request.headers_mut().insert(FORWARDED_FOR, stated);
+            let peer = peer.parse().expect("an address");
+            request.extensions_mut().insert(Peer(peer));
+            assert_eq!(client(&request).to_string(), expected, "{peer}");
+        }
+    }
 
     #[test]
     fn a_cookie_is_valid_for_its_time_token_and_port() {

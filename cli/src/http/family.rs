@@ -12,6 +12,7 @@ use super::App;
 use super::problem::Problem;
 use crate::daemon::state::PairState;
 use crate::families;
+use crate::view::FamilyView;
 
 /// A family that the daemon serves, with the connections to read it.
 ///
@@ -24,7 +25,6 @@ pub struct ServedFamily<'a> {
     _permit: SemaphorePermit<'a>,
 }
 
-/// Returns the connections of a pair.
 pub fn connected(pair: &PairState) -> Result<Counterfoil, Problem> {
     let connected = pair.connected.borrow().clone();
     connected.ok_or_else(|| {
@@ -51,15 +51,17 @@ impl App {
     ) -> Result<ServedFamily<'_>, Problem> {
         let pair = self.pair(pair)?;
         let counterfoil = connected(pair)?;
+        // before the families that are not served, which are published first
+        let mut registered = pair.known(name);
         let view = pair.view.borrow().clone();
         if view.not_served.iter().any(|other| other == name) {
             let problem = Problem::not_found(format!("this daemon does not serve family {name}"));
             return Err(problem.advise("use `counterfoil get`, or add it to `serve`"));
         }
         let permit = self.query_permit().await?;
-        let mut registered = pair.known(name);
+        let is_it = |one: &FamilyView| one.status.served && one.status.name() == name;
         // opened after the daemon last read the database's families
-        if registered.is_none() && view.families.iter().any(|one| one.status.name() == name) {
+        if registered.is_none() && view.families.iter().any(is_it) {
             registered = families::find(counterfoil.store(), name).await?;
         }
         let registered = registered.ok_or_else(|| {
@@ -90,7 +92,11 @@ impl ServedFamily<'_> {
     }
 
     fn counters(&self) -> Result<AnyCounters, Error> {
-        self.counterfoil.open_registered(self.registered.clone())
+        // its settings may be newer
+        match self.counterfoil.find_open(&self.registered.family) {
+            Some(opened) => opened,
+            None => self.counterfoil.open_registered(self.registered.clone()),
+        }
     }
 
     fn wrong_kind(&self, expected: &str) -> Problem {

@@ -2,7 +2,7 @@
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
 use testkit::MysqlServer;
@@ -94,6 +94,20 @@ async fn a_namespace_is_found_that_fits_a_pattern() {
     })
     .await;
     drop(daemon);
+}
+
+#[tokio::test]
+async fn a_long_search_for_namespaces_does_not_delay_the_end() {
+    let site = Site::new().await;
+    site.fill_redis().await;
+    site.configure("[[family]]\nname = \"shop-*/views\"\nkind = \"buffered\"\n");
+    let daemon = site.daemon().await;
+    daemon.logs(&["started"]).await;
+    sleep(Duration::from_millis(500)).await;
+    daemon.signal("TERM");
+    let started = Instant::now();
+    daemon.ended().await;
+    assert!(started.elapsed() < Duration::from_secs(5));
 }
 
 #[tokio::test]

@@ -531,17 +531,15 @@ async fn a_family_that_is_not_served_is_not_opened_either() {
     let views = application(&site).await.open(views()).await.unwrap();
     let _ = views.add("page", 1).await.unwrap();
     let daemon = site.daemon().await;
-    ready(&daemon).await;
-    eventually("the name", async || {
-        get(&daemon, "/api/v1/state").await.json()["pairs"][0]["not_served"]
-            == json!(["shop/views"])
+    eventually("the refusal", async || {
+        let reply = get(&daemon, "/api/v1/values?family=shop/views&id=page").await;
+        assert_ne!(reply.status, 200, "{reply:?}");
+        reply.status == 404 && reply.body.contains("does not serve")
     })
     .await;
-    let reply = get(&daemon, "/api/v1/values?family=shop/views&id=page").await;
-    assert!(
-        reply.status == 404 && reply.body.contains("does not serve"),
-        "{reply:?}"
-    );
+    ready(&daemon).await;
+    let state = get(&daemon, "/api/v1/state").await.json();
+    assert_eq!(state["pairs"][0]["not_served"], json!(["shop/views"]));
     eventually("its state", async || {
         let families = get(&daemon, "/api/v1/families").await.json();
         let family = &families["families"][0];
@@ -550,6 +548,37 @@ async fn a_family_that_is_not_served_is_not_opened_either() {
     .await;
     let scrape = scrape(&daemon).await;
     assert_eq!(sample(&scrape, "counterfoil_families", &[]), Some(0.0));
+}
+
+/// An application changes settings of a family soon after the daemon has read them.
+#[tokio::test]
+async fn reads_do_not_bring_old_settings_back() {
+    let site = Site::new().await;
+    site.configure("");
+    application(&site).await.open(views()).await.unwrap();
+    let daemon = site.daemon().await;
+    let values = "/api/v1/values?family=shop/views&id=page";
+    eventually("its values", async || {
+        get(&daemon, values).await.status == 200
+    })
+    .await;
+
+    let quick = views().sync_hits(1).sync_time(Duration::from_millis(50));
+    let views = application(&site).await.open(quick).await.unwrap();
+    let settings = "SELECT CRC32(settings) FROM counterfoil_families";
+    let settings = async || {
+        site.number(&format!("SELECT CAST(({settings}) AS SIGNED)"))
+            .await
+    };
+    let changed = settings().await;
+    let saved = async || site.number("SELECT value FROM counterfoil_values").await;
+    let _ = views.add("page", 1).await.unwrap();
+    eventually("the new settings", async || saved().await == 1).await;
+    assert_eq!(get(&daemon, values).await.status, 200);
+    let _ = views.add("page", 1).await.unwrap();
+    eventually("another hit", async || saved().await == 2).await;
+    let drift = get(&daemon, "/api/v1/drift?family=shop/views&run=1").await;
+    assert_eq!((drift.status, settings().await), (200, changed));
 }
 
 const TOKEN: &str = "s3cret of the test + & %";

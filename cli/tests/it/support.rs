@@ -7,6 +7,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use counterfoil::redis::cmd;
 use counterfoil::sqlx::{self, AssertSqlSafe, MySqlPool};
 use counterfoil::{Counterfoil, MemoryStore, MysqlStore};
 use tempfile::TempDir;
@@ -109,6 +110,18 @@ impl Site {
             .execute(&self.pool)
             .await
             .unwrap_or_else(|error| panic!("{sql}: {error}"));
+    }
+
+    /// Writes so many keys to Redis that a search for families takes at least six seconds.
+    pub async fn fill_redis(&self) {
+        let fill = "for n = 1, 10000 do redis.call('SET', 'key:' .. ARGV[1] .. ':' .. n, '') end";
+        let mut redis = self.redis.manager().await;
+        for batch in 0..120 {
+            let mut command = cmd("EVAL");
+            command.arg(fill).arg(0).arg(batch);
+            let filled = command.query_async::<()>(&mut redis).await;
+            filled.expect("filled");
+        }
     }
 
     /// Returns the number that the query selects, or 0 if there is none.

@@ -14,7 +14,7 @@ use super::statement::{Statement, schema_and_name, text, time, unix_ms};
 use super::target::Target;
 use crate::error::Result;
 use crate::family::Family;
-use crate::store::{Registered, Store};
+use crate::store::Registered;
 
 /// A run of a recount that this process works on.
 #[derive(Clone, Debug)]
@@ -96,8 +96,7 @@ impl MysqlStore {
     /// They stay until they are [purged](Self::purge).
     ///
     /// # Errors
-    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable;
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) if the family is registered differently.
+    /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     pub async fn drift(
         &self,
         family: &Family,
@@ -105,14 +104,16 @@ impl MysqlStore {
         after: Option<&str>,
         limit: u64,
     ) -> Result<Vec<Drift>> {
-        let family = self.register(family).await?.number;
         let select = Statement::new(format!(
             "SELECT id, value_before, row_count, value_after, delta, note, {} FROM counterfoil_drift \
-             WHERE family = ? AND run = ? AND id > ? ORDER BY id LIMIT ?",
+             WHERE family = (SELECT number FROM counterfoil_families WHERE namespace = ? AND name = ?) \
+             AND run = ? AND id > ? ORDER BY id LIMIT ?",
             unix_ms("found_at")
         ));
         let after = after.unwrap_or_default().as_bytes();
-        let select = select.bind(family).bind(run).bind(after).bind(limit);
+        let select = select.bind(family.namespace.as_bytes());
+        let select = select.bind(family.name.as_bytes());
+        let select = select.bind(run).bind(after).bind(limit);
         let rows = self.primary.read("drift was not read", select).await?;
         let drift = |(id, before, rows, after, delta, note, at)| Drift {
             id: text(id),

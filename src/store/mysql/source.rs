@@ -120,7 +120,8 @@ impl Source {
     }
 
     /// Refuses a source that does not fit this family.
-    pub(crate) fn check(&self, family: &Family) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check(&self, family: &Family) -> Result<()> {
         let wrong = |what: String| Err(wrong(family, what));
         let expected = family.table.as_ref().map_or(1, |table| table.keys.len());
         match &self.rows {

@@ -46,7 +46,6 @@ impl Table {
             .select(Some(self.state.selected().unwrap_or(0).min(last)));
     }
 
-    /// Returns the name of the order.
     pub fn order(&self) -> &'static str {
         ORDERS[self.order].0
     }

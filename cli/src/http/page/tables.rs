@@ -55,7 +55,6 @@ fn family_link(view: &View, pair: &str, family: &str) -> Markup {
     }
 }
 
-/// Returns the address of the page of NAMESPACE/FAMILY.
 fn family_address(pair: &str, family: &str) -> String {
     address("family", &[("pair", pair), ("family", family)])
 }

@@ -60,6 +60,18 @@ async fn a_family_is_removed_once_nobody_uses_it() {
         "{configured:?}"
     );
 
+    // a misspelt name is not registered, and what only a pattern describes can be removed
+    let misspelt = site.ends_with(3, &["get", "tenant-l/views", "a"]).await;
+    assert!(
+        misspelt.err.contains("tenant-*/views describes it"),
+        "{misspelt:?}"
+    );
+    let misspelt = "SELECT COUNT(*) FROM counterfoil_families WHERE namespace = 'tenant-l'";
+    assert_eq!(site.number(misspelt).await, 0);
+    let of_pattern = ["family", "remove", "tenant-1/views", "--dry-run"];
+    let planned = site.printed(&of_pattern).await;
+    assert!(planned.contains("would be removed"), "{planned}");
+
     site.configure("");
     let planned = site.printed(&with("--dry-run")).await;
     assert!(planned.contains("would be removed"), "{planned}");

@@ -85,6 +85,56 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
         .expect("set");
     let broken = site.ends_with(2, &["status"]).await;
     assert!(broken.out.contains("broken"), "{broken:?}");
+    let unknown = site.ends_with(1, &["pending"]).await;
+    assert!(
+        unknown.out.contains("pair main: shop/views: "),
+        "{unknown:?}"
+    );
+}
+
+#[tokio::test]
+async fn status_warns_of_a_family_in_which_redis_refuses_hits() {
+    let site = Site::new().await;
+    site.configure(
+        "[[family]]\nname = \"shop/views\"\nkind = \"buffered\"\npartitions = 1\nmax_pending = 1\n\
+         sync_time = \"1h\"\nsync_hits = 1000000\n",
+    );
+    site.printed(&["add", "shop/views", "a"]).await;
+    site.ends_with(1, &["add", "shop/views", "b"]).await;
+    for command in ["status", "pending"] {
+        let full = site.ends_with(1, &[command]).await.out;
+        let remark = "pair main: shop/views: max_pending is reached, Redis refuses hits";
+        assert!(full.contains(remark), "{full}");
+    }
+}
+
+#[tokio::test]
+async fn a_family_of_a_newer_version_is_named() {
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    for family in ["shop/views", "tenant-1/views"] {
+        site.printed(&["add", family, "a"]).await;
+    }
+    site.sql(
+        "UPDATE counterfoil_families SET settings = JSON_SET(settings, '$.newer', 1) WHERE namespace = 'shop'",
+    )
+    .await;
+    site.configure("");
+    for args in [
+        &["drain"][..],
+        &["status"],
+        &["pending"],
+        &["check"],
+        &["get", "shop/views", "a"],
+    ] {
+        let named = site.ends_with(1, args).await;
+        let why = "shop/views: invalid settings in the database: unknown field `newer`";
+        assert!((named.err.clone() + &named.out).contains(why), "{named:?}");
+    }
+    // opened as configured
+    site.configure(FAMILIES);
+    site.printed(&["drain"]).await;
+    assert_eq!(site.printed(&["get", "shop/views", "a"]).await, "a\t1\n");
 }
 
 /// `status` also asks the daemon, with the token, and names one that does not reply.

@@ -1,5 +1,6 @@
 //! recount, drift.
 
+use counterfoil::sqlx;
 use serde_json::json;
 
 use crate::support::Site;
@@ -91,4 +92,19 @@ async fn a_recount_reports_corrects_and_says_what_it_found() {
             .err
             .contains("no [family.recount] for shop/plain")
     );
+}
+
+#[tokio::test]
+async fn a_locked_table_of_rows_does_not_hold_up_a_check() {
+    let site = Site::new().await;
+    site.sql("CREATE TABLE likes (item VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (item))").await;
+    site.configure(FAMILY);
+    let mut holder = site.pool.acquire().await.expect("a connection");
+    let lock = sqlx::raw_sql("LOCK TABLES likes WRITE");
+    lock.execute(&mut *holder).await.expect("locked");
+    for command in ["check", "status"] {
+        let late = site.ends_with(2, &[command]).await;
+        let told = "error: check: no reply within 10 s. Is a table locked?";
+        assert!(late.out.contains(told), "{late:?}");
+    }
 }

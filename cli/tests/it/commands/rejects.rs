@@ -1,5 +1,6 @@
 //! rejects list, retry, discard.
 
+use counterfoil::sqlx;
 use futures_util::future::join;
 use serde_json::json;
 
@@ -153,6 +154,23 @@ async fn rejects_of_cached_counters_are_applied_like_others() {
     );
     assert_eq!(site.number("SELECT sold FROM item").await, 102);
     assert_eq!(site.printed(&["get", "shop/sold", "7"]).await, "7\t102\n");
+}
+
+#[tokio::test]
+async fn a_retry_that_fails_tells_what_it_applied_before() {
+    let site = site_with(2).await;
+    site.sql("INSERT INTO item VALUES (1, 0), (2, 0)").await;
+    let mut holder = site.pool.begin().await.expect("begun");
+    let hold = sqlx::raw_sql("SELECT * FROM item WHERE id = 2 FOR UPDATE");
+    hold.execute(&mut *holder).await.expect("locked");
+    let tried = site.json(1, &["rejects", "retry", "--all"]).await;
+    let number = |numbers: &serde_json::Value| numbers.as_array().map(Vec::len);
+    assert_eq!(number(&tried["applied"]), Some(1), "{tried}");
+    assert_eq!(number(&tried["left"][0]["numbers"]), Some(1), "{tried}");
+    assert_eq!(site.number("SELECT sold FROM item WHERE id = 1").await, 1);
+    holder.rollback().await.expect("unlocked");
+    let again = site.printed(&["rejects", "retry", "--all"]).await;
+    assert_eq!(again, "applied: 1\n");
 }
 
 #[tokio::test]
