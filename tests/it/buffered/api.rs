@@ -341,21 +341,6 @@ async fn namespaces_do_not_see_each_other() {
 }
 
 #[tokio::test]
-async fn one_process_serves_several_pairs() {
-    let pairs = [Pair::new().await, Pair::new().await];
-    let mut reconcilers = Vec::new();
-    for (pair, hits) in pairs.iter().zip(1..) {
-        reconcilers.push(pair.reconcile().await);
-        pair.open(family("views")).await.count("page", hits).await;
-    }
-    arrived(&pairs[0], 1).await;
-    arrived(&pairs[1], 2).await;
-    for reconciler in reconcilers {
-        reconciler.stop().await;
-    }
-}
-
-#[tokio::test]
 async fn check_reports_how_durable_redis_is() {
     let (pair, _views) = Pair::of(family("views")).await;
     let mut redis = pair.redis.manager().await;
@@ -498,36 +483,6 @@ async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
     // with the batch of the owner that died
     arrived(&pair, hits + 1).await;
     reconciler.stop().await;
-}
-
-/// A client in another language counted for an id that is not text, and for one that no row can
-/// have.
-#[tokio::test]
-async fn an_id_that_no_row_can_have_holds_no_batch_up() {
-    let pair = Pair::new().await;
-    pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n BIGINT NOT NULL)")
-        .await;
-    let table = keyed(Table::upsert("item"), [("id", Signed)]);
-    let items = pair.open(family("items").partitions(1).table(table)).await;
-    items.count("7", 1).await;
-    let mut redis = pair.redis.manager().await;
-    for (id, delta) in [(&b"\xff\xfe"[..], 5), (b"no number", 3)] {
-        cmd("HINCRBY")
-            .arg("cf1:{test/items/0}:buffer")
-            .arg(id)
-            .arg(delta)
-            .exec_async(&mut redis)
-            .await
-            .unwrap();
-    }
-    pair.drain().await;
-    assert_eq!(items.list("", None, 10).await.unwrap(), listed([("7", 1)]));
-    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
-    let reasons = rejects.iter().map(|one| (one.delta, &*one.reason));
-    let mut reasons: Vec<_> = reasons.collect();
-    reasons.sort_unstable();
-    assert_eq!(reasons[1], (5, "the id is not UTF-8"));
-    assert_eq!((reasons.len(), reasons[0].0), (2, 3), "{reasons:?}");
 }
 
 /// A client in another language is configured with 16 partitions for a family that has 8. A
