@@ -435,7 +435,7 @@ async fn rust() {
 }
 
 /// The stand-in for Redis as a connection that blocks.
-struct InMemory(MemoryRedis, tokio::runtime::Runtime);
+struct InMemory(MemoryRedis, Runtime);
 
 impl ConnectionLike for InMemory {
     fn req_packed_command(&mut self, packed: &[u8]) -> RedisResult<Value> {
@@ -463,10 +463,7 @@ impl ConnectionLike for InMemory {
 
 #[test]
 fn in_memory() {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap();
-    let mut run = Run::over(InMemory(MemoryRedis::new(), runtime));
+    let mut run = Run::over(InMemory(MemoryRedis::new(), runtime()));
     let (passed, failed) = run.run(&vectors());
     assert!(
         passed > 0 && failed.is_empty(),

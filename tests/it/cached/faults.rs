@@ -197,7 +197,7 @@ async fn a_row_beyond_i64_holds_no_other_up() {
 }
 
 /// The row leaves i64 with a batch, and more hits are pending.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_row_beyond_i64_is_not_shown_as_what_is_pending() {
     let pair = Pair::new().await;
     let votes = items(&pair, family()).await;

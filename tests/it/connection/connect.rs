@@ -34,7 +34,7 @@ async fn count_until_counted(counters: &BufferedCounters, id: &str) -> Duration 
 
 /// A call for several partitions is executed and its reply is lost. When it is repeated, no node
 /// accepts it any more.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     let pair = Pair::with(RedisOptions::aof("always").tcp()).await;
     let proxy = Proxy::to(&pair.redis);
@@ -82,7 +82,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
 
 #[tokio::test]
 async fn the_builder_creates_tables_only_on_request() {
-    let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
+    let (redis, mysql) = (new_redis().await, mysql().await);
     let (database, _) = mysql.database("shop").await;
     let (on_redis, on_mysql) = (
         Counterfoil::builder().redis(redis.url()),
@@ -530,7 +530,7 @@ async fn an_unreachable_redis_counts_nothing() {
 
 /// A server that is too busy to connect within a second, and then to reply. Other limits suit other
 /// servers.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_time_limits_of_a_busy_server() {
     let redis = new_redis().await;
     let proxy = Proxy::to(&redis);

@@ -5,7 +5,6 @@ use std::process::Command;
 
 use fork::{Fork, fork, waitpid};
 use redis::aio::ConnectionLike;
-use tokio::runtime::{Builder, Runtime};
 
 use crate::support::*;
 
@@ -21,10 +20,6 @@ fn one_per_call(url: String) -> Connection {
         }
     });
     connection.sending_once()
-}
-
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 async fn hits(views: &BufferedCounters) {

@@ -173,7 +173,7 @@ async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> Cluster {
 
 /// The redis crate's cluster client resends calls by itself. The scripts recognize a repeat from
 /// any sender.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
     let pair = Pair::with(RedisOptions::volatile().tcp().arg("cluster-enabled", "yes")).await;
     let proxy = Proxy::to(&pair.redis);

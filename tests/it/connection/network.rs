@@ -74,12 +74,12 @@ async fn vanishes(held: Held) {
     reconciler.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn everything_vanishes_and_arrives_late() {
     vanishes(Held::Delivered).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn everything_vanishes_for_good() {
     vanishes(Held::Lost).await;
 }
@@ -116,7 +116,7 @@ async fn late_replies() -> Reckoning {
     Reckoning::of(&hits, &pair.pool).await
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn replies_come_later_than_a_call_waits() {
     let reckoning = late_replies().await;
     reckoning.is_exact();
@@ -176,7 +176,7 @@ impl Refusal {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn redis_is_busy_with_a_script() {
     // the name of "busy-reply-threshold" before Redis 7, which knows both
     let refusal = Refusal::new(RedisOptions::volatile().arg("lua-time-limit", "20")).await;
@@ -195,7 +195,7 @@ async fn redis_is_busy_with_a_script() {
     refusal.ends("BUSY").await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn redis_has_no_memory_left() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
     let pair = &refusal.pair;
@@ -213,7 +213,7 @@ async fn redis_has_no_memory_left() {
     refusal.ends("OOM").await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn redis_cannot_write_its_snapshot() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
     // a Redis without configured snapshots refuses nothing

@@ -209,7 +209,7 @@ async fn a_part_is_short() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_same_batches_from_many_tasks_count_once() {
     let db = Db::new().await;
     let families = [db.views().await, db.numbers("t", "BIGINT").await];
@@ -246,7 +246,7 @@ async fn the_same_batches_from_many_tasks_count_once() {
 
 /// Two transactions lock two rows in opposite orders. The server aborts one of them, and its retry
 /// succeeds.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_deadlock_is_retried() {
     let db = Db::new().await;
     let views = db.views().await;

@@ -6,8 +6,6 @@ use sqlx::mysql::MySqlPoolOptions;
 
 use crate::support::*;
 
-static SERVER: OnceCell<MysqlServer> = OnceCell::const_new();
-
 /// The key columns of a table.
 pub type Keys = &'static [(&'static str, KeyType)];
 
@@ -29,8 +27,7 @@ impl Db {
     }
 
     pub async fn empty() -> Self {
-        let server = SERVER.get_or_init(MysqlServer::start).await;
-        let (name, pool) = server.database("store").await;
+        let (name, pool) = mysql().await.database("store").await;
         Db::over(name, pool).await
     }
 
@@ -179,6 +176,23 @@ impl Db {
         deltas: impl IntoIterator<Item = (I, i64)>,
     ) -> Sums {
         self.apply(&[batch(family, partition, seq, deltas)]).await
+    }
+
+    /// Applies a batch of partition 0, of which so many deltas change rows, and so many are rejected.
+    pub async fn adds<I: AsRef<[u8]>>(
+        &self,
+        family: &Arc<Registered>,
+        seq: u64,
+        deltas: impl IntoIterator<Item = (I, i64)>,
+        (rows, rejected): (u64, u64),
+    ) {
+        let sums = self.add(family, 0, seq, deltas).await;
+        assert_eq!(
+            sums,
+            applied(1, 0, rows, rejected),
+            "{}, batch {seq}",
+            family.family
+        );
     }
 
     pub async fn mismatch(&self, builder: FamilyBuilder<BufferedCounters>) -> String {

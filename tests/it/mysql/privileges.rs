@@ -273,10 +273,7 @@ async fn registered(store: &MysqlStore, name: &str) -> Result<Registered> {
 async fn fill(db: &Db, families: &[Family], value: i64) {
     for family in families {
         let family = db.registered(family).await;
-        assert_eq!(
-            db.add(&family, 0, 1, [("1", value)]).await,
-            applied(1, 0, 1, 0)
-        );
+        db.adds(&family, 1, [("1", value)], (1, 0)).await;
         store(db)
             .apply(&[batch(&family, 0, 2, [("1", value)])], None)
             .await

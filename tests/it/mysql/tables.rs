@@ -90,7 +90,7 @@ async fn a_missing_table_is_refused_with_the_sql_that_creates_it() {
     let (_, sql) = message.split_once(": CREATE").expect(&message);
     db.run(&format!("CREATE{sql}")).await;
     let (orders, id) = (db.table("orders", table).await, "7/-1/2014-09-20/a/b");
-    assert_eq!(db.add(&orders, 0, 1, [(id, 5)]).await, applied(1, 0, 1, 0));
+    db.adds(&orders, 1, [(id, 5)], (1, 0)).await;
     assert_eq!(db.values(&orders, &[id]).await, [Some(5)]);
 }
 

@@ -53,11 +53,7 @@ async fn every_id_arrives_byte_by_byte() {
             ids.iter_mut().for_each(|id| *id = format!("{id}é{id}é"));
         }
         let all = ids.len() as u64;
-        assert_eq!(
-            db.add(&family, 0, 1, ids.iter().zip(1..)).await,
-            applied(1, 0, all, 0),
-            "{name}"
-        );
+        db.adds(&family, 1, ids.iter().zip(1..), (all, 0)).await;
         let of_ids: Vec<_> = ids.iter().map(String::as_str).collect();
         let expected: Vec<_> = (1..=all as i64).map(|value| Some(times * value)).collect();
         assert_eq!(db.values(&family, &of_ids).await, expected, "{name}");
@@ -107,10 +103,7 @@ async fn keys_of_every_type_find_their_row() {
         (2, Table::update(format!("{}.visitors", db.name))),
     ] {
         let family = db.table(&format!("round{times}"), keyed(table, keys)).await;
-        assert_eq!(
-            db.add(&family, 0, 1, ids.into_iter().zip(1..)).await,
-            applied(1, 0, 3, 0)
-        );
+        db.adds(&family, 1, ids.into_iter().zip(1..), (3, 0)).await;
         let asked = [ids[2], "07/1/2014-09-20", ids[0], ids[1], ids[0], "no", ""];
         let expected = [Some(3), None, Some(1), Some(2), Some(1), None, None];
         assert_eq!(
@@ -237,12 +230,8 @@ async fn what_the_schema_refuses_is_rejected_with_its_reason() {
         ("short", Text, "333", 1, "too long"),
     ] {
         let family = db.table(name, by_id(Table::upsert(name), kind)).await;
-        assert_eq!(
-            db.add(&family, 0, 1, [(bad, delta), ("1", 1), ("2", 1)])
-                .await,
-            applied(1, 0, 2, 1),
-            "{name}"
-        );
+        db.adds(&family, 1, [(bad, delta), ("1", 1), ("2", 1)], (2, 1))
+            .await;
         assert_eq!(
             db.values(&family, &["1", "2", bad]).await,
             [Some(1), Some(1), None],
@@ -292,16 +281,13 @@ async fn an_update_rejects_rows_that_are_missing() {
     let votes = by_id(Table::update("items"), Unsigned);
     let votes = db.table("votes", votes).await;
     let beyond = "18446744073709551615";
-    assert_eq!(
-        db.add(
-            &votes,
-            0,
-            1,
-            [("1", -3), ("2", 5), ("3", 1), ("4", 1), (beyond, 1)]
-        )
-        .await,
-        applied(1, 0, 2, 3)
-    );
+    db.adds(
+        &votes,
+        1,
+        [("1", -3), ("2", 5), ("3", 1), ("4", 1), (beyond, 1)],
+        (2, 3),
+    )
+    .await;
     assert_eq!(
         db.values(&votes, &["1", "2", "3", "4"]).await,
         [Some(7), Some(5), None, Some(i64::from(i32::MAX))]
@@ -321,16 +307,13 @@ async fn an_unsigned_column_goes_down_but_not_below_zero() {
     .await;
     let table = || by_id(Table::upsert("stock"), Signed);
     let stock = db.table("stock", table()).await;
-    assert_eq!(
-        db.add(
-            &stock,
-            0,
-            1,
-            [("1", -5), ("2", -6), ("3", 2), ("4", -1), ("5", 4)]
-        )
-        .await,
-        applied(1, 0, 3, 2)
-    );
+    db.adds(
+        &stock,
+        1,
+        [("1", -5), ("2", -6), ("3", 2), ("4", -1), ("5", 4)],
+        (3, 2),
+    )
+    .await;
     assert_eq!(
         db.values(&stock, &["1", "2", "3", "4", "5"]).await,
         [Some(0), Some(5), Some(7), None, Some(4)]
@@ -373,11 +356,7 @@ async fn a_row_that_exists_takes_each_delta_that_its_sum_allows() {
         let family = Family::buffered("shop", name).table(table).wide(true);
         let family = db.family(family).await;
         let deltas = [("1", -3), ("2", -11), ("3", 1), ("4", -1), ("5", 4)];
-        assert_eq!(
-            db.add(&family, 0, 1, deltas).await,
-            applied(1, 0, 3, 2),
-            "{name}"
-        );
+        db.adds(&family, 1, deltas, (3, 2)).await;
         assert_eq!(
             db.values(&family, &["1", "2", "3", "4", "5"]).await,
             [Some(7), Some(10), Some(11), None, Some(4)],
@@ -405,10 +384,7 @@ async fn a_row_that_exists_takes_each_delta_that_its_sum_allows() {
     let narrow = db
         .table("narrow", by_id(Table::upsert("narrow"), Signed))
         .await;
-    assert_eq!(
-        db.add(&narrow, 0, 1, [("1", 200), ("2", 200)]).await,
-        applied(1, 0, 1, 1)
-    );
+    db.adds(&narrow, 1, [("1", 200), ("2", 200)], (1, 1)).await;
     assert_eq!(db.values(&narrow, &["1", "2"]).await, [Some(100), None]);
 }
 
@@ -419,7 +395,7 @@ async fn a_negative_reject_is_applied_once_its_row_exists() {
     let stock = db.numbers("stock", "INT").await;
     db.run("ALTER TABLE stock ADD CONSTRAINT too_few CHECK (n >= 0)")
         .await;
-    assert_eq!(db.add(&stock, 0, 1, [("1", -3)]).await, applied(1, 0, 0, 1));
+    db.adds(&stock, 1, [("1", -3)], (0, 1)).await;
     db.run("INSERT INTO stock VALUES (1, 10)").await;
     let numbers = db.reject_numbers().await;
     assert_eq!(db.retry(&stock, &numbers).await, [Retried::Applied]);
@@ -486,10 +462,7 @@ async fn a_numbered_table_takes_a_number_for_each_new_row_only() {
 
     db.run("INSERT INTO numbered VALUES (127, 127, 0)").await;
     db.run("ALTER TABLE numbered AUTO_INCREMENT = 127").await;
-    assert_eq!(
-        db.add(&numbered, 0, 203, [("1", 1), ("4", 1)]).await,
-        applied(1, 0, 1, 1)
-    );
+    db.adds(&numbered, 203, [("1", 1), ("4", 1)], (1, 1)).await;
     assert_eq!(
         db.values(&numbered, &["1", "127", "4"]).await,
         [Some(202), Some(0), None]
@@ -572,10 +545,7 @@ async fn many_rows_of_any_bytes_of_which_one_is_out_of_range() {
             .iter()
             .map(|&id| (id, if id == "id-77" { odd } else { delta }));
         let rows = ids.len() as u64 - rejected;
-        assert_eq!(
-            db.add(&views, 0, seq, deltas).await,
-            applied(1, 0, rows, rejected)
-        );
+        db.adds(&views, seq, deltas, (rows, rejected)).await;
         let value = delta + if seq == 2 { 3 } else { 0 };
         let expected = ids
             .iter()

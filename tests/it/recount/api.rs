@@ -332,12 +332,10 @@ async fn what_is_missing_or_not_allowed_is_named() {
 
 #[tokio::test]
 async fn the_metrics_report_a_run() {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    let _installed = metrics::set_default_local_recorder(&recorder);
+    let metrics = Metrics::record();
     let (pair, saves) = drained(|user| user % 3 - 1).await;
     pair.recount(&saves).run_once().await.unwrap();
-    let seen = look(&snapshotter);
+    let seen = metrics.look();
     let now = UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
     for (metric, expected) in [
         (RECOUNT_CHECKED, 9.0),

@@ -8,6 +8,7 @@ pub mod interleaving;
 pub mod kinds;
 pub mod load;
 mod log;
+pub mod measure;
 pub mod model;
 pub mod random;
 pub mod state;
@@ -57,23 +58,29 @@ pub use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub use testkit::{
     Certificates, Held, MysqlServer, Proxy, RedisCluster, RedisOptions, RedisServer, Sentinel,
 };
+pub use tokio::runtime::{Builder, Runtime};
 pub use tokio::sync::{OnceCell, RwLock};
 pub use tokio::task::{JoinHandle, JoinSet};
 pub use tokio::time::timeout;
 
 pub use between::{Between, Gate, Wrapped};
-pub use custom::{custom, unknown};
+pub use custom::{custom, cut_off, lossy, unknown};
 pub use hits::{Hit, HitOutcome, Hits, Reckoning};
 pub use kinds::{KINDS, OfKind};
 pub use load::{Load, Stop};
 pub use log::Log;
+pub use measure::Metrics;
 pub use model::scripts;
 pub use state::State;
 pub use tally::{Tally, now_ms};
 pub use tls::{CERTIFIED, Tls};
 pub use trouble::doomed;
 
-static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
+/// Returns the test program's one MySQL, which no test may stop.
+pub async fn mysql() -> &'static MysqlServer {
+    static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
+    MYSQL.get_or_init(MysqlServer::start).await
+}
 
 /// A separate Redis, and a separate database on the test program's one MySQL.
 pub struct Pair {
@@ -88,7 +95,7 @@ impl Pair {
     }
 
     pub async fn with(options: RedisOptions) -> Self {
-        Pair::on(options, MYSQL.get_or_init(MysqlServer::start).await).await
+        Pair::on(options, mysql().await).await
     }
 
     pub async fn on(options: RedisOptions, mysql: &MysqlServer) -> Self {
@@ -202,6 +209,23 @@ impl Plain {
         }
     }
 
+    /// Does the same, and opens this family.
+    pub async fn of<H: FamilyHandle>(family: FamilyBuilder<H>) -> (Self, H) {
+        let plain = Plain::new().await;
+        let counters = plain.open(family).await;
+        (plain, counters)
+    }
+
+    /// Returns a client of another process, with another connection.
+    pub fn over(&self, redis: impl Into<Connection>) -> Counterfoil {
+        Counterfoil::new(redis, self.store.clone())
+    }
+
+    /// Returns a client of another process.
+    pub async fn other(&self) -> Counterfoil {
+        self.over(self.redis.manager().await)
+    }
+
     pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
         self.counterfoil.open(family).await.unwrap()
     }
@@ -289,9 +313,6 @@ pub fn has_no_errors(findings: &[Finding]) {
     let is_error = |finding: &Finding| finding.severity == Severity::Error;
     assert!(!findings.iter().any(is_error), "{findings:?}");
 }
-
-/// A family over the store in memory.
-pub type PlainCounters = BufferedCounters;
 
 /// Returns the pending value of a hit that was counted.
 pub fn counted(added: Outcome) -> i64 {
@@ -434,7 +455,7 @@ pub async fn pause(ms: u64) {
 
 /// Creates a database with counterfoil's tables, on the test program's one MySQL.
 pub async fn database() -> MySqlPool {
-    database_on(MYSQL.get_or_init(MysqlServer::start).await).await
+    database_on(mysql().await).await
 }
 
 async fn database_on(mysql: &MysqlServer) -> MySqlPool {
@@ -490,22 +511,6 @@ pub fn keyed<'k>(table: Table, keys: impl IntoIterator<Item = (&'k str, KeyType)
         .value("n")
 }
 
-/// Returns the metrics since the last call, summed by name: counts, last values of gauges, and the
-/// number of a histogram's values.
-pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
-    let all = snapshotter.snapshot().into_vec().into_iter();
-    let number = |value| match value {
-        DebugValue::Counter(count) => count as f64,
-        DebugValue::Gauge(value) => value.0,
-        DebugValue::Histogram(values) => values.len() as f64,
-    };
-    let mut sums = HashMap::new();
-    all.for_each(|(key, _, _, value)| {
-        *sums.entry(key.key().name().to_owned()).or_default() += number(value)
-    });
-    sums
-}
-
 /// Waits for a condition that becomes true soon.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
     let started = Instant::now();
@@ -513,4 +518,32 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_so: impl Fn
         assert!(started.elapsed() < secs(20), "waited for: {what}");
         tokio::time::sleep(millis(5)).await;
     }
+}
+
+/// Returns a runtime that runs its tasks on the thread that waits.
+pub fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Returns a runtime with this number of threads of its own.
+pub fn threads(many: usize) -> Runtime {
+    let mut threads = Builder::new_multi_thread();
+    let threads = threads.worker_threads(many).enable_all();
+    threads.build().unwrap()
+}
+
+/// Polls the future once. The result is nothing while it waits.
+pub fn poll_once<F: Future + ?Sized>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+    futures_util::FutureExt::now_or_never(future)
+}
+
+/// Waits until this step, or something of the family with this name, fails with these words.
+pub async fn fails(reconciler: &Reconciler, what: &str, words: &str) {
+    let is_it = |one: &counterfoil::Failing| {
+        let family = one.family.as_deref().unwrap_or_default();
+        let is_named = one.step == what || family.split('/').next_back() == Some(what);
+        is_named && format!("{:#}", one.error).contains(words)
+    };
+    let is_failing = async || reconciler.failing().iter().any(is_it);
+    eventually(&format!("{what} fails: {words}"), is_failing).await;
 }
