@@ -78,122 +78,109 @@ fn bundle() -> Vec<Script> {
         .unwrap()
         .map(|entry| entry.unwrap().path());
     let parse = |path: PathBuf| {
-        let stem = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        assert_eq!(path.extension().unwrap(), "lua", "{}", path.display());
-        parse(&stem, &fs::read_to_string(&path).unwrap())
-            .unwrap_or_else(|wrong| panic!("{stem}: {wrong}"))
+        println!("{}", path.display());
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        assert_eq!(path.extension().unwrap(), "lua");
+        parse(stem, fs::read_to_string(&path).unwrap())
     };
     let mut scripts: Vec<_> = files.map(parse).collect();
     scripts.sort_by(|a, b| a.name.cmp(&b.name));
     scripts
 }
 
-fn cut<'a>(text: &'a str, mark: &str) -> Result<(&'a str, &'a str), String> {
-    text.split_once(mark)
-        .ok_or_else(|| format!("no {mark:?} where it is due"))
+fn cut<'a>(text: &'a str, mark: &str) -> (&'a str, &'a str) {
+    let parts = text.split_once(mark);
+    parts.unwrap_or_else(|| panic!("no {mark:?} where it is due: {text:.80?}"))
 }
 
 /// Parses a header, which has a fixed form.
-fn parse(stem: &str, source: &str) -> Result<Script, String> {
-    let (header, _) = cut(source, "\n\n")?;
-    let (title, rest) = cut(header, "\n-- ")?;
-    let (summary, rest) = cut(rest, "\n--\n-- KEYS\n")?;
-    let (keys, rest) = cut(rest, "-- ARGV\n")?;
-    let (args, rest) = cut(rest, "-- REPLIES\n")?;
-    let (replies, rest) = cut(rest, "-- ERRORS\n")?;
-    let (errors, rest) = cut(rest, "-- REPEAT  ")?;
-    let (repeat, since) = cut(rest, "\n-- SINCE   ")?;
+fn parse(stem: &str, source: String) -> Script {
+    let (header, _) = cut(&source, "\n\n");
+    let (title, rest) = cut(header, "\n-- ");
+    let (summary, rest) = cut(rest, "\n--\n-- KEYS\n");
+    let (keys, rest) = cut(rest, "-- ARGV\n");
+    let (args, rest) = cut(rest, "-- REPLIES\n");
+    let (replies, rest) = cut(rest, "-- ERRORS\n");
+    let (errors, rest) = cut(rest, "-- REPEAT  ");
+    let (repeat, since) = cut(rest, "\n-- SINCE   ");
 
-    let revision = title
-        .strip_prefix(&format!("-- {stem}, revision "))
-        .and_then(|number| number.parse().ok());
-    let revision = revision
-        .filter(|&number| number > 0)
-        .ok_or("line 1 is not `-- NAME, revision NUMBER`")?;
-    if summary.contains('\n') || !summary.ends_with('.') || since.contains('\n') {
-        return Err(
-            "the summary is not one sentence on one line, or something follows SINCE".into(),
-        );
-    }
+    let (start, revision) = cut(title, ", revision ");
+    let revision: u32 = revision.parse().unwrap();
+    assert!(start == format!("-- {stem}") && revision > 0, "{title}");
+    // one sentence on one line, and nothing behind SINCE
+    assert!(
+        !summary.contains('\n') && summary.ends_with('.'),
+        "{summary}"
+    );
+    assert!(!since.contains('\n'), "{since}");
     let reply = |entry: &String| {
-        let [shape, about] = columns(entry)?;
-        let status = shape
-            .strip_prefix("{\"")
-            .and_then(|rest| rest.split('"').next())
-            .filter(|status| is_word(status));
-        let status = status.ok_or(format!("not `{{\"STATUS\", ...}}  TEXT`: {entry:?}"))?;
-        Ok(Reply {
-            status: status.into(),
+        let [shape, about] = columns(entry);
+        let status = shape.split('"').nth(1).unwrap_or_default().to_owned();
+        assert!(shape.starts_with("{\"") && is_word(&status), "{entry:?}");
+        Reply {
+            status,
             shape,
             about,
-        })
+        }
     };
-    let error = |entry: &String| columns(entry).map(|[code, about]| Code { code, about });
-    Ok(Script {
+    let error = |entry: &String| {
+        let [code, about] = columns(entry);
+        Code { code, about }
+    };
+    Script {
         name: stem.into(),
         file: format!("v1/{stem}.lua"),
         revision,
-        sha1: sha1_smol::Sha1::from(source).digest().to_string(),
+        sha1: sha1_smol::Sha1::from(&source).digest().to_string(),
         summary: summary.into(),
-        keys: inputs(keys)?,
-        args: inputs(args)?,
-        replies: entries(replies)?
-            .iter()
-            .map(reply)
-            .collect::<Result<_, String>>()?,
-        errors: entries(errors)?
-            .iter()
-            .map(error)
-            .collect::<Result<_, _>>()?,
-        repeat_safe: entries(&format!("--   {repeat}"))?.concat(),
+        keys: inputs(keys),
+        args: inputs(args),
+        replies: entries(replies).iter().map(reply).collect(),
+        errors: entries(errors).iter().map(error).collect(),
+        repeat_safe: entries(&format!("--   {repeat}")).concat(),
         since: since.into(),
-        source: source.into(),
-    })
+        source,
+    }
 }
 
 /// Returns the entries of a section, with continuation lines joined.
-fn entries(section: &str) -> Result<Vec<String>, String> {
+fn entries(section: &str) -> Vec<String> {
     let mut entries: Vec<String> = Vec::new();
     for line in section.lines() {
-        let text = line
-            .strip_prefix("--   ")
-            .ok_or(format!("neither an entry nor the next section: {line:?}"))?;
-        match (text.strip_prefix(' '), entries.last_mut()) {
-            (Some(more), Some(entry)) => *entry = format!("{entry} {}", more.trim_start()),
-            (Some(_), None) => return Err(format!("continues nothing: {line:?}")),
-            (None, _) => entries.push(text.to_owned()),
+        let text = line.strip_prefix("--   ");
+        let text = text.unwrap_or_else(|| panic!("no entry: {line:?}"));
+        match text.strip_prefix(' ') {
+            None => entries.push(text.to_owned()),
+            Some(more) => {
+                let entry = entries.last_mut().expect("an entry to continue");
+                *entry = format!("{entry} {}", more.trim_start());
+            }
         }
     }
-    Ok(entries)
+    entries
 }
 
 /// Returns the columns of an entry, separated by two or more spaces.
-fn columns<const N: usize>(entry: &str) -> Result<[String; N], String> {
-    let columns = entry
-        .split("  ")
-        .map(str::trim)
-        .filter(|column| !column.is_empty())
-        .map(str::to_owned);
-    columns
-        .collect::<Vec<_>>()
-        .try_into()
-        .map_err(|_| format!("not {N} columns: {entry:?}"))
+fn columns<const N: usize>(entry: &str) -> [String; N] {
+    let columns = entry.split("  ").map(str::trim);
+    let columns = columns.filter(|column| !column.is_empty());
+    let columns: Vec<_> = columns.map(str::to_owned).collect();
+    let columns = columns.try_into();
+    columns.unwrap_or_else(|_| panic!("not {N} columns: {entry:?}"))
 }
 
 /// Parses entries of the form `NUMBER NAME  TYPE  TEXT`, numbered from 1.
-fn inputs(section: &str) -> Result<Vec<Input>, String> {
+fn inputs(section: &str) -> Vec<Input> {
     let input = |(i, entry): (usize, &String)| {
-        let [name, kind, about] = columns(entry)?;
-        let name = name
-            .strip_prefix(&format!("{} ", i + 1))
-            .ok_or(format!("not number {}: {entry:?}", i + 1))?;
-        Ok(Input {
+        let [name, kind, about] = columns(entry);
+        let name = name.strip_prefix(&format!("{} ", i + 1)).expect(entry);
+        Input {
             name: name.into(),
             kind,
             about,
-        })
+        }
     };
-    entries(section)?.iter().enumerate().map(input).collect()
+    entries(section).iter().enumerate().map(input).collect()
 }
 
 fn is_word(text: &str) -> bool {
@@ -575,7 +562,7 @@ fn what_was_released_is_unchanged() {
     let lock = read("released.lock");
     let released = lock.lines().filter(|line| !line.starts_with('#'));
     for line in released {
-        let [sha1, name, revision, _] = columns(line).unwrap();
+        let [sha1, name, revision, _] = columns(line);
         let script = scripts.iter().find(|script| script.name == name);
         let script = script.expect(line);
         let revision: u32 = revision.parse().expect(line);

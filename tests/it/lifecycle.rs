@@ -329,9 +329,7 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
     let pair = Pair::new().await;
-    let views = pair
-        .open(family("views").durability(Durability::Settle(millis(300))))
-        .await;
+    let views = pair.open(family("views").settle(300)).await;
     let votes = pair.open(votes()).await;
     // hits arrive all the time, until they are refused
     let mut tasks = JoinSet::new();

@@ -123,14 +123,7 @@ async fn a_crash_that_takes_back_more_than_was_configured_loses_more_and_doubles
 #[tokio::test(flavor = "multi_thread")]
 async fn redis_stands_still_longer_than_a_call_waits() {
     let pair = Pair::new().await;
-    let counterfoil = pair.over(
-        ConnectionManager::new_with_config(
-            pair.redis.client(),
-            ConnectionManagerConfig::new().set_response_timeout(Some(millis(100))),
-        )
-        .await
-        .unwrap(),
-    );
+    let counterfoil = pair.over(manager_within(millis(100), pair.redis.client()).await);
     let views = counterfoil.opened(family("views")).await;
     let reconciler = counterfoil.reconcile().await;
     let hits = Hits::on(&views);

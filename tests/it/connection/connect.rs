@@ -70,11 +70,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     for added in counting.await.unwrap() {
         refused(added, OutcomeUnknown, "");
     }
-    eventually("the cluster takes calls", || async {
-        let info: String = pair.redis.run("CLUSTER INFO").await.unwrap();
-        info.contains("cluster_state:ok")
-    })
-    .await;
+    is_cluster(&pair.redis).await;
     for added in views.add_many(hits).await {
         assert_eq!(added.unwrap(), Outcome::Counted(2));
     }

@@ -157,11 +157,7 @@ async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> Cluster {
     ] {
         redis.does(&command).await;
     }
-    eventually("a cluster", || async {
-        let info: String = redis.run("CLUSTER INFO").await.unwrap();
-        info.contains("cluster_state:ok")
-    })
-    .await;
+    is_cluster(redis).await;
     // the default client, with shorter pauses between its retries
     super::connect(
         ClusterClient::builder([format!("redis://127.0.0.1:{port}")])

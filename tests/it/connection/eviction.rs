@@ -46,7 +46,8 @@ async fn kept_slices_and_pending_hits_never_expire() {
 
 #[tokio::test]
 async fn a_policy_is_refused_where_it_throws_away_what_counts() {
-    let redis = new_redis().await;
+    let plain = Plain::new().await;
+    let redis = &plain.redis;
     for policy in [
         "allkeys-lru",
         "volatile-lru",
@@ -56,9 +57,9 @@ async fn a_policy_is_refused_where_it_throws_away_what_counts() {
     ] {
         for (kind, expiring) in EXPIRING {
             redis.does("FLUSHALL").await;
-            let counterfoil = Counterfoil::new(redis.manager().await, MemoryStore::new());
+            let counterfoil = plain.other().await;
             let is_safe = expiring.is_empty() && policy != "allkeys-lru";
-            set_policy(&redis, policy).await;
+            set_policy(redis, policy).await;
             let opened = OfKind::open(&counterfoil, kind).await;
             assert_eq!(opened.is_ok(), is_safe, "{kind} on {policy}");
             if let Err(error) = opened {
@@ -66,9 +67,9 @@ async fn a_policy_is_refused_where_it_throws_away_what_counts() {
                 assert!(format!("{error:#}").contains(policy), "{error}");
             }
             // set while the application runs
-            set_policy(&redis, "noeviction").await;
+            set_policy(redis, "noeviction").await;
             let _family = OfKind::open(&counterfoil, kind).await.unwrap();
-            set_policy(&redis, policy).await;
+            set_policy(redis, policy).await;
             let found = counterfoil
                 .check()
                 .await

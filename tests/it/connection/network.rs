@@ -88,13 +88,7 @@ async fn everything_vanishes_for_good() {
 async fn late_replies() -> Reckoning {
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
-    let brief = ConnectionManagerConfig::new();
-    let redis = ConnectionManager::new_with_config(
-        proxy.client(),
-        brief.set_response_timeout(Some(millis(50))),
-    )
-    .await;
-    let counterfoil = pair.over(redis.unwrap());
+    let counterfoil = pair.over(manager_within(millis(50), proxy.client()).await);
     let views = counterfoil.opened(family("views")).await;
     let reconciler = counterfoil.reconcile().await;
     let load = Hits::on(&views);

@@ -127,6 +127,17 @@ impl Db {
             .values
     }
 
+    /// Asserts that the rows of these ids have these values.
+    pub async fn has(
+        &self,
+        family: &Registered,
+        ids: &[&str],
+        expected: impl AsRef<[Option<i64>]>,
+    ) {
+        let (values, family) = (self.values(family, ids).await, &family.family);
+        assert_eq!(values, expected.as_ref(), "{family} {ids:?}");
+    }
+
     pub async fn rows(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
         self.store.rows(family, ids).await.unwrap()
     }

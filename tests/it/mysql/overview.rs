@@ -25,7 +25,7 @@ async fn time(db: &Db, column: &str, table: &str, family: &Registered, row: &str
     let time = format!(
         "SELECT UNIX_TIMESTAMP({column}) * 1000 FROM counterfoil_{table} WHERE family = {number} AND {row}"
     );
-    SystemTime::UNIX_EPOCH + millis(db.number(&time).await.cast_unsigned())
+    UNIX_EPOCH + millis(db.number(&time).await.cast_unsigned())
 }
 
 #[tokio::test]

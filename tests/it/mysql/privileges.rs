@@ -233,14 +233,7 @@ async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
         );
         let missing = format!("no {privilege} privilege");
         let findings = work.store.check(&families()).await;
-        assert!(
-            findings.iter().any(|finding| {
-                finding.severity == Severity::Error
-                    && finding.subject.contains(name)
-                    && finding.message.contains(&missing)
-            }),
-            "without {privilege} on {name}: {findings:#?}"
-        );
+        assert_found(&findings, Severity::Error, &[name, &missing]);
         granted.give_back(&db).await;
     }
     assert_eq!(Work::done(&db, &redis, 0).await.failures, [""; 0]);

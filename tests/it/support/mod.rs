@@ -67,7 +67,7 @@ pub use between::{Between, Gate, Wrapped};
 pub use custom::{custom, cut_off, lossy, unknown};
 pub use hits::{Hit, HitOutcome, Hits, Reckoning};
 pub use kinds::{KINDS, OfKind};
-pub use load::{Load, Stop};
+pub use load::Load;
 pub use log::Log;
 pub use measure::Metrics;
 pub use model::scripts;
@@ -310,8 +310,23 @@ pub async fn expect_rejects(store: &MysqlStore, expected: &[(&str, i64, &str)]) 
 /// Asserts that a check found no errors.
 #[track_caller]
 pub fn has_no_errors(findings: &[Finding]) {
-    let is_error = |finding: &Finding| finding.severity == Severity::Error;
-    assert!(!findings.iter().any(is_error), "{findings:?}");
+    assert!(!is_found(findings, Severity::Error, &[]), "{findings:?}");
+}
+
+/// Returns whether a check found something of this severity with all these words.
+pub fn is_found(findings: &[Finding], severity: Severity, words: &[&str]) -> bool {
+    let mut found = findings.iter().filter(|found| found.severity == severity);
+    found.any(|found| {
+        let text = format!("{}: {}", found.subject, found.message);
+        words.iter().all(|word| text.contains(word))
+    })
+}
+
+/// Asserts that a check found something of this severity with all these words.
+#[track_caller]
+pub fn assert_found(findings: &[Finding], severity: Severity, words: &[&str]) {
+    let is_found = is_found(findings, severity, words);
+    assert!(is_found, "{severity:?} {words:?} in {findings:#?}");
 }
 
 /// Returns the pending value of a hit that was counted.
@@ -546,4 +561,27 @@ pub async fn fails(reconciler: &Reconciler, what: &str, words: &str) {
     };
     let is_failing = async || reconciler.failing().iter().any(is_it);
     eventually(&format!("{what} fails: {words}"), is_failing).await;
+}
+
+/// Connects to Redis. A call waits for its reply for this time.
+pub async fn manager_within(limit: Duration, client: redis::Client) -> ConnectionManager {
+    let config = ConnectionManagerConfig::new().set_response_timeout(Some(limit));
+    let manager = ConnectionManager::new_with_config(client, config).await;
+    manager.unwrap()
+}
+
+/// Waits until the server takes calls as a cluster.
+pub async fn is_cluster(redis: &RedisServer) {
+    eventually("a cluster", async || {
+        let info: String = redis.run("CLUSTER INFO").await.unwrap();
+        info.contains("cluster_state:ok")
+    })
+    .await;
+}
+
+/// Retries the open rejects of this family, all of which are its own.
+pub async fn retry_all(store: &MysqlStore, family: &Family) -> Vec<Retried> {
+    let rejects = store.rejects(0, 10).await.unwrap();
+    let numbers: Vec<_> = rejects.iter().map(|reject| reject.number).collect();
+    store.retry_rejects(family, &numbers).await.unwrap()
 }

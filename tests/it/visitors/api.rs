@@ -48,7 +48,7 @@ async fn a_visitor_of_a_day_counts_once() {
         InvalidInput,
         "no number",
     );
-    let midnight = SystemTime::UNIX_EPOCH + secs(1_411_171_200);
+    let midnight = UNIX_EPOCH + secs(1_411_171_200);
     assert_eq!(
         daily
             .get("12345", Day::of(midnight).unwrap())

@@ -117,15 +117,11 @@ fn a_flush_whose_runtime_ends_is_reported_by_the_next_one() {
 
 #[tokio::test]
 async fn dropping_the_last_handle_sends_it() {
-    let redis = new_redis().await;
-    let store = MemoryStore::new();
-    let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-    let views = counterfoil.open(family("views")).await.unwrap();
-    (0..1000).for_each(|hit| views.record(&format!("page/{hit}"), 2).unwrap());
-    drop((views, counterfoil));
-    let counterfoil = Counterfoil::new(redis.manager().await, store);
-    let views = counterfoil.open(family("views")).await.unwrap();
-    let ids = pages(1000);
+    let (plain, views) = views(4).await;
+    let (other, ids) = (plain.other().await, pages(1000));
+    ids.iter().for_each(|id| views.record(id, 2).unwrap());
+    drop((views, plain.counterfoil));
+    let views = other.opened(family("views")).await;
     eventually("all", async || {
         views.pending(&ids).await.unwrap() == vec![2; 1000]
     })
