@@ -629,7 +629,7 @@ async fn a_search_for_hits_that_panics_is_reported_and_repeated() {
     panics.store(false, Ordering::Relaxed);
     // of another process, whose hits only a search finds
     views.count("page", 1).await;
-    eventually("the hit", async || pair.stored().await == 1).await;
+    pair.arrives(1).await;
     assert!(reconciler.is_running() && reconciler.failing().is_empty());
 }
 

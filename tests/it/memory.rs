@@ -70,12 +70,12 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
     let (store, counterfoil) = (&plain.store, &plain.counterfoil);
     assert_eq!(votes.incr("7", 1).await.unwrap(), NoRow);
     store.set(votes.family(), "7", 40);
-    assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::Counted(41));
+    assert_eq!(votes.incr("7", 1).await.unwrap(), Counted(41));
     counterfoil.drained().await;
     assert_eq!(votes.stored(&["7", "8"]).await.unwrap(), [Some(41), None]);
     // the store keeps another program's write
     store.set(votes.family(), "7", 100);
-    assert_eq!(votes.incr("7", 1).await.unwrap(), Outcome::Counted(42));
+    assert_eq!(votes.incr("7", 1).await.unwrap(), Counted(42));
     counterfoil.drained().await;
     assert_eq!(votes.value("7").await, 101);
 

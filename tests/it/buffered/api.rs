@@ -5,12 +5,6 @@ use futures_util::{StreamExt, TryStreamExt};
 
 use crate::support::*;
 
-/// Waits until the sum of counterfoil's own values is this.
-async fn arrived(pair: &Pair, sum: i64) {
-    let what = format!("{sum} in the database");
-    eventually(&what, async || pair.stored().await == sum).await;
-}
-
 /// Creates a table of visitors by store and day.
 async fn visitors(pair: &Pair) -> Table {
     pair.sql("CREATE TABLE visitors (store_id INT UNSIGNED, day DATE, n BIGINT NOT NULL, PRIMARY KEY (store_id, day))")
@@ -37,10 +31,10 @@ async fn a_hit_is_seen_at_once_and_stored_soon() {
     assert_eq!(views.stored(&[id]).await.unwrap(), [None]);
 
     let reconciler = pair.reconcile().await;
-    arrived(&pair, 3).await;
+    pair.arrives(3).await;
     assert_eq!(views.value(id).await, 3);
     views.count(id, 4).await;
-    arrived(&pair, 7).await;
+    pair.arrives(7).await;
     assert_eq!(views.stored(&[id]).await.unwrap(), [Some(7)]);
     assert_eq!(views.get_many(&[id, "never"]).await.unwrap(), [7, 0]);
     reconciler.stop().await;
@@ -477,7 +471,7 @@ async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
     let rotations = rotations().await - before;
     assert!(rotations < 20, "{rotations} rotations beside {hits} hits");
     // with the batch of the owner that died
-    arrived(&pair, hits + 1).await;
+    pair.arrives(hits + 1).await;
     reconciler.stop().await;
 }
 
@@ -508,7 +502,7 @@ async fn a_client_configured_with_another_partition_count_is_refused_and_loses_n
     assert!(epoch(&home, views.family()).await.is_ok());
     views.count("page", 1).await;
     let reconciler = pair.reconcile().await;
-    arrived(&pair, 4).await;
+    pair.arrives(4).await;
     assert_eq!(views.value("page").await, 4);
     // from here on it is refused
     assert_eq!(add(2).await, Counted::Expired);

@@ -309,7 +309,7 @@ async fn a_table_that_fails_holds_up_only_its_own_family() {
     let healthy = pair.open(healthy.at_once().sync_hits(1)).await;
     healthy.count("page", 1).await;
     let reconciler = pair.reconcile().await;
-    eventually("the healthy family", async || pair.stored().await == 1).await;
+    pair.arrives(1).await;
     for (name, error) in [
         ("full", "'full_log' is full"),
         ("discarded", "discarded"),
@@ -319,7 +319,7 @@ async fn a_table_that_fails_holds_up_only_its_own_family() {
         fails(&reconciler, name, error).await;
     }
     healthy.count("page", 1).await;
-    eventually("a further hit", async || pair.stored().await == 2).await;
+    pair.arrives(2).await;
     for name in ["full", "discarded", "merged", "itself"] {
         pair.sql(&format!("DROP TRIGGER {name}_logs")).await;
         let stored = format!("SELECT n FROM {name}");

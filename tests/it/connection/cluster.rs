@@ -175,7 +175,7 @@ async fn a_request_counts_once_whoever_makes_it_again() {
             let (request, id) = (format!("job/{number}"), format!("page/{number}"));
             assert_eq!(
                 there.add_once(&request, &id, 1).await.unwrap(),
-                Outcome::Counted(1),
+                Counted(1),
                 "{request}"
             );
             assert_eq!(
@@ -203,7 +203,7 @@ async fn backlogs_are_read_on_all_nodes() {
     let ids = pages(30);
     for n in 1..=2 {
         for added in views.add_many(ids.iter().map(|id| (id, 1))).await {
-            assert_eq!(added.unwrap(), Outcome::Counted(n));
+            assert_eq!(added.unwrap(), Counted(n));
         }
     }
     for id in &ids {
@@ -410,10 +410,10 @@ async fn other_kinds_count_while_slots_move() {
                     daily.first_visit(scope, today, visitor)
                 );
                 for (added, n) in added.into_iter().zip(1..) {
-                    assert_eq!(added.unwrap(), Outcome::Counted(n));
+                    assert_eq!(added.unwrap(), Counted(n));
                 }
                 touched.unwrap();
-                firsts += u64::from(first.unwrap() == Outcome::Counted(1));
+                firsts += u64::from(first.unwrap() == Counted(1));
                 been.insert((scope, number));
                 turns += 1;
                 pause(1).await;

@@ -23,7 +23,7 @@ async fn count_until_counted(counters: &BufferedCounters, id: &str) -> Duration 
     let started = Instant::now();
     loop {
         match counters.add(id, 1).await {
-            Ok(Outcome::Counted(_)) => return started.elapsed(),
+            Ok(Counted(_)) => return started.elapsed(),
             Ok(other) => panic!("{other:?}"),
             Err(error) => {
                 assert!(started.elapsed() < secs(40), "{error}");
@@ -72,7 +72,7 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     }
     is_cluster(&pair.redis).await;
     for added in views.add_many(hits).await {
-        assert_eq!(added.unwrap(), Outcome::Counted(2));
+        assert_eq!(added.unwrap(), Counted(2));
     }
 }
 

@@ -367,7 +367,7 @@ async fn a_visitor_is_new_once_wherever_the_call_is_cut() {
                     .first_visit("site", today, &visitor)
                     .await
                     .unwrap(),
-                Outcome::Counted(1)
+                Counted(1)
             );
             assert_eq!(
                 kinds
@@ -450,7 +450,7 @@ async fn without_the_fence_hits_double_and_first_visits_are_not_reported() {
                         .first_visit("site", day("2014-09-20"), visitor)
                         .await
                         .unwrap()
-                        != Outcome::Counted(1),
+                        != Counted(1),
                 );
             } else {
                 let before = kinds.hits().await;

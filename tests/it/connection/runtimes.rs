@@ -61,7 +61,7 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
                 };
                 for add in (0..8).map(add).collect::<Vec<_>>() {
                     let added = add.await.unwrap();
-                    let is_counted = matches!(added, Ok(Outcome::Counted(_)));
+                    let is_counted = matches!(added, Ok(Counted(_)));
                     assert!(is_counted, "{thread}, {round}: {added:?}");
                 }
                 let stored = views.stored(&["page"]).await.unwrap();
@@ -179,48 +179,35 @@ async fn time_that_is_paused_does_not_affect_other_runtimes() {
 /// A call of a pair.
 type Call = fn(BufferedCounters, CachedCounters) -> BoxFuture<'static, Result<()>>;
 
+macro_rules! calls {
+    ($($name:literal, $views:ident, $votes:ident => $call:expr;)*) => {
+        [$(($name, |$views, $votes| async move { $call.map(drop) }.boxed()),)*]
+    };
+}
+
 /// Calls of all sorts, by name.
-const CALLS: [(&str, Call); 10] = [
-    ("add", |views, _| {
-        async move { views.add("page", 1).await.map(drop) }.boxed()
-    }),
-    ("add in many tasks", |views, _| {
+const CALLS: [(&str, Call); 10] = calls! {
+    "add", views, _votes => views.add("page", 1).await;
+    "add in many tasks", views, _votes => {
         let add = move |_| {
             let views = views.clone();
-            tokio::spawn(async move { views.add("page", 1).await.map(drop) })
+            tokio::spawn(async move { views.add("page", 1).await })
         };
-        let added = try_join_all((0..20).map(add).collect::<Vec<_>>());
-        async { added.await.unwrap().into_iter().collect() }.boxed()
-    }),
-    ("add_once", |views, _| {
-        async move { views.add_once("request", "page", 1).await.map(drop) }.boxed()
-    }),
-    ("incr", |_, votes| {
-        async move { votes.incr("new", 1).await.map(drop) }.boxed()
-    }),
-    ("set", |_, votes| {
-        async move { votes.set("page", 1).await.map(drop) }.boxed()
-    }),
-    ("get", |views, _| {
-        async move { views.get("page").await.map(drop) }.boxed()
-    }),
-    ("get of a cached counter", |_, votes| {
-        async move { votes.get("page").await.map(drop) }.boxed()
-    }),
-    ("list", |views, _| {
-        async move { views.list("", None, 10).await.map(drop) }.boxed()
-    }),
-    ("get_or_stored", |views, _| {
-        async move { views.get_or_stored(["page"], secs(1)).await.map(drop) }.boxed()
-    }),
-    ("flush", |views, _| {
-        async move {
-            views.record("page", 1)?;
-            views.flush().await.map(drop)
-        }
-        .boxed()
-    }),
-];
+        let added = try_join_all((0..20).map(add).collect::<Vec<_>>()).await;
+        added.unwrap().into_iter().collect::<Result<Vec<_>>>()
+    };
+    "add_once", views, _votes => views.add_once("request", "page", 1).await;
+    "incr", _views, votes => votes.incr("new", 1).await;
+    "set", _views, votes => votes.set("page", 1).await;
+    "get", views, _votes => views.get("page").await;
+    "get of a cached counter", _views, votes => votes.get("page").await;
+    "list", views, _votes => views.list("", None, 10).await;
+    "get_or_stored", views, _votes => views.get_or_stored(["page"], secs(1)).await;
+    "flush", views, _votes => {
+        views.record("page", 1)?;
+        views.flush().await
+    };
+};
 
 /// The pair was opened on a runtime that has not ended, but is no longer driven.
 #[test]

@@ -70,20 +70,12 @@ impl Db {
     }
 
     pub async fn run(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
-            .execute(&self.pool)
-            .await
-            .unwrap_or_else(|e| panic!("{sql}: {e}"));
+        run_sql(&self.pool, sql).await;
     }
 
     pub async fn number(&self, sql: &str) -> i64 {
-        let sql = format!("SELECT CAST(({sql}) AS SIGNED)");
-        let query = sqlx::query_scalar::<_, Option<i64>>(AssertSqlSafe(sql.clone()));
-        query
-            .fetch_one(&self.pool)
-            .await
-            .unwrap_or_else(|e| panic!("{sql}: {e}"))
-            .unwrap_or_else(|| panic!("{sql}: none"))
+        let number = number(&self.pool, sql).await;
+        number.unwrap_or_else(|| panic!("{sql}: none"))
     }
 
     /// Returns the collation that compares texts byte by byte.

@@ -29,7 +29,7 @@ fn start(hits: Series) -> ([Tally; NAMES.len()], Load<()>) {
                 let began = tallies[number].begin();
                 match hits.add(NAMES[number], 1).await {
                     Ok(added) => {
-                        assert_eq!(added, Outcome::Counted(1));
+                        assert_eq!(added, Counted(1));
                         tallies[number].end(began, true)
                     }
                     Err(error) if error.is_retryable() => tallies[number].end(began, false),

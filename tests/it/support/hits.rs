@@ -54,7 +54,7 @@ impl Hits {
                     let asked = Instant::now();
                     let outcome = match counters.add(&id, 1).await {
                         Ok(added) => {
-                            assert!(matches!(added, Outcome::Counted(_)), "{added:?}");
+                            assert!(matches!(added, Counted(_)), "{added:?}");
                             HitOutcome::Acknowledged
                         }
                         // the caller never repeats a hit, not even one of unknown outcome

@@ -23,7 +23,7 @@ pub use counterfoil::ErrorKind::{
     AccessDenied, Busy, Closed, Corrupt, InvalidInput, Mismatch, OutcomeUnknown, Unsafe,
 };
 pub use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
-pub use counterfoil::Outcome::{CountedBefore, NoRow, OutOfRange};
+pub use counterfoil::Outcome::{Counted, CountedBefore, NoRow, OutOfRange};
 pub use counterfoil::admin::{
     Backlog, Finding, Reject, Retried, Role, Script, Severity, acl_rules,
 };
@@ -147,27 +147,24 @@ impl Pair {
 
     /// Runs SQL that returns nothing.
     pub async fn sql(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
-            .execute(&self.pool)
-            .await
-            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+        run_sql(&self.pool, sql).await;
     }
 
     /// Returns the only number of the query; 0 for none.
     pub async fn number(&self, sql: &str) -> i64 {
-        let number = format!("SELECT CAST(({sql}) AS SIGNED)");
-        let number = sqlx::query_scalar::<_, Option<i64>>(AssertSqlSafe(number));
-        number
-            .fetch_one(&self.pool)
-            .await
-            .unwrap_or_else(|error| panic!("{sql}: {error}"))
-            .unwrap_or(0)
+        number(&self.pool, sql).await.unwrap_or(0)
     }
 
     /// Returns the sum of counterfoil's own values.
     pub async fn stored(&self) -> i64 {
         self.number("SELECT SUM(value) FROM counterfoil_values")
             .await
+    }
+
+    /// Waits until this sum of counterfoil's own values has arrived.
+    pub async fn arrives(&self, sum: i64) {
+        let what = format!("{sum} in the database");
+        eventually(&what, async || self.stored().await == sum).await;
     }
 
     /// Sends a command to Redis. Single spaces separate its words.
@@ -332,7 +329,7 @@ pub fn assert_found(findings: &[Finding], severity: Severity, words: &[&str]) {
 /// Returns the pending value of a hit that was counted.
 pub fn counted(added: Outcome) -> i64 {
     match added {
-        Outcome::Counted(pending) => pending,
+        Counted(pending) => pending,
         refused => panic!("{refused:?}"),
     }
 }
@@ -584,4 +581,19 @@ pub async fn retry_all(store: &MysqlStore, family: &Family) -> Vec<Retried> {
     let rejects = store.rejects(0, 10).await.unwrap();
     let numbers: Vec<_> = rejects.iter().map(|reject| reject.number).collect();
     store.retry_rejects(family, &numbers).await.unwrap()
+}
+
+/// Runs SQL that returns nothing.
+pub async fn run_sql(pool: &MySqlPool, sql: &str) {
+    let run = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
+    let run = run.execute(pool).await;
+    run.unwrap_or_else(|error| panic!("{sql}: {error}"));
+}
+
+/// Returns the only number of the query, if any.
+pub async fn number(pool: &MySqlPool, sql: &str) -> Option<i64> {
+    let number = format!("SELECT CAST(({sql}) AS SIGNED)");
+    let number = sqlx::query_scalar(AssertSqlSafe(number));
+    let number = number.fetch_one(pool).await;
+    number.unwrap_or_else(|error| panic!("{sql}: {error}"))
 }

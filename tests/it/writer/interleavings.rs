@@ -261,7 +261,7 @@ impl<'s> World<'s> {
         let now = self.losses_and_cuts();
         let increment = &mut self.tokens[token];
         match told {
-            Ok(Outcome::Counted(pending)) => {
+            Ok(Counted(pending)) => {
                 increment.state = match increment.state {
                     State::Forgotten => State::Forgotten,
                     _ => State::Acknowledged,

@@ -141,7 +141,7 @@ async fn what_is_refused_is_refused_alone() {
         .into_iter()
         .map(Result::unwrap)
         .collect();
-    let counted = |pending| Outcome::Counted(pending);
+    let counted = |pending| Counted(pending);
     // a: the sum of both increases is refused; when they are sent alone, the decrease has made room
     assert_eq!(
         [told[0], told[3], told[7]],

@@ -1,7 +1,6 @@
 //! Requests that the application repeats, in the same process or another one. Each counts once for
 //! as long as it is remembered.
 
-use counterfoil::Outcome::Counted;
 use counterfoil::test_hooks::Partition;
 
 use crate::support::*;

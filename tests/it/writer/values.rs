@@ -67,7 +67,7 @@ fn assert_running_sums(told: &[Told], id: &str, sum: i64) {
     *balance.entry(sum).or_default() -= 1;
     let mut next: HashMap<i64, Vec<i64>> = HashMap::new();
     for (_, delta, added) in told.iter().filter(|(of, ..)| *of == id) {
-        let Outcome::Counted(pending) = *added else {
+        let Counted(pending) = *added else {
             continue;
         };
         let before = pending
@@ -207,13 +207,13 @@ async fn of_a_refused_sum_those_who_fit_are_counted() {
             let mine = told.iter().filter(|(id, by, _)| *id == of && *by == delta);
             let mut values: Vec<_> = mine.map(|(.., added)| *added).collect();
             values.sort_by_key(|added| match added {
-                Outcome::Counted(pending) => (0, pending.abs_diff(start)),
+                Counted(pending) => (0, pending.abs_diff(start)),
                 _ => (1, 0),
             });
             values
         };
         assert_eq!(values(id, five), [OutOfRange(None); 3]);
-        let fit = [1, 2, 3].map(|step| Outcome::Counted(start + step * one));
+        let fit = [1, 2, 3].map(|step| Counted(start + step * one));
         assert_eq!(values(id, one), [&fit[..], &[OutOfRange(None); 2]].concat());
         assert!(
             values("other", 1)
@@ -247,7 +247,7 @@ async fn what_leaves_the_range_in_between_and_not_in_the_end() {
     .await;
     for (id, expected) in [("a", i64::MAX - 1), ("b", i64::MAX)] {
         assert_running_sums(
-            &[&[("a", i64::MAX, Outcome::Counted(i64::MAX))], &told[..]].concat(),
+            &[&[("a", i64::MAX, Counted(i64::MAX))], &told[..]].concat(),
             id,
             expected,
         );
@@ -275,8 +275,8 @@ async fn full_is_said_to_those_whom_it_concerns() {
     .await;
     for (id, delta, added) in &told {
         match *id {
-            "a" => assert_eq!(*added, Outcome::Counted(2)),
-            "b" => assert_eq!(*added, Outcome::Counted(0)),
+            "a" => assert_eq!(*added, Counted(2)),
+            "b" => assert_eq!(*added, Counted(0)),
             _ => assert_eq!(*added, Outcome::Full, "{id} {delta}"),
         }
     }
