@@ -5,16 +5,6 @@ use futures_util::{StreamExt, TryStreamExt};
 
 use crate::support::*;
 
-/// Creates a table of visitors by store and day.
-async fn visitors(pair: &Pair) -> Table {
-    pair.sql("CREATE TABLE visitors (store_id INT UNSIGNED, day DATE, n BIGINT NOT NULL, PRIMARY KEY (store_id, day))")
-        .await;
-    keyed(
-        Table::upsert("visitors"),
-        [("store_id", Unsigned), ("day", Date)],
-    )
-}
-
 /// Returns the ids with their values as a list has them.
 fn listed<const N: usize>(ids: [(&str, i64); N]) -> [(String, i64); N] {
     ids.map(|(id, value)| (id.to_owned(), value))
@@ -43,7 +33,7 @@ async fn a_hit_is_seen_at_once_and_stored_soon() {
 #[tokio::test]
 async fn numbers_go_to_the_applications_tables() {
     let pair = Pair::new().await;
-    let visitors = family("visitors").table(visitors(&pair).await);
+    let visitors = family("visitors").table(pair.visitors_by_day().await);
     let visitors = pair.open(visitors).await;
     pair.sql(
         "CREATE TABLE item (id INT PRIMARY KEY, name VARCHAR(20) NOT NULL, n INT NOT NULL);
@@ -85,7 +75,7 @@ async fn numbers_go_to_the_applications_tables() {
 #[tokio::test]
 async fn bad_input_is_refused_by_name_and_nothing_is_written() {
     let pair = Pair::new().await;
-    let visitors = family("visitors").table(visitors(&pair).await);
+    let visitors = family("visitors").table(pair.visitors_by_day().await);
     let visitors = pair.open(visitors).await;
     let own = pair.open(family("own")).await;
     for (counters, id, text) in [
@@ -371,7 +361,7 @@ async fn check_reports_visitors_that_are_counted_again_without_persistence() {
     let visitors = Family::visitors("test", "visitors").at_once();
     let visitors = pair.open(visitors).await;
     let findings = pair.check().await;
-    let words = ["redis persistence", "test/visitors counts them again"];
+    let words = ["redis persistence: ", "test/visitors counts them again"];
     assert_found(&findings, Severity::Error, &words);
     let day = day("2014-09-20");
     let visit = async || visitors.first_visit("shop", day, "visitor").await;

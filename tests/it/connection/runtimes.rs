@@ -11,6 +11,13 @@ use crate::support::*;
 const THREADS: i64 = 4;
 const ROUNDS: i64 = 60;
 
+/// Starts a Redis, and creates a database with all tables, of which it returns the URL.
+async fn servers() -> (RedisServer, String) {
+    let (database, pool) = mysql().await.database("test").await;
+    MysqlStore::new(pool).create_tables().await.unwrap();
+    (new_redis().await, mysql().await.url(&database))
+}
+
 /// Runs the task in this number of threads, and returns their results.
 fn in_threads<T: Send>(threads: i64, task: impl Fn(i64) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
@@ -28,15 +35,10 @@ fn in_threads<T: Send>(threads: i64, task: impl Fn(i64) -> T + Sync) -> Vec<T> {
 #[test]
 fn a_pair_outlives_the_runtimes_that_use_it() {
     let home = threads(1);
-    let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
-    let mysql = home.block_on(mysql());
-    let (database, pool) = home.block_on(mysql.database("test"));
-    home.block_on(MysqlStore::new(pool).create_tables())
-        .unwrap();
+    let (redis, url) = home.block_on(servers());
     // the runtime that connects ends first
     let (pair, ended, unused) = runtime().block_on(async {
-        let (redis, mysql) = (redis.url(), mysql.url(&database));
-        let pair = Counterfoil::connect(&redis, &mysql).await.unwrap();
+        let pair = Counterfoil::connect(&redis.url(), &url).await.unwrap();
         let views = pair.open(family("views")).await.unwrap();
         views.count("page", 1).await;
         let unused = pair.open(family("unused")).await.unwrap();
@@ -142,7 +144,7 @@ fn threads_with_runtimes_of_their_own_share_calls() {
 #[test]
 fn a_search_ends_with_its_runtime() {
     let (home, doomed) = (threads(1), runtime());
-    let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
+    let redis = home.block_on(new_redis());
     let primary = doomed.block_on(Primary::connect(redis.url())).unwrap();
     let pair = Counterfoil::new(primary, MemoryStore::new());
     let views = home.block_on(pair.open(family("views"))).unwrap();
@@ -213,14 +215,10 @@ const CALLS: [(&str, Call); 10] = calls! {
 #[test]
 fn calls_end_while_the_runtime_of_the_pair_is_not_driven() {
     let (home, idle) = (threads(1), runtime());
-    let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
-    let mysql = home.block_on(mysql());
-    let (database, pool) = home.block_on(mysql.database("test"));
-    home.block_on(MysqlStore::new(pool).create_tables())
-        .unwrap();
+    let (redis, url) = home.block_on(servers());
     for (name, call) in CALLS {
         let (views, votes) = idle.block_on(async {
-            let pair = Counterfoil::connect(&redis.url(), &mysql.url(&database)).await;
+            let pair = Counterfoil::connect(&redis.url(), &url).await;
             let pair = pair.unwrap().write_timeout(secs(1)).read_timeout(secs(1));
             let views = pair.open(family("views").partitions(1)).await.unwrap();
             let votes = pair.open(votes()).await.unwrap();

@@ -167,6 +167,17 @@ impl Pair {
         eventually(&what, async || self.stored().await == sum).await;
     }
 
+    /// Creates a table of visitors by store and day.
+    pub async fn visitors_by_day(&self) -> Table {
+        let columns = "store_id INT UNSIGNED, day DATE, n BIGINT NOT NULL";
+        self.sql(&format!(
+            "CREATE TABLE visitors ({columns}, PRIMARY KEY (store_id, day))"
+        ))
+        .await;
+        let keys = [("store_id", Unsigned), ("day", Date)];
+        keyed(Table::upsert("visitors"), keys)
+    }
+
     /// Sends a command to Redis. Single spaces separate its words.
     pub async fn command<T: FromRedisValue>(&self, words: &str) -> T {
         self.redis.run(words).await.expect(words)

@@ -10,12 +10,7 @@ fn daily(name: &str) -> FamilyBuilder<Visitors> {
 #[tokio::test]
 async fn a_visitor_of_a_day_counts_once() {
     let pair = Pair::new().await;
-    pair.sql("CREATE TABLE visitors (store_id INT UNSIGNED, day DATE, n INT UNSIGNED NOT NULL, PRIMARY KEY (store_id, day))")
-        .await;
-    let table = keyed(
-        Table::upsert("visitors"),
-        [("store_id", Unsigned), ("day", Date)],
-    );
+    let table = pair.visitors_by_day().await;
     let daily = pair.open(daily("daily").table(table)).await;
     let (first, next) = (day("2014-09-20"), day("2014-09-21"));
     let visit = async |day, visitor: u32| {
