@@ -560,14 +560,18 @@ pub fn poll_once<F: Future + ?Sized>(future: std::pin::Pin<&mut F>) -> Option<F:
     futures_util::FutureExt::now_or_never(future)
 }
 
-/// Waits until this step, or something of the family with this name, fails with these words.
-pub async fn fails(reconciler: &Reconciler, what: &str, words: &str) {
-    let is_it = |one: &counterfoil::Failing| {
+/// Returns whether this step, or something of the family with this name, fails with these words.
+pub fn is_failing(reconciler: &Reconciler, what: &str, words: &str) -> bool {
+    reconciler.failing().iter().any(|one| {
         let family = one.family.as_deref().unwrap_or_default();
         let is_named = one.step == what || family.split('/').next_back() == Some(what);
         is_named && format!("{:#}", one.error).contains(words)
-    };
-    let is_failing = async || reconciler.failing().iter().any(is_it);
+    })
+}
+
+/// Waits until it fails with these words.
+pub async fn fails(reconciler: &Reconciler, what: &str, words: &str) {
+    let is_failing = async || is_failing(reconciler, what, words);
     eventually(&format!("{what} fails: {words}"), is_failing).await;
 }
 
