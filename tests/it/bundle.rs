@@ -1,7 +1,6 @@
-//! The lint of the Lua bundle. Every header parses and matches its script. Scripts are short,
-//! derive no keys and share no code. `lua/manifest.json`, the table in `lua/README.md` and the
-//! vectors are complete, and released scripts stay unchanged. luacheck, which `./dev lint` runs,
-//! checks the rest.
+//! The lint of the Lua bundle. Every header parses and matches its script, and scripts derive no
+//! keys. `lua/manifest.json`, the table in `lua/README.md` and the vectors are complete, and released
+//! scripts stay unchanged. luacheck, which `./dev lint` runs, checks the rest.
 //!
 //! `COUNTERFOIL_WRITE_MANIFEST=1` rewrites the manifest.
 
@@ -32,7 +31,7 @@ struct Manifest {
     scripts: Vec<Script>,
 }
 
-#[derive(Clone, Serialize)]
+#[derive(Serialize)]
 struct Script {
     name: String,
     file: String,
@@ -49,7 +48,7 @@ struct Script {
     source: String,
 }
 
-#[derive(Clone, Serialize)]
+#[derive(Serialize)]
 struct Input {
     name: String,
     #[serde(rename = "type")]
@@ -57,14 +56,14 @@ struct Input {
     about: String,
 }
 
-#[derive(Clone, Serialize)]
+#[derive(Serialize)]
 struct Reply {
     status: String,
     shape: String,
     about: String,
 }
 
-#[derive(Clone, Serialize)]
+#[derive(Serialize)]
 struct Code {
     code: String,
     about: String,
@@ -79,122 +78,109 @@ fn bundle() -> Vec<Script> {
         .unwrap()
         .map(|entry| entry.unwrap().path());
     let parse = |path: PathBuf| {
-        let stem = path.file_stem().unwrap().to_str().unwrap().to_owned();
-        assert_eq!(path.extension().unwrap(), "lua", "{}", path.display());
-        parse(&stem, &fs::read_to_string(&path).unwrap())
-            .unwrap_or_else(|wrong| panic!("{stem}: {wrong}"))
+        println!("{}", path.display());
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        assert_eq!(path.extension().unwrap(), "lua");
+        parse(stem, fs::read_to_string(&path).unwrap())
     };
     let mut scripts: Vec<_> = files.map(parse).collect();
     scripts.sort_by(|a, b| a.name.cmp(&b.name));
     scripts
 }
 
-fn cut<'a>(text: &'a str, mark: &str) -> Result<(&'a str, &'a str), String> {
-    text.split_once(mark)
-        .ok_or_else(|| format!("no {mark:?} where it is due"))
+fn cut<'a>(text: &'a str, mark: &str) -> (&'a str, &'a str) {
+    let parts = text.split_once(mark);
+    parts.unwrap_or_else(|| panic!("no {mark:?} where it is due: {text:.80?}"))
 }
 
 /// Parses a header, which has a fixed form.
-fn parse(stem: &str, source: &str) -> Result<Script, String> {
-    let (header, _) = cut(source, "\n\n")?;
-    let (title, rest) = cut(header, "\n-- ")?;
-    let (summary, rest) = cut(rest, "\n--\n-- KEYS\n")?;
-    let (keys, rest) = cut(rest, "-- ARGV\n")?;
-    let (args, rest) = cut(rest, "-- REPLIES\n")?;
-    let (replies, rest) = cut(rest, "-- ERRORS\n")?;
-    let (errors, rest) = cut(rest, "-- REPEAT  ")?;
-    let (repeat, since) = cut(rest, "\n-- SINCE   ")?;
+fn parse(stem: &str, source: String) -> Script {
+    let (header, _) = cut(&source, "\n\n");
+    let (title, rest) = cut(header, "\n-- ");
+    let (summary, rest) = cut(rest, "\n--\n-- KEYS\n");
+    let (keys, rest) = cut(rest, "-- ARGV\n");
+    let (args, rest) = cut(rest, "-- REPLIES\n");
+    let (replies, rest) = cut(rest, "-- ERRORS\n");
+    let (errors, rest) = cut(rest, "-- REPEAT  ");
+    let (repeat, since) = cut(rest, "\n-- SINCE   ");
 
-    let revision = title
-        .strip_prefix(&format!("-- {stem}, revision "))
-        .and_then(|number| number.parse().ok());
-    let revision = revision
-        .filter(|&number| number > 0)
-        .ok_or("line 1 is not `-- NAME, revision NUMBER`")?;
-    if summary.contains('\n') || !summary.ends_with('.') || since.contains('\n') {
-        return Err(
-            "the summary is not one sentence on one line, or something follows SINCE".into(),
-        );
-    }
+    let (start, revision) = cut(title, ", revision ");
+    let revision: u32 = revision.parse().unwrap();
+    assert!(start == format!("-- {stem}") && revision > 0, "{title}");
+    // one sentence on one line, and nothing behind SINCE
+    assert!(
+        !summary.contains('\n') && summary.ends_with('.'),
+        "{summary}"
+    );
+    assert!(!since.contains('\n'), "{since}");
     let reply = |entry: &String| {
-        let [shape, about] = columns(entry)?;
-        let status = shape
-            .strip_prefix("{\"")
-            .and_then(|rest| rest.split('"').next())
-            .filter(|status| is_word(status));
-        let status = status.ok_or(format!("not `{{\"STATUS\", ...}}  TEXT`: {entry:?}"))?;
-        Ok(Reply {
-            status: status.into(),
+        let [shape, about] = columns(entry);
+        let status = shape.split('"').nth(1).unwrap_or_default().to_owned();
+        assert!(shape.starts_with("{\"") && is_word(&status), "{entry:?}");
+        Reply {
+            status,
             shape,
             about,
-        })
+        }
     };
-    let error = |entry: &String| columns(entry).map(|[code, about]| Code { code, about });
-    Ok(Script {
+    let error = |entry: &String| {
+        let [code, about] = columns(entry);
+        Code { code, about }
+    };
+    Script {
         name: stem.into(),
         file: format!("v1/{stem}.lua"),
         revision,
-        sha1: sha1_smol::Sha1::from(source).digest().to_string(),
+        sha1: sha1_smol::Sha1::from(&source).digest().to_string(),
         summary: summary.into(),
-        keys: inputs(keys)?,
-        args: inputs(args)?,
-        replies: entries(replies)?
-            .iter()
-            .map(reply)
-            .collect::<Result<_, String>>()?,
-        errors: entries(errors)?
-            .iter()
-            .map(error)
-            .collect::<Result<_, _>>()?,
-        repeat_safe: entries(&format!("--   {repeat}"))?.concat(),
+        keys: inputs(keys),
+        args: inputs(args),
+        replies: entries(replies).iter().map(reply).collect(),
+        errors: entries(errors).iter().map(error).collect(),
+        repeat_safe: entries(&format!("--   {repeat}")).concat(),
         since: since.into(),
-        source: source.into(),
-    })
+        source,
+    }
 }
 
 /// Returns the entries of a section, with continuation lines joined.
-fn entries(section: &str) -> Result<Vec<String>, String> {
+fn entries(section: &str) -> Vec<String> {
     let mut entries: Vec<String> = Vec::new();
     for line in section.lines() {
-        let text = line
-            .strip_prefix("--   ")
-            .ok_or(format!("neither an entry nor the next section: {line:?}"))?;
-        match (text.strip_prefix(' '), entries.last_mut()) {
-            (Some(more), Some(entry)) => *entry = format!("{entry} {}", more.trim_start()),
-            (Some(_), None) => return Err(format!("continues nothing: {line:?}")),
-            (None, _) => entries.push(text.to_owned()),
+        let text = line.strip_prefix("--   ");
+        let text = text.unwrap_or_else(|| panic!("no entry: {line:?}"));
+        match text.strip_prefix(' ') {
+            None => entries.push(text.to_owned()),
+            Some(more) => {
+                let entry = entries.last_mut().expect("an entry to continue");
+                *entry = format!("{entry} {}", more.trim_start());
+            }
         }
     }
-    Ok(entries)
+    entries
 }
 
 /// Returns the columns of an entry, separated by two or more spaces.
-fn columns<const N: usize>(entry: &str) -> Result<[String; N], String> {
-    let columns = entry
-        .split("  ")
-        .map(str::trim)
-        .filter(|column| !column.is_empty())
-        .map(str::to_owned);
-    columns
-        .collect::<Vec<_>>()
-        .try_into()
-        .map_err(|_| format!("not {N} columns: {entry:?}"))
+fn columns<const N: usize>(entry: &str) -> [String; N] {
+    let columns = entry.split("  ").map(str::trim);
+    let columns = columns.filter(|column| !column.is_empty());
+    let columns: Vec<_> = columns.map(str::to_owned).collect();
+    let columns = columns.try_into();
+    columns.unwrap_or_else(|_| panic!("not {N} columns: {entry:?}"))
 }
 
 /// Parses entries of the form `NUMBER NAME  TYPE  TEXT`, numbered from 1.
-fn inputs(section: &str) -> Result<Vec<Input>, String> {
+fn inputs(section: &str) -> Vec<Input> {
     let input = |(i, entry): (usize, &String)| {
-        let [name, kind, about] = columns(entry)?;
-        let name = name
-            .strip_prefix(&format!("{} ", i + 1))
-            .ok_or(format!("not number {}: {entry:?}", i + 1))?;
-        Ok(Input {
+        let [name, kind, about] = columns(entry);
+        let name = name.strip_prefix(&format!("{} ", i + 1)).expect(entry);
+        Input {
             name: name.into(),
             kind,
             about,
-        })
+        }
     };
-    entries(section)?.iter().enumerate().map(input).collect()
+    entries(section).iter().enumerate().map(input).collect()
 }
 
 fn is_word(text: &str) -> bool {
@@ -274,26 +260,7 @@ impl Script {
 
     /// Returns the faults of this script.
     fn faults(&self) -> Vec<String> {
-        let (source, code, mut faults) = (&self.source, self.code().join("\n"), Vec::new());
-        let (_, body) = source.split_once("\n\n").unwrap();
-        let shared = self.fence().map_or(0, |fence| fence.lines().count());
-        let lines = body.lines().count() - shared;
-        if lines > 140
-            || !source.is_ascii()
-            || !source.ends_with('\n')
-            || source.contains(['\t', '\r'])
-        {
-            faults.push(format!(
-                "{lines} lines, expected 140 at most without header and fence, of ASCII without tabs"
-            ));
-        }
-        let long = source
-            .lines()
-            .filter(|line| line.len() > 100 || line.ends_with(' '));
-        faults.extend(
-            long.map(|line| format!("longer than 100 characters, or a space at the end: {line:?}")),
-        );
-
+        let (code, mut faults) = (self.code().join("\n"), Vec::new());
         let (header, body) = (self.words_of_header(), self.words_of_body());
         let other = if self.name == "family_epoch" {
             "BADKEY"
@@ -360,53 +327,6 @@ impl Script {
         }
         faults
     }
-
-    /// Returns the lines that no other script may share, without short ones like `end`, and with a
-    /// gap for the fence.
-    fn own_lines(&self) -> Vec<&str> {
-        let (mut lines, mut is_fence) = (Vec::new(), false);
-        for line in self.code() {
-            is_fence |= line.starts_with("local is_number = n:find(");
-            if is_fence {
-                lines.push(self.name.as_str());
-            } else if line.trim().len() > "return reply".len() {
-                lines.push(line.trim());
-            }
-            is_fence &= !line.contains("'PASSED'");
-        }
-        lines
-    }
-
-    /// Returns the parameters and bodies of the local functions.
-    fn functions(&self) -> Vec<String> {
-        let code = self.code().join("\n");
-        let functions = code.split("local function ").skip(1).map(|function| {
-            let first = function.lines().next().unwrap();
-            let end = function
-                .find("\nend")
-                .filter(|_| !first.ends_with(" end"))
-                .unwrap_or(first.len());
-            function[..end].split_once('(').unwrap().1.to_owned()
-        });
-        functions.collect()
-    }
-}
-
-/// Returns the code that scripts share: functions, and more than three lines in a row.
-fn copies(scripts: &[Script]) -> Vec<String> {
-    let (mut seen, mut copies) = (BTreeMap::new(), Vec::new());
-    for script in scripts {
-        let (name, own) = (&script.name, script.own_lines());
-        let lines = own.windows(4).map(|four| ("four lines", four.join("\n")));
-        let functions = script.functions().into_iter();
-        for (what, code) in lines.chain(functions.map(|function| ("a function", function))) {
-            let first = *seen.entry((what, code.clone())).or_insert(name);
-            if first != name {
-                copies.push(format!("{name} and {first} share {what}: {code:.40}"));
-            }
-        }
-    }
-    copies
 }
 
 #[test]
@@ -436,160 +356,6 @@ fn the_fence_is_the_same_in_every_counting_script() {
             fences[0].0
         );
     }
-}
-
-#[test]
-fn scripts_share_no_code() {
-    let copies = copies(&bundle());
-    assert!(copies.is_empty(), "{copies:#?}");
-}
-
-#[test]
-fn a_wrong_header_is_noticed() {
-    let source = read("v1/buffered_fetch.lua");
-    assert!(parse("buffered_fetch", &source).is_ok());
-    let changed = |right: &str, instead: &str| {
-        assert!(source.contains(right), "{right:?}");
-        parse("buffered_fetch", &source.replacen(right, instead, 1))
-    };
-    for (right, instead) in [
-        ("buffered_fetch, revision 1", "buffered_fech, revision 1"),
-        ("revision 1", "revision 0"),
-        ("revision 1", "revision one"),
-        ("reach the database.", "reach the database"),
-        ("reach the database.", "reach\n-- the database."),
-        ("-- KEYS", "-- KEY"),
-        ("--   2 meta          hash", "--   3 meta          hash"),
-        (
-            "--   2 meta          hash      ",
-            "--   2 meta          hash",
-        ),
-        ("--   1 batch", "--    1 batch"),
-        ("--   1 batch", "-- 1 batch"),
-        ("-- REPLIES\n", ""),
-        ("--   {\"STALE\"}   ", "--   {\"stale\"}   "),
-        ("--   {\"STALE\"}   ", "--   STALE   "),
-        ("--   BADARG                    an", "--   BADARG an"),
-        ("-- REPEAT  safe\n", ""),
-        ("-- SINCE   0.1.0\n", ""),
-        ("-- SINCE   0.1.0\n", "-- SINCE   0.1.0\n-- more\n"),
-    ] {
-        assert!(
-            changed(right, instead).is_err(),
-            "{instead:?} instead of {right:?} passes"
-        );
-    }
-    let long = "-".repeat(101) + "\n";
-    for (right, instead, fault) in [
-        ("{ 'STALE' }", "{ 'GONE' }", "in the body"),
-        ("{ 'STALE' }", "{ 'STALE', 'GONE:1' }", "in the body"),
-        ("--   {\"WAIT\", ms}  ", "--   {\"STALE\"}  ", "in the body"),
-        (
-            "error_reply('BADARG ",
-            "error_reply('BADSTATE ",
-            "in the body",
-        ),
-        (
-            "error_reply('BADARG ",
-            "error_reply('BADARG' .. '",
-            "of one word",
-        ),
-        ("--   BADARG  ", "--   BADNAME ", "expected BADARG"),
-        (
-            "--   BADARG  ",
-            "--   BADKEY   x\n--   BADARG  ",
-            "expected BADARG",
-        ),
-        ("2 meta ", "2 calls_before ", "fence is missing"),
-        (
-            "'HLEN', batch",
-            "'HLEN', KEYS[3]",
-            "KEYS[3] is not in the header",
-        ),
-        (
-            "tonumber(ARGV[6])",
-            "tonumber(ARGV[8])",
-            "ARGV[8] is not in the header",
-        ),
-        (
-            "'HLEN', batch",
-            "'HLEN', batch .. 2",
-            "called with the key batch .. 2",
-        ),
-        (
-            "'HLEN', batch",
-            "'HLEN', 'batch'",
-            "called with the key 'batch'",
-        ),
-        ("'HLEN', batch", "command, batch", "command is called"),
-        ("KEYS[2],", "KEYS[2]:sub(1, 9),", "made of a key"),
-        ("KEYS[2],", "KEYS[1] .. 's',", "made of a key"),
-        (
-            "'incarnation', 'seq'",
-            "'cf1:{a/b/0}:meta', 'seq'",
-            "made of a key",
-        ),
-        (
-            "\n\n",
-            &format!("\n\n{}", "\n".repeat(140)),
-            "140 at most without",
-        ),
-        ("\n\n", &format!("\n\n{long}"), "longer than 100"),
-        ("\n\n", "\n\n-- \u{e9}\n", "of ASCII"),
-    ] {
-        let faults = changed(right, instead).unwrap().faults().join("\n");
-        assert!(
-            faults.contains(fault),
-            "{instead:?} instead of {right:?}: {faults:?}"
-        );
-    }
-}
-
-#[test]
-fn a_copy_is_noticed() {
-    let any = bundle().remove(0);
-    let script = |name: &str, body: &str| Script {
-        name: name.into(),
-        source: format!("\n\n{body}"),
-        ..any.clone()
-    };
-    let copies =
-        |one: &str, other: &str| copies(&[script("one", one), script("other", other)]).concat();
-    let line = |i: i32| format!("redis.call('HSET', KEYS[{i}])\n");
-    let (three, four) = (
-        (1..4).map(line).collect::<String>(),
-        (1..5).map(line).collect::<String>(),
-    );
-    let fence = format!("local is_number = n:find('^%d')\n{four}return {{ 'PASSED' }}\n");
-    let (around, behind) = (format!("{three}{fence}{three}"), format!("{fence}{four}"));
-    for (one, other) in [
-        (&three, &three),
-        (&fence, &fence),
-        (&around, &around),
-        (&(four.clone() + &four), &three),
-    ] {
-        assert_eq!(copies(one, other), "");
-    }
-    for (one, other) in [
-        (&four, &four),
-        (&four, &four.replace('\n', " -- why\n\nend\n  ")),
-        (&behind, &behind),
-    ] {
-        assert!(
-            copies(one, other).contains("other and one share four lines"),
-            "{other}"
-        );
-    }
-    let function = "local function more(i)\n  return i + 1\nend\n";
-    assert_eq!(copies(function, &function.replace("+ 1", "+ 2")), "");
-    assert!(copies(function, &function.replace("more", "next_one")).contains("share a function"));
-    assert!(
-        copies(
-            "local function a() return 1 end\n",
-            "local function b() return 1 end\n"
-        )
-        .contains("a function")
-    );
 }
 
 #[test]
@@ -788,82 +554,20 @@ fn vectors_cover_every_word() {
     assert_eq!(files, scripts.len(), "one file of vectors a script");
 }
 
-/// Checks a bundle against the lock, which has one `sha1  name  revision  version` per line.
-fn check_lock(lock: &str, scripts: &[Script]) -> Result<(), String> {
-    let mut released = BTreeMap::new();
-    for line in lock
-        .lines()
-        .filter(|line| !line.is_empty() && !line.starts_with('#'))
-    {
-        let columns: Vec<_> = line.split("  ").collect();
-        let [sha1, name, revision, version] = columns[..] else {
-            return Err(format!("not four columns: {line:?}"));
-        };
-        let is_sha1 = sha1.len() == 40
-            && sha1
-                .bytes()
-                .all(|byte| byte.is_ascii_hexdigit() && !byte.is_ascii_uppercase());
-        let revision: u32 = revision
-            .parse()
-            .map_err(|_| format!("no revision: {line:?}"))?;
-        if !is_sha1 || version.split('.').count() != 3 {
-            return Err(format!("no sha1 or no version: {line:?}"));
-        }
-        if released.insert((name, revision), sha1).is_some() {
-            return Err(format!("{name}, revision {revision} was released twice"));
-        }
-    }
-    for (&(name, revision), &sha1) in &released {
-        let script = scripts.iter().find(|script| script.name == name);
-        let script = script.ok_or(format!("{name} was released and is gone"))?;
-        if script.revision < revision {
-            return Err(format!(
-                "{name}: revision {revision} was released, this is {}",
-                script.revision
-            ));
-        }
-        if script.revision == revision && script.sha1 != sha1 {
-            return Err(format!(
-                "{name} was released as revision {revision}: changed bytes need a new revision"
-            ));
-        }
-    }
-    Ok(())
-}
-
+/// Each line of the lock is `sha1  name  revision  version`. A released script is never gone, and a
+/// changed one has a later revision.
 #[test]
 fn what_was_released_is_unchanged() {
-    check_lock(&read("released.lock"), &bundle()).unwrap();
-}
-
-#[test]
-fn a_change_to_what_was_released_is_noticed() {
     let scripts = bundle();
-    let script = &scripts[0];
-    let line =
-        |sha1: &str, name: &str, revision: u32| format!("{sha1}  {name}  {revision}  0.1.0\n");
-    let (sha1, name) = (script.sha1.as_str(), script.name.as_str());
-    let other = "0123456789abcdef0123456789abcdef01234567";
-    let comment = "# sha1  name  revision  version\n\n".to_owned();
-    let (now, next) = (script.revision, script.revision + 1);
-
-    let right = comment + &line(sha1, name, now);
-    assert_eq!(check_lock(&right, &scripts), Ok(()));
-    for (lock, wrong) in [
-        (line(other, name, now), "need a new revision"),
-        (line(other, name, next), "this is"),
-        (line(sha1, "buffered_gone", 1), "is gone"),
-        (line(sha1, name, 1).repeat(2), "twice"),
-        (line(&sha1[1..], name, 1), "no sha1"),
-        (format!("{sha1} {name} 1 0.1.0\n"), "four columns"),
-    ] {
-        let found = check_lock(&lock, &scripts).expect_err(&lock);
-        assert!(found.contains(wrong), "{lock}: {found}");
+    let lock = read("released.lock");
+    let released = lock.lines().filter(|line| !line.starts_with('#'));
+    for line in released {
+        let [sha1, name, revision, _] = columns(line);
+        let script = scripts.iter().find(|script| script.name == name);
+        let script = script.expect(line);
+        let revision: u32 = revision.parse().expect(line);
+        let is_kept =
+            script.revision > revision || (script.revision, &script.sha1) == (revision, &sha1);
+        assert!(is_kept, "changed bytes need a new revision: {line}");
     }
-
-    // a new revision may have new bytes
-    let mut changed = script.clone();
-    (changed.revision, changed.sha1) = (next, other.into());
-    let checked = check_lock(&line(sha1, name, now), &[changed]);
-    assert_eq!(checked, Ok(()));
 }

@@ -48,10 +48,7 @@ async fn a_process_whose_redis_was_taken_over_is_refused() {
     others.count("page", 1).await;
     refused(pair.counterfoil.drain().await, Mismatch, "go to");
     let findings = pair.check().await;
-    let is_named = |finding: &Finding| {
-        finding.severity == Severity::Error && finding.subject == "family test/views"
-    };
-    assert!(findings.iter().any(is_named), "{findings:#?}");
+    assert_found(&findings, Severity::Error, &["family test/views: "]);
     other.drained().await;
     assert_eq!(others.stored(&["page"]).await.unwrap(), [Some(1)]);
 }

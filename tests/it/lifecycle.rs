@@ -326,12 +326,10 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
     assert_eq!((backlogs.len(), broken), (8, vec!["views"]));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
     let pair = Pair::new().await;
-    let views = pair
-        .open(family("views").durability(Durability::Settle(millis(300))))
-        .await;
+    let views = pair.open(family("views").settle(300)).await;
     let votes = pair.open(votes()).await;
     // hits arrive all the time, until they are refused
     let mut tasks = JoinSet::new();
@@ -521,11 +519,10 @@ async fn an_application_starts_without_the_database() {
 
 #[tokio::test]
 async fn a_builder_takes_a_connection_and_a_pool() {
-    let mysql = MysqlServer::start().await;
     let limit = millis(200);
     for without_mysql in [false, true] {
         let redis = new_redis().await;
-        let (_, pool) = mysql.database("test").await;
+        let (_, pool) = mysql().await.database("test").await;
         let builder = Counterfoil::builder()
             .connection(Primary::connect(redis.url()).await.unwrap())
             .pool(pool)
@@ -628,12 +625,11 @@ async fn a_search_for_hits_that_panics_is_reported_and_repeated() {
     let _views = reconciling.open(family("views")).await.unwrap();
     let reconciler = reconciling.reconciler().start().await.unwrap();
     panics.store(true, Ordering::Relaxed);
-    let failing = |step: &str| is_failing(&reconciler, step, "of the test");
-    eventually("the panic", async || failing("search for hits")).await;
+    fails(&reconciler, "search for hits", "of the test").await;
     panics.store(false, Ordering::Relaxed);
     // of another process, whose hits only a search finds
     views.count("page", 1).await;
-    eventually("the hit", async || pair.stored().await == 1).await;
+    pair.arrives(1).await;
     assert!(reconciler.is_running() && reconciler.failing().is_empty());
 }
 
@@ -657,21 +653,12 @@ async fn a_retry_of_rejects_that_panics_is_reported_and_repeated() {
     let _small = reconciling.open(small()).await.unwrap();
     let stranger = mysql.replaced();
     let reconciler = reconciling.reconciler().start().await.unwrap();
-    let failing = |step: &str| is_failing(&reconciler, step, "panicked");
-    eventually("the panic", async || failing("retry of rejects")).await;
+    fails(&reconciler, "retry of rejects", "panicked").await;
     drop(stranger);
     pair.sql("ALTER TABLE small MODIFY n INT NOT NULL").await;
     let applied = async || pair.number("SELECT n FROM small").await == 1000;
     eventually("the reject", applied).await;
     eventually("the end", async || reconciler.failing().is_empty()).await;
-}
-
-/// Returns whether the step fails with these words.
-fn is_failing(reconciler: &Reconciler, step: &str, words: &str) -> bool {
-    let failing = reconciler.failing();
-    let of_step =
-        |one: &counterfoil::Failing| one.step == step && format!("{:#}", one.error).contains(words);
-    failing.iter().any(of_step)
 }
 
 #[tokio::test]
@@ -681,6 +668,8 @@ async fn a_failing_flush_is_reported_until_it_succeeds() {
     let reconciler = pair.reconcile().await;
     mysql.kill();
     views.count("page", 1).await;
+    let error = refused(views.get("page").await, ErrorKind::Store, "");
+    assert!(error.is_retryable());
     let flush = || {
         let failing = reconciler.failing().into_iter();
         failing

@@ -45,7 +45,7 @@ async fn the_page_shows_its_hits_as_they_come() {
         Ok(browser) => browser,
         Err(why) => return eprintln!("{why}: the test of the live page is skipped"),
     };
-    let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
+    let (redis, mysql) = (new_redis().await, mysql().await);
     let (database, _) = mysql.database("site").await;
     let address = serve(
         Site::open(&redis.url(), &mysql.url(&database))

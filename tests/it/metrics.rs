@@ -8,42 +8,6 @@ use counterfoil::metrics::{
 
 use crate::support::*;
 
-/// Metrics since the last look. One thread runs the test and all its tasks.
-struct Metrics {
-    _recorder: metrics::LocalRecorderGuard<'static>,
-    snapshotter: Snapshotter,
-}
-
-impl Metrics {
-    fn record() -> Self {
-        let recorder = Box::leak(Box::new(DebuggingRecorder::new()));
-        Metrics {
-            snapshotter: recorder.snapshotter(),
-            _recorder: metrics::set_default_local_recorder(recorder),
-        }
-    }
-
-    fn look(&self) -> HashMap<String, f64> {
-        look(&self.snapshotter)
-    }
-
-    /// Checks the metrics since the last look.
-    fn expect<const N: usize>(&self, expected: [(&str, f64); N]) {
-        let seen = self.look();
-        for (name, value) in expected {
-            assert_eq!(seen.get(name), Some(&value), "{name} in {seen:?}");
-        }
-    }
-
-    /// Waits until a value is above this one.
-    async fn is_above(&self, least: f64, name: &str) {
-        eventually(name, || async {
-            self.look().get(name).is_some_and(|value| *value > least)
-        })
-        .await;
-    }
-}
-
 #[tokio::test]
 async fn every_boundary_is_measured() {
     let metrics = Metrics::record();

@@ -90,16 +90,6 @@ async fn a_client_learns_all_settings_from_the_epoch() {
 }
 
 #[tokio::test]
-async fn a_family_that_is_not_configured_is_not_counted_in() {
-    let pair = Pair::new().await;
-    let typo = family("viewz").build().unwrap();
-    let client = Client::new(&pair, &typo).await;
-    assert_eq!(client.epoch().await, None);
-    // a call without an epoch is not executed
-    assert_eq!(client.add(1, "").await.unwrap(), Counted::Expired);
-}
-
-#[tokio::test]
 async fn an_emptied_redis_is_configured_again_without_a_writer() {
     let (pair, views) = Pair::of(family("views")).await;
     let reconciler = pair.reconcile().await;

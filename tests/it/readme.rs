@@ -157,16 +157,16 @@ fn every_program_of_the_documents_runs() {
         assert_eq!(document.matches("\n```rust").count(), programs);
     }
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let (_redis, _mysql, pool) = runtime.block_on(start());
+    let (_redis, pool) = runtime.block_on(start());
     first::run().unwrap();
     runtime.block_on(the_others(&pool)).unwrap();
 }
 
-async fn start() -> (RedisServer, MysqlServer, MySqlPool) {
-    let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
+async fn start() -> (RedisServer, MySqlPool) {
+    let (redis, mysql) = (new_redis().await, mysql().await);
     let (database, pool) = mysql.database("shop").await;
     URLS.set((redis.url(), mysql.url(&database))).unwrap();
-    (redis, mysql, pool)
+    (redis, pool)
 }
 
 async fn the_others(pool: &MySqlPool) -> Result<()> {

@@ -255,7 +255,7 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         // the day before is not over everywhere, and most visitors are already counted
         let expected = match number {
             ..30 => CountedBefore(0),
-            _ => Outcome::Counted(1),
+            _ => Counted(1),
         };
         assert_eq!(
             old_visitors
@@ -266,7 +266,7 @@ async fn other_kinds_change_their_partitions_under_another_name() {
         );
         assert_eq!(
             visitors.first_visit("1", after, &visitor).await.unwrap(),
-            Outcome::Counted(1)
+            Counted(1)
         );
     }
     pair.drain_all().await.unwrap();

@@ -11,7 +11,7 @@ const FENCE: &str = "calls calls_before";
 const EPOCH: &str = "e2";
 
 /// Returns the keys of these kinds, which single spaces separate.
-pub fn keys(kinds: &str) -> Vec<String> {
+fn keys(kinds: &str) -> Vec<String> {
     kinds
         .split(' ')
         .map(|kind| format!("cf1:{{shop/views/0}}:{kind}"))
@@ -19,13 +19,13 @@ pub fn keys(kinds: &str) -> Vec<String> {
 }
 
 /// Returns the keys of a counting script.
-pub fn fenced(kinds: &str) -> Vec<String> {
+fn fenced(kinds: &str) -> Vec<String> {
     keys(&format!("{FENCE} {kinds}"))
 }
 
 impl Run {
     /// Returns the strings of a reply, with integers as text.
-    pub fn strings(
+    fn strings(
         &mut self,
         script: &str,
         keys: &[impl ToRedisArgs],

@@ -16,68 +16,12 @@ use tokio::sync::watch;
 
 use crate::support::*;
 
-/// Returns the path of the program, and builds it if its sources have changed.
-async fn program() -> &'static str {
-    static PROGRAM: OnceCell<String> = OnceCell::const_new();
-    let build = || async {
-        if let Some(program) = built() {
-            return program;
-        }
-        let args = [
-            "build",
-            "--example",
-            "service",
-            "--message-format=json",
-            "--manifest-path",
-        ];
-        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-        let mut cargo = Command::new(env!("CARGO"));
-        // cargo's variables for this test's package would rerun some build scripts
-        for (name, _) in env::vars() {
-            if ["CARGO_PKG_", "CARGO_MANIFEST_"]
-                .iter()
-                .any(|part| name.starts_with(part))
-            {
-                cargo.env_remove(name);
-            }
-        }
-        let built = cargo.args(args).arg(manifest).output().await.unwrap();
-        assert!(
-            built.status.success(),
-            "{}",
-            String::from_utf8_lossy(&built.stderr)
-        );
-        let lines = String::from_utf8(built.stdout).unwrap();
-        lines
-            .lines()
-            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
-            .filter(|message| message["target"]["name"] == "service")
-            .find_map(|message| message["executable"].as_str().map(str::to_owned))
-            .unwrap()
-    };
-    PROGRAM.get_or_init(build).await
-}
-
-/// Returns the program that cargo built along with this test, unless a source has changed since.
-fn built() -> Option<String> {
-    fn newest(path: &Path) -> SystemTime {
-        let own = path.metadata().and_then(|of| of.modified()).unwrap();
-        path.read_dir()
-            .into_iter()
-            .flatten()
-            .map(|entry| newest(&entry.unwrap().path()))
-            .fold(own, SystemTime::max)
-    }
-    let program = env::current_exe()
-        .ok()?
-        .parent()?
-        .parent()?
-        .join("examples/service");
-    let built = program.metadata().ok()?.modified().ok()?;
-    let sources = ["examples/service", "src", "lua", "Cargo.toml", "Cargo.lock"];
-    let is_newer =
-        |source: &&str| newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join(source)) > built;
-    (!sources.iter().any(is_newer)).then(|| program.display().to_string())
+/// Returns the path of the program, which cargo builds along with this test.
+fn program() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    let program = test.ancestors().nth(2).unwrap().join("examples/service");
+    assert!(program.exists(), "cargo build --examples makes {program:?}");
+    program
 }
 
 struct Service {
@@ -89,7 +33,7 @@ struct Service {
 impl Service {
     /// Starts the service with this number of seconds for its shutdown.
     async fn start(redis: &RedisServer, mysql: &str, shutdown: &str) -> Self {
-        let mut process = Command::new(program().await)
+        let mut process = Command::new(program())
             .env("REDIS_URL", redis.url())
             .env("MYSQL_URL", mysql)
             .env("LISTEN", "127.0.0.1:0")
@@ -165,20 +109,16 @@ async fn expect(status: u16, address: SocketAddr, line: &str) -> String {
     body
 }
 
-/// Starts a Redis, and a database with all tables.
-async fn servers() -> (RedisServer, MysqlServer, String, MySqlPool) {
-    let (redis, mysql) = (
-        RedisServer::start(RedisOptions::aof("everysec")).await,
-        MysqlServer::start().await,
-    );
+/// Starts a Redis, and creates a database with all tables.
+async fn servers(mysql: &MysqlServer) -> (RedisServer, String, MySqlPool) {
+    let redis = RedisServer::start(RedisOptions::aof("everysec")).await;
     let (database, pool) = mysql.database("shop").await;
     MysqlStore::new(pool.clone()).create_tables().await.unwrap();
     sqlx::raw_sql(include_str!("../../examples/service/schema.sql"))
         .execute(&pool)
         .await
         .unwrap();
-    let url = mysql.url(&database);
-    (redis, mysql, url, pool)
+    (redis, mysql.url(&database), pool)
 }
 
 /// The successful requests by path, without the visitor.
@@ -247,7 +187,7 @@ async fn number(pool: &MySqlPool, sql: &'static str, article: i64) -> i64 {
 
 #[tokio::test]
 async fn terminated_under_load_it_loses_and_doubles_nothing() {
-    let (redis, _mysql, url, pool) = servers().await;
+    let (redis, url, pool) = servers(mysql().await).await;
     let service = Service::start(&redis, &url, "20").await;
     let address = service.address;
     expect(200, address, "GET /healthz").await;
@@ -335,7 +275,8 @@ async fn terminated_under_load_it_loses_and_doubles_nothing() {
 
 #[tokio::test]
 async fn it_starts_counts_and_ends_while_mysql_is_unavailable() {
-    let (redis, mysql, url, pool) = servers().await;
+    let mysql = MysqlServer::start().await;
+    let (redis, url, pool) = servers(&mysql).await;
     mysql.kill();
     let service = Service::start(&redis, &url, "1").await;
     expect(200, service.address, "GET /healthz").await;

@@ -109,7 +109,7 @@ struct Site {
     tallies: Arc<[Tally; 5]>,
     /// The hits that were pending at the kill, by kind.
     pending: [i64; 5],
-    snapshotter: Snapshotter,
+    metrics: Metrics,
 }
 
 impl Site {
@@ -127,7 +127,7 @@ impl Site {
     /// Returns the values of these two metrics by family. A snapshot resets them to 0.
     fn measured(&self, names: [&str; 2]) -> [BTreeMap<String, i64>; 2] {
         let mut found = [BTreeMap::new(), BTreeMap::new()];
-        for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
+        for (key, _, _, value) in self.metrics.snapshotter.snapshot().into_vec() {
             let index = names.iter().position(|name| *name == key.key().name());
             if let (Some(index), DebugValue::Counter(count)) = (index, value) {
                 found[index].insert(
@@ -190,17 +190,13 @@ fn load(
 
 async fn rounds(options: RedisOptions, durability: Durability, restore: Restore) {
     let mut random = random::numbers();
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    // one thread runs the test and all its tasks
-    let _installed = metrics::set_default_local_recorder(&recorder);
+    let metrics = Metrics::record();
 
-    let mysql = MysqlServer::start().await;
-    let (_, pool) = mysql.database("test").await;
-    let redis = RedisServer::start(options).await;
-    let store = MysqlStore::new(pool.clone());
-    store.create_tables().await.unwrap();
-    let counterfoil = Counterfoil::new(redis.manager().await, store);
+    let Pair {
+        redis,
+        pool,
+        counterfoil,
+    } = Pair::with(options).await;
     let handles = Handles::open(&counterfoil, durability).await;
     if restore == Restore::Snapshot {
         redis.does("SAVE").await;
@@ -213,7 +209,7 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
         pool,
         tallies,
         pending: [0; 5],
-        snapshotter,
+        metrics,
     };
     for _ in 0..random::cases(4) {
         site.set_back(restore, &mut random).await;

@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::sample::select;
 use redis::Value;
 
-use crate::support::model::{Family, *};
+use crate::support::model::{Counted, Family, *};
 use crate::support::*;
 
 /// The stripe and page of each place.

@@ -5,22 +5,6 @@ use futures_util::{StreamExt, TryStreamExt};
 
 use crate::support::*;
 
-/// Waits until the sum of counterfoil's own values is this.
-async fn arrived(pair: &Pair, sum: i64) {
-    let what = format!("{sum} in the database");
-    eventually(&what, async || pair.stored().await == sum).await;
-}
-
-/// Creates a table of visitors by store and day.
-async fn visitors(pair: &Pair) -> Table {
-    pair.sql("CREATE TABLE visitors (store_id INT UNSIGNED, day DATE, n BIGINT NOT NULL, PRIMARY KEY (store_id, day))")
-        .await;
-    keyed(
-        Table::upsert("visitors"),
-        [("store_id", Unsigned), ("day", Date)],
-    )
-}
-
 /// Returns the ids with their values as a list has them.
 fn listed<const N: usize>(ids: [(&str, i64); N]) -> [(String, i64); N] {
     ids.map(|(id, value)| (id.to_owned(), value))
@@ -37,10 +21,10 @@ async fn a_hit_is_seen_at_once_and_stored_soon() {
     assert_eq!(views.stored(&[id]).await.unwrap(), [None]);
 
     let reconciler = pair.reconcile().await;
-    arrived(&pair, 3).await;
+    pair.arrives(3).await;
     assert_eq!(views.value(id).await, 3);
     views.count(id, 4).await;
-    arrived(&pair, 7).await;
+    pair.arrives(7).await;
     assert_eq!(views.stored(&[id]).await.unwrap(), [Some(7)]);
     assert_eq!(views.get_many(&[id, "never"]).await.unwrap(), [7, 0]);
     reconciler.stop().await;
@@ -49,7 +33,7 @@ async fn a_hit_is_seen_at_once_and_stored_soon() {
 #[tokio::test]
 async fn numbers_go_to_the_applications_tables() {
     let pair = Pair::new().await;
-    let visitors = family("visitors").table(visitors(&pair).await);
+    let visitors = family("visitors").table(pair.visitors_by_day().await);
     let visitors = pair.open(visitors).await;
     pair.sql(
         "CREATE TABLE item (id INT PRIMARY KEY, name VARCHAR(20) NOT NULL, n INT NOT NULL);
@@ -91,7 +75,7 @@ async fn numbers_go_to_the_applications_tables() {
 #[tokio::test]
 async fn bad_input_is_refused_by_name_and_nothing_is_written() {
     let pair = Pair::new().await;
-    let visitors = family("visitors").table(visitors(&pair).await);
+    let visitors = family("visitors").table(pair.visitors_by_day().await);
     let visitors = pair.open(visitors).await;
     let own = pair.open(family("own")).await;
     for (counters, id, text) in [
@@ -341,21 +325,6 @@ async fn namespaces_do_not_see_each_other() {
 }
 
 #[tokio::test]
-async fn one_process_serves_several_pairs() {
-    let pairs = [Pair::new().await, Pair::new().await];
-    let mut reconcilers = Vec::new();
-    for (pair, hits) in pairs.iter().zip(1..) {
-        reconcilers.push(pair.reconcile().await);
-        pair.open(family("views")).await.count("page", hits).await;
-    }
-    arrived(&pairs[0], 1).await;
-    arrived(&pairs[1], 2).await;
-    for reconciler in reconcilers {
-        reconciler.stop().await;
-    }
-}
-
-#[tokio::test]
 async fn check_reports_how_durable_redis_is() {
     let (pair, _views) = Pair::of(family("views")).await;
     let mut redis = pair.redis.manager().await;
@@ -392,12 +361,8 @@ async fn check_reports_visitors_that_are_counted_again_without_persistence() {
     let visitors = Family::visitors("test", "visitors").at_once();
     let visitors = pair.open(visitors).await;
     let findings = pair.check().await;
-    let is_reported = findings.iter().any(|finding| {
-        finding.severity == Severity::Error
-            && finding.subject == "redis persistence"
-            && finding.message.contains("test/visitors counts them again")
-    });
-    assert!(is_reported, "{findings:?}");
+    let words = ["redis persistence: ", "test/visitors counts them again"];
+    assert_found(&findings, Severity::Error, &words);
     let day = day("2014-09-20");
     let visit = async || visitors.first_visit("shop", day, "visitor").await;
     assert_eq!(visit().await.unwrap(), Outcome::Counted(1));
@@ -496,38 +461,8 @@ async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
     let rotations = rotations().await - before;
     assert!(rotations < 20, "{rotations} rotations beside {hits} hits");
     // with the batch of the owner that died
-    arrived(&pair, hits + 1).await;
+    pair.arrives(hits + 1).await;
     reconciler.stop().await;
-}
-
-/// A client in another language counted for an id that is not text, and for one that no row can
-/// have.
-#[tokio::test]
-async fn an_id_that_no_row_can_have_holds_no_batch_up() {
-    let pair = Pair::new().await;
-    pair.sql("CREATE TABLE item (id INT PRIMARY KEY, n BIGINT NOT NULL)")
-        .await;
-    let table = keyed(Table::upsert("item"), [("id", Signed)]);
-    let items = pair.open(family("items").partitions(1).table(table)).await;
-    items.count("7", 1).await;
-    let mut redis = pair.redis.manager().await;
-    for (id, delta) in [(&b"\xff\xfe"[..], 5), (b"no number", 3)] {
-        cmd("HINCRBY")
-            .arg("cf1:{test/items/0}:buffer")
-            .arg(id)
-            .arg(delta)
-            .exec_async(&mut redis)
-            .await
-            .unwrap();
-    }
-    pair.drain().await;
-    assert_eq!(items.list("", None, 10).await.unwrap(), listed([("7", 1)]));
-    let rejects = pair.mysql().rejects(0, 10).await.unwrap();
-    let reasons = rejects.iter().map(|one| (one.delta, &*one.reason));
-    let mut reasons: Vec<_> = reasons.collect();
-    reasons.sort_unstable();
-    assert_eq!(reasons[1], (5, "the id is not UTF-8"));
-    assert_eq!((reasons.len(), reasons[0].0), (2, 3), "{reasons:?}");
 }
 
 /// A client in another language is configured with 16 partitions for a family that has 8. A
@@ -557,7 +492,7 @@ async fn a_client_configured_with_another_partition_count_is_refused_and_loses_n
     assert!(epoch(&home, views.family()).await.is_ok());
     views.count("page", 1).await;
     let reconciler = pair.reconcile().await;
-    arrived(&pair, 4).await;
+    pair.arrives(4).await;
     assert_eq!(views.value("page").await, 4);
     // from here on it is refused
     assert_eq!(add(2).await, Counted::Expired);

@@ -17,7 +17,7 @@ async fn bounds_refuse_and_return_the_value() {
         .await
         .unwrap();
     sold.sort_by_key(|outcome| outcome.counted());
-    let values = [0, 1, 2].map(Outcome::Counted);
+    let values = [0, 1, 2].map(Counted);
     assert_eq!(sold, [&[refused(0); 5][..], &values].concat());
 }
 

@@ -17,21 +17,8 @@ fn settling(ms: u64) -> FamilyBuilder<CachedCounters> {
 /// Retries the only reject, and saves the counter. Returns its value in Redis, which is the one in
 /// the row.
 async fn retry_the_reject(pair: &Pair, votes: &CachedCounters) -> i64 {
-    let numbers: Vec<_> = pair
-        .mysql()
-        .rejects(0, 10)
-        .await
-        .unwrap()
-        .iter()
-        .map(|reject| reject.number)
-        .collect();
-    assert_eq!(
-        pair.mysql()
-            .retry_rejects(votes.family(), &numbers)
-            .await
-            .unwrap(),
-        [Retried::Applied]
-    );
+    let retried = retry_all(pair.mysql(), votes.family()).await;
+    assert_eq!(retried, [Retried::Applied]);
     expect_rejects(pair.mysql(), &[]).await;
     // the counter's next save shows the row
     votes.count("1", 0).await;
@@ -197,7 +184,7 @@ async fn a_row_beyond_i64_holds_no_other_up() {
 }
 
 /// The row leaves i64 with a batch, and more hits are pending.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_row_beyond_i64_is_not_shown_as_what_is_pending() {
     let pair = Pair::new().await;
     let votes = items(&pair, family()).await;

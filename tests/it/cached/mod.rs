@@ -38,10 +38,6 @@ fn columns(table: Table) -> Table {
 
 /// Returns the value in the row, or 0.
 async fn row(pair: &Pair, id: u32) -> i64 {
-    sqlx::query_scalar("SELECT CAST(vote_count AS SIGNED) FROM item WHERE id = ?")
-        .bind(id)
-        .fetch_optional(&pair.pool)
-        .await
-        .unwrap()
-        .unwrap_or(0)
+    let row = format!("SELECT vote_count FROM item WHERE id = {id}");
+    pair.number(&row).await
 }

@@ -115,7 +115,7 @@ impl Rig {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_main_path() {
     let rig = Rig::steady().await;
     let mut used = HashSet::new();
@@ -162,7 +162,7 @@ async fn the_main_path() {
 }
 
 /// The cluster refuses a call with the wrong home as a whole.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_request_counts_once_whoever_makes_it_again() {
     let rig = Rig::steady().await;
     let unknown = rig.unknown().await;
@@ -175,7 +175,7 @@ async fn a_request_counts_once_whoever_makes_it_again() {
             let (request, id) = (format!("job/{number}"), format!("page/{number}"));
             assert_eq!(
                 there.add_once(&request, &id, 1).await.unwrap(),
-                Outcome::Counted(1),
+                Counted(1),
                 "{request}"
             );
             assert_eq!(
@@ -190,7 +190,7 @@ async fn a_request_counts_once_whoever_makes_it_again() {
 
 /// Backlogs are read partition by partition, also by a process that takes the server for a single
 /// node at first. Only the refusal of keys in several slots shows it that the server is a cluster.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn backlogs_are_read_on_all_nodes() {
     let rig = Rig::steady().await;
     let unknown = rig.unknown().await;
@@ -203,7 +203,7 @@ async fn backlogs_are_read_on_all_nodes() {
     let ids = pages(30);
     for n in 1..=2 {
         for added in views.add_many(ids.iter().map(|id| (id, 1))).await {
-            assert_eq!(added.unwrap(), Outcome::Counted(n));
+            assert_eq!(added.unwrap(), Counted(n));
         }
     }
     for id in &ids {
@@ -238,7 +238,7 @@ async fn backlogs_are_read_on_all_nodes() {
     assert_eq!(rig.stored("%").await, 90);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn slots_move_key_by_key() {
     let rig = Rig::steady().await;
     let hits = rig
@@ -257,7 +257,7 @@ async fn slots_move_key_by_key() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn primaries_hand_over_to_their_replicas() {
     let rig = Rig::steady().await;
     rig.counts_all_under_load(async || {
@@ -268,7 +268,7 @@ async fn primaries_hand_over_to_their_replicas() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn nodes_come_back_with_their_files() {
     let rig = Rig::without_failover(RedisOptions::aof("always")).await;
     rig.counts_all_under_load(async || {
@@ -299,18 +299,8 @@ struct Deaths {
 /// The approximate lag of a replica when its primary dies.
 const BEHIND: Duration = millis(150);
 
-/// The moments when a replica was cut off and when its primary died.
-type Death = (Instant, Instant);
-
-/// Returns whether the replica may have missed a call of this period.
-fn is_taken_back(deaths: &[Death], asked: Instant, told: Instant) -> bool {
-    deaths
-        .iter()
-        .any(|(cut_off, died)| told >= *cut_off && asked <= *died)
-}
-
 /// Kills the primary of each slot while its replica lags, and waits until the replica is promoted.
-async fn kill_primaries(cluster: &RedisCluster, slots: &[u16]) -> Vec<Death> {
+async fn kill_primaries(cluster: &RedisCluster, slots: &[u16]) -> hits::Crashes {
     let mut deaths = vec![];
     for slot in slots {
         let primary = cluster.primary_of_slot(*slot).await;
@@ -340,8 +330,8 @@ async fn primaries_die(durability: Durability) -> Deaths {
     let mut deaths = vec![];
     let trouble = async || deaths = kill_primaries(&rig.cluster, &slots).await;
     let reckoning = Reckoning::of(&rig.under_load(trouble).await, &rig.pool).await;
-    let taken_back = |hit: &&Hit| is_taken_back(&deaths, hit.asked, hit.told);
-    let forgotten = reckoning.lost.iter().filter(taken_back).count();
+    let lost = reckoning.lost.iter();
+    let forgotten = lost.filter(|hit| hit.is_taken_back(&deaths)).count();
     Deaths {
         wronged: reckoning.lost.len() - forgotten,
         forgotten,
@@ -349,7 +339,7 @@ async fn primaries_die(durability: Durability) -> Deaths {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
     let deaths = primaries_die(Durability::Settle(BEHIND + millis(250))).await;
     let reckoning = &deaths.reckoning;
@@ -365,7 +355,7 @@ async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
     assert!(deaths.forgotten > 0 && reckoning.acknowledged > 1000);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn without_settling_it_does_more_harm() {
     // harm needs a batch that was applied while the replica was cut off, which is likely but not
     // certain
@@ -379,7 +369,7 @@ async fn without_settling_it_does_more_harm() {
 }
 
 /// Slots move and primaries change under series, activity and visitors, whose calls have many keys.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn other_kinds_count_while_slots_move() {
     const VISITORS: u64 = 400;
     let rig = Rig::steady().await;
@@ -420,10 +410,10 @@ async fn other_kinds_count_while_slots_move() {
                     daily.first_visit(scope, today, visitor)
                 );
                 for (added, n) in added.into_iter().zip(1..) {
-                    assert_eq!(added.unwrap(), Outcome::Counted(n));
+                    assert_eq!(added.unwrap(), Counted(n));
                 }
                 touched.unwrap();
-                firsts += u64::from(first.unwrap() == Outcome::Counted(1));
+                firsts += u64::from(first.unwrap() == Counted(1));
                 been.insert((scope, number));
                 turns += 1;
                 pause(1).await;
@@ -474,7 +464,7 @@ async fn other_kinds_count_while_slots_move() {
 }
 
 /// Slots move and primaries change while cached counters enter and leave Redis.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn cached_counters_count_while_slots_move() {
     const IDS: usize = 12;
     let rig = Rig::steady().await;

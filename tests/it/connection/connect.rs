@@ -23,7 +23,7 @@ async fn count_until_counted(counters: &BufferedCounters, id: &str) -> Duration 
     let started = Instant::now();
     loop {
         match counters.add(id, 1).await {
-            Ok(Outcome::Counted(_)) => return started.elapsed(),
+            Ok(Counted(_)) => return started.elapsed(),
             Ok(other) => panic!("{other:?}"),
             Err(error) => {
                 assert!(started.elapsed() < secs(40), "{error}");
@@ -34,7 +34,7 @@ async fn count_until_counted(counters: &BufferedCounters, id: &str) -> Duration 
 
 /// A call for several partitions is executed and its reply is lost. When it is repeated, no node
 /// accepts it any more.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     let pair = Pair::with(RedisOptions::aof("always").tcp()).await;
     let proxy = Proxy::to(&pair.redis);
@@ -70,19 +70,15 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
     for added in counting.await.unwrap() {
         refused(added, OutcomeUnknown, "");
     }
-    eventually("the cluster takes calls", || async {
-        let info: String = pair.redis.run("CLUSTER INFO").await.unwrap();
-        info.contains("cluster_state:ok")
-    })
-    .await;
+    is_cluster(&pair.redis).await;
     for added in views.add_many(hits).await {
-        assert_eq!(added.unwrap(), Outcome::Counted(2));
+        assert_eq!(added.unwrap(), Counted(2));
     }
 }
 
 #[tokio::test]
 async fn the_builder_creates_tables_only_on_request() {
-    let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
+    let (redis, mysql) = (new_redis().await, mysql().await);
     let (database, _) = mysql.database("shop").await;
     let (on_redis, on_mysql) = (
         Counterfoil::builder().redis(redis.url()),
@@ -530,7 +526,7 @@ async fn an_unreachable_redis_counts_nothing() {
 
 /// A server that is too busy to connect within a second, and then to reply. Other limits suit other
 /// servers.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn the_time_limits_of_a_busy_server() {
     let redis = new_redis().await;
     let proxy = Proxy::to(&redis);

@@ -5,7 +5,6 @@ use std::process::Command;
 
 use fork::{Fork, fork, waitpid};
 use redis::aio::ConnectionLike;
-use tokio::runtime::{Builder, Runtime};
 
 use crate::support::*;
 
@@ -21,10 +20,6 @@ fn one_per_call(url: String) -> Connection {
         }
     });
     connection.sending_once()
-}
-
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 async fn hits(views: &BufferedCounters) {
@@ -60,26 +55,25 @@ fn program() {
 
 #[tokio::test]
 async fn a_forked_process_counts_under_names_of_its_own() {
-    let redis = new_redis().await;
+    let plain = Plain::new().await;
     let mut program = Command::new(std::env::current_exe().unwrap());
     program
         .args(["--exact", "connection::copies::program", "--ignored"])
-        .env("COPIED_REDIS", redis.url());
+        .env("COPIED_REDIS", plain.redis.url());
     let output = tokio::task::spawn_blocking(move || program.output().unwrap());
     let output = output.await.unwrap();
     assert!(output.status.success(), "{output:?}");
-    let reader = Counterfoil::new(redis.manager().await, MemoryStore::new());
-    let views = reader.opened(family("views")).await;
+    let views = plain.open(family("views")).await;
     assert_eq!(views.value("page").await, 3 * HITS);
 }
 
 /// A copy that resumes from a snapshot finds its connections lost.
 #[tokio::test]
 async fn a_lost_connection_ends_the_use_of_a_name() {
-    let redis = new_redis().await;
+    let plain = Plain::new().await;
+    let redis = &plain.redis;
     let primary = Primary::connect(redis.url()).await.unwrap();
-    let counterfoil = Counterfoil::new(primary, MemoryStore::new());
-    let views = counterfoil.opened(family("views")).await;
+    let views = plain.over(primary).opened(family("views")).await;
     let names = async || {
         let fields: Vec<String> = redis.run("HKEYS cf1:{test/views/0}:calls").await.unwrap();
         let names = fields.into_iter().filter(|field| !field.starts_with('='));

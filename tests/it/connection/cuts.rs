@@ -157,11 +157,7 @@ async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> Cluster {
     ] {
         redis.does(&command).await;
     }
-    eventually("a cluster", || async {
-        let info: String = redis.run("CLUSTER INFO").await.unwrap();
-        info.contains("cluster_state:ok")
-    })
-    .await;
+    is_cluster(redis).await;
     // the default client, with shorter pauses between its retries
     super::connect(
         ClusterClient::builder([format!("redis://127.0.0.1:{port}")])
@@ -173,7 +169,7 @@ async fn cluster_behind(proxy: &Proxy, redis: &RedisServer) -> Cluster {
 
 /// The redis crate's cluster client resends calls by itself. The scripts recognize a repeat from
 /// any sender.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
     let pair = Pair::with(RedisOptions::volatile().tcp().arg("cluster-enabled", "yes")).await;
     let proxy = Proxy::to(&pair.redis);
@@ -371,7 +367,7 @@ async fn a_visitor_is_new_once_wherever_the_call_is_cut() {
                     .first_visit("site", today, &visitor)
                     .await
                     .unwrap(),
-                Outcome::Counted(1)
+                Counted(1)
             );
             assert_eq!(
                 kinds
@@ -454,7 +450,7 @@ async fn without_the_fence_hits_double_and_first_visits_are_not_reported() {
                         .first_visit("site", day("2014-09-20"), visitor)
                         .await
                         .unwrap()
-                        != Outcome::Counted(1),
+                        != Counted(1),
                 );
             } else {
                 let before = kinds.hits().await;

@@ -46,6 +46,8 @@ async fn kept_slices_and_pending_hits_never_expire() {
 
 #[tokio::test]
 async fn a_policy_is_refused_where_it_throws_away_what_counts() {
+    let plain = Plain::new().await;
+    let redis = &plain.redis;
     for policy in [
         "allkeys-lru",
         "volatile-lru",
@@ -54,20 +56,21 @@ async fn a_policy_is_refused_where_it_throws_away_what_counts() {
         "volatile-lfu",
     ] {
         for (kind, expiring) in EXPIRING {
-            let plain = Plain::new().await;
+            redis.does("FLUSHALL").await;
+            let counterfoil = plain.other().await;
             let is_safe = expiring.is_empty() && policy != "allkeys-lru";
-            set_policy(&plain.redis, policy).await;
-            let opened = OfKind::open(&plain.counterfoil, kind).await;
+            set_policy(redis, policy).await;
+            let opened = OfKind::open(&counterfoil, kind).await;
             assert_eq!(opened.is_ok(), is_safe, "{kind} on {policy}");
             if let Err(error) = opened {
                 assert_eq!(error.kind(), Unsafe, "{kind} on {policy}");
                 assert!(format!("{error:#}").contains(policy), "{error}");
             }
             // set while the application runs
-            set_policy(&plain.redis, "noeviction").await;
-            let _family = OfKind::open(&plain.counterfoil, kind).await.unwrap();
-            set_policy(&plain.redis, policy).await;
-            let found = plain
+            set_policy(redis, "noeviction").await;
+            let _family = OfKind::open(&counterfoil, kind).await.unwrap();
+            set_policy(redis, policy).await;
+            let found = counterfoil
                 .check()
                 .await
                 .into_iter()
@@ -79,9 +82,9 @@ async fn a_policy_is_refused_where_it_throws_away_what_counts() {
                 !is_safe,
                 "{kind} on {policy}"
             );
-            let started = plain.reconciler().start().await;
+            let started = counterfoil.reconciler().start().await;
             assert_eq!(started.is_ok(), is_safe, "{kind} on {policy}");
-            plain
+            counterfoil
                 .reconciler()
                 .allow_evicting(true)
                 .start()

@@ -74,12 +74,12 @@ async fn vanishes(held: Held) {
     reconciler.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn everything_vanishes_and_arrives_late() {
     vanishes(Held::Delivered).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn everything_vanishes_for_good() {
     vanishes(Held::Lost).await;
 }
@@ -88,13 +88,7 @@ async fn everything_vanishes_for_good() {
 async fn late_replies() -> Reckoning {
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
-    let brief = ConnectionManagerConfig::new();
-    let redis = ConnectionManager::new_with_config(
-        proxy.client(),
-        brief.set_response_timeout(Some(millis(50))),
-    )
-    .await;
-    let counterfoil = pair.over(redis.unwrap());
+    let counterfoil = pair.over(manager_within(millis(50), proxy.client()).await);
     let views = counterfoil.opened(family("views")).await;
     let reconciler = counterfoil.reconcile().await;
     let load = Hits::on(&views);
@@ -116,7 +110,7 @@ async fn late_replies() -> Reckoning {
     Reckoning::of(&hits, &pair.pool).await
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn replies_come_later_than_a_call_waits() {
     let reckoning = late_replies().await;
     reckoning.is_exact();
@@ -176,7 +170,7 @@ impl Refusal {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn redis_is_busy_with_a_script() {
     // the name of "busy-reply-threshold" before Redis 7, which knows both
     let refusal = Refusal::new(RedisOptions::volatile().arg("lua-time-limit", "20")).await;
@@ -195,7 +189,7 @@ async fn redis_is_busy_with_a_script() {
     refusal.ends("BUSY").await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn redis_has_no_memory_left() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
     let pair = &refusal.pair;
@@ -213,7 +207,7 @@ async fn redis_has_no_memory_left() {
     refusal.ends("OOM").await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn redis_cannot_write_its_snapshot() {
     let refusal = Refusal::new(RedisOptions::volatile()).await;
     // a Redis without configured snapshots refuses nothing

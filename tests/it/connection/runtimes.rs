@@ -5,24 +5,17 @@ use std::thread;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::runtime::{Builder, Runtime};
 
 use crate::support::*;
 
 const THREADS: i64 = 4;
 const ROUNDS: i64 = 60;
 
-fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
-}
-
-/// Returns a runtime with a thread of its own.
-fn home() -> Runtime {
-    Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap()
+/// Starts a Redis, and creates a database with all tables, of which it returns the URL.
+async fn servers() -> (RedisServer, String) {
+    let (database, pool) = mysql().await.database("test").await;
+    MysqlStore::new(pool).create_tables().await.unwrap();
+    (new_redis().await, mysql().await.url(&database))
 }
 
 /// Runs the task in this number of threads, and returns their results.
@@ -41,16 +34,11 @@ fn in_threads<T: Send>(threads: i64, task: impl Fn(i64) -> T + Sync) -> Vec<T> {
 /// A family ends with the runtime that opened it. The pair outlives it, and opens it again.
 #[test]
 fn a_pair_outlives_the_runtimes_that_use_it() {
-    let home = home();
-    let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
-    let mysql = home.block_on(MysqlServer::start());
-    let (database, pool) = home.block_on(mysql.database("test"));
-    home.block_on(MysqlStore::new(pool).create_tables())
-        .unwrap();
+    let home = threads(1);
+    let (redis, url) = home.block_on(servers());
     // the runtime that connects ends first
     let (pair, ended, unused) = runtime().block_on(async {
-        let (redis, mysql) = (redis.url(), mysql.url(&database));
-        let pair = Counterfoil::connect(&redis, &mysql).await.unwrap();
+        let pair = Counterfoil::connect(&redis.url(), &url).await.unwrap();
         let views = pair.open(family("views")).await.unwrap();
         views.count("page", 1).await;
         let unused = pair.open(family("unused")).await.unwrap();
@@ -75,11 +63,11 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
                 };
                 for add in (0..8).map(add).collect::<Vec<_>>() {
                     let added = add.await.unwrap();
-                    let is_counted = matches!(added, Ok(Outcome::Counted(_)));
+                    let is_counted = matches!(added, Ok(Counted(_)));
                     assert!(is_counted, "{thread}, {round}: {added:?}");
                 }
-                let stored = views.stored(&["page"]).await;
-                assert!(stored.is_ok(), "{thread}, {round}: {stored:?}");
+                let stored = views.stored(&["page"]).await.unwrap();
+                assert_eq!(stored, [None], "{thread}, {round}");
             });
         }
     });
@@ -96,7 +84,7 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
 /// Callers whose hits gather, or are in flight, when the runtime of the family ends.
 #[test]
 fn no_caller_waits_for_a_runtime_that_has_ended() {
-    let (home, doomed) = (home(), home());
+    let (home, doomed) = (threads(1), threads(1));
     let plain = home.block_on(Plain::new());
     let views = doomed.block_on(plain.open(family("views").partitions(1)));
     home.block_on(views.count("page", 1));
@@ -138,7 +126,7 @@ fn no_caller_waits_for_a_runtime_that_has_ended() {
 #[test]
 fn threads_with_runtimes_of_their_own_share_calls() {
     const EACH: i64 = 250;
-    let home = home();
+    let home = threads(1);
     let plain = home.block_on(Plain::new());
     let views = home.block_on(plain.open(family("views")));
     let values = in_threads(2 * THREADS, |_| {
@@ -155,8 +143,8 @@ fn threads_with_runtimes_of_their_own_share_calls() {
 /// A search for the primary ends with its runtime. The next call begins it again.
 #[test]
 fn a_search_ends_with_its_runtime() {
-    let (home, doomed) = (home(), runtime());
-    let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
+    let (home, doomed) = (threads(1), runtime());
+    let redis = home.block_on(new_redis());
     let primary = doomed.block_on(Primary::connect(redis.url())).unwrap();
     let pair = Counterfoil::new(primary, MemoryStore::new());
     let views = home.block_on(pair.open(family("views"))).unwrap();
@@ -174,7 +162,7 @@ fn a_search_ends_with_its_runtime() {
 /// affected.
 #[tokio::test(start_paused = true)]
 async fn time_that_is_paused_does_not_affect_other_runtimes() {
-    let home = thread::spawn(home).join().unwrap();
+    let home = thread::spawn(|| threads(1)).join().unwrap();
     let counted = home.spawn(async {
         let plain = Plain::new().await;
         let views = plain.open(family("views")).await;
@@ -193,61 +181,44 @@ async fn time_that_is_paused_does_not_affect_other_runtimes() {
 /// A call of a pair.
 type Call = fn(BufferedCounters, CachedCounters) -> BoxFuture<'static, Result<()>>;
 
+macro_rules! calls {
+    ($($name:literal, $views:ident, $votes:ident => $call:expr;)*) => {
+        [$(($name, |$views, $votes| async move { $call.map(drop) }.boxed()),)*]
+    };
+}
+
 /// Calls of all sorts, by name.
-const CALLS: [(&str, Call); 10] = [
-    ("add", |views, _| {
-        async move { views.add("page", 1).await.map(drop) }.boxed()
-    }),
-    ("add in many tasks", |views, _| {
+const CALLS: [(&str, Call); 10] = calls! {
+    "add", views, _votes => views.add("page", 1).await;
+    "add in many tasks", views, _votes => {
         let add = move |_| {
             let views = views.clone();
-            tokio::spawn(async move { views.add("page", 1).await.map(drop) })
+            tokio::spawn(async move { views.add("page", 1).await })
         };
-        let added = try_join_all((0..20).map(add).collect::<Vec<_>>());
-        async { added.await.unwrap().into_iter().collect() }.boxed()
-    }),
-    ("add_once", |views, _| {
-        async move { views.add_once("request", "page", 1).await.map(drop) }.boxed()
-    }),
-    ("incr", |_, votes| {
-        async move { votes.incr("new", 1).await.map(drop) }.boxed()
-    }),
-    ("set", |_, votes| {
-        async move { votes.set("page", 1).await.map(drop) }.boxed()
-    }),
-    ("get", |views, _| {
-        async move { views.get("page").await.map(drop) }.boxed()
-    }),
-    ("get of a cached counter", |_, votes| {
-        async move { votes.get("page").await.map(drop) }.boxed()
-    }),
-    ("list", |views, _| {
-        async move { views.list("", None, 10).await.map(drop) }.boxed()
-    }),
-    ("get_or_stored", |views, _| {
-        async move { views.get_or_stored(["page"], secs(1)).await.map(drop) }.boxed()
-    }),
-    ("flush", |views, _| {
-        async move {
-            views.record("page", 1)?;
-            views.flush().await.map(drop)
-        }
-        .boxed()
-    }),
-];
+        let added = try_join_all((0..20).map(add).collect::<Vec<_>>()).await;
+        added.unwrap().into_iter().collect::<Result<Vec<_>>>()
+    };
+    "add_once", views, _votes => views.add_once("request", "page", 1).await;
+    "incr", _views, votes => votes.incr("new", 1).await;
+    "set", _views, votes => votes.set("page", 1).await;
+    "get", views, _votes => views.get("page").await;
+    "get of a cached counter", _views, votes => votes.get("page").await;
+    "list", views, _votes => views.list("", None, 10).await;
+    "get_or_stored", views, _votes => views.get_or_stored(["page"], secs(1)).await;
+    "flush", views, _votes => {
+        views.record("page", 1)?;
+        views.flush().await
+    };
+};
 
 /// The pair was opened on a runtime that has not ended, but is no longer driven.
 #[test]
 fn calls_end_while_the_runtime_of_the_pair_is_not_driven() {
-    let (home, idle) = (home(), runtime());
-    let redis = home.block_on(RedisServer::start(RedisOptions::volatile()));
-    let mysql = home.block_on(MysqlServer::start());
-    let (database, pool) = home.block_on(mysql.database("test"));
-    home.block_on(MysqlStore::new(pool).create_tables())
-        .unwrap();
+    let (home, idle) = (threads(1), runtime());
+    let (redis, url) = home.block_on(servers());
     for (name, call) in CALLS {
         let (views, votes) = idle.block_on(async {
-            let pair = Counterfoil::connect(&redis.url(), &mysql.url(&database)).await;
+            let pair = Counterfoil::connect(&redis.url(), &url).await;
             let pair = pair.unwrap().write_timeout(secs(1)).read_timeout(secs(1));
             let views = pair.open(family("views").partitions(1)).await.unwrap();
             let votes = pair.open(votes()).await.unwrap();

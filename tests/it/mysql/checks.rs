@@ -5,32 +5,6 @@ use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use super::database::*;
 use crate::support::*;
 
-async fn findings(store: &MysqlStore, families: &[Family]) -> Vec<(Severity, String)> {
-    store
-        .check(families)
-        .await
-        .into_iter()
-        .map(|finding| {
-            let text = format!("{}: {}", finding.subject, finding.message);
-            (finding.severity, text)
-        })
-        .collect()
-}
-
-fn is_found(findings: &[(Severity, String)], severity: Severity, words: &[&str]) -> bool {
-    findings
-        .iter()
-        .any(|(known, text)| *known == severity && words.iter().all(|word| text.contains(word)))
-}
-
-#[track_caller]
-fn assert_found(findings: &[(Severity, String)], severity: Severity, words: &[&str]) {
-    assert!(
-        is_found(findings, severity, words),
-        "{severity:?} {words:?} in {findings:#?}"
-    );
-}
-
 #[tokio::test]
 async fn what_is_wrong_with_the_database_is_found() {
     let db = Db::new().await;
@@ -50,18 +24,18 @@ async fn what_is_wrong_with_the_database_is_found() {
             .build()
             .unwrap()
     });
-    let good = findings(&db.store, &families[..2]).await;
-    let severities: Vec<_> = good.iter().map(|(severity, _)| *severity).collect();
+    let good = db.store.check(&families[..2]).await;
+    let severities: Vec<_> = good.iter().map(|found| found.severity).collect();
     // a setting of testkit
     assert_eq!(severities, [Severity::Warning], "{good:?}");
     assert_found(&good, Severity::Warning, &["flush_log"]);
     assert_found(
-        &findings(&db.store, &families).await,
+        &db.store.check(&families).await,
         Severity::Error,
         &["table bad", "id", "double"],
     );
     let replica = db.store.clone().with_replica(db.pool.clone());
-    assert_found(&findings(&replica, &[]).await, Severity::Info, &["replica"]);
+    assert_found(&replica.check(&[]).await, Severity::Info, &["replica"]);
 
     // a user with some privileges on the database, and some on tables
     let user = db
@@ -75,7 +49,7 @@ async fn what_is_wrong_with_the_database_is_found() {
     let odd =
         "SET SESSION autocommit = 0; SET SESSION TRANSACTION ISOLATION LEVEL READ UNCOMMITTED";
     let store = MysqlStore::new(db.connect(&user, odd).await);
-    let found = findings(&store, &families[..2]).await;
+    let found = store.check(&families[..2]).await;
     // ends its transaction
     drop(store);
     assert_found(&found, Severity::Warning, &["pool", "single"]);
@@ -106,7 +80,7 @@ async fn what_is_wrong_with_the_database_is_found() {
 
     db.run("DROP TABLE counterfoil_ledger").await;
     assert_found(
-        &findings(&db.store, &[]).await,
+        &db.store.check(&[]).await,
         Severity::Error,
         &["missing", "counterfoil_ledger"],
     );
@@ -117,7 +91,7 @@ async fn what_is_wrong_with_the_database_is_found() {
     store.create_tables().await.unwrap();
     let set = sqlx::raw_sql("SET GLOBAL read_only = 1").execute(&pool);
     set.await.unwrap();
-    let found = findings(&store, &[]).await;
+    let found = store.check(&[]).await;
     assert_found(&found, Severity::Error, &["read_only", "no writes"]);
 }
 
@@ -129,27 +103,23 @@ async fn an_unreachable_database_is_a_finding_and_an_error() {
             .acquire_timeout(millis(200))
             .connect_lazy_with(options),
     );
-    let found = findings(&store, &[]).await;
-    assert!(matches!(&found[..], [(Severity::Error, text)] if text.starts_with("mysql: ")));
-    let expect_retryable = |error: Error| {
-        assert!(
-            error.kind() == ErrorKind::Store && error.is_retryable(),
-            "{error}"
-        );
-    };
+    let found = store.check(&[]).await;
+    assert!(
+        matches!(&found[..], [one] if one.severity == Severity::Error && one.subject == "mysql"),
+        "{found:?}"
+    );
+    let expect_retryable = |error: Error| assert!(error.is_retryable(), "{error}");
     let family = views().build().unwrap();
-    expect_retryable(store.register(&family).await.expect_err("unreachable"));
+    let registered = store.register(&family).await;
+    expect_retryable(refused(registered, ErrorKind::Store, ""));
     let family = Registered {
         family,
         number: 1,
         database: String::new(),
     };
-    expect_retryable(
-        store
-            .apply(&[batch(&family.into(), 0, 1, [("a", 1)])], None)
-            .await
-            .expect_err("unreachable"),
-    );
+    let batches = [batch(&family.into(), 0, 1, [("a", 1)])];
+    let applied = store.apply(&batches, None).await;
+    expect_retryable(refused(applied, ErrorKind::Store, ""));
 }
 
 #[tokio::test]
@@ -159,11 +129,11 @@ async fn families_that_share_a_column_are_found() {
         .await;
     let table = || by_id(Table::update("item"), Signed);
     let one = db.table("one", table()).await;
-    let found = findings(&db.store, std::slice::from_ref(&one.family)).await;
+    let found = db.store.check(std::slice::from_ref(&one.family)).await;
     assert!(!is_found(&found, Severity::Info, &["item.n too"]));
     db.family(Family::buffered("other-shop", "two").table(table()))
         .await;
-    let found = findings(&db.store, std::slice::from_ref(&one.family)).await;
+    let found = db.store.check(std::slice::from_ref(&one.family)).await;
     assert_found(
         &found,
         Severity::Info,
@@ -175,11 +145,11 @@ async fn families_that_share_a_column_are_found() {
 async fn sessions_in_which_batches_may_not_arrive_are_found() {
     let db = Db::new().await;
     let off = db.session("SET SESSION autocommit = 0").await;
-    let found = findings(&off.store, &[]).await;
+    let found = off.store.check(&[]).await;
     assert_found(&found, Severity::Error, &["mysql autocommit"]);
     if db.mariadb {
         let oracle = db.session("SET SESSION sql_mode = 'ORACLE'").await;
-        let found = findings(&oracle.store, &[]).await;
+        let found = oracle.store.check(&[]).await;
         assert_found(&found, Severity::Warning, &["mysql sql_mode", "ORACLE"]);
     }
 }

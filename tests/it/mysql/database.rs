@@ -6,8 +6,6 @@ use sqlx::mysql::MySqlPoolOptions;
 
 use crate::support::*;
 
-static SERVER: OnceCell<MysqlServer> = OnceCell::const_new();
-
 /// The key columns of a table.
 pub type Keys = &'static [(&'static str, KeyType)];
 
@@ -29,8 +27,7 @@ impl Db {
     }
 
     pub async fn empty() -> Self {
-        let server = SERVER.get_or_init(MysqlServer::start).await;
-        let (name, pool) = server.database("store").await;
+        let (name, pool) = mysql().await.database("store").await;
         Db::over(name, pool).await
     }
 
@@ -73,20 +70,12 @@ impl Db {
     }
 
     pub async fn run(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
-            .execute(&self.pool)
-            .await
-            .unwrap_or_else(|e| panic!("{sql}: {e}"));
+        run_sql(&self.pool, sql).await;
     }
 
     pub async fn number(&self, sql: &str) -> i64 {
-        let sql = format!("SELECT CAST(({sql}) AS SIGNED)");
-        let query = sqlx::query_scalar::<_, Option<i64>>(AssertSqlSafe(sql.clone()));
-        query
-            .fetch_one(&self.pool)
-            .await
-            .unwrap_or_else(|e| panic!("{sql}: {e}"))
-            .unwrap_or_else(|| panic!("{sql}: none"))
+        let number = number(&self.pool, sql).await;
+        number.unwrap_or_else(|| panic!("{sql}: none"))
     }
 
     /// Returns the collation that compares texts byte by byte.
@@ -128,6 +117,17 @@ impl Db {
             .await
             .unwrap()
             .values
+    }
+
+    /// Asserts that the rows of these ids have these values.
+    pub async fn has(
+        &self,
+        family: &Registered,
+        ids: &[&str],
+        expected: impl AsRef<[Option<i64>]>,
+    ) {
+        let (values, family) = (self.values(family, ids).await, &family.family);
+        assert_eq!(values, expected.as_ref(), "{family} {ids:?}");
     }
 
     pub async fn rows(&self, family: &Registered, ids: &[&str]) -> Vec<Option<i64>> {
@@ -179,6 +179,23 @@ impl Db {
         deltas: impl IntoIterator<Item = (I, i64)>,
     ) -> Sums {
         self.apply(&[batch(family, partition, seq, deltas)]).await
+    }
+
+    /// Applies a batch of partition 0, of which so many deltas change rows, and so many are rejected.
+    pub async fn adds<I: AsRef<[u8]>>(
+        &self,
+        family: &Arc<Registered>,
+        seq: u64,
+        deltas: impl IntoIterator<Item = (I, i64)>,
+        (rows, rejected): (u64, u64),
+    ) {
+        let sums = self.add(family, 0, seq, deltas).await;
+        assert_eq!(
+            sums,
+            applied(1, 0, rows, rejected),
+            "{}, batch {seq}",
+            family.family
+        );
     }
 
     pub async fn mismatch(&self, builder: FamilyBuilder<BufferedCounters>) -> String {

@@ -233,14 +233,7 @@ async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
         );
         let missing = format!("no {privilege} privilege");
         let findings = work.store.check(&families()).await;
-        assert!(
-            findings.iter().any(|finding| {
-                finding.severity == Severity::Error
-                    && finding.subject.contains(name)
-                    && finding.message.contains(&missing)
-            }),
-            "without {privilege} on {name}: {findings:#?}"
-        );
+        assert_found(&findings, Severity::Error, &[name, &missing]);
         granted.give_back(&db).await;
     }
     assert_eq!(Work::done(&db, &redis, 0).await.failures, [""; 0]);
@@ -273,10 +266,7 @@ async fn registered(store: &MysqlStore, name: &str) -> Result<Registered> {
 async fn fill(db: &Db, families: &[Family], value: i64) {
     for family in families {
         let family = db.registered(family).await;
-        assert_eq!(
-            db.add(&family, 0, 1, [("1", value)]).await,
-            applied(1, 0, 1, 0)
-        );
+        db.adds(&family, 1, [("1", value)], (1, 0)).await;
         store(db)
             .apply(&[batch(&family, 0, 2, [("1", value)])], None)
             .await

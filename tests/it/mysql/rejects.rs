@@ -15,11 +15,8 @@ async fn six_rejects() -> (Db, Arc<Registered>, Vec<u64>) {
         .await;
     let family = db.table("small", by_id(Table::upsert("small"), Text)).await;
     let deltas = (0..6).map(|number| (format!("bad/{number}"), 200));
-    assert_eq!(
-        db.add(&family, 0, 1, deltas.chain([("good".to_owned(), 1)]))
-            .await,
-        applied(1, 0, 1, 6)
-    );
+    db.adds(&family, 1, deltas.chain([("good".to_owned(), 1)]), (1, 6))
+        .await;
     let mut rejects = db.rejects().await;
     rejects.sort_by(|one, other| one.id.cmp(&other.id));
     (
@@ -122,27 +119,6 @@ async fn a_reject_that_is_refused_again_has_the_new_reason() {
 }
 
 #[tokio::test]
-async fn rejects_that_many_tasks_retry_count_once() {
-    let (db, family, numbers) = six_rejects().await;
-    db.run(MEND).await;
-    let stores = [(); 8].map(|()| MysqlStore::new(db.pool.clone()));
-    let backwards: Vec<_> = numbers.iter().rev().copied().collect();
-    let retried =
-        join_all(stores.iter().enumerate().map(|(at, store)| {
-            store.retry_rejects(&family.family, [&numbers, &backwards][at % 2])
-        }))
-        .await
-        .into_iter();
-    let retried: Vec<_> = retried.flat_map(|one| one.unwrap()).collect();
-    let count = |outcome| retried.iter().filter(|one| **one == outcome).count();
-    assert_eq!(
-        [Retried::Applied, Retried::AppliedBefore].map(count),
-        [6, 42]
-    );
-    assert_eq!(db.number(SUM).await, 6 * 200);
-}
-
-#[tokio::test]
 async fn a_discarded_reject_is_neither_listed_nor_applied() {
     use Retried::{Applied, AppliedBefore, Discarded};
     let (db, family, numbers) = six_rejects().await;
@@ -221,13 +197,11 @@ async fn a_retry_and_a_discard_share_no_reject() {
     // from where no retry has been yet
     let (first, second) = numbers.split_at(MANY / 2);
     let from_the_middle = [second, first].concat();
-    let (one, two, three, four) = tokio::join!(
-        retry(&numbers),
-        discard(&from_the_middle),
-        discard(&backwards),
-        retry(&backwards)
+    let (applied, discarded) = tokio::join!(
+        join_all([&numbers, &backwards, &numbers, &backwards].map(|some| retry(some))),
+        join_all([&from_the_middle, &backwards].map(|some| discard(some)))
     );
-    let (applied, discarded) = ([one, four].concat(), [two, three].concat());
+    let (applied, discarded) = (applied.concat(), discarded.concat());
     let counts = (applied.len(), discarded.len());
     assert!(counts.0 > 0 && counts.1 > 0, "{counts:?}");
     let mut both = [applied, discarded].concat();
@@ -486,10 +460,7 @@ async fn a_table_that_is_gone_holds_up_the_rejects_of_its_own_family_only() {
     let mut opened = vec![];
     for name in ["gone_first", "small", "gone_last"] {
         let family = db.numbers(name, "TINYINT").await;
-        assert_eq!(
-            db.add(&family, 0, 1, [("1", 200)]).await,
-            applied(1, 0, 0, 1)
-        );
+        db.adds(&family, 1, [("1", 200)], (0, 1)).await;
         let table = by_id(Table::upsert(name), Signed);
         let family = Family::buffered("shop", name).table(table);
         opened.push(counterfoil.opened(family).await);

@@ -90,8 +90,8 @@ async fn a_missing_table_is_refused_with_the_sql_that_creates_it() {
     let (_, sql) = message.split_once(": CREATE").expect(&message);
     db.run(&format!("CREATE{sql}")).await;
     let (orders, id) = (db.table("orders", table).await, "7/-1/2014-09-20/a/b");
-    assert_eq!(db.add(&orders, 0, 1, [(id, 5)]).await, applied(1, 0, 1, 0));
-    assert_eq!(db.values(&orders, &[id]).await, [Some(5)]);
+    db.adds(&orders, 1, [(id, 5)], (1, 0)).await;
+    db.has(&orders, &[id], [Some(5)]).await;
 }
 
 /// The key columns of a family, with tables that it refuses: columns and options, and parts of the
@@ -255,7 +255,7 @@ async fn tables_that_are_safe_are_accepted() {
     let ids = ["2014-09-20/1", "2014-09-21/1", "2014-09-22/1"];
     db.add(&t1, 0, 1, [(ids[0], 1), (ids[1], 2)]).await;
     db.add(&t1, 0, 2, [(ids[0], 1), (ids[2], 2)]).await;
-    assert_eq!(db.values(&t1, &ids).await, [Some(2); 3]);
+    db.has(&t1, &ids, [Some(2); 3]).await;
     let t2 = || by_id(Table::update("t2"), Signed);
     db.table("t2", t2()).await;
     // the store caches a table's columns: another namespace with the same table does not read them

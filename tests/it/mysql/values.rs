@@ -53,14 +53,10 @@ async fn every_id_arrives_byte_by_byte() {
             ids.iter_mut().for_each(|id| *id = format!("{id}é{id}é"));
         }
         let all = ids.len() as u64;
-        assert_eq!(
-            db.add(&family, 0, 1, ids.iter().zip(1..)).await,
-            applied(1, 0, all, 0),
-            "{name}"
-        );
+        db.adds(&family, 1, ids.iter().zip(1..), (all, 0)).await;
         let of_ids: Vec<_> = ids.iter().map(String::as_str).collect();
         let expected: Vec<_> = (1..=all as i64).map(|value| Some(times * value)).collect();
-        assert_eq!(db.values(&family, &of_ids).await, expected, "{name}");
+        db.has(&family, &of_ids, expected).await;
         ids.sort();
         assert_eq!(db.pages(&family, "", 100).await, ids, "{name}");
     }
@@ -81,10 +77,12 @@ async fn both_ends_of_the_range_are_exact() {
     .await;
     db.add(&views, 1, 1, [("max", min), ("min", max), ("big", 2)])
         .await;
-    assert_eq!(
-        db.values(&views, &["max", "min", "big", "zero"]).await,
-        [Some(-1), Some(-1), Some(big + 2), Some(0)]
-    );
+    db.has(
+        &views,
+        &["max", "min", "big", "zero"],
+        [Some(-1), Some(-1), Some(big + 2), Some(0)],
+    )
+    .await;
     db.expect_rejects(&[]).await;
 }
 
@@ -107,16 +105,15 @@ async fn keys_of_every_type_find_their_row() {
         (2, Table::update(format!("{}.visitors", db.name))),
     ] {
         let family = db.table(&format!("round{times}"), keyed(table, keys)).await;
-        assert_eq!(
-            db.add(&family, 0, 1, ids.into_iter().zip(1..)).await,
-            applied(1, 0, 3, 0)
-        );
+        db.adds(&family, 1, ids.into_iter().zip(1..), (3, 0)).await;
         let asked = [ids[2], "07/1/2014-09-20", ids[0], ids[1], ids[0], "no", ""];
         let expected = [Some(3), None, Some(1), Some(2), Some(1), None, None];
-        assert_eq!(
-            db.values(&family, &asked).await,
-            expected.map(|value| value.map(|value| times * value))
-        );
+        db.has(
+            &family,
+            &asked,
+            expected.map(|value| value.map(|value| times * value)),
+        )
+        .await;
     }
 }
 
@@ -161,11 +158,7 @@ async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
             expected,
             "{name}"
         );
-        assert_eq!(
-            odd.values(&family, &ids).await,
-            [Some(value), None, Some(127)],
-            "{name}"
-        );
+        odd.has(&family, &ids, [Some(value), None, Some(127)]).await;
     }
     let (views, id) = (odd.views().await, "😀'\"\\");
     odd.add(&views, 0, 1, [(id, 1)]).await;
@@ -173,7 +166,7 @@ async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
     assert_eq!(modes().await, before);
     // the same bytes for a connection in utf8mb4
     for db in [&odd, &db] {
-        assert_eq!(db.values(&views, &[id]).await, [Some(1)]);
+        db.has(&views, &[id], [Some(1)]).await;
     }
 }
 
@@ -237,17 +230,10 @@ async fn what_the_schema_refuses_is_rejected_with_its_reason() {
         ("short", Text, "333", 1, "too long"),
     ] {
         let family = db.table(name, by_id(Table::upsert(name), kind)).await;
-        assert_eq!(
-            db.add(&family, 0, 1, [(bad, delta), ("1", 1), ("2", 1)])
-                .await,
-            applied(1, 0, 2, 1),
-            "{name}"
-        );
-        assert_eq!(
-            db.values(&family, &["1", "2", bad]).await,
-            [Some(1), Some(1), None],
-            "{name}"
-        );
+        db.adds(&family, 1, [(bad, delta), ("1", 1), ("2", 1)], (2, 1))
+            .await;
+        db.has(&family, &["1", "2", bad], [Some(1), Some(1), None])
+            .await;
         let rejects = db.store.rejects(seen, 10).await.unwrap();
         let [reject] = &rejects[..] else {
             panic!("{name}: {rejects:?}")
@@ -292,20 +278,19 @@ async fn an_update_rejects_rows_that_are_missing() {
     let votes = by_id(Table::update("items"), Unsigned);
     let votes = db.table("votes", votes).await;
     let beyond = "18446744073709551615";
-    assert_eq!(
-        db.add(
-            &votes,
-            0,
-            1,
-            [("1", -3), ("2", 5), ("3", 1), ("4", 1), (beyond, 1)]
-        )
-        .await,
-        applied(1, 0, 2, 3)
-    );
-    assert_eq!(
-        db.values(&votes, &["1", "2", "3", "4"]).await,
-        [Some(7), Some(5), None, Some(i64::from(i32::MAX))]
-    );
+    db.adds(
+        &votes,
+        1,
+        [("1", -3), ("2", 5), ("3", 1), ("4", 1), (beyond, 1)],
+        (2, 3),
+    )
+    .await;
+    db.has(
+        &votes,
+        &["1", "2", "3", "4"],
+        [Some(7), Some(5), None, Some(i64::from(i32::MAX))],
+    )
+    .await;
     let missing = "no such row";
     db.expect_rejects(&[(beyond, 1, missing), ("3", 1, missing), ("4", 1, "range")])
         .await;
@@ -321,20 +306,19 @@ async fn an_unsigned_column_goes_down_but_not_below_zero() {
     .await;
     let table = || by_id(Table::upsert("stock"), Signed);
     let stock = db.table("stock", table()).await;
-    assert_eq!(
-        db.add(
-            &stock,
-            0,
-            1,
-            [("1", -5), ("2", -6), ("3", 2), ("4", -1), ("5", 4)]
-        )
-        .await,
-        applied(1, 0, 3, 2)
-    );
-    assert_eq!(
-        db.values(&stock, &["1", "2", "3", "4", "5"]).await,
-        [Some(0), Some(5), Some(7), None, Some(4)]
-    );
+    db.adds(
+        &stock,
+        1,
+        [("1", -5), ("2", -6), ("3", 2), ("4", -1), ("5", 4)],
+        (3, 2),
+    )
+    .await;
+    db.has(
+        &stock,
+        &["1", "2", "3", "4", "5"],
+        [Some(0), Some(5), Some(7), None, Some(4)],
+    )
+    .await;
     let negative = "no such row, and n takes no negative number";
     db.expect_rejects(&[("2", -6, "out of range"), ("4", -1, negative)])
         .await;
@@ -350,7 +334,7 @@ async fn an_unsigned_column_goes_down_but_not_below_zero() {
         ErrorKind::Range,
         value,
     );
-    assert_eq!(db.values(&big, &["2"]).await, [Some(i64::MAX)]);
+    db.has(&big, &["2"], [Some(i64::MAX)]).await;
 }
 
 /// The INSERT of a delta alone is refused, but its row exists, and the sum fits.
@@ -373,22 +357,19 @@ async fn a_row_that_exists_takes_each_delta_that_its_sum_allows() {
         let family = Family::buffered("shop", name).table(table).wide(true);
         let family = db.family(family).await;
         let deltas = [("1", -3), ("2", -11), ("3", 1), ("4", -1), ("5", 4)];
-        assert_eq!(
-            db.add(&family, 0, 1, deltas).await,
-            applied(1, 0, 3, 2),
-            "{name}"
-        );
-        assert_eq!(
-            db.values(&family, &["1", "2", "3", "4", "5"]).await,
+        db.adds(&family, 1, deltas, (3, 2)).await;
+        db.has(
+            &family,
+            &["1", "2", "3", "4", "5"],
             [Some(7), Some(10), Some(11), None, Some(4)],
-            "{name}"
-        );
+        )
+        .await;
         // the sum is refused without a row, and the positive delta creates the row
         let batches = [(1, -2), (2, 5), (3, -4)];
         let batches =
             batches.map(|(partition, delta)| batch(&family, partition, 1, [("6", delta)]));
         assert_eq!(db.apply(&batches).await, applied(3, 0, 2, 1), "{name}");
-        assert_eq!(db.values(&family, &["6"]).await, [Some(3)], "{name}");
+        db.has(&family, &["6"], [Some(3)]).await;
     }
     let few = [
         ("2", -11, "too_few"),
@@ -405,11 +386,8 @@ async fn a_row_that_exists_takes_each_delta_that_its_sum_allows() {
     let narrow = db
         .table("narrow", by_id(Table::upsert("narrow"), Signed))
         .await;
-    assert_eq!(
-        db.add(&narrow, 0, 1, [("1", 200), ("2", 200)]).await,
-        applied(1, 0, 1, 1)
-    );
-    assert_eq!(db.values(&narrow, &["1", "2"]).await, [Some(100), None]);
+    db.adds(&narrow, 1, [("1", 200), ("2", 200)], (1, 1)).await;
+    db.has(&narrow, &["1", "2"], [Some(100), None]).await;
 }
 
 /// A reject whose row appeared meanwhile.
@@ -419,11 +397,11 @@ async fn a_negative_reject_is_applied_once_its_row_exists() {
     let stock = db.numbers("stock", "INT").await;
     db.run("ALTER TABLE stock ADD CONSTRAINT too_few CHECK (n >= 0)")
         .await;
-    assert_eq!(db.add(&stock, 0, 1, [("1", -3)]).await, applied(1, 0, 0, 1));
+    db.adds(&stock, 1, [("1", -3)], (0, 1)).await;
     db.run("INSERT INTO stock VALUES (1, 10)").await;
     let numbers = db.reject_numbers().await;
     assert_eq!(db.retry(&stock, &numbers).await, [Retried::Applied]);
-    assert_eq!(db.values(&stock, &["1"]).await, [Some(7)]);
+    db.has(&stock, &["1"], [Some(7)]).await;
 }
 
 /// Another transaction inserts the rows meanwhile.
@@ -451,11 +429,8 @@ async fn a_row_that_appears_meanwhile_takes_its_delta() {
         let deltas = [("1", 1), ("2", -3), ("3", 1)];
         let (sums, ()) = tokio::join!(db.add(&family, 0, 1, deltas), committed);
         assert_eq!(sums, applied(1, 0, 3, 0), "{name}");
-        assert_eq!(
-            db.values(&family, &["1", "2", "3"]).await,
-            [Some(1), Some(7), Some(1)],
-            "{name}"
-        );
+        db.has(&family, &["1", "2", "3"], [Some(1), Some(7), Some(1)])
+            .await;
     }
     db.expect_rejects(&[]).await;
 }
@@ -478,22 +453,15 @@ async fn a_numbered_table_takes_a_number_for_each_new_row_only() {
     }
     db.add(&numbered, 0, 201, [("2", 5)]).await;
     db.add(&numbered, 0, 202, [("1", 1), ("3", 7)]).await;
-    assert_eq!(
-        db.values(&numbered, &["1", "2", "3"]).await,
-        [Some(201), Some(5), Some(7)]
-    );
+    db.has(&numbered, &["1", "2", "3"], [Some(201), Some(5), Some(7)])
+        .await;
     db.expect_rejects(&[]).await;
 
     db.run("INSERT INTO numbered VALUES (127, 127, 0)").await;
     db.run("ALTER TABLE numbered AUTO_INCREMENT = 127").await;
-    assert_eq!(
-        db.add(&numbered, 0, 203, [("1", 1), ("4", 1)]).await,
-        applied(1, 0, 1, 1)
-    );
-    assert_eq!(
-        db.values(&numbered, &["1", "127", "4"]).await,
-        [Some(202), Some(0), None]
-    );
+    db.adds(&numbered, 203, [("1", 1), ("4", 1)], (1, 1)).await;
+    db.has(&numbered, &["1", "127", "4"], [Some(202), Some(0), None])
+        .await;
     db.expect_rejects(&[("4", 1, "")]).await;
 }
 
@@ -518,12 +486,12 @@ async fn one_counter_in_many_batches_is_one_row() {
         db.apply(&batches.collect::<Vec<_>>()).await,
         applied(24, 0, 48 - 16, 16)
     );
-    assert_eq!(db.values(&one, &["1", "2"]).await, [Some(16), Some(32)]);
+    db.has(&one, &["1", "2"], [Some(16), Some(32)]).await;
     let batches = (0..8).map(|partition| batch(&update, partition, 2, [("1", 1), ("2", -1)]));
     let batches: Vec<_> = batches.collect();
     assert_eq!(db.apply(&batches).await, applied(8, 0, 16, 0));
     // each delta of a joined row
-    assert_eq!(db.values(&one, &["1", "2"]).await, [Some(24), Some(24)]);
+    db.has(&one, &["1", "2"], [Some(24), Some(24)]).await;
 
     // the sum is below zero without a row: the positive deltas create it
     let rejected = db.rejects().await.len();
@@ -537,7 +505,7 @@ async fn one_counter_in_many_batches_is_one_row() {
         .await,
         applied(3, 0, 2, 1)
     );
-    assert_eq!(db.values(&one, &["9"]).await, [Some(5)]);
+    db.has(&one, &["9"], [Some(5)]).await;
     let last = &db.rejects().await[rejected];
     assert_eq!((last.delta, last.partition), (-7, 0));
 }
@@ -551,7 +519,7 @@ async fn a_sum_that_leaves_the_range_goes_one_by_one() {
             .await,
         applied(3, 0, 4, 2)
     );
-    assert_eq!(db.values(&wide, &["a", "b"]).await, [Some(most), Some(3)]);
+    db.has(&wide, &["a", "b"], [Some(most), Some(3)]).await;
     db.expect_rejects(&[("a", most, ""); 2]).await;
     let rejects = db.rejects().await;
     assert_ne!(rejects[0].partition, rejects[1].partition);
@@ -572,10 +540,7 @@ async fn many_rows_of_any_bytes_of_which_one_is_out_of_range() {
             .iter()
             .map(|&id| (id, if id == "id-77" { odd } else { delta }));
         let rows = ids.len() as u64 - rejected;
-        assert_eq!(
-            db.add(&views, 0, seq, deltas).await,
-            applied(1, 0, rows, rejected)
-        );
+        db.adds(&views, seq, deltas, (rows, rejected)).await;
         let value = delta + if seq == 2 { 3 } else { 0 };
         let expected = ids
             .iter()

@@ -189,18 +189,13 @@ async fn ids_of_several_columns_are_counted() {
     let pair = Pair::new().await;
     pair.sql(
         "CREATE TABLE visits (store_id INT UNSIGNED, day DATE, visitor INT, PRIMARY KEY (store_id, day, visitor));
-         CREATE TABLE visitors (store_id INT UNSIGNED, day DATE, n INT NOT NULL, PRIMARY KEY (store_id, day));
          INSERT INTO visits VALUES (1, '2014-09-20', 0), (1, '2014-09-20', 1), (1, '2014-09-20', 2), \
              (1, '2014-09-21', 0), (2, '2014-09-20', 0), (2, '2014-09-20', 1), (10, '2014-09-20', 0), \
              (10, '2014-09-20', 1), (10, '2014-09-20', 2), (10, '2014-09-20', 3)",
     )
     .await;
-    let visitors = pair
-        .open(family("visitors").wide(true).table(keyed(
-            Table::upsert("visitors"),
-            [("store_id", Unsigned), ("day", Date)],
-        )))
-        .await;
+    let table = pair.visitors_by_day().await;
+    let visitors = pair.open(family("visitors").wide(true).table(table)).await;
     let ids = [
         "1/2014-09-20",
         "1/2014-09-21",
@@ -332,12 +327,10 @@ async fn what_is_missing_or_not_allowed_is_named() {
 
 #[tokio::test]
 async fn the_metrics_report_a_run() {
-    let recorder = DebuggingRecorder::new();
-    let snapshotter = recorder.snapshotter();
-    let _installed = metrics::set_default_local_recorder(&recorder);
+    let metrics = Metrics::record();
     let (pair, saves) = drained(|user| user % 3 - 1).await;
     pair.recount(&saves).run_once().await.unwrap();
-    let seen = look(&snapshotter);
+    let seen = metrics.look();
     let now = UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
     for (metric, expected) in [
         (RECOUNT_CHECKED, 9.0),

@@ -3,10 +3,9 @@
 
 use counterfoil::recount::RecountIds;
 use counterfoil::test_hooks::Recounting;
-use proptest::test_runner::Config;
 use tokio::time::sleep;
 
-use super::At;
+use super::{At, breaks, exact};
 use crate::support::*;
 
 #[derive(Clone, Copy, Debug)]
@@ -157,11 +156,7 @@ impl World {
 }
 
 fn play(without: Option<Guard>, steps: &[Step]) -> Result<(), String> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(async {
+    runtime().block_on(async {
         let mut world = World::new().await;
         take_out(without);
         for &step in steps {
@@ -176,14 +171,7 @@ fn play(without: Option<Guard>, steps: &[Step]) -> Result<(), String> {
 
 #[test]
 fn no_interleaving_corrects_a_counter_that_moved() {
-    let mut runner = TestRunner::new(Config {
-        max_shrink_iters: 200,
-        ..random::config(random::cases(12))
-    });
-    let result = runner.run(&steps(), |steps| {
-        play(None, &steps).map_err(TestCaseError::fail)
-    });
-    result.unwrap_or_else(|error| panic!("{error}"));
+    exact(steps(), |steps| play(None, steps));
 }
 
 /// A like is added and taken back between the two reads.
@@ -201,10 +189,7 @@ fn equal_values_are_no_proof() {
         Recount,
         Recount,
     ];
-    let broken = play(Some(Guard::RecountMoved), &steps);
-    take_out(None);
-    assert!(broken.is_err(), "the guard is not missed");
-    play(None, &steps).unwrap();
+    breaks(play, Guard::RecountMoved, &steps);
 }
 
 /// Likes are added and taken back all the time, and no counter drifts except two that receive none

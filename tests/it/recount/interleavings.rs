@@ -4,7 +4,6 @@
 //! guards it does leave it.
 
 use counterfoil::test_hooks::Recounting;
-use proptest::test_runner::Config;
 
 use super::At;
 use crate::support::*;
@@ -55,7 +54,6 @@ fn steps(crashes: bool) -> impl Strategy<Value = Vec<Step>> {
 /// The guard that is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Without {
-    Nothing,
     /// The recounter does not wait for the counts of the rows that it found.
     Wait,
     Guard(Guard),
@@ -82,7 +80,7 @@ struct Explained {
 struct World {
     pair: Pair,
     counters: Counters,
-    without: Without,
+    without: Option<Without>,
     recounters: [(Recounting, At); 2],
     /// The rows that are not counted yet, by number and user.
     coming: Vec<(u64, usize)>,
@@ -98,7 +96,7 @@ fn id(user: usize) -> String {
 
 impl World {
     /// Opens buffered counters, or cached ones that stay in Redis for the time `retain`.
-    async fn new(retain: Option<Duration>, without: Without, redis: RedisOptions) -> Self {
+    async fn new(retain: Option<Duration>, without: Option<Without>, redis: RedisOptions) -> Self {
         let pair = Pair::with(redis).await;
         pair.sql(
             "CREATE TABLE saves (event BIGINT PRIMARY KEY, user_id BIGINT NOT NULL, KEY (user_id)) ENGINE=InnoDB;
@@ -212,7 +210,7 @@ impl World {
     async fn recount(&self, who: usize, at: At) -> At {
         let recounting = &self.recounters[who].0;
         if let At::After(run, difference) = at {
-            if self.without == Without::Delta {
+            if self.without == Some(Without::Delta) {
                 let write = "INSERT INTO counterfoil_values SELECT (SELECT number FROM counterfoil_families), user_id, COUNT(*) \
                      FROM saves GROUP BY user_id ON DUPLICATE KEY UPDATE value = VALUES(value)";
                 self.pair.sql(write).await;
@@ -223,7 +221,7 @@ impl World {
         }
         let ids = (0..USERS).map(id).collect();
         let coming = self.coming.iter().map(|(event, _)| *event).collect();
-        let waits = self.without != Without::Wait;
+        let waits = self.without != Some(Without::Wait);
         at.next(recounting, ids, coming, waits).await
     }
 
@@ -304,13 +302,9 @@ fn recounting(pair: &Pair, counters: &Counters) -> Recounting {
     recount.within(Duration::ZERO).steps().unwrap()
 }
 
-fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<(), String> {
+fn play(retain: Option<Duration>, without: Option<Without>, steps: &[Step]) -> Result<(), String> {
     let crashes = steps.iter().any(|step| matches!(step, Step::Crash(_)));
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(async {
+    runtime().block_on(async {
         let redis = if crashes {
             RedisOptions::aof("always")
         } else {
@@ -321,7 +315,7 @@ fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<()
             world.note_length(None);
         }
         take_out(match without {
-            Without::Guard(guard) => Some(guard),
+            Some(Without::Guard(guard)) => Some(guard),
             _ => None,
         });
         for &step in steps {
@@ -339,15 +333,7 @@ fn play(retain: Option<Duration>, without: Without, steps: &[Step]) -> Result<()
 }
 
 fn exact(retain: Option<Duration>, crashes: bool) {
-    let mut runner = TestRunner::new(Config {
-        max_shrink_iters: 200,
-        ..random::config(random::cases(12))
-    });
-    let result = runner.run(&steps(crashes), |steps| {
-        play(retain, Without::Nothing, &steps).map_err(TestCaseError::fail)
-    });
-    take_out(None);
-    result.unwrap_or_else(|error| panic!("{error}"));
+    super::exact(steps(crashes), |steps| play(retain, None, steps));
 }
 
 #[test]
@@ -392,16 +378,13 @@ fn a_correction_does_not_hide_what_a_crash_loses() {
         Recount(1),
     ];
     let steps = [&corrected[..], &[Insert(0), Count(0), Crash(0), Flush]].concat();
-    let played = play(Some(millis(1)), Without::Nothing, &steps);
+    let played = play(Some(millis(1)), None, &steps);
     played.unwrap_or_else(|error| panic!("{error}"));
 }
 
 /// Checks that the steps fail without the guard. They are the shortest ones that the model knows.
 fn breaks(without: Without, steps: &[Step]) {
-    let broken = play(None, without, steps);
-    take_out(None);
-    assert!(broken.is_err(), "{without:?} is not missed");
-    play(None, Without::Nothing, steps).unwrap();
+    super::breaks(|without, steps| play(None, without, steps), without, steps);
 }
 
 const RECOUNT: [Step; 5] = [Step::Recount(0); 5];

@@ -9,6 +9,7 @@ mod replica;
 
 use counterfoil::recount::{RecountBuilder, Recountable, Source};
 use counterfoil::test_hooks::{Before, Difference, Page, Recounting, Run};
+use proptest::test_runner::Config;
 
 use crate::support::*;
 
@@ -64,4 +65,30 @@ impl At {
             At::After(..) => self,
         }
     }
+}
+
+/// Plays random steps, none of which may go wrong.
+fn exact<S: Debug>(
+    steps: impl Strategy<Value = Vec<S>>,
+    play: impl Fn(&[S]) -> Result<(), String>,
+) {
+    let mut runner = TestRunner::new(Config {
+        max_shrink_iters: 200,
+        ..random::config(random::cases(12))
+    });
+    let result = runner.run(&steps, |steps| play(&steps).map_err(TestCaseError::fail));
+    take_out(None);
+    result.unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Checks that the steps go wrong without this, and only then.
+fn breaks<G: Debug + Copy, S>(
+    play: impl Fn(Option<G>, &[S]) -> Result<(), String>,
+    without: G,
+    steps: &[S],
+) {
+    let broken = play(Some(without), steps);
+    take_out(None);
+    assert!(broken.is_err(), "{without:?} is not missed");
+    play(None, steps).unwrap();
 }

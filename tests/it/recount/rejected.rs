@@ -23,10 +23,8 @@ async fn stage() -> (Pair, BufferedCounters) {
 const INSERT: &str = "INSERT INTO user (id) VALUES (7)";
 
 async fn retry(pair: &Pair, counters: &BufferedCounters) {
-    let numbers = pair.mysql().rejects(0, 10).await.unwrap();
-    let numbers: Vec<_> = numbers.iter().map(|reject| reject.number).collect();
-    let retried = pair.mysql().retry_rejects(counters.family(), &numbers);
-    assert_eq!(retried.await.unwrap(), [Retried::Applied]);
+    let retried = retry_all(pair.mysql(), counters.family()).await;
+    assert_eq!(retried, [Retried::Applied]);
 }
 
 #[tokio::test]

@@ -52,10 +52,10 @@ async fn callers_share_calls_and_none_is_lost() {
         try_join_all((0..2_000).map(|hit| hits.add(&names[hit % 50], 1)))
             .await
             .unwrap(),
-        [Outcome::Counted(1); 2_000]
+        [Counted(1); 2_000]
     );
     for done in hits.add_many(names.iter().map(|name| (name, 3))).await {
-        assert_eq!(done.unwrap(), Outcome::Counted(3));
+        assert_eq!(done.unwrap(), Counted(3));
     }
     (0..100).for_each(|hit| hits.record(&names[hit % 50], 2).unwrap());
     assert_eq!(hits.flush().await.unwrap(), Recorded::Counted);
@@ -70,7 +70,7 @@ async fn names_come_in_order_and_page_by_page() {
     let (pair, hits) = Pair::of(family("hits")).await;
     let mut names: Vec<_> = (0..250).map(|number| format!("n{number}")).collect();
     for done in hits.add_many(names.iter().map(|name| (name, 1))).await {
-        assert_eq!(done.unwrap(), Outcome::Counted(1));
+        assert_eq!(done.unwrap(), Counted(1));
     }
     names.sort();
     let mut listed: Vec<String> = vec![];

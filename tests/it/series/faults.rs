@@ -29,7 +29,7 @@ fn start(hits: Series) -> ([Tally; NAMES.len()], Load<()>) {
                 let began = tallies[number].begin();
                 match hits.add(NAMES[number], 1).await {
                     Ok(added) => {
-                        assert_eq!(added, Outcome::Counted(1));
+                        assert_eq!(added, Counted(1));
                         tallies[number].end(began, true)
                     }
                     Err(error) if error.is_retryable() => tallies[number].end(began, false),
@@ -42,11 +42,10 @@ fn start(hits: Series) -> ([Tally; NAMES.len()], Load<()>) {
     (tallies, load)
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_file() {
-    let mysql = MysqlServer::start().await;
     // the file contains every acknowledged hit, so a killed process loses nothing
-    let pair = Pair::on(RedisOptions::aof("always"), &mysql).await;
+    let pair = Pair::with(RedisOptions::aof("always")).await;
     let hits = pair.open(family()).await;
     let reconciler = pair.reconcile().await;
     let (tallies, load) = start(hits.clone());
@@ -63,7 +62,7 @@ async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_
     are_exact(&pair, &hits, &tallies).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn finished_slices_are_exact_whatever_dies() {
     let (mysql, pair) = Pair::on_own_mysql().await;
     let proxy = Proxy::to(&pair.redis);

@@ -29,6 +29,29 @@ where
     })
 }
 
+/// Returns a connection that loses every n-th call: its reply, or by turns its reply and the call
+/// itself.
+pub async fn lossy(redis: &RedisServer, every: u64, replies_only: bool) -> Connection {
+    let (redis, calls) = (redis.manager().await, Arc::new(AtomicU64::new(1)));
+    custom(move |cmd| {
+        let (mut redis, call) = (redis.clone(), calls.fetch_add(1, Ordering::Relaxed));
+        async move {
+            if !call.is_multiple_of(every) {
+                return redis.req_packed_command(&cmd).await;
+            }
+            if replies_only || !(call / every).is_multiple_of(2) {
+                drop(redis.req_packed_command(&cmd).await);
+            }
+            Err(cut_off())
+        }
+    })
+}
+
+/// Returns the error of a connection that broke.
+pub fn cut_off() -> redis::RedisError {
+    std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()
+}
+
 impl<F, Reply> ConnectionLike for Custom<F>
 where
     F: Fn(Cmd) -> Reply + Send + Sync,

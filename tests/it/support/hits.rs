@@ -23,6 +23,17 @@ pub struct Hit {
     pub read: Option<i64>,
 }
 
+/// The times from which, and until which, each crash took back what was counted.
+pub type Crashes = Vec<(Instant, Instant)>;
+
+impl Hit {
+    /// Returns whether one of the crashes may have taken the hit back.
+    pub fn is_taken_back(&self, crashes: &Crashes) -> bool {
+        let mut crashes = crashes.iter();
+        crashes.any(|(kept, died)| self.told >= *kept && self.asked <= *died)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HitOutcome {
     Acknowledged,
@@ -43,7 +54,7 @@ impl Hits {
                     let asked = Instant::now();
                     let outcome = match counters.add(&id, 1).await {
                         Ok(added) => {
-                            assert!(matches!(added, Outcome::Counted(_)), "{added:?}");
+                            assert!(matches!(added, Counted(_)), "{added:?}");
                             HitOutcome::Acknowledged
                         }
                         // the caller never repeats a hit, not even one of unknown outcome

@@ -76,10 +76,10 @@ impl OfKind {
         match self {
             OfKind::Buffered(views) => views.add("page", 1).await.map(drop),
             OfKind::Cached(votes) => votes.incr("item", 1).await.map(|changed| {
-                assert!(matches!(changed, Outcome::Counted(_)), "{changed:?}");
+                assert!(matches!(changed, Counted(_)), "{changed:?}");
             }),
             OfKind::Series(hits) => match hits.add("page", 1).await? {
-                Outcome::Counted(_) => Ok(()),
+                Counted(_) => Ok(()),
                 refused => Err(Error::new(ErrorKind::Range, format!("{refused:?}"))),
             },
             OfKind::Activity(online) => online.touch("page", "visitor").await,
@@ -87,7 +87,7 @@ impl OfKind {
                 .first_visit("page", day("2014-09-20"), "visitor")
                 .await?
             {
-                Outcome::Counted(1) | CountedBefore(0) => Ok(()),
+                Counted(1) | CountedBefore(0) => Ok(()),
                 refused => Err(Error::new(Busy, format!("{refused:?}"))),
             },
         }

@@ -8,6 +8,7 @@ pub mod interleaving;
 pub mod kinds;
 pub mod load;
 mod log;
+pub mod measure;
 pub mod model;
 pub mod random;
 pub mod state;
@@ -22,7 +23,7 @@ pub use counterfoil::ErrorKind::{
     AccessDenied, Busy, Closed, Corrupt, InvalidInput, Mismatch, OutcomeUnknown, Unsafe,
 };
 pub use counterfoil::KeyType::{Char, Date, Signed, Text, Unsigned, Uuid};
-pub use counterfoil::Outcome::{CountedBefore, NoRow, OutOfRange};
+pub use counterfoil::Outcome::{Counted, CountedBefore, NoRow, OutOfRange};
 pub use counterfoil::admin::{
     Backlog, Finding, Reject, Retried, Role, Script, Severity, acl_rules,
 };
@@ -57,23 +58,29 @@ pub use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub use testkit::{
     Certificates, Held, MysqlServer, Proxy, RedisCluster, RedisOptions, RedisServer, Sentinel,
 };
+pub use tokio::runtime::{Builder, Runtime};
 pub use tokio::sync::{OnceCell, RwLock};
 pub use tokio::task::{JoinHandle, JoinSet};
 pub use tokio::time::timeout;
 
 pub use between::{Between, Gate, Wrapped};
-pub use custom::{custom, unknown};
+pub use custom::{custom, cut_off, lossy, unknown};
 pub use hits::{Hit, HitOutcome, Hits, Reckoning};
 pub use kinds::{KINDS, OfKind};
-pub use load::{Load, Stop};
+pub use load::Load;
 pub use log::Log;
+pub use measure::Metrics;
 pub use model::scripts;
 pub use state::State;
 pub use tally::{Tally, now_ms};
 pub use tls::{CERTIFIED, Tls};
 pub use trouble::doomed;
 
-static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
+/// Returns the test program's one MySQL, which no test may stop.
+pub async fn mysql() -> &'static MysqlServer {
+    static MYSQL: OnceCell<MysqlServer> = OnceCell::const_new();
+    MYSQL.get_or_init(MysqlServer::start).await
+}
 
 /// A separate Redis, and a separate database on the test program's one MySQL.
 pub struct Pair {
@@ -88,7 +95,7 @@ impl Pair {
     }
 
     pub async fn with(options: RedisOptions) -> Self {
-        Pair::on(options, MYSQL.get_or_init(MysqlServer::start).await).await
+        Pair::on(options, mysql().await).await
     }
 
     pub async fn on(options: RedisOptions, mysql: &MysqlServer) -> Self {
@@ -140,27 +147,35 @@ impl Pair {
 
     /// Runs SQL that returns nothing.
     pub async fn sql(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))
-            .execute(&self.pool)
-            .await
-            .unwrap_or_else(|error| panic!("{sql}: {error}"));
+        run_sql(&self.pool, sql).await;
     }
 
     /// Returns the only number of the query; 0 for none.
     pub async fn number(&self, sql: &str) -> i64 {
-        let number = format!("SELECT CAST(({sql}) AS SIGNED)");
-        let number = sqlx::query_scalar::<_, Option<i64>>(AssertSqlSafe(number));
-        number
-            .fetch_one(&self.pool)
-            .await
-            .unwrap_or_else(|error| panic!("{sql}: {error}"))
-            .unwrap_or(0)
+        number(&self.pool, sql).await.unwrap_or(0)
     }
 
     /// Returns the sum of counterfoil's own values.
     pub async fn stored(&self) -> i64 {
         self.number("SELECT SUM(value) FROM counterfoil_values")
             .await
+    }
+
+    /// Waits until this sum of counterfoil's own values has arrived.
+    pub async fn arrives(&self, sum: i64) {
+        let what = format!("{sum} in the database");
+        eventually(&what, async || self.stored().await == sum).await;
+    }
+
+    /// Creates a table of visitors by store and day.
+    pub async fn visitors_by_day(&self) -> Table {
+        let columns = "store_id INT UNSIGNED, day DATE, n BIGINT NOT NULL";
+        self.sql(&format!(
+            "CREATE TABLE visitors ({columns}, PRIMARY KEY (store_id, day))"
+        ))
+        .await;
+        let keys = [("store_id", Unsigned), ("day", Date)];
+        keyed(Table::upsert("visitors"), keys)
     }
 
     /// Sends a command to Redis. Single spaces separate its words.
@@ -200,6 +215,23 @@ impl Plain {
             store,
             counterfoil,
         }
+    }
+
+    /// Does the same, and opens this family.
+    pub async fn of<H: FamilyHandle>(family: FamilyBuilder<H>) -> (Self, H) {
+        let plain = Plain::new().await;
+        let counters = plain.open(family).await;
+        (plain, counters)
+    }
+
+    /// Returns a client of another process, with another connection.
+    pub fn over(&self, redis: impl Into<Connection>) -> Counterfoil {
+        Counterfoil::new(redis, self.store.clone())
+    }
+
+    /// Returns a client of another process.
+    pub async fn other(&self) -> Counterfoil {
+        self.over(self.redis.manager().await)
     }
 
     pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
@@ -286,17 +318,29 @@ pub async fn expect_rejects(store: &MysqlStore, expected: &[(&str, i64, &str)]) 
 /// Asserts that a check found no errors.
 #[track_caller]
 pub fn has_no_errors(findings: &[Finding]) {
-    let is_error = |finding: &Finding| finding.severity == Severity::Error;
-    assert!(!findings.iter().any(is_error), "{findings:?}");
+    assert!(!is_found(findings, Severity::Error, &[]), "{findings:?}");
 }
 
-/// A family over the store in memory.
-pub type PlainCounters = BufferedCounters;
+/// Returns whether a check found something of this severity with all these words.
+pub fn is_found(findings: &[Finding], severity: Severity, words: &[&str]) -> bool {
+    let mut found = findings.iter().filter(|found| found.severity == severity);
+    found.any(|found| {
+        let text = format!("{}: {}", found.subject, found.message);
+        words.iter().all(|word| text.contains(word))
+    })
+}
+
+/// Asserts that a check found something of this severity with all these words.
+#[track_caller]
+pub fn assert_found(findings: &[Finding], severity: Severity, words: &[&str]) {
+    let is_found = is_found(findings, severity, words);
+    assert!(is_found, "{severity:?} {words:?} in {findings:#?}");
+}
 
 /// Returns the pending value of a hit that was counted.
 pub fn counted(added: Outcome) -> i64 {
     match added {
-        Outcome::Counted(pending) => pending,
+        Counted(pending) => pending,
         refused => panic!("{refused:?}"),
     }
 }
@@ -434,7 +478,7 @@ pub async fn pause(ms: u64) {
 
 /// Creates a database with counterfoil's tables, on the test program's one MySQL.
 pub async fn database() -> MySqlPool {
-    database_on(MYSQL.get_or_init(MysqlServer::start).await).await
+    database_on(mysql().await).await
 }
 
 async fn database_on(mysql: &MysqlServer) -> MySqlPool {
@@ -490,22 +534,6 @@ pub fn keyed<'k>(table: Table, keys: impl IntoIterator<Item = (&'k str, KeyType)
         .value("n")
 }
 
-/// Returns the metrics since the last call, summed by name: counts, last values of gauges, and the
-/// number of a histogram's values.
-pub fn look(snapshotter: &Snapshotter) -> HashMap<String, f64> {
-    let all = snapshotter.snapshot().into_vec().into_iter();
-    let number = |value| match value {
-        DebugValue::Counter(count) => count as f64,
-        DebugValue::Gauge(value) => value.0,
-        DebugValue::Histogram(values) => values.len() as f64,
-    };
-    let mut sums = HashMap::new();
-    all.for_each(|(key, _, _, value)| {
-        *sums.entry(key.key().name().to_owned()).or_default() += number(value)
-    });
-    sums
-}
-
 /// Waits for a condition that becomes true soon.
 pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
     let started = Instant::now();
@@ -513,4 +541,74 @@ pub async fn eventually<F: Future<Output = bool>>(what: &str, mut is_so: impl Fn
         assert!(started.elapsed() < secs(20), "waited for: {what}");
         tokio::time::sleep(millis(5)).await;
     }
+}
+
+/// Returns a runtime that runs its tasks on the thread that waits.
+pub fn runtime() -> Runtime {
+    Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// Returns a runtime with this number of threads of its own.
+pub fn threads(many: usize) -> Runtime {
+    let mut threads = Builder::new_multi_thread();
+    let threads = threads.worker_threads(many).enable_all();
+    threads.build().unwrap()
+}
+
+/// Polls the future once. The result is nothing while it waits.
+pub fn poll_once<F: Future + ?Sized>(future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+    futures_util::FutureExt::now_or_never(future)
+}
+
+/// Returns whether this step, or something of the family with this name, fails with these words.
+pub fn is_failing(reconciler: &Reconciler, what: &str, words: &str) -> bool {
+    reconciler.failing().iter().any(|one| {
+        let family = one.family.as_deref().unwrap_or_default();
+        let is_named = one.step == what || family.split('/').next_back() == Some(what);
+        is_named && format!("{:#}", one.error).contains(words)
+    })
+}
+
+/// Waits until it fails with these words.
+pub async fn fails(reconciler: &Reconciler, what: &str, words: &str) {
+    let is_failing = async || is_failing(reconciler, what, words);
+    eventually(&format!("{what} fails: {words}"), is_failing).await;
+}
+
+/// Connects to Redis. A call waits for its reply for this time.
+pub async fn manager_within(limit: Duration, client: redis::Client) -> ConnectionManager {
+    let config = ConnectionManagerConfig::new().set_response_timeout(Some(limit));
+    let manager = ConnectionManager::new_with_config(client, config).await;
+    manager.unwrap()
+}
+
+/// Waits until the server takes calls as a cluster.
+pub async fn is_cluster(redis: &RedisServer) {
+    eventually("a cluster", async || {
+        let info: String = redis.run("CLUSTER INFO").await.unwrap();
+        info.contains("cluster_state:ok")
+    })
+    .await;
+}
+
+/// Retries the open rejects of this family, all of which are its own.
+pub async fn retry_all(store: &MysqlStore, family: &Family) -> Vec<Retried> {
+    let rejects = store.rejects(0, 10).await.unwrap();
+    let numbers: Vec<_> = rejects.iter().map(|reject| reject.number).collect();
+    store.retry_rejects(family, &numbers).await.unwrap()
+}
+
+/// Runs SQL that returns nothing.
+pub async fn run_sql(pool: &MySqlPool, sql: &str) {
+    let run = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
+    let run = run.execute(pool).await;
+    run.unwrap_or_else(|error| panic!("{sql}: {error}"));
+}
+
+/// Returns the only number of the query, if any.
+pub async fn number(pool: &MySqlPool, sql: &str) -> Option<i64> {
+    let number = format!("SELECT CAST(({sql}) AS SIGNED)");
+    let number = sqlx::query_scalar(AssertSqlSafe(number));
+    let number = number.fetch_one(pool).await;
+    number.unwrap_or_else(|error| panic!("{sql}: {error}"))
 }

@@ -2,7 +2,6 @@
 //! die.
 
 use sqlx::mysql::MySqlConnectOptions;
-use tokio::runtime::{Builder, Runtime};
 
 use crate::support::*;
 
@@ -15,11 +14,7 @@ pub fn doomed<F>(
 where
     F: Future<Output = Result<()>> + Send + 'static,
 {
-    let doomed = Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
+    let doomed = threads(1);
     doomed.spawn(async move {
         let store = MysqlStore::new(sqlx::MySqlPool::connect_lazy_with((*pool).clone()));
         // cut off before it could begin

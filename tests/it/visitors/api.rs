@@ -10,12 +10,7 @@ fn daily(name: &str) -> FamilyBuilder<Visitors> {
 #[tokio::test]
 async fn a_visitor_of_a_day_counts_once() {
     let pair = Pair::new().await;
-    pair.sql("CREATE TABLE visitors (store_id INT UNSIGNED, day DATE, n INT UNSIGNED NOT NULL, PRIMARY KEY (store_id, day))")
-        .await;
-    let table = keyed(
-        Table::upsert("visitors"),
-        [("store_id", Unsigned), ("day", Date)],
-    );
+    let table = pair.visitors_by_day().await;
     let daily = pair.open(daily("daily").table(table)).await;
     let (first, next) = (day("2014-09-20"), day("2014-09-21"));
     let visit = async |day, visitor: u32| {
@@ -26,13 +21,10 @@ async fn a_visitor_of_a_day_counts_once() {
     };
     let visits = join_all((0..1_000).map(|number| visit(first, number % 250))).await;
     assert_eq!(
-        visits
-            .iter()
-            .filter(|told| **told == Outcome::Counted(1))
-            .count(),
+        visits.iter().filter(|told| **told == Counted(1)).count(),
         250
     );
-    assert_eq!(visit(next, 0).await, Outcome::Counted(1));
+    assert_eq!(visit(next, 0).await, Counted(1));
     assert_eq!(daily.get("12345", first).await.unwrap(), 250);
     pair.drain().await;
     assert_eq!(visit(first, 0).await, CountedBefore(0));
@@ -48,7 +40,7 @@ async fn a_visitor_of_a_day_counts_once() {
         InvalidInput,
         "no number",
     );
-    let midnight = SystemTime::UNIX_EPOCH + secs(1_411_171_200);
+    let midnight = UNIX_EPOCH + secs(1_411_171_200);
     assert_eq!(
         daily
             .get("12345", Day::of(midnight).unwrap())
@@ -71,7 +63,7 @@ async fn a_scope_and_a_day_are_one_counter_and_no_other_pair_is() {
     for (visitors, scope) in [(&own, "7/8"), (&own, "7"), (&tabled, "7")] {
         assert_eq!(
             visitors.first_visit(scope, day, "a").await.unwrap(),
-            Outcome::Counted(1)
+            Counted(1)
         );
         assert_eq!(visitors.get_many([(scope, day)]).await.unwrap(), [1]);
     }
@@ -93,10 +85,7 @@ async fn a_visit_out_of_range_is_refused() {
     let full = i64::MAX;
     let full = format!("HSET cf1:{{test/daily/0}}:buffer shop/2014-09-20 {full}");
     pair.command::<()>(&full).await;
-    for (date, expected) in [
-        ("2014-09-20", OutOfRange(None)),
-        ("2014-09-21", Outcome::Counted(1)),
-    ] {
+    for (date, expected) in [("2014-09-20", OutOfRange(None)), ("2014-09-21", Counted(1))] {
         assert_eq!(
             daily
                 .first_visit("shop", day(date), "visitor")

@@ -1,14 +1,9 @@
 //! Histories of parallel writers and readers. Each read is between what was acknowledged before it
 //! and what was begun before its end, and reads never decrease.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::AtomicI64;
 
-use crate::support::{counted, family, pause};
-use counterfoil::{BufferedCounters, Counterfoil, Durability, FamilyBuilder, MemoryStore};
-use testkit::{RedisOptions, RedisServer};
-use tokio::task::JoinSet;
+use crate::support::*;
 
 const IDS: [&str; 3] = ["a", "b", "page/é"];
 const WRITERS: usize = 12;
@@ -26,12 +21,12 @@ struct Seen {
 /// Counts and reads from two simulated processes, each with a reconciler, also while connections
 /// are killed.
 async fn history(family: FamilyBuilder<BufferedCounters>, kill: bool) {
-    let redis = RedisServer::start(RedisOptions::volatile()).await;
+    let redis = new_redis().await;
     let store = MemoryStore::new();
     let mut processes = Vec::new();
     for _ in 0..2 {
         let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-        let counters = counterfoil.open(family.clone()).await.unwrap();
+        let counters = counterfoil.opened(family.clone()).await;
         let reconciler = counterfoil.reconciler().lease(None).start().await.unwrap();
         processes.push((counterfoil, counters, reconciler));
     }
@@ -47,7 +42,7 @@ async fn history(family: FamilyBuilder<BufferedCounters>, kill: bool) {
                 let (id, delta) = (hit % IDS.len(), 1 + (hit / IDS.len() % 3) as i64);
                 seen[id].begun.fetch_add(delta, Ordering::SeqCst);
                 // a call whose reply is lost is repeated until it succeeds
-                let pending = counted(counters.add(IDS[id], delta).await.unwrap());
+                let pending = counters.count(IDS[id], delta).await;
                 seen[id].acknowledged.fetch_add(delta, Ordering::SeqCst);
                 batches.fetch_add(u64::from(pending == delta), Ordering::Relaxed);
                 hit += 1;
@@ -89,10 +84,7 @@ async fn history(family: FamilyBuilder<BufferedCounters>, kill: bool) {
     for round in 0..20 {
         pause(70 + 13 * (round % 7)).await;
         if kill {
-            let _: u64 = redis
-                .run("CLIENT KILL TYPE normal SKIPME yes")
-                .await
-                .unwrap();
+            redis.does("CLIENT KILL TYPE normal SKIPME yes").await;
         }
     }
     stop.store(1, Ordering::Relaxed);
@@ -100,30 +92,24 @@ async fn history(family: FamilyBuilder<BufferedCounters>, kill: bool) {
         ended.unwrap();
     }
     let (counterfoil, counters, _) = &processes[0];
-    counterfoil.drain().await.unwrap();
+    counterfoil.drained().await;
     let acknowledged = [0, 1, 2].map(|id| seen[id].acknowledged.load(Ordering::SeqCst));
     assert_eq!(counters.stored(&IDS).await.unwrap(), acknowledged.map(Some));
     let [reads, batches] = [reads, batches].map(|count| count.load(Ordering::Relaxed));
     println!("{acknowledged:?} acknowledged, {reads} reads, about {batches} batches");
     assert!(acknowledged.iter().sum::<i64>() > 1000 && reads > 100 && batches > 20);
     for (_, _, reconciler) in processes {
-        reconciler.shutdown().await.unwrap();
+        reconciler.stop().await;
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn reads_lie_between_what_was_told_and_what_was_begun() {
     history(family("views").partitions(2), false).await;
-    history(
-        family("views")
-            .partitions(2)
-            .durability(Durability::Settle(Duration::from_millis(20))),
-        true,
-    )
-    .await;
+    history(family("views").partitions(2).settle(20), true).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn of_a_wide_family_too() {
     history(family("hot").partitions(4).wide(true), true).await;
 }

@@ -6,40 +6,22 @@
 //! Every increment is a token: the k-th of a case adds 4^k. In base 4, each digit of a value is the
 //! number of times that it contains that increment.
 
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll, Waker};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::pin::{Pin, pin};
 
-use crate::support::epoch;
-use crate::support::interleaving::connect::Direct;
-use crate::support::interleaving::database::Database;
-use crate::support::interleaving::hunt::{
-    Case, cases, expect_exact, expect_failure, hunt, runtime,
-};
-use crate::support::interleaving::stage::{Gone, Stage};
-use crate::support::interleaving::token::{delta, digit, fault};
-use crate::support::interleaving::workers::{WORKERS, Work, Workers};
-use crate::support::interleaving::{Checked, Crashes, Fate, Mishap, PARTITIONS, failed};
-use counterfoil::test_hooks::Guard;
-use counterfoil::{BufferedCounters, Counterfoil, Family, MemoryStore, Outcome, Result, Store};
-use proptest::prelude::*;
-use proptest::test_runner::TestError;
-use redis::aio::ConnectionLike;
-use redis::{Cmd, Pipeline, RedisError, RedisFuture, RedisResult, Value};
-use testkit::{RedisOptions, RedisServer};
-use tokio::runtime::Runtime;
+use redis::Value;
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
+use crate::support::interleaving::*;
+use crate::support::*;
+
 const IDS: [&str; 3] = ["a", "b", "page/é"];
 /// The most increments of a case: an i64 cannot hold 4^31 twice.
 const TOKENS: usize = 31;
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = secs(2);
 /// The tolerated delay of a caller: the writer checks the time every 50 ms.
-const LATE: Duration = Duration::from_millis(300);
+const LATE: Duration = millis(300);
 
 /// The fate of a call on the line.
 #[derive(Clone, Copy, Debug)]
@@ -137,43 +119,19 @@ struct Sent {
 }
 
 impl Line {
-    fn calls(&self) -> std::sync::MutexGuard<'_, Vec<Sent>> {
+    fn calls(&self) -> MutexGuard<'_, Vec<Sent>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl From<Line> for counterfoil::Connection {
-    fn from(connection: Line) -> Self {
-        counterfoil::Connection::custom(connection)
+    fn connection(&self) -> Connection {
+        let line = self.clone();
+        custom(move |cmd| {
+            let (reply, replied) = oneshot::channel();
+            let reply = Some(reply);
+            line.calls().push(Sent { cmd, reply });
+            async { replied.await.unwrap_or_else(|_| Err(cut_off())) }
+        })
     }
-}
-
-impl ConnectionLike for Line {
-    fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        let (reply, replied) = oneshot::channel();
-        self.calls().push(Sent {
-            cmd: cmd.clone(),
-            reply: Some(reply),
-        });
-        Box::pin(async { replied.await.unwrap_or_else(|_| Err(gone())) })
-    }
-
-    fn req_packed_commands<'a>(
-        &'a mut self,
-        _: &'a Pipeline,
-        _: usize,
-        _: usize,
-    ) -> RedisFuture<'a, Vec<Value>> {
-        unreachable!("nothing is pipelined")
-    }
-
-    fn get_db(&self) -> i64 {
-        0
-    }
-}
-
-fn gone() -> RedisError {
-    std::io::Error::from(std::io::ErrorKind::ConnectionReset).into()
 }
 
 /// The test's knowledge of an increment.
@@ -236,12 +194,12 @@ impl<'s> World<'s> {
         let family = buffered.build().expect("a valid family");
         let registered = store.register(&family).await.expect("registered");
         let stage = Stage::<Direct>::new(server, crashes, registered, 1_000_000).await;
-        let counterfoil = Counterfoil::new(line.clone(), store.clone());
-        let mut open = std::pin::pin!(counterfoil.open(buffered));
+        let counterfoil = Counterfoil::new(line.connection(), store.clone());
+        let mut open = pin!(counterfoil.open(buffered));
         let counters = loop {
-            match poll(open.as_mut()) {
-                Poll::Ready(counters) => break counters.expect("opened").write_timeout(PATIENCE),
-                Poll::Pending => {
+            match poll_once(open.as_mut()) {
+                Some(counters) => break counters.expect("opened").write_timeout(PATIENCE),
+                None => {
                     let sent = line.calls().pop().expect("it waits for a call");
                     let _ = sent
                         .reply
@@ -264,17 +222,14 @@ impl<'s> World<'s> {
 
     async fn tick(&mut self, ms: u64) {
         self.stage.pass(ms);
-        tokio::time::sleep(Duration::from_millis(ms)).await;
+        tokio::time::sleep(millis(ms)).await;
     }
 
     /// Advances the time of the calls' home by a minute, which begins a new epoch.
     async fn turn_epoch(&mut self) -> Checked {
         self.epochs += 1;
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .expect("after 1970")
-            .as_millis() as u64;
-        let home = self.stage.partition(0).at(now + 120_000 * self.epochs);
+        let now = now_ms().cast_unsigned() + 120_000 * self.epochs;
+        let home = self.stage.partition(0).at(now);
         epoch(&home, &self.stage.family.family)
             .await
             .map(drop)
@@ -299,14 +254,14 @@ impl<'s> World<'s> {
 
     /// Polls a caller. The result that it returns must be true.
     fn poll(&mut self, number: usize) -> Checked {
-        let Poll::Ready(told) = poll(self.callers[number].future.as_mut()) else {
+        let Some(told) = poll_once(self.callers[number].future.as_mut()) else {
             return Ok(());
         };
         let Caller { token, came, .. } = self.callers.swap_remove(number);
         let now = self.losses_and_cuts();
         let increment = &mut self.tokens[token];
         match told {
-            Ok(Outcome::Counted(pending)) => {
+            Ok(Counted(pending)) => {
                 increment.state = match increment.state {
                     State::Forgotten => State::Forgotten,
                     _ => State::Acknowledged,
@@ -348,13 +303,13 @@ impl<'s> World<'s> {
                 );
                 tell(Err(loading));
             }
-            CallFate::LostBefore => tell(Err(gone())),
+            CallFate::LostBefore => tell(Err(cut_off())),
             CallFate::LostAfter => {
                 let _ = self.execute(&sent.cmd);
-                tell(Err(gone()));
+                tell(Err(cut_off()));
             }
             CallFate::Delayed => {
-                tell(Err(gone()));
+                tell(Err(cut_off()));
                 self.line.calls().push(sent);
             }
         }
@@ -413,7 +368,7 @@ impl<'s> World<'s> {
         calls
             .into_iter()
             .filter_map(|sent| sent.reply)
-            .for_each(|reply| drop(reply.send(Err(gone()))));
+            .for_each(|reply| drop(reply.send(Err(cut_off()))));
     }
 
     /// Handles a crash: increments counted at a lost length of the file may be gone.
@@ -526,10 +481,6 @@ impl Case for World<'_> {
     }
 }
 
-fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
-    future.poll(&mut Context::from_waker(Waker::noop()))
-}
-
 /// Lets the tasks of the writer run until they wait for something.
 async fn turn() {
     for _ in 0..6 {
@@ -539,11 +490,8 @@ async fn turn() {
 
 /// Returns a runtime whose clock only the test moves.
 fn paused() -> Runtime {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .start_paused(true)
-        .build()
-        .expect("a runtime")
+    let mut paused = Builder::new_current_thread();
+    paused.enable_all().start_paused(true).build().unwrap()
 }
 
 /// Runs random cases.
@@ -585,7 +533,7 @@ fn exact_when_redis_is_emptied() {
 fn replay(crashes: Crashes, steps: &[Step]) {
     let first = [Step::Poll { caller: 0 }, DELIVERED, Step::Turn].repeat(8);
     let steps = [&[Step::Add { id: 0 }], &first[..], steps].concat();
-    let server = runtime().block_on(RedisServer::start(RedisOptions::volatile()));
+    let server = runtime().block_on(new_redis());
     paused().block_on(async {
         let mut world = World::new(&server, "regression".to_owned(), crashes).await;
         world.play(steps).await.expect("exact");

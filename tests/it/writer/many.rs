@@ -1,11 +1,7 @@
 //! `add_many`: each of many hits has its own result, in their order.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
-use crate::support::{Plain, counted, family, ids_of, pause};
-use counterfoil::{ErrorKind, Outcome, Result};
-use futures_util::future::join_all;
+use super::views;
+use crate::support::*;
 
 fn values(told: Vec<Result<Outcome>>) -> Vec<i64> {
     told.into_iter().map(|own| counted(own.unwrap())).collect()
@@ -13,37 +9,22 @@ fn values(told: Vec<Result<Outcome>>) -> Vec<i64> {
 
 #[tokio::test]
 async fn hits_over_many_partitions_return_in_their_order() {
-    let plain = Plain::new().await;
-    let views = plain.open(family("views").partitions(7)).await;
+    let (_plain, views) = views(7).await;
     let hits: Vec<_> = (0..2000)
         .map(|number| (format!("page/{}", number * 37 % 2000), number + 1))
         .collect();
-    assert!(
-        values(views.add_many(hits.clone()).await)
-            .into_iter()
-            .eq(1..=2000)
-    );
-    assert!(
-        values(views.add_many(hits.clone()).await)
-            .into_iter()
-            .eq((1..=2000).map(|delta| 2 * delta))
-    );
-    let ids: Vec<_> = hits.iter().map(|(id, _)| id).collect();
-    assert!(
-        views
-            .get_many(&ids)
-            .await
-            .unwrap()
-            .into_iter()
-            .eq((1..=2000).map(|delta| 2 * delta))
-    );
+    let [once, twice] = [1, 2].map(|times| (1..=2000).map(|n| times * n).collect::<Vec<_>>());
+    for expected in [&once, &twice] {
+        assert_eq!(values(views.add_many(hits.clone()).await), *expected);
+    }
+    let ids = hits.iter().map(|(id, _)| id);
+    assert_eq!(views.get_many(ids).await.unwrap(), twice);
     assert_eq!(values(views.add_many([("", 0); 0]).await), [0; 0]);
 }
 
 #[tokio::test]
 async fn equal_ids_are_counted_one_after_the_other() {
-    let plain = Plain::new().await;
-    let views = plain.open(family("views").partitions(3)).await;
+    let (_plain, views) = views(3).await;
     let hits = [
         ("a", 1),
         ("b", 5),
@@ -68,36 +49,25 @@ async fn equal_ids_are_counted_one_after_the_other() {
 
 #[tokio::test]
 async fn a_bad_id_is_refused_alone() {
-    let plain = Plain::new().await;
-    let views = plain.open(family("views")).await;
+    let (_plain, views) = views(4).await;
     let long = "x".repeat(256);
     let ids = ["page/1", "", "page/2", &long, "page/1"];
     let told = views.add_many(ids.map(|id| (id, 1))).await;
-    let told: Vec<_> = told
-        .into_iter()
-        .map(|own| own.map(counted).map_err(|error| format!("{error:#}")))
-        .collect();
-    assert_eq!([&told[0], &told[2], &told[4]], [&Ok(1), &Ok(1), &Ok(2)]);
-    assert!(
-        told[1]
-            .as_ref()
-            .is_err_and(|error| error.contains("0 bytes")),
-        "{told:?}"
-    );
-    assert!(
-        told[3]
-            .as_ref()
-            .is_err_and(|error| error.contains("256 bytes")),
-        "{told:?}"
-    );
+    let expected = [Ok(1), Err("0 bytes"), Ok(1), Err("256 bytes"), Ok(2)];
+    assert_eq!(told.len(), expected.len());
+    for (told, expected) in told.into_iter().zip(expected) {
+        match expected {
+            Ok(value) => assert_eq!(counted(told.unwrap()), value),
+            Err(text) => drop(refused(told, InvalidInput, text)),
+        }
+    }
     assert_eq!(views.get_many(["page/1", "page/2"]).await.unwrap(), [2, 1]);
 }
 
 /// There are more ids of one partition than one caller sends at a time, and more than a call takes.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn more_ids_than_a_call_takes() {
-    let plain = Plain::new().await;
-    let views = plain.open(family("views").partitions(5)).await;
+    let (plain, views) = views(5).await;
     let ids = ids_of(views.family(), 3, 1101);
     // each caller's last number, so that a slow call sent twice counts once
     let calls = async || -> u64 {
@@ -171,24 +141,16 @@ async fn what_is_refused_is_refused_alone() {
         .into_iter()
         .map(Result::unwrap)
         .collect();
-    let counted = |pending| Outcome::Counted(pending);
+    let counted = |pending| Counted(pending);
     // a: the sum of both increases is refused; when they are sent alone, the decrease has made room
     assert_eq!(
         [told[0], told[3], told[7]],
-        [
-            counted(i64::MAX),
-            Outcome::OutOfRange(None),
-            counted(i64::MAX - 2)
-        ]
+        [counted(i64::MAX), OutOfRange(None), counted(i64::MAX - 2)]
     );
     // b: the decreases come after the increase, and are sent again alone
     assert_eq!(
         [told[1], told[5], told[8]],
-        [
-            counted(i64::MIN),
-            Outcome::OutOfRange(None),
-            counted(i64::MIN + 1)
-        ]
+        [counted(i64::MIN), OutOfRange(None), counted(i64::MIN + 1)]
     );
     assert_eq!(
         [told[2], told[6], told[4]],
@@ -204,45 +166,33 @@ async fn what_is_refused_is_refused_alone() {
 /// error.
 #[tokio::test]
 async fn what_cannot_be_sent_is_told_to_each() {
-    let plain = Plain::new().await;
-    let views = plain.open(family("views").partitions(2)).await;
+    let (plain, views) = views(2).await;
     let _ = views.add_many([("a", 1), ("b", 1), ("c", 1)]).await;
     // longer than a reply takes on a busy machine, which would leave the outcome open
-    let impatient = views
-        .clone()
-        .write_timeout(std::time::Duration::from_secs(2));
-    let _: () = plain.redis.run("CONFIG SET maxmemory 1").await.unwrap();
-    let hits: Vec<_> = (0..600)
-        .map(|number| (format!("page/{number}"), 1))
-        .collect();
+    let impatient = views.clone().write_timeout(secs(2));
+    plain.redis.does("CONFIG SET maxmemory 1").await;
+    let hits: Vec<_> = pages(600).into_iter().map(|id| (id, 1)).collect();
     let told = impatient.add_many(hits.clone()).await;
     assert_eq!(told.len(), 600);
     assert!(
         told.iter()
-            .all(|own| own.as_ref().is_err_and(counterfoil::Error::is_retryable)),
+            .all(|own| own.as_ref().is_err_and(Error::is_retryable)),
         "{told:?}"
     );
-    let _: () = plain.redis.run("CONFIG SET maxmemory 0").await.unwrap();
+    plain.redis.does("CONFIG SET maxmemory 0").await;
     pause(150).await;
-    assert!(
-        values(views.add_many(hits.clone()).await)
-            .into_iter()
-            .eq(std::iter::repeat_n(1, 600))
-    );
+    assert_eq!(values(views.add_many(hits.clone()).await), [1; 600]);
 }
 
 /// Many more hits than fit into the calls in flight wait for room. Those that have no time left are
 /// not counted.
 #[tokio::test]
 async fn twenty_thousand_ids_are_counted_or_refused() {
-    let plain = Plain::new().await;
-    let views = plain.open(family("views").partitions(4)).await;
-    let hits: Vec<_> = (0..20_000)
-        .map(|number| (format!("page/{number}"), 1))
-        .collect();
+    let (_plain, views) = views(4).await;
+    let hits: Vec<_> = pages(20_000).into_iter().map(|id| (id, 1)).collect();
     let told = views.add_many(hits.clone()).await;
-    assert!(values(told).into_iter().eq(vec![1; hits.len()]));
-    let impatient = views.clone().write_timeout(Duration::from_millis(1));
+    assert_eq!(values(told), vec![1; hits.len()]);
+    let impatient = views.clone().write_timeout(millis(1));
     let (mut counted, mut unknown) = (0, 0);
     for own in impatient.add_many(hits.clone()).await {
         match own {

@@ -1,22 +1,23 @@
 //! The values that concurrent callers receive: each is the sum as of exactly that caller's
 //! increment.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::HashSet;
 
-use crate::support::{Plain, PlainCounters, counted, family, ids_of, pause};
-use counterfoil::Outcome;
 use rand::rngs::SmallRng;
-use rand::{RngExt, SeedableRng};
-use tokio::task::JoinSet;
 
-/// Runs many callers, each of which counts its deltas one after the other. Returns the increments
-/// with their results.
+use super::views;
+use crate::support::*;
+
+/// An increment with its result.
+type Told = (&'static str, i64, Outcome);
+
+/// Runs many callers, each of which counts its deltas one after the other.
 async fn callers(
-    counters: &PlainCounters,
+    counters: &BufferedCounters,
     many: usize,
     each: usize,
-    delta: impl Fn(usize, usize) -> (&'static str, i64),
-) -> Vec<(&'static str, i64, Outcome)> {
+    mut delta: impl FnMut(usize, usize) -> (&'static str, i64),
+) -> Vec<Told> {
     let mut tasks = JoinSet::new();
     for caller in 0..many {
         let hits: Vec<_> = (0..each).map(|hit| delta(caller, hit)).collect();
@@ -39,9 +40,9 @@ async fn callers(
 /// Runs callers that all wait for one call, since Redis is paused while they start.
 async fn together(
     plain: &Plain,
-    counters: &PlainCounters,
+    counters: &BufferedCounters,
     hits: &[(&'static str, i64)],
-) -> Vec<(&'static str, i64, Outcome)> {
+) -> Vec<Told> {
     plain.redis.pause();
     let mut tasks = JoinSet::new();
     for (id, delta) in hits.iter().copied() {
@@ -61,12 +62,12 @@ async fn together(
 
 /// Asserts that the counted increments, in some order, lead from 0 to the sum: as edges from the
 /// value before to the value after, they form one path.
-fn assert_running_sums(told: &[(&'static str, i64, Outcome)], id: &str, sum: i64) {
+fn assert_running_sums(told: &[Told], id: &str, sum: i64) {
     let mut balance: BTreeMap<i64, i64> = BTreeMap::from([(0, 1)]);
     *balance.entry(sum).or_default() -= 1;
     let mut next: HashMap<i64, Vec<i64>> = HashMap::new();
     for (_, delta, added) in told.iter().filter(|(of, ..)| *of == id) {
-        let Outcome::Counted(pending) = *added else {
+        let Counted(pending) = *added else {
             continue;
         };
         let before = pending
@@ -100,36 +101,11 @@ fn assert_running_sums(told: &[(&'static str, i64, Outcome)], id: &str, sum: i64
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn increments_by_one_are_told_consecutive_numbers() {
-    const IDS: [&str; 4] = ["a", "b", "c", "page/é"];
-    let plain = Plain::new().await;
-    let views = plain.open(family("views").partitions(2)).await;
-    let told = callers(&views, 64, 60, |caller, hit| {
-        (IDS[(caller * 7 + hit) % IDS.len()], 1)
-    })
-    .await;
-    for id in IDS {
-        let mut values: Vec<_> = told
-            .iter()
-            .filter(|(of, ..)| *of == id)
-            .map(|(.., added)| counted(*added))
-            .collect();
-        values.sort_unstable();
-        assert!(
-            values.iter().copied().eq(1..=64 * 60 / 4),
-            "{id}: {values:?}"
-        );
-        assert_eq!(views.get(id).await.unwrap(), 64 * 60 / 4);
-    }
-}
-
 /// The numbers of an id start again with each batch, so n is returned at most as often as n - 1.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn within_a_batch_the_numbers_are_consecutive() {
-    let plain = Plain::new().await;
-    let views = plain.open(family("views").partitions(2)).await;
-    let reconciler = plain.counterfoil.reconciler().start().await.unwrap();
+    let (plain, views) = views(2).await;
+    let reconciler = plain.reconcile().await;
     let mut told = Vec::new();
     for _ in 0..6 {
         told.extend(
@@ -140,7 +116,7 @@ async fn within_a_batch_the_numbers_are_consecutive() {
         );
         pause(60).await;
     }
-    plain.counterfoil.drain().await.unwrap();
+    plain.drain().await;
     for id in ["a", "b"] {
         let mut times: BTreeMap<i64, u32> = BTreeMap::new();
         told.iter()
@@ -160,123 +136,89 @@ async fn within_a_batch_the_numbers_are_consecutive() {
         assert_eq!(views.stored(&[id]).await.unwrap(), [Some(i64::from(sum))]);
         assert_eq!(sum, 6 * 32 * 25 / 2);
     }
-    reconciler.shutdown().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deltas_of_both_signs_are_told_running_sums() {
-    let plain = Plain::new().await;
-    let stock = plain.open(family("stock").partitions(2)).await;
-    let mut random = SmallRng::seed_from_u64(7);
-    let ids = ["a", "b", "c"];
-    let deltas: Vec<Vec<_>> = (0..32)
-        .map(|_| {
-            let mut delta = || match random.random_range(0..5) {
-                0 => 0,
-                1 => random.random_range(-3..=3),
-                2 => random.random_range(-(1i64 << 52)..1 << 52),
-                _ => random.random_range(-1000..=1000),
-            };
-            (0..50).map(|_| delta()).collect()
-        })
-        .collect();
-    let told = callers(&stock, 32, 50, |caller, hit| {
-        (ids[(caller + hit) % 3], deltas[caller][hit])
-    })
-    .await;
-    for id in ids {
-        let sum = told
-            .iter()
-            .filter(|(of, ..)| *of == id)
-            .map(|(_, delta, _)| delta)
-            .sum();
-        assert_running_sums(&told, id, sum);
-        assert_eq!(stock.get(id).await.unwrap(), sum);
-    }
+    reconciler.stop().await;
 }
 
 /// At the ends of the range some callers are refused. All others receive the right value.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn running_sums_hold_at_both_ends_of_the_range() {
-    let plain = Plain::new().await;
-    let stock = plain.open(family("stock").partitions(2)).await;
-    let starts = [("top", i64::MAX - 500), ("bottom", i64::MIN + 500)];
-    let mut random = SmallRng::seed_from_u64(8);
-    let deltas: Vec<Vec<i64>> = (0..24)
-        .map(|_| {
-            let delta = |random: &mut SmallRng| match random.random_range(0..20) {
-                0 => i64::MAX,
-                1 => i64::MIN,
-                _ => random.random_range(-100..=100),
-            };
-            (0..60).map(|_| delta(&mut random)).collect()
-        })
-        .collect();
-    let mut told = Vec::new();
-    for (id, start) in starts {
-        told.push((id, start, stock.add(id, start).await.unwrap()));
-    }
-    told.extend(
-        callers(&stock, 24, 60, |caller, hit| {
-            (starts[(caller + hit) % 2].0, deltas[caller][hit])
-        })
-        .await,
-    );
-    for (id, _) in starts {
-        let mine = || told.iter().filter(|(of, ..)| *of == id);
-        let sum: i128 = mine()
-            .filter(|(.., added)| *added != Outcome::OutOfRange(None))
-            .map(|(_, delta, _)| i128::from(*delta))
-            .sum();
-        assert_running_sums(&told, id, i64::try_from(sum).unwrap());
-        assert_eq!(i128::from(stock.get(id).await.unwrap()), sum);
-        let refused = mine()
-            .filter(|(.., added)| *added == Outcome::OutOfRange(None))
-            .count();
-        assert!(
-            (10..700).contains(&refused),
-            "{id}: {refused} of {} refused",
-            mine().count()
-        );
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_are_told_running_sums() {
+    type Deltas = fn(&mut SmallRng) -> i64;
+    let one: Deltas = |_| 1;
+    let of_both_signs: Deltas = |random| match random.random_range(0..5) {
+        0 => 0,
+        1 => random.random_range(-3..=3),
+        2 => random.random_range(-(1i64 << 52)..1 << 52),
+        _ => random.random_range(-1000..=1000),
+    };
+    let far: Deltas = |random| match random.random_range(0..20) {
+        0 => i64::MAX,
+        1 => i64::MIN,
+        _ => random.random_range(-100..=100),
+    };
+    let (_plain, stock) = views(2).await;
+    let mut random = SmallRng::seed_from_u64(7);
+    let ends = [("top", i64::MAX - 500), ("bottom", i64::MIN + 500)];
+    for (starts, many, each, delta, refused) in [
+        (
+            &[("a", 0), ("b", 0), ("c", 0), ("page/é", 0)][..],
+            64,
+            60,
+            one,
+            0..1,
+        ),
+        (&[("d", 0), ("e", 0), ("f", 0)], 32, 50, of_both_signs, 0..1),
+        (&ends, 24, 60, far, 10..700),
+    ] {
+        let mut told = vec![];
+        for &(id, start) in starts {
+            told.push((id, start, stock.add(id, start).await.unwrap()));
+        }
+        let hit = |caller, hit| {
+            let (id, _) = starts[(caller + hit) % starts.len()];
+            (id, delta(&mut random))
+        };
+        told.extend(callers(&stock, many, each, hit).await);
+        for &(id, _) in starts {
+            let mine = told.iter().filter(|(of, ..)| *of == id);
+            let (outside, counted): (Vec<_>, Vec<_>) =
+                mine.partition(|(.., added)| *added == OutOfRange(None));
+            let sum: i128 = counted.iter().map(|(_, delta, _)| i128::from(*delta)).sum();
+            let sum = i64::try_from(sum).unwrap();
+            assert_running_sums(&told, id, sum);
+            assert_eq!(stock.value(id).await, sum);
+            let outside = outside.len();
+            assert!(refused.contains(&outside), "{id}: {outside} refused");
+        }
     }
 }
 
 /// A refused sum is split: the callers whose own increments fit are counted.
 #[tokio::test]
 async fn of_a_refused_sum_those_who_fit_are_counted() {
-    let plain = Plain::new().await;
-    let stock = plain.open(family("stock").partitions(1)).await;
+    let (plain, stock) = views(1).await;
     for (id, start, one, five) in [
         ("top", i64::MAX - 3, 1, 5),
         ("bottom", i64::MIN + 3, -1, -5),
     ] {
-        let _ = stock.add(id, start).await.unwrap();
+        stock.count(id, start).await;
         let hits = [five, one, one, five, one, five, one, one].map(|delta| (id, delta));
-        let told = together(
-            &plain,
-            &stock,
-            &[&hits[..], &[("other", 1), ("other", 1)]].concat(),
-        )
-        .await;
+        let told = together(&plain, &stock, &[&hits[..], &[("other", 1); 2]].concat()).await;
         let values = |of: &str, delta: i64| {
             let mine = told.iter().filter(|(id, by, _)| *id == of && *by == delta);
             let mut values: Vec<_> = mine.map(|(.., added)| *added).collect();
             values.sort_by_key(|added| match added {
-                Outcome::Counted(pending) => (0, pending.abs_diff(start)),
+                Counted(pending) => (0, pending.abs_diff(start)),
                 _ => (1, 0),
             });
             values
         };
-        assert_eq!(values(id, five), [Outcome::OutOfRange(None); 3]);
-        let fit = [1, 2, 3].map(|step| Outcome::Counted(start + step * one));
-        assert_eq!(
-            values(id, one),
-            [&fit[..], &[Outcome::OutOfRange(None); 2]].concat()
-        );
+        assert_eq!(values(id, five), [OutOfRange(None); 3]);
+        let fit = [1, 2, 3].map(|step| Counted(start + step * one));
+        assert_eq!(values(id, one), [&fit[..], &[OutOfRange(None); 2]].concat());
         assert!(
             values("other", 1)
-                .iter()
-                .all(|added| matches!(added, Outcome::Counted(_)))
+                .into_iter()
+                .all(|added| counted(added) > 0)
         );
     }
     assert_eq!(
@@ -288,9 +230,8 @@ async fn of_a_refused_sum_those_who_fit_are_counted() {
 /// An increase and a decrease do not cause each other's refusal, in any order.
 #[tokio::test]
 async fn what_leaves_the_range_in_between_and_not_in_the_end() {
-    let plain = Plain::new().await;
-    let stock = plain.open(family("stock").partitions(1)).await;
-    let _ = stock.add("a", i64::MAX).await.unwrap();
+    let (plain, stock) = views(1).await;
+    stock.count("a", i64::MAX).await;
     // the sum of two increments that overflows i64
     let told = together(
         &plain,
@@ -306,14 +247,14 @@ async fn what_leaves_the_range_in_between_and_not_in_the_end() {
     .await;
     for (id, expected) in [("a", i64::MAX - 1), ("b", i64::MAX)] {
         assert_running_sums(
-            &[&[("a", i64::MAX, Outcome::Counted(i64::MAX))], &told[..]].concat(),
+            &[&[("a", i64::MAX, Counted(i64::MAX))], &told[..]].concat(),
             id,
             expected,
         );
     }
     let refused = |of: &str| {
         told.iter()
-            .filter(|(id, _, added)| *id == of && *added == Outcome::OutOfRange(None))
+            .filter(|(id, _, added)| *id == of && *added == OutOfRange(None))
             .count()
     };
     assert_eq!(["a", "b", "c"].map(refused), [0, 1, 1]);
@@ -334,8 +275,8 @@ async fn full_is_said_to_those_whom_it_concerns() {
     .await;
     for (id, delta, added) in &told {
         match *id {
-            "a" => assert_eq!(*added, Outcome::Counted(2)),
-            "b" => assert_eq!(*added, Outcome::Counted(0)),
+            "a" => assert_eq!(*added, Counted(2)),
+            "b" => assert_eq!(*added, Counted(0)),
             _ => assert_eq!(*added, Outcome::Full, "{id} {delta}"),
         }
     }
@@ -345,84 +286,57 @@ async fn full_is_said_to_those_whom_it_concerns() {
     );
 }
 
+const ENCODING: &str = "OBJECT ENCODING cf1:{test/views/0}:buffer";
+
 /// Redis keeps a small hash as a list and searches it from the start. A large one is a hash table.
 #[tokio::test]
 async fn a_large_buffer_is_a_table_and_a_small_one_is_not() {
-    let plain = Plain::new().await;
-    let views = plain.open(family("views").partitions(1)).await;
+    let (plain, views) = views(1).await;
     let ids = ids_of(views.family(), 0, 64);
-    let encoding = async || {
-        plain
-            .redis
-            .run::<String>("OBJECT ENCODING cf1:{test/views/0}:buffer")
-            .await
-            .unwrap()
-    };
+    let encoding = async || plain.redis.run::<String>(ENCODING).await.unwrap();
     for id in &ids[..63] {
-        let _ = views.add(id, 1).await.unwrap();
+        views.count(id, 1).await;
     }
     assert_ne!(encoding().await, "hashtable");
-    let _ = views.add(&ids[63], 1).await.unwrap();
+    views.count(&ids[63], 1).await;
     assert_eq!(encoding().await, "hashtable");
-    let fields: Vec<String> = plain
-        .redis
-        .run("HKEYS cf1:{test/views/0}:buffer")
-        .await
-        .unwrap();
-    assert_eq!(
-        fields.into_iter().collect::<HashSet<_>>(),
-        ids.into_iter().collect()
-    );
+    let fields = plain.redis.run("HKEYS cf1:{test/views/0}:buffer").await;
+    let fields: BTreeSet<String> = fields.unwrap();
+    assert_eq!(fields, ids.into_iter().collect());
 }
 
 /// The first call after a rotation brings many ids at once, as under load.
 #[tokio::test]
 async fn a_buffer_that_is_large_at_once_is_a_table() {
-    let plain = Plain::new().await;
-    let views = plain.open(family("views").partitions(1)).await;
-    let hits: Vec<_> = (0..100)
-        .map(|number| (format!("page/{number}"), 1))
-        .collect();
+    let (plain, views) = views(1).await;
+    let hits = pages(100).into_iter().map(|id| (id, 1));
     let _ = views.add_many(hits).await;
-    let encoding = plain
-        .redis
-        .run::<String>("OBJECT ENCODING cf1:{test/views/0}:buffer")
-        .await
-        .unwrap();
+    let encoding: String = plain.redis.run(ENCODING).await.unwrap();
     assert_eq!(encoding, "hashtable");
 }
 
 /// A hot id uses every partition with room. A single caller stays in one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(flavor = "multi_thread")]
 async fn a_wide_family_spreads_under_load() {
     let plain = Plain::new().await;
     let hot = plain.open(family("hot").partitions(16).wide(true)).await;
     let used = async |family: &str| {
-        let keys: Vec<String> = plain
-            .redis
-            .run(&format!("KEYS cf1:{{test/{family}/*}}:buffer"))
-            .await
-            .unwrap();
+        let keys = format!("KEYS cf1:{{test/{family}/*}}:buffer");
+        let keys: Vec<String> = plain.redis.run(&keys).await.unwrap();
         keys.len()
     };
     let told = callers(&hot, 200, 20, |_, _| ("page", 1)).await;
     assert_eq!(told.len(), 4000);
-    assert!(
-        used("hot").await >= 4,
-        "{} partitions of 16",
-        used("hot").await
-    );
-    assert_eq!(hot.get("page").await.unwrap(), 4000);
+    let hot_used = used("hot").await;
+    assert!(hot_used >= 4, "{hot_used} partitions of 16");
+    assert_eq!(hot.value("page").await, 4000);
     let alone = plain.open(family("alone").partitions(16).wide(true)).await;
     for _ in 0..50 {
-        let _ = alone.add("page", 1).await.unwrap();
+        alone.count("page", 1).await;
     }
-    assert!(
-        used("alone").await <= 2,
-        "{} partitions of 16",
-        used("alone").await
-    );
-    assert_eq!(alone.get("page").await.unwrap(), 50);
-    plain.counterfoil.drain().await.unwrap();
+    let alone_used = used("alone").await;
+    assert!(alone_used <= 2, "{alone_used} partitions of 16");
+    assert_eq!(alone.value("page").await, 50);
+    plain.drain().await;
     assert_eq!(hot.stored(&["page"]).await.unwrap(), [Some(4000)]);
 }

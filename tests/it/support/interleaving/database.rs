@@ -154,7 +154,7 @@ pub fn is_behind(ledger: &[LedgerRow], number: u32, last: LastCut, without: Opti
 /// A MySQL that may be killed now and then during work whose reply is lost.
 pub struct Mortal {
     server: MysqlServer,
-    one_in: Option<u64>,
+    one_in: u64,
     unheard: AtomicU64,
 }
 
@@ -162,16 +162,8 @@ impl Mortal {
     /// Starts a server that is killed during one of every `one_in` such calls.
     pub async fn one_in(one_in: u64) -> Self {
         Mortal {
-            one_in: Some(one_in),
-            ..Mortal::never().await
-        }
-    }
-
-    /// Starts a server that is never killed.
-    pub async fn never() -> Self {
-        Mortal {
             server: MysqlServer::start().await,
-            one_in: None,
+            one_in,
             unheard: AtomicU64::new(0),
         }
     }
@@ -187,10 +179,7 @@ impl Mortal {
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<()> {
         let number = self.unheard.fetch_add(1, Ordering::Relaxed);
-        if !self
-            .one_in
-            .is_some_and(|one_in| number.is_multiple_of(one_in))
-        {
+        if !number.is_multiple_of(self.one_in) {
             return work.await.map(drop);
         }
         let working = tokio::spawn(work);

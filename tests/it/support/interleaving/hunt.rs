@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng};
-use tokio::runtime::Runtime;
 
 use super::*;
 use crate::support::*;
@@ -30,13 +29,6 @@ pub trait Case {
         }
         self.finish().await
     }
-}
-
-pub fn runtime() -> Runtime {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
 }
 
 /// The number of the program's next case, so that no two cases share a family.

@@ -1,7 +1,5 @@
 //! The hunt in kinds of counters.
 
-use tokio::runtime::Runtime;
-
 use super::*;
 use crate::support::*;
 
@@ -80,8 +78,9 @@ pub fn breaks<K: Kind>(guards: &[(Guard, K::Disturbed, &[&str])]) {
 /// Removes each guard of the database, and expects the failure that it prevents.
 pub fn breaks_in_the_real_database<K: Kind>(guards: &[(Guard, K::Disturbed, &[&str])]) {
     let runtime = runtime();
-    let server = runtime.block_on(MysqlServer::start());
-    let database = Database::new(MysqlStore::new(runtime.block_on(database_on(&server))));
+    let database = Database::new(MysqlStore::new(
+        runtime.block_on(crate::support::database()),
+    ));
     for (guard, disturbed, expected) in guards {
         expect_failure(
             hunt_in::<K, _>(&runtime, &database, *disturbed, 2000, Some(*guard)),

@@ -32,8 +32,6 @@ pub enum TokenState {
     Acknowledged { at: u64 },
     /// Acknowledged, but lost in a crash before it was durable; it may be in the database.
     Forgotten,
-    /// Definitely not counted.
-    Refused,
 }
 
 impl TokenState {
@@ -46,7 +44,6 @@ impl TokenState {
         match self {
             TokenState::Acknowledged { .. } => (1, 1),
             TokenState::InDoubt | TokenState::Forgotten => (0, 1),
-            TokenState::Refused => (0, 0),
         }
     }
 
