@@ -41,11 +41,12 @@ if redis.call('EXISTS', KEYS[4]) == 0 then cut = 0 end
 
 local time = ARGV[5] == '' and redis.call('TIME') or { '0', ARGV[5] .. '000' }
 local incarnation = redis.sha1hex(table.concat({ meta, salt, time[1], time[2] }, ' ')):sub(1, 16)
--- the epochs first: a crash may keep a part of these writes
+-- in this order, since a crash may keep a part of these writes: epochs end before hits are dropped,
+-- and the incarnation, by which the set-back is known, changes at the end
 redis.call('HDEL', calls, '=now', '=before', '=began_at') -- guard: EndOfEpochs
+redis.call('UNLINK', unpack(KEYS, 3))
 redis.call('HDEL', meta, 'seq', 'nonce', 'rotated_at', 'batch_first_at', 'batch_hits', 'first_at',
   'lease_owner', 'lease_until')
 local counted = string.format('%.0f', before + waiting)
 redis.call('HSET', meta, 'incarnation', incarnation, 'hits', '0', 'hits_before', counted)
-redis.call('UNLINK', unpack(KEYS, 3))
 return { 'OK', waiting + cut, ids, incarnation }

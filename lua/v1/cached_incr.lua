@@ -129,7 +129,7 @@ local function change_of(row, in_flight, waiting, change)
   if not is_within(after, target or delta < 0, target or delta > 0) then
     return nil, 'RANGE:' .. value
   end
-  return after, pending + delta
+  return after, ('%.0f'):format(pending + delta) -- docs/protocol.md, 7
 end
 
 -- everything is read before anything is written: a key of another type ends the script here
@@ -178,11 +178,11 @@ for k = 3, #KEYS, 4 do
   if write.tickets[1] then call('HSET', KEYS[k], unpack(write.tickets)) end
   if write.changes > 0 then
     call('HSET', buffer, unpack(write.deltas))
-    call('HSET', meta, 'hits', total)
+    call('HSET', meta, 'hits', ('%.0f'):format(total))
   end
   if write.changes > 0 and before == 0 then
     if not name then now_ms, name = read_clock() end
-    call('HSET', meta, 'first_at', now_ms)
+    call('HSET', meta, 'first_at', ('%.0f'):format(now_ms))
     -- of a partition that was never configured
     call('HSETNX', meta, 'incarnation', name) -- guard: Incarnation
   end

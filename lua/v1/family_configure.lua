@@ -39,15 +39,18 @@ local time = ARGV[2] == '' and redis.call('TIME') or { '0', ARGV[2] .. '000' }
 local known = redis.call('HMGET', calls, '=kind', '=partitions', '=database')
 local known_kind, known_partitions, known_database = unpack(known)
 local database = ARGV[7] ~= '' and ARGV[7] or known_database or ''
-local is_foreign = known_database and known_database ~= '' and known_database ~= database
-if is_foreign then return { 'MISMATCH', known_database } end -- guard: Database
+local function is_foreign(owner) return owner and owner ~= '' and owner ~= database end
+if is_foreign(known_database) then return { 'MISMATCH', known_database } end -- guard: Database
 local is_other = known_kind and (known_kind ~= kind or known_partitions ~= partitions)
 -- before an epoch is issued: a batch of a Redis that was set back is then told from one of another
 -- incarnation
-local without = {}
+local without, owner = {}, nil
 for i = 2, #KEYS do
-  if redis.call('HEXISTS', KEYS[i], 'incarnation') == 0 then without[#without + 1] = KEYS[i] end
+  local known_meta = redis.call('HMGET', KEYS[i], 'incarnation', 'database')
+  if not known_meta[1] then without[#without + 1] = KEYS[i] end
+  if database ~= '' and is_foreign(known_meta[2]) then owner = known_meta[2] end
 end
+if owner then return { 'MISMATCH', owner } end -- guard: Database
 for _, meta in ipairs(without) do
   local incarnation = redis.sha1hex(table.concat({ meta, salt, time[1], time[2] }, ' ')):sub(1, 16)
   redis.call('HSET', meta, 'incarnation', incarnation) -- guard: Incarnation

@@ -155,7 +155,7 @@ impl Shared {
 
     /// Returns the family of that name that is in use.
     pub fn in_use(&self, family: &Family) -> Option<InUse> {
-        let families = self.families_in_use();
+        let families = self.families.read();
         let number = families.numbers.get(&named(family))?;
         families.in_use.get(number).cloned()
     }

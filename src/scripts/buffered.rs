@@ -337,6 +337,10 @@ impl Partition {
             cursor = reply.text()?;
             let mut words = reply.byte_strings()?.into_iter();
             while let (Some(id), Some(delta)) = (words.next(), words.next()) {
+                if id.is_empty() {
+                    deltas.push((id, 0));
+                    continue;
+                }
                 let number = std::str::from_utf8(&delta)
                     .ok()
                     .and_then(|it| it.parse().ok());
@@ -354,6 +358,8 @@ impl Partition {
             deltas.dedup_by(|one, other| one.0 == other.0);
             let size: usize = reply.number()?;
             if deltas.len() == size {
+                // the field of no id, which a crash in the middle of a script may leave
+                deltas.retain(|(id, _)| !id.is_empty());
                 return Ok(FetchReply::Deltas(deltas));
             }
             // A cursor is valid on one server only, because each server hashes differently. Ids are

@@ -525,8 +525,17 @@ const GUARDS: [(&str, &[[&str; 3]]); 23] = [
         "family_configure",
         &[
             ["is_other or", "", "other-partitions"],
-            ["== 0 then without", ">= 0 then without", "again"],
-            ["if is_foreign then", "if false then", "other-database"],
+            ["if not known_meta[1] then", "if known_meta then", "again"],
+            [
+                "if is_foreign(known_database) then",
+                "if false then",
+                "other-database",
+            ],
+            [
+                "if owner then",
+                "if false then",
+                "other-database-of-a-partition",
+            ],
         ],
     ),
     (

@@ -35,10 +35,12 @@ local call, pcall, type, tonumber = redis.call, redis.pcall, type, tonumber
 local KEYS, ARGV = KEYS, ARGV
 local own_kind, caller, n, epoch = 'activity', ARGV[1], ARGV[2], ARGV[3]
 local keeps, places, starts = ARGV[7] == '1', tonumber(ARGV[8]) or 0, { 9 }
+local function is_count(text, digits) return #text <= digits and text:find('^[1-9]%d*$') ~= nil end
 local fits = places > 0 and #KEYS == 4 + 2 * places and #ARGV <= 1008 + 3 * places
+  and is_count(ARGV[5], 7) and is_count(ARGV[6], 4)
 for i = 1, fits and places or 0 do
   local page, count = ARGV[starts[i]], tonumber(ARGV[starts[i] + 2]) or 0
-  fits = fits and count >= 1 and page ~= '' and #page <= 200
+  fits = fits and count >= 1 and page ~= '' and #page <= 200 and is_count(ARGV[starts[i] + 1], 15)
   starts[i + 1] = starts[i] + 3 + count
 end
 if not fits or starts[places + 1] ~= #ARGV + 1 then
@@ -101,7 +103,7 @@ for i = 1, places do
   local amount = hits == '1' and 1 or tonumber(hits)
   opens[i] = sum == amount
   trims[i] = opens[i] or sum % 64 < amount
-  local present = opens[i] and pcall('ZCARD', KEYS[4 + 2 * i])
+  local present = pcall('ZCARD', KEYS[4 + 2 * i])
   if type(present) == 'table' then
     refused = present
     break
@@ -115,7 +117,7 @@ if refused then return refused end
 if caller ~= '' then call('HSET', KEYS[1], caller, n) end
 
 local count_kept = keeps and function(id, more)
-  local sum = more > 0 and call('HINCRBY', KEYS[3], id, more)
+  local sum = more > 0 and call('HINCRBY', KEYS[3], id, ('%.0f'):format(more))
   if sum ~= more then return end
   call('ZADD', KEYS[4], (minute + 60) * 1000, id)
   if call('HLEN', KEYS[3]) == 64 then -- lua/README.md, "Small hashes"
@@ -146,8 +148,9 @@ for i = 1, places do
       call('HSET', views, '', (' '):rep(256))
       call('HDEL', views, '')
     end
-    if call('PTTL', views) < ttl then call('PEXPIRE', views, ttl) end
-    if call('PTTL', visitors) < ttl then call('PEXPIRE', visitors, ttl) end
+    for key = 3 + 2 * i, 4 + 2 * i do
+      if call('PTTL', KEYS[key]) < ttl then call('PEXPIRE', KEYS[key], ('%.0f'):format(ttl)) end
+    end
   end
   local left = trims[i] and call('ZCOUNT', visitors, 1 - since, '+inf') or 0
   if left > 0 then -- not all at once

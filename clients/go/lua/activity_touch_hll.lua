@@ -39,10 +39,12 @@ local own_kind, caller, n, epoch = 'activity', ARGV[1], ARGV[2], ARGV[3]
 local keeps, places = ARGV[7] == '1', tonumber(ARGV[9]) or 0
 -- each place has its own number of keys, and its arguments from given[k] on, k being its first key
 local each, given, at = keeps and 3 or 2, {}, 10
+local function is_count(text, digits) return #text <= digits and text:find('^[1-9]%d*$') ~= nil end
 local fits = places >= 1 and #KEYS == 4 + each * places and #ARGV <= 1009 + 3 * places
+  and is_count(ARGV[5], 7) and is_count(ARGV[6], 4)
 for k = 5, fits and #KEYS or 0, each do
   local count = tonumber(ARGV[at + 2]) or 0
-  fits = fits and count >= 1 and ARGV[at] ~= '' and #ARGV[at] <= 200
+  fits = fits and count >= 1 and ARGV[at] ~= '' and #ARGV[at] <= 200 and is_count(ARGV[at + 1], 15)
   given[k], at = at, at + 3 + count
 end
 if not fits or places % 1 ~= 0 or at ~= #ARGV + 1 then
@@ -117,7 +119,7 @@ end
 if caller ~= '' then call('HSET', KEYS[1], caller, n) end
 
 local function add_kept(id, more)
-  if more <= 0 or call('HINCRBY', KEYS[3], id, more) ~= more then return end
+  if more <= 0 or call('HINCRBY', KEYS[3], id, ('%.0f'):format(more)) ~= more then return end
   call('ZADD', KEYS[4], (minute + 60) * 1000, id)
   if call('HLEN', KEYS[3]) ~= 64 then return end
   call('HSET', KEYS[3], '', (' '):rep(256)) -- lua/README.md, "Small hashes"
@@ -146,7 +148,7 @@ for k = 5, #KEYS, each do
       call('HDEL', views, '')
     end
     for j = k, k + 1 do
-      if call('PTTL', KEYS[j]) < ttl then call('PEXPIRE', KEYS[j], ttl) end
+      if call('PTTL', KEYS[j]) < ttl then call('PEXPIRE', KEYS[j], ('%.0f'):format(ttl)) end
     end
   end
 end

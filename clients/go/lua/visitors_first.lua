@@ -92,7 +92,7 @@ for i = 1, ids do
     if word == refusal then refused = refused + 1 end
     if word == 1 then
       new[#new + 1] = visitor
-      places[visitor] = at
+      places[visitor] = true
     end
   end
   if new[1] then
@@ -102,8 +102,13 @@ for i = 1, ids do
     local sum = pcall('HINCRBY', buffer, id, #new)
     if type(sum) == 'table' then
       call('SREM', seen, unpack(new))
-      for _, place in pairs(places) do reply[place] = 'RANGE' end
-      refused = refused + #new
+      for arg = first, final do
+        local is_refused = places[ARGV[arg]]
+        if is_refused then
+          reply[at - final + arg] = 'RANGE'
+          refused = refused + 1
+        end
+      end
     else
       counted = counted + #new
       if is_other then pending = pending + 1 end

@@ -376,8 +376,11 @@ impl Activity {
         }
         let counted = new.len() as u64;
         let Some(sum) = buffer.get(id).unwrap_or(&0).checked_add(counted as i64) else {
-            let new = words[first_word..].iter_mut().filter(|word| **word == "1");
-            new.for_each(|word| *word = "RANGE");
+            for (word, &visitor) in words[first_word..].iter_mut().zip(visitors) {
+                if new.contains(VISITORS[visitor]) {
+                    *word = "RANGE";
+                }
+            }
             return 0;
         };
         buffer.insert(id.into(), sum);
@@ -717,7 +720,7 @@ async fn a_change_to_a_script_is_noticed() {
                 ("counted > 0 and hits == 0 then", "counted > 0 then"),
                 ("reply[2] = hits + counted", "reply[2] = hits"),
                 ("call('PEXPIRE', seen, remember_ms)", ""),
-                ("reply[place] = 'RANGE'", "place = nil"),
+                ("reply[at - final + arg] = 'RANGE'", "is_refused = nil"),
                 ("if known.err then refusal = 'WRONGTYPE' end", ""),
                 ("if id == '' or #id > 255 then refusal = 'BADID' end", ""),
                 ("call('HINCRBY', meta, 'hits', 0) else", "else"),

@@ -465,3 +465,16 @@ async fn a_page_may_show_what_is_stored() {
     );
     pair.redis.resume();
 }
+
+/// The field of no id, which a script sets and deletes again, holds no hits up where a crash left it.
+#[tokio::test]
+async fn a_field_that_half_a_script_left_holds_up_nothing() {
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
+    views.count("page", 3).await;
+    let buffer = "cf1:{test/views/0}:buffer";
+    let left = cmd("HSET").arg(&[buffer, "", &" ".repeat(256)]).to_owned();
+    let mut redis = pair.redis.manager().await;
+    left.exec_async(&mut redis).await.unwrap();
+    pair.drain().await;
+    assert_eq!((pair.stored().await, views.value("page").await), (3, 3));
+}

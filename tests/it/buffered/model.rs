@@ -453,7 +453,7 @@ async fn a_change_to_a_script_is_noticed() {
             &[
                 ("is_other or", ""),
                 ("known_kind ~= kind or ", ""),
-                ("'incarnation') == 0", "'incarnation') >= 0"),
+                ("if not known_meta[1] then", "if known_meta then"),
             ],
         ),
     ])

@@ -593,7 +593,7 @@ async fn a_change_to_a_script_is_noticed() {
                 ("value and math.abs(value) < 2^53", "value"),
                 ("id ~= '' and #id < 256", "#id < 256"),
                 ("id ~= '' and #id < 256", "id ~= ''"),
-                ("'hits', total", "'hits', before + 1"),
+                ("format(total)", "format(before + 1)"),
                 ("write.changes > 0 and before == 0", "write.changes > 0"),
                 ("call('HSETNX', meta, 'incarnation', name)", ""),
             ],
