@@ -86,8 +86,8 @@ for k = 5, keeps and #KEYS or 0, 3 do
   kept_views[k] = 'views/' .. minute .. '/' .. ARGV[given[k]]
   kept_visitors[k] = 'visitors/' .. minute .. '/' .. ARGV[given[k]]
   for _, count in ipairs(call('HMGET', KEYS[3], kept_views[k], kept_visitors[k])) do
-    local is_count = not count or #count <= 16 and not count:find('%D')
-    if not is_count then return redis.error_reply('BADSTATE open holds no count') end
+    local is_held = not count or #count <= 16 and not count:find('%D')
+    if not is_held then return redis.error_reply('BADSTATE open holds no count') end
   end
 end
 if keeps then call('ZCARD', KEYS[4]) end

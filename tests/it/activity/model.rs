@@ -661,11 +661,14 @@ async fn a_change_to_a_script_is_noticed() {
             &[
                 ("'ZADD', visitors, 'LT', unpack", "'ZADD', visitors, unpack"),
                 ("math.min(since, minute * 1000)", "since"),
-                ("opens[i] and pcall('ZCARD', KEYS[4 + 2 * i])", "false"),
+                ("pcall('ZCARD', KEYS[4 + 2 * i])", "false"),
                 ("or layer) <= gone", "or layer) < gone"),
                 ("opens[i] or sum % 64 < amount", "opens[i]"),
                 ("-1000 * minute) - before", "-1000 * minute)"),
-                ("call('PTTL', visitors) < ttl", "false"),
+                (
+                    "for key = 3 + 2 * i, 4 + 2 * i do",
+                    "for key = 3 + 2 * i, 3 + 2 * i do",
+                ),
                 ("if left > 0 then", "if false then"),
                 ("math.max(ttl, 60000 + layer_ms)", "ttl"),
                 ("or layer) <= gone then", "or layer) <= gone + 1 then"),
