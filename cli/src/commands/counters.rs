@@ -105,7 +105,7 @@ pub async fn add(
     let counters = context.open(pair, &connected, family).await?;
     let outcome = count(&counters, id, delta, request).await?;
     let value = match (&counters, outcome) {
-        // the reply to a buffered call has only the pending part; without MySQL, the hit counts as well
+        // the reply to a buffered call has only the pending part; without MySQL, it counts as well
         (AnyCounters::Buffered(counters), Outcome::Counted(_) | Outcome::CountedBefore(_)) => {
             counters.get(id).await.ok()
         }

@@ -51,7 +51,8 @@ use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered,
 /// connections stay usable.
 ///
 /// The definition of an application's table is read once and kept for the life of the store.
-/// Restart the process after an `ALTER TABLE` that changes a key or the value column.
+/// Restart the process after an `ALTER TABLE` that changes a key column, a unique index,
+/// `AUTO_INCREMENT`, or `UNSIGNED` or `NULL` of the value column.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
