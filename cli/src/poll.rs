@@ -133,8 +133,8 @@ impl Poller {
         }
     }
 
-    /// Returns the state of the families that MySQL knows. If it never replied, of those that Redis
-    /// knows, and why some may be missing.
+    /// Returns the state of the families that MySQL knows. If MySQL never replied, returns that of the
+    /// families that Redis knows, and why some may be missing.
     async fn read_families(
         &self,
         counterfoil: &Counterfoil,

@@ -37,7 +37,7 @@ pub struct FamilyStatus {
     pub state: State,
     /// The time at which its figures were read from Redis, in Unix seconds.
     pub seen: Option<u64>,
-    /// Whether this daemon saves its hits.
+    /// `true` if this daemon saves its hits.
     pub served: bool,
     /// The reason why its figures cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]

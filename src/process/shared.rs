@@ -147,12 +147,6 @@ impl Shared {
         families.in_use.values().cloned().chain(replaced).collect()
     }
 
-    /// Returns whether a family of that name is in use.
-    pub fn is_in_use(&self, family: &Family) -> bool {
-        let families = self.families.read();
-        families.numbers.contains_key(&named(family))
-    }
-
     /// Returns the family of that name that is in use.
     pub fn in_use(&self, family: &Family) -> Option<InUse> {
         let families = self.families.read();

@@ -95,7 +95,7 @@ impl Registry {
                         served.push(shared.serve(registered).map(|(opened, _)| opened.number));
                     }
                 }
-                Ok(Registered { family, .. }) if shared.is_in_use(&family) => {}
+                Ok(Registered { family, .. }) if shared.in_use(&family).is_some() => {}
                 Ok(Registered { family, .. }) => unserved.push(family.to_string()),
                 Err(error) => unserved.push(format!("{error:#}")),
             }

@@ -1,21 +1,21 @@
-//! What happens to single requests, chosen by their content.
+//! The fates of single requests, chosen by their content.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// What a [`Proxy`](crate::Proxy) does to a request.
+/// The treatment of a request by a [`Proxy`](crate::Proxy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The connection ends after so many bytes of the request, at most all of it.
     RequestLost {
-        /// How many bytes go to the server.
+        /// The number of bytes that go to the server.
         passed: usize,
     },
     /// The server executes the request. The connection ends after so many bytes of its reply.
     ReplyLost {
-        /// How many bytes go to the client.
+        /// The number of bytes that go to the client.
         passed: usize,
     },
     /// The request arrives, and once more on another connection.

@@ -340,7 +340,7 @@ impl ConnectedWorker<'_> {
                 "families in the database are not served"
             );
         }
-        // first, since whoever reads a known family would open it
+        // first, since a read of a known family opens it
         self.worker
             .state
             .update(|view| view.not_served = not_served);

@@ -13,7 +13,7 @@ use sha1_smol::Sha1;
 use super::commands;
 use super::keyspace::{Bytes, Keyspace, Refusal};
 
-/// What INFO shows: no version of Redis lacks what this one has, and nothing is stored on a disk.
+/// The reply to INFO: a version that lacks nothing, and no persistence.
 const INFO: &str = "redis_version:7.2.0\r\nrole:master\r\naof_enabled:0\r\nmaxmemory:0\r\n\
      maxmemory_policy:noeviction\r\ncluster_enabled:0\r\n";
 
