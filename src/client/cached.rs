@@ -294,7 +294,8 @@ impl CachedCounters {
             let seed = held.as_ref().map(|(seed, _)| *seed);
             let (result, repeated) = match &mut change {
                 Change::Update(update) => {
-                    let result = handle.writer.change(id.as_bytes(), *update, seed, deadline);
+                    let (id, options) = (id.as_bytes(), deadline.into());
+                    let result = handle.writer.change(id, *update, seed, options);
                     (handle.explained(result).await?, false)
                 }
                 Change::Once(request, progress) => {

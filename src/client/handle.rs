@@ -13,9 +13,9 @@ use crate::family::Family;
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
 use crate::scripts::cached::Seed;
-use crate::scripts::partition::{PairResult, Partition};
+use crate::scripts::partition::{PairResult, Partition, Update};
 use crate::store::Registered;
-use crate::writer::{Deadline, LONGEST, Progress, Recorded, Request, Writer};
+use crate::writer::{Deadline, LONGEST, Progress, Recorded, Request, WriteOptions, Writer};
 
 /// The extra time of a whole read after its deadline. The wait for the database ends at the
 /// deadline, and its error is more specific than that of the whole read.
@@ -57,7 +57,11 @@ impl Handle {
 
     /// Counts one hit, and waits for room if `wait` is set.
     pub async fn add(&self, key: &[u8], delta: i64, wait: bool) -> Result<PairResult> {
-        let added = self.writer.add(key, delta, self.timeouts.write, wait);
+        let options = WriteOptions {
+            wait,
+            ..self.write_deadline().into()
+        };
+        let added = self.writer.change(key, Update::Add(delta), None, options);
         self.explained(added).await
     }
 
@@ -89,7 +93,7 @@ impl Handle {
 
     /// Returns the time limits of a counting call that begins now.
     pub fn write_deadline(&self) -> Deadline {
-        Deadline::new(Instant::now(), self.timeouts.write)
+        Deadline::within(self.timeouts.write)
     }
 
     /// Returns the epoch in which Redis remembers the request if it is made now.
@@ -106,7 +110,8 @@ impl Handle {
             .iter()
             .filter_map(|hit| hit.as_ref().ok().copied())
             .collect();
-        let mut results = self.writer.add_many(&checked, self.timeouts.write).await;
+        let options = self.write_deadline().into();
+        let mut results = self.writer.add_many(&checked, options).await;
         let errors = results.iter_mut().filter_map(|one| one.as_mut().err());
         self.writer.explain(errors).await;
         let mut results = results.into_iter();

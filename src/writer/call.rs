@@ -1,7 +1,8 @@
 //! A call, as its waiting callers see it and as it is sent.
 
+use std::future::poll_fn;
 use std::sync::{Arc, OnceLock};
-use std::task::Waker;
+use std::task::{Poll, Waker};
 
 use parking_lot::Mutex;
 
@@ -63,15 +64,6 @@ pub enum CallOutcome {
     Failed(Error),
 }
 
-impl From<CallOutcome> for Call {
-    fn from(outcome: CallOutcome) -> Self {
-        Call {
-            outcome: OnceLock::from(outcome),
-            ..Call::default()
-        }
-    }
-}
-
 impl Call {
     pub fn outcome(&self) -> Option<&CallOutcome> {
         self.outcome.get()
@@ -89,9 +81,24 @@ impl Call {
         self.waiting.lock().iter().for_each(Waker::wake_by_ref);
     }
 
-    /// Registers a waker for the end of the call, which may already have come. `index` is that of
+    /// Completes when the caller is woken next, or at once if the call has ended. `index` is that of
     /// the caller's waker.
-    pub fn listen(&self, waker: &Waker, index: &mut Option<usize>) {
+    pub fn woken(&self, index: &mut Option<usize>) -> impl Future<Output = ()> {
+        let mut is_woken = false;
+        poll_fn(move |cx| {
+            if !is_woken && self.outcome().is_none() {
+                self.listen(cx.waker(), index);
+            }
+            // the call may have ended before its list had the waker
+            if std::mem::replace(&mut is_woken, true) || self.outcome().is_some() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+    }
+
+    fn listen(&self, waker: &Waker, index: &mut Option<usize>) {
         let mut waiting = self.waiting.lock();
         if let Some(own) = index.and_then(|index| waiting.get_mut(index)) {
             own.clone_from(waker)

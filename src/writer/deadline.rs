@@ -4,29 +4,23 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The conditions under which a hit is counted.
+/// The conditions under which hits are counted.
 #[derive(Clone, Copy)]
 pub struct WriteOptions {
-    pub limit: Limit,
+    pub deadline: Deadline,
     /// Set to wait for room when many others wait.
     pub wait: bool,
     /// Set for hits accepted before the writer was closed.
     pub accepted_before_close: bool,
 }
 
-/// The time for which a failing call is repeated.
-#[derive(Clone, Copy)]
-pub enum Limit {
-    Within(Duration),
-    By(Deadline),
-}
-
-impl Limit {
-    /// Returns the deadline of a caller that begins at this time.
-    pub fn deadline(self, from: Instant) -> Deadline {
-        match self {
-            Limit::Within(timeout) => Deadline::new(from, timeout),
-            Limit::By(deadline) => deadline,
+impl From<Deadline> for WriteOptions {
+    /// Returns the options of a hit that waits for room.
+    fn from(deadline: Deadline) -> Self {
+        WriteOptions {
+            deadline,
+            wait: true,
+            accepted_before_close: false,
         }
     }
 }
@@ -54,9 +48,10 @@ const LONGEST_REPLY: Duration = Duration::from_millis(500);
 pub const LONGEST: Duration = Duration::from_hours(24);
 
 impl Deadline {
-    pub fn new(from: Instant, timeout: Duration) -> Self {
+    /// Returns the limits of a caller that begins now.
+    pub fn within(timeout: Duration) -> Self {
         let timeout = timeout.min(LONGEST);
-        let (reply_by, least) = (from + timeout, timeout.min(LAST_MOMENT) / 2);
+        let (reply_by, least) = (Instant::now() + timeout, timeout.min(LAST_MOMENT) / 2);
         Deadline {
             reply_by,
             start_by: reply_by - (timeout / 10).clamp(least, LONGEST_REPLY),

@@ -3,85 +3,76 @@
 use std::pin::pin;
 use std::sync::Arc;
 
+use tokio::sync::oneshot;
 use tokio::task::yield_now;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
-use crate::error::ErrorKind;
-use crate::writer::call::{Call, CallOutcome, Sending};
 use crate::writer::deadline::SLOW;
 use crate::writer::queue::Queue;
+use crate::writer::send::make;
 
-/// A task that makes one call after another, as long as hits gather.
-#[derive(Debug)]
-pub struct Driver {
+/// A task of the writer. The queue ends with it if it ends early, with its runtime.
+struct Task {
     queue: Arc<Queue>,
-    /// The call in flight.
-    call: Option<Arc<Call>>,
-    has_exited: bool,
+    is_done: bool,
 }
 
-impl Driver {
-    fn new(queue: &Arc<Queue>) -> Self {
-        Driver {
+impl Task {
+    fn spawn<F>(queue: &Arc<Queue>, run: impl FnOnce(Arc<Queue>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let task = Task {
             queue: queue.clone(),
-            call: None,
-            has_exited: false,
-        }
+            is_done: false,
+        };
+        let running = run(queue.clone());
+        queue.runtime.spawn(async {
+            running.await;
+            task.done();
+        });
     }
 
-    /// Spawns a driver, which the queue has counted.
-    pub fn spawn(queue: &Arc<Queue>) {
-        queue.runtime.spawn(Driver::new(queue).run());
-    }
-
-    /// Spawns a task that notices the end of the runtime, also while no call is made.
-    pub fn watch_runtime(queue: &Arc<Queue>) {
-        queue.runtime.spawn(Driver::new(queue).watch());
-    }
-
-    async fn watch(mut self) {
-        self.queue.dropped.notified().await;
-        self.has_exited = true;
-    }
-
-    async fn run(mut self) {
-        while let Some((call, sending)) = self.queue.next(self.call.take().as_ref()) {
-            self.call = Some(call.clone());
-            let mut made = pin!(make(&self.queue, &call, sending));
-            while timeout(SLOW, &mut made).await.is_err() {
-                if self.queue.check_time() {
-                    Driver::spawn(&self.queue);
-                }
-            }
-            // the callers just notified add their next hits first, so that the next call carries
-            // more
-            yield_now().await;
-        }
-        self.has_exited = true;
+    fn done(mut self) {
+        self.is_done = true;
     }
 }
 
-/// Runs when the runtime ends.
-impl Drop for Driver {
+impl Drop for Task {
     fn drop(&mut self) {
-        if self.has_exited {
-            return;
-        }
-        self.queue.end();
-        if let Some(call) = &self.call {
-            let what = "the runtime that made the call has ended";
-            let unknown = self.queue.error(ErrorKind::OutcomeUnknown, what);
-            call.end(CallOutcome::Failed(unknown));
+        if !self.is_done {
+            self.queue.end();
         }
     }
 }
 
-/// Makes a call, and pauses if Redis refused it.
-async fn make(queue: &Queue, call: &Call, mut sending: Sending) {
-    let outcome = sending.make(queue).await;
-    let pause = queue.ended(sending, &outcome);
-    call.end(outcome);
-    if let Some(pause) = pause {
-        sleep(pause).await;
+/// Spawns a driver, which the queue has counted: a task that makes one call after another, as long
+/// as hits gather.
+pub fn spawn(queue: &Arc<Queue>) {
+    Task::spawn(queue, drive);
+}
+
+/// Spawns a task that notices the end of the runtime, also while no call is made. It ends when the
+/// sender is dropped.
+pub fn watch_runtime(queue: &Arc<Queue>) -> oneshot::Sender<()> {
+    let (writer, dropped) = oneshot::channel();
+    Task::spawn(queue, |_| async {
+        let _ = dropped.await;
+    });
+    writer
+}
+
+async fn drive(queue: Arc<Queue>) {
+    let mut last = None;
+    while let Some((call, sending)) = queue.next(last.as_ref()) {
+        let call = last.insert(call);
+        let mut made = pin!(make(&queue, sending, call, None));
+        while timeout(SLOW, &mut made).await.is_err() {
+            if queue.check_time(call) {
+                spawn(&queue);
+            }
+        }
+        // the callers just notified add their next hits first, so that the next call carries more
+        yield_now().await;
     }
 }

@@ -9,32 +9,33 @@ mod group;
 mod queue;
 mod recorder;
 mod request;
+mod route;
 mod send;
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use self::call::{Call, CallOutcome, Sending};
-pub use self::deadline::{Deadline, LONGEST};
-use self::deadline::{LAST_MOMENT, Limit, WriteOptions};
-use self::driver::Driver;
-use self::group::{Group, Hit};
-use self::queue::{Joined, Member, Outside, Queue};
+use self::deadline::LAST_MOMENT;
+pub use self::deadline::{Deadline, LONGEST, WriteOptions};
+use self::group::{Group, Hit, Position};
+use self::queue::{Joined, Queue};
 pub use self::recorder::Recorded;
 use self::recorder::Recorder;
 pub use self::request::{Progress, Request};
+use self::route::Route;
 use crate::connection::Connection;
 use crate::connection::backoff::Retries;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
 use crate::process::family::Opened;
 use crate::process::work::Work;
 use crate::scripts::cached::Seed;
@@ -54,8 +55,8 @@ const IDLE_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub struct Writer {
     queue: Arc<Queue>,
-    /// Set once a task notices the end of the runtime.
-    is_watched: OnceLock<()>,
+    /// The task that notices the end of the runtime. It ends when this is dropped.
+    watch: OnceLock<oneshot::Sender<()>>,
     /// The partition where the search for the least busy one of a wide family begins.
     turn: AtomicU32,
     recorder: Recorder,
@@ -74,11 +75,12 @@ impl Writer {
         work: Arc<Work>,
         closed: Arc<AtomicBool>,
     ) -> Result<Self> {
+        let route = Route::new(redis, opened, topology, work);
         Ok(Writer {
-            is_watched: OnceLock::new(),
+            queue: Arc::new(Queue::new(route, closed)?),
+            watch: OnceLock::new(),
             // random, so that not all processes begin with the same partition
             turn: AtomicU32::new(random()? as u32),
-            queue: Arc::new(Queue::new(redis, opened, topology, work, closed)?),
             recorder: Recorder::default(),
         })
     }
@@ -88,14 +90,8 @@ impl Writer {
         self.queue.has_ended()
     }
 
-    /// Counts one hit. Without `wait`, returns an error if too many others already wait.
-    pub async fn add(&self, id: &[u8], delta: i64, timeout: Duration, wait: bool) -> HitResult {
-        let options = WriteOptions {
-            limit: Limit::Within(timeout),
-            wait,
-            accepted_before_close: false,
-        };
-        self.count_one(id, Update::Add(delta), None, options).await
+    fn family(&self) -> &Family {
+        self.queue.route.family()
     }
 
     /// Applies a change to one counter. If a seed is given, a missing counter is seeded first.
@@ -104,22 +100,7 @@ impl Writer {
         id: &[u8],
         update: Update,
         seed: Option<Seed>,
-        deadline: Deadline,
-    ) -> HitResult {
-        let options = WriteOptions {
-            limit: Limit::By(deadline),
-            wait: true,
-            accepted_before_close: false,
-        };
-        self.count_one(id, update, seed, options).await
-    }
-
-    async fn count_one(
-        &self,
-        id: &[u8],
-        update: Update,
-        seed: Option<Seed>,
-        mut options: WriteOptions,
+        options: WriteOptions,
     ) -> HitResult {
         let hit = Hit {
             partition: self.partition_for(id),
@@ -128,10 +109,7 @@ impl Writer {
             hits: 1,
             seed,
         };
-        let one = (hit.partition, 1, false);
-        let push = |group: &mut Group| group.push(&hit);
-        let (call, position) = self.count(one, &mut options, push).await?;
-        match call.own(position)? {
+        match self.count_one(&hit, options, Group::push).await? {
             Some(result) => Ok(result),
             None => Box::pin(self.add_alone(&hit, options)).await,
         }
@@ -139,20 +117,29 @@ impl Writer {
 
     /// Counts a hit, or a sum of hits, that was refused as part of a larger sum.
     async fn add_alone(&self, hit: &Hit<'_>, options: WriteOptions) -> HitResult {
-        let mut options = WriteOptions {
+        let options = WriteOptions {
             wait: true,
             ..options
         };
+        let counted = self.count_one(hit, options, Group::push_alone).await?;
+        counted.ok_or_else(|| Error::corrupt("a hit retried alone was merged with other hits"))
+    }
+
+    async fn count_one(
+        &self,
+        hit: &Hit<'_>,
+        options: WriteOptions,
+        push: fn(&mut Group, &Hit<'_>) -> Position,
+    ) -> Result<Option<PairResult>> {
         let one = (hit.partition, 1, false);
-        let push = |group: &mut Group| group.push_alone(hit);
-        let (call, position) = self.count(one, &mut options, push).await?;
-        call.own(position)?
-            .ok_or_else(|| Error::corrupt("a hit retried alone was merged with other hits"))
+        let counted = self.count(one, options, |group| push(group, hit)).await;
+        let (call, position) = counted?;
+        call.own(position)
     }
 
     /// Counts many hits and returns the outcome of each. Hits that fit into one call go together,
     /// and each call fails on its own. All of them have the same time.
-    pub async fn add_many(&self, hits: &[(&[u8], i64)], timeout: Duration) -> Vec<HitResult> {
+    pub async fn add_many(&self, hits: &[(&[u8], i64)], options: WriteOptions) -> Vec<HitResult> {
         let all = hits.iter().map(|(id, delta)| Hit {
             partition: self.partition_for(id),
             id,
@@ -160,24 +147,20 @@ impl Writer {
             hits: 1,
             seed: None,
         });
-        let options = WriteOptions {
-            limit: Limit::Within(timeout),
-            wait: true,
-            accepted_before_close: false,
-        };
         self.add_all(&all.collect::<Vec<_>>(), options).await
     }
 
-    async fn add_all(&self, hits: &[Hit<'_>], mut options: WriteOptions) -> Vec<HitResult> {
-        options.limit = Limit::By(options.limit.deadline(Instant::now()));
+    async fn add_all(&self, hits: &[Hit<'_>], options: WriteOptions) -> Vec<HitResult> {
         let mut groups: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        let spans = self.queue.spans_partitions();
+        let spans = self.queue.route.spans_partitions();
         for (index, hit) in hits.iter().enumerate() {
             let group = if spans { 0 } else { hit.partition };
             groups.entry(group).or_default().push(index);
         }
+        // hits of one caller must fit beside those of others
+        let most = self.family().pairs_a_call().div_ceil(2);
         let results = groups.values().map(|all| {
-            let chunks = all.chunks(self.chunk());
+            let chunks = all.chunks(most);
             let calls = chunks.map(|indexes| self.add_some(indexes, hits, options));
             // few at a time: the others would only wait for room
             stream::iter(calls.collect::<Vec<_>>())
@@ -194,19 +177,19 @@ impl Writer {
         &self,
         indexes: &[usize],
         hits: &[Hit<'_>],
-        mut options: WriteOptions,
+        options: WriteOptions,
     ) -> Vec<HitResult> {
         let some = || indexes.iter().map(|index| &hits[*index]);
         let push = |group: &mut Group| some().map(|hit| group.push(hit)).collect::<Vec<_>>();
         let partition = hits[indexes[0]].partition;
         let is_mixed = some().any(|hit| hit.partition != partition);
-        let counted = self
-            .count((partition, indexes.len(), is_mixed), &mut options, push)
-            .await;
-        let (call, positions) = match counted {
+        let pairs = (partition, indexes.len(), is_mixed);
+        let (call, positions) = match self.count(pairs, options, push).await {
             Ok(counted) => counted,
             // the server turned out to be a cluster
-            Err(error) if is_mixed && error.is_retryable() && !self.queue.spans_partitions() => {
+            Err(error)
+                if is_mixed && error.is_retryable() && !self.queue.route.spans_partitions() =>
+            {
                 return Box::pin(self.add_all(&some().copied().collect::<Vec<_>>(), options)).await;
             }
             Err(error) => return indexes.iter().map(|_| Err(error.clone())).collect(),
@@ -224,8 +207,8 @@ impl Writer {
 
     /// Has a task notice the end of the runtime.
     fn watch_runtime(&self) {
-        self.is_watched
-            .get_or_init(|| Driver::watch_runtime(&self.queue));
+        self.watch
+            .get_or_init(|| driver::watch_runtime(&self.queue));
     }
 
     /// Counts the hits that `push` adds to a group, and waits until Redis has done so. Returns the
@@ -236,56 +219,52 @@ impl Writer {
     async fn count<T>(
         &self,
         (partition, pairs, is_mixed): (u32, usize, bool),
-        options: &mut WriteOptions,
+        options: WriteOptions,
         mut push: impl FnMut(&mut Group) -> T,
     ) -> Result<(Arc<Call>, T)> {
-        let queue = &self.queue;
+        let (queue, deadline) = (&self.queue, options.deadline);
         self.watch_runtime();
         loop {
-            if let Limit::By(Deadline { start_by, .. }) = options.limit
-                && Instant::now() >= start_by
-            {
-                return Err(queue.refusal("not counted: no time was left for a call"));
-            }
-            if is_mixed && !queue.spans_partitions() {
+            if is_mixed && !queue.route.spans_partitions() {
                 let what = "not counted: the partitions are on different cluster nodes";
-                return Err(queue.error(ErrorKind::Redis, what));
+                return Err(queue.route.error(ErrorKind::Redis, what));
             }
-            let joined = queue.join(partition, pairs, *options, &mut push)?;
-            let (call, positions, start_by) = match joined {
-                Joined::Alone(positions, sending, outside) => {
-                    let deadline = sending.deadline;
-                    options.limit = Limit::By(deadline);
-                    // boxed, because most callers wait for the driver and need no room for this
-                    let call = Box::pin(send_alone(queue, sending, outside)).await;
-                    (Arc::new(call), positions, deadline.start_by)
+            let room = queue.room();
+            let (call, positions) = match queue.join(partition, pairs, &options, &mut push)? {
+                Joined::Alone(caller, outside) => {
+                    let (call, mut group) = (Arc::new(Call::default()), Group::default());
+                    let positions = push(&mut group);
+                    let sending = Sending::new(group, caller, deadline);
+                    // boxed, because most callers wait for a driver and need no room for this
+                    Box::pin(send::make(queue, sending, &call, Some(outside))).await;
+                    (call, positions)
                 }
-                Joined::Member(Member {
-                    positions,
+                Joined::Member {
                     call,
-                    deadline,
+                    positions,
                     starts_driver,
-                }) => {
+                } => {
                     if starts_driver {
-                        Driver::spawn(queue);
+                        driver::spawn(queue);
                     }
-                    options.limit = Limit::By(deadline);
                     wait_for_end(queue, &call, deadline.reply_by).await?;
-                    (call, positions, deadline.start_by)
+                    (call, positions)
                 }
-                Joined::Full(call) if options.wait => {
-                    let deadline = options.limit.deadline(Instant::now());
-                    options.limit = Limit::By(deadline);
-                    Box::pin(queue.wait_for_room(&call, deadline.reply_by)).await?;
+                Joined::Full if options.wait => {
+                    let what = "not counted: too many hits were waiting for Redis";
+                    let late = |_| queue.route.error(ErrorKind::Redis, what);
+                    Box::pin(timeout_at(deadline.reply_by, room))
+                        .await
+                        .map_err(late)?;
                     continue;
                 }
-                Joined::Full(_) => {
+                Joined::Full => {
                     let what = "too many hits are waiting for Redis";
-                    return Err(queue.error(ErrorKind::Busy, what));
+                    return Err(queue.route.error(ErrorKind::Busy, what));
                 }
             };
             match call.outcome() {
-                Some(CallOutcome::NotExecuted(_)) if Instant::now() < start_by => {}
+                Some(CallOutcome::NotExecuted(_)) if Instant::now() < deadline.start_by => {}
                 Some(CallOutcome::NotExecuted(error) | CallOutcome::Failed(error)) => {
                     return Err(error.clone());
                 }
@@ -296,10 +275,9 @@ impl Writer {
 
     /// Counts a hit in this process, and makes sure that it is sent soon.
     pub fn record(self: &Arc<Self>, id: &[u8], delta: i64) -> Result<()> {
-        let family = self.queue.family();
-        let home = family.home_of(id);
+        let home = self.family().home_of(id);
         let hit = Hit {
-            partition: home.unwrap_or_else(|| family.partition_by(id)),
+            partition: home.unwrap_or_else(|| self.family().partition_by(id)),
             id,
             update: Update::Add(delta),
             hits: 1,
@@ -327,10 +305,8 @@ impl Writer {
         }
         for error in late {
             let what = "the runtime on which the family was opened is not driven";
-            *error = self
-                .queue
-                .error(error.kind(), what)
-                .with_source(error.clone());
+            let explained = self.queue.route.error(error.kind(), what);
+            *error = explained.with_source(error.clone());
         }
     }
 
@@ -358,20 +334,14 @@ impl Writer {
         self.recorder.hits()
     }
 
-    /// Returns how many hits of one caller go together. They must fit beside the hits of others.
-    fn chunk(&self) -> usize {
-        self.queue.family().pairs_a_call().div_ceil(2)
-    }
-
     /// Returns the partition that counts this id: its own, or the least busy one of a wide family.
     fn partition_for(&self, id: &[u8]) -> u32 {
-        let family = self.queue.family();
-        if let Some(home) = family.home_of(id) {
+        if let Some(home) = self.family().home_of(id) {
             return home;
         }
         // the same partition as before while nothing waits there, so that fewer partitions are
         // synced to the database
-        let count = family.partitions();
+        let count = self.family().partitions();
         let last = self.turn.load(Ordering::Relaxed) % count;
         if self.queue.waiting(last) == 0 {
             return last;
@@ -384,65 +354,27 @@ impl Writer {
     }
 }
 
-/// Ends the task that watches the runtime.
-impl Drop for Writer {
-    fn drop(&mut self) {
-        self.queue.dropped.notify_one();
-    }
-}
-
-/// Makes a lone caller's call. Others wait neither for it nor for the pause after a refusal.
-async fn send_alone(queue: &Queue, mut sending: Box<Sending>, outside: Outside) -> Call {
-    let outcome = sending.make(queue).await;
-    let pause = queue.ended(*sending, &outcome);
-    drop(outside);
-    if let Some(pause) = pause {
-        sleep(pause).await;
-    }
-    Call::from(outcome)
-}
-
-/// Waits for the end of a call, at most until shortly after the deadline.
+/// Waits for the end of a call, at most until shortly after the deadline. At the deadline the
+/// driver gives up with a more precise outcome.
 async fn wait_for_end(queue: &Queue, call: &Arc<Call>, reply_by: Instant) -> Result<()> {
-    let mut waker = None;
-    let mut end = poll_fn(|cx| poll_end(queue, cx, call, &mut waker, reply_by));
-    if !queue.is_elsewhere() {
-        return end.await;
-    }
-    // the runtime whose tasks check the time may not be driven
-    let timed = async {
-        for time in [reply_by, reply_by + LAST_MOMENT] {
-            if let Ok(ended) = timeout_at(time, &mut end).await {
-                return ended;
-            }
+    // a runtime elsewhere may not be driven, and its tasks then do not check the time
+    let (is_elsewhere, mut waker) = (queue.is_elsewhere(), None);
+    let mut limit = reply_by;
+    while limit <= reply_by + LAST_MOMENT {
+        let woken = call.woken(&mut waker);
+        if is_elsewhere {
+            let _ = Box::pin(timeout_at(limit, woken)).await;
+        } else {
+            woken.await;
         }
-        end.await
-    };
-    Box::pin(timed).await
-}
-
-/// Polls the end of a call. At the deadline the driver gives up with a more precise outcome.
-/// `waker` is the index of the caller's waker.
-fn poll_end(
-    queue: &Queue,
-    cx: &mut Context<'_>,
-    call: &Arc<Call>,
-    waker: &mut Option<usize>,
-    reply_by: Instant,
-) -> Poll<Result<()>> {
-    let is_woken = waker.is_some();
-    if call.outcome().is_none() {
-        call.listen(cx.waker(), waker);
-        if is_woken && Instant::now() >= reply_by {
+        if call.outcome().is_some() {
+            return Ok(());
+        }
+        if Instant::now() >= limit {
             queue.dismiss(call);
+            limit += LAST_MOMENT;
         }
     }
-    match call.outcome() {
-        Some(_) => Poll::Ready(Ok(())),
-        None if is_woken && Instant::now() >= reply_by + LAST_MOMENT => {
-            let what = "Redis did not reply in time";
-            Poll::Ready(Err(queue.error(ErrorKind::OutcomeUnknown, what)))
-        }
-        None => Poll::Pending,
-    }
+    let what = "Redis did not reply in time";
+    Err(queue.route.error(ErrorKind::OutcomeUnknown, what))
 }

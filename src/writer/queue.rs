@@ -1,28 +1,26 @@
 //! The queue of a family: hits gather while calls are in flight, and leave together in the next
 //! call.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use hashbrown::DefaultHashBuilder;
+use indexmap::IndexMap;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::sync::futures::Notified;
+use tokio::time::{Instant, timeout};
 
-use crate::connection::Connection;
 use crate::connection::backoff::Backoff;
-use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::Family;
-use crate::process::family::{Opened, SHUT_DOWN};
-use crate::process::work::Work;
-use crate::scripts::fence::{Callers, Epochs, Home};
-use crate::scripts::partition::Partition;
+use crate::process::family::SHUT_DOWN;
+use crate::scripts::fence::{Caller, Callers};
 use crate::writer::call::{Call, CallOutcome, Sending};
 use crate::writer::deadline::{Deadline, SLOW, WriteOptions};
 use crate::writer::group::Group;
+use crate::writer::route::Route;
 
 /// The limit of calls in flight where each stays in one partition: low, so that each call carries
 /// more.
@@ -35,34 +33,32 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// The reason why hits are refused once no task is left to send them.
 const RUNTIME_ENDED: &str = "the runtime on which the family was opened has ended";
 
+/// The reasons why hits are not sent, unless Redis gave another.
+const NO_TIME: &str = "not counted: no time was left for a call";
+const SILENCE: &str = "not counted: Redis has not replied to earlier calls";
+
 /// The hits of one family on their way to Redis.
 #[derive(Debug)]
 pub struct Queue {
-    pub opened: Arc<Opened>,
-    pub topology: Arc<Topology>,
-    pub work: Arc<Work>,
-    /// Set when the queue no longer accepts hits.
-    closed: Arc<AtomicBool>,
-    pub redis: Connection,
-    partitions: Box<[OnceLock<Partition>]>,
-    homes: Box<[OnceLock<Home>]>,
-    state: Mutex<State>,
-    /// Notified when a full group has left.
-    room: Notify,
-    /// Set when the runtime of the writer's tasks has ended.
-    has_ended: AtomicBool,
-    /// Notified when the writer is dropped.
-    pub dropped: Notify,
+    pub route: Route,
     /// The runtime of the writer's tasks.
     pub runtime: Handle,
+    state: Mutex<State>,
+    /// Notified when a group has left.
+    room: Notify,
+    /// Set when the queue no longer accepts hits.
+    closed: Arc<AtomicBool>,
+    /// Set when the runtime of the writer's tasks has ended.
+    has_ended: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By partition if each call stays in one; otherwise all in the first entry.
-    gathering: Vec<Gathering>,
-    /// The entries of `gathering` that wait for a driver.
-    ready: VecDeque<usize>,
+    /// The hits that wait for a driver, the oldest first: by partition if each call stays in one,
+    /// otherwise all in slot 0.
+    gathering: IndexMap<u32, Gathering, DefaultHashBuilder>,
+    /// The number of pairs of the last call.
+    last_size: usize,
     /// The number of drivers.
     drivers: usize,
     /// The drivers' calls in flight.
@@ -77,44 +73,37 @@ struct State {
     refusal: Option<Error>,
 }
 
-/// A driver's call in flight.
-#[derive(Debug)]
-struct InFlight {
-    call: Arc<Call>,
-    slot: usize,
-    since: Instant,
-    /// Set when the call takes long. It no longer holds up other slots.
-    is_slow: bool,
-}
-
 /// Hits that gather for a call.
 #[derive(Debug)]
 struct Gathering {
     group: Group,
     call: Arc<Call>,
-    /// The arrival of the first hit, or a later time check: a cheap estimate of the current time.
-    at: Instant,
     /// The latest time limits of its callers.
     deadline: Deadline,
+}
+
+/// A driver's call in flight.
+#[derive(Debug)]
+struct InFlight {
+    call: Arc<Call>,
+    slot: u32,
+    /// Set when the call takes long. It no longer holds up other slots.
+    is_slow: bool,
 }
 
 /// The result of adding hits to a group.
 pub enum Joined<T> {
     /// Nothing else is in flight: the caller makes the call itself.
-    Alone(T, Box<Sending>, Outside),
+    Alone(Caller, Outside),
     /// A driver makes the call.
-    Member(Member<T>),
-    /// The group gathered for this call has no room.
-    Full(Arc<Call>),
-}
-
-/// Hits that have joined a call.
-pub struct Member<T> {
-    pub positions: T,
-    pub call: Arc<Call>,
-    pub deadline: Deadline,
-    /// Set if one more driver must be spawned. It is already counted.
-    pub starts_driver: bool,
+    Member {
+        call: Arc<Call>,
+        positions: T,
+        /// Set if one more driver must be spawned. It is already counted.
+        starts_driver: bool,
+    },
+    /// The group that gathers has no room.
+    Full,
 }
 
 /// A call outside the queue: a lone caller's, or a request. It is in flight until this is dropped.
@@ -124,70 +113,26 @@ pub struct Outside {
 }
 
 impl Queue {
-    pub fn new(
-        redis: Connection,
-        opened: Arc<Opened>,
-        topology: Arc<Topology>,
-        work: Arc<Work>,
-        closed: Arc<AtomicBool>,
-    ) -> Result<Self> {
-        let partitions = 0..opened.family.partitions();
+    /// Creates a queue whose drivers run on the current runtime. It accepts hits until `closed` is
+    /// set.
+    pub fn new(route: Route, closed: Arc<AtomicBool>) -> Result<Self> {
         let outside = |error| {
             let message = "a family is opened outside of a tokio runtime";
             Error::new(ErrorKind::InvalidInput, message).with_source(error)
         };
         Ok(Queue {
+            route,
             runtime: Handle::try_current().map_err(outside)?,
-            partitions: partitions.clone().map(|_| OnceLock::new()).collect(),
-            homes: partitions.map(|_| OnceLock::new()).collect(),
             state: Mutex::default(),
             room: Notify::new(),
-            has_ended: AtomicBool::new(false),
-            dropped: Notify::new(),
-            opened,
-            topology,
-            work,
             closed,
-            redis,
+            has_ended: AtomicBool::new(false),
         })
     }
 
-    pub fn family(&self) -> &Family {
-        &self.opened.family
-    }
-
-    pub fn partition(&self, number: u32) -> &Partition {
-        self.partitions[number as usize]
-            .get_or_init(|| Partition::new(self.redis.clone(), self.family(), number))
-    }
-
-    /// Returns the home of calls to this partition.
-    pub fn home(&self, partition: u32) -> &Home {
-        let home = self.topology.home_of(partition);
-        self.homes[home as usize].get_or_init(|| {
-            let partition = self.partition(home).clone();
-            Home::new(partition, home, self.topology.clone())
-        })
-    }
-
-    /// Returns the epochs for a new call with this home.
-    pub async fn epochs(&self, home: &Home) -> Result<Epochs> {
-        home.epochs(self.family(), self.opened.database()).await
-    }
-
-    /// Returns the epochs that Redis knows now.
-    pub async fn new_epochs(&self, home: &Home) -> Result<Epochs> {
-        home.forget_known();
-        self.epochs(home).await
-    }
-
-    pub fn error(&self, kind: ErrorKind, what: &'static str) -> Error {
-        Error::new(kind, format!("{}: {what}", self.family()))
-    }
-
-    fn closed(&self, why: &'static str) -> Error {
-        let family = self.family();
-        Error::new(ErrorKind::Closed, format!("{family}: not counted: {why}"))
+    fn closed(&self, why: &str) -> Error {
+        let what = format!("not counted: {why}");
+        self.route.error(ErrorKind::Closed, &what)
     }
 
     /// Returns an error if no task is left to send hits.
@@ -229,35 +174,35 @@ impl Queue {
         })
     }
 
-    /// Returns whether a call may carry hits of several partitions.
-    pub fn spans_partitions(&self) -> bool {
-        self.family().spans_partitions() && !self.topology.is_cluster()
-    }
-
     /// Returns the slot where hits of this partition gather.
-    fn slot_of(&self, partition: u32) -> usize {
-        if self.spans_partitions() {
+    fn slot_of(&self, partition: u32) -> u32 {
+        if self.route.spans_partitions() {
             0
         } else {
-            partition as usize
+            partition
         }
     }
 
     /// Returns the number of pairs that wait for a call to this partition.
     pub fn waiting(&self, partition: u32) -> usize {
-        self.state
-            .lock()
-            .gathering
-            .get(self.slot_of(partition))
-            .map_or(0, |gathering| gathering.group.len())
+        let slot = self.slot_of(partition);
+        let state = self.state.lock();
+        let gathering = state.gathering.get(&slot);
+        gathering.map_or(0, |gathering| gathering.group.len())
     }
 
-    /// Adds hits to a group if it has room for their number of pairs.
+    /// Completes when a group has left, and so has made room.
+    pub fn room(&self) -> Notified<'_> {
+        self.room.notified()
+    }
+
+    /// Adds hits to the group of their partition if it has room for their number of pairs. `push`
+    /// adds them, unless the caller is alone.
     pub fn join<T>(
         self: &Arc<Self>,
         partition: u32,
         pairs: usize,
-        options: WriteOptions,
+        options: &WriteOptions,
         push: impl FnOnce(&mut Group) -> T,
     ) -> Result<Joined<T>> {
         let slot = self.slot_of(partition);
@@ -270,52 +215,40 @@ impl Queue {
         }
         let state = &mut *guard;
         if state.drivers == 0 && state.lone.is_none() {
-            let now = Instant::now();
-            let deadline = options.limit.deadline(now);
-            state.lone = Some(deadline.reply_by);
+            if Instant::now() >= options.deadline.start_by {
+                return Err(self.unsent(state, NO_TIME));
+            }
             let caller = state.callers.take()?;
-            drop(guard);
+            state.lone = Some(options.deadline.reply_by);
             let outside = Outside {
                 queue: self.clone(),
                 is_lone: true,
             };
-            let mut group = Group::default();
-            let positions = push(&mut group);
-            let sending = Box::new(Sending::new(group, caller, deadline));
-            return Ok(Joined::Alone(positions, sending, outside));
+            return Ok(Joined::Alone(caller, outside));
         }
-        if state.gathering.len() <= slot {
-            state.gathering.resize_with(slot + 1, Gathering::default);
-        }
-        let gathering = &mut state.gathering[slot];
+        let size = state.last_size;
+        let gathering = state.gathering.entry(slot).or_insert_with(|| Gathering {
+            group: Group::with_capacity(size),
+            call: Arc::default(),
+            deadline: options.deadline,
+        });
         let is_first = gathering.group.is_empty();
-        if is_first {
-            *gathering = Gathering {
-                group: std::mem::take(&mut gathering.group),
-                ..Gathering::default()
-            };
-            state.ready.push_back(slot);
-        } else if !gathering
-            .group
-            .has_room_for(pairs, self.family().pairs_a_call())
-        {
-            return Ok(Joined::Full(gathering.call.clone()));
+        let most = self.route.family().pairs_a_call();
+        if !gathering.group.has_room_for(pairs, most) {
+            return Ok(Joined::Full);
         }
         let positions = push(&mut gathering.group);
-        let deadline = options.limit.deadline(gathering.at);
-        gathering.deadline = gathering.deadline.or(deadline);
-        let call = gathering.call.clone();
-        Ok(Joined::Member(Member {
+        gathering.deadline = gathering.deadline.or(options.deadline);
+        Ok(Joined::Member {
+            call: gathering.call.clone(),
             positions,
-            call,
-            deadline,
             starts_driver: is_first && self.takes_driver(state),
-        }))
+        })
     }
 
     /// Counts one more driver if a call may start.
     fn takes_driver(&self, state: &mut State) -> bool {
-        let most = if self.spans_partitions() {
+        let most = if self.route.spans_partitions() {
             NODE_CALLS
         } else {
             let slow = state.in_flight.iter().filter(|one| one.is_slow);
@@ -326,11 +259,11 @@ impl Queue {
         is_useful
     }
 
-    /// Returns the place in `ready` of the next slot that may start a call.
+    /// Returns the place of the next group that may start a call.
     fn startable(&self, state: &State) -> Option<usize> {
-        let spans = self.spans_partitions();
+        let spans = self.route.spans_partitions();
         let may_start = |slot| spans || state.in_flight.iter().all(|one| one.slot != slot);
-        state.ready.iter().position(|slot| may_start(*slot))
+        state.gathering.keys().position(|slot| may_start(*slot))
     }
 
     /// Returns the next call for a driver, whose last one has ended. Without one, the driver is no
@@ -342,15 +275,17 @@ impl Queue {
             state.in_flight.retain(|one| !Arc::ptr_eq(&one.call, last));
         }
         while let Some(at) = self.startable(state) {
-            let slot = state.ready.remove(at)?;
-            let (now, gathering) = (Instant::now(), &mut state.gathering[slot]);
-            if now >= gathering.deadline.start_by {
-                self.fail_unsent(state, slot);
+            let (slot, gathering) = state.gathering.shift_remove_index(at)?;
+            let Gathering {
+                group,
+                call,
+                deadline,
+            } = gathering;
+            self.room.notify_waiters();
+            if Instant::now() >= deadline.start_by {
+                call.end(CallOutcome::NotExecuted(self.unsent(state, SILENCE)));
                 continue;
             }
-            let next = Group::with_capacity(gathering.group.len());
-            let group = std::mem::replace(&mut gathering.group, next);
-            let (call, deadline) = (gathering.call.clone(), gathering.deadline);
             let caller = match state.callers.take() {
                 Ok(caller) => caller,
                 Err(error) => {
@@ -358,21 +293,19 @@ impl Queue {
                     continue;
                 }
             };
-            let sending = Sending::new(group, caller, deadline);
+            state.last_size = group.len();
             state.in_flight.push(InFlight {
                 call: call.clone(),
                 slot,
-                since: now,
                 is_slow: false,
             });
-            self.room.notify_waiters();
-            return Some((call, sending));
+            return Some((call, Sending::new(group, caller, deadline)));
         }
         state.drivers -= 1;
         None
     }
 
-    /// Ends a call, and takes back its caller. If Redis refused the call, returns the pause
+    /// Takes back the caller of a call that has ended. If Redis refused the call, returns the pause
     /// before the next one.
     pub fn ended(&self, sending: Sending, outcome: &CallOutcome) -> Option<Duration> {
         let mut state = self.state.lock();
@@ -396,76 +329,50 @@ impl Queue {
     pub fn dismiss(&self, call: &Arc<Call>) {
         let mut state = self.state.lock();
         let is_its = |one: &Gathering| Arc::ptr_eq(&one.call, call);
-        if let Some(slot) = state.gathering.iter().position(is_its) {
-            self.fail_unsent(&mut state, slot);
-        }
-    }
-
-    fn fail_unsent(&self, state: &mut State, slot: usize) {
-        let Gathering { group, call, .. } = &mut state.gathering[slot];
-        if !group.is_empty() {
-            *group = Group::default();
-            let silence = "not counted: Redis has not replied to earlier calls";
-            let refusal = state.refusal.clone();
-            let refusal = refusal.unwrap_or_else(|| self.error(ErrorKind::Redis, silence));
-            call.end(CallOutcome::NotExecuted(refusal));
+        if let Some(at) = state.gathering.values().position(is_its) {
+            state.gathering.shift_remove_index(at);
             self.room.notify_waiters();
+            call.end(CallOutcome::NotExecuted(self.unsent(&state, SILENCE)));
         }
-        state.ready.retain(|ready| *ready != slot);
     }
 
-    /// Returns the reason why Redis refused the last call, or else this one.
-    pub fn refusal(&self, otherwise: &'static str) -> Error {
-        let refusal = self.state.lock().refusal.clone();
-        refusal.unwrap_or_else(|| self.error(ErrorKind::Redis, otherwise))
+    /// Returns the error for hits that were not sent in time: why Redis refused the last call, or
+    /// else this one.
+    fn unsent(&self, state: &State, otherwise: &str) -> Error {
+        let refusal = state.refusal.clone();
+        refusal.unwrap_or_else(|| self.route.error(ErrorKind::Redis, otherwise))
     }
 
-    /// Waits until nothing gathers for this call any more, at most until the deadline.
-    pub async fn wait_for_room(&self, full: &Arc<Call>, reply_by: Instant) -> Result<()> {
-        let late = || {
-            let what = "not counted: too many hits were waiting for Redis";
-            self.error(ErrorKind::Redis, what)
-        };
-        let room = self.room.notified();
-        let is_full = |one: &Gathering| Arc::ptr_eq(&one.call, full) && !one.group.is_empty();
-        if !self.state.lock().gathering.iter().any(is_full) {
-            return Ok(());
-        }
-        timeout_at(reply_by, room).await.map_err(|_| late())
-    }
-
-    /// Wakes the callers of slow calls and of gathering hits, so that they check the time. Lets other
-    /// slots continue beside slow calls. Returns whether one more driver must be spawned.
+    /// Wakes the callers of a slow call and of gathering hits, so that they check the time. Lets
+    /// other slots continue beside the call. Returns whether one more driver must be spawned.
     #[must_use]
-    pub fn check_time(&self) -> bool {
+    pub fn check_time(&self, slow: &Arc<Call>) -> bool {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let now = Instant::now();
+        slow.wake();
         for one in &mut state.in_flight {
-            one.is_slow = now - one.since >= SLOW;
-            if one.is_slow {
-                one.call.wake();
-            }
+            one.is_slow |= Arc::ptr_eq(&one.call, slow);
         }
-        for slot in &state.ready {
-            state.gathering[*slot].at = now;
-            state.gathering[*slot].call.wake();
+        for gathering in state.gathering.values() {
+            gathering.call.wake();
         }
         self.takes_driver(state)
     }
 
-    /// Fails all gathering hits and all later ones, because the runtime of the drivers has
+    /// Fails all hits on their way and all later ones, because the runtime of the drivers has
     /// ended.
     pub fn end(&self) {
         let mut state = self.state.lock();
         self.has_ended.store(true, Ordering::Relaxed);
-        for Gathering { group, call, .. } in state.gathering.drain(..) {
-            // without hits the call is in flight, or has ended
-            if !group.is_empty() {
-                call.end(CallOutcome::Failed(self.closed(RUNTIME_ENDED)));
-            }
+        for (_, gathering) in state.gathering.drain(..) {
+            let closed = self.closed(RUNTIME_ENDED);
+            gathering.call.end(CallOutcome::Failed(closed));
         }
-        state.ready.clear();
+        for one in state.in_flight.drain(..) {
+            let what = "the runtime that made the call has ended";
+            let unknown = self.route.error(ErrorKind::OutcomeUnknown, what);
+            one.call.end(CallOutcome::Failed(unknown));
+        }
         self.room.notify_waiters();
     }
 
@@ -492,18 +399,6 @@ impl Drop for Outside {
             state.lone = None;
         } else {
             state.requests -= 1;
-        }
-    }
-}
-
-impl Default for Gathering {
-    fn default() -> Self {
-        let at = Instant::now();
-        Gathering {
-            group: Group::default(),
-            call: Arc::default(),
-            at,
-            deadline: Deadline::new(at, Duration::ZERO),
         }
     }
 }

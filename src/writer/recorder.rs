@@ -13,19 +13,15 @@ use crate::family::Family;
 use crate::metrics;
 use crate::scripts::partition::PairResult;
 use crate::writer::Writer;
-use crate::writer::deadline::{Limit, WriteOptions};
+use crate::writer::deadline::{Deadline, WriteOptions};
 use crate::writer::group::{Group, Hit};
 use crate::writer::queue::Queue;
 
 /// The time for which sums are kept before they are sent.
 const PAUSE: Duration = Duration::from_millis(5);
-/// The conditions of a send. Hits that were definitely not counted within the timeout are kept and
-/// sent again.
-const OPTIONS: WriteOptions = WriteOptions {
-    limit: Limit::Within(Duration::from_secs(5)),
-    wait: true,
-    accepted_before_close: true,
-};
+/// The time limit of a send. Hits that were definitely not counted within it are kept and sent
+/// again.
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// The time after which a send no longer waits for an earlier one. It is longer than a send takes.
 const STUCK: Duration = Duration::from_secs(10);
 /// The number of ids kept for a family, divided equally among its partitions.
@@ -88,19 +84,15 @@ impl Recorded {
 impl Recorder {
     /// Adds a hit to the sums.
     pub fn record(&self, queue: &Queue, hit: &Hit<'_>) -> Result<()> {
-        let family = queue.family();
-        let all = self
-            .sums
-            .get_or_init(|| (0..family.partitions()).map(|_| Mutex::default()).collect());
+        let partitions = 0..queue.route.family().partitions();
+        let none = || partitions.map(|_| Mutex::default()).collect();
+        let all = self.sums.get_or_init(none);
         let mut sums = all[hit.partition as usize].lock();
         // no hit is accepted that the final flush might have missed
         queue.check_open()?;
         if sums.len() >= IDS.div_ceil(all.len()) && sums.sum_of(hit).is_none() {
-            let message = format!(
-                "{family}: {} ids of one partition are waiting to be sent",
-                sums.len()
-            );
-            return Err(Error::new(ErrorKind::Busy, message));
+            let what = format!("{} ids of one partition are waiting to be sent", sums.len());
+            return Err(queue.route.error(ErrorKind::Busy, &what));
         }
         sums.push(hit);
         Ok(())
@@ -129,31 +121,26 @@ impl Recorder {
     }
 
     async fn send(&self, writer: &Writer) -> Result<()> {
-        let stuck = |_| {
-            let message = format!("{}: an earlier send has not ended", writer.queue.family());
-            Error::redis(message)
-        };
+        let route = &writer.queue.route;
+        let stuck = |_| route.error(ErrorKind::Redis, "an earlier send has not ended");
         let sending = timeout(STUCK, self.sending.lock());
         let _one = sending.await.map_err(stuck)?;
         let Some(all) = self.sums.get() else {
             return Ok(());
         };
-        let taken: Vec<_> = all
-            .iter()
-            .map(|sums| std::mem::take(&mut *sums.lock()))
-            .collect();
-        let gauge =
-            ::metrics::gauge!(metrics::RECORDED, "family" => writer.queue.opened.label.clone());
+        let take = |sums: &Mutex<Group>| std::mem::take(&mut *sums.lock());
+        let taken: Vec<_> = all.iter().map(take).collect();
         let on_their_way = taken.iter().map(Group::hits).sum();
         self.on_their_way.store(on_their_way, Ordering::Relaxed);
+        let family = route.opened.label.clone();
+        let gauge = ::metrics::gauge!(metrics::RECORDED, "family" => family);
         gauge.set(on_their_way as f64);
         let unsettled = Unsettled(writer);
-        let sent = self.send_all(writer, &taken).await;
+        let sent = self.send_all(writer, all, &taken).await;
         self.on_their_way.store(0, Ordering::Relaxed);
         drop(unsettled);
+        gauge.set(sent.as_ref().map_or_else(|_| self.hits(), |()| 0) as f64);
         // kept hits are sent again; lost hits must be reported, whichever task was sending them
-        let kept = sent.as_ref().map_or_else(|_| self.hits(), |()| 0);
-        gauge.set(kept as f64);
         if let Err(error) = &sent
             && !error.is_retryable()
         {
@@ -162,29 +149,39 @@ impl Recorder {
         sent
     }
 
-    async fn send_all(&self, writer: &Writer, taken: &[Group]) -> Result<()> {
+    /// Sends the hits, and keeps those that were definitely not counted. Returns an error of lost
+    /// hits before one of kept hits.
+    async fn send_all(
+        &self,
+        writer: &Writer,
+        sums: &[Mutex<Group>],
+        taken: &[Group],
+    ) -> Result<()> {
+        let family = writer.family();
         let hits: Vec<_> = taken.iter().flat_map(Group::summed).collect();
-        let family = writer.queue.family();
-        let mut result = Ok(());
-        for (hit, own) in hits.iter().zip(writer.add_all(&hits, OPTIONS).await) {
-            let settled = match own {
-                Ok(PairResult::Counted(_)) => Ok(()),
+        let options = WriteOptions {
+            accepted_before_close: true,
+            ..Deadline::within(TIMEOUT).into()
+        };
+        let (mut kept, mut lost) = (Ok(()), Ok(()));
+        for (hit, result) in hits.iter().zip(writer.add_all(&hits, options).await) {
+            match result {
+                Ok(PairResult::Counted(_)) => {}
                 Ok(why @ (PairResult::Full | PairResult::OutOfRange(_))) => {
                     self.refuse(family, hit, why);
-                    Ok(())
                 }
-                Ok(other) => Err(other.corrupt(family, &String::from_utf8_lossy(hit.id))),
-                Err(error) => {
-                    // definitely not counted: it is sent again
-                    if let (true, Some(all)) = (error.is_retryable(), self.sums.get()) {
-                        all[hit.partition as usize].lock().push(hit);
-                    }
-                    Err(error)
+                Ok(other) => {
+                    let id = String::from_utf8_lossy(hit.id);
+                    lost = lost.and(Err(other.corrupt(family, &id)));
                 }
-            };
-            result = worse(result, settled);
+                Err(error) if error.is_retryable() => {
+                    sums[hit.partition as usize].lock().push(hit);
+                    kept = kept.and(Err(error));
+                }
+                Err(error) => lost = lost.and(Err(error)),
+            }
         }
-        result
+        lost.and(kept)
     }
 
     fn refuse(&self, family: &Family, hit: &Hit<'_>, why: PairResult) {
@@ -201,7 +198,7 @@ impl Recorder {
 
     /// Returns the outcome of everything sent since the last call.
     pub fn outcome(&self) -> Recorded {
-        std::mem::replace(&mut self.refused.lock(), Recorded::Counted)
+        std::mem::take(&mut self.refused.lock())
     }
 
     /// Returns the number of hits that are kept or being sent.
@@ -209,11 +206,6 @@ impl Recorder {
         let all = self.sums.get().into_iter().flatten();
         let kept: u64 = all.map(|sums| sums.lock().hits()).sum();
         self.on_their_way.load(Ordering::Relaxed) + kept
-    }
-
-    fn is_empty(&self) -> bool {
-        let mut all = self.sums.get().into_iter().flatten();
-        all.all(|sums| sums.lock().is_empty())
     }
 }
 
@@ -229,18 +221,10 @@ impl Drop for Unsettled<'_> {
         let hits = recorder.on_their_way.swap(0, Ordering::Relaxed);
         if hits > 0 {
             let what = "the runtime that sent recorded hits has ended";
-            *recorder.lost.lock() = Some(queue.error(ErrorKind::OutcomeUnknown, what));
-            queue.opened.measure([(hits, None)]);
+            let unknown = queue.route.error(ErrorKind::OutcomeUnknown, what);
+            *recorder.lost.lock() = Some(unknown);
+            queue.route.opened.measure([(hits, None)]);
         }
-    }
-}
-
-/// Returns the worse of two results: lost hits before kept ones.
-fn worse(one: Result<()>, other: Result<()>) -> Result<()> {
-    match (&one, &other) {
-        (Ok(()), _) => other,
-        (Err(error), Err(lost)) if error.is_retryable() && !lost.is_retryable() => other,
-        _ => one,
     }
 }
 
@@ -258,10 +242,10 @@ async fn send_soon(writer: Arc<Writer>) {
         }
         // under load it pauses half of the time, so that each send carries more
         pause = PAUSE.max(started.elapsed());
-        if recorder.is_empty() {
+        if recorder.hits() == 0 {
             recorder.running.store(false, Ordering::Release);
             // a caller that recorded just before has left the sending to this task
-            if recorder.is_empty() || recorder.running.swap(true, Ordering::AcqRel) {
+            if recorder.hits() == 0 || recorder.running.swap(true, Ordering::AcqRel) {
                 return;
             }
         }

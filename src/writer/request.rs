@@ -21,7 +21,8 @@ use crate::scripts::partition::{Counted, PairResult, Update};
 use crate::writer::Writer;
 use crate::writer::deadline::Deadline;
 use crate::writer::group::{Group, Hit};
-use crate::writer::send::{count, may_pass};
+use crate::writer::route::Route;
+use crate::writer::send::may_pass;
 
 /// A hit with a name given by the application.
 #[derive(Clone, Copy, Debug)]
@@ -136,9 +137,9 @@ impl Progress {
 impl Writer {
     /// Returns the epoch in which Redis remembers the request if it is made now.
     pub async fn request_epoch(&self, request: Request<'_>) -> Result<String> {
-        let family = self.queue.family();
-        let home = self.queue.home(request.partition(family));
-        Ok(self.queue.new_epochs(home).await?.now.as_ref().to_owned())
+        let route = &self.queue.route;
+        let home = route.home(request.partition(route.family()));
+        Ok(route.new_epochs(home).await?.now.as_ref().to_owned())
     }
 
     /// Counts the hit unless the request was executed before. If the counter is missing, call again
@@ -151,59 +152,61 @@ impl Writer {
         seed: Option<Seed>,
         deadline: Deadline,
     ) -> Result<Settled> {
+        let route = &self.queue.route;
         let _in_flight = self.queue.take_request()?;
-        let done = timeout_at(
-            deadline.reply_by,
-            self.repeat(request, seed, deadline, progress),
-        )
-        .await;
-        let done =
-            done.unwrap_or_else(|_| Err(self.queue.error(ErrorKind::Redis, "no reply in time")));
-        let done = done.map_err(|error| match progress.doubt {
-            Some(_) => self
-                .queue
-                .error(ErrorKind::OutcomeUnknown, "a reply was lost")
-                .with_source(error),
-            None if error.outcome_unknown() => error,
-            None if may_pass(&error) => self
-                .queue
-                .error(ErrorKind::Redis, "not counted")
-                .with_source(error),
-            None => error,
+        let repeated = request.repeat(route, seed, deadline, progress);
+        let done = timeout_at(deadline.reply_by, repeated)
+            .await
+            .unwrap_or_else(|_| Err(route.error(ErrorKind::Redis, "no reply in time")));
+        let done = done.map_err(|error| {
+            let (kind, what) = match progress.doubt {
+                Some(_) => (ErrorKind::OutcomeUnknown, "a reply was lost"),
+                None if error.kind() == ErrorKind::Redis => (ErrorKind::Redis, "not counted"),
+                None => return error,
+            };
+            route.error(kind, what).with_source(error)
         });
-        let measure = |result| self.queue.opened.measure([(1, result)]);
         match &done {
             // decided by another process, or by an earlier call of the application
             Ok((PairResult::Counted(_), true)) if progress.doubt.is_none() => {}
             Ok((PairResult::Missing(_), _)) => {}
-            Ok((result, _)) => measure(Some(*result)),
-            Err(error) if error.outcome_unknown() => measure(None),
+            Ok((result, _)) => route.opened.measure([(1, Some(*result))]),
+            Err(error) if error.outcome_unknown() => route.opened.measure([(1, None)]),
             Err(_) => {}
         }
         done
+    }
+}
+
+impl Request<'_> {
+    /// Returns the partition that counts the request, the same one in every process.
+    fn partition(&self, family: &Family) -> u32 {
+        // a wide family may use any partition
+        family
+            .home_of(self.id.as_bytes())
+            .unwrap_or_else(|| family.partition_of(self.name))
     }
 
     /// Sends the next call until a reply settles the request, and passes over calls that were made
     /// before.
     async fn repeat(
         &self,
-        request: Request<'_>,
+        route: &Route,
         seed: Option<Seed>,
         deadline: Deadline,
         progress: &mut Progress,
     ) -> Result<Settled> {
         let mut pause = Backoff::default();
         loop {
-            let error = match self.send_once(request, seed, progress).await {
+            let error = match self.send(route, seed, progress).await {
                 Ok(Told::Settled(done)) => return Ok(done),
                 Ok(Told::Passed) => continue,
-                Ok(Told::Expired) => self
-                    .queue
-                    .error(ErrorKind::Redis, "the epoch of the call has expired"),
+                Ok(Told::Expired) => {
+                    route.error(ErrorKind::Redis, "the epoch of the call has expired")
+                }
                 Ok(Told::Forgotten) => {
-                    return Err(self
-                        .queue
-                        .error(ErrorKind::OutcomeUnknown, "Redis has forgotten the request"));
+                    let what = "Redis has forgotten the request";
+                    return Err(route.error(ErrorKind::OutcomeUnknown, what));
                 }
                 Err(error) => error,
             };
@@ -219,32 +222,25 @@ impl Writer {
     }
 
     /// Sends the next call once.
-    async fn send_once(
+    async fn send(
         &self,
-        request: Request<'_>,
+        route: &Route,
         seed: Option<Seed>,
         progress: &mut Progress,
     ) -> Result<Told> {
-        let queue = &self.queue;
-        let hit = Hit {
-            partition: request.partition(queue.family()),
-            id: request.id.as_bytes(),
-            update: Update::Add(request.delta),
-            hits: 1,
-            seed,
-        };
-        let home = queue.home(hit.partition);
-        let mut epochs = queue.epochs(home).await?;
+        let partition = self.partition(route.family());
+        let home = route.home(partition);
+        let mut epochs = route.epochs(home).await?;
         if progress.is_since_another(&epochs) {
             // perhaps a later one, which another process has asked for
-            epochs = queue.new_epochs(home).await?;
+            epochs = route.new_epochs(home).await?;
         }
         if !progress.is_remembered(&epochs) {
             return Ok(Told::Forgotten);
         }
         let earlier = progress.doubt.clone();
         progress.doubt.get_or_insert_with(|| epochs.now.clone());
-        let caller = request.caller();
+        let caller = self.caller();
         let fence = Fence {
             home: home.keys(),
             caller: &caller,
@@ -252,22 +248,28 @@ impl Writer {
             epoch: &epochs.before,
         };
         let mut group = Group::default();
-        group.push(&hit);
-        let counted = count(queue, fence, &group).await;
+        group.push(&Hit {
+            partition,
+            id: self.id.as_bytes(),
+            update: Update::Add(self.delta),
+            hits: 1,
+            seed,
+        });
+        let counted = route.count(fence, &group).await;
         // only over a connection that never resends does a refusal prove that this was the only
         // arrival
         let is_settled = match &counted {
             Ok(Counted::Executed { .. } | Counted::Passed) => true,
-            Ok(Counted::Expired) => queue.redis.sends_once(),
+            Ok(Counted::Expired) => route.redis.sends_once(),
             Err(error) => !error.outcome_unknown(),
         };
         if is_settled {
             progress.doubt = earlier;
         }
-        match counted {
-            Ok(Counted::Executed {
+        match counted? {
+            Counted::Executed {
                 results, repeated, ..
-            }) => {
+            } => {
                 let result = results
                     .first()
                     .copied()
@@ -277,25 +279,14 @@ impl Writer {
                 }
                 Ok(Told::Settled((result, repeated)))
             }
-            Ok(Counted::Expired) => {
+            Counted::Expired => {
                 home.forget(&epochs.before);
                 Ok(Told::Expired)
             }
-            Ok(Counted::Passed) => {
+            Counted::Passed => {
                 progress.next(Known::Passed(epochs.before));
                 Ok(Told::Passed)
             }
-            Err(error) => Err(error),
         }
-    }
-}
-
-impl Request<'_> {
-    /// Returns the partition that counts the request, the same one in every process.
-    fn partition(&self, family: &Family) -> u32 {
-        // a wide family may use any partition
-        family
-            .home_of(self.id.as_bytes())
-            .unwrap_or_else(|| family.partition_of(self.name))
     }
 }

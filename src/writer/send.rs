@@ -5,59 +5,68 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::kind::Kind;
 use crate::metrics;
-use crate::process::work::Announced;
 use crate::scripts::bundle;
 use crate::scripts::fence::Fence;
-use crate::scripts::partition::{Counted, Partition, PartitionCall};
-use crate::writer::call::{CallOutcome, Sending};
-use crate::writer::group::Group;
-use crate::writer::queue::Queue;
+use crate::scripts::partition::Counted;
+use crate::writer::call::{Call, CallOutcome, Sending};
+use crate::writer::queue::{Outside, Queue};
+use crate::writer::route::Route;
+
+/// Makes a call, and pauses if Redis refused it. Others wait neither for a lone caller nor for its
+/// pause.
+pub async fn make(queue: &Queue, mut sending: Sending, call: &Call, lone: Option<Outside>) {
+    let outcome = sending.make(&queue.route).await;
+    let pause = queue.ended(sending, &outcome);
+    drop(lone);
+    call.end(outcome);
+    if let Some(pause) = pause {
+        sleep(pause).await;
+    }
+}
 
 impl Sending {
     /// Sends the call until its outcome is known or its deadline has passed, and records the
     /// outcome in the metrics.
-    pub async fn make(&mut self, queue: &Queue) -> CallOutcome {
-        let in_time = timeout_at(self.deadline.reply_by, self.repeat(queue)).await;
+    async fn make(&mut self, route: &Route) -> CallOutcome {
+        let in_time = timeout_at(self.deadline.reply_by, self.repeat(route)).await;
         let outcome = in_time.unwrap_or_else(|_| {
             if self.in_doubt {
-                CallOutcome::Failed(queue.error(ErrorKind::OutcomeUnknown, "no reply in time"))
+                CallOutcome::Failed(route.error(ErrorKind::OutcomeUnknown, "no reply in time"))
             } else {
                 let what = "not counted: no reply in time";
-                CallOutcome::NotExecuted(queue.error(ErrorKind::Redis, what))
+                CallOutcome::NotExecuted(route.error(ErrorKind::Redis, what))
             }
         });
         match &outcome {
             CallOutcome::Counted { group, results, .. } => {
                 let settled = group.settled_hits(results);
-                queue
-                    .opened
-                    .measure(settled.map(|(hits, result)| (hits, Some(result))));
+                let settled = settled.map(|(hits, result)| (hits, Some(result)));
+                route.opened.measure(settled);
             }
             CallOutcome::Failed(error) if error.outcome_unknown() => {
-                queue.opened.measure([(self.group.hits(), None)]);
+                route.opened.measure([(self.group.hits(), None)]);
             }
             _ => {}
         }
         outcome
     }
 
-    async fn repeat(&mut self, queue: &Queue) -> CallOutcome {
+    async fn repeat(&mut self, route: &Route) -> CallOutcome {
         let unknown = |what, error: Error| {
-            let unknown = queue.error(ErrorKind::OutcomeUnknown, what);
+            let unknown = route.error(ErrorKind::OutcomeUnknown, what);
             CallOutcome::Failed(unknown.with_source(error))
         };
         let mut pause = Backoff::default();
         loop {
-            let error = match self.attempt(queue).await {
+            let error = match self.attempt(route).await {
                 Ok(outcome) => return outcome,
                 Err(error) => error,
             };
             self.met_error = true;
             if !self.in_doubt {
                 return if may_pass(&error) {
-                    let refused = queue.error(ErrorKind::Redis, "not counted");
+                    let refused = route.error(ErrorKind::Redis, "not counted");
                     CallOutcome::NotExecuted(refused.with_source(error))
                 } else {
                     CallOutcome::Failed(error)
@@ -71,18 +80,18 @@ impl Sending {
             if !may_pass(&error) || is_late || bundle::crosses_slots(&error) {
                 return unknown("a reply was lost", error);
             }
-            tracing::debug!(family = %queue.family(), error = %format_args!("{error:#}"), "a reply was lost, repeating the call");
+            tracing::debug!(family = %route.family(), error = %format_args!("{error:#}"), "a reply was lost, repeating the call");
             metrics::retried("add");
             sleep(wait).await;
         }
     }
 
     /// Sends the call once. Until a reply settles it, the call may have been executed.
-    async fn attempt(&mut self, queue: &Queue) -> Result<CallOutcome> {
-        let home = queue.home(self.group.partition());
+    async fn attempt(&mut self, route: &Route) -> Result<CallOutcome> {
+        let home = route.home(self.group.partition());
         let epoch = match &self.epoch {
             Some(epoch) => epoch,
-            None => self.epoch.insert(queue.epochs(home).await?.now),
+            None => self.epoch.insert(route.epochs(home).await?.now),
         };
         let fence = Fence {
             home: home.keys(),
@@ -91,7 +100,7 @@ impl Sending {
             epoch,
         };
         let was_in_doubt = std::mem::replace(&mut self.in_doubt, true);
-        match count(queue, fence, &self.group).await {
+        match route.count(fence, &self.group).await {
             Ok(Counted::Executed {
                 results, repeated, ..
             }) => {
@@ -101,21 +110,21 @@ impl Sending {
                     group,
                     results,
                     // a repeat of a cached family's call receives the reply of the first arrival
-                    repeated: repeated && !queue.family().is_cached(),
+                    repeated: repeated && !route.family().is_cached(),
                 })
             }
             Ok(Counted::Expired) => {
                 home.forget(epoch);
                 // only over a connection that never resends was this definitely the only arrival
-                Ok(if was_in_doubt || !queue.redis.sends_once() {
+                Ok(if was_in_doubt || !route.redis.sends_once() {
                     let what = "Redis has forgotten the epoch of the call";
-                    CallOutcome::Failed(queue.error(ErrorKind::OutcomeUnknown, what))
+                    CallOutcome::Failed(route.error(ErrorKind::OutcomeUnknown, what))
                 } else {
                     let what = "not counted: the epoch of the call has expired";
-                    CallOutcome::NotExecuted(queue.error(ErrorKind::Redis, what))
+                    CallOutcome::NotExecuted(route.error(ErrorKind::Redis, what))
                 })
             }
-            Ok(Counted::Passed) => Ok(CallOutcome::Failed(queue.error(
+            Ok(Counted::Passed) => Ok(CallOutcome::Failed(route.error(
                 ErrorKind::OutcomeUnknown,
                 "Redis has executed a later call with this caller's name: two processes may share it, for example after a fork",
             ))),
@@ -130,50 +139,4 @@ impl Sending {
 /// Returns whether the same call may succeed later.
 pub fn may_pass(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Redis | ErrorKind::OutcomeUnknown)
-}
-
-/// Calls the script of the family's kind once, and announces where a sync is due.
-pub async fn count(queue: &Queue, fence: Fence<'_>, group: &Group) -> Result<Counted> {
-    let counted = call_script(queue, fence, group).await;
-    match &counted {
-        Ok(Counted::Executed { due, .. }) => {
-            for index in due {
-                if let Some((partition, _)) = group.parts().nth(*index) {
-                    let due = Announced::Due(queue.opened.number, partition);
-                    queue.work.announce(due);
-                }
-            }
-        }
-        Err(error) if bundle::crosses_slots(error) => queue.topology.found_cluster(),
-        _ => {}
-    }
-    counted
-}
-
-async fn call_script(queue: &Queue, fence: Fence<'_>, group: &Group) -> Result<Counted> {
-    let calls = group.parts().map(|(number, part)| PartitionCall {
-        partition: queue.partition(number),
-        hits: part.hits,
-        pairs: part.pairs(),
-    });
-    let calls: Vec<_> = calls.collect();
-    let (family, clock) = (queue.family(), &queue.opened.clock);
-    // calls of other kinds than these two stay in one partition
-    let (one, pairs) = (calls[0].partition, || calls[0].pairs.clone());
-    let deltas = || pairs().map(|(id, update)| (id, update.amount()));
-    match &family.kind {
-        Kind::Buffered => Partition::add_to(family, fence, &calls).await,
-        Kind::Cached(retention) => {
-            let seeds = group.parts().map(|(_, part)| part.seeds());
-            let seeds = calls.iter().map(|call| call.partition).zip(seeds);
-            let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
-            Partition::incr_in(retention, fence, &seeds, &calls).await
-        }
-        Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
-        Kind::Activity(sliding) => one.touch(sliding, clock, fence, deltas()).await,
-        Kind::Visitors(remember) => {
-            let visits = pairs().map(|(visit, _)| visit);
-            one.first_visits(family, *remember, fence, visits).await
-        }
-    }
 }

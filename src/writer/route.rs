@@ -1,0 +1,129 @@
+//! Where the calls of a family go: its partitions, and their homes, which remember the callers.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::connection::Connection;
+use crate::connection::topology::Topology;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
+use crate::family::kind::Kind;
+use crate::process::family::Opened;
+use crate::process::work::{Announced, Work};
+use crate::scripts::bundle;
+use crate::scripts::fence::{Epochs, Fence, Home};
+use crate::scripts::partition::{Counted, Partition, PartitionCall};
+use crate::writer::group::Group;
+
+/// The partitions and homes of one family in one Redis.
+#[derive(Debug)]
+pub struct Route {
+    pub redis: Connection,
+    pub opened: Arc<Opened>,
+    topology: Arc<Topology>,
+    work: Arc<Work>,
+    partitions: Box<[OnceLock<Partition>]>,
+    homes: Box<[OnceLock<Home>]>,
+}
+
+impl Route {
+    pub fn new(
+        redis: Connection,
+        opened: Arc<Opened>,
+        topology: Arc<Topology>,
+        work: Arc<Work>,
+    ) -> Self {
+        let partitions = 0..opened.family.partitions();
+        Route {
+            partitions: partitions.clone().map(|_| OnceLock::new()).collect(),
+            homes: partitions.map(|_| OnceLock::new()).collect(),
+            redis,
+            opened,
+            topology,
+            work,
+        }
+    }
+
+    pub fn family(&self) -> &Family {
+        &self.opened.family
+    }
+
+    pub fn error(&self, kind: ErrorKind, what: &str) -> Error {
+        Error::new(kind, format!("{}: {what}", self.family()))
+    }
+
+    /// Returns whether a call may carry hits of several partitions.
+    pub fn spans_partitions(&self) -> bool {
+        self.family().spans_partitions() && !self.topology.is_cluster()
+    }
+
+    fn partition(&self, number: u32) -> &Partition {
+        self.partitions[number as usize]
+            .get_or_init(|| Partition::new(self.redis.clone(), self.family(), number))
+    }
+
+    /// Returns the home of calls to this partition.
+    pub fn home(&self, partition: u32) -> &Home {
+        let home = self.topology.home_of(partition);
+        self.homes[home as usize].get_or_init(|| {
+            let partition = self.partition(home).clone();
+            Home::new(partition, home, self.topology.clone())
+        })
+    }
+
+    /// Returns the epochs for a new call with this home.
+    pub async fn epochs(&self, home: &Home) -> Result<Epochs> {
+        home.epochs(self.family(), self.opened.database()).await
+    }
+
+    /// Returns the epochs that Redis knows now.
+    pub async fn new_epochs(&self, home: &Home) -> Result<Epochs> {
+        home.forget_known();
+        self.epochs(home).await
+    }
+
+    /// Calls the script of the family's kind once, and announces where a sync is due.
+    pub async fn count(&self, fence: Fence<'_>, group: &Group) -> Result<Counted> {
+        let counted = self.call_script(fence, group).await;
+        match &counted {
+            Ok(Counted::Executed { due, .. }) => {
+                for index in due {
+                    if let Some((partition, _)) = group.parts().nth(*index) {
+                        self.work
+                            .announce(Announced::Due(self.opened.number, partition));
+                    }
+                }
+            }
+            Err(error) if bundle::crosses_slots(error) => self.topology.found_cluster(),
+            _ => {}
+        }
+        counted
+    }
+
+    async fn call_script(&self, fence: Fence<'_>, group: &Group) -> Result<Counted> {
+        let calls = group.parts().map(|(number, part)| PartitionCall {
+            partition: self.partition(number),
+            hits: part.hits,
+            pairs: part.pairs(),
+        });
+        let calls: Vec<_> = calls.collect();
+        let (family, clock) = (self.family(), &self.opened.clock);
+        // calls of other kinds than these two stay in one partition
+        let (one, pairs) = (calls[0].partition, || calls[0].pairs.clone());
+        let deltas = || pairs().map(|(id, update)| (id, update.amount()));
+        match &family.kind {
+            Kind::Buffered => Partition::add_to(family, fence, &calls).await,
+            Kind::Cached(retention) => {
+                let seeds = group.parts().map(|(_, part)| part.seeds());
+                let seeds = calls.iter().map(|call| call.partition).zip(seeds);
+                let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
+                Partition::incr_in(retention, fence, &seeds, &calls).await
+            }
+            Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
+            Kind::Activity(sliding) => one.touch(sliding, clock, fence, deltas()).await,
+            Kind::Visitors(remember) => {
+                let visits = pairs().map(|(visit, _)| visit);
+                one.first_visits(family, *remember, fence, visits).await
+            }
+        }
+    }
+}
