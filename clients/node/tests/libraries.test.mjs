@@ -108,9 +108,9 @@ test('node-redis: replies as buffers, RESP2 and RESP3, a pool', async (t) => {
 
 test('node-redis: a client that is closed for good is an error that says why', async (t) => {
   const proxy = await proxyOf(t);
-  const client = await clientOf(t, 'redis', proxy.path, { socket: { socketTimeout: 100, reconnectStrategy: undefined } });
+  const client = await clientOf(t, 'redis', proxy.path, { socket: { socketTimeout: 500, reconnectStrategy: undefined } });
   const views = new Counterfoil(client, namespace, { timeout: 300 }).buffered('views');
-  await new Promise((resolve) => setTimeout(resolve, 250));
+  await new Promise((resolve) => setTimeout(resolve, 1000));
   await assert.rejects(views.add('page'), (error) => is(Misconfigured, 'CLOSED')(error) && /reconnectStrategy/.test(error.message));
 });
 

@@ -389,7 +389,9 @@ return [
         redis()->rawCommand('ACL', 'SETUSER', 'php', 'on', '>right', '~*', '+@all');
         foreach (['phpredis', 'predis'] as $library) {
             $of = fn(string $password) => Counterfoil::connect("redis+unix://" . SOCKET . "?user=php&password=$password", NS, library: $library);
-            fails(Misconfigured::class, 'WRONGPASS', fn() => $of('wrong')->buffered('views')->add(id()));
+            // Predis 3 follows a failed HELLO with an AUTH without the user name
+            $isNew = $library === 'predis' && version_compare(Predis\Client::VERSION, '3', '>=');
+            fails(Misconfigured::class, $isNew ? 'AUTH' : 'WRONGPASS', fn() => $of('wrong')->buffered('views')->add(id()));
             same(1, $of('right')->buffered('views')->add(id()));
         }
         redis()->rawCommand('ACL', 'DELUSER', 'php');
