@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::family::{Opened, SHUT_DOWN};
 use crate::process::work::{Announced, Work};
+use crate::scripts::bundle;
 use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
 use crate::store::{Registered, Store};
@@ -196,6 +197,22 @@ impl Shared {
         }
         safe_for().insert(family.kind());
         Ok(())
+    }
+
+    /// Makes calls that depend on the topology, and again if Redis turns out to be a cluster: it
+    /// refused keys of several slots.
+    pub async fn by_topology<T, F>(&self, calls: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let is_cluster = self.topology.is_cluster();
+        match calls().await {
+            Err(error) if bundle::crosses_slots(&error) && !is_cluster => {
+                self.topology.found_cluster();
+                calls().await
+            }
+            result => result,
+        }
     }
 
     /// Logs a warning, once, if sessions of the database have settings with which batches may not
