@@ -20,7 +20,7 @@ impl Flusher {
         let mut retries = Retries::default();
         let (mut left, mut stuck) = (Vec::new(), Ok(()));
         while !families.is_empty() {
-            for swept in self.sweep(std::mem::take(&mut families)).await {
+            for swept in self.sweep(&std::mem::take(&mut families)).await {
                 left.extend(swept.pending);
                 let Err(error) = swept.result else { continue };
                 match retries.wait_out("drain", error).await {
