@@ -12,7 +12,8 @@ use crate::connection::backoff::Background;
 use crate::connection::failures::Failures;
 use crate::error::{Error, Result};
 use crate::family::Family;
-use crate::recount::run::{LEAVING, Recounted, Recounting};
+use crate::recount::recounting::{Recounted, Recounting};
+use crate::recount::run::LEAVING;
 use crate::store::mysql::Begun;
 
 /// The pause after a failure, and the interval at which the run of another process is checked.
