@@ -13,7 +13,6 @@ use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::family::Opened;
-use crate::process::shared::Shared;
 use crate::process::work::Announced;
 use crate::reconciler::flush::{Flusher, Held, PartitionId, Rotated};
 use crate::reconciler::registry::{self, Scope};
@@ -58,7 +57,6 @@ enum Finished {
 /// The scheduler, which decides when each partition and family is checked.
 pub struct Scheduler {
     flusher: Arc<Flusher>,
-    shared: Arc<Shared>,
     stopping: watch::Receiver<bool>,
     finishing: bool,
     schedule: Schedule,
@@ -101,7 +99,6 @@ async fn caught_each<T>(
 impl Scheduler {
     pub fn new(flusher: Flusher, stopping: watch::Receiver<bool>) -> Self {
         Scheduler {
-            shared: flusher.shared.clone(),
             flusher: Arc::new(flusher),
             stopping,
             finishing: false,
@@ -122,7 +119,7 @@ impl Scheduler {
         beside.spawn(registry::serve_families(self.flusher.clone(), scope));
         beside.spawn(server_watch::watch_servers(self.flusher.clone()));
         beside.spawn(rejects::retry_rejects(self.flusher.clone()));
-        let shared = self.shared.clone();
+        let shared = self.flusher.shared.clone();
         let mut stopping = self.stopping.clone();
         let mut measure = interval(MEASURE);
         measure.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -133,7 +130,7 @@ impl Scheduler {
             self.start_flushes();
             self.measure_waiting();
             if self.finishing && self.tasks.is_empty() && self.held.is_empty() {
-                return;
+                break;
             }
             let next = self.next_time();
             tokio::select! {
@@ -156,6 +153,7 @@ impl Scheduler {
                 }
             }
         }
+        beside.shutdown().await;
     }
 
     /// Checks the partitions at once.
@@ -187,7 +185,7 @@ impl Scheduler {
         let (mut families, mut due) = (Vec::new(), Vec::new());
         while let Some(what) = self.schedule.pop_due(now) {
             match what {
-                Announced::Family(number) => families.extend(self.shared.family(number)),
+                Announced::Family(number) => families.extend(self.flusher.shared.family(number)),
                 Announced::Due(number, partition) => match self.busy.entry((number, partition)) {
                     Entry::Occupied(mut busy) => *busy.get_mut() = true,
                     Entry::Vacant(free) => {
@@ -264,7 +262,7 @@ impl Scheduler {
     /// Takes up the families in use that it does not serve yet: another reconciler of this process
     /// received their announcement.
     fn take_up_families(&mut self) {
-        for opened in self.shared.opened() {
+        for opened in self.flusher.shared.opened() {
             if !self.upkeep.contains_key(&opened.number) {
                 self.schedule
                     .check(Announced::Family(opened.number), Duration::ZERO);
@@ -289,7 +287,7 @@ impl Scheduler {
 
     /// Returns the interval of searches for hits of the family.
     fn check_interval(&self, number: u64) -> Option<Duration> {
-        let opened = self.shared.family(number)?;
+        let opened = self.flusher.shared.family(number)?;
         Some(opened.family.sync_time / CHECKS)
     }
 

@@ -307,8 +307,8 @@ impl Recounting {
         rows.await
     }
 
-    #[cfg(feature = "test-hooks")]
     /// Corrects the difference. Returns `false` if the run no longer belongs to this holder.
+    #[cfg(feature = "test-hooks")]
     pub async fn settle(&self, run: &Run, difference: &Difference) -> Result<bool> {
         Ok(self.correct(run, difference).await?.is_some())
     }

@@ -78,6 +78,11 @@ impl Recounting {
         self.handle.family()
     }
 
+    /// Returns its name in the log.
+    pub(super) fn name(&self) -> String {
+        format!("recount of {}", self.family())
+    }
+
     pub(super) fn lease(&self) -> Duration {
         self.plan.lease + self.plan.timeout + self.plan.pause
     }
@@ -99,8 +104,7 @@ impl Recounting {
         loop {
             match step().await {
                 Err(error) if Instant::now() < until => {
-                    let name = format!("recount of {}", self.family());
-                    retries.wait_out(name, error).await?;
+                    retries.wait_out(self.name(), error).await?;
                 }
                 result => {
                     retries.succeeded();
