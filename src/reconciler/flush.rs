@@ -195,8 +195,7 @@ impl Flusher {
     /// unreachable it retries, until it is stopped.
     ///
     /// Returns an outcome for each batch. After an error the batch is still in Redis. Otherwise it
-    /// is in the database, or was dropped after a set-back, or another reconciler flushed it. If
-    /// its release failed, the ledger skips it next time.
+    /// is in the database, or was dropped after a set-back, or another reconciler flushed it.
     #[tracing::instrument(skip_all, fields(batches = held.len(), rows = tracing::field::Empty))]
     pub async fn flush(
         &self,
@@ -205,23 +204,19 @@ impl Flusher {
     ) -> Vec<(PartitionId, Result<()>)> {
         let started = Instant::now();
         let mut ends = Vec::with_capacity(held.len());
-        let (fetched, batches) = self.fetch_all(held, &mut ends).await;
+        let fetched = self.fetch_all(held, &mut ends).await;
+        let batches: Vec<_> = fetched.iter().map(|(_, batch)| batch.clone()).collect();
         let ids: usize = batches.iter().map(|batch| batch.deltas.len()).sum();
         tracing::Span::current().record("rows", ids);
         let results = self.apply(&batches, stop).await;
-        let mut applied = Vec::with_capacity(fetched.len());
-        for ((held, batch), result) in fetched.into_iter().zip(batches).zip(results) {
-            match result {
-                Ok(progress) => applied.push((held, batch, progress)),
-                Err(error) => ends.push((held.id, Err(error))),
+        let applied: Vec<_> = fetched.into_iter().zip(results).collect();
+        let finish = async |((held, batch), result): &((Held, Arc<Batch>), Result<Progress>)| {
+            if let Ok(progress) = result {
+                self.finish(held, batch, *progress).await;
             }
-        }
-        // a batch that is applied but not released is found again, and skipped by the ledger
-        let finish = async |(held, batch, progress): &(Held, Arc<Batch>, Progress)| {
-            self.finish(held, batch, *progress).await;
+            (held.id, result.clone().map(drop))
         };
-        each(&applied, finish).await;
-        ends.extend(applied.iter().map(|(held, ..)| (held.id, Ok(()))));
+        ends.extend(each(&applied, finish).await);
         ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
         ends
     }
@@ -231,15 +226,12 @@ impl Flusher {
         &self,
         held: Vec<Held>,
         ends: &mut Vec<(PartitionId, Result<()>)>,
-    ) -> (Vec<Held>, Vec<Arc<Batch>>) {
-        let (mut fetched, mut batches) = (Vec::new(), Vec::new());
-        let contents = each(&held, |held| self.fetch(held)).await;
-        for (held, content) in held.into_iter().zip(contents) {
-            match content {
-                Ok(Some(deltas)) => {
-                    batches.push(Arc::new(held.batch(deltas)));
-                    fetched.push(held);
-                }
+    ) -> Vec<(Held, Arc<Batch>)> {
+        let mut fetched = Vec::with_capacity(held.len());
+        let batches = each(&held, |held| self.fetch(held)).await;
+        for (held, batch) in held.into_iter().zip(batches) {
+            match batch {
+                Ok(Some(batch)) => fetched.push((held, Arc::new(batch))),
                 Ok(None) => ends.push((held.id, Ok(()))),
                 Err(error) => {
                     metrics::retried("fetch");
@@ -247,22 +239,29 @@ impl Flusher {
                 }
             }
         }
-        (fetched, batches)
+        fetched
     }
 
-    /// Returns the batch's content, or `None` if the batch is gone.
-    async fn fetch(&self, held: &Held) -> Result<Option<Vec<(Vec<u8>, i64)>>> {
+    /// Returns the batch with its deltas, or `None` if it is gone.
+    async fn fetch(&self, held: &Held) -> Result<Option<Batch>> {
         let partition = held.partition(&self.redis);
-        loop {
+        let deltas = loop {
             match partition.fetch(held.cut.id, held.settle, PAGE).await? {
-                FetchReply::Deltas(deltas) => return Ok(Some(deltas)),
+                FetchReply::Deltas(deltas) => break deltas,
                 FetchReply::Wait(time) => sleep(time).await,
                 FetchReply::Stale => return Ok(None),
             }
-        }
+        };
+        Ok(Some(Batch {
+            family: held.registered.clone(),
+            partition: held.id.1,
+            id: held.cut.id,
+            deltas,
+        }))
     }
 
     /// Releases a batch that the database has, or begins anew if it proves that Redis was set back.
+    /// If the release fails, the batch is found again, and the ledger skips it.
     async fn finish(&self, held: &Held, batch: &Batch, progress: Progress) {
         let family = &held.opened.family;
         ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
@@ -316,14 +315,5 @@ impl Flusher {
 impl Held {
     pub(super) fn partition(&self, redis: &Connection) -> Partition {
         Partition::new(redis.clone(), &self.opened.family, self.id.1)
-    }
-
-    fn batch(&self, deltas: Vec<(Vec<u8>, i64)>) -> Batch {
-        Batch {
-            family: self.registered.clone(),
-            partition: self.id.1,
-            id: self.cut.id,
-            deltas,
-        }
     }
 }
