@@ -53,10 +53,12 @@ pub async fn serve_families(flusher: Arc<Flusher>, scope: Scope) {
         warned: HashSet::new(),
     };
     loop {
-        let found = list(&*flusher.shared.store);
-        if let Ok(found) = flusher.noted(Step::Listing, found).await {
+        let serve = async {
+            let found = list(&*flusher.shared.store).await?;
             registry.serve_found(&flusher.shared, found);
-        }
+            Ok(())
+        };
+        let _ = flusher.noted(Step::Listing, serve).await;
         sleep(pause).await;
     }
 }

@@ -2,7 +2,6 @@
 //! configured again and probed.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,24 +94,17 @@ impl ServerWatch {
         families: &[Arc<Opened>],
     ) -> Result<bool> {
         let is_cluster = shared.topology.is_cluster();
-        let count = if is_cluster {
-            IN_A_CLUSTER
-        } else {
-            ON_A_SERVER
+        let (count, size) = match is_cluster {
+            true => (IN_A_CLUSTER, 1),
+            false => (ON_A_SERVER, ON_A_SERVER),
         };
-        let turn: Range<usize> = self.first..families.len().min(self.first + count);
-        self.first = if turn.end < families.len() {
-            turn.end
-        } else {
-            0
-        };
-        let homes: Vec<_> = families
-            .get(turn)
-            .unwrap_or_default()
-            .iter()
-            .map(|one| Keys::new(&one.family, 0).calls())
-            .collect();
-        for keys in homes.chunks(if is_cluster { 1 } else { ON_A_SERVER }) {
+        let turn = families.iter().skip(self.first).take(count);
+        let homes: Vec<_> = turn.map(|one| Keys::new(&one.family, 0).calls()).collect();
+        self.first += homes.len();
+        if self.first >= families.len() {
+            self.first = 0;
+        }
+        for keys in homes.chunks(size) {
             match lacks_any(redis, keys).await {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
