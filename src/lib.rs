@@ -74,7 +74,8 @@ pub mod protocol {}
 pub mod test_hooks {
     pub use crate::family::kind::{Retention, Windows};
     use crate::family::{Family, kind::Kind};
-    pub use crate::recount::run::{Before, Difference, Page, Recounting};
+    pub use crate::recount::page::{Before, Difference, Page};
+    pub use crate::recount::recounting::Recounting;
     pub use crate::scripts::buffered::{
         Cut, CutBatch, Dropped, FetchReply, LastCut, Lease, Pending, RotateReply, Scan, last_cuts,
     };

@@ -10,8 +10,7 @@ use moka::future::Cache;
 use crate::client::handle::{Handle, borrowed_ids, by_partition, handle_methods};
 use crate::client::open::FamilyHandle;
 use crate::error::{Error, Result};
-use crate::family::Family;
-use crate::family::calendar::{Calendar, Precision, time_at, unix_seconds};
+use crate::family::calendar::{Calendar, Precision, time_at};
 use crate::family::kind::visit;
 use crate::family::kind::{Counting, Kind, Sliding};
 use crate::scripts::activity::Seen;
@@ -148,8 +147,8 @@ impl Activity {
     }
 
     /// Returns the minutes that overlap `range`, in order, with zeros for minutes without views: up
-    /// to [`Family::MAX_RANGE`]. They are exact, whether they are in Redis, on their way or in the
-    /// database; visitors are as exact as the family counts them.
+    /// to [`Family::MAX_RANGE`](crate::Family::MAX_RANGE). They are exact, whether they are in
+    /// Redis, on their way or in the database; visitors are as exact as the family counts them.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family keeps no minutes, the page is
@@ -161,15 +160,10 @@ impl Activity {
         if !self.sliding.keep_minutes {
             return Err(Error::invalid(format!("{family}: no minutes are kept")));
         }
-        let Range { start, end } = unix_seconds(&range);
-        let starts = Calendar::utc().starts(Precision::MINUTE, start, end, Family::MAX_RANGE)?;
-        let most = Family::MAX_RANGE;
-        let too_many = || {
-            Error::invalid(format!(
-                "{family}: {start}..{end} in Unix time has more than {most} minutes"
-            ))
-        };
-        let starts = starts.ok_or_else(too_many)?;
+        let calendar = Calendar::utc();
+        let starts = self
+            .handle
+            .starts(&calendar, Precision::MINUTE, &range, "minutes")?;
         let ids = starts.iter().flat_map(|start| kept_ids(*start, page));
         let ids: Vec<_> = ids.collect();
         let counts = self.handle.exact(&borrowed_ids(&ids)).await?;

@@ -6,11 +6,11 @@ use futures_util::future::try_join_all;
 
 use crate::admin::backlog::{self, Backlog};
 use crate::client::counterfoil::Counterfoil;
+use crate::connection::bisected;
 use crate::error::Result;
 use crate::family::Family;
 use crate::metrics;
 use crate::process::shared::Shared;
-use crate::scripts::bundle;
 use crate::scripts::keys::Keys;
 
 /// The size and number of the calls to Redis.
@@ -86,21 +86,17 @@ fn measure(found: &[(Family, Result<Backlog>)]) {
 }
 
 impl Shared {
-    /// Reads the families together. If one of them cannot be read, it reads each half by itself, so
-    /// that the error is reported for that family alone.
+    /// Returns the backlog of each family, or the error of one that cannot be read.
     async fn backlogs_bisected(&self, families: &[Family]) -> Result<Vec<Result<Backlog>>> {
-        let (few, error) = match self.backlogs(families).await {
-            Ok(backlogs) => return Ok(backlogs.into_iter().map(Ok).collect()),
-            Err(error) if error.is_retryable() => return Err(error),
-            Err(error) => (families.len() < 2, error),
-        };
-        if few {
-            return Ok(vec![Err(error)]);
+        let read = |some| self.backlogs(some);
+        let mut all = Vec::with_capacity(families.len());
+        for (_, backlogs) in bisected(families, |error| !error.is_retryable(), read).await? {
+            match backlogs {
+                Ok(backlogs) => all.extend(backlogs.into_iter().map(Ok)),
+                Err(error) => all.push(Err(error)),
+            }
         }
-        let (first, second) = families.split_at(families.len() / 2);
-        let mut backlogs = Box::pin(self.backlogs_bisected(first)).await?;
-        backlogs.extend(Box::pin(self.backlogs_bisected(second)).await?);
-        Ok(backlogs)
+        Ok(all)
     }
 
     /// Returns the backlog of all partitions of the family.
@@ -111,16 +107,12 @@ impl Shared {
 
     /// Returns the backlog of each of these families.
     async fn backlogs(&self, families: &[Family]) -> Result<Vec<Backlog>> {
-        if !self.topology.is_cluster() {
-            match self.read(families, NODE).await {
-                Err(error) if bundle::crosses_slots(&error) => self.topology.found_cluster(),
-                looked => return looked,
-            }
-        }
-        self.read(families, CLUSTER).await
+        self.by_topology(|| self.read(families)).await
     }
 
-    async fn read(&self, families: &[Family], pace: Pace) -> Result<Vec<Backlog>> {
+    async fn read(&self, families: &[Family]) -> Result<Vec<Backlog>> {
+        let is_cluster = self.topology.is_cluster();
+        let pace = if is_cluster { CLUSTER } else { NODE };
         let mut all = Vec::new();
         for (index, family) in families.iter().enumerate() {
             all.extend((0..family.partitions()).map(|number| (index, Keys::new(family, number))));

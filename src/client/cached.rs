@@ -186,7 +186,7 @@ impl CachedCounters {
         let mut values = vec![0; ids.len()];
         let mut left: Vec<_> = (0..ids.len()).map(|index| (index, None)).collect();
         for _ in 0..ATTEMPTS {
-            let missing = self.read_values(ids, &left, &mut values).await?;
+            let missing = self.read_values(ids, &left, false, &mut values).await?;
             let rows = self.rows(ids, &missing);
             let rows = self.handle.stored_by(deadline, rows).await?;
             // a counter without a row is 0, and a read does not bring it to Redis
@@ -223,21 +223,8 @@ impl CachedCounters {
     /// later, has every hit so far.
     async fn peek_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
         let mut values = vec![0; ids.len()];
-        let all = (0..ids.len()).map(|index| (self.family().partition_of(ids[index]), index));
-        let chunks = by_partition(all, Partition::READ_IDS);
-        let reads = chunks.iter().map(|(number, some)| async move {
-            let names: Vec<_> = some.iter().map(|index| ids[*index]).collect();
-            self.handle.partition(*number).peek(&names).await
-        });
-        let mut missing = Vec::new();
-        for ((_, some), results) in chunks.iter().zip(try_join_all(reads).await?) {
-            self.take_values(
-                ids,
-                some.iter().copied().zip(results),
-                &mut values,
-                &mut missing,
-            )?;
-        }
+        let all: Vec<_> = (0..ids.len()).map(|index| (index, None)).collect();
+        let missing = self.read_values(ids, &all, true, &mut values).await?;
         if missing.is_empty() {
             return Ok(values);
         }
@@ -334,11 +321,13 @@ impl CachedCounters {
     }
 
     /// Reads the ids at the given indexes, after seeding those that have a seed. Writes their
-    /// values at these indexes, and returns the missing ones with their tickets.
+    /// values at these indexes, and returns the missing ones with their tickets. If it only peeks,
+    /// Redis does not know the tickets.
     async fn read_values(
         &self,
         ids: &[&str],
         left: &[(usize, Option<Seed>)],
+        peeks: bool,
         values: &mut [i64],
     ) -> Result<Vec<(usize, Ticket)>> {
         let left = left
@@ -353,44 +342,37 @@ impl CachedCounters {
                 .filter_map(|(index, seed)| Some((ids[*index].as_bytes(), (*seed)?)))
                 .collect();
             // both are sent together, the seeds first: a counter whose seed failed is missing again
-            let seeded = partition.seed(&self.retention, &seeds);
-            let (seeded, values) = join(seeded, partition.values(&names)).await;
+            let read = async {
+                if peeks {
+                    partition.peek(&names).await
+                } else {
+                    partition.values(&names).await
+                }
+            };
+            let (seeded, values) = join(partition.seed(&self.retention, &seeds), read).await;
             values.map(|values| (seeded, values))
         });
         let mut missing = Vec::new();
         for ((_, some), (seeded, results)) in chunks.iter().zip(try_join_all(reads).await?) {
-            let (indexes, before) = (some.iter().map(|(index, _)| *index), missing.len());
-            self.take_values(ids, indexes.zip(results), values, &mut missing)?;
+            let before = missing.len();
+            for (&(index, _), result) in some.iter().zip(results) {
+                let (family, id) = (self.family(), ids[index]);
+                match result {
+                    PairResult::Counted(value) => values[index] = value,
+                    PairResult::Missing(ticket) => missing.push((index, ticket)),
+                    PairResult::OutOfRange(_) => {
+                        let what = "with what is pending is not a valid i64";
+                        let what = format!("{family}: the value of {id:?} {what}");
+                        return Err(Error::new(ErrorKind::Range, what));
+                    }
+                    other => return Err(other.corrupt(family, id)),
+                }
+            }
             if missing.len() > before {
                 seeded?;
             }
         }
         Ok(missing)
-    }
-
-    /// Writes the values of a reply at their indexes, and appends the missing ones to `missing`.
-    fn take_values(
-        &self,
-        ids: &[&str],
-        results: impl Iterator<Item = (usize, PairResult)>,
-        values: &mut [i64],
-        missing: &mut Vec<(usize, Ticket)>,
-    ) -> Result<()> {
-        for (index, result) in results {
-            match result {
-                PairResult::Counted(value) => values[index] = value,
-                PairResult::Missing(ticket) => missing.push((index, ticket)),
-                PairResult::OutOfRange(_) => {
-                    let (family, id) = (self.family(), ids[index]);
-                    let what = format!(
-                        "{family}: the value of {id:?} with what is pending is not a valid i64"
-                    );
-                    return Err(Error::new(ErrorKind::Range, what));
-                }
-                other => return Err(other.corrupt(self.family(), ids[index])),
-            }
-        }
-        Ok(())
     }
 
     /// Reads the rows of the missing counters. Other callers that miss the counter share the read

@@ -101,30 +101,37 @@ pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
         .tcp_settings(crate::connection::primary::tcp_settings())
 }
 
+/// Creates a store in the database at the URL, which must be reachable.
 pub(crate) async fn connect_mysql(url: &str) -> Result<MysqlStore> {
-    let options = mysql_options(url)?;
-    // one connection first: a pool that cannot connect reports only a timeout
-    match timeout(CONNECT, MySqlConnection::connect_with(&options)).await {
-        Ok(Ok(_)) => Ok(lazy(options)),
-        Ok(Err(error)) => Err(no_database(&options).with_source(error)),
-        Err(elapsed) => Err(no_database(&options).with_source(elapsed)),
+    match try_mysql(url, CONNECT).await? {
+        (store, None) => Ok(store),
+        (_, Some(missing)) => Err(missing),
     }
 }
 
-/// Connects like [`connect_mysql`], but also succeeds if the database is unreachable. Returns
-/// whether it was reachable.
+/// Creates a store like [`connect_mysql`], even if the database is unreachable. Returns whether it
+/// is reachable.
 pub(crate) async fn connect_mysql_or_later(url: &str) -> Result<(MysqlStore, bool)> {
+    let (store, missing) = try_mysql(url, LATER).await?;
+    if let Some(missing) = &missing {
+        tracing::warn!(error = %missing, "started without the database");
+    }
+    Ok((store, missing.is_none()))
+}
+
+/// Creates a store in the database at the URL, and tries one connection: a pool that cannot connect
+/// reports only a timeout. Returns also the error if the database is unreachable.
+async fn try_mysql(url: &str, limit: Duration) -> Result<(MysqlStore, Option<Error>)> {
     let options = mysql_options(url)?;
-    let missing = match timeout(LATER, MySqlConnection::connect_with(&options)).await {
-        Ok(Ok(_)) => return Ok((lazy(options), true)),
+    let missing = match timeout(limit, MySqlConnection::connect_with(&options)).await {
+        Ok(Ok(_)) => None,
         Ok(Err(error)) if is_unreachable(&error, &options) => {
-            no_database(&options).with_source(error)
+            Some(no_database(&options).with_source(error))
         }
         Ok(Err(error)) => return Err(no_database(&options).with_source(error)),
-        Err(elapsed) => no_database(&options).with_source(elapsed),
+        Err(elapsed) => Some(no_database(&options).with_source(elapsed)),
     };
-    tracing::warn!(error = %missing, "started without the database");
-    Ok((lazy(options), false))
+    Ok((lazy(options), missing))
 }
 
 /// Returns whether the database is unreachable, or accepts no connections at present: SQLSTATE

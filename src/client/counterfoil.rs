@@ -115,12 +115,10 @@ impl Counterfoil {
         let is_there = unless_refused(self.shared.refuse_unsafe(&family).await)?;
         let registered = self.register(&family).await?;
         if is_there {
-            let Shared {
-                redis, topology, ..
-            } = &*self.shared;
+            let (shared, redis) = (&self.shared, &self.shared.redis);
             let configured = match &registered {
-                Some(known) => upkeep::configure(redis, topology, &family, &known.database).await,
-                None => upkeep::begin_epochs(redis, topology, &family, "").await,
+                Some(known) => upkeep::configure(shared, redis, &family, &known.database).await,
+                None => upkeep::begin_epochs(shared, redis, &family, "").await,
             };
             unless_refused(configured.map_err(|error| access::explain(&family, error)))?;
         }

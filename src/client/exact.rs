@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::Stream;
-use futures_util::future::{Either, join, select, try_join_all};
+use futures_util::future::{Either, OptionFuture, join, select, try_join_all};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::client::handle::{Handle, borrowed_ids};
@@ -15,7 +15,7 @@ use crate::client::read::{Verdict, beyond, judge, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reconciler::set_back;
 use crate::scripts::buffered::{Pending, Scan};
-use crate::store::{Incarnation, Mark, ReadFrom};
+use crate::store::{Incarnation, Mark, ReadFrom, Snapshot};
 use crate::writer::LONGEST;
 
 /// Exact values, or else the values in the database.
@@ -247,24 +247,20 @@ impl Handle {
     async fn try_exact(&self, ids: &[&str], at_once: bool, deadline: Instant) -> Result<Round> {
         let registered = self.stored_by(deadline, self.registered()).await?;
         let is_cached = self.family().is_cached();
+        let store = &self.shared.store;
         let guess = if at_once && !is_cached {
             self.guess(ids)
         } else {
             None
         };
-        let (guessed, reads) = match guess {
-            Some(marks) => {
-                let snapshot = self
-                    .shared
-                    .store
-                    .read(registered, ids, &marks, ReadFrom::Nearest);
-                let snapshot = self.stored_by(deadline, snapshot);
-                // not try_join: a query is better not dropped half-way
-                let (snapshot, reads) = join(snapshot, self.read_partitions(ids)).await;
-                (Some((marks, snapshot)), reads?)
-            }
-            None => (None, self.read_partitions(ids).await?),
-        };
+        let guessed = guess.as_ref().map(|marks| {
+            let snapshot = store.read(registered, ids, marks, ReadFrom::Nearest);
+            self.stored_by(deadline, snapshot)
+        });
+        // not try_join: a query is better not dropped half-way
+        let guessed = OptionFuture::from(guessed);
+        let (guessed, reads) = join(guessed, self.read_partitions(ids)).await;
+        let reads = reads?;
         let keys = reads.iter().map(PartitionRead::ledger_key);
         // without an incarnation a replica's lag is not detectable
         let is_known = keys.clone().all(|key| key.is_some());
@@ -273,9 +269,7 @@ impl Handle {
         for &(partition, incarnation) in &marks {
             self.opened.incarnations.seen(partition, incarnation);
         }
-        let mut guessed = guessed
-            .filter(|(guess, _)| is_known && *guess == marks)
-            .map(|(_, snapshot)| snapshot);
+        let mut guessed = guessed.filter(|_| is_known && guess.as_ref() == Some(&marks));
         let copies: &[_] = if is_known && !is_cached {
             &[ReadFrom::Nearest, ReadFrom::Primary]
         } else {
@@ -285,41 +279,52 @@ impl Handle {
             let snapshot = if let Some(snapshot) = guessed.take() {
                 snapshot?
             } else {
-                let read = self.shared.store.read(registered, ids, &marks, copy);
-                self.stored_by(deadline, read).await?
+                let snapshot = store.read(registered, ids, &marks, copy);
+                self.stored_by(deadline, snapshot).await?
             };
-            let mark_of = |read: &PartitionRead| {
-                let index = marks.binary_search(&read.ledger_key()?).ok()?;
-                snapshot.ledger.get(index).cloned()
-            };
-            let ledger = reads.iter().map(|read| mark_of(read).unwrap_or_default());
-            let ledger: Vec<Mark> = ledger.collect();
-            let verdicts = reads.iter().zip(&ledger);
-            let verdicts = verdicts.map(|(read, mark)| judge(&read.pending, mark));
-            let verdicts: Vec<_> = verdicts.collect();
-            if verdicts.contains(&Verdict::SetBack) {
-                return Ok(Round::SetBack);
+            if let Some(round) = self.combine(ids, &reads, &marks, &snapshot).await? {
+                return Ok(round);
             }
-            if verdicts.contains(&Verdict::Again) {
-                return Ok(Round::Again);
-            }
-            if verdicts.contains(&Verdict::Behind) {
-                continue;
-            }
-            if self.was_forgotten(&reads, &ledger, ids).await? {
-                return Ok(Round::Again);
-            }
-            let mut sums: Vec<_> = snapshot
-                .values
-                .iter()
-                .map(|value| i128::from(value.unwrap_or(0)))
-                .collect();
-            for (read, verdict) in reads.iter().zip(&verdicts) {
-                read.add_to(&mut sums, ids, verdict);
-            }
-            return self.in_range(ids, sums).map(Round::Read);
         }
         Ok(Round::Again)
+    }
+
+    /// Adds what is pending to the values of a snapshot, whose ledger rows are those of `marks`.
+    /// Returns `None` if that copy of the database is behind Redis.
+    async fn combine(
+        &self,
+        ids: &[&str],
+        reads: &[PartitionRead],
+        marks: &[(u32, Incarnation)],
+        snapshot: &Snapshot,
+    ) -> Result<Option<Round>> {
+        let mark_of = |read: &PartitionRead| {
+            let index = marks.binary_search(&read.ledger_key()?).ok()?;
+            snapshot.ledger.get(index).cloned()
+        };
+        let ledger = reads.iter().map(|read| mark_of(read).unwrap_or_default());
+        let ledger: Vec<Mark> = ledger.collect();
+        let verdicts = reads.iter().zip(&ledger);
+        let verdicts = verdicts.map(|(read, mark)| judge(&read.pending, mark));
+        let verdicts: Vec<_> = verdicts.collect();
+        if verdicts.contains(&Verdict::SetBack) {
+            return Ok(Some(Round::SetBack));
+        }
+        if verdicts.contains(&Verdict::Again) {
+            return Ok(Some(Round::Again));
+        }
+        if verdicts.contains(&Verdict::Behind) {
+            return Ok(None);
+        }
+        if self.was_forgotten(reads, &ledger, ids).await? {
+            return Ok(Some(Round::Again));
+        }
+        let values = snapshot.values.iter();
+        let mut sums: Vec<i128> = values.map(|value| value.unwrap_or(0).into()).collect();
+        for (read, verdict) in reads.iter().zip(&verdicts) {
+            read.add_to(&mut sums, ids, verdict);
+        }
+        Ok(Some(Round::Read(self.in_range(ids, sums)?)))
     }
 
     /// Returns each partition with its last seen incarnation; `None` if one is unknown.

@@ -1,8 +1,9 @@
 //! The common part of the handles of all kinds.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::{Instant, sleep, timeout_at};
 
@@ -10,6 +11,7 @@ use crate::admin::backlog::Backlog;
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::family::calendar::{Calendar, Precision, unix_seconds};
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
 use crate::scripts::cached::Seed;
@@ -133,6 +135,24 @@ impl Handle {
             partitions.map(move |partition| (partition, index))
         });
         by_partition(indexes, Partition::READ_IDS)
+    }
+
+    /// Returns the starts of all slices that overlap the range. Refuses a range of too many, whose
+    /// error calls them `slices`.
+    pub fn starts(
+        &self,
+        calendar: &Calendar,
+        precision: Precision,
+        range: &Range<SystemTime>,
+        slices: &str,
+    ) -> Result<Vec<i64>> {
+        let (Range { start, end }, most) = (unix_seconds(range), Family::MAX_RANGE);
+        let starts = calendar.starts(precision, start, end, most)?;
+        starts.ok_or_else(|| {
+            let family = self.family();
+            let range = format!("{family}: {start}..{end} in Unix time");
+            Error::invalid(format!("{range} has more than {most} {slices}"))
+        })
     }
 
     pub fn partition(&self, number: u32) -> Partition {

@@ -5,7 +5,6 @@ use crate::client::counterfoil::Counterfoil;
 use crate::connection::try_each;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::process::shared::Shared;
 use crate::reconciler::upkeep;
 use crate::scripts::buffered::last_cuts;
 use crate::scripts::partition::Partition;
@@ -110,10 +109,7 @@ impl Counterfoil {
         family: &Family,
         database: &str,
     ) -> Result<()> {
-        let Shared {
-            redis, topology, ..
-        } = &*self.shared;
-        upkeep::configure(redis, topology, family, database).await?;
+        upkeep::configure(&self.shared, &self.shared.redis, family, database).await?;
         let beyond: Vec<_> = (family.partitions()..before.partitions()).collect();
         let configure = async |number: &u32| {
             let partition = self.shared.partition(family, *number);

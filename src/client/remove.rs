@@ -5,7 +5,6 @@ use std::time::Duration;
 use crate::client::counterfoil::Counterfoil;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::bundle;
 use crate::scripts::fence::Removal;
 use crate::scripts::keys::Key;
 use crate::scripts::partition::Partition;
@@ -37,14 +36,8 @@ impl Counterfoil {
     pub async fn remove(&self, family: &Family) -> Result<()> {
         let Registered { family, number, .. } = self.known(family).await?;
         let mysql = self.shared.mysql()?;
-        let topology = &self.shared.topology;
-        match self.remove_keys(&family).await {
-            Err(error) if bundle::crosses_slots(&error) && !topology.is_cluster() => {
-                topology.found_cluster();
-                self.remove_keys(&family).await?;
-            }
-            removed => removed?,
-        }
+        let remove = || self.remove_keys(&family);
+        self.shared.by_topology(remove).await?;
         mysql.remove(number).await?;
         tracing::info!(%family, "the family was removed");
         Ok(())

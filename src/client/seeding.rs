@@ -2,7 +2,6 @@
 //! miss the same counter.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::{Arc, Weak};
 
 use futures_util::future::{BoxFuture, FutureExt, Shared};
@@ -26,6 +25,7 @@ pub struct Seeding {
 /// and counterfoil has not written to the row since, as long as the ticket has seeded nothing
 /// (docs/protocol.md, section 4.2). A caller holds the read until Redis has the seed, so that
 /// others that miss the counter meanwhile need no further read.
+#[derive(Debug)]
 pub struct Read {
     seeding: Arc<Seeding>,
     key: ReadKey,
@@ -80,13 +80,5 @@ impl Drop for Read {
         {
             reads.remove(&self.key);
         }
-    }
-}
-
-impl fmt::Debug for Read {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Read")
-            .field("key", &self.key)
-            .finish_non_exhaustive()
     }
 }

@@ -13,8 +13,7 @@ use crate::client::open::FamilyHandle;
 use crate::client::outcome::Outcome;
 use crate::client::pages::{self, PAGE};
 use crate::error::{Error, Result};
-use crate::family::Family;
-use crate::family::calendar::{Precision, time_at, unix_seconds};
+use crate::family::calendar::{Precision, time_at};
 use crate::family::kind::{Kind, Window, Windows};
 use crate::scripts::partition::{PairResult, Partition};
 use crate::scripts::series::seconds;
@@ -168,7 +167,7 @@ impl Series {
     }
 
     /// Returns all slices that overlap `range`, in order, with 0 where nothing was counted: up to
-    /// [`Family::MAX_RANGE`].
+    /// [`Family::MAX_RANGE`](crate::Family::MAX_RANGE).
     ///
     /// Slices of a [kept](crate::FamilyBuilder::keep) precision are exact, however old they
     /// are, and whether they are in Redis, on their way or in the database. If Redis loses its
@@ -188,19 +187,9 @@ impl Series {
     ) -> Result<Vec<Slice>> {
         let window = self.window(precision)?;
         self.check_name(name)?;
-        let Range { start, end } = unix_seconds(&range);
-        let starts = self
-            .windows
-            .calendar
-            .starts(precision, start, end, Family::MAX_RANGE)?;
-        let Some(starts) = starts else {
-            let family = self.family();
-            let most = Family::MAX_RANGE;
-            let message = format!(
-                "{family}: {start}..{end} in Unix time has more than {most} slices of {precision}"
-            );
-            return Err(Error::invalid(message));
-        };
+        let calendar = &self.windows.calendar;
+        let slices = format!("slices of {precision}");
+        let starts = self.handle.starts(calendar, precision, &range, &slices)?;
         if window.kept {
             self.kept(name, precision, &starts).await
         } else {

@@ -43,13 +43,23 @@ pub struct Retries {
 }
 
 impl Retries {
-    /// Logs a retryable error and pauses; returns any other.
-    pub async fn wait_out(&mut self, name: impl fmt::Display, error: Error) -> Result<()> {
+    /// Logs a retryable error; returns any other.
+    pub fn failed(&mut self, name: impl fmt::Display, error: Error) -> Result<()> {
         if !error.is_retryable() {
             return Err(error);
         }
         self.failures.failed((), name, &error);
+        Ok(())
+    }
+
+    pub async fn pause(&mut self) {
         sleep(self.backoff.next()).await;
+    }
+
+    /// Logs a retryable error and pauses; returns any other.
+    pub async fn wait_out(&mut self, name: impl fmt::Display, error: Error) -> Result<()> {
+        self.failed(name, error)?;
+        self.pause().await;
         Ok(())
     }
 

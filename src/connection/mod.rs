@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use crate::connection::cluster::Cluster;
 use crate::connection::primary::Primary;
 use crate::connection::refusal::{is_demoted, proves_not_executed};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// The time limit for a reply, for connections that would wait longer or forever.
 const REPLY: Duration = Duration::from_secs(5);
@@ -284,6 +284,27 @@ pub(crate) async fn try_each<'a, T, R, F: Future<Output = Result<R>>>(
     let mut results = Vec::with_capacity(items.len());
     for some in items.chunks(CALLS) {
         results.extend(try_join_all(some.iter().map(&call)).await?);
+    }
+    Ok(results)
+}
+
+/// Makes one call for all items. If an error concerns one item, makes a call for each half by
+/// itself, so that the items beside it do not fail. Returns the result of each call that stands.
+pub(crate) async fn bisected<'a, T, R, F: Future<Output = Result<R>>>(
+    items: &'a [T],
+    concerns_one: impl Fn(&Error) -> bool,
+    call: impl Fn(&'a [T]) -> F,
+) -> Result<Vec<(&'a [T], Result<R>)>> {
+    let (mut left, mut results) = (vec![items], Vec::new());
+    while let Some(some) = left.pop() {
+        match call(some).await {
+            Err(error) if !concerns_one(&error) => return Err(error),
+            Err(_) if some.len() > 1 => {
+                let (first, second) = some.split_at(some.len() / 2);
+                left.extend([second, first]);
+            }
+            result => results.push((some, result)),
+        }
     }
     Ok(results)
 }

@@ -16,6 +16,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::family::{Opened, SHUT_DOWN};
 use crate::process::work::{Announced, Work};
+use crate::scripts::bundle;
 use crate::scripts::partition::Partition;
 use crate::store::mysql::MysqlStore;
 use crate::store::{Registered, Store};
@@ -72,53 +73,44 @@ impl Shared {
     /// Takes a family in use and returns it with its writer. Returns the existing ones if the
     /// configuration is the same. `registered` is unknown while the database is unreachable.
     pub fn open(&self, family: Family, registered: Option<Registered>) -> Result<InUse> {
-        let mut families = self.families.write();
-        self.refuse_closed(&family)?;
-        let number = families.number_of(&family);
         let registered = registered.map(Arc::new);
-        if let Some(same) = families.in_use.get(&number).filter(|(opened, writer)| {
+        let is_kept = |(opened, writer): &InUse| {
             opened.is_same(&family, registered.as_ref()) && !writer.has_ended()
-        }) {
-            return Ok(same.clone());
-        }
-        self.take_in_use(&mut families, Opened::new(number, family, registered))
+        };
+        self.take_in_use(&family, is_kept, |number| {
+            Opened::new(number, family.clone(), registered.clone())
+        })
     }
 
     /// Takes a family in use as the database knows it, unless it already is, or this process has
     /// opened it.
     pub fn serve(&self, registered: Arc<Registered>) -> Result<InUse> {
+        let family = &registered.family;
+        let is_kept =
+            |(opened, _): &InUse| !opened.is_served || opened.registered.get() == Some(&registered);
+        self.take_in_use(family, is_kept, |number| Opened {
+            is_served: true,
+            ..Opened::new(number, family.clone(), Some(registered.clone()))
+        })
+    }
+
+    /// Takes a family in use, unless the one of that name is kept.
+    fn take_in_use(
+        &self,
+        family: &Family,
+        is_kept: impl Fn(&InUse) -> bool,
+        open: impl FnOnce(u64) -> Opened,
+    ) -> Result<InUse> {
         let mut families = self.families.write();
-        self.refuse_closed(&registered.family)?;
-        let number = families.number_of(&registered.family);
-        let is_kept = |(opened, _): &&InUse| {
-            !opened.is_served || opened.registered.get() == Some(&registered)
-        };
-        if let Some(kept) = families.in_use.get(&number).filter(is_kept) {
+        if self.closed.load(Ordering::Relaxed) {
+            let refused = format!("{family}: not opened: {SHUT_DOWN}");
+            return Err(Error::new(ErrorKind::Closed, refused));
+        }
+        let number = families.number_of(family);
+        if let Some(kept) = families.in_use.get(&number).filter(|known| is_kept(known)) {
             return Ok(kept.clone());
         }
-        let opened = Opened::new(number, registered.family.clone(), Some(registered));
-        self.take_in_use(
-            &mut families,
-            Opened {
-                is_served: true,
-                ..opened
-            },
-        )
-    }
-
-    fn refuse_closed(&self, family: &Family) -> Result<()> {
-        if self.closed.load(Ordering::Relaxed) {
-            Err(Error::new(
-                ErrorKind::Closed,
-                format!("{family}: not opened: {SHUT_DOWN}"),
-            ))
-        } else {
-            Ok(())
-        }
-    }
-
-    fn take_in_use(&self, families: &mut Families, opened: Opened) -> Result<InUse> {
-        let (number, opened) = (opened.number, Arc::new(opened));
+        let opened = Arc::new(open(number));
         crate::metrics::begin_family(&opened.label, opened.family.is_cached());
         let (topology, work, closed) = (
             self.topology.clone(),
@@ -196,6 +188,22 @@ impl Shared {
         }
         safe_for().insert(family.kind());
         Ok(())
+    }
+
+    /// Makes calls that depend on the topology, and again if Redis turns out to be a cluster: it
+    /// refused keys of several slots.
+    pub async fn by_topology<T, F>(&self, calls: impl Fn() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let is_cluster = self.topology.is_cluster();
+        match calls().await {
+            Err(error) if bundle::crosses_slots(&error) && !is_cluster => {
+                self.topology.found_cluster();
+                calls().await
+            }
+            result => result,
+        }
     }
 
     /// Logs a warning, once, if sessions of the database have settings with which batches may not

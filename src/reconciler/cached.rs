@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
-use crate::connection::each;
+use crate::connection::{bisected, each};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::kind::Retention;
 use crate::metrics;
@@ -59,23 +59,18 @@ impl Flusher {
         family: &Registered,
         ids: &[&'i str],
     ) -> Result<HashMap<&'i [u8], Row>> {
-        let (mut found, mut left) = (HashMap::with_capacity(ids.len()), vec![ids]);
-        while let Some(some) = left.pop() {
-            match self.shared.store.rows(family, some).await {
-                Ok(values) => {
-                    let rows = values.into_iter().map(Row::from);
-                    found.extend(some.iter().map(|id| id.as_bytes()).zip(rows));
-                }
-                Err(error) if error.kind() == ErrorKind::Range && some.len() > 1 => {
-                    let (first, second) = some.split_at(some.len() / 2);
-                    left.extend([second, first]);
-                }
-                Err(error) if error.kind() == ErrorKind::Range => {
+        let mut found = HashMap::with_capacity(ids.len());
+        let is_beyond = |error: &Error| error.kind() == ErrorKind::Range;
+        let read = |some| self.shared.store.rows(family, some);
+        for (some, values) in bisected(ids, is_beyond, read).await? {
+            let rows = match values {
+                Ok(values) => values.into_iter().map(Row::from).collect(),
+                Err(error) => {
                     tracing::warn!(family = %family.family, error = %format_args!("{error:#}"), "a row's value is out of range, its cached counter is dropped from Redis");
-                    found.extend(some.iter().map(|id| (id.as_bytes(), Row::Beyond)));
+                    vec![Row::Beyond]
                 }
-                Err(error) => return Err(error),
-            }
+            };
+            found.extend(some.iter().map(|id| id.as_bytes()).zip(rows));
         }
         Ok(found)
     }

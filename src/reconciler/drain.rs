@@ -20,13 +20,17 @@ impl Flusher {
         let mut retries = Retries::default();
         let (mut left, mut stuck) = (Vec::new(), Ok(()));
         while !families.is_empty() {
-            for swept in self.sweep(std::mem::take(&mut families)).await {
+            for swept in self.sweep(&std::mem::take(&mut families)).await {
                 left.extend(swept.pending);
                 let Err(error) = swept.result else { continue };
-                match retries.wait_out("drain", error).await {
+                match retries.failed("drain", error) {
                     Ok(()) => families.extend(self.shared.family(swept.family)),
                     Err(error) => stuck = Err(error),
                 }
+            }
+            // once for all families, because an outage concerns all of them
+            if !families.is_empty() {
+                retries.pause().await;
             }
         }
         let drained = self.drain_partitions(left, Cut::Now, retries).await;
@@ -87,14 +91,21 @@ impl Flusher {
                 failed.extend(end.err().map(|error| (id, error)));
             }
         }
+        let mut pauses = false;
         for (id, error) in failed {
-            match retries.wait_out("drain", error).await {
-                Ok(()) => left.insert(id),
-                Err(error) => {
-                    *stuck = Some(error);
-                    left.remove(&id)
+            match retries.failed("drain", error) {
+                Ok(()) => {
+                    left.insert(id);
+                    pauses = true;
                 }
-            };
+                Err(error) => {
+                    left.remove(&id);
+                    *stuck = Some(error);
+                }
+            }
+        }
+        if pauses {
+            retries.pause().await;
         }
         left.into_iter().collect()
     }

@@ -13,10 +13,10 @@ use crate::connection::failures::{Failure, Failures};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::shared::Shared;
-use crate::process::work::Announced;
-use crate::reconciler::flush::{Flusher, Step};
+use crate::reconciler::flush::Flusher;
 use crate::reconciler::registry::Scope;
 use crate::reconciler::scheduler::Scheduler;
+use crate::reconciler::step::Step;
 use crate::scripts::partition::salt;
 
 /// The builder of a [`Reconciler`], returned by
@@ -171,7 +171,7 @@ impl ReconcilerBuilder {
         Ok(Reconciler {
             shared: flusher.shared.clone(),
             failures: flusher.failures.clone(),
-            task: Background::start(|stop| Scheduler::new(flusher, self.scope, stop).run()),
+            task: Background::start(|stop| Scheduler::new(flusher, stop).run(self.scope)),
         })
     }
 }
@@ -213,10 +213,8 @@ impl Reconciler {
         let mut failing: BTreeMap<_, &Failure> = BTreeMap::new();
         for (step, failure) in failures.failing() {
             let number = match *step {
-                Step::Work(Announced::Family(number) | Announced::Due(number, _))
-                | Step::Upkeep(number) => Some(number),
                 Step::Apply(number, _) => registered.get(&number).copied(),
-                Step::Listing | Step::Servers | Step::Rejects => None,
+                _ => step.family(),
             };
             let longest = failing.entry((step.name(), number)).or_insert(failure);
             if failure.since < longest.since {

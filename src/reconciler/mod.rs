@@ -1,5 +1,6 @@
 //! The reconciler, which brings counts from Redis to the database.
 
+mod apply;
 mod cached;
 mod drain;
 pub mod flush;
@@ -10,4 +11,6 @@ mod schedule;
 mod scheduler;
 mod server_watch;
 pub mod set_back;
+mod step;
+mod sweep;
 pub mod upkeep;

@@ -5,10 +5,12 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout};
+use tokio::time::{sleep, timeout};
 
 use crate::error::{Error, Result};
 use crate::process::shared::Shared;
+use crate::reconciler::flush::Flusher;
+use crate::reconciler::step::Step;
 use crate::store::{Registered, Store};
 
 /// The interval of the search for families to serve.
@@ -17,9 +19,6 @@ const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
 const WARN_INTERVAL: Duration = Duration::from_mins(1);
 /// The maximum number of names in one log event.
 const NAMES: usize = 50;
-
-/// The result of listing the families in the database.
-pub type Listing = Result<Vec<Result<Registered>>>;
 
 /// The families that a reconciler serves beside those that its process opens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,59 +31,43 @@ pub enum Scope {
 }
 
 /// The families of the database as a reconciler knows them.
-#[derive(Debug)]
-pub struct Registry {
+struct Registry {
     scope: Scope,
-    next_check: Instant,
     /// The families that it serves, by their numbers in the database.
     serves: HashMap<u64, Arc<Registered>>,
     /// The families and errors that were logged as not served.
     warned: HashSet<String>,
 }
 
-impl Registry {
-    pub fn new(scope: Scope) -> Self {
+/// Serves the families in scope as the database has them, and names others in the log.
+pub async fn serve_families(flusher: Arc<Flusher>, scope: Scope) {
+    let mut pause = SEARCH_INTERVAL;
+    if scope == Scope::Opened {
         // the process gets time to open its own families
-        let first = if scope == Scope::Opened {
-            SEARCH_INTERVAL
-        } else {
-            Duration::ZERO
+        sleep(SEARCH_INTERVAL).await;
+        pause = WARN_INTERVAL;
+    }
+    let mut registry = Registry {
+        scope,
+        serves: HashMap::new(),
+        warned: HashSet::new(),
+    };
+    loop {
+        let serve = async {
+            let found = list(&*flusher.shared.store).await?;
+            registry.serve_found(&flusher.shared, found);
+            Ok(())
         };
-        Registry {
-            scope,
-            next_check: Instant::now() + first,
-            serves: HashMap::new(),
-            warned: HashSet::new(),
-        }
+        let _ = flusher.noted(Step::Listing, serve).await;
+        sleep(pause).await;
     }
+}
 
-    pub fn next_check(&self) -> Instant {
-        self.next_check
-    }
-
-    /// Returns true if a search is due, and schedules the next one.
-    pub fn begin_check(&mut self) -> bool {
-        let now = Instant::now();
-        let due = self.next_check <= now;
-        if due {
-            self.next_check = now
-                + if self.scope == Scope::Opened {
-                    WARN_INTERVAL
-                } else {
-                    SEARCH_INTERVAL
-                };
-        }
-        due
-    }
-
-    /// Serves the families in scope that are new or have changed settings. Returns their numbers in
-    /// this process, and logs families that are not served.
-    pub fn serve_found(
-        &mut self,
-        shared: &Shared,
-        found: Vec<Result<Registered>>,
-    ) -> Vec<Result<u64>> {
-        let (mut served, mut unserved) = (Vec::new(), Vec::new());
+impl Registry {
+    /// Serves the families in scope that are new or have changed settings, and logs families that
+    /// are not served.
+    fn serve_found(&mut self, shared: &Shared, found: Vec<Result<Registered>>) {
+        let mut unserved = Vec::new();
         for one in found {
             match one {
                 Ok(registered) if self.scope.has(&registered) => {
@@ -92,7 +75,9 @@ impl Registry {
                     if known.is_none_or(|known| **known != registered) {
                         let registered = Arc::new(registered);
                         self.serves.insert(registered.number, registered.clone());
-                        served.push(shared.serve(registered).map(|(opened, _)| opened.number));
+                        if let Err(error) = shared.serve(registered) {
+                            tracing::error!(error = %format_args!("{error:#}"), "a family is not served");
+                        }
                     }
                 }
                 Ok(Registered { family, .. }) if shared.in_use(&family).is_some() => {}
@@ -110,7 +95,6 @@ impl Registry {
                 "registered families are not served by this reconciler"
             );
         }
-        served
     }
 }
 
@@ -136,7 +120,7 @@ impl Scope {
 }
 
 /// Lists the families in the database, for at most the interval of the search.
-pub async fn list(store: &dyn Store) -> Listing {
+async fn list(store: &dyn Store) -> Result<Vec<Result<Registered>>> {
     let late = |_| Err(Error::store("the database did not reply"));
     timeout(SEARCH_INTERVAL, store.families())
         .await

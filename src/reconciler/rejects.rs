@@ -1,57 +1,36 @@
 //! Retries of open rejects, so that those whose causes are gone are applied.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::sleep;
 
 use crate::error::Result;
 use crate::process::shared::Shared;
+use crate::reconciler::flush::Flusher;
+use crate::reconciler::step::Step;
 
-/// The interval of retries.
-const EVERY: Duration = Duration::from_secs(10);
-const NOT_BEFORE_ITS_END: Duration = Duration::from_hours(1);
+/// The pause between retries.
+const PAUSE: Duration = Duration::from_secs(10);
 
-/// The schedule of the retries, which take a page of rejects at a time.
-#[derive(Debug)]
-pub struct Rejects {
-    next: Instant,
-    /// The number of the last reject that was retried; 0 at the end.
-    after: u64,
-}
-
-impl Rejects {
-    pub fn new() -> Self {
-        Rejects {
-            next: Instant::now(),
-            after: 0,
-        }
-    }
-
-    pub fn next_retry(&self) -> Instant {
-        self.next
-    }
-
-    /// Returns the number after which to [retry] if a retry is due. The next one is due only after
-    /// this one ended.
-    pub fn begin(&mut self) -> Option<u64> {
-        let now = Instant::now();
-        if self.next > now {
-            return None;
-        }
-        self.next = now + NOT_BEFORE_ITS_END;
-        Some(self.after)
-    }
-
-    /// Ends a retry with the number to continue after, if that is known.
-    pub fn end(&mut self, after: Option<u64>) {
-        self.after = after.unwrap_or(self.after);
-        self.next = Instant::now() + EVERY;
+/// Retries the rejects of the families in use again and again, a page at a time.
+pub async fn retry_rejects(flusher: Arc<Flusher>) {
+    let mut after = 0;
+    loop {
+        let retry = async {
+            let (next, closed) = retry_page(&flusher.shared, after).await?;
+            after = next;
+            closed
+        };
+        // boxed to keep the task small
+        let _ = flusher.noted(Step::Rejects, Box::pin(retry)).await;
+        sleep(PAUSE).await;
     }
 }
 
-/// Retries the next rejects of the families in use. Returns the number to continue after, and the
-/// first error of a family.
-pub async fn retry(shared: &Shared, after: u64) -> Result<(u64, Result<()>)> {
+/// Retries the rejects after this number. Returns the number to continue after, 0 at the end, and
+/// the first error of a family.
+async fn retry_page(shared: &Shared, after: u64) -> Result<(u64, Result<()>)> {
     let Some(mysql) = shared.store.as_mysql() else {
         return Ok((0, Ok(())));
     };

@@ -2,29 +2,29 @@
 //! configured again and probed.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use crate::admin;
-use crate::connection::Connection;
-use crate::error::Result;
+use crate::connection::{Connection, bisected};
+use crate::error::{Error, Result};
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
+use crate::reconciler::flush::Flusher;
 use crate::reconciler::set_back;
+use crate::reconciler::step::Step;
 use crate::reconciler::upkeep;
 use crate::scripts::bundle;
 use crate::scripts::keys::{Key, Keys};
 use crate::store::Registered;
 
-/// The interval of checks of Redis.
-const LOOK: Duration = Duration::from_secs(1);
+/// The pause between checks of Redis.
+const PAUSE: Duration = Duration::from_secs(1);
 /// The interval at which every partition is compared with the ledger, even without a sign of a
 /// set-back.
 const PROBE: Duration = Duration::from_secs(30);
-const NOT_BEFORE_ITS_END: Duration = Duration::from_hours(1);
 /// The number of families in a check: on one server in one call, in a cluster with a call for each.
 const ON_A_SERVER: usize = 500;
 const IN_A_CLUSTER: usize = 16;
@@ -33,73 +33,49 @@ const IN_A_CLUSTER: usize = 16;
 type Servers = BTreeMap<String, String>;
 
 /// The state of Redis as a reconciler knows it.
-#[derive(Clone, Debug)]
-pub struct ServerWatch {
+#[derive(Clone)]
+struct ServerWatch {
+    /// `None` before the first check.
     servers: Option<Servers>,
-    next_check: Instant,
     probe_at: Instant,
-    /// True if a probe was requested after the last check began.
-    asks_probe: bool,
+    /// The number of families in use at the last probe.
+    probed: usize,
     /// The index of the first family in the next check.
     first: usize,
 }
 
+/// Checks again and again that Redis has not lost or reverted its state.
+pub async fn watch_servers(flusher: Arc<Flusher>) {
+    let mut known = ServerWatch {
+        servers: None,
+        probe_at: Instant::now(),
+        probed: 0,
+        first: 0,
+    };
+    loop {
+        let check = known.clone().check(&flusher.shared, &flusher.redis);
+        // boxed to keep the task small
+        if let Ok(checked) = flusher.noted(Step::Servers, Box::pin(check)).await {
+            known = checked;
+        }
+        sleep(PAUSE).await;
+    }
+}
+
 impl ServerWatch {
-    pub fn new() -> Self {
-        let now = Instant::now();
-        ServerWatch {
-            servers: None,
-            next_check: now,
-            probe_at: now,
-            asks_probe: true,
-            first: 0,
-        }
-    }
-
-    pub fn next_check(&self) -> Instant {
-        self.next_check
-    }
-
-    /// Requests a probe with the next check, since a family was opened.
-    pub fn probe_soon(&mut self) {
-        self.asks_probe = true;
-    }
-
-    /// Returns the state for [`check`](Self::check) if a check is due. The next one is due only after
-    /// this one ended.
-    pub fn begin(&mut self) -> Option<Self> {
-        let now = Instant::now();
-        if self.next_check > now {
-            return None;
-        }
-        if std::mem::take(&mut self.asks_probe) {
-            self.probe_at = now;
-        }
-        self.next_check = now + NOT_BEFORE_ITS_END;
-        Some(self.clone())
-    }
-
-    pub fn end(&mut self, checked: Result<Self>) {
-        if let Ok(known) = checked {
-            *self = ServerWatch {
-                asks_probe: self.asks_probe,
-                ..known
-            };
-        }
-        self.next_check = Instant::now() + LOOK;
-    }
-
     /// Checks Redis, and returns the new state.
-    pub async fn check(mut self, shared: &Shared, redis: &Connection) -> Result<Self> {
+    async fn check(mut self, shared: &Shared, redis: &Connection) -> Result<Self> {
         let servers = admin::redis::run_ids(redis).await?;
         let families = shared.opened();
         let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);
         if is_other || self.is_emptied(shared, redis, &families).await? {
             configure(shared, redis, &families).await;
         }
-        if is_other || self.probe_at <= Instant::now() {
+        let is_new = families.len() > self.probed;
+        if is_other || is_new || self.probe_at <= Instant::now() {
             probe(shared, redis, &families).await?;
             self.probe_at = Instant::now() + PROBE;
+            self.probed = families.len();
         }
         if is_other {
             tracing::warn!(
@@ -118,24 +94,17 @@ impl ServerWatch {
         families: &[Arc<Opened>],
     ) -> Result<bool> {
         let is_cluster = shared.topology.is_cluster();
-        let count = if is_cluster {
-            IN_A_CLUSTER
-        } else {
-            ON_A_SERVER
+        let (count, size) = match is_cluster {
+            true => (IN_A_CLUSTER, 1),
+            false => (ON_A_SERVER, ON_A_SERVER),
         };
-        let turn: Range<usize> = self.first..families.len().min(self.first + count);
-        self.first = if turn.end < families.len() {
-            turn.end
-        } else {
-            0
-        };
-        let homes: Vec<_> = families
-            .get(turn)
-            .unwrap_or_default()
-            .iter()
-            .map(|one| Keys::new(&one.family, 0).calls())
-            .collect();
-        for keys in homes.chunks(if is_cluster { 1 } else { ON_A_SERVER }) {
+        let turn = families.iter().skip(self.first).take(count);
+        let homes: Vec<_> = turn.map(|one| Keys::new(&one.family, 0).calls()).collect();
+        self.first += homes.len();
+        if self.first >= families.len() {
+            self.first = 0;
+        }
+        for keys in homes.chunks(size) {
             match lacks_any(redis, keys).await {
                 Ok(true) => return Ok(true),
                 Ok(false) => {}
@@ -150,33 +119,22 @@ impl ServerWatch {
 /// Returns whether Redis lacks one of the keys. A key that cannot be read is left out: the upkeep of
 /// its family reports the error.
 async fn lacks_any(redis: &Connection, keys: &[Key]) -> Result<bool> {
-    match bundle::count_existing(redis, keys).await {
-        Ok(existing) => Ok(existing < keys.len() as u64),
-        Err(error) if error.is_retryable() || bundle::crosses_slots(&error) => Err(error),
-        Err(_) if keys.len() < 2 => Ok(false),
-        Err(_) => {
-            let (first, second) = keys.split_at(keys.len() / 2);
-            Ok(Box::pin(lacks_any(redis, first)).await?
-                || Box::pin(lacks_any(redis, second)).await?)
-        }
-    }
+    let concerns_one = |error: &Error| !error.is_retryable() && !bundle::crosses_slots(error);
+    let count = |some| bundle::count_existing(redis, some);
+    let counts = bisected(keys, concerns_one, count).await?;
+    let mut counts = counts.into_iter();
+    Ok(counts.any(|(some, existing)| existing.is_ok_and(|number| number < some.len() as u64)))
 }
 
 /// Compares the families with the ledger. One that cannot be read does not hide the others.
 async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) -> Result<()> {
-    match set_back::probe(shared, redis, families).await {
-        Err(error) if error.is_retryable() => Err(error),
-        Err(error) if families.len() < 2 => {
+    let probe = |some| set_back::probe(shared, redis, some);
+    for (_, probed) in bisected(families, |error| !error.is_retryable(), probe).await? {
+        if let Err(error) = probed {
             tracing::debug!(error = %format_args!("{error:#}"), "a family was not probed");
-            Ok(())
         }
-        Err(_) => {
-            let (first, second) = families.split_at(families.len() / 2);
-            Box::pin(probe(shared, redis, first)).await?;
-            Box::pin(probe(shared, redis, second)).await
-        }
-        Ok(_) => Ok(()),
     }
+    Ok(())
 }
 
 /// Configures the families that the database has registered. If Redis refuses one, its upkeep
@@ -186,7 +144,7 @@ async fn configure(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]
         let Registered {
             family, database, ..
         } = &**registered;
-        let begun = upkeep::begin_epochs(redis, &shared.topology, family, database);
+        let begun = upkeep::begin_epochs(shared, redis, family, database);
         if let Err(error) = begun.await {
             tracing::debug!(%family, error = %format_args!("{error:#}"), "configuring a family again failed");
         }

@@ -32,44 +32,51 @@ const CALLS: usize = 16;
 pub async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) -> Result<usize> {
     let mut reset = 0;
     for some in families.chunks(FAMILIES) {
-        let registered = some
-            .iter()
-            .filter_map(|opened| Some((opened.registered.get()?.number, opened)));
-        let by_number: HashMap<_, _> = registered.collect();
-        let numbers: Vec<_> = by_number.keys().copied().collect();
-        if numbers.is_empty() {
-            continue;
-        }
-        let key = |row: LedgerRow| ((row.family, row.partition, row.incarnation), row.mark);
-        let ledger = shared.store.ledger(&numbers).await?.into_iter();
-        let marks: BTreeMap<_, _> = ledger.map(key).collect();
-        let mut partitions: Vec<_> = marks.keys().map(|key| (key.0, key.1)).collect();
-        partitions.dedup();
-        let size = if shared.topology.is_cluster() {
-            1
-        } else {
-            PARTITIONS
-        };
-        for chunk in partitions.chunks(size * CALLS) {
-            let looks = chunk.chunks(size).map(async |few| {
-                let asked = few.iter().map(|(family, number)| {
-                    Partition::new(redis.clone(), &by_number[family].family, *number)
-                });
-                last_cuts(redis, &asked.collect::<Vec<_>>()).await
+        reset += probe_some(shared, redis, some).await?;
+    }
+    Ok(reset)
+}
+
+async fn probe_some(
+    shared: &Shared,
+    redis: &Connection,
+    families: &[Arc<Opened>],
+) -> Result<usize> {
+    let registered = families
+        .iter()
+        .filter_map(|opened| Some((opened.registered.get()?.number, opened)));
+    let by_number: HashMap<_, _> = registered.collect();
+    let numbers: Vec<_> = by_number.keys().copied().collect();
+    if numbers.is_empty() {
+        return Ok(0);
+    }
+    let key = |row: LedgerRow| ((row.family, row.partition, row.incarnation), row.mark);
+    let ledger = shared.store.ledger(&numbers).await?.into_iter();
+    let marks: BTreeMap<_, _> = ledger.map(key).collect();
+    let mut partitions: Vec<_> = marks.keys().map(|key| (key.0, key.1)).collect();
+    partitions.dedup();
+    let is_cluster = shared.topology.is_cluster();
+    let size = if is_cluster { 1 } else { PARTITIONS };
+    let mut reset = 0;
+    for chunk in partitions.chunks(size * CALLS) {
+        let looks = chunk.chunks(size).map(async |few| {
+            let asked = few.iter().map(|(family, number)| {
+                Partition::new(redis.clone(), &by_number[family].family, *number)
             });
-            let cuts = try_join_all(looks).await?.into_iter().flatten();
-            let behind = chunk.iter().zip(cuts).filter(|((family, partition), cut)| {
-                let key = cut.incarnation.map(|it| (*family, *partition, it));
-                let mark = key.and_then(|key| marks.get(&key));
-                mark.is_some_and(|mark| is_behind(cut, mark))
-            });
-            let resets = behind.map(|((family, partition), cut)| {
-                begin_anew(shared, redis, by_number[family], *partition, cut)
-            });
-            for outcome in join_all(resets).await {
-                outcome?;
-                reset += 1;
-            }
+            last_cuts(redis, &asked.collect::<Vec<_>>()).await
+        });
+        let cuts = try_join_all(looks).await?.into_iter().flatten();
+        let behind = chunk.iter().zip(cuts).filter(|((family, partition), cut)| {
+            let key = cut.incarnation.map(|it| (*family, *partition, it));
+            let mark = key.and_then(|key| marks.get(&key));
+            mark.is_some_and(|mark| is_behind(cut, mark))
+        });
+        let resets = behind.map(|((family, partition), cut)| {
+            begin_anew(shared, redis, by_number[family], *partition, cut)
+        });
+        for outcome in join_all(resets).await {
+            outcome?;
+            reset += 1;
         }
     }
     Ok(reset)

@@ -20,18 +20,13 @@ const LAST: u32 = 256;
 /// Writes the family's settings, incarnations and database to every home of its calls. The database
 /// has accepted these settings.
 pub async fn configure(
+    shared: &Shared,
     redis: &Connection,
-    topology: &Topology,
     family: &Family,
     database: &str,
 ) -> Result<()> {
-    match configure_homes(redis, topology, family, database).await {
-        Err(error) if bundle::crosses_slots(&error) && !topology.is_cluster() => {
-            topology.found_cluster();
-            configure_homes(redis, topology, family, database).await
-        }
-        configured => configured,
-    }
+    let configure = || configure_homes(redis, &shared.topology, family, database);
+    shared.by_topology(configure).await
 }
 
 async fn configure_homes(
@@ -55,14 +50,14 @@ async fn configure_homes(
 /// [`Mismatch`](crate::ErrorKind::Mismatch) if Redis has another kind, number of partitions or
 /// database.
 pub async fn begin_epochs(
+    shared: &Shared,
     redis: &Connection,
-    topology: &Topology,
     family: &Family,
     database: &str,
 ) -> Result<()> {
-    let homes = homes(redis, topology, family);
+    let homes = homes(redis, &shared.topology, family);
     try_each(&homes, |(_, home)| home.epochs(family, database)).await?;
-    configure(redis, topology, family, database).await
+    configure(shared, redis, family, database).await
 }
 
 fn homes(redis: &Connection, topology: &Topology, family: &Family) -> Vec<(u32, Partition)> {
@@ -73,7 +68,7 @@ fn homes(redis: &Connection, topology: &Topology, family: &Family) -> Vec<(u32, 
 /// Returns the partitions beyond the family's number in which clients with a different partition
 /// count have counted. Redis refuses these clients from here on; their counts go to the database
 /// like any batch.
-pub async fn strays(
+async fn strays(
     redis: &Connection,
     topology: &Topology,
     family: &Family,
@@ -117,30 +112,28 @@ fn used_keys(family: &Family, partition: &Partition) -> Vec<Key> {
 }
 
 impl Flusher {
-    /// Performs the upkeep that a family needs once a minute. With `look` it returns the partitions
-    /// beyond the family's number in which hits wait.
+    /// Performs the upkeep that a family needs once a minute. With `finds_strays` it returns the
+    /// partitions beyond the family's number in which hits wait.
     pub async fn upkeep(&self, number: u64, finds_strays: bool) -> Result<Vec<PartitionId>> {
         let Some(opened) = self.shared.family(number) else {
             return Ok(Vec::new());
         };
-        let Shared {
-            topology, store, ..
-        } = &*self.shared;
+        let (shared, redis) = (&self.shared, &self.redis);
         let Registered {
             family, database, ..
-        } = &**opened.registered(&**store).await?;
-        match begin_epochs(&self.redis, topology, family, database).await {
+        } = &**opened.registered(&*shared.store).await?;
+        match begin_epochs(shared, redis, family, database).await {
             // the database has the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {
-                store.register(family).await?;
-                configure(&self.redis, topology, family, database).await?;
+                shared.store.register(family).await?;
+                configure(shared, redis, family, database).await?;
             }
             begun => begun?,
         }
         if !finds_strays {
             return Ok(Vec::new());
         }
-        let strays = strays(&self.redis, topology, family, database).await?;
+        let strays = strays(redis, &shared.topology, family, database).await?;
         Ok(strays
             .into_iter()
             .map(|partition| (number, partition))

@@ -11,7 +11,7 @@ use crate::client::open::Recountable;
 use crate::error::{Error, Result};
 use crate::recount::plan::{Mode, Plan, RecountIds};
 use crate::recount::recounter::Recounter;
-use crate::recount::run::{Recounted, Recounting};
+use crate::recount::recounting::{Recounted, Recounting};
 use crate::store::mysql::Source;
 use crate::writer::LONGEST;
 

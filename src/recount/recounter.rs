@@ -5,14 +5,13 @@ use std::pin::pin;
 use std::time::Duration;
 
 use tokio::sync::watch;
-
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection::backoff::Background;
 use crate::connection::failures::Failures;
-use crate::error::{Error, Result};
-use crate::family::Family;
-use crate::recount::run::{LEAVING, Recounted, Recounting};
+use crate::error::Result;
+use crate::recount::recounting::{Recounted, Recounting};
+use crate::recount::run::LEAVING;
 use crate::store::mysql::Begun;
 
 /// The pause after a failure, and the interval at which the run of another process is checked.
@@ -53,14 +52,15 @@ impl Recounter {
 }
 
 async fn run(recounting: Recounting, every: RangeInclusive<Duration>, stop: watch::Receiver<bool>) {
-    let mut failures = Failures::<()>::default();
+    let mut failures = Failures::default();
     loop {
         let wait = match work(&recounting, &every, &stop).await {
-            Ok(wait) => wait,
+            Ok(wait) => {
+                failures.succeeded(&());
+                wait
+            }
             Err(error) => {
-                if let Some(failures) = failures.count(format!("{error:#}")) {
-                    log(recounting.family(), &error, failures);
-                }
+                failures.failed((), recounting.name(), &error);
                 POLL_INTERVAL.min(*every.start())
             }
         };
@@ -68,16 +68,6 @@ async fn run(recounting: Recounting, every: RangeInclusive<Duration>, stop: watc
             () = sleep(wait) => {}
             () = stopped(&stop) => return,
         }
-    }
-}
-
-/// Logs an error, which occurred this often since its last event.
-fn log(family: &Family, error: &Error, failures: u64) {
-    let text = format_args!("{error:#}");
-    if error.is_retryable() {
-        tracing::warn!(%family, error = %text, failures, "recount failed, will retry");
-    } else {
-        tracing::error!(%family, error = %text, failures, "recount failed, needs an operator");
     }
 }
 

@@ -704,6 +704,37 @@ async fn a_failing_flush_is_reported_until_it_succeeds() {
     assert_eq!(pair.stored().await, 2);
 }
 
+/// When Redis has recovered, a drain waits for one pause, and not for one of each family.
+#[tokio::test]
+async fn a_drain_pauses_once_for_all_families() {
+    let pair = Pair::new().await;
+    let (redis, is_out) = (pair.redis.manager().await, Arc::new(AtomicBool::new(false)));
+    let outage = is_out.clone();
+    let connection = custom(move |command: Cmd| {
+        let (mut redis, is_out) = (redis.clone(), outage.load(Ordering::Relaxed));
+        async move {
+            if is_out {
+                return Err(cut_off());
+            }
+            command.query_async::<redis::Value>(&mut redis).await
+        }
+    });
+    let draining = pair.over(connection);
+    for number in 0..40 {
+        let views = draining.opened(family(&format!("views-{number}"))).await;
+        views.count("page", 1).await;
+    }
+    is_out.store(true, Ordering::Relaxed);
+    let recovery = async {
+        pause(100).await;
+        is_out.store(false, Ordering::Relaxed);
+    };
+    let drain = within(secs(8), draining.drain());
+    let (drained, ()) = tokio::join!(drain, recovery);
+    drained.unwrap();
+    assert_eq!(pair.stored().await, 40);
+}
+
 /// A key of a wrong type holds up neither the other partitions of its family nor other families.
 #[tokio::test]
 async fn a_spoiled_key_holds_up_no_other_hits() {

@@ -1,0 +1,315 @@
+//! The steps of a page: it reads the values, counts the rows, finds the differences after the wait,
+//! and corrects them.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::client::handle::borrowed_ids;
+use crate::error::{Error, Result};
+use crate::metrics;
+use crate::recount::movement::Cuts;
+use crate::recount::plan::{Mode, RecountIds};
+use crate::recount::recounting::Recounting;
+use crate::recount::verdict::{self, Proof};
+use crate::scripts::cached::Deleted;
+use crate::store::mysql::{Cursor, Drifted, IdPage, Rejections, Run};
+use crate::store::{ReadFrom, Store};
+use crate::testing::ablation::{self, Guard};
+
+/// The number of ids in a page.
+const PAGE: usize = 1_000;
+/// The number and length of the pauses for corrected counters of a page that are being saved.
+const FORGET: usize = 10;
+const SAVING: Duration = Duration::from_millis(500);
+
+/// Ids with their values before their rows are counted.
+#[derive(Debug)]
+pub struct Before {
+    values: Vec<(String, i64)>,
+    rejections: Rejections,
+    /// The last cuts at the begin of the round, if rows are also deleted.
+    cuts: Option<Cuts>,
+}
+
+/// Ids whose rows are counted, before the wait.
+#[derive(Debug)]
+pub struct Page {
+    /// The ids whose values differ from their rows, with the value and the number of rows.
+    pub(super) differing: Vec<(String, i64, i64)>,
+    /// The number of ids whose values equal their rows. No later value can prove a difference for
+    /// them.
+    pub(super) same: u64,
+    rejections: Rejections,
+    cuts: Option<Cuts>,
+    pub(super) counted: Instant,
+    /// The position of the run once this page is done.
+    pub(super) until: Option<Cursor>,
+    pub(super) tries: u32,
+}
+
+/// The differences between the values of a page and its rows.
+#[derive(Debug, Default)]
+pub struct Difference {
+    checked: u64,
+    pub(super) drifted: Vec<Drifted>,
+    pub(super) busy: Vec<String>,
+    rejections: Rejections,
+}
+
+impl Recounting {
+    /// Returns the ids after `at`, and the position after them; `None` at the end of all ids.
+    pub(super) async fn next(&self, at: &Cursor) -> Result<(Vec<String>, Option<Cursor>)> {
+        let (plan, family) = (&self.plan, self.handle.registered().await?);
+        let after = at.after.as_deref();
+        let in_source = at.from_source || plan.ids == RecountIds::Source;
+        let IdPage { mut ids, is_full } = if in_source {
+            let replica = plan.replica.as_ref();
+            let source = &self.source;
+            let ids = source.ids_after(&self.mysql, replica, family, after, PAGE);
+            ids.await?
+        } else {
+            self.mysql.ids_after(family, after, PAGE).await?
+        };
+        let next = match ids.last() {
+            Some(last) if is_full => Some(Cursor {
+                from_source: in_source,
+                after: Some(last.clone()),
+            }),
+            _ if !in_source && plan.ids == RecountIds::Both => Some(Cursor {
+                from_source: true,
+                after: None,
+            }),
+            _ => None,
+        };
+        ids.retain(|id| {
+            let mut prefixes = plan.leave_out_prefixes.iter();
+            !plan.leave_out.contains(id) && !prefixes.any(|prefix| id.starts_with(prefix))
+        });
+        if in_source && plan.ids == RecountIds::Both {
+            // those that have counters were checked as counters before
+            let wanted = borrowed_ids(&ids);
+            let found = self.mysql.read(family, &wanted, &[], ReadFrom::Primary);
+            let mut values = found.await?.values.into_iter();
+            ids.retain(|_| values.next() == Some(None));
+        }
+        Ok((ids, next))
+    }
+
+    pub(super) async fn measure(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Page> {
+        let before = self
+            .repeated(|| self.before(ids.clone(), cuts.clone()))
+            .await?;
+        self.repeated(|| self.count(&before)).await
+    }
+
+    /// Takes the first step: reads the values, and leaves out counters that are too large.
+    pub async fn before(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Before> {
+        let (family, wanted) = (self.handle.registered().await?, borrowed_ids(&ids));
+        let rejections = self.mysql.rejections(family, &wanted).await?;
+        let values = self.handle.exact(&wanted).await?;
+        let values = ids.into_iter().zip(values);
+        let values = values.filter(|(_, value)| *value <= self.plan.largest);
+        Ok(Before {
+            values: values.collect(),
+            rejections,
+            cuts,
+        })
+    }
+
+    /// Takes the second step: counts the rows.
+    pub async fn count(&self, before: &Before) -> Result<Page> {
+        let ids: Vec<_> = before.values.iter().map(|(id, _)| id.as_str()).collect();
+        let rows = self.rows(&ids).await?;
+        let counted = Instant::now();
+        let all = before.values.iter().zip(rows);
+        let all = all.map(|((id, value), rows)| (id.clone(), *value, rows));
+        let differing: Vec<_> = all.filter(|(_, value, rows)| value != rows).collect();
+        Ok(Page {
+            same: (ids.len() - differing.len()) as u64,
+            differing,
+            rejections: before.rejections.clone(),
+            cuts: before.cuts.clone(),
+            counted,
+            until: None,
+            tries: 1,
+        })
+    }
+
+    /// Takes the third step, after the wait: finds the differences.
+    pub async fn after(&self, page: &Page) -> Result<Difference> {
+        let ids: Vec<_> = page.differing.iter().map(|(id, ..)| id.as_str()).collect();
+        let values = self.handle.exact(&ids).await?;
+        let moved = match &page.cuts {
+            Some(cuts) => Some(cuts.moved(&self.handle, &ids).await?),
+            None => None,
+        };
+        let caught_up = match self.plan.replica {
+            Some(_) if moved.is_none() => self.caught_up(page).await?,
+            _ => HashMap::new(),
+        };
+        let mut difference = Difference {
+            checked: page.same,
+            rejections: page.rejections.clone(),
+            ..Difference::default()
+        };
+        for (index, (id, before, rows)) in page.differing.iter().enumerate() {
+            let (before, rows, after) = (*before, *rows, values[index]);
+            let caught_up = caught_up.get(id.as_str()).copied().unwrap_or(rows);
+            let proof = match &moved {
+                Some(moved) => verdict::unmoved(before, rows, after, moved[index]),
+                None if ablation::is_out(Guard::RecountBounds) => {
+                    Proof::Off(i128::from(rows) - i128::from(before))
+                }
+                None => verdict::bounded(before, rows, caught_up, after),
+            };
+            match proof {
+                Proof::Busy => {
+                    difference.busy.push(id.clone());
+                    continue;
+                }
+                Proof::Same | Proof::Off(0) => {}
+                Proof::Off(off) => difference.drifted.push(Drifted {
+                    id: id.clone(),
+                    before,
+                    rows: if off < 0 { caught_up } else { rows },
+                    after,
+                    delta: i64::try_from(off).unwrap_or(0),
+                    only_noted: self.why_only_noted(off),
+                }),
+            }
+            difference.checked += 1;
+        }
+        Ok(difference)
+    }
+
+    /// Counts again the rows of counters above their rows: the replica may have lacked rows in the
+    /// first value, and by the end of the wait it has them.
+    async fn caught_up<'p>(&self, page: &'p Page) -> Result<HashMap<&'p str, i64>> {
+        let above = page
+            .differing
+            .iter()
+            .filter(|(_, value, rows)| value > rows);
+        let above: Vec<_> = above.map(|(id, ..)| id.as_str()).collect();
+        let rows = self.rows(&above).await?;
+        Ok(above.into_iter().zip(rows).collect())
+    }
+
+    fn why_only_noted(&self, off: i128) -> Option<&'static str> {
+        match off.unsigned_abs() {
+            _ if self.plan.mode == Mode::Report => Some("reported only"),
+            more if more > self.plan.at_most.into() => Some("more than at_most"),
+            _ if i64::try_from(off).is_err() => Some("beyond the signed 64-bit range"),
+            _ => None,
+        }
+    }
+
+    /// Adds the outcome of a page to the progress and the metrics.
+    pub(super) fn note(&self, run: &mut Run, found: &Difference) {
+        let label = &self.handle.opened.label;
+        let (drifted, busy) = (found.drifted.len() as u64, found.busy.len() as u64);
+        let counts = [
+            (metrics::RECOUNT_CHECKED, found.checked),
+            (metrics::RECOUNT_DRIFTED, drifted),
+            (metrics::RECOUNT_BUSY, busy),
+        ];
+        for (name, count) in counts {
+            metrics::count(name, label, count);
+        }
+        let corrected = |direction: &'static str, is_so: fn(&&Drifted) -> bool| {
+            let count = found.drifted.iter().filter(is_so).count() as u64;
+            ::metrics::counter!(metrics::RECOUNT_CORRECTED, "family" => label.clone(), "direction" => direction)
+                .increment(count);
+            count
+        };
+        let raised = corrected("up", |one| one.delta > 0);
+        let lowered = corrected("down", |one| one.delta < 0);
+        for one in &found.drifted {
+            tracing::debug!(family = %self.family(), id = one.id, before = one.before, rows = one.rows,
+                after = one.after, delta = one.delta, note = one.only_noted, "a counter differs from its rows");
+        }
+        run.checked += found.checked;
+        run.drifted += drifted;
+        self.progress.send_modify(|seen| {
+            (seen.checked, seen.drifted) = (run.checked, run.drifted);
+            seen.raised += raised;
+            seen.lowered += lowered;
+            seen.only_noted += drifted - raised - lowered;
+            seen.busy += busy;
+        });
+    }
+
+    /// Corrects and notes the differences. Returns `None` if the run no longer belongs to this
+    /// holder.
+    pub(super) async fn correct(
+        &self,
+        run: &Run,
+        difference: &Difference,
+    ) -> Result<Option<Vec<Drifted>>> {
+        if difference.drifted.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let family = self.handle.registered().await?;
+        let trusting = ablation::is_out(Guard::RecountRun);
+        let rejections =
+            (!ablation::is_out(Guard::RecountRejects)).then_some(&difference.rejections);
+        let (drifted, rejections) = (difference.drifted.clone(), rejections.cloned());
+        let noted = self
+            .mysql
+            .correct(family, run, drifted, rejections, trusting);
+        let noted = noted.await?;
+        if let Some(noted) = noted.as_ref().filter(|_| self.family().is_cached()) {
+            let corrected = noted.iter().filter(|one| one.delta != 0);
+            self.forget(corrected.map(|one| one.id.as_str())).await;
+        }
+        Ok(noted)
+    }
+
+    /// Deletes these cached counters from Redis, so that their next use reads the corrected rows.
+    /// Waits for counters that are being saved. One that stays shows the correction with its next
+    /// save.
+    async fn forget(&self, ids: impl Iterator<Item = &str>) {
+        let mut pauses = FORGET;
+        for id in ids {
+            let partition = self.handle.partition(self.family().partition_of(id));
+            loop {
+                match partition.delete(&[id]).await.as_deref() {
+                    Ok([Deleted::InFlight]) if pauses > 0 => {}
+                    Ok(_) => break,
+                    Err(error) => {
+                        tracing::debug!(family = %self.family(), id, error = %format_args!("{error:#}"), "dropping a counter from Redis failed");
+                        break;
+                    }
+                }
+                pauses -= 1;
+                sleep(SAVING).await;
+            }
+        }
+    }
+
+    async fn rows(&self, ids: &[&str]) -> Result<Vec<i64>> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        if let Some(replica) = &self.plan.replica
+            && let Some(lag) = self.mysql.lag(replica).await?
+            && lag >= self.within
+        {
+            let within = self.within;
+            return Err(Error::store(format!(
+                "the replica lags by {lag:?}, within() allows less than {within:?}"
+            )));
+        }
+        let family = self.handle.registered().await?;
+        let (replica, limit) = (self.plan.replica.as_ref(), self.plan.timeout);
+        let rows = self.source.count(&self.mysql, replica, family, ids, limit);
+        rows.await
+    }
+
+    /// Corrects the difference. Returns `false` if the run no longer belongs to this holder.
+    #[cfg(feature = "test-hooks")]
+    pub async fn settle(&self, run: &Run, difference: &Difference) -> Result<bool> {
+        Ok(self.correct(run, difference).await?.is_some())
+    }
+}

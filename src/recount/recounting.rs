@@ -1,0 +1,116 @@
+//! A recount as configured, and its progress.
+
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::client::handle::Handle;
+use crate::connection::backoff::Retries;
+use crate::error::Result;
+use crate::family::Family;
+use crate::metrics;
+use crate::recount::plan::Plan;
+use crate::store::mysql::{MysqlStore, Source};
+
+/// The time for which a step is retried while a server is unreachable.
+const AWAY: Duration = Duration::from_mins(1);
+
+/// The result of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Recounted {
+    /// The number of the run among those of the family, as [`MysqlStore::drift`] takes it.
+    pub run: u64,
+    /// Counters that were compared with their rows, including those before the run was taken over.
+    pub checked: u64,
+    /// The compared counters that differ by a proven amount.
+    pub drifted: u64,
+    /// Counters that were corrected upwards.
+    pub raised: u64,
+    /// Counters that were corrected downwards.
+    pub lowered: u64,
+    /// Counters that differ but were only noted; their notes give the reason.
+    pub only_noted: u64,
+    /// Counters that changed while they were compared. They are left for the next run.
+    pub busy: u64,
+    /// The approximate number of all counters, 0 if it is unknown.
+    pub about: u64,
+}
+
+/// A configured recount.
+#[derive(Debug)]
+pub struct Recounting {
+    pub(super) handle: Handle,
+    pub(super) mysql: MysqlStore,
+    pub(super) source: Source,
+    pub(super) within: Duration,
+    pub(super) plan: Plan,
+    pub(super) progress: watch::Sender<Recounted>,
+}
+
+impl Recounting {
+    /// # Errors
+    /// [`Mismatch`](crate::ErrorKind::Mismatch) on a store other than MySQL.
+    pub(crate) fn new(
+        handle: Handle,
+        source: Source,
+        within: Duration,
+        plan: Plan,
+    ) -> Result<Self> {
+        let mysql = handle.shared.mysql()?.clone();
+        metrics::begin_recount(&handle.opened.label);
+        Ok(Recounting {
+            handle,
+            mysql,
+            source,
+            within,
+            plan,
+            progress: watch::Sender::default(),
+        })
+    }
+
+    pub(crate) fn progress(&self) -> watch::Receiver<Recounted> {
+        self.progress.subscribe()
+    }
+
+    pub(crate) fn family(&self) -> &Family {
+        self.handle.family()
+    }
+
+    /// Returns its name in the log.
+    pub(super) fn name(&self) -> String {
+        format!("recount of {}", self.family())
+    }
+
+    pub(super) fn lease(&self) -> Duration {
+        self.plan.lease + self.plan.timeout + self.plan.pause
+    }
+
+    /// Returns the longest lag of the rows.
+    pub(super) fn lag(&self) -> Duration {
+        match self.plan.replica {
+            Some(_) => self.within,
+            None => Duration::ZERO,
+        }
+    }
+
+    /// Repeats a step while a server is unreachable, for up to a minute.
+    pub(super) async fn repeated<T, F>(&self, mut step: impl FnMut() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let (until, mut retries) = (Instant::now() + AWAY, Retries::default());
+        loop {
+            match step().await {
+                Err(error) if Instant::now() < until => {
+                    retries.wait_out(self.name(), error).await?;
+                }
+                result => {
+                    retries.succeeded();
+                    return result;
+                }
+            }
+        }
+    }
+}
