@@ -305,7 +305,7 @@ impl StoredKey {
             KeyType::Signed => I64,
             KeyType::Date => "DATE",
             KeyType::Text | KeyType::Char => ID,
-            KeyType::Uuid => "VARCHAR(36)",
+            KeyType::Uuid => json::UUID,
         }
     }
 
