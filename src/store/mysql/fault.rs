@@ -109,6 +109,12 @@ pub fn is_lost(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Io(_)) || matches!(number(error), Some(1053 | 1927 | 4031))
 }
 
+/// Returns `true` if the connection is not used again. After an error of the protocol sqlx waits for
+/// a reply that never comes.
+pub fn ends_session(error: &sqlx::Error) -> bool {
+    is_lost(error) || matches!(error, sqlx::Error::Protocol(_))
+}
+
 /// Returns the server's own message.
 pub fn message(error: &sqlx::Error) -> String {
     error

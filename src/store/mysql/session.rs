@@ -110,6 +110,7 @@ impl Database {
             connection,
             database: self.clone(),
             is_idle: true,
+            is_spent: false,
         }
     }
 
@@ -155,7 +156,7 @@ impl Database {
         };
         transaction.session.packet(BEGIN.to_owned(), 3).await?;
         let done = work.run(&mut transaction).await;
-        if done.as_ref().is_err_and(fault::is_lost) {
+        if transaction.session.is_spent {
             return done;
         }
         // after an error it is unknown whether the transaction was committed
@@ -214,13 +215,15 @@ const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
 const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates, \
      SESSION innodb_lock_wait_timeout = @counterfoil_row_wait, SESSION lock_wait_timeout = @counterfoil_table_wait";
 
-/// A session of the server. If it is dropped while a statement runs, or if it is lost, its connection
+/// A session of the server. If it is dropped while a statement runs, or if it is spent, its connection
 /// is closed.
 struct Session {
     connection: PoolConnection<MySql>,
     database: Database,
     /// Set once the last statement has ended.
     is_idle: bool,
+    /// Set for good once the session is lost.
+    is_spent: bool,
 }
 
 impl Session {
@@ -248,7 +251,7 @@ impl Session {
         let done = timeout(limit, self.connection.ping()).await;
         let done = self.ended(done);
         // a connection that fails in any way does not return to the pool, where it is found again
-        self.is_idle = done.is_ok();
+        self.is_spent |= done.is_err();
         done
     }
 
@@ -268,14 +271,15 @@ impl Session {
             Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
         };
         let done = done.unwrap_or_else(silent);
-        self.is_idle = !done.as_ref().is_err_and(fault::is_lost);
+        self.is_idle = true;
+        self.is_spent |= done.as_ref().is_err_and(fault::ends_session);
         done
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.is_idle {
+        if !self.is_idle || self.is_spent {
             self.connection.close_on_drop();
         }
     }
