@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use sqlx::mysql::MySqlDatabaseError;
 
+use super::state::Unfit;
 use crate::error::{Error, ErrorKind};
 
 /// Wraps an error of the database; `what` names the failure.
@@ -11,6 +12,8 @@ pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> 
     move |source| {
         let kind = if blames_table(&source) {
             ErrorKind::Mismatch
+        } else if matches!(unfit(&source), Some(Unfit::ReadOnly(_))) {
+            ErrorKind::Unsafe
         } else if source.as_database_error().is_none() || concerns_server(&source) {
             ErrorKind::Store
         } else {
@@ -113,6 +116,18 @@ pub fn is_lost(error: &sqlx::Error) -> bool {
 /// a reply that never comes.
 pub fn ends_session(error: &sqlx::Error) -> bool {
     is_lost(error) || matches!(error, sqlx::Error::Protocol(_))
+}
+
+/// Returns `true` if the session is not [fit](Unfit).
+pub fn is_unfit(error: &sqlx::Error) -> bool {
+    unfit(error).is_some()
+}
+
+fn unfit(error: &sqlx::Error) -> Option<&Unfit> {
+    match error {
+        sqlx::Error::Configuration(error) => error.downcast_ref(),
+        _ => None,
+    }
 }
 
 /// Returns the server's own message.
