@@ -149,6 +149,13 @@ impl Database {
         }
     }
 
+    /// Closes the idle connections, which lead to a server that no longer accepts writes.
+    fn leave(&self) {
+        while let Some(mut idle) = self.pool.try_acquire() {
+            idle.close_on_drop();
+        }
+    }
+
     /// Does the work and commits it. Repeats it if it conflicts with another transaction. `failed`
     /// names the failure in the error message.
     ///
@@ -372,6 +379,9 @@ impl Session {
         let done = done.unwrap_or_else(silent);
         self.is_idle = true;
         self.is_spent |= done.as_ref().is_err_and(fault::ends_session);
+        if done.as_ref().is_err_and(fault::is_demoted) {
+            self.database.leave();
+        }
         done
     }
 }
