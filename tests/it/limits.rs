@@ -141,6 +141,33 @@ async fn a_mysql_that_refuses_writes_is_left() {
     reconciler.stop().await;
 }
 
+/// The server refuses statements because too many are in use: it is unavailable, and will recover.
+#[tokio::test]
+async fn a_mysql_that_is_overloaded_is_unavailable() {
+    let (mysql, pair) = Pair::on_own_mysql().await;
+    let limit = async |limit: &str| {
+        pair.sql(&format!("SET GLOBAL max_prepared_stmt_count = {limit}"))
+            .await;
+    };
+    limit("0").await;
+    let views = pair.open(family("views")).await;
+    views.count("page", 1).await;
+    limit("DEFAULT").await;
+    pair.drain().await;
+    assert_eq!(pair.stored().await, 1);
+    pair.sql("CREATE USER few@localhost WITH MAX_USER_CONNECTIONS 1")
+        .await;
+    pair.sql("GRANT ALL ON *.* TO few@localhost").await;
+    let (_, pool) = mysql.database("few").await;
+    let options = (*pool.connect_options()).clone().username("few");
+    let pool = MySqlPoolOptions::new()
+        .max_connections(2)
+        .connect_lazy_with(options);
+    let _only = pool.acquire().await.unwrap();
+    let refused_one = MysqlStore::new(pool.clone()).ledger(&[1]).await;
+    refused(refused_one, ErrorKind::Store, "max_user_connections");
+}
+
 /// A limit may be beyond the range of an `Instant`.
 #[tokio::test]
 async fn a_time_limit_may_be_as_long_as_can_be() {

@@ -28,7 +28,14 @@ pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> 
 /// SQLSTATE class 42 (a table, column or privilege is missing), an invalid view (1356), a column
 /// without a default (1364), a missing definer (1449).
 fn blames_table(error: &sqlx::Error) -> bool {
-    class(error).as_deref() == Some("42") || matches!(number(error), Some(1356 | 1364 | 1449))
+    let is_missing = class(error).as_deref() == Some("42") && !is_full(error);
+    is_missing || matches!(number(error), Some(1356 | 1364 | 1449))
+}
+
+/// Returns `true` if a limit of the server or of its user is reached, which also has SQLSTATE class
+/// 42: 1203 and 1226 (connections, or statements in an hour), 1461 (prepared statements).
+fn is_full(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1203 | 1226 | 1461))
 }
 
 /// Returns the class of the SQLSTATE, its first two letters.
@@ -75,8 +82,8 @@ pub fn is_conflict(error: &sqlx::Error) -> bool {
 
 /// Returns `true` if the server takes no writes of any table at present: SQLSTATE class 08 (no
 /// connection, or a shutdown) or 28 (the user is not accepted), a connection that was killed, a
-/// server that is read-only or offline, or a proxy without a server.
-fn concerns_server(error: &sqlx::Error) -> bool {
+/// limit that is reached, a server that is read-only or offline, or a proxy without a server.
+pub fn concerns_server(error: &sqlx::Error) -> bool {
     const BY_NUMBER: [u16; 14] = [
         1129, 1130, // host not accepted
         1290, // an option of the server, mostly read-only
@@ -90,6 +97,7 @@ fn concerns_server(error: &sqlx::Error) -> bool {
         9000, 9001, // ProxySQL: no server, or none in time
     ];
     matches!(class(error).as_deref(), Some("08" | "28"))
+        || is_full(error)
         || number(error).is_some_and(|number| BY_NUMBER.contains(&number))
 }
 

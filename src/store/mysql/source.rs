@@ -365,6 +365,7 @@ async fn rows(
         let message = fault::message(&error);
         let kind = match fault::class(&error).as_deref() {
             None if matches!(error, sqlx::Error::Protocol(_)) => ErrorKind::InvalidInput,
+            _ if fault::concerns_server(&error) => ErrorKind::Store,
             Some("42" | "21") => ErrorKind::InvalidInput,
             Some("HY") if message.contains("column") => ErrorKind::InvalidInput,
             _ => ErrorKind::Store,
