@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use super::fault::{self, store};
 use super::state::{self, STATE};
 use super::statement::Statement;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// A row of a reply, mostly a tuple.
 pub trait Row: for<'r> FromRow<'r, MySqlRow> {}
@@ -158,21 +158,22 @@ impl Database {
 
     /// Does the work and commits it. Repeats it if it conflicts with another transaction. `failed`
     /// names the failure in the error message.
-    ///
-    /// It runs in a task of its own, which continues if the caller drops the future or does not
-    /// poll it: a busy caller does not leave a transaction open.
     pub async fn transact<W: UnitOfWork>(
         &self,
         failed: impl Into<Cow<'static, str>>,
         work: W,
     ) -> Result<W::Output> {
+        self.run(work).await.map_err(store(failed))
+    }
+
+    /// Does the same, and returns the server's own error.
+    ///
+    /// It runs in a task of its own, which continues if the caller drops the future or does not
+    /// poll it: a busy caller does not leave a transaction open.
+    pub async fn run<W: UnitOfWork>(&self, work: W) -> Result<W::Output, sqlx::Error> {
         let database = self.clone();
         let done = tokio::spawn(async move { database.repeat_conflicts(&work).await }).await;
-        let lost = |error| {
-            let lost = "the task of a database call ended early";
-            Error::store(lost).with_source(error)
-        };
-        done.map_err(lost)?.map_err(store(failed))
+        done.unwrap_or_else(|error| Err(io::Error::other(error).into()))
     }
 
     async fn repeat_conflicts<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
