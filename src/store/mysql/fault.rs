@@ -74,10 +74,11 @@ pub fn blames_row(error: &sqlx::Error) -> bool {
 
 /// Returns `true` if the transaction conflicted with another one and may succeed when it is tried
 /// again from its start: 1213 (deadlock, also a failed certification of a cluster; already rolled
-/// back by the server), 1205 (lock wait timeout; still open), 1020 (MariaDB with
-/// `innodb_snapshot_isolation`), and 1062 for a ledger row that another transaction inserted first.
+/// back by the server) and 3101 (the same of group replication), 1205 (lock wait timeout; still
+/// open), 1020 (MariaDB with `innodb_snapshot_isolation`), and 1062 for a ledger row that another
+/// transaction inserted first.
 pub fn is_conflict(error: &sqlx::Error) -> bool {
-    matches!(number(error), Some(1020 | 1062 | 1205 | 1213))
+    matches!(number(error), Some(1020 | 1062 | 1205 | 1213 | 3101))
 }
 
 /// Returns `true` if the server takes no writes of any table at present: SQLSTATE class 08 (no

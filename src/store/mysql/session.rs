@@ -200,7 +200,7 @@ impl Database {
         }
         // after an error it is unknown whether the transaction was committed
         let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
-        let end = format!("{end}; {RESTORE}");
+        let end = format!("{end} AND NO CHAIN NO RELEASE; {RESTORE}");
         let ended = transaction.session.packet(end, 2).await;
         transaction.ended = ended.is_ok();
         done.and_then(|done| ended.map(|_| done))
@@ -273,6 +273,7 @@ impl UnitOfWork for Statement {
 /// - READ COMMITTED applies to the next transaction only. It locks hardly anything between rows, so
 ///   batches of different rows do not wait for each other. The statement is the same on MySQL and
 ///   MariaDB; the variable's name is not.
+/// - READ WRITE, and NO CHAIN NO RELEASE at the end, are the defaults, which a session may change.
 const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
      @counterfoil_safe_updates = @@SESSION.sql_safe_updates, \
      @counterfoil_row_wait = @@SESSION.innodb_lock_wait_timeout, \
@@ -280,7 +281,7 @@ const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
      SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', \
      SESSION sql_safe_updates = 0, SESSION innodb_lock_wait_timeout = 1, SESSION lock_wait_timeout = 1; \
      SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-     START TRANSACTION; ";
+     START TRANSACTION READ WRITE; ";
 
 /// The rest of the packet that ends a transaction.
 const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates, \

@@ -281,6 +281,24 @@ async fn a_deadlock_is_retried() {
     db.has(&views, &["a", "b"], [Some(3), Some(3)]).await;
 }
 
+/// Group replication fails the commit of a transaction that conflicts with another member's.
+#[tokio::test]
+async fn a_failed_certification_is_retried() {
+    let db = Db::new().await;
+    let family = db.numbers("t", "INT").await;
+    db.run(
+        "CREATE TRIGGER fails BEFORE INSERT ON t FOR EACH ROW BEGIN \
+         SET @tried = COALESCE(@tried, 0) + 1; \
+         IF @tried = 1 THEN SIGNAL SQLSTATE '40000' SET MYSQL_ERRNO = 3101; END IF; END",
+    )
+    .await;
+    let one = db.session("DO 0").await;
+    let batches = [batch(&family, 0, 1, [("1", 1)])];
+    let applied_once = one.store.apply(&batches, None).await.unwrap();
+    assert_eq!(applied_once.progress, [Complete]);
+    db.has(&family, &["1"], [Some(1)]).await;
+}
+
 /// Returns a transaction that has inserted the value of `a`.
 async fn inserting(db: &Db, views: &Registered) -> sqlx::Transaction<'static, sqlx::MySql> {
     let mut other = db.pool.begin().await.unwrap();

@@ -210,6 +210,36 @@ async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
     }
 }
 
+/// Counts twice in one session that begins with this statement.
+async fn counts_in_a_session(begin: &'static str) {
+    let db = Db::new().await;
+    let odd = db.session(begin).await;
+    let views = odd.views().await;
+    for seq in 1..=2 {
+        odd.adds(&views, seq, [("a", 1)], (1, 0)).await;
+    }
+    odd.has(&views, &["a"], [Some(2)]).await;
+    // a transaction that is still open would show this session its old rows
+    let other = db.views().await;
+    db.adds(&other, 3, [("a", 1)], (1, 0)).await;
+    odd.has(&views, &["a"], [Some(3)]).await;
+}
+
+#[tokio::test]
+async fn a_session_whose_transactions_are_chained_counts() {
+    counts_in_a_session("SET SESSION completion_type = 'CHAIN'").await;
+}
+
+#[tokio::test]
+async fn a_session_whose_transactions_end_it_counts() {
+    counts_in_a_session("SET SESSION completion_type = 'RELEASE'").await;
+}
+
+#[tokio::test]
+async fn a_session_whose_transactions_are_read_only_counts() {
+    counts_in_a_session("SET SESSION TRANSACTION READ ONLY").await;
+}
+
 #[tokio::test]
 async fn a_row_out_of_range_does_not_hold_back_the_others() {
     let db = Db::new().await;
