@@ -7,6 +7,7 @@ use crate::admin::finding::version_numbers;
 use crate::admin::{Finding, Severity, clock};
 use crate::error::{Error, Result};
 use crate::family::Family;
+use crate::store::mysql::session::{Transaction, UnitOfWork};
 use crate::store::mysql::statement::{Statement, quoted, table_name};
 use crate::store::mysql::{MysqlStore, fault, schema};
 
@@ -177,7 +178,8 @@ impl MysqlStore {
         ];
         let mut findings = Vec::new();
         for (privilege, text) in privileges.iter().zip(texts) {
-            let Err(error) = self.try_briefly(text).await else {
+            let probe = Probe(Statement::once(text));
+            let Err(error) = self.primary.run(probe).await else {
                 continue;
             };
             let message = fault::message(&error);
@@ -201,25 +203,21 @@ impl MysqlStore {
         }
         findings
     }
+}
 
-    /// Runs a statement that waits for a lock for a second, as long as a flush.
-    async fn try_briefly(&self, text: String) -> Result<(), sqlx::Error> {
-        const BRIEF: &str = "SET @counterfoil_row_wait = @@SESSION.innodb_lock_wait_timeout, \
-             @counterfoil_table_wait = @@SESSION.lock_wait_timeout, \
-             SESSION innodb_lock_wait_timeout = 1, SESSION lock_wait_timeout = 1";
-        const RESTORE: &str = "SET SESSION innodb_lock_wait_timeout = @counterfoil_row_wait, \
-             SESSION lock_wait_timeout = @counterfoil_table_wait";
-        let mut connection = self.primary.pool.acquire().await?;
-        let text = sqlx::AssertSqlSafe(format!("{BRIEF}; {text}"));
-        let tried = sqlx::raw_sql(text).execute(&mut *connection).await;
-        if sqlx::raw_sql(RESTORE)
-            .execute(&mut *connection)
-            .await
-            .is_err()
-        {
-            connection.close_on_drop();
-        }
-        tried.map(drop)
+/// A statement in a transaction like a flush's, which waits for a lock for a second. It is not
+/// repeated.
+struct Probe(Statement);
+
+impl UnitOfWork for Probe {
+    type Output = u64;
+
+    fn is_repeated(_: &sqlx::Error) -> bool {
+        false
+    }
+
+    async fn run(&self, transaction: &mut Transaction) -> Result<u64, sqlx::Error> {
+        transaction.execute(self.0.clone()).await
     }
 }
 

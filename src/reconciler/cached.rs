@@ -14,7 +14,7 @@ use crate::process::family::Opened;
 use crate::reconciler::flush::{Flusher, Held, Pass};
 use crate::scripts::cached::{Deleted, Row};
 use crate::scripts::partition::Partition;
-use crate::store::{Batch, Registered};
+use crate::store::{Batch, Mark, ReadFrom, Snapshot};
 
 /// The number of rows of a cached family in one read-back, and of counters that one call marks as
 /// saved.
@@ -41,7 +41,7 @@ impl Flusher {
             let ids = deltas.iter().map(|(id, _)| &**id);
             let texts = ids.clone().filter_map(|id| std::str::from_utf8(id).ok());
             let texts: Vec<_> = texts.collect();
-            let values = self.read_back(&held.registered, &texts).await?;
+            let values = self.read_back(batch, &texts).await?;
             let rows = ids.map(|id| (id, values.get(id).copied().unwrap_or(Row::Missing)));
             let rows: Vec<_> = rows.collect();
             let marks = rows.chunks(SAVES);
@@ -53,15 +53,16 @@ impl Flusher {
         Ok(())
     }
 
-    /// Reads rows. A value beyond i64 does not block others.
+    /// Reads rows of a batch. A value beyond i64 does not block others.
     async fn read_back<'i>(
         &self,
-        family: &Registered,
+        batch: &Batch,
         ids: &[&'i str],
     ) -> Result<HashMap<&'i [u8], Row>> {
         let mut found = HashMap::with_capacity(ids.len());
         let is_beyond = |error: &Error| error.kind() == ErrorKind::Range;
-        let read = |some| self.shared.store.rows(family, some);
+        let family = &batch.family;
+        let read = |some| self.rows_with(batch, some);
         for (some, values) in bisected(ids, is_beyond, read).await? {
             let rows = match values {
                 Ok(values) => values.into_iter().map(Row::from).collect(),
@@ -73,6 +74,26 @@ impl Flusher {
             found.extend(some.iter().map(|id| id.as_bytes()).zip(rows));
         }
         Ok(found)
+    }
+
+    /// Reads rows that contain the batch, as the ledger shows that was read with them. Another server
+    /// than the one that took it may reply, such as a second node of Galera.
+    async fn rows_with(&self, batch: &Batch, ids: &[&str]) -> Result<Vec<Option<i64>>> {
+        let (store, id) = (&self.shared.store, batch.id);
+        let ledger = [(batch.partition, id.incarnation)];
+        let read = store.read(&batch.family, ids, &ledger, ReadFrom::Primary);
+        let Snapshot { values, ledger } = read.await?;
+        let complete = Mark {
+            seq: id.seq,
+            nonce: id.nonce,
+            position: None,
+        };
+        let has_batch = |mark: &Mark| mark.seq > id.seq || *mark == complete;
+        if ledger.first().is_some_and(has_batch) {
+            return Ok(values);
+        }
+        let lacks = "the rows that were read back lack the batch";
+        Err(Error::store(lacks))
     }
 
     /// Deletes the counters of a cached family that are due and have nothing pending.

@@ -78,6 +78,96 @@ async fn a_mysql_that_vanishes_is_replaced() {
     assert_eq!(stored, 2);
 }
 
+/// A MySQL fails over behind a name: the former primary still replies, and refuses writes.
+#[tokio::test]
+async fn a_mysql_that_refuses_writes_is_left() {
+    let (redis, old, new) = (
+        new_redis().await,
+        MysqlServer::start().await,
+        MysqlServer::start().await,
+    );
+    let (database, old_pool) = old.database("test").await;
+    let (_, new_pool) = new.database("test").await;
+    let app = format!("CREATE USER app@localhost; GRANT ALL ON {database}.* TO app@localhost");
+    for pool in [&old_pool, &new_pool] {
+        MysqlStore::new(pool.clone()).create_tables().await.unwrap();
+        run_sql(pool, &app).await;
+    }
+    let name = old.socket().with_extension("name");
+    std::os::unix::fs::symlink(old.socket(), &name).unwrap();
+    let url = old.url(&database).replace("root@", "app@");
+    let url = url.replace(
+        &old.socket().display().to_string(),
+        &name.display().to_string(),
+    );
+    let connect = async || {
+        let pool = MySqlPool::connect(&url).await.unwrap();
+        let idle = try_join_all((0..5).map(|_| pool.acquire())).await;
+        drop(idle.unwrap());
+        let client = Counterfoil::new(redis.manager().await, MysqlStore::new(pool));
+        let (views, votes) = (family("views"), votes());
+        (
+            client.opened(views).await,
+            client.opened(votes).await,
+            client,
+        )
+    };
+    let (views, _votes, worker) = connect().await;
+    let (_views, votes, _web) = connect().await;
+    // the new primary has replicated the families
+    let replica = Counterfoil::new(
+        new_redis().await.manager().await,
+        MysqlStore::new(new_pool.clone()),
+    );
+    replica.opened(family("views")).await;
+    replica.opened(crate::support::votes()).await;
+    let id = sqlx::query_scalar("SELECT database_id FROM counterfoil_families LIMIT 1");
+    let id: String = id.fetch_one(&old_pool).await.unwrap();
+    run_sql(
+        &new_pool,
+        &format!("UPDATE counterfoil_families SET database_id = '{id}'"),
+    )
+    .await;
+    run_sql(&old_pool, "SET GLOBAL read_only = 1").await;
+    fs::remove_file(&name).unwrap();
+    std::os::unix::fs::symlink(new.socket(), &name).unwrap();
+    // a process that reads, and one that writes
+    assert_eq!(votes.count("item", 1).await, 1);
+    views.count("page", 1).await;
+    let reconciler = worker.reconcile().await;
+    let stored = "SELECT SUM(value) FROM counterfoil_values";
+    let arrived = async || number(&new_pool, stored).await == Some(2);
+    within(secs(5), eventually("both hits", arrived)).await;
+    reconciler.stop().await;
+}
+
+/// The server refuses statements because too many are in use: it is unavailable, and will recover.
+#[tokio::test]
+async fn a_mysql_that_is_overloaded_is_unavailable() {
+    let (mysql, pair) = Pair::on_own_mysql().await;
+    let limit = async |limit: &str| {
+        pair.sql(&format!("SET GLOBAL max_prepared_stmt_count = {limit}"))
+            .await;
+    };
+    limit("0").await;
+    let views = pair.open(family("views")).await;
+    views.count("page", 1).await;
+    limit("DEFAULT").await;
+    pair.drain().await;
+    assert_eq!(pair.stored().await, 1);
+    pair.sql("CREATE USER few@localhost WITH MAX_USER_CONNECTIONS 1")
+        .await;
+    pair.sql("GRANT ALL ON *.* TO few@localhost").await;
+    let (_, pool) = mysql.database("few").await;
+    let options = (*pool.connect_options()).clone().username("few");
+    let pool = MySqlPoolOptions::new()
+        .max_connections(2)
+        .connect_lazy_with(options);
+    let _only = pool.acquire().await.unwrap();
+    let refused_one = MysqlStore::new(pool.clone()).ledger(&[1]).await;
+    refused(refused_one, ErrorKind::Store, "max_user_connections");
+}
+
 /// A limit may be beyond the range of an `Instant`.
 #[tokio::test]
 async fn a_time_limit_may_be_as_long_as_can_be() {

@@ -660,7 +660,10 @@ async fn every_surface_tells_of_commits_that_wait_for_a_disk() {
             api: ("/reconciler/failing/0/family", json!("shop/views")),
             metric: ("counterfoil_server_failing", &[("server", "mysql")], 1.0),
             ready: "not ready: flush\n",
-            status: (2, "check: no reply within 10 s"),
+            status: (
+                2,
+                "the daemon reports error: flush of shop/views: batches are not written yet",
+            ),
             log: &["fails, will retry", "shop/views", "no reply within 5 s"],
         })
         .await;

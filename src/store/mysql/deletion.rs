@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use super::MysqlStore;
-use super::session::{Transaction, UnitOfWork};
 use super::statement::Statement;
 use crate::error::Result;
 
@@ -21,17 +20,6 @@ pub struct Purged {
     pub recounts: u64,
     /// The differences that these recounts found.
     pub drift: u64,
-}
-
-/// A deletion of up to [`ROWS`] rows.
-struct Delete(Statement);
-
-impl UnitOfWork for Delete {
-    type Output = u64;
-
-    async fn run(&self, transaction: &mut Transaction) -> Result<u64, sqlx::Error> {
-        transaction.execute(self.0.clone()).await
-    }
 }
 
 const OLD_REJECTS: &str =
@@ -131,8 +119,8 @@ impl MysqlStore {
         let delete = Statement::once(format!("DELETE FROM {from} LIMIT {ROWS}"));
         let (delete, mut deleted) = (bind(delete), 0);
         loop {
-            let delete = Delete(delete.clone());
-            let rows = self.primary.transact("old records stay", delete).await?;
+            let delete = delete.clone();
+            let rows = self.primary.write("old records stay", delete).await?;
             deleted += rows;
             if rows < ROWS {
                 return Ok(deleted);

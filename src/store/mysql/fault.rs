@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use sqlx::mysql::MySqlDatabaseError;
 
+use super::state::Unfit;
 use crate::error::{Error, ErrorKind};
 
 /// Wraps an error of the database; `what` names the failure.
@@ -11,6 +12,8 @@ pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> 
     move |source| {
         let kind = if blames_table(&source) {
             ErrorKind::Mismatch
+        } else if matches!(unfit(&source), Some(Unfit::ReadOnly(_))) {
+            ErrorKind::Unsafe
         } else if source.as_database_error().is_none() || concerns_server(&source) {
             ErrorKind::Store
         } else {
@@ -25,7 +28,14 @@ pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> 
 /// SQLSTATE class 42 (a table, column or privilege is missing), an invalid view (1356), a column
 /// without a default (1364), a missing definer (1449).
 fn blames_table(error: &sqlx::Error) -> bool {
-    class(error).as_deref() == Some("42") || matches!(number(error), Some(1356 | 1364 | 1449))
+    let is_missing = class(error).as_deref() == Some("42") && !is_full(error);
+    is_missing || matches!(number(error), Some(1356 | 1364 | 1449))
+}
+
+/// Returns `true` if a limit of the server or of its user is reached, which also has SQLSTATE class
+/// 42: 1203 and 1226 (connections, or statements in an hour), 1461 (prepared statements).
+fn is_full(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1203 | 1226 | 1461))
 }
 
 /// Returns the class of the SQLSTATE, its first two letters.
@@ -64,16 +74,17 @@ pub fn blames_row(error: &sqlx::Error) -> bool {
 
 /// Returns `true` if the transaction conflicted with another one and may succeed when it is tried
 /// again from its start: 1213 (deadlock, also a failed certification of a cluster; already rolled
-/// back by the server), 1205 (lock wait timeout; still open), 1020 (MariaDB with
-/// `innodb_snapshot_isolation`), and 1062 for a ledger row that another transaction inserted first.
+/// back by the server) and 3101 (the same of group replication), 1205 (lock wait timeout; still
+/// open), 1020 (MariaDB with `innodb_snapshot_isolation`), and 1062 for a ledger row that another
+/// transaction inserted first.
 pub fn is_conflict(error: &sqlx::Error) -> bool {
-    matches!(number(error), Some(1020 | 1062 | 1205 | 1213))
+    matches!(number(error), Some(1020 | 1062 | 1205 | 1213 | 3101))
 }
 
 /// Returns `true` if the server takes no writes of any table at present: SQLSTATE class 08 (no
 /// connection, or a shutdown) or 28 (the user is not accepted), a connection that was killed, a
-/// server that is read-only or offline, or a proxy without a server.
-fn concerns_server(error: &sqlx::Error) -> bool {
+/// limit that is reached, a server that is read-only or offline, or a proxy without a server.
+pub fn concerns_server(error: &sqlx::Error) -> bool {
     const BY_NUMBER: [u16; 14] = [
         1129, 1130, // host not accepted
         1290, // an option of the server, mostly read-only
@@ -87,6 +98,7 @@ fn concerns_server(error: &sqlx::Error) -> bool {
         9000, 9001, // ProxySQL: no server, or none in time
     ];
     matches!(class(error).as_deref(), Some("08" | "28"))
+        || is_full(error)
         || number(error).is_some_and(|number| BY_NUMBER.contains(&number))
 }
 
@@ -107,6 +119,31 @@ pub fn is_denied(error: &sqlx::Error) -> bool {
 /// long).
 pub fn is_lost(error: &sqlx::Error) -> bool {
     matches!(error, sqlx::Error::Io(_)) || matches!(number(error), Some(1053 | 1927 | 4031))
+}
+
+/// Returns `true` if the server no longer accepts writes, as after a failover, although it still
+/// replies: 1290 (mostly read-only), 1836 and 1874 (read-only), 3032 (offline mode), and 1047 (a node
+/// that left its Galera cluster).
+pub fn is_demoted(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1047 | 1290 | 1836 | 1874 | 3032))
+}
+
+/// Returns `true` if the connection is not used again. After an error of the protocol sqlx waits for
+/// a reply that never comes.
+pub fn ends_session(error: &sqlx::Error) -> bool {
+    is_lost(error) || is_demoted(error) || matches!(error, sqlx::Error::Protocol(_))
+}
+
+/// Returns `true` if the session is not [fit](Unfit).
+pub fn is_unfit(error: &sqlx::Error) -> bool {
+    unfit(error).is_some()
+}
+
+fn unfit(error: &sqlx::Error) -> Option<&Unfit> {
+    match error {
+        sqlx::Error::Configuration(error) => error.downcast_ref(),
+        _ => None,
+    }
 }
 
 /// Returns the server's own message.

@@ -3,7 +3,8 @@
 //!
 //! The statement's own text is the same for any number of rows, so it stays prepared. Text is sent
 //! as hexadecimal digits: the JSON is plain ASCII, so no character set of a connection, a database
-//! or a JSON parser can change a byte.
+//! or a JSON parser can change a byte. Its columns name their character set: the default is the
+//! database's, and UNHEX of text in utf16 is NULL.
 
 use std::fmt::Display;
 
@@ -14,8 +15,9 @@ pub const INPUT: &str = "counterfoil_input";
 /// The types of columns. The last two hold [`hex`]: an id, and a reason for an operator.
 pub const U64: &str = "BIGINT UNSIGNED";
 pub const I64: &str = "BIGINT";
-pub const ID: &str = "VARCHAR(510)";
-pub const REASON: &str = "VARCHAR(8192)";
+pub const UUID: &str = "VARCHAR(36) CHARACTER SET latin1";
+pub const ID: &str = "VARCHAR(510) CHARACTER SET latin1";
+pub const REASON: &str = "VARCHAR(8192) CHARACTER SET latin1";
 
 /// Returns the rows that a statement receives, named [`INPUT`], with `pos` from 1 and these columns
 /// (name and type).

@@ -69,15 +69,18 @@ pub async fn write(
     marks: &BTreeMap<LedgerKey, Mark>,
 ) -> Result<(), sqlx::Error> {
     let given = json::table(ROW);
+    let position = format!("UNHEX(NULLIF({INPUT}.position, '-'))");
+    // NULL means complete, so a row with a position that cannot be read is missing in the count below
+    let is_read = format!("({INPUT}.position = '-' OR {position} IS NOT NULL)");
     let update = format!(
         "UPDATE {given} STRAIGHT_JOIN {} SET l.seq = {INPUT}.seq, l.nonce = {INPUT}.nonce, \
-         l.position = UNHEX(NULLIF({INPUT}.position, '-')), l.applied_at = CURRENT_TIMESTAMP",
+         l.position = {position}, l.applied_at = CURRENT_TIMESTAMP WHERE {is_read}",
         by_key()
     );
     let insert = format!(
         "INSERT INTO counterfoil_ledger (family, partition_no, incarnation, seq, nonce, position, applied_at) \
-         SELECT family, partition_no, incarnation, seq, nonce, UNHEX(NULLIF(position, '-')), CURRENT_TIMESTAMP \
-         FROM {given}"
+         SELECT family, partition_no, incarnation, seq, nonce, {position}, CURRENT_TIMESTAMP \
+         FROM {given} WHERE {is_read}"
     );
     let (updates, inserts): (Vec<_>, Vec<_>) =
         marks.iter().partition(|(key, _)| known.contains_key(key));

@@ -1,42 +1,46 @@
 //! Values and ledger as of one moment (docs/protocol.md, section 3.7), and the values that seed
 //! cached counters (section 4).
 
+use sqlx::Row;
+use sqlx::mysql::MySqlRow;
+
 use super::fault::store;
 use super::json;
 use super::ledger;
 use super::session::Database;
+use super::state::STATE;
 use super::statement::Statement;
 use super::target::{self, Segment, Target};
 use crate::error::{Error, ErrorKind, Result};
-use crate::family::Family;
 use crate::store::{Incarnation, Mark, Registered, Snapshot};
 
-/// The digits of the values, the marks, and the server's `read_only`.
-type Found = (Vec<Option<String>>, Vec<Mark>, String);
+/// The digits of the values, and the marks.
+type Found = (Vec<Option<String>>, Vec<Mark>);
 
-/// Reads values and marks as of one moment, and the server's `read_only`. Does not read the ledger
-/// if no row of it is requested: a user that only seeds counters may lack the privilege.
+/// Reads values and marks as of one moment. Does not read the ledger if no row of it is requested: a
+/// user that only seeds counters may lack the privilege. If `writes`, the server must accept writes.
 pub async fn read(
     database: &Database,
     target: &Target,
     family: &Registered,
     ids: &[&str],
     ledger: &[(u32, Incarnation)],
-) -> Result<(Snapshot, String)> {
+    writes: bool,
+) -> Result<Snapshot> {
     // an id that matches no row is left out of the query
     let key = |(index, id)| Some((index, target::segments(family, id).ok()?));
     let (indexes, keys): (Vec<_>, Vec<_>) = ids.iter().copied().enumerate().filter_map(key).unzip();
     let found = match (&keys[..], ledger) {
-        ([key], [] | [_]) => one(database, target, family, key, ledger.first()).await,
-        _ => many(database, target, family, &keys, ledger).await,
+        ([key], [] | [_]) => one(database, target, family, key, ledger.first(), writes).await,
+        _ => many(database, target, family, &keys, ledger, writes).await,
     };
-    let (digits, ledger, read_only) = found.map_err(store("values were not read"))?;
+    let (digits, ledger) = found.map_err(store("values were not read"))?;
     let mut values = vec![None; ids.len()];
     for (index, digits) in indexes.into_iter().zip(digits) {
         let value = digits.map(|digits| value(family, ids[index], &digits));
         values[index] = value.transpose()?;
     }
-    Ok((Snapshot { values, ledger }, read_only))
+    Ok(Snapshot { values, ledger })
 }
 
 /// Looks one id up, the most common read, without the cost of JSON.
@@ -46,20 +50,24 @@ async fn one(
     family: &Registered,
     key: &[Segment<'_>],
     ledger: Option<&(u32, Incarnation)>,
+    writes: bool,
 ) -> Result<Found, sqlx::Error> {
     let key = key.iter().copied();
     let key = target::family_segment(family).into_iter().chain(key);
     let Some((partition, incarnation)) = ledger else {
         let select = target::bind(target.values.one.clone(), key);
-        let (digits, read_only) = database.fetch_one(select).await?;
-        return Ok((vec![digits], Vec::new(), read_only));
+        let found = database.look_up(select, state_of_one, writes).await?.pop();
+        let (digits, _): (_, String) = found.ok_or(sqlx::Error::RowNotFound)?;
+        return Ok((vec![digits], Vec::new()));
     };
     let select = target::bind(target.snapshot.one.clone(), key);
     let select = select.bind(family.number).bind(partition);
-    let row = database.fetch_one(select.bind(incarnation.0)).await?;
-    let (digits, read_only, seq, nonce, position) = row;
+    let select = select.bind(incarnation.0);
+    let found = database.look_up(select, state_of_one, writes).await?.pop();
+    let (digits, state, seq, nonce, position) = found.ok_or(sqlx::Error::RowNotFound)?;
+    let _: String = state;
     let mark = ledger::mark(seq, nonce, position).unwrap_or_default();
-    Ok((vec![digits], vec![mark], read_only))
+    Ok((vec![digits], vec![mark]))
 }
 
 async fn many(
@@ -68,6 +76,7 @@ async fn many(
     family: &Registered,
     keys: &[Vec<Segment<'_>>],
     ledger: &[(u32, Incarnation)],
+    writes: bool,
 ) -> Result<Found, sqlx::Error> {
     let lookup = match ledger {
         [] => &target.values,
@@ -78,21 +87,20 @@ async fn many(
     if !ledger.is_empty() {
         select = select.bind_rows(ledger).bind(family.number);
     }
-    let rows = database.fetch(select).await?;
+    let rows = database.look_up(select, state_of_many, writes).await?;
     // an incomplete reply must not pass for missing rows
     json::check_all(keys.len() + ledger.len() + 1, rows.len() as u64)?;
     let (mut digits, mut marks) = (vec![None; keys.len()], vec![Mark::default(); ledger.len()]);
-    let mut read_only = String::new();
     for (kind, at, text, seq, nonce, position) in rows {
         let (kind, text): (i64, Option<String>) = (kind, text);
         let mark = ledger::mark(seq, nonce, position);
         match kind {
             0 => *json::at(&mut digits, at)? = text,
             1 => *json::at(&mut marks, at)? = mark.unwrap_or_default(),
-            _ => read_only = text.unwrap_or_default(),
+            _ => {}
         }
     }
-    Ok((digits, marks, read_only))
+    Ok((digits, marks))
 }
 
 /// Reads a value from its digits. Only an unsigned column can hold one that is not a valid i64.
@@ -106,25 +114,26 @@ pub fn value(family: &Registered, id: &str, digits: &str) -> Result<i64> {
     digits.parse().map_err(outside)
 }
 
-/// Refuses a server that accepts no writes, before a family of cached counters is opened.
-pub async fn refuse_replica(database: &Database, family: &Family) -> Result<()> {
-    let select = Statement::new("SELECT CAST(@@GLOBAL.read_only AS CHAR)");
-    let (read_only,): (String,) = database.read_one("read_only was not read", select).await?;
-    check_writable(&read_only, family)
+/// Finds the session's state in the row of [`Lookup::one`](target::Lookup::one).
+fn state_of_one(rows: &[MySqlRow]) -> Result<Option<String>, sqlx::Error> {
+    rows.first().map(|row| row.try_get("state")).transpose()
 }
 
-/// Refuses a server that accepts no writes. It may be a replica, whose rows may be older than
-/// batches applied before. MySQL's `super_read_only` sets `read_only` too.
-pub fn check_writable(read_only: &str, family: &Family) -> Result<()> {
-    // a number on most servers, a word on others
-    match read_only {
-        "0" | "OFF" => Ok(()),
-        setting => Err(Error::new(
-            ErrorKind::Unsafe,
-            format!(
-                "{family}: the database that counters are seeded from accepts no writes (read_only is {setting}), as a \
-                 replica does; give MysqlStore::new a pool on the primary"
-            ),
-        )),
+/// Finds the session's state in the rows of [`Lookup::many`](target::Lookup::many), mostly in the
+/// last one.
+fn state_of_many(rows: &[MySqlRow]) -> Result<Option<String>, sqlx::Error> {
+    for row in rows.iter().rev() {
+        if row.try_get::<i64, _>(0)? == 2 {
+            return row.try_get(2);
+        }
     }
+    Ok(None)
+}
+
+/// Refuses a server that accepts no writes, before a family of cached counters is opened.
+pub async fn refuse_replica(database: &Database) -> Result<()> {
+    let select = Statement::new(format!("SELECT {STATE} AS state"));
+    let state = database.look_up(select, state_of_one, true).await;
+    let _: Vec<(String,)> = state.map_err(store("read_only was not read"))?;
+    Ok(())
 }

@@ -16,6 +16,7 @@ pub(crate) mod schema;
 pub(crate) mod session;
 mod shape;
 mod source;
+mod state;
 pub(crate) mod statement;
 pub(crate) mod target;
 
@@ -50,6 +51,9 @@ use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered,
 /// caller may drop a future at any time: transactions are finished in tasks of their own, and
 /// connections stay usable.
 ///
+/// The pool's sessions stay in one database, that of the first session. One that the application
+/// left in another database is closed and replaced.
+///
 /// The definition of an application's table is read once and kept for the life of the store.
 /// Restart the process after an `ALTER TABLE` that changes a key column, a unique index,
 /// `AUTO_INCREMENT`, or `UNSIGNED` or `NULL` of the value column.
@@ -83,6 +87,7 @@ impl MysqlStore {
                 pool,
                 sent: Arc::default(),
                 limit: Database::LIMIT,
+                schema: Arc::default(),
             },
             replica: None,
             targets: Cache::builder().build(),
@@ -149,10 +154,13 @@ impl MysqlStore {
 
     /// Returns the server behind another pool, by default the primary.
     fn on(&self, pool: Option<&MySqlPool>) -> Database {
-        Database {
-            pool: pool.unwrap_or(&self.primary.pool).clone(),
-            sent: self.primary.sent.clone(),
-            limit: self.primary.limit,
+        match pool {
+            None => self.primary.clone(),
+            Some(pool) => Database {
+                pool: pool.clone(),
+                schema: Arc::default(),
+                ..self.primary.clone()
+            },
         }
     }
 
@@ -186,7 +194,7 @@ impl Store for MysqlStore {
         self.ensure_tables().await?;
         self.target(family).await?;
         if family.is_cached() {
-            lookup::refuse_replica(&self.primary, family).await?;
+            lookup::refuse_replica(&self.primary).await?;
         }
         families::register(&self.primary, family).await
     }
@@ -223,8 +231,7 @@ impl Store for MysqlStore {
             ReadFrom::Primary => &self.primary,
         };
         let target = self.target(&family.family).await?;
-        let (snapshot, _) = lookup::read(database, &target, family, ids, ledger).await?;
-        Ok(snapshot)
+        lookup::read(database, &target, family, ids, ledger, false).await
     }
 
     async fn list(
@@ -240,8 +247,7 @@ impl Store for MysqlStore {
 
     async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         let target = self.target(&family.family).await?;
-        let (snapshot, read_only) = lookup::read(&self.primary, &target, family, ids, &[]).await?;
-        lookup::check_writable(&read_only, &family.family)?;
+        let snapshot = lookup::read(&self.primary, &target, family, ids, &[], true).await?;
         Ok(snapshot.values)
     }
 

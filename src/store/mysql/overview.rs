@@ -42,8 +42,8 @@ pub struct RecountRun {
 }
 
 impl MysqlStore {
-    /// Returns the state of every registered family, in the order of registration, by four
-    /// statements for any number of families. They do not read one snapshot.
+    /// Returns the state of every registered family, in the order of registration, by
+    /// the same statements for any number of families. They do not read one snapshot.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.

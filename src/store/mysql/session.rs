@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,14 +13,15 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Fuse, FusedFuture};
 use sqlx::mysql::MySqlRow;
 use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, Connection, FromRow, MySql, MySqlPool};
+use sqlx::{AssertSqlSafe, Connection, FromRow, MySql, MySqlPool, Row as _};
 use tokio::runtime::Handle;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::fault::{self, store};
+use super::state::{self, STATE};
 use super::statement::Statement;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// A row of a reply, mostly a tuple.
 pub trait Row: for<'r> FromRow<'r, MySqlRow> {}
@@ -35,7 +36,22 @@ pub struct Database {
     pub sent: Arc<AtomicU64>,
     /// The longest wait for a reply. A server that has vanished may leave its connections open.
     pub limit: Duration,
+    /// The database of the first session, in which the names in statements are meant. A session in
+    /// another one is closed: the application may have left it there.
+    pub schema: Arc<OnceLock<String>>,
 }
+
+/// The way to learn the state of a session in which a SELECT runs.
+#[derive(Clone, Copy)]
+enum Learn {
+    /// By a statement before it.
+    First,
+    /// From its rows. If `writes`, the server must accept writes.
+    From { find: FindState, writes: bool },
+}
+
+/// Finds the text of [`STATE`] in the rows of a SELECT that returns it.
+pub type FindState = fn(&[MySqlRow]) -> Result<Option<String>, sqlx::Error>;
 
 impl Database {
     /// The default limit. A statement waits for a lock for a second, and a commit for a full disk
@@ -53,27 +69,48 @@ impl Database {
         self.fetch_one(select).await.map_err(store(failed))
     }
 
-    pub async fn fetch_one<T: Row>(&self, select: Statement) -> Result<T, sqlx::Error> {
+    async fn fetch_one<T: Row>(&self, select: Statement) -> Result<T, sqlx::Error> {
         let row = self.fetch(select).await?.pop();
         row.ok_or(sqlx::Error::RowNotFound)
     }
 
-    /// Runs a SELECT outside of a transaction. It uses an idle connection without the ping of
-    /// [`MySqlPool::acquire`]. If the connection turns out to be dead, it repeats the SELECT on a
-    /// tested one.
+    /// Runs a SELECT outside of a transaction.
     pub async fn fetch<T: Row>(&self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
+        self.select(select, Learn::First).await
+    }
+
+    /// Runs a SELECT that also returns [`STATE`], which saves a round trip. If `writes`, it fails
+    /// on a server that accepts no writes.
+    pub async fn look_up<T: Row>(
+        &self,
+        select: Statement,
+        find: FindState,
+        writes: bool,
+    ) -> Result<Vec<T>, sqlx::Error> {
+        self.select(select, Learn::From { find, writes }).await
+    }
+
+    /// Uses an idle connection without the ping of [`MySqlPool::acquire`]. If the connection turns
+    /// out to be dead, or not to be fit, it repeats the SELECT on another one.
+    async fn select<T: Row>(&self, select: Statement, learn: Learn) -> Result<Vec<T>, sqlx::Error> {
         let database = self.clone();
         let rows = in_place(async move {
-            if let Some(idle) = database.pool.try_acquire() {
-                let mut idle = database.session(idle);
-                match idle.fetch(select.clone()).await {
-                    Err(error) if fault::is_lost(&error) => {
+            let mut others = database.pool.size();
+            let mut idle = database.pool.try_acquire();
+            loop {
+                let is_tested = idle.is_none();
+                let mut session = match idle.take() {
+                    Some(idle) => database.session(idle),
+                    None => database.tested().await?,
+                };
+                match session.select(select.clone(), learn).await {
+                    Err(error) if fault::is_lost(&error) && !is_tested => {
                         tracing::debug!(error = %format_args!("{error:#}"), "an idle connection was dead");
                     }
+                    Err(error) if passes_over(&error, &mut others) => {}
                     result => return result,
                 }
             }
-            database.tested().await?.fetch(select).await
         });
         rows.await?.iter().map(T::from_row).collect()
     }
@@ -85,9 +122,7 @@ impl Database {
         failed: impl Into<Cow<'static, str>>,
         statement: Statement,
     ) -> Result<u64> {
-        let database = self.clone();
-        let done = in_place(async move { database.tested().await?.execute(statement).await });
-        done.await.map_err(store(failed))
+        self.transact(failed, statement).await
     }
 
     /// Counts statements as sent.
@@ -110,26 +145,35 @@ impl Database {
             connection,
             database: self.clone(),
             is_idle: true,
+            is_spent: false,
+        }
+    }
+
+    /// Closes the idle connections, which lead to a server that no longer accepts writes.
+    fn leave(&self) {
+        while let Some(mut idle) = self.pool.try_acquire() {
+            idle.close_on_drop();
         }
     }
 
     /// Does the work and commits it. Repeats it if it conflicts with another transaction. `failed`
     /// names the failure in the error message.
+    pub async fn transact<W: UnitOfWork>(
+        &self,
+        failed: impl Into<Cow<'static, str>>,
+        work: W,
+    ) -> Result<W::Output> {
+        self.run(work).await.map_err(store(failed))
+    }
+
+    /// Does the same, and returns the server's own error.
     ///
     /// It runs in a task of its own, which continues if the caller drops the future or does not
     /// poll it: a busy caller does not leave a transaction open.
-    pub async fn transact<W: UnitOfWork>(
-        &self,
-        failed: &'static str,
-        work: W,
-    ) -> Result<W::Output> {
+    pub async fn run<W: UnitOfWork>(&self, work: W) -> Result<W::Output, sqlx::Error> {
         let database = self.clone();
         let done = tokio::spawn(async move { database.repeat_conflicts(&work).await }).await;
-        let lost = |error| {
-            let lost = "the task of a database call ended early";
-            Error::store(lost).with_source(error)
-        };
-        done.map_err(lost)?.map_err(store(failed))
+        done.unwrap_or_else(|error| Err(io::Error::other(error).into()))
     }
 
     async fn repeat_conflicts<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
@@ -149,24 +193,43 @@ impl Database {
     }
 
     async fn transact_once<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
-        let mut transaction = Transaction {
-            session: self.tested().await?,
-            ended: false,
-        };
-        transaction.session.packet(BEGIN.to_owned(), 3).await?;
+        let mut transaction = self.begin().await?;
         let done = work.run(&mut transaction).await;
-        if done.as_ref().is_err_and(fault::is_lost) {
+        if transaction.session.is_spent {
             return done;
         }
         // after an error it is unknown whether the transaction was committed
         let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
-        let ended = transaction
-            .session
-            .packet(format!("{end}; {RESTORE}"), 2)
-            .await;
+        let end = format!("{end} AND NO CHAIN NO RELEASE; {RESTORE}");
+        let ended = transaction.session.packet(end, 2).await;
         transaction.ended = ended.is_ok();
-        done.and_then(|done| ended.map(|()| done))
+        done.and_then(|done| ended.map(|_| done))
     }
+
+    async fn begin(&self) -> Result<Transaction, sqlx::Error> {
+        let mut others = self.pool.size();
+        loop {
+            let mut transaction = Transaction {
+                session: self.tested().await?,
+                ended: false,
+            };
+            match transaction.session.learn(BEGIN, 3).await {
+                Err(error) if passes_over(&error, &mut others) => {}
+                begun => return begun.map(|()| transaction),
+            }
+        }
+    }
+}
+
+/// Returns whether another connection is tried, because this one is not fit and is closed. All
+/// `others` that the pool had may be like it.
+fn passes_over(error: &sqlx::Error, others: &mut u32) -> bool {
+    if *others == 0 || !fault::is_unfit(error) {
+        return false;
+    }
+    tracing::debug!(error = %format_args!("{error:#}"), "a connection was closed");
+    *others -= 1;
+    true
 }
 
 /// The maximum number of attempts of a transaction that conflicts with others.
@@ -189,6 +252,15 @@ pub trait UnitOfWork: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Self::Output, sqlx::Error>> + Send;
 }
 
+/// A statement alone. Returns the number of rows that it found.
+impl UnitOfWork for Statement {
+    type Output = u64;
+
+    async fn run(&self, transaction: &mut Transaction) -> Result<u64, sqlx::Error> {
+        transaction.execute(self.clone()).await
+    }
+}
+
 /// The begin of a transaction, in one packet and so in one round trip:
 ///
 /// - The session's own mode is saved for [`RESTORE`]. In ours an out-of-range value
@@ -201,6 +273,7 @@ pub trait UnitOfWork: Send + Sync + 'static {
 /// - READ COMMITTED applies to the next transaction only. It locks hardly anything between rows, so
 ///   batches of different rows do not wait for each other. The statement is the same on MySQL and
 ///   MariaDB; the variable's name is not.
+/// - READ WRITE, and NO CHAIN NO RELEASE at the end, are the defaults, which a session may change.
 const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
      @counterfoil_safe_updates = @@SESSION.sql_safe_updates, \
      @counterfoil_row_wait = @@SESSION.innodb_lock_wait_timeout, \
@@ -208,19 +281,21 @@ const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
      SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', \
      SESSION sql_safe_updates = 0, SESSION innodb_lock_wait_timeout = 1, SESSION lock_wait_timeout = 1; \
      SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-     START TRANSACTION";
+     START TRANSACTION READ WRITE; ";
 
 /// The rest of the packet that ends a transaction.
 const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates, \
      SESSION innodb_lock_wait_timeout = @counterfoil_row_wait, SESSION lock_wait_timeout = @counterfoil_table_wait";
 
-/// A session of the server. If it is dropped while a statement runs, or if it is lost, its connection
+/// A session of the server. If it is dropped while a statement runs, or if it is spent, its connection
 /// is closed.
 struct Session {
     connection: PoolConnection<MySql>,
     database: Database,
     /// Set once the last statement has ended.
     is_idle: bool,
+    /// Set for good once the session is lost, or not fit.
+    is_spent: bool,
 }
 
 impl Session {
@@ -236,11 +311,47 @@ impl Session {
         self.ended(rows)
     }
 
-    async fn packet(&mut self, text: String, statements: u64) -> Result<(), sqlx::Error> {
+    async fn select(
+        &mut self,
+        select: Statement,
+        learn: Learn,
+    ) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        let Learn::From { find, writes } = learn else {
+            self.learn("", 0).await?;
+            return self.fetch(select).await;
+        };
+        let rows = self.fetch(select).await?;
+        self.check(find(&rows)?, writes)?;
+        Ok(rows)
+    }
+
+    /// Sends a packet of statements that return no rows, and learns the state of the session in the
+    /// same round trip. A prepared statement would not show it.
+    async fn learn(&mut self, packet: &str, statements: u64) -> Result<(), sqlx::Error> {
+        let text = format!("{packet}SELECT {STATE}");
+        let rows = self.packet(text, statements + 1).await?;
+        let state = rows.first().map(|row| row.try_get(0)).transpose()?;
+        self.check(state, false)
+    }
+
+    /// Checks the state of the session; `None` if it is not among truncated rows, which are an error
+    /// of their own.
+    fn check(&mut self, state: Option<String>, writes: bool) -> Result<(), sqlx::Error> {
+        let Some(state) = state else { return Ok(()) };
+        let fits = state::check(&state, &self.database.schema, writes);
+        self.is_spent |= fits.is_err();
+        Ok(fits?)
+    }
+
+    async fn packet(
+        &mut self,
+        text: String,
+        statements: u64,
+    ) -> Result<Vec<MySqlRow>, sqlx::Error> {
         let limit = self.begin(statements);
-        let packet = sqlx::raw_sql(AssertSqlSafe(text)).execute(&mut *self.connection);
-        let done = timeout(limit, packet).await;
-        self.ended(done).map(drop)
+        let packet = sqlx::raw_sql(AssertSqlSafe(text)).fetch_all(&mut *self.connection);
+        let rows = timeout(limit, packet).await;
+        self.ended(rows)
     }
 
     async fn ping(&mut self) -> Result<(), sqlx::Error> {
@@ -248,7 +359,7 @@ impl Session {
         let done = timeout(limit, self.connection.ping()).await;
         let done = self.ended(done);
         // a connection that fails in any way does not return to the pool, where it is found again
-        self.is_idle = done.is_ok();
+        self.is_spent |= done.is_err();
         done
     }
 
@@ -268,14 +379,18 @@ impl Session {
             Err(io::Error::new(io::ErrorKind::TimedOut, why).into())
         };
         let done = done.unwrap_or_else(silent);
-        self.is_idle = !done.as_ref().is_err_and(fault::is_lost);
+        self.is_idle = true;
+        self.is_spent |= done.as_ref().is_err_and(fault::ends_session);
+        if done.as_ref().is_err_and(fault::is_demoted) {
+            self.database.leave();
+        }
         done
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.is_idle {
+        if !self.is_idle || self.is_spent {
             self.connection.close_on_drop();
         }
     }

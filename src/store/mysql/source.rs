@@ -353,8 +353,8 @@ fn integer(digits: &str) -> Option<i64> {
     is_integer.then(|| integer.parse().ok())?
 }
 
-/// Reads the rows of a source's statement. If the server refuses the text, the application made a
-/// mistake.
+/// Reads the rows of a source's statement. If the server refuses the text, or sqlx for its number of
+/// parameters, the application made a mistake.
 async fn rows(
     mysql: &MysqlStore,
     replica: Option<&MySqlPool>,
@@ -364,6 +364,8 @@ async fn rows(
     let refused = |error| {
         let message = fault::message(&error);
         let kind = match fault::class(&error).as_deref() {
+            None if matches!(error, sqlx::Error::Protocol(_)) => ErrorKind::InvalidInput,
+            _ if fault::concerns_server(&error) => ErrorKind::Store,
             Some("42" | "21") => ErrorKind::InvalidInput,
             Some("HY") if message.contains("column") => ErrorKind::InvalidInput,
             _ => ErrorKind::Store,

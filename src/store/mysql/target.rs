@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::json::{self, I64, ID, INPUT, U64};
 use super::ledger;
 use super::shape::{Shape, Storage};
+use super::state::STATE;
 use super::statement::{Statement, quoted, table_name};
 use crate::family::table::{KeyType, Missing, Table};
 use crate::store::Registered;
@@ -61,11 +62,11 @@ pub struct Target {
 /// The statements of a lookup.
 pub struct Lookup {
     /// Takes one row's key; and the ledger's family, partition and incarnation. Always returns one
-    /// row of digits, `read_only` and mark.
+    /// row of digits, `state` and mark.
     pub one: Statement,
     /// Takes ids, and the family if the table is counterfoil's own; and ledger rows (partition,
     /// incarnation) and their family. Returns 0, position, digits; 1, position, NULL, mark; and one
-    /// row of 2, 0, `read_only`.
+    /// row of 2, 0, state.
     pub many: Statement,
 }
 
@@ -139,8 +140,7 @@ impl Target {
         );
 
         // names the columns, since the reply would otherwise contain whole expressions as names
-        let read_only = "CAST(@@GLOBAL.read_only AS CHAR)";
-        let one = format!("SELECT {found} AS digits, {read_only} AS read_only");
+        let one = format!("SELECT {found} AS digits, {STATE} AS state");
         let by_parameters = join(&keys, " AND ", StoredKey::equals);
         let one_row = format!("FROM (SELECT 1) AS one LEFT JOIN {t} ON {by_parameters}");
         // the ids of a read have one family
@@ -155,7 +155,7 @@ impl Target {
             join(ids, " AND ", StoredKey::equals_given)
         );
         let last =
-            format!("UNION ALL SELECT 2, CAST(0 AS UNSIGNED), {read_only}, {none}, {none}, NULL");
+            format!("UNION ALL SELECT 2, CAST(0 AS UNSIGNED), {STATE}, {none}, {none}, NULL");
         let mark = ledger::MARK;
         let ledger = "LEFT JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON l.family = ?";
         let rows = json::table([("partition_no", U64), ("incarnation", U64)]);
@@ -305,7 +305,7 @@ impl StoredKey {
             KeyType::Signed => I64,
             KeyType::Date => "DATE",
             KeyType::Text | KeyType::Char => ID,
-            KeyType::Uuid => "VARCHAR(36)",
+            KeyType::Uuid => json::UUID,
         }
     }
 

@@ -1,6 +1,8 @@
 //! Cached counters under faults: other programs write rows, rows and servers disappear, and values
 //! do not fit.
 
+use counterfoil::store::Snapshot;
+
 use super::{columns, items, items_in, row};
 
 use crate::support::*;
@@ -335,6 +337,53 @@ async fn rows_from_a_database_that_is_behind_cost_no_count() {
     counterfoil.drained().await;
     assert_eq!(votes.value("a").await, 16);
     assert_eq!(votes.stored(&["a"]).await.unwrap(), [Some(16)]);
+}
+
+/// A store whose next read comes from a copy that lacks the last batch, and does not report it.
+#[derive(Clone, Default)]
+struct Behind(Arc<Mutex<Option<Snapshot>>>);
+
+impl Between for Behind {
+    async fn seen_at_once(&self, snapshot: Snapshot) -> Snapshot {
+        self.0.lock().unwrap().take().unwrap_or(snapshot)
+    }
+
+    async fn seen(&self, rows: Vec<Option<i64>>) -> Vec<Option<i64>> {
+        let old = self.0.lock().unwrap().take();
+        old.map_or(rows, |old| old.values)
+    }
+}
+
+#[tokio::test]
+async fn rows_that_lack_the_batch_are_read_back_again() {
+    let redis = new_redis().await;
+    let store = Wrapped {
+        store: MemoryStore::new(),
+        between: Behind::default(),
+    };
+    let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
+    let votes = counterfoil.opened(family().partitions(1)).await;
+    votes.count("a", 5).await;
+    counterfoil.drained().await;
+    for (old, value) in [
+        (Mark::default(), 15),
+        (
+            Mark {
+                seq: 1,
+                ..Mark::default()
+            },
+            25,
+        ),
+    ] {
+        votes.count("a", 10).await;
+        *store.between.0.lock().unwrap() = Some(Snapshot {
+            values: vec![Some(5)],
+            ledger: vec![old],
+        });
+        counterfoil.drained().await;
+        assert!(store.between.0.lock().unwrap().is_none(), "not read");
+        assert_eq!(votes.value("a").await, value);
+    }
 }
 
 /// A counter whose row another program inserted after it was looked for.

@@ -276,9 +276,27 @@ async fn a_deadlock_is_retried() {
         other.rollback().await.unwrap();
         assert_eq!(apply.await.unwrap().unwrap(), applied(1, 0, 2, 0));
         let statements = db.store.statements() - before;
-        assert!(statements > 8, "{statements}: it was not aborted");
+        assert!(statements > 9, "{statements}: it was not aborted");
     }
     db.has(&views, &["a", "b"], [Some(3), Some(3)]).await;
+}
+
+/// Group replication fails the commit of a transaction that conflicts with another member's.
+#[tokio::test]
+async fn a_failed_certification_is_retried() {
+    let db = Db::new().await;
+    let family = db.numbers("t", "INT").await;
+    db.run(
+        "CREATE TRIGGER fails BEFORE INSERT ON t FOR EACH ROW BEGIN \
+         SET @tried = COALESCE(@tried, 0) + 1; \
+         IF @tried = 1 THEN SIGNAL SQLSTATE '40000' SET MYSQL_ERRNO = 3101; END IF; END",
+    )
+    .await;
+    let one = db.session("DO 0").await;
+    let batches = [batch(&family, 0, 1, [("1", 1)])];
+    let applied_once = one.store.apply(&batches, None).await.unwrap();
+    assert_eq!(applied_once.progress, [Complete]);
+    db.has(&family, &["1"], [Some(1)]).await;
 }
 
 /// Returns a transaction that has inserted the value of `a`.
@@ -368,8 +386,8 @@ async fn a_transaction_takes_few_statements() {
     let before = db.store.statements();
     let batches = (0..8).map(|partition| batch(&views, partition, 1, many(1000, 1)));
     db.apply(&batches.collect::<Vec<_>>()).await;
-    // three to begin, two for the ledger, one for the values, two to commit; five round trips
-    assert_eq!(db.store.statements() - before, 8);
+    // four to begin, two for the ledger, one for the values, two to commit; five round trips
+    assert_eq!(db.store.statements() - before, 9);
 }
 
 #[tokio::test]

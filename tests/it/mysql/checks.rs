@@ -153,3 +153,29 @@ async fn sessions_in_which_batches_may_not_arrive_are_found() {
         assert_found(&found, Severity::Warning, &["mysql sql_mode", "ORACLE"]);
     }
 }
+
+#[tokio::test]
+async fn safe_updates_are_no_fault_of_a_table() {
+    let db = Db::new().await;
+    let safe = db.session("SET SESSION sql_safe_updates = 1").await;
+    has_no_errors(&safe.store.check(&[]).await);
+}
+
+/// The probe of a table waits for a lock for a second only, and restores the session.
+#[tokio::test]
+async fn a_check_that_is_dropped_leaves_no_setting_behind() {
+    let db = Db::new().await;
+    let one = db.session("DO 0").await;
+    let mut other = db.pool.acquire().await.unwrap();
+    let lock = "LOCK TABLES counterfoil_families WRITE";
+    sqlx::raw_sql(lock).execute(&mut *other).await.unwrap();
+    let check = timeout(millis(300), one.store.check(&[])).await;
+    assert!(check.is_err(), "{check:?}");
+    sqlx::raw_sql("UNLOCK TABLES")
+        .execute(&mut *other)
+        .await
+        .unwrap();
+    let waits = "SELECT @@innodb_lock_wait_timeout = @@GLOBAL.innodb_lock_wait_timeout \
+                 AND @@lock_wait_timeout = @@GLOBAL.lock_wait_timeout";
+    assert_eq!(one.number(waits).await, 1);
+}

@@ -117,6 +117,46 @@ async fn keys_of_every_type_find_their_row() {
     }
 }
 
+/// The database's default is the character set of new columns, and that of text in a statement's rows
+/// unless these have their own.
+#[tokio::test]
+async fn the_character_set_of_the_database_changes_nothing() {
+    for charset in ["utf16", "utf32", "latin1"] {
+        let db = Db::empty().await;
+        let alter = format!("ALTER DATABASE {} CHARACTER SET {charset}", db.name);
+        db.run(&alter).await;
+        // a session takes it over when it begins
+        let db = db.session("DO 0").await;
+        db.store.create_tables().await.unwrap();
+        let numbers = db.numbers("numbers", "INT").await;
+        // two parts
+        db.adds(&numbers, 1, many(501, 1), (501, 0)).await;
+        let sum = db.number("SELECT SUM(n) FROM numbers").await;
+        assert_eq!(sum, 501, "{charset}");
+        db.run(
+            "CREATE TABLE visits (page VARBINARY(99), day DATE, uuid CHAR(36), n INT NOT NULL, PRIMARY KEY (page, day, uuid))",
+        )
+        .await;
+        let keys = [("page", Text), ("day", Date), ("uuid", Uuid)];
+        let ids = ["a", "é"]
+            .map(|page| format!("{page}/2014-09-20/0188b0c6-7b0a-7000-8000-000000000001"));
+        for (value, table) in [(1, Table::upsert("visits")), (2, Table::update("visits"))] {
+            let family = db
+                .table(&format!("visits-{value}"), keyed(table, keys))
+                .await;
+            let deltas = ids.each_ref().map(|id| (id, 1));
+            db.adds(&family, 1, deltas, (2, 0)).await;
+            let ids = ids.each_ref().map(String::as_str);
+            db.has(&family, &ids, [Some(value); 2]).await;
+        }
+        let missing = keyed(Table::update("visits"), keys);
+        let missing = db.table("missing", missing).await;
+        let id = ids[0].replacen('a', "ü", 1);
+        db.adds(&missing, 1, [(&id, 5)], (0, 1)).await;
+        db.expect_rejects(&[(&id, 5, "no such row")]).await;
+    }
+}
+
 #[tokio::test]
 async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
     let db = Db::new().await;
@@ -168,6 +208,36 @@ async fn a_session_of_any_mode_counts_the_same_and_is_left_alone() {
     for db in [&odd, &db] {
         db.has(&views, &[id], [Some(1)]).await;
     }
+}
+
+/// Counts twice in one session that begins with this statement.
+async fn counts_in_a_session(begin: &'static str) {
+    let db = Db::new().await;
+    let odd = db.session(begin).await;
+    let views = odd.views().await;
+    for seq in 1..=2 {
+        odd.adds(&views, seq, [("a", 1)], (1, 0)).await;
+    }
+    odd.has(&views, &["a"], [Some(2)]).await;
+    // a transaction that is still open would show this session its old rows
+    let other = db.views().await;
+    db.adds(&other, 3, [("a", 1)], (1, 0)).await;
+    odd.has(&views, &["a"], [Some(3)]).await;
+}
+
+#[tokio::test]
+async fn a_session_whose_transactions_are_chained_counts() {
+    counts_in_a_session("SET SESSION completion_type = 'CHAIN'").await;
+}
+
+#[tokio::test]
+async fn a_session_whose_transactions_end_it_counts() {
+    counts_in_a_session("SET SESSION completion_type = 'RELEASE'").await;
+}
+
+#[tokio::test]
+async fn a_session_whose_transactions_are_read_only_counts() {
+    counts_in_a_session("SET SESSION TRANSACTION READ ONLY").await;
 }
 
 #[tokio::test]

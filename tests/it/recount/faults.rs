@@ -1,6 +1,7 @@
 //! Bad input, unavailable servers, and recounters whose runs are taken over.
 
 use counterfoil::recount::{RecountIds, Source};
+use sqlx::mysql::MySqlPoolOptions;
 
 use super::WITHIN;
 
@@ -74,6 +75,27 @@ async fn what_a_source_must_not_return_is_an_error_before_anything_is_corrected(
     // the run that all calls left is finished
     let done = pair.recount(&saves).run_once().await.unwrap();
     assert_eq!((done.run, done.raised), (1, 1), "{done:?}");
+}
+
+/// sqlx waits for a reply for good over a connection whose statement it refused.
+#[tokio::test]
+async fn a_source_with_a_further_parameter_leaves_the_pool_usable() {
+    let (pair, _) = stage().await;
+    let pool = MySqlPoolOptions::new().max_connections(2);
+    let pool = pool.acquire_timeout(secs(3));
+    let options = (*pair.pool.connect_options()).clone();
+    let pool = pool.connect_with(options).await.unwrap();
+    let client = Counterfoil::new(pair.redis.manager().await, MysqlStore::new(pool.clone()));
+    let saves = client.opened(family("saves")).await;
+    for _ in 0..3 {
+        let source = super::saves().filter("event > ?");
+        let recount = client.recount(&saves).source(source).within(WITHIN);
+        let recounted = timeout(secs(10), recount.run_once()).await;
+        let recounted = recounted.expect("not asked again");
+        refused(recounted, InvalidInput, "parameters");
+    }
+    let both = try_join_all([pool.acquire(), pool.acquire()]).await;
+    assert_eq!(both.expect("two connections").len(), 2);
 }
 
 /// The first count hangs, and the second one is in time.

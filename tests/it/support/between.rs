@@ -16,6 +16,11 @@ pub trait Between: Send + Sync + 'static {
         ready(())
     }
 
+    /// Returns the values and ledger for the caller, given those that were read.
+    fn seen_at_once(&self, snapshot: Snapshot) -> impl Future<Output = Snapshot> + Send {
+        ready(snapshot)
+    }
+
     /// Returns the rows for the caller, given those that were read.
     fn seen(&self, rows: Vec<Option<i64>>) -> impl Future<Output = Vec<Option<i64>>> + Send {
         ready(rows)
@@ -50,7 +55,8 @@ impl<S: Store, B: Between> Store for Wrapped<S, B> {
         from: ReadFrom,
     ) -> Result<Snapshot> {
         self.between.before_read().await;
-        self.store.read(family, ids, ledger, from).await
+        let snapshot = self.store.read(family, ids, ledger, from).await?;
+        Ok(self.between.seen_at_once(snapshot).await)
     }
 
     async fn list(

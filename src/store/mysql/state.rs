@@ -1,0 +1,75 @@
+//! The state of a session that counterfoil depends on: its current database, and whether its server
+//! accepts writes.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+/// The expression that returns the state as text: `read_only`, and the database in hexadecimal
+/// digits, which no character set changes. A prepared statement keeps the database in which it was
+/// prepared, for its tables and for DATABASE().
+pub const STATE: &str =
+    "CAST(CONCAT_WS(' ', @@GLOBAL.read_only, HEX(CONVERT(DATABASE() USING utf8mb4))) AS CHAR)";
+
+/// The reason why a session is not used.
+#[derive(Debug)]
+pub enum Unfit {
+    /// No database is selected.
+    Nowhere,
+    /// The session's database, and the one in which the store began.
+    Elsewhere(String, String),
+    /// The server accepts no writes, with its `read_only`. It may be a replica, whose rows may be
+    /// older than batches applied before. MySQL's `super_read_only` sets `read_only` too.
+    ReadOnly(String),
+}
+
+/// Checks the text of [`STATE`]. The first database becomes the store's.
+pub fn check(state: &str, store: &OnceLock<String>, writes: bool) -> Result<(), Unfit> {
+    let Some((read_only, database)) = state.split_once(' ') else {
+        return Err(Unfit::Nowhere);
+    };
+    let store = store.get_or_init(|| database.to_owned());
+    if database != store {
+        return Err(Unfit::Elsewhere(name(database), name(store)));
+    }
+    // a number on most servers, a word on others
+    match read_only {
+        "0" | "OFF" => Ok(()),
+        _ if !writes => Ok(()),
+        setting => Err(Unfit::ReadOnly(setting.to_owned())),
+    }
+}
+
+/// Returns the name with these hexadecimal digits.
+fn name(digits: &str) -> String {
+    let bytes = digits.as_bytes().chunks(2).filter_map(|pair| {
+        let pair = std::str::from_utf8(pair).ok()?;
+        u8::from_str_radix(pair, 16).ok()
+    });
+    String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unfit::Nowhere => f.write_str("no database is selected; name one in the pool's URL"),
+            Unfit::Elsewhere(session, store) => write!(
+                f,
+                "a session is in database `{session}`, and the store began in `{store}`; give MysqlStore::new a pool whose \
+                 sessions stay in one database"
+            ),
+            Unfit::ReadOnly(setting) => write!(
+                f,
+                "the server accepts no writes (read_only is {setting}), as a replica does; give MysqlStore::new a pool on the \
+                 primary"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Unfit {}
+
+impl From<Unfit> for sqlx::Error {
+    fn from(unfit: Unfit) -> Self {
+        sqlx::Error::Configuration(unfit.into())
+    }
+}
