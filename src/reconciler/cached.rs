@@ -76,8 +76,8 @@ impl Flusher {
         Ok(found)
     }
 
-    /// Reads rows that contain the batch, as the ledger shows that was read with them. Another server
-    /// than the one that took it may reply, such as a second node of Galera.
+    /// Reads rows that contain the batch, as the ledger shows that was read with them. Another
+    /// server than the one that took it may reply, such as a second node of Galera.
     async fn rows_with(&self, batch: &Batch, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         let (store, id) = (&self.shared.store, batch.id);
         let ledger = [(batch.partition, id.incarnation)];

@@ -3,6 +3,8 @@ import assert from 'node:assert/strict';
 import { execFile, execFileSync } from 'node:child_process';
 import { test } from 'node:test';
 import { promisify } from 'node:util';
+import v8 from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { Worker } from 'node:worker_threads';
 import { Counterfoil, NotCounted } from 'counterfoil';
 import { LIBRARIES, clientOf, command, commandsOf, configure, daemon, first, namespace, proxyOf, socket, unique } from './support.mjs';
@@ -143,15 +145,15 @@ test('later: one call for many hits; a failure is reported once', async (t) => {
   const redis = await clientOf(t, 'ioredis');
   const views = new Counterfoil(redis, namespace, { daemon, onError: (...args) => failed.push(args) }).buffered('views');
   const [page, full, most] = [unique('page'), unique('page'), 2n ** 63n - 1n];
-  await views.add(page, 0);
+  await views.addMany({ [page]: 0, [full]: 1 });
   const commands = commandsOf(redis);
   for (let i = 0; i < 10_000; i += 1) views.later(page);
-  for (const delta of [most, most]) views.later(full, delta);
-  await assert.rejects(views.flush(), (error) => error.reason === 'BADARG' && /1 ids/.test(error.message));
+  views.later(full, most);
+  await assert.rejects(views.flush(), (error) => error.reason === 'RANGE' && /1 ids/.test(error.message));
   await views.flush();
   assert.equal(commands.calls, 1);
   assert.equal(await views.value(page), 10_000);
-  assert.deepEqual(failed.map(([family, id, delta, error]) => [family, id, delta, error.reason]), [[`${namespace}/views`, full, 2n * most, 'BADARG']]);
+  assert.deepEqual(failed.map(([family, id, delta, error]) => [family, id, delta, error.reason]), [[`${namespace}/views`, full, most, 'RANGE']]);
   assert.throws(() => views.later(''), { reason: 'BADID' });
 });
 
@@ -162,6 +164,57 @@ test('later: sums beyond 2^53 are exact', async (t) => {
   for (const delta of [2n ** 53n + 1n, -(2n ** 53n)]) views.later(page, delta);
   await views.flush();
   assert.equal(await views.value(page), 1);
+});
+
+test('later: a sum beyond 64 bits is refused, and what was accepted before stays', async (t) => {
+  const proxy = await proxyOf(t);
+  const failed = [];
+  const options = { retryFor: 200, laterEvery: 60_000, daemon, onError: (_, id, delta, { reason }) => failed.push([id, delta, reason]) };
+  const views = new Counterfoil(await clientOf(t, 'ioredis', proxy.path), namespace, options).buffered('views');
+  const [page, least] = [unique('page'), -(2n ** 63n)];
+  views.later(page, least);
+  assert.throws(() => views.later(page, -1), (error) => error instanceof NotCounted && error.reason === 'RANGE');
+  views.later(page, 1);
+  await views.flush();
+  assert.equal(await views.value(page), least + 1n);
+  proxy.isAway = true;
+  for (const connection of proxy.connections) connection.destroy();
+  views.later(page, 2n ** 63n - 1n);
+  const flush = views.flush();
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  views.later(page, 7);
+  await assert.rejects(flush, (error) => error.temporary);
+  assert.deepEqual(failed, [[page, 2n ** 63n - 1n, 'unreachable']]);
+  proxy.isAway = false;
+  while (await views.flush().then(() => false, () => true));
+  assert.equal(await views.value(page), least + 8n);
+});
+
+test('later: errors that nothing asks for are not kept, but the first and their number', async (t) => {
+  v8.setFlagsFromString('--expose-gc');
+  const errors = [];
+  const options = { onError: (_family, _id, _delta, error) => errors.push(new WeakRef(error)) };
+  const views = new Counterfoil(await clientOf(t, 'ioredis'), namespace, options).buffered('small');
+  for (let i = 0; i < 5000; i += 1) views.later(unique('page'));
+  while (errors.length < 4998) await new Promise((resolve) => setTimeout(resolve, 10));
+  runInNewContext('gc')();
+  assert.ok(errors.filter((error) => error.deref()).length < 1000);
+  await assert.rejects(views.flush(), (error) => error.reason === 'FULL' && error.message.includes(`${errors.length} ids`));
+  await views.flush();
+});
+
+test('later: a server that does not reply is waited for once, not for each 1000 ids', async (t) => {
+  const [proxy, failed] = [await proxyOf(t), []];
+  const options = { library: 'redis', timeout: 200, retryFor: 500, laterEvery: 60_000, onError: (_family, _id, _delta, error) => failed.push(error) };
+  const counterfoil = await Counterfoil.connect(proxy.path, namespace, options);
+  const views = counterfoil.buffered('views');
+  await views.add('page');
+  proxy.fate = first(Infinity, 'silence');
+  for (let i = 0; i < 10_000; i += 1) views.later(`page-${i}`);
+  const start = performance.now();
+  await assert.rejects(counterfoil.close(), { name: 'OutcomeUnknown', reason: 'no reply' });
+  assert.ok(performance.now() - start < 3000);
+  assert.deepEqual([failed.length, failed.filter((error) => error instanceof NotCounted).length], [10_000, 9000]);
 });
 
 test('later: bounded, and exact through lost replies', async (t) => {

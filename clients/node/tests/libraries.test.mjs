@@ -25,6 +25,31 @@ for (const library of LIBRARIES) {
     assert.equal(await counterfoil.buffered('views').value(id), 3, 'close sent what later() took');
   });
 
+  test(`${library}: close returns while Redis is unreachable, and while it does not reply`, { timeout: 30_000 }, async (t) => {
+    for (const isAway of [true, false]) {
+      const proxy = await proxyOf(t);
+      const counterfoil = await Counterfoil.connect(proxy.path, namespace, { library, timeout: 200, retryFor: 500 });
+      const views = counterfoil.buffered('views');
+      await views.add('page');
+      Object.assign(proxy, { isAway, fate: () => 'silence' });
+      if (isAway) for (const connection of proxy.connections) connection.destroy();
+      views.later('page');
+      await assert.rejects(counterfoil.close(), is(isAway ? NotCounted : OutcomeUnknown));
+      await assert.rejects(views.add('page'), is(Misconfigured, 'CLOSED'));
+      await counterfoil.close();
+    }
+  });
+
+  test(`${library}: a visitor of bytes may be any Uint8Array`, async (t) => {
+    const counterfoil = new Counterfoil(await clientOf(t, library), namespace, { retryFor: 500 });
+    const [shop, page, bytes] = [unique('shop'), unique('page'), Uint8Array.of(0, 200, 201).subarray(1)];
+    for (const visitor of [bytes, Buffer.from(bytes)]) {
+      assert.equal(await counterfoil.visitors('daily').firstVisit(shop, '2026-11-25', visitor), visitor === bytes);
+      await counterfoil.activity('readers').touch(page, visitor);
+    }
+    assert.deepEqual(await counterfoil.activity('readers').now(page), { views: 2, visitors: 1 });
+  });
+
   for (const own of [false, true]) {
     const how = own ? 'its own connection' : "the application's client";
     test(`${library}: a reply that is lost with ${how} counts once`, async (t) => {
@@ -151,4 +176,10 @@ test('a name that another process used is not used again', async (t) => {
   await assert.rejects(views.add(id), is(OutcomeUnknown, 'PASSED'));
   assert.equal(await views.add(id), 1);
   assert.equal(new Set(names).size, 2);
+});
+
+test('a copy of this machine, with the same state of its random numbers, draws other names', async (t) => {
+  t.mock.method(require('node:crypto'), 'randomBytes', (size) => Buffer.alloc(size, 7));
+  const [redis, id] = [await clientOf(t, 'ioredis'), unique('page')];
+  for (const sum of [1, 2]) assert.equal(await new Counterfoil(redis, namespace).buffered('views').add(id), sum);
 });

@@ -122,14 +122,14 @@ pub fn is_lost(error: &sqlx::Error) -> bool {
 }
 
 /// Returns `true` if the server no longer accepts writes, as after a failover, although it still
-/// replies: 1290 (mostly read-only), 1836 and 1874 (read-only), 3032 (offline mode), and 1047 (a node
-/// that left its Galera cluster).
+/// replies: 1290 (mostly read-only), 1836 and 1874 (read-only), 3032 (offline mode), and 1047 (a
+/// node that left its Galera cluster).
 pub fn is_demoted(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1047 | 1290 | 1836 | 1874 | 3032))
 }
 
-/// Returns `true` if the connection is not used again. After an error of the protocol sqlx waits for
-/// a reply that never comes.
+/// Returns `true` if the connection is not used again. After an error of the protocol sqlx waits
+/// for a reply that never comes.
 pub fn ends_session(error: &sqlx::Error) -> bool {
     is_lost(error) || is_demoted(error) || matches!(error, sqlx::Error::Protocol(_))
 }

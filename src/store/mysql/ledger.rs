@@ -70,7 +70,7 @@ pub async fn write(
 ) -> Result<(), sqlx::Error> {
     let given = json::table(ROW);
     let position = format!("UNHEX(NULLIF({INPUT}.position, '-'))");
-    // NULL means complete, so a row with a position that cannot be read is missing in the count below
+    // NULL means complete: a row whose position cannot be read is left out, and so fails the count
     let is_read = format!("({INPUT}.position = '-' OR {position} IS NOT NULL)");
     let update = format!(
         "UPDATE {given} STRAIGHT_JOIN {} SET l.seq = {INPUT}.seq, l.nonce = {INPUT}.nonce, \

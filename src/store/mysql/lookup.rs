@@ -17,8 +17,9 @@ use crate::store::{Incarnation, Mark, Registered, Snapshot};
 /// The digits of the values, and the marks.
 type Found = (Vec<Option<String>>, Vec<Mark>);
 
-/// Reads values and marks as of one moment. Does not read the ledger if no row of it is requested: a
-/// user that only seeds counters may lack the privilege. If `writes`, the server must accept writes.
+/// Reads values and marks as of one moment. Does not read the ledger if no row of it is requested:
+/// a user that only seeds counters may lack the privilege. If `writes`, the server must accept
+/// writes.
 pub async fn read(
     database: &Database,
     target: &Target,

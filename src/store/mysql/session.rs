@@ -287,8 +287,8 @@ const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
 const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates, \
      SESSION innodb_lock_wait_timeout = @counterfoil_row_wait, SESSION lock_wait_timeout = @counterfoil_table_wait";
 
-/// A session of the server. If it is dropped while a statement runs, or if it is spent, its connection
-/// is closed.
+/// A session of the server. If it is dropped while a statement runs, or if it is spent, its
+/// connection is closed.
 struct Session {
     connection: PoolConnection<MySql>,
     database: Database,
@@ -334,8 +334,8 @@ impl Session {
         self.check(state, false)
     }
 
-    /// Checks the state of the session; `None` if it is not among truncated rows, which are an error
-    /// of their own.
+    /// Checks the state of the session; `None` if it is not among truncated rows, which are an
+    /// error of their own.
     fn check(&mut self, state: Option<String>, writes: bool) -> Result<(), sqlx::Error> {
         let Some(state) = state else { return Ok(()) };
         let fits = state::check(&state, &self.database.schema, writes);

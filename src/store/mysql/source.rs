@@ -353,7 +353,7 @@ fn integer(digits: &str) -> Option<i64> {
     is_integer.then(|| integer.parse().ok())?
 }
 
-/// Reads the rows of a source's statement. If the server refuses the text, or sqlx for its number of
+/// Reads the rows of a source's statement. If the server refuses the text, or sqlx its number of
 /// parameters, the application made a mistake.
 async fn rows(
     mysql: &MysqlStore,

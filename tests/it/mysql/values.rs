@@ -117,8 +117,8 @@ async fn keys_of_every_type_find_their_row() {
     }
 }
 
-/// The database's default is the character set of new columns, and that of text in a statement's rows
-/// unless these have their own.
+/// The database's default is the character set of new columns, and that of text in a statement's
+/// rows unless these have their own.
 #[tokio::test]
 async fn the_character_set_of_the_database_changes_nothing() {
     for charset in ["utf16", "utf32", "latin1"] {
