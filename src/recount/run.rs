@@ -392,7 +392,7 @@ impl Recounting {
     pub async fn before(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Before> {
         let (family, wanted) = (self.handle.registered().await?, borrowed_ids(&ids));
         let rejections = self.mysql.rejections(family, &wanted).await?;
-        let values = self.handle.exact(&wanted).await?;
+        let values = self.handle.exact_from(&wanted, ReadFrom::Primary).await?;
         let values = ids.into_iter().zip(values);
         let values = values.filter(|(_, value)| *value <= self.plan.largest);
         Ok(Before {
@@ -424,7 +424,7 @@ impl Recounting {
     /// Takes the third step, after the wait: finds the differences.
     pub async fn after(&self, page: &Page) -> Result<Difference> {
         let ids: Vec<_> = page.differing.iter().map(|(id, ..)| id.as_str()).collect();
-        let values = self.handle.exact(&ids).await?;
+        let values = self.handle.exact_from(&ids, ReadFrom::Primary).await?;
         let moved = match &page.cuts {
             Some(cuts) => Some(cuts.moved(&self.handle, &ids).await?),
             None => None,

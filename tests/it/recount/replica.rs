@@ -71,3 +71,33 @@ async fn a_batch_that_is_partly_saved_is_not_counted_again() {
     assert_eq!((done.checked, done.drifted), (2, 0), "{done:?}");
     assert_eq!(pair.stored().await, 2);
 }
+
+/// A correction adds to the value and leaves the ledger as it is, so the ledger does not show that a
+/// replica lacks it.
+#[tokio::test]
+async fn a_correction_that_a_replica_lacks_is_not_made_again() {
+    let (pair, behind) = (Pair::new().await, Pair::new().await);
+    pair.sql("CREATE TABLE saves (user_id INT NOT NULL); INSERT INTO saves VALUES (1), (1)")
+        .await;
+    let users = || family("saves").partitions(1);
+    let saves = pair.open(users()).await;
+    saves.count("1", 1).await;
+    pair.drain().await;
+    // the copy has the batch, and receives nothing more
+    behind.open(users()).await;
+    let name = sqlx::query_scalar::<_, String>("SELECT DATABASE()").fetch_one(&pair.pool);
+    let name = name.await.unwrap();
+    for table in ["counterfoil_values", "counterfoil_ledger"] {
+        let copy = format!("REPLACE INTO {table} SELECT * FROM `{name}`.{table}");
+        behind.sql(&copy).await;
+    }
+    let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
+    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
+    let saves = counterfoil.opened(users()).await;
+    for raised in [1, 0] {
+        let recount = counterfoil.recount(&saves).source(super::saves());
+        let done = recount.within(WITHIN).run_once().await.unwrap();
+        assert_eq!(done.raised, raised, "{done:?}");
+    }
+    assert_eq!(pair.stored().await, 2);
+}
