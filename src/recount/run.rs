@@ -187,6 +187,7 @@ impl Recounting {
         let (started, family, number) = (Instant::now(), self.family(), run.number);
         let work = async {
             self.announce(&run).await?;
+            self.repeated(|| self.forget_corrected(&run)).await?;
             self.work(&mut run).await
         };
         // a step may be dropped half-way: a correction in progress either belongs to this run or is
@@ -565,31 +566,49 @@ impl Recounting {
         let noted = noted.await?;
         if let Some(noted) = noted.as_ref().filter(|_| self.family().is_cached()) {
             let corrected = noted.iter().filter(|one| one.delta != 0);
-            self.forget(corrected.map(|one| one.id.as_str())).await;
+            let corrected: Vec<_> = corrected.map(|one| one.id.as_str()).collect();
+            self.forget(&corrected).await?;
         }
         Ok(noted)
+    }
+
+    /// Does [`forget`](Self::forget) for all that the run has corrected: its former holder may have
+    /// died before it did so.
+    async fn forget_corrected(&self, run: &Run) -> Result<()> {
+        let mut after: Option<String> = None;
+        while self.family().is_cached() {
+            let page = self
+                .mysql
+                .drift(self.family(), run.number, after.as_deref(), PAGE as u64);
+            let page = page.await?;
+            let Some(last) = page.last() else { break };
+            let corrected = page.iter().filter(|one| one.delta != 0);
+            let corrected: Vec<_> = corrected.map(|one| one.id.as_str()).collect();
+            self.forget(&corrected).await?;
+            after = Some(last.id.clone());
+        }
+        Ok(())
     }
 
     /// Deletes these cached counters from Redis, so that their next use reads the corrected rows.
     /// Waits for counters that are being saved. One that stays shows the correction with its next
     /// save.
-    async fn forget(&self, ids: impl Iterator<Item = &str>) {
+    async fn forget(&self, ids: &[&str]) -> Result<()> {
         let mut pauses = FORGET;
-        for id in ids {
-            let partition = self.handle.partition(self.family().partition_of(id));
+        for (number, indexes) in self.handle.by_partition_of_row(ids) {
+            let partition = self.handle.partition(number);
+            let mut left: Vec<_> = indexes.into_iter().map(|index| ids[index]).collect();
             loop {
-                match partition.delete(&[id]).await.as_deref() {
-                    Ok([Deleted::InFlight]) if pauses > 0 => {}
-                    Ok(_) => break,
-                    Err(error) => {
-                        tracing::debug!(family = %self.family(), id, error = %format_args!("{error:#}"), "dropping a counter from Redis failed");
-                        break;
-                    }
+                let mut deleted = partition.delete(&left).await?.into_iter();
+                left.retain(|_| deleted.next() == Some(Deleted::InFlight));
+                if left.is_empty() || pauses == 0 {
+                    break;
                 }
                 pauses -= 1;
                 sleep(SAVING).await;
             }
         }
+        Ok(())
     }
 
     async fn rows(&self, ids: &[&str]) -> Result<Vec<i64>> {

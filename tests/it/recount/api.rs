@@ -270,8 +270,14 @@ async fn all_spellings_of_an_id_are_listed() {
     assert_eq!(pair.stored().await, 2_002);
 }
 
+pub(super) fn of_items(durability: Durability) -> FamilyBuilder<CachedCounters> {
+    let table = keyed(Table::update("item"), [("id", Unsigned)]);
+    let votes = support::votes().table(table).durability(durability);
+    votes.sync_time(millis(1))
+}
+
 /// Creates an item with five rows of votes, and opens a cached family with this durability.
-async fn votes(durability: Durability) -> (Pair, CachedCounters) {
+pub(super) async fn votes(durability: Durability) -> (Pair, CachedCounters) {
     let pair = Pair::new().await;
     pair.sql(
         "CREATE TABLE saves (user_id BIGINT NOT NULL, voter BIGINT, PRIMARY KEY (user_id, voter));
@@ -280,14 +286,12 @@ async fn votes(durability: Durability) -> (Pair, CachedCounters) {
          INSERT INTO saves VALUES (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)",
     )
     .await;
-    let table = keyed(Table::update("item"), [("id", Unsigned)]);
-    let votes = support::votes().table(table).durability(durability);
-    let votes = pair.open(votes.sync_time(millis(1))).await;
+    let votes = pair.open(of_items(durability)).await;
     votes.count("1", 3).await;
     (pair, votes)
 }
 
-async fn shown_and_stored(votes: &CachedCounters) -> (i64, Vec<Option<i64>>) {
+pub(super) async fn shown_and_stored(votes: &CachedCounters) -> (i64, Vec<Option<i64>>) {
     (votes.value("1").await, votes.stored(["1"]).await.unwrap())
 }
 

@@ -3,6 +3,7 @@
 use counterfoil::recount::{RecountIds, Source};
 
 use super::WITHIN;
+use super::api::{of_items, shown_and_stored, votes};
 
 use crate::support::*;
 
@@ -195,6 +196,57 @@ async fn a_run_that_was_taken_over_corrects_nothing() {
     assert!(new.settle(&taken, &same).await.unwrap());
     assert_eq!(saves.value("1").await, 5);
     assert!(new.end(&taken).await.unwrap() && !old.end(&begun).await.unwrap());
+}
+
+/// The correction of a cached counter is committed, and the reply to the commit is lost. The repeat
+/// changes nothing in the database.
+#[tokio::test]
+async fn a_cached_counter_shows_a_correction_whose_commit_had_no_reply() {
+    let (pair, votes) = votes(Durability::Immediate).await;
+    pair.drain().await;
+    let proxy = Arc::new(Proxy::to_unix(mysql().await.socket()));
+    let options = (*pair.pool.connect_options()).clone();
+    let pool = MySqlPool::connect_with(options.socket(proxy.socket())).await;
+    let store = MysqlStore::new(pool.unwrap());
+    let other = Counterfoil::new(pair.redis.manager().await, store);
+    let cut = proxy.clone();
+    let source = Source::function(move |_| {
+        cut.disturb(["COMMIT; SET"], testkit::Fate::ReplyLost { passed: 0 });
+        async { Ok(HashMap::from([("1".to_owned(), 5)])) }
+    });
+    let recount = other
+        .recount(&other.opened(of_items(Durability::Immediate)).await)
+        .source(source);
+    let done = recount.within(WITHIN).run_once().await.unwrap();
+    assert_eq!((done.drifted, done.raised), (1, 1), "{done:?}");
+    assert_eq!(shown_and_stored(&votes).await, (5, vec![Some(5)]));
+    assert_eq!(proxy.calm(), 0);
+}
+
+/// A recounter dies after it committed the correction of a cached counter.
+#[tokio::test]
+async fn a_run_that_is_taken_over_shows_the_corrections_of_its_former_holder() {
+    let (pair, votes) = votes(Durability::Immediate).await;
+    pair.drain().await;
+    let proxy = Proxy::to(&pair.redis);
+    let other = pair.over(proxy.manager().await);
+    let of_other = other.opened(of_items(Durability::Immediate)).await;
+    let recount = other.recount(&of_other).source(super::saves());
+    let steps = recount.within(WITHIN).steps().unwrap();
+    let run = steps.take().await.unwrap().unwrap();
+    let before = steps.before(vec!["1".to_owned()], None).await.unwrap();
+    let page = steps.count(&before).await.unwrap();
+    let difference = steps.after(&page).await.unwrap();
+    proxy.black_hole();
+    let settling = timeout(millis(300), steps.settle(&run, &difference)).await;
+    assert!(settling.is_err());
+    proxy.heal(Held::Lost);
+    assert_eq!(shown_and_stored(&votes).await, (3, vec![Some(5)]));
+    let short = pair.recount(&votes).timeout(secs(1)).lease(Duration::ZERO);
+    pause(1_100).await;
+    let done = short.run_once().await.unwrap();
+    assert_eq!((done.run, done.drifted), (1, 0), "{done:?}");
+    assert_eq!(shown_and_stored(&votes).await, (5, vec![Some(5)]));
 }
 
 /// Opens a family that counts in the column `total` of the table `users`.
