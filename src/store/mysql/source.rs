@@ -27,6 +27,10 @@ use crate::store::Registered;
 /// The longest wait for a count of rows, which may read all of a table.
 const SCAN: Duration = Duration::from_hours(1);
 
+/// A limit that the setting `sql_select_limit` of a session does not replace. An id that a reply
+/// lacks would pass for one without rows.
+const ALL: &str = "LIMIT 18446744073709551615";
+
 /// The rows that a family's counters stand for, and the way to count them for many ids
 /// (docs/protocol.md, section 9).
 ///
@@ -221,7 +225,7 @@ impl Source {
         // a text for each number of ids would fill the server's table of prepared statements
         let mut select = Statement::once(format!(
             "WITH counterfoil_source ({}, counterfoil_count) AS ({}) \
-             SELECT {}, COALESCE({folding}NULL), CAST(counterfoil_count AS CHAR) FROM counterfoil_source",
+             SELECT {}, COALESCE({folding}NULL), CAST(counterfoil_count AS CHAR) FROM counterfoil_source {ALL}",
             join(keys, ", ", |key| key.name.clone()),
             text.replace("(?)", &format!("({marks})")),
             join(keys, ", ", |key| key.bytes_of(&key.name)),

@@ -2,6 +2,7 @@
 
 use counterfoil::recount::Source;
 use counterfoil::test_hooks::{CutBatch, Partition, retention};
+use sqlx::mysql::MySqlPoolOptions;
 
 use super::{WITHIN, saves};
 use crate::support::*;
@@ -29,6 +30,26 @@ async fn a_counted_row_that_a_replica_lacks_is_not_taken_away() {
         assert_eq!(saves.value("1").await, 2, "{value}, {deleted}: {done:?}");
         assert_eq!((done.lowered, done.drifted), (lowered, lowered), "{done:?}");
     }
+}
+
+/// The server, or a proxy, ends a reply after one row. An id that a reply lacks has no rows.
+#[tokio::test]
+async fn a_replica_whose_sessions_limit_replies_lowers_nothing() {
+    let (pair, counters) = Pair::of(family("saves")).await;
+    pair.sql("CREATE TABLE saves (user_id INT NOT NULL); INSERT INTO saves VALUES (1), (2), (3)")
+        .await;
+    for user in ["1", "2", "3"] {
+        counters.count(user, 1).await;
+    }
+    pair.drain().await;
+    let limited = MySqlPoolOptions::new().after_connect(|session, _| {
+        let limit = sqlx::query("SET SESSION sql_select_limit = 1").execute(session);
+        Box::pin(async { limit.await.map(drop) })
+    });
+    let limited = limited.connect_with((*pair.pool.connect_options()).clone());
+    let recount = pair.recount(&counters).replica(limited.await.unwrap());
+    let done = recount.run_once().await.unwrap();
+    assert_eq!((done.checked, done.drifted), (3, 0), "{done:?}");
 }
 
 /// A batch of two cached counters is complete in MySQL, one of them is saved, and the replica lacks
