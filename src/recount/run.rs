@@ -393,14 +393,35 @@ impl Recounting {
     pub async fn before(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Before> {
         let (family, wanted) = (self.handle.registered().await?, borrowed_ids(&ids));
         let rejections = self.mysql.rejections(family, &wanted).await?;
-        let values = self.handle.exact_from(&wanted, ReadFrom::Primary).await?;
+        let values = self.values(&wanted).await?;
         let values = ids.into_iter().zip(values);
+        let values = values.filter_map(|(id, value)| Some((id, value?)));
         let values = values.filter(|(_, value)| *value <= self.plan.largest);
         Ok(Before {
             values: values.collect(),
             rejections,
             cuts,
         })
+    }
+
+    /// Reads the counters exactly. One that is outside i64 has no value, and does not block others.
+    async fn values(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
+        let (mut values, mut left) = (Vec::with_capacity(ids.len()), vec![ids]);
+        while let Some(some) = left.pop() {
+            match self.handle.exact_from(some, ReadFrom::Primary).await {
+                Ok(read) => values.extend(read.into_iter().map(Some)),
+                Err(error) if error.kind() != ErrorKind::Range => return Err(error),
+                Err(_) if some.len() > 1 => {
+                    let (first, second) = some.split_at(some.len() / 2);
+                    left.extend([second, first]);
+                }
+                Err(error) => {
+                    tracing::warn!(family = %self.family(), error = %format_args!("{error:#}"), "a counter is out of range and left out of a recount");
+                    values.push(None);
+                }
+            }
+        }
+        Ok(values)
     }
 
     /// Takes the second step: counts the rows.
@@ -425,7 +446,7 @@ impl Recounting {
     /// Takes the third step, after the wait: finds the differences.
     pub async fn after(&self, page: &Page) -> Result<Difference> {
         let ids: Vec<_> = page.differing.iter().map(|(id, ..)| id.as_str()).collect();
-        let values = self.handle.exact_from(&ids, ReadFrom::Primary).await?;
+        let values = self.values(&ids).await?;
         let moved = match &page.cuts {
             Some(cuts) => Some(cuts.moved(&self.handle, &ids).await?),
             None => None,
@@ -440,7 +461,11 @@ impl Recounting {
             ..Difference::default()
         };
         for (index, (id, before, rows)) in page.differing.iter().enumerate() {
-            let (before, rows, after) = (*before, *rows, values[index]);
+            let Some(after) = values[index] else {
+                difference.busy.push(id.clone());
+                continue;
+            };
+            let (before, rows) = (*before, *rows);
             let caught_up = caught_up.get(id.as_str()).copied().unwrap_or(rows);
             let proof = match &moved {
                 Some(moved) => verdict::unmoved(before, rows, after, moved[index]),

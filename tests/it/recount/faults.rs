@@ -304,6 +304,22 @@ async fn a_counter_at_an_end_of_i64_stays_there() {
     }
 }
 
+/// A value in the application's table is no i64.
+#[tokio::test]
+async fn a_value_outside_i64_does_not_block_others() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE users (id INT PRIMARY KEY, total BIGINT UNSIGNED NOT NULL);
+         INSERT INTO users VALUES (1, 0), (2, 18446744073709551615), (3, 0), (4, 1);
+         CREATE TABLE saves (user_id INT NOT NULL, KEY (user_id)); INSERT INTO saves VALUES (1), (2), (3), (4)",
+    )
+    .await;
+    let saves = of_users(&pair).await;
+    let done = pair.recount(&saves).run_once().await.unwrap();
+    assert_eq!((done.checked, done.raised), (3, 2), "{done:?}");
+    assert_eq!(saves.get_many(["1", "3", "4"]).await.unwrap(), [1; 3]);
+}
+
 /// The server reports that it is a replica of another one, but receives nothing: its lag is
 /// unknown.
 #[tokio::test]
