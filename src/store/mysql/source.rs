@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use sqlx::{MySqlPool, Row};
+use sqlx::mysql::MySqlRow;
+use sqlx::{FromRow, MySqlPool, Row};
 use tokio::time::timeout;
 
 use super::MysqlStore;
@@ -327,23 +328,38 @@ impl fmt::Debug for Source {
 }
 
 impl MysqlStore {
-    /// Returns the lag of the server behind this pool, if it is a replica and this user may read
-    /// the lag.
+    /// Returns the lag of the server behind this pool, the longest of all that it replicates, if it
+    /// is a replica and this user may read the lag.
     pub(crate) async fn lag(&self, pool: &MySqlPool) -> Result<Option<Duration>> {
-        self.primary.count(1);
-        let status = sqlx::raw_sql("SHOW REPLICA STATUS").fetch_optional(pool);
-        let row = match status.await {
-            Err(error) if error.as_database_error().is_some() => return Ok(None),
-            row => row.map_err(store("the lag of a replica was not read"))?,
-        };
-        let Some(row) = row else { return Ok(None) };
+        // MariaDB; MySQL; MySQL before 8.0.22
+        let statements = [
+            "SHOW ALL SLAVES STATUS",
+            "SHOW REPLICA STATUS",
+            "SHOW SLAVE STATUS",
+        ];
+        let server = self.on(Some(pool));
+        for statement in statements {
+            let lags = match server.fetch(Statement::new(statement)).await {
+                Err(error) if fault::is_syntax(&error) => continue,
+                Err(error) if error.as_database_error().is_some() => return Ok(None),
+                lags => lags.map_err(store("the lag of a replica was not read"))?,
+            };
+            let lags: Option<Vec<_>> = lags.into_iter().map(|Lag(lag)| lag).collect();
+            let lags = lags.ok_or_else(|| Error::store("the replica does not replicate"))?;
+            return Ok(lags.into_iter().max());
+        }
+        Ok(None)
+    }
+}
+
+/// The lag behind one source; `None` if the server does not replicate it.
+struct Lag(Option<Duration>);
+
+impl FromRow<'_, MySqlRow> for Lag {
+    fn from_row(row: &MySqlRow) -> Result<Self, sqlx::Error> {
         let seconds = row.try_get("Seconds_Behind_Source");
         let seconds = seconds.or_else(|_| row.try_get("Seconds_Behind_Master"));
-        match seconds {
-            Err(_) => Ok(None),
-            Ok(Some(seconds)) => Ok(Some(Duration::from_secs(seconds))),
-            Ok(None) => Err(Error::store("the replica does not replicate")),
-        }
+        seconds.map(|seconds: Option<u64>| Lag(seconds.map(Duration::from_secs)))
     }
 }
 

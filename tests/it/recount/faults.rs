@@ -327,8 +327,8 @@ async fn a_replica_that_does_not_replicate_is_waited_for() {
     let (_mysql, pair, saves) = on_own_mysql().await;
     let (begin, end) = if pair.number("SELECT VERSION() LIKE '%MariaDB%'").await == 1 {
         (
-            "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = 1, MASTER_USER = 'nobody'",
-            "RESET SLAVE ALL",
+            "CHANGE MASTER 'second' TO MASTER_HOST = '127.0.0.1', MASTER_PORT = 1, MASTER_USER = 'nobody'",
+            "RESET SLAVE 'second' ALL",
         )
     } else {
         (
