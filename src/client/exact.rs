@@ -67,8 +67,8 @@ impl Handle {
         self.exact_from(ids, ReadFrom::Nearest).await
     }
 
-    /// Does the same. The ledger does not show that a replica lacks a correction or a retried reject;
-    /// on the primary the values contain them.
+    /// Does the same. The ledger does not show that a replica lacks a correction or a retried
+    /// reject; on the primary the values contain them.
     pub async fn exact_from(&self, ids: &[&str], from: ReadFrom) -> Result<Vec<i64>> {
         if ids.is_empty() {
             return Ok(Vec::new());
@@ -264,8 +264,8 @@ impl Handle {
     }
 
     /// Makes one round of an exact read. With `at_once` it reads the database and Redis
-    /// concurrently: whichever is read first, the ledger shows how they fit. Only for cached counters
-    /// it reads Redis first.
+    /// concurrently: whichever is read first, the ledger shows how they fit. For cached counters it
+    /// reads Redis first.
     async fn try_exact(
         &self,
         ids: &[&str],

@@ -54,9 +54,9 @@ pub fn judge(pending: &Pending, ledger: &Mark) -> Verdict {
     }
 }
 
-/// Returns whether the ledger has a row of the incarnation on every copy of the database that is not
-/// behind. Before its first batch, a copy that lacks batches of the incarnation before it looks like
-/// one that has them.
+/// Returns whether the ledger has a row of the incarnation on every copy of the database that is
+/// not behind. Before its first batch, a copy that lacks batches of the incarnation before it looks
+/// like one that has them.
 pub fn has_ledger(pending: &Pending) -> bool {
     pending.last.seq > u64::from(pending.in_flight)
 }

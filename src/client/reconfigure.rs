@@ -88,9 +88,9 @@ impl Counterfoil {
         Err(pending(family))
     }
 
-    /// Deletes the cached counters of the family from Redis: with another number of partitions their
-    /// homes differ. A reconciler with the old number may have restored it meanwhile, so each must
-    /// be saved.
+    /// Deletes the cached counters of the family from Redis: with another number of partitions
+    /// their homes differ. A reconciler with the old number may have restored it meanwhile, so each
+    /// must be saved.
     async fn drop_bases(&self, family: &Family) -> Result<()> {
         if !family.is_cached() {
             return Ok(());

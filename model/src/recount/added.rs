@@ -32,8 +32,8 @@ pub enum Mistake {
     CountOnce,
     /// A correction does not check that the run is current and has not corrected the counter.
     NoFence,
-    /// A recounter reads the value on a replica, which has every batch that the ledger shows, but may
-    /// lack a correction.
+    /// A recounter reads the value on a replica, which has every batch that the ledger shows, but
+    /// may lack a correction.
     ReadReplica,
     /// A correction writes the number of rows instead of adding a delta.
     WriteValue,

@@ -268,9 +268,9 @@ impl Source {
         filter.map(|filter| format!(" AND ({filter})")).collect()
     }
 
-    /// Returns the ids that have rows and come after `after` in the order of the table's columns: up
-    /// to `limit`, and more if their collation takes several for equal, which then are on one page.
-    /// Skips ids that the family cannot have.
+    /// Returns the ids that have rows and come after `after` in the order of the table's columns:
+    /// up to `limit`, and more if their collation takes several for equal, which then are on one
+    /// page. Skips ids that the family cannot have.
     pub(crate) async fn ids_after(
         &self,
         mysql: &MysqlStore,

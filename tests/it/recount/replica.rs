@@ -93,8 +93,8 @@ async fn a_batch_that_is_partly_saved_is_not_counted_again() {
     assert_eq!(pair.stored().await, 2);
 }
 
-/// A correction adds to the value and leaves the ledger as it is, so the ledger does not show that a
-/// replica lacks it.
+/// A correction adds to the value and leaves the ledger as it is, so the ledger does not show that
+/// a replica lacks it.
 #[tokio::test]
 async fn a_correction_that_a_replica_lacks_is_not_made_again() {
     let (pair, behind) = (Pair::new().await, Pair::new().await);
