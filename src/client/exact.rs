@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::client::handle::{Handle, borrowed_ids};
 use crate::client::pages::{self, PAGE};
-use crate::client::read::{Verdict, beyond, judge, may_be_forgotten};
+use crate::client::read::{Verdict, beyond, has_ledger, judge, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
 use crate::reconciler::set_back;
 use crate::scripts::buffered::{Pending, Scan};
@@ -64,17 +64,33 @@ impl Handle {
     /// Returns the exact values of the rows with these ids, in their order. It takes one call per
     /// partition involved and one query.
     pub async fn exact(&self, ids: &[&str]) -> Result<Vec<i64>> {
+        self.exact_from(ids, ReadFrom::Nearest).await
+    }
+
+    /// Does the same. The ledger does not show that a replica lacks a correction or a retried
+    /// reject; on the primary the values contain them.
+    pub async fn exact_from(&self, ids: &[&str], from: ReadFrom) -> Result<Vec<i64>> {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        self.repeating(|deadline| self.exact_once(ids, deadline))
+        self.repeating(|deadline| self.exact_once(ids, from, deadline))
             .await
     }
 
-    async fn exact_once(&self, ids: &[&str], deadline: Instant) -> Result<Vec<i64>> {
+    async fn exact_once(
+        &self,
+        ids: &[&str],
+        from: ReadFrom,
+        deadline: Instant,
+    ) -> Result<Vec<i64>> {
         let family = self.family();
+        // a cached batch leaves Redis in parts, once it is complete on the primary
+        let from = match from {
+            ReadFrom::Nearest if self.has_replica() && !family.is_cached() => from,
+            _ => ReadFrom::Primary,
+        };
         for round in 0..100 {
-            let is_suspect = match self.try_exact(ids, round == 0, deadline).await? {
+            let is_suspect = match self.try_exact(ids, from, round == 0, deadline).await? {
                 Round::Read(values) => return Ok(values),
                 Round::Again => round % 10 == PATIENT,
                 Round::SetBack => true,
@@ -235,26 +251,37 @@ impl Handle {
         let stored = stored.into_iter().map(|(id, _)| id);
         let ids: BTreeSet<_> = pending.iter().cloned().chain(stored).collect();
         let page: Vec<_> = ids.into_iter().take(limit).collect();
-        let values = self.exact_once(&borrowed_ids(&page), deadline).await?;
+        let values = self
+            .exact_once(&borrowed_ids(&page), ReadFrom::Nearest, deadline)
+            .await?;
         Ok(page.into_iter().zip(values).collect())
     }
 
+    /// Returns whether the nearest copy may be another one than the primary.
+    fn has_replica(&self) -> bool {
+        let mysql = self.shared.store.as_mysql();
+        mysql.is_none_or(|mysql| mysql.replica.is_some())
+    }
+
     /// Makes one round of an exact read. With `at_once` it reads the database and Redis
-    /// concurrently: whichever is read first, the ledger shows how they fit.
-    ///
-    /// A cached batch leaves Redis in parts, once it is complete on the primary. So for cached
-    /// counters it reads Redis first, and then the primary.
-    async fn try_exact(&self, ids: &[&str], at_once: bool, deadline: Instant) -> Result<Round> {
+    /// concurrently: whichever is read first, the ledger shows how they fit. For cached counters it
+    /// reads Redis first.
+    async fn try_exact(
+        &self,
+        ids: &[&str],
+        from: ReadFrom,
+        at_once: bool,
+        deadline: Instant,
+    ) -> Result<Round> {
         let registered = self.stored_by(deadline, self.registered()).await?;
-        let is_cached = self.family().is_cached();
         let store = &self.shared.store;
-        let guess = if at_once && !is_cached {
+        let guess = if at_once && !self.family().is_cached() {
             self.guess(ids)
         } else {
             None
         };
         let guessed = guess.as_ref().map(|marks| {
-            let snapshot = store.read(registered, ids, marks, ReadFrom::Nearest);
+            let snapshot = store.read(registered, ids, marks, from);
             self.stored_by(deadline, snapshot)
         });
         // not try_join: a query is better not dropped half-way
@@ -262,19 +289,21 @@ impl Handle {
         let (guessed, reads) = join(guessed, self.read_partitions(ids)).await;
         let reads = reads?;
         let keys = reads.iter().map(PartitionRead::ledger_key);
-        // without an incarnation a replica's lag is not detectable
         let is_known = keys.clone().all(|key| key.is_some());
         let marks: BTreeSet<_> = keys.flatten().collect();
         let marks: Vec<_> = marks.into_iter().collect();
         for &(partition, incarnation) in &marks {
             self.opened.incarnations.seen(partition, incarnation);
         }
-        let mut guessed = guessed.filter(|_| is_known && guess.as_ref() == Some(&marks));
-        let copies: &[_] = if is_known && !is_cached {
-            &[ReadFrom::Nearest, ReadFrom::Primary]
-        } else {
-            &[ReadFrom::Primary]
+        // without a row of the incarnation in the ledger a replica's lag is not detectable
+        let copies: &[_] = match from {
+            ReadFrom::Nearest if is_known && reads.iter().all(|read| has_ledger(&read.pending)) => {
+                &[ReadFrom::Nearest, ReadFrom::Primary]
+            }
+            _ => &[ReadFrom::Primary],
         };
+        let is_right = is_known && guess.as_ref() == Some(&marks) && copies[0] == from;
+        let mut guessed = guessed.filter(|_| is_right);
         for &copy in copies {
             let snapshot = if let Some(snapshot) = guessed.take() {
                 snapshot?

@@ -54,6 +54,13 @@ pub fn judge(pending: &Pending, ledger: &Mark) -> Verdict {
     }
 }
 
+/// Returns whether the ledger has a row of the incarnation on every copy of the database that is
+/// not behind. Before its first batch, a copy that lacks batches of the incarnation before it looks
+/// like one that has them.
+pub fn has_ledger(pending: &Pending) -> bool {
+    pending.last.seq > u64::from(pending.in_flight)
+}
+
 /// Returns what an id has pending beyond the value in the database. The result is wider than i64,
 /// because the two deltas may each be near an end of i64.
 pub fn beyond(id: &str, (batch, buffer): (i64, i64), verdict: &Verdict) -> i128 {
@@ -116,6 +123,9 @@ mod tests {
             judge(&pending(1, true), &Mark::default()),
             Verdict::AddBatch
         );
+        let released = [(0, false), (1, true), (1, false), (2, true)];
+        let released = released.map(|(seq, in_flight)| has_ledger(&pending(seq, in_flight)));
+        assert_eq!(released, [false, false, true, true]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::connection::try_each;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::reconciler::upkeep;
-use crate::scripts::buffered::last_cuts;
+use crate::scripts::cached::Deleted;
 use crate::scripts::partition::Partition;
 use crate::store::Registered;
 
@@ -41,14 +41,17 @@ impl Counterfoil {
             return self.shared.store.reconfigure(&known, family).await;
         }
         self.refuse_pending(&known).await?;
+        let emptied = async {
+            self.refuse_pending(&known).await?;
+            self.drop_bases(&known).await
+        };
         // from here on nothing is counted: Redis refuses the old callers, and the database the new
         // ones
         self.configure_redis(&known, family, &database).await?;
-        if let Err(pending) = self.refuse_pending(&known).await {
+        if let Err(pending) = emptied.await {
             self.configure_redis(family, &known, &database).await?;
             return Err(pending);
         }
-        self.drop_bases(&known).await?;
         self.shared.store.reconfigure(&known, family).await?;
         // a reconciler with the old number may have restored it before the database had the new one
         self.configure_redis(&known, family, &database).await
@@ -81,22 +84,24 @@ impl Counterfoil {
         {
             return Ok(());
         }
-        let pending = format!("{family}: hits are pending; drain the family first");
-        Err(Error::new(ErrorKind::Busy, pending))
+        Err(pending(family))
     }
 
-    /// Drops the cached counters of the family, all of which are saved: with another number of
-    /// partitions their homes differ.
+    /// Deletes the cached counters of the family from Redis: with another number of partitions
+    /// their homes differ. A reconciler with the old number may have restored it meanwhile, so each
+    /// must be saved.
     async fn drop_bases(&self, family: &Family) -> Result<()> {
         if !family.is_cached() {
             return Ok(());
         }
-        let shared = &self.shared;
         for number in 0..family.partitions() {
-            let partition = [shared.partition(family, number)];
-            let home = shared.partition(family, shared.topology.home_of(number));
-            for last in last_cuts(&shared.redis, &partition).await? {
-                partition[0].reset(family, &home.keys, last).await?;
+            let (partition, mut next) = (self.shared.partition(family, number), Some(0));
+            while let Some(cursor) = next {
+                let (deleted, cursor) = partition.delete_any(cursor).await?;
+                if deleted.iter().any(|deleted| *deleted != Deleted::Done) {
+                    return Err(pending(family));
+                }
+                next = (cursor > 0).then_some(cursor);
             }
         }
         Ok(())
@@ -117,6 +122,11 @@ impl Counterfoil {
         };
         try_each(&beyond, configure).await.map(drop)
     }
+}
+
+fn pending(family: &Family) -> Error {
+    let pending = format!("{family}: hits are pending; drain the family first");
+    Error::new(ErrorKind::Busy, pending)
 }
 
 fn refuse_unchangeable(known: &Family, family: &Family) -> Result<()> {

@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::client::handle::borrowed_ids;
-use crate::error::{Error, Result};
+use crate::connection::bisected;
+use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::recount::movement::Cuts;
 use crate::recount::plan::{Mode, RecountIds};
@@ -108,14 +109,32 @@ impl Recounting {
     pub async fn before(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Before> {
         let (family, wanted) = (self.handle.registered().await?, borrowed_ids(&ids));
         let rejections = self.mysql.rejections(family, &wanted).await?;
-        let values = self.handle.exact(&wanted).await?;
+        let values = self.values(&wanted).await?;
         let values = ids.into_iter().zip(values);
+        let values = values.filter_map(|(id, value)| Some((id, value?)));
         let values = values.filter(|(_, value)| *value <= self.plan.largest);
         Ok(Before {
             values: values.collect(),
             rejections,
             cuts,
         })
+    }
+
+    /// Reads the counters exactly. One that is outside i64 has no value, and does not block others.
+    async fn values(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
+        let mut found = Vec::with_capacity(ids.len());
+        let is_beyond = |error: &Error| error.kind() == ErrorKind::Range;
+        let read = |some| self.handle.exact_from(some, ReadFrom::Primary);
+        for (_, values) in bisected(ids, is_beyond, read).await? {
+            match values {
+                Ok(values) => found.extend(values.into_iter().map(Some)),
+                Err(error) => {
+                    tracing::warn!(family = %self.family(), error = %format_args!("{error:#}"), "a counter is out of range and left out of a recount");
+                    found.push(None);
+                }
+            }
+        }
+        Ok(found)
     }
 
     /// Takes the second step: counts the rows.
@@ -140,7 +159,7 @@ impl Recounting {
     /// Takes the third step, after the wait: finds the differences.
     pub async fn after(&self, page: &Page) -> Result<Difference> {
         let ids: Vec<_> = page.differing.iter().map(|(id, ..)| id.as_str()).collect();
-        let values = self.handle.exact(&ids).await?;
+        let values = self.values(&ids).await?;
         let moved = match &page.cuts {
             Some(cuts) => Some(cuts.moved(&self.handle, &ids).await?),
             None => None,
@@ -155,7 +174,11 @@ impl Recounting {
             ..Difference::default()
         };
         for (index, (id, before, rows)) in page.differing.iter().enumerate() {
-            let (before, rows, after) = (*before, *rows, values[index]);
+            let Some(after) = values[index] else {
+                difference.busy.push(id.clone());
+                continue;
+            };
+            let (before, rows) = (*before, *rows);
             let caught_up = caught_up.get(id.as_str()).copied().unwrap_or(rows);
             let proof = match &moved {
                 Some(moved) => verdict::unmoved(before, rows, after, moved[index]),
@@ -261,31 +284,49 @@ impl Recounting {
         let noted = noted.await?;
         if let Some(noted) = noted.as_ref().filter(|_| self.family().is_cached()) {
             let corrected = noted.iter().filter(|one| one.delta != 0);
-            self.forget(corrected.map(|one| one.id.as_str())).await;
+            let corrected: Vec<_> = corrected.map(|one| one.id.as_str()).collect();
+            self.forget(&corrected).await?;
         }
         Ok(noted)
+    }
+
+    /// Does [`forget`](Self::forget) for all that the run has corrected: its former holder may have
+    /// died before it did so.
+    pub(super) async fn forget_corrected(&self, run: &Run) -> Result<()> {
+        let mut after: Option<String> = None;
+        while self.family().is_cached() {
+            let page = self
+                .mysql
+                .drift(self.family(), run.number, after.as_deref(), PAGE as u64);
+            let page = page.await?;
+            let Some(last) = page.last() else { break };
+            let corrected = page.iter().filter(|one| one.delta != 0);
+            let corrected: Vec<_> = corrected.map(|one| one.id.as_str()).collect();
+            self.forget(&corrected).await?;
+            after = Some(last.id.clone());
+        }
+        Ok(())
     }
 
     /// Deletes these cached counters from Redis, so that their next use reads the corrected rows.
     /// Waits for counters that are being saved. One that stays shows the correction with its next
     /// save.
-    async fn forget(&self, ids: impl Iterator<Item = &str>) {
+    async fn forget(&self, ids: &[&str]) -> Result<()> {
         let mut pauses = FORGET;
-        for id in ids {
-            let partition = self.handle.partition(self.family().partition_of(id));
+        for (number, indexes) in self.handle.by_partition_of_row(ids) {
+            let partition = self.handle.partition(number);
+            let mut left: Vec<_> = indexes.into_iter().map(|index| ids[index]).collect();
             loop {
-                match partition.delete(&[id]).await.as_deref() {
-                    Ok([Deleted::InFlight]) if pauses > 0 => {}
-                    Ok(_) => break,
-                    Err(error) => {
-                        tracing::debug!(family = %self.family(), id, error = %format_args!("{error:#}"), "dropping a counter from Redis failed");
-                        break;
-                    }
+                let mut deleted = partition.delete(&left).await?.into_iter();
+                left.retain(|_| deleted.next() == Some(Deleted::InFlight));
+                if left.is_empty() || pauses == 0 {
+                    break;
                 }
                 pauses -= 1;
                 sleep(SAVING).await;
             }
         }
+        Ok(())
     }
 
     async fn rows(&self, ids: &[&str]) -> Result<Vec<i64>> {

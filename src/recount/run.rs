@@ -93,6 +93,7 @@ impl Recounting {
         let (started, family, number) = (Instant::now(), self.family(), run.number);
         let work = async {
             self.announce(&run).await?;
+            self.repeated(|| self.forget_corrected(&run)).await?;
             self.work(&mut run).await
         };
         // a step may be dropped half-way: a correction in progress either belongs to this run or is

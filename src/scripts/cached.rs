@@ -218,7 +218,16 @@ impl Partition {
     /// nothing pending. Returns the outcome of each that was due, and the next cursor, 0 at the
     /// end.
     pub async fn delete_due(&self, cursor: u64, count: usize) -> Result<(Vec<Deleted>, u64)> {
-        self.delete_some(cursor, count, &[""; 0]).await
+        self.delete_some(cursor, count, &self.now_ms, &[""; 0])
+            .await
+    }
+
+    /// Does the same with about 1000 counters, due or not.
+    pub async fn delete_any(&self, cursor: u64) -> Result<(Vec<Deleted>, u64)> {
+        // a time in milliseconds has 13 digits
+        const LAST: &str = "9999999999999";
+        self.delete_some(cursor, Self::READ_IDS, LAST, &[""; 0])
+            .await
     }
 
     /// Deletes these counters, at most 1000, except those with anything pending.
@@ -226,16 +235,17 @@ impl Partition {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
-        Ok(self.delete_some(0, 1, ids).await?.0)
+        Ok(self.delete_some(0, 1, &self.now_ms, ids).await?.0)
     }
 
     async fn delete_some(
         &self,
         cursor: u64,
         count: usize,
+        now_ms: &str,
         ids: &[impl AsRef<[u8]>],
     ) -> Result<(Vec<Deleted>, u64)> {
-        let mut args = vec![owned(cursor), owned(count), borrowed(&self.now_ms)];
+        let mut args = vec![owned(cursor), owned(count), borrowed(now_ms)];
         args.extend(ids.iter().map(|id| borrowed(id)));
         let mut reply =
             bundle::expect_ok(&self.redis, "cached_delete", &self.cached_keys(), &args).await?;

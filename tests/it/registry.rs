@@ -1,6 +1,8 @@
 //! Families that a process serves or changes without having opened them, as registered in the
 //! database.
 
+use redis::aio::ConnectionLike;
+
 use crate::support::*;
 
 const MOMENT: Duration = millis(20);
@@ -146,6 +148,35 @@ async fn partitions_change_once_nothing_is_pending() {
     operator.reconfigure(&of_4.build().unwrap()).await.unwrap();
     refused(after.add("page/0", 1).await, Mismatch, "");
     assert_eq!(before.count("page/0", 1).await, 1);
+}
+
+/// A process with the old number opens the family between two steps of the change, and counts.
+#[tokio::test]
+async fn a_hit_that_arrives_while_partitions_change_is_kept() {
+    let pair = Pair::new().await;
+    let of_4 = || votes().partitions(4);
+    pair.open(of_4()).await.count("item", 1).await;
+    pair.drain().await;
+    let (redis, late) = (pair.redis.manager().await, pair.other().await);
+    let steps = Arc::new(AtomicU64::new(0));
+    let operator = pair.over(custom(move |cmd| {
+        let (mut redis, late, steps) = (redis.clone(), late.clone(), steps.clone());
+        async move {
+            // the first step that touches cached counters
+            let packed = String::from_utf8_lossy(&cmd.get_packed_command()).into_owned();
+            if packed.contains(":base") && steps.fetch_add(1, Ordering::Relaxed) == 0 {
+                late.opened(of_4()).await.count("item", 2).await;
+            }
+            redis.req_packed_command(&cmd).await
+        }
+    }));
+    let to_7 = votes().partitions(7).build().unwrap();
+    refused(operator.reconfigure(&to_7).await, Busy, "");
+    assert_eq!(pair.open(of_4()).await.value("item").await, 3);
+    pair.drain().await;
+    operator.reconfigure(&to_7).await.unwrap();
+    let votes = operator.opened(votes().partitions(7)).await;
+    assert_eq!(votes.value("item").await, 3);
 }
 
 /// A saved counter stays in its old partition. It must not be found there when that partition is

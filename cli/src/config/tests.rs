@@ -344,7 +344,7 @@ fn mistakes_are_told_with_file_and_line() {
         (
             recount("within = '1s'\nevery = '1h'\nsql = 'SELECT 1'"),
             ":10: ",
-            "the ids belong into exactly one (?): SELECT 1",
+            "the ids need at least one (?): SELECT 1",
         ),
         (
             recount("within = '1s'\nevery = '1h'\nids = 'both'\nsql = 'SELECT 1 IN (?)'"),

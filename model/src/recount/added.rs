@@ -32,6 +32,9 @@ pub enum Mistake {
     CountOnce,
     /// A correction does not check that the run is current and has not corrected the counter.
     NoFence,
+    /// A recounter reads the value on a replica, which has every batch that the ledger shows, but
+    /// may lack a correction.
+    ReadReplica,
     /// A correction writes the number of rows instead of adding a delta.
     WriteValue,
     /// A correction adds the number of rows minus the value before, whatever was counted in the
@@ -46,6 +49,8 @@ pub struct State {
     /// The rows that a count finds: the first ones.
     shown: u8,
     value: i8,
+    /// The sum of the corrections that a replica lacks, if recounters read the value there.
+    lacking: i8,
     /// The rows that are not counted yet and will be.
     coming: Hits,
     uncounted: u8,
@@ -173,6 +178,9 @@ impl AddedRows {
         } else {
             state.value += delta;
         }
+        if self.makes(Mistake::ReadReplica) {
+            state.lacking += delta;
+        }
         state.is_done = true;
         state.drift_left |= is_quiet && state.value != state.rows as i8;
     }
@@ -209,6 +217,7 @@ impl Model for AddedRows {
             rows: 0,
             shown: 0,
             value: 0,
+            lacking: 0,
             coming: Hits::default(),
             uncounted: 0,
             doubled: 0,
@@ -285,7 +294,7 @@ impl Model for AddedRows {
             Step::ReadValue(number) => {
                 state.recounters[number] = Recounter::Started {
                     run: state.run,
-                    before: state.value,
+                    before: state.value - state.lacking,
                 };
             }
             Step::CountRows(number) => {
@@ -313,7 +322,7 @@ impl Model for AddedRows {
                     before,
                     rows,
                     caught_up: if counts_again { state.shown } else { rows },
-                    after: state.value,
+                    after: state.value - state.lacking,
                 };
                 state.recounters[number] = Recounter::Measured(measured);
             }

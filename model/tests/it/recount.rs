@@ -59,6 +59,11 @@ fn rows_that_a_replica_lacked_are_counted_again() {
 }
 
 #[test]
+fn values_are_read_where_the_corrections_are() {
+    breaks(added(AddedMistake::ReadReplica), TOO_HIGH);
+}
+
+#[test]
 fn a_replica_is_waited_for_where_rows_are_deleted() {
     let at_once = DeletedRows {
         replica: true,

@@ -153,6 +153,11 @@ pub fn message(error: &sqlx::Error) -> String {
         .map_or_else(|| error.to_string(), |error| error.message().to_owned())
 }
 
+/// Returns `true` if the server does not know the statement.
+pub fn is_syntax(error: &sqlx::Error) -> bool {
+    number(error) == Some(1064)
+}
+
 fn number(error: &sqlx::Error) -> Option<u16> {
     Some(
         error

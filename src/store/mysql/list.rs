@@ -209,9 +209,10 @@ pub(crate) struct IdPage {
 }
 
 impl IdPage {
-    /// Reads the ids of up to `limit` rows, and skips those that the family cannot have.
+    /// Reads the ids of the rows of a page, and skips those that the family cannot have. A page of
+    /// `limit` rows or more may have a next one.
     pub fn new(family: &Registered, rows: Vec<Columns>, limit: usize) -> Result<Self> {
-        let is_full = rows.len() == limit;
+        let is_full = rows.len() >= limit;
         let ids = rows.into_iter().filter_map(|row| row.id(family));
         let ids = ids.filter(|id| family.family.check_id(id).is_ok());
         let ids: Vec<_> = ids.collect();

@@ -1,7 +1,7 @@
 //! The runs of recounts and their corrections. One transaction contains a correction, its record
 //! and its run's row (docs/protocol.md, section 9).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -192,7 +192,8 @@ impl MysqlStore {
     }
 
     /// Corrects the drifted counters and records them, each id once per run. Leaves out counters
-    /// with open rejects, or whose rejects changed since `rejections`. Does nothing and returns
+    /// with open rejects, or whose rejects changed since `rejections`. Returns those that the run
+    /// has recorded, now or before: the commit may have had no reply. Does nothing and returns
     /// `None` if the run is over for this holder.
     ///
     /// Without `rejections`, or with `trusting`, these or the run are not checked, for the tests that
@@ -341,15 +342,23 @@ impl UnitOfWork for Correct {
     type Output = Option<Vec<Drifted>>;
 
     async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
-        let mut done = HashSet::new();
+        let mut done = HashMap::new();
         if !self.trusting {
             if !self.is_held(transaction).await? {
                 return Ok(None);
             }
             done = self.done(transaction).await?;
         }
+        let (mut notes, mut noted) = (Vec::new(), Vec::new());
         let mut open = self.drifted.clone();
-        open.retain(|one| !done.contains(one.id.as_bytes()));
+        open.retain(|one| match done.get(one.id.as_bytes()) {
+            Some(&delta) => {
+                let one = one.clone();
+                noted.push(Drifted { delta, ..one });
+                false
+            }
+            None => true,
+        });
         if let Some(before) = &self.rejections {
             let ids = open.iter().map(|one| one.id.as_str());
             let now = transaction.fetch(Rejections::select(&self.family, ids));
@@ -363,7 +372,6 @@ impl UnitOfWork for Correct {
         let mut deltas = add::deltas(&self.family, ids, &mut refused);
         let locked = add::take_locked(transaction, &self.target, &mut deltas).await?;
         add::add(transaction, &self.target, deltas, &mut refused).await?;
-        let (mut notes, mut noted) = (Vec::with_capacity(open.len()), Vec::new());
         for (index, mut one) in open.into_iter().enumerate() {
             // left for the next run
             if locked.contains(&index) {
@@ -422,16 +430,18 @@ impl Correct {
         Ok(!transaction.fetch::<()>(select).await?.is_empty())
     }
 
-    /// Returns the ids that the run has already recorded.
-    async fn done(&self, transaction: &mut Transaction) -> Result<HashSet<Vec<u8>>, sqlx::Error> {
+    /// Returns the ids that the run has already recorded, with the deltas that it added.
+    async fn done(
+        &self,
+        transaction: &mut Transaction,
+    ) -> Result<HashMap<Vec<u8>, i64>, sqlx::Error> {
         let select = Statement::new(format!(
-            "SELECT d.id FROM {} STRAIGHT_JOIN counterfoil_drift AS d \
+            "SELECT d.id, d.delta FROM {} STRAIGHT_JOIN counterfoil_drift AS d \
              ON d.family = ? AND d.run = ? AND d.id = UNHEX({INPUT}.id)",
             json::table([("id", ID)])
         ));
         let select = select.bind_rows(self.drifted.iter().map(|one| (hex(&one.id),)));
         let select = select.bind(self.run.family).bind(self.run.number);
-        let ids = transaction.fetch(select).await?.into_iter();
-        Ok(ids.map(|(id,)| id).collect())
+        Ok(transaction.fetch(select).await?.into_iter().collect())
     }
 }

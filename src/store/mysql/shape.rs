@@ -47,6 +47,14 @@ const EXACT_COLLATIONS: [&str; 2] = ["utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
 /// The collations with this property for texts that do not end in a space.
 const EXACT_CHAR_COLLATIONS: [&str; 3] = ["utf8mb4_bin", "utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
 
+/// Returns the collations of text that this type of key can have.
+pub fn exact_collations(kind: KeyType) -> &'static [&'static str] {
+    match kind {
+        KeyType::Char => &EXACT_CHAR_COLLATIONS,
+        _ => &EXACT_COLLATIONS,
+    }
+}
+
 struct Column {
     /// `int`, `varchar` ...
     data_type: String,
@@ -300,8 +308,8 @@ impl Column {
             collation: self.collation.clone(),
         };
         let collation = &*self.collation;
-        let exact = |collations: &[&str], needed: &str| {
-            if collations.contains(&collation) {
+        let exact = |needed: &str| {
+            if exact_collations(kind).contains(&collation) {
                 return Ok(characters());
             }
             Err(format!(
@@ -320,13 +328,13 @@ impl Column {
             (KeyType::Text, "varbinary") => return Ok(Storage::Bytes),
             (KeyType::Text, "varchar") => {
                 let needed = "VARBINARY, or collation utf8mb4_0900_bin (MySQL) or utf8mb4_nopad_bin (MariaDB)";
-                return exact(&EXACT_COLLATIONS, needed);
+                return exact(needed);
             }
             // CHAR drops and BINARY adds trailing characters, whatever the collation
             (KeyType::Text, "char") => "VARBINARY or VARCHAR, or KeyType::Char",
             (KeyType::Text, _) => "VARBINARY or VARCHAR",
             (KeyType::Char, "char") => {
-                return exact(&EXACT_CHAR_COLLATIONS, "collation utf8mb4_bin");
+                return exact("collation utf8mb4_bin");
             }
             (KeyType::Char, _) => "CHAR",
             (KeyType::Uuid, "uuid") => return Ok(Storage::Uuid),

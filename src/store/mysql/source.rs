@@ -9,32 +9,38 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use sqlx::{MySqlPool, Row};
+use sqlx::mysql::MySqlRow;
+use sqlx::{FromRow, MySqlPool, Row};
 use tokio::time::timeout;
 
 use super::MysqlStore;
 use super::fault::{self, store};
 use super::list::{After, Columns, IdPage};
 use super::session::Database;
-use super::shape::Storage;
+use super::shape::{Storage, exact_collations};
 use super::statement::{Statement, quoted, table_name, text};
 use super::target::{self, Segment, StoredKey, join};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::family::table::{is_name, is_table_name};
+use crate::family::table::{KeyType, is_name, is_table_name};
 use crate::store::Registered;
 
 /// The longest wait for a count of rows, which may read all of a table.
 const SCAN: Duration = Duration::from_hours(1);
 
+/// A limit that the setting `sql_select_limit` of a session does not replace. An id that a reply
+/// lacks would pass for one without rows.
+const ALL: &str = "LIMIT 18446744073709551615";
+
 /// The rows that a family's counters stand for, and the way to count them for many ids
 /// (docs/protocol.md, section 9).
 ///
 /// A row must be committed before it is counted. An id that the source does not return has no rows.
+/// A row belongs to the id that its text spells, byte by byte.
 ///
 /// ```
 /// use counterfoil::recount::Source;
-/// // ids are bound for the one (?), as the types of the family's key columns say
+/// // ids are bound for (?), as the types of the family's key columns say
 /// let saves = Source::sql("SELECT user_id, COUNT(*) FROM saves WHERE user_id IN (?) GROUP BY user_id");
 /// // the same, which can also list the ids that have rows
 /// let saves = Source::table("saves", ["user_id"]).filter("deleted_at IS NULL");
@@ -62,14 +68,29 @@ impl Source {
     /// Creates a source from a SELECT. Its columns are the key columns of the family's table, in
     /// their order, followed by the number of rows, an integer.
     ///
-    /// The text has `(?)` once, for the ids. With several key columns, write `(store_id, day) IN
-    /// (?)`. A family without a table of the application has one key, the whole id.
+    /// The text has `(?)` for the ids. With several key columns, write `(store_id, day) IN (?)`. A
+    /// family without a table of the application has one key, the whole id.
+    ///
+    /// Most collations take `Rust` and `rust` for equal, which are two ids. So keys that are text
+    /// must be selected, compared and grouped as bytes. Another comparison uses the index:
+    ///
+    /// ```
+    /// # use counterfoil::recount::Source;
+    /// let saves = Source::sql(
+    ///     "SELECT CAST(tag AS BINARY), COUNT(*) FROM saves \
+    ///      WHERE tag IN (?) AND CAST(tag AS BINARY) IN (?) GROUP BY CAST(tag AS BINARY)",
+    /// );
+    /// ```
+    ///
+    /// A recount fails if a text has a collation that folds. [`table`](Self::table) needs none of
+    /// this.
     pub fn sql(select: impl Into<String>) -> Self {
         Source::of(Rows::Sql(select.into()))
     }
 
     /// Creates a source from the rows of a table, whose name may include its schema. `keys` are the
-    /// table's columns that hold the family's key columns. They need an index.
+    /// table's columns that hold the family's key columns. They need an index, and may have any
+    /// collation.
     pub fn table(
         name: impl Into<String>,
         keys: impl IntoIterator<Item = impl Into<String>>,
@@ -144,8 +165,8 @@ impl Source {
             _ if self.filter.is_some() || self.sum.is_some() => {
                 return wrong("only a table has a filter or a sum".into());
             }
-            Rows::Sql(text) if text.matches("(?)").count() != 1 => {
-                return wrong(format!("the ids belong into exactly one (?): {text}"));
+            Rows::Sql(text) if !text.contains("(?)") => {
+                return wrong(format!("the ids need at least one (?): {text}"));
             }
             Rows::Sql(_) | Rows::Function(_) => {}
         }
@@ -185,44 +206,57 @@ impl Source {
             return wrong(id, "has a count below 0");
         }
         match counts.keys().next() {
-            Some(id) => wrong(id, "was not requested"),
-            None => Ok(rows),
+            // a table's collation also finds other spellings of an id
+            Some(id) if !self.lists_ids() => wrong(id, "was not requested"),
+            _ => Ok(rows),
         }
     }
 
-    /// Returns the SELECT of the ids' keys and counts.
+    /// Returns the SELECT of the ids' keys, a collation that folds them or NULL, and the counts.
     fn select(&self, keys: &[StoredKey], family: &Registered, ids: &[&str]) -> Result<Statement> {
         let marks = vec!["?"; keys.len()].join(", ");
         // MySQL takes (?) for a row of one column as well
         let marks = vec![format!("({marks})"); ids.len()].join(", ");
+        let text = self.text(keys);
+        let folding: String = keys
+            .iter()
+            .filter(|key| is_text(key))
+            .map(folding)
+            .collect();
         // a text for each number of ids would fill the server's table of prepared statements
         let mut select = Statement::once(format!(
             "WITH counterfoil_source ({}, counterfoil_count) AS ({}) \
-             SELECT {}, CAST(counterfoil_count AS CHAR) FROM counterfoil_source",
+             SELECT {}, COALESCE({folding}NULL), CAST(counterfoil_count AS CHAR) FROM counterfoil_source {ALL}",
             join(keys, ", ", |key| key.name.clone()),
-            self.text().replacen("(?)", &format!("({marks})"), 1),
+            text.replace("(?)", &format!("({marks})")),
             join(keys, ", ", |key| key.bytes_of(&key.name)),
         ));
-        for id in ids {
-            let segments = target::segments(family, id).map_err(Error::invalid)?;
-            select = bind(select, keys.iter().zip(segments));
+        for _ in text.matches("(?)") {
+            for id in ids {
+                let segments = target::segments(family, id).map_err(Error::invalid)?;
+                select = bind(select, keys.iter().zip(segments));
+            }
         }
         Ok(select)
     }
 
-    fn text(&self) -> String {
+    fn text(&self, keys: &[StoredKey]) -> String {
         match &self.rows {
             Rows::Sql(text) => text.clone(),
-            Rows::Table { name, keys } => {
-                let keys: Vec<_> = keys.iter().map(|key| quoted(key)).collect();
-                let keys = keys.join(", ");
+            Rows::Table {
+                name,
+                keys: columns,
+            } => {
+                let columns: Vec<_> = columns.iter().map(|column| quoted(column)).collect();
+                let exact: Vec<_> = keys.iter().zip(&columns).map(exact).collect();
+                let (columns, exact) = (columns.join(", "), exact.join(", "));
                 let count = match &self.sum {
                     Some(column) => format!("COALESCE(SUM({}), 0)", quoted(column)),
                     None => "COUNT(*)".to_owned(),
                 };
                 let (name, filter) = (table_name(name), self.condition());
                 format!(
-                    "SELECT {keys}, {count} FROM {name} WHERE ({keys}) IN (?){filter} GROUP BY {keys}"
+                    "SELECT {exact}, {count} FROM {name} WHERE ({columns}) IN (?){filter} GROUP BY {exact}"
                 )
             }
             Rows::Function(_) => String::new(),
@@ -234,8 +268,9 @@ impl Source {
         filter.map(|filter| format!(" AND ({filter})")).collect()
     }
 
-    /// Returns up to `limit` ids that have rows and come after `after` in the order of the table's
-    /// columns. Skips ids that the family cannot have.
+    /// Returns the ids that have rows and come after `after` in the order of the table's columns:
+    /// up to `limit`, and more if their collation takes several for equal, which then are on one
+    /// page. Skips ids that the family cannot have.
     pub(crate) async fn ids_after(
         &self,
         mysql: &MysqlStore,
@@ -254,18 +289,24 @@ impl Source {
         let target = mysql.target(&family.family).await?;
         let keys = target.id_keys();
         let columns: Vec<_> = columns.iter().map(|column| quoted(column)).collect();
-        let order = columns.join(", ");
+        let each = |text: &dyn Fn(&String) -> String, between| {
+            columns.iter().map(text).collect::<Vec<_>>().join(between)
+        };
         let parameters = keys.iter().map(|_| "?".to_owned());
         let spelt = keys.iter().zip(&columns);
         let spelt: Vec<_> = spelt.map(|(key, column)| key.bytes_of(column)).collect();
         let after = After::new(family, after, &columns, parameters)?;
         let select = Statement::new(format!(
-            "SELECT {} FROM (SELECT DISTINCT {order} FROM {} WHERE TRUE{}{} ORDER BY {order} LIMIT ?) AS counterfoil_source \
-             ORDER BY {order}",
-            spelt.join(", "),
-            table_name(name),
+            "SELECT {spelt} FROM {name} WHERE ({order}) IN (SELECT {order} FROM (\
+             SELECT DISTINCT {order} FROM {name} WHERE {found}{}{filter} ORDER BY {order} LIMIT ?\
+             ) AS counterfoil_source){filter} GROUP BY {spelt} ORDER BY {}",
             after.condition,
-            self.condition(),
+            each(&|column| format!("MIN({column})"), ", "),
+            spelt = spelt.join(", "),
+            name = table_name(name),
+            order = columns.join(", "),
+            found = each(&|column| format!("{column} IS NOT NULL"), " AND "),
+            filter = self.condition(),
         ));
         let bound = keys.iter().take(1).chain(keys);
         let select = bind(select, bound.zip(after.segments)).bind(limit as u64);
@@ -275,28 +316,50 @@ impl Source {
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Source").field(&self.text()).finish()
+        let rows: &dyn fmt::Debug = match &self.rows {
+            Rows::Sql(text) => text,
+            Rows::Table { name, keys } => &(name, keys),
+            Rows::Function(_) => &"function",
+        };
+        let mut source = f.debug_struct("Source");
+        source.field("rows", rows).field("filter", &self.filter);
+        source.field("sum", &self.sum).finish()
     }
 }
 
 impl MysqlStore {
-    /// Returns the lag of the server behind this pool, if it is a replica and this user may read
-    /// the lag.
+    /// Returns the lag of the server behind this pool, the longest of all that it replicates, if it
+    /// is a replica and this user may read the lag.
     pub(crate) async fn lag(&self, pool: &MySqlPool) -> Result<Option<Duration>> {
-        self.primary.count(1);
-        let status = sqlx::raw_sql("SHOW REPLICA STATUS").fetch_optional(pool);
-        let row = match status.await {
-            Err(error) if error.as_database_error().is_some() => return Ok(None),
-            row => row.map_err(store("the lag of a replica was not read"))?,
-        };
-        let Some(row) = row else { return Ok(None) };
+        // MariaDB; MySQL; MySQL before 8.0.22
+        let statements = [
+            "SHOW ALL SLAVES STATUS",
+            "SHOW REPLICA STATUS",
+            "SHOW SLAVE STATUS",
+        ];
+        let server = self.on(Some(pool));
+        for statement in statements {
+            let lags = match server.fetch(Statement::new(statement)).await {
+                Err(error) if fault::is_syntax(&error) => continue,
+                Err(error) if error.as_database_error().is_some() => return Ok(None),
+                lags => lags.map_err(store("the lag of a replica was not read"))?,
+            };
+            let lags: Option<Vec<_>> = lags.into_iter().map(|Lag(lag)| lag).collect();
+            let lags = lags.ok_or_else(|| Error::store("the replica does not replicate"))?;
+            return Ok(lags.into_iter().max());
+        }
+        Ok(None)
+    }
+}
+
+/// The lag behind one source; `None` if the server does not replicate it.
+struct Lag(Option<Duration>);
+
+impl FromRow<'_, MySqlRow> for Lag {
+    fn from_row(row: &MySqlRow) -> Result<Self, sqlx::Error> {
         let seconds = row.try_get("Seconds_Behind_Source");
         let seconds = seconds.or_else(|_| row.try_get("Seconds_Behind_Master"));
-        match seconds {
-            Err(_) => Ok(None),
-            Ok(Some(seconds)) => Ok(Some(Duration::from_secs(seconds))),
-            Ok(None) => Err(Error::store("the replica does not replicate")),
-        }
+        seconds.map(|seconds: Option<u64>| Lag(seconds.map(Duration::from_secs)))
     }
 }
 
@@ -313,6 +376,10 @@ fn counts(family: &Registered, rows: Vec<Columns>) -> Result<HashMap<String, i64
     let mut counts = HashMap::with_capacity(rows.len());
     for mut row in rows {
         let digits = row.0.pop().flatten();
+        if let Some(collation) = row.0.pop().flatten() {
+            let folds = format!("different ids are equal under its {}", text(collation));
+            return Err(wrong(&family.family, format!("{folds}; {ADVICE}")));
+        }
         let id = row.id(family);
         let id =
             id.ok_or_else(|| wrong(&family.family, "returned a key that is NULL or not text"))?;
@@ -325,6 +392,28 @@ fn counts(family: &Registered, rows: Vec<Columns>) -> Result<HashMap<String, i64
         }
     }
     Ok(counts)
+}
+
+const ADVICE: &str = "use a table, or select, compare and group by CAST(.. AS BINARY)";
+
+fn is_text(key: &StoredKey) -> bool {
+    matches!(key.kind, KeyType::Text | KeyType::Char)
+}
+
+/// Returns a column in the form by which rows are grouped: text as bytes, because a collation may
+/// take different ids for equal.
+fn exact((key, column): (&StoredKey, &String)) -> String {
+    match is_text(key) {
+        true => key.bytes_of(column),
+        false => column.clone(),
+    }
+}
+
+/// Returns the collation of a text under which the rows of several ids are one group, or NULL.
+fn folding(key: &StoredKey) -> String {
+    let exact = exact_collations(key.kind).join("', '");
+    let name = &key.name;
+    format!("IF(COLLATION({name}) IN ('binary', '{exact}'), NULL, COLLATION({name})), ")
 }
 
 /// Binds parameters that are compared with columns of the application. Each has its column's own

@@ -215,8 +215,69 @@ async fn ids_of_several_columns_are_counted() {
     assert_eq!(visitors.get_many(ids).await.unwrap(), [3, 1, 2, 4]);
 }
 
+/// Rows of `Rust` and `rust` are two ids' rows, also if the column's collation takes them for equal
+/// and only one of them has a counter.
+#[tokio::test]
+async fn ids_that_a_collation_folds_are_counted_apart() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE saves (tag VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci, KEY (tag));
+         INSERT INTO saves VALUES ('Rust'), ('rust'), ('rust'), ('café'), ('cafe'), ('cafe'), ('cafe'), ('Go'), ('go')",
+    )
+    .await;
+    let saves = pair.open(family("saves")).await;
+    for (tag, rows) in [
+        ("Rust", 1),
+        ("rust", 2),
+        ("café", 1),
+        ("cafe", 3),
+        ("Go", 1),
+    ] {
+        saves.count(tag, rows).await;
+    }
+    pair.drain().await;
+    let by_sql = "SELECT CAST(tag AS BINARY), COUNT(*) FROM saves \
+         WHERE tag IN (?) AND CAST(tag AS BINARY) IN (?) GROUP BY CAST(tag AS BINARY)";
+    let recount = |source| pair.recount(&saves).source(source);
+    let tags = || Source::table("saves", ["tag"]);
+    for source in [tags(), Source::sql(by_sql)] {
+        expect(recount(source), &[("checked", 5), ("drifted", 0)]).await;
+    }
+    // grouped by the collation, its rows are those of no one id
+    let folded = "SELECT tag, COUNT(*) FROM saves WHERE tag IN (?) GROUP BY tag";
+    let folded = recount(Source::sql(folded)).run_once().await;
+    refused(folded, InvalidInput, "utf8mb4_general_ci");
+    let both = recount(tags()).ids(RecountIds::Both);
+    expect(both, &[("checked", 6), ("raised", 1), ("drifted", 1)]).await;
+    assert_eq!(saves.value("go").await, 1);
+}
+
+/// More ids than a page has, each in two spellings that the column takes for equal.
+#[tokio::test]
+async fn all_spellings_of_an_id_are_listed() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE saves (tag VARCHAR(40) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci, KEY (tag));
+         INSERT INTO saves WITH RECURSIVE n (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM n WHERE n < 999) \
+             SELECT CONCAT('tag', n) FROM n UNION ALL SELECT CONCAT('TAG', n) FROM n;
+         INSERT INTO saves VALUES (NULL), ('zone'), ('Zone')",
+    )
+    .await;
+    let saves = pair.open(family("saves")).await;
+    let recount = pair.recount(&saves).source(Source::table("saves", ["tag"]));
+    let recount = recount.ids(RecountIds::Source).ids_per_second(100_000);
+    expect(recount, &[("checked", 2_002), ("raised", 2_002)]).await;
+    assert_eq!(pair.stored().await, 2_002);
+}
+
+pub(super) fn of_items(durability: Durability) -> FamilyBuilder<CachedCounters> {
+    let table = keyed(Table::update("item"), [("id", Unsigned)]);
+    let votes = support::votes().table(table).durability(durability);
+    votes.sync_time(millis(1))
+}
+
 /// Creates an item with five rows of votes, and opens a cached family with this durability.
-async fn votes(durability: Durability) -> (Pair, CachedCounters) {
+pub(super) async fn votes(durability: Durability) -> (Pair, CachedCounters) {
     let pair = Pair::new().await;
     pair.sql(
         "CREATE TABLE saves (user_id BIGINT NOT NULL, voter BIGINT, PRIMARY KEY (user_id, voter));
@@ -225,14 +286,12 @@ async fn votes(durability: Durability) -> (Pair, CachedCounters) {
          INSERT INTO saves VALUES (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)",
     )
     .await;
-    let table = keyed(Table::update("item"), [("id", Unsigned)]);
-    let votes = support::votes().table(table).durability(durability);
-    let votes = pair.open(votes.sync_time(millis(1))).await;
+    let votes = pair.open(of_items(durability)).await;
     votes.count("1", 3).await;
     (pair, votes)
 }
 
-async fn shown_and_stored(votes: &CachedCounters) -> (i64, Vec<Option<i64>>) {
+pub(super) async fn shown_and_stored(votes: &CachedCounters) -> (i64, Vec<Option<i64>>) {
     (votes.value("1").await, votes.stored(["1"]).await.unwrap())
 }
 

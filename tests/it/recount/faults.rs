@@ -4,6 +4,7 @@ use counterfoil::recount::{RecountIds, Source};
 use sqlx::mysql::MySqlPoolOptions;
 
 use super::WITHIN;
+use super::api::{of_items, shown_and_stored, votes};
 
 use crate::support::*;
 
@@ -219,6 +220,57 @@ async fn a_run_that_was_taken_over_corrects_nothing() {
     assert!(new.end(&taken).await.unwrap() && !old.end(&begun).await.unwrap());
 }
 
+/// The correction of a cached counter is committed, and the reply to the commit is lost. The repeat
+/// changes nothing in the database.
+#[tokio::test]
+async fn a_cached_counter_shows_a_correction_whose_commit_had_no_reply() {
+    let (pair, votes) = votes(Durability::Immediate).await;
+    pair.drain().await;
+    let proxy = Arc::new(Proxy::to_unix(mysql().await.socket()));
+    let options = (*pair.pool.connect_options()).clone();
+    let pool = MySqlPool::connect_with(options.socket(proxy.socket())).await;
+    let store = MysqlStore::new(pool.unwrap());
+    let other = Counterfoil::new(pair.redis.manager().await, store);
+    let cut = proxy.clone();
+    let source = Source::function(move |_| {
+        cut.disturb(["COMMIT; SET"], testkit::Fate::ReplyLost { passed: 0 });
+        async { Ok(HashMap::from([("1".to_owned(), 5)])) }
+    });
+    let recount = other
+        .recount(&other.opened(of_items(Durability::Immediate)).await)
+        .source(source);
+    let done = recount.within(WITHIN).run_once().await.unwrap();
+    assert_eq!((done.drifted, done.raised), (1, 1), "{done:?}");
+    assert_eq!(shown_and_stored(&votes).await, (5, vec![Some(5)]));
+    assert_eq!(proxy.calm(), 0);
+}
+
+/// A recounter dies after it committed the correction of a cached counter.
+#[tokio::test]
+async fn a_run_that_is_taken_over_shows_the_corrections_of_its_former_holder() {
+    let (pair, votes) = votes(Durability::Immediate).await;
+    pair.drain().await;
+    let proxy = Proxy::to(&pair.redis);
+    let other = pair.over(proxy.manager().await);
+    let of_other = other.opened(of_items(Durability::Immediate)).await;
+    let recount = other.recount(&of_other).source(super::saves());
+    let steps = recount.within(WITHIN).steps().unwrap();
+    let run = steps.take().await.unwrap().unwrap();
+    let before = steps.before(vec!["1".to_owned()], None).await.unwrap();
+    let page = steps.count(&before).await.unwrap();
+    let difference = steps.after(&page).await.unwrap();
+    proxy.black_hole();
+    let settling = timeout(millis(300), steps.settle(&run, &difference)).await;
+    assert!(settling.is_err());
+    proxy.heal(Held::Lost);
+    assert_eq!(shown_and_stored(&votes).await, (3, vec![Some(5)]));
+    let short = pair.recount(&votes).timeout(secs(1)).lease(Duration::ZERO);
+    pause(1_100).await;
+    let done = short.run_once().await.unwrap();
+    assert_eq!((done.run, done.drifted), (1, 0), "{done:?}");
+    assert_eq!(shown_and_stored(&votes).await, (5, vec![Some(5)]));
+}
+
 /// Opens a family that counts in the column `total` of the table `users`.
 async fn of_users(pair: &Pair) -> BufferedCounters {
     let table = keyed(Table::update("users"), [("id", Unsigned)]);
@@ -274,6 +326,22 @@ async fn a_counter_at_an_end_of_i64_stays_there() {
     }
 }
 
+/// A value in the application's table is no i64.
+#[tokio::test]
+async fn a_value_outside_i64_does_not_block_others() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE users (id INT PRIMARY KEY, total BIGINT UNSIGNED NOT NULL);
+         INSERT INTO users VALUES (1, 0), (2, 18446744073709551615), (3, 0), (4, 1);
+         CREATE TABLE saves (user_id INT NOT NULL, KEY (user_id)); INSERT INTO saves VALUES (1), (2), (3), (4)",
+    )
+    .await;
+    let saves = of_users(&pair).await;
+    let done = pair.recount(&saves).run_once().await.unwrap();
+    assert_eq!((done.checked, done.raised), (3, 2), "{done:?}");
+    assert_eq!(saves.get_many(["1", "3", "4"]).await.unwrap(), [1; 3]);
+}
+
 /// The server reports that it is a replica of another one, but receives nothing: its lag is
 /// unknown.
 #[tokio::test]
@@ -281,8 +349,8 @@ async fn a_replica_that_does_not_replicate_is_waited_for() {
     let (_mysql, pair, saves) = on_own_mysql().await;
     let (begin, end) = if pair.number("SELECT VERSION() LIKE '%MariaDB%'").await == 1 {
         (
-            "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = 1, MASTER_USER = 'nobody'",
-            "RESET SLAVE ALL",
+            "CHANGE MASTER 'second' TO MASTER_HOST = '127.0.0.1', MASTER_PORT = 1, MASTER_USER = 'nobody'",
+            "RESET SLAVE 'second' ALL",
         )
     } else {
         (

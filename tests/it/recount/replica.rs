@@ -2,6 +2,7 @@
 
 use counterfoil::recount::Source;
 use counterfoil::test_hooks::{CutBatch, Partition, retention};
+use sqlx::mysql::MySqlPoolOptions;
 
 use super::{WITHIN, saves};
 use crate::support::*;
@@ -29,6 +30,26 @@ async fn a_counted_row_that_a_replica_lacks_is_not_taken_away() {
         assert_eq!(saves.value("1").await, 2, "{value}, {deleted}: {done:?}");
         assert_eq!((done.lowered, done.drifted), (lowered, lowered), "{done:?}");
     }
+}
+
+/// The server, or a proxy, ends a reply after one row. An id that a reply lacks has no rows.
+#[tokio::test]
+async fn a_replica_whose_sessions_limit_replies_lowers_nothing() {
+    let (pair, counters) = Pair::of(family("saves")).await;
+    pair.sql("CREATE TABLE saves (user_id INT NOT NULL); INSERT INTO saves VALUES (1), (2), (3)")
+        .await;
+    for user in ["1", "2", "3"] {
+        counters.count(user, 1).await;
+    }
+    pair.drain().await;
+    let limited = MySqlPoolOptions::new().after_connect(|session, _| {
+        let limit = sqlx::query("SET SESSION sql_select_limit = 1").execute(session);
+        Box::pin(async { limit.await.map(drop) })
+    });
+    let limited = limited.connect_with((*pair.pool.connect_options()).clone());
+    let recount = pair.recount(&counters).replica(limited.await.unwrap());
+    let done = recount.run_once().await.unwrap();
+    assert_eq!((done.checked, done.drifted), (3, 0), "{done:?}");
 }
 
 /// A batch of two cached counters is complete in MySQL, one of them is saved, and the replica lacks
@@ -69,5 +90,35 @@ async fn a_batch_that_is_partly_saved_is_not_counted_again() {
     let recount = counterfoil.recount(&votes).source(saves()).within(WITHIN);
     let done = recount.run_once().await.unwrap();
     assert_eq!((done.checked, done.drifted), (2, 0), "{done:?}");
+    assert_eq!(pair.stored().await, 2);
+}
+
+/// A correction adds to the value and leaves the ledger as it is, so the ledger does not show that
+/// a replica lacks it.
+#[tokio::test]
+async fn a_correction_that_a_replica_lacks_is_not_made_again() {
+    let (pair, behind) = (Pair::new().await, Pair::new().await);
+    pair.sql("CREATE TABLE saves (user_id INT NOT NULL); INSERT INTO saves VALUES (1), (1)")
+        .await;
+    let users = || family("saves").partitions(1);
+    let saves = pair.open(users()).await;
+    saves.count("1", 1).await;
+    pair.drain().await;
+    // the copy has the batch, and receives nothing more
+    behind.open(users()).await;
+    let name = sqlx::query_scalar::<_, String>("SELECT DATABASE()").fetch_one(&pair.pool);
+    let name = name.await.unwrap();
+    for table in ["counterfoil_values", "counterfoil_ledger"] {
+        let copy = format!("REPLACE INTO {table} SELECT * FROM `{name}`.{table}");
+        behind.sql(&copy).await;
+    }
+    let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
+    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
+    let saves = counterfoil.opened(users()).await;
+    for raised in [1, 0] {
+        let recount = counterfoil.recount(&saves).source(super::saves());
+        let done = recount.within(WITHIN).run_once().await.unwrap();
+        assert_eq!(done.raised, raised, "{done:?}");
+    }
     assert_eq!(pair.stored().await, 2);
 }
