@@ -1,8 +1,7 @@
-import { randomBytes } from 'node:crypto';
 import { type Family, type Item, Queue } from './family.js';
 import type { ExactReader } from './value.js';
 import { CounterfoilError, type Integer, NotCounted } from './values.js';
-import { checkId, checkInteger, integer, integerOf, memo } from './values.js';
+import { checkId, checkInteger, integer, integerOf, memo, uniqueName } from './values.js';
 
 const TICKET_MS = 30_000;
 /** How often a counter may be deleted between its seed and its change. */
@@ -42,7 +41,7 @@ export class Cached {
   /** Returns the value. */
   async get(id: string): Promise<Integer> {
     return this.seeded(id, async (partition) => {
-      const args = [TICKET_MS, '', randomBytes(8).toString('hex'), id];
+      const args = [TICKET_MS, '', uniqueName(), id];
       const keys = this.family.keys(partition, 'base', 'buffer', 'batch');
       return (await this.family.read('cached_get', () => ({ keys, args })))[0];
     });

@@ -42,7 +42,7 @@ export class Sender {
   /** Sends the call, and repeats it as it is until `deadline`. `counts`: the outcome matters if no reply arrives. `lost`: none did. */
   async send(name: string, { keys, args }: Call, counts: boolean, deadline: number, lost = false): Promise<Reply> {
     const { source, sha1 } = memo(scripts, name, () => load(name));
-    let command = ['EVALSHA', sha1, keys.length, ...keys, ...args];
+    let command = ['EVALSHA', sha1, keys.length, ...keys, ...args].map(word);
     for (let pause = 5; ; pause = Math.min(2 * pause, 50)) {
       try {
         const reply = await this.once(command, keys[0]!);
@@ -63,7 +63,7 @@ export class Sender {
   }
 
   /** Sends a command once, and waits for its reply until the timeout. */
-  private once(command: (Bytes | number)[], key: string): Promise<unknown> {
+  private once(command: (string | Buffer)[], key: string): Promise<unknown> {
     const state = this.redis.state();
     if (state === 'closed') throw new Misconfigured('CLOSED', 'connect it; node-redis needs a reconnectStrategy');
     if (state === 'away') throw new NotCounted('unreachable', 'the client is not connected', undefined, true);
@@ -89,6 +89,10 @@ export class Sender {
     }
   }
 }
+
+/** Returns a word of a command as both libraries take it: of other arrays than a Buffer ioredis would send a text. */
+const word = (word: Bytes | number): string | Buffer =>
+  word instanceof Uint8Array ? Buffer.from(word.buffer, word.byteOffset, word.byteLength) : String(word);
 
 /** Returns the code of an error that Redis sent, or why there is none. */
 function codeOf(error: Error): string {

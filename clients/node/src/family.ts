@@ -1,8 +1,7 @@
-import { randomBytes } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { crc32 } from 'node:zlib';
 import type { Call, Reply, Sender } from './call.js';
-import { type Bytes, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
+import { type Bytes, Misconfigured, NotCounted, OutcomeUnknown, memo, uniqueName } from './values.js';
 
 const FRESH_MS = 30_000;
 const HINT = `is not configured in this Redis: check the name, the server and the database number, or declare it in the
@@ -75,7 +74,7 @@ export class Family {
       if (counts && partitions !== of) { // the reconciler may not drain the one that was chosen
         throw new (lost ? OutcomeUnknown : Misconfigured)('MISMATCH', `${this.name} has ${partitions} partitions now, not ${of}`);
       }
-      const caller = (!work && callers.pop()) || { name: work?.name ?? randomBytes(8).toString('hex'), n: 0 };
+      const caller = (!work && callers.pop()) || { name: work?.name ?? uniqueName(), n: 0 };
       const call = build(settings, performance.now() + ahead);
       if (counts) {
         caller.n += 1;

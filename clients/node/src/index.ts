@@ -83,7 +83,7 @@ export class Counterfoil {
 
   /**
    * Sends what `later` took, and ends the connection if `connect` made it. Throws what `flush` throws; `onError` receives what
-   * was not counted. Waits for Redis for `retryFor`, and twice as long if sums were being sent.
+   * was not counted. While Redis does not reply it takes `retryFor`, twice as long if sums were being sent, and `timeout`.
    */
   async close(): Promise<void> {
     const buffered = [...this.families.values()].filter((family) => family instanceof Buffered);

@@ -1,5 +1,5 @@
 import type { Family } from './family.js';
-import { type CounterfoilError, type Integer, NotCounted, checkId, checkInteger, integer } from './values.js';
+import { type CounterfoilError, type Integer, NotCounted, OutcomeUnknown, checkId, checkInteger, integer } from './values.js';
 
 const MOST_IDS = 100_000;
 /** Of a call. */
@@ -21,8 +21,9 @@ export abstract class Later {
   private isClosed = false;
   /** The last send. Each begins when the one before has ended, and returns the error of sums that stay for the next one. */
   private sending: Promise<NotCounted | undefined> = Promise.resolve(undefined);
-  /** The errors that no `flush` has reported. */
-  private readonly failures: CounterfoilError[] = [];
+  /** The first error that no `flush` has reported, and of how many ids there is one. */
+  private failure: CounterfoilError | undefined;
+  private failed = 0;
 
   /** @internal */
   constructor(protected readonly family: Family, private readonly options: LaterOptions) {}
@@ -32,22 +33,24 @@ export abstract class Later {
   /**
    * Adds soon: sums up in this process, and sends the sums within `laterEvery`. A killed process loses what it has not sent.
    * `flush` and `onError` report failures.
-   * @throws NotCounted (`BADID`, `BADARG`; `BUSY`: 100,000 ids wait; `CLOSED`)
+   * @throws NotCounted (`BADID`, `BADARG`; `RANGE`: the sum is beyond 64 bits; `BUSY`: 100,000 ids wait; `CLOSED`)
    */
   later(id: string, delta: Integer = 1): void {
     checkId(id);
     checkInteger(delta);
     if (this.isClosed) throw new NotCounted('CLOSED', `${this.family.name} is closed`);
-    if (this.sums.size + this.inFlight < MOST_IDS || this.sums.has(id)) return this.put(id, delta);
-    throw new NotCounted('BUSY', `${MOST_IDS} ids of ${this.family.name} wait to be sent`, undefined, true);
+    const isFull = this.sums.size + this.inFlight >= MOST_IDS && !this.sums.has(id);
+    if (isFull) throw new NotCounted('BUSY', `${MOST_IDS} ids of ${this.family.name} wait to be sent`, undefined, true);
+    if (!this.put(id, delta)) throw new NotCounted('RANGE', `the sum of ${id} is beyond 64 bits`);
   }
 
   /** Waits until all that `later` took before is settled. Throws the first error of what was not counted. */
   async flush(): Promise<void> {
     const unsent = await this.send();
-    const [first = unsent, ...others] = this.failures.splice(0);
+    const first = this.failure ?? unsent;
     if (!first) return;
-    const what = first === unsent ? `${this.sums.size} ids wait` : `${others.length + 1} ids were not counted`;
+    const what = this.failed ? `${this.failed} ids were not counted` : `${this.sums.size} ids wait`;
+    [this.failure, this.failed] = [undefined, 0];
     const Class = first.constructor as typeof NotCounted;
     throw new Class(first.reason, `later() of ${this.family.name}: ${what}: ${first.message}`, first, first === unsent);
   }
@@ -61,15 +64,19 @@ export abstract class Later {
     await this.flush();
   }
 
-  private put(id: string, delta: Integer): void {
-    const sum = this.sums.get(id);
-    this.sums.set(id, sum === undefined ? delta : integer(BigInt(sum) + BigInt(delta)));
+  /** Returns false if the sum would be beyond 64 bits. */
+  private put(id: string, delta: Integer): boolean {
+    const sum = BigInt(this.sums.get(id) ?? 0) + BigInt(delta);
+    if (sum !== BigInt.asIntN(64, sum)) return false;
+    this.sums.set(id, integer(sum));
     if (!this.isClosed) this.timer ??= setTimeout(() => void this.send(), this.options.laterEvery ?? 5);
+    return true;
   }
 
   private drop(id: string, delta: Integer, error: CounterfoilError): void {
     const { onError } = this.options;
-    this.failures.push(error);
+    this.failure ??= error;
+    this.failed += 1;
     if (onError) process.nextTick(onError, this.family.name, id, delta, error);
   }
 
@@ -83,15 +90,14 @@ export abstract class Later {
     let unsent: NotCounted | undefined;
     for (this.inFlight = sums.length; sums.length > 0; this.inFlight = sums.length) {
       const group = sums.splice(0, MOST_PAIRS);
-      const errors = unsent ? group.map(() => unsent) : await this.addMany(group); // the others would wait as long
+      const deadline = this.family.deadline();
+      const errors = unsent ? group.map(() => unsent) : await this.addMany(group); // this one would wait as long
       for (const [i, [id, delta]] of group.entries()) {
         const error = errors[i];
-        if (error instanceof NotCounted && error.temporary) {
-          unsent = error;
-          this.put(id, delta);
-        } else if (error instanceof Error) {
-          this.drop(id, delta, error);
-        }
+        if (error instanceof NotCounted && error.temporary && this.put(id, delta)) unsent = error;
+        else if (error instanceof Error) this.drop(id, delta, error);
+        const hasWaited = error instanceof OutcomeUnknown && performance.now() > deadline;
+        if (hasWaited) unsent ??= new NotCounted(error.reason, error.message, error, true);
       }
     }
     return unsent;

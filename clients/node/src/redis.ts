@@ -1,5 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import { type Bytes, Misconfigured } from './values.js';
+import { Misconfigured } from './values.js';
 
 /** The application's client: ioredis, or node-redis (client, pool, sentinel), standalone or cluster. */
 export type RedisClient =
@@ -12,7 +12,7 @@ export type Redis = {
   /** `away`: a command would wait until the client has connected. `closed`: it would fail until the application connects. */
   state(): 'ready' | 'away' | 'closed';
   /** Sends a command. All its keys are in the slot of `key`. */
-  send(command: (Bytes | number)[], key: string): Promise<unknown>;
+  send(command: (string | Buffer)[], key: string): Promise<unknown>;
   /** Closes a connection that `connect` made. Its library sends each command once. */
   closeOwn?(): Promise<unknown>;
 };
@@ -44,12 +44,11 @@ function wrapIoredis(client: any): Redis {
 function wrapNodeRedis(client: any): Redis {
   const isCluster = 'masters' in client;
   const route = (key: string) => (isCluster ? [key, false] : 'acquire' in client ? [false] : []); // or a sentinel's
-  const text = (word: Bytes | number) => (typeof word === 'number' ? String(word) : word);
   const options = { typeMapping: {} }; // the application may map replies to other types
   return {
     isCluster,
     state: () => (!client.isOpen ? 'closed' : client.isReady === false ? 'away' : 'ready'),
-    send: (command, key) => client.sendCommand(...route(key), command.map(text), options),
+    send: (command, key) => client.sendCommand(...route(key), command, options),
   };
 }
 
@@ -77,7 +76,7 @@ function connectIoredis({ Redis, Cluster }: any, address: Address, timeout: numb
     ? new Redis(address, { ...timeouts, maxRetriesPerRequest: 0 })
     : new Cluster(address, { retryDelayOnFailover: 0, redisOptions: timeouts });
   client.on('error', ignore);
-  return { ...wrap(client), closeOwn: () => new Promise((ended) => client.once('end', ended).quit().catch(ended)) };
+  return own(client, timeout, () => client.quit(), () => client.disconnect());
 }
 
 async function connectNodeRedis(module: any, address: Address, timeout: number): Promise<Redis> {
@@ -89,7 +88,19 @@ async function connectNodeRedis(module: any, address: Address, timeout: number):
     : module.createClient('path' in target ? defaults : { ...defaults, url: address });
   client.on('error', ignore);
   await Promise.race([client.connect().catch(ignore), sleep(timeout, undefined, { ref: false })]);
-  return { ...wrap(client), closeOwn: async () => client.close() };
+  return own(client, timeout, () => client.close(), () => client.destroy());
+}
+
+/** Wraps a client that `closeOwn` ends: by `end`, which waits for replies, and if that takes longer than the timeout by `stop`. */
+function own(client: object, timeout: number, end: () => Promise<unknown>, stop: () => void): Redis {
+  const redis = wrap(client);
+  let isClosed = false;
+  const closeOwn = async () => {
+    isClosed = true;
+    const ended = Promise.race([end(), sleep(timeout, undefined, { ref: false })]);
+    await ended.catch(ignore).then(stop).catch(ignore); // either may throw if it is closed
+  };
+  return { ...redis, closeOwn, state: () => (isClosed ? 'closed' : redis.state()) };
 }
 
 const ignore = (): void => {}; // the call that fails reports it

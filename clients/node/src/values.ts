@@ -1,3 +1,5 @@
+import { randomBytes } from 'node:crypto';
+
 /** An integer: a `number` as far as numbers are exact, up to 2^53 - 1, and a `bigint` beyond. */
 export type Integer = number | bigint;
 
@@ -68,6 +70,9 @@ export function memo<Key, Value>(map: Map<Key, Value>, key: Key, make: () => Val
   map.set(key, value);
   return value;
 }
+
+/** Returns a random name. A copy of this machine has the same state of random numbers, so the time is a part of it. */
+export const uniqueName = (): string => (randomBytes(8).readBigUInt64BE() ^ process.hrtime.bigint()).toString(16);
 
 /** Returns the integers from 0 up to this one. */
 export const upTo = (count: number): number[] => [...Array(count).keys()];
