@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import unittest
 
 import redis
@@ -58,7 +59,29 @@ def run_python(program, *args):
     return done.returncode, json.loads(done.stdout or b"null")
 
 
+def in_child(function):
+    """Forks, and returns the number of the child, which ends after the function."""
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        finally:
+            os._exit(0)
+    return child
+
+
+class Stop(Exception):
+    """What an application raises in the handler of a signal."""
+
+
 class Case(unittest.TestCase):
+    def assert_pending(self, family, id, count):
+        """Waits until the hits that are sent in the background have arrived."""
+        end = time.monotonic() + 5
+        while pending(family, id) != count and time.monotonic() < end:
+            time.sleep(0.01)
+        self.assertEqual(pending(family, id), count)
+
     def assert_raises(self, kind, reason, function, *args, **options):
         with self.assertRaises(kind) as raised:
             function(*args, **options)

@@ -1,11 +1,12 @@
 """The client for asyncio: group commit, cancelled tasks, event loops."""
 
 import asyncio
+import os
 import unittest
 
 import counterfoil
 from counterfoil.asyncio import Counterfoil
-from support import DAEMON, NAMESPACE, SOCKET, Case, calls_of, new_id, pending, plain, plain_asyncio
+from support import DAEMON, NAMESPACE, SOCKET, Case, calls_of, in_child, new_id, pending, plain, plain_asyncio
 
 
 def connected(**options):
@@ -156,7 +157,46 @@ class Sums(Case):
         self.assertEqual(pending("views", id), 20)
 
 
+    def test_the_sums_of_a_cancelled_flush_are_sent_without_another(self):
+        path, id = f"/tmp/counterfoil-{os.getpid()}.sock", new_id()
+
+        async def count():
+            views = Counterfoil.connect(f"unix://{path}", NAMESPACE).buffered("views")
+            views.later(id)
+            with self.assertRaises(asyncio.TimeoutError):
+                await asyncio.wait_for(views.flush(), 0.1)
+            os.symlink(SOCKET, path)
+            self.addCleanup(os.unlink, path)
+            await asyncio.sleep(0.3)
+            return pending("views", id)
+
+        self.assertEqual(asyncio.run(count()), 1)
+
+
 class Loops(Case):
+    def test_children_that_are_forked_with_the_loop(self):
+        client, id, loop = connected(later_every=0.05), new_id(), asyncio.new_event_loop()
+        views = client.buffered("views")
+
+        async def later():
+            views.later(id)
+            await asyncio.sleep(0)
+
+        async def child():  # does not send the parent's sum
+            await views.add(id)
+            await asyncio.sleep(0.1)
+            await views.add(id)
+
+        for count in (lambda: views.add(id), later):
+            loop.run_until_complete(count())
+            for _ in range(2):
+                os.waitpid(in_child(lambda: loop.run_until_complete(child())), 0)
+        loop.run_until_complete(later())
+        loop.run_until_complete(views.flush())
+        loop.run_until_complete(client.close())
+        loop.close()
+        self.assertEqual(pending("views", id), 11)
+
     def test_a_client_of_the_application_belongs_to_one_loop(self):
         client = Counterfoil(plain_asyncio(), NAMESPACE)
 

@@ -1,29 +1,41 @@
 """The blocking client: processes, threads, redis-py's options, sums."""
 
+import dis
+import enum
+import gc
 import os
 import pickle
+import queue
+import signal
+import socket
+import sys
 import threading
 import time
 import unittest
+import warnings
+from unittest import mock
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from counterfoil import Counterfoil, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
+from counterfoil._blocking import run
 from counterfoil._family import Entry
-from support import NAMESPACE, SOCKET, Case, calls_of, connected, new_id, pending, plain, plain_asyncio, run_python
-
-
-def in_child(function):
-    """Forks, and returns the number of the child, which ends after the function."""
-    child = os.fork()
-    if child == 0:
-        try:
-            function()
-        finally:
-            os._exit(0)
-    return child
+from support import (
+    NAMESPACE,
+    SOCKET,
+    Case,
+    Stop,
+    calls_of,
+    connected,
+    in_child,
+    new_id,
+    pending,
+    plain,
+    plain_asyncio,
+    run_python,
+)
 
 
 def in_threads(count, function):
@@ -32,6 +44,51 @@ def in_threads(count, function):
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def silent_server(case):
+    """A socket that accepts connections, and never replies."""
+    server = socket.socket()
+    case.addCleanup(server.close)
+    server.bind(("127.0.0.1", 0))
+    server.listen(100)
+    return "127.0.0.1:%d" % server.getsockname()[1]
+
+
+def interrupt_at(point, function, *args):
+    """Raises `Stop` at one of the points where Python calls the handler of a signal, while it runs code of the package. Returns
+    whether there are so many."""
+    points = [0]
+
+    def trace(frame, event, _):
+        if "counterfoil/_" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "call" or event == "opcode" and frame.f_lasti in checks(frame.f_code):
+            points[0] += 1
+            if points[0] == point:
+                raise Stop
+        return trace
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of coroutines that are not awaited
+        sys.settrace(trace)
+        try:
+            function(*args)
+        except Stop:
+            pass
+        finally:
+            sys.settrace(None)
+    return points[0] >= point
+
+
+def checks(code, known={}):
+    """Behind each call, and at each jump back."""
+    if code not in known:
+        words = list(dis.get_instructions(code))
+        known[code] = {next.offset for one, next in zip(words, words[1:]) if one.opname.startswith("CALL")}
+        known[code] |= {one.offset for one in words if one.opname.startswith("JUMP") and "BACKWARD" in one.opname}
+    return known[code]
 
 
 class Processes(Case):
@@ -78,6 +135,30 @@ class Processes(Case):
         self.assertEqual(pending("views", id), 3)
         run_python(program, id, "kill")
         self.assertEqual(pending("views", id), 3)
+
+    def test_the_exit_sends_what_a_handler_of_the_exit_takes(self):
+        program = """if True:
+            import atexit, sys, counterfoil
+            client = counterfoil.Counterfoil.connect("unix://" + sys.argv[1], sys.argv[2], later_every=60)
+            atexit.register(client.buffered("views").later, sys.argv[3], 3)"""
+        id = new_id()
+        run_python(program, id)
+        self.assertEqual(pending("views", id), 3)
+
+    def test_a_fork_while_another_client_connects(self):
+        cluster = Counterfoil.connect([silent_server(self)], NAMESPACE, timeout=1, retry_for=0.1)
+        client, id = connected(), new_id()
+        thread = threading.Thread(target=lambda: self.assertRaises(CounterfoilError, cluster.buffered("views").add, id))
+        thread.start()
+        time.sleep(0.2)
+
+        def child():
+            signal.alarm(5)
+            client.buffered("views").add(id)
+
+        os.waitpid(in_child(child), 0)
+        thread.join()
+        self.assertEqual(pending("views", id), 1)
 
     def test_a_request_counts_once_in_all_processes(self):
         views, id = connected().buffered("views"), new_id()
@@ -135,16 +216,48 @@ class Threads(Case):
         views.add(id)
         execute = client.execute_command
 
-        def interrupted(*words):
-            execute(*words)
-            raise KeyboardInterrupt
+        for retry_for, kind in ((10, KeyboardInterrupt), (-1, KeyboardInterrupt), (10, Stop), (-1, Stop)):
 
-        for retry_for, reason in ((10, None), (-1, "INTERRUPTED")):
+            def interrupted(*words):
+                execute(*words)
+                raise kind
+
             views.client.retry_for, client.execute_command = retry_for, interrupted
-            self.assertRaises(KeyboardInterrupt, views.add, id)
+            self.assertRaises(kind, views.add, id)
             views.client.retry_for, client.execute_command = 10, execute
             before = pending("views", id)
-            self.assertEqual(views.add(id), before + 1, reason)
+            self.assertEqual(views.add(id), before + 1)
+
+    def test_an_interrupt_at_any_point_of_a_call(self):
+        client, id, other, point = connected(), new_id(), new_id(), 1
+        views = client.buffered("views")
+        views.add(id)
+        channel = views.channel
+        while True:
+            entry = channel.enter(channel._last, (other.encode(), 1), client.deadline())
+            entry.queue.waiting.append(entry)  # of another thread
+            if not interrupt_at(point, views.add, id):
+                break
+            thread = threading.Thread(target=views.add, args=(id,), daemon=True)
+            thread.start()
+            thread.join(5)
+            self.assertFalse(thread.is_alive(), point)
+            self.assertEqual((entry.settled, pending("views", other)), (True, point))
+            point += 1
+        self.assertIn(pending("views", id), range(point, 2 * point + 1))
+
+    def test_a_handler_of_a_signal_cannot_wait_for_its_own_thread(self):
+        for later_every in (30, 0.01):  # with the latter the thread that sends sums waits for this one
+            client, id = connected(later_every=later_every), new_id()
+            views = client.buffered("views")
+            views.add(id)
+            signal.signal(signal.SIGALRM, lambda *_: client.close())
+            plain().client_pause(200, all=False)
+            views.later(id)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            self.assertRaises(RuntimeError, views.add, id)
+            client.close()
+            self.assertIn(pending("views", id), (2, 3))
 
     def test_a_failed_read_of_a_row_counts_nothing(self):
         votes = connected().cached("votes", read_row=lambda id: 1 // 0)
@@ -161,6 +274,8 @@ class Library(Case):
     def test_clients_that_do_not_fit(self):
         wrong = redis.Redis(unix_socket_path=SOCKET, decode_responses=True)
         self.assert_raises(Misconfigured, "DECODED", Counterfoil, wrong, NAMESPACE)
+        wrong = Counterfoil.connect(f"unix://{SOCKET}?decode_responses=True", NAMESPACE).buffered("views")
+        self.assert_raises(Misconfigured, "DECODED", wrong.add, "a")
         for wrong in (plain().pipeline(), plain_asyncio(), "redis://localhost", None):
             self.assert_raises(Misconfigured, "CLIENT", Counterfoil, wrong, NAMESPACE)
 
@@ -226,7 +341,7 @@ class Library(Case):
                     message = "Redis Cluster cannot be connected: Error 111 connecting to localhost:1"
                     raise redis.RedisClusterException(message) from redis.ConnectionError(message)
 
-        client.session.redis = Lost()
+        client.session._redis = Lost()
         self.assert_raises(OutcomeUnknown, "no reply", views.add, id)
         self.assertEqual(pending("views", id), 2)
 
@@ -282,6 +397,7 @@ class Errors(Case):
             self.assert_raises(NotCounted, "BADID", views.add, id)
         for delta in (1.0, "1", None, True, 2**63):
             self.assert_raises(NotCounted, "BADARG", views.add, "a", delta)
+        self.assertEqual(views.add(new_id(), enum.IntEnum("Delta", "UP").UP), 1)
         id = new_id()
         good, bad, twice = views.add_many([(id, 1), ("", 1), (id, 1)])
         self.assertEqual((good, bad.reason, twice), (1, "BADID", 2))
@@ -385,6 +501,83 @@ class Sums(Case):
         self.assertEqual(sorted(dropped), [("a", 2), ("b", 1)])
         client.close()
 
+    def test_a_thread_that_cannot_start(self):
+        views, id = connected().buffered("views"), new_id()
+        with mock.patch("threading.Thread.start", side_effect=RuntimeError("can't start new thread")):
+            views.later(id)
+        views.later(id)
+        self.assert_pending("views", id, 2)
+
+    def test_a_thread_that_ended(self):
+        client, id, threads = connected(), new_id(), queue.Queue()
+
+        def exit_with_error(*_):
+            threads.put(threading.current_thread())
+            sys.exit()
+
+        nobody = client.buffered("nobody", on_error=exit_with_error)
+        with self.assertLogs("counterfoil"):
+            nobody.later("a")
+            threads.get(timeout=5).join()
+        client.buffered("views").later(id)
+        self.assert_pending("views", id, 1)
+        self.assert_raises(Misconfigured, "UNCONFIGURED", nobody.flush)
+
+    def test_a_close_waits_once_for_many_sums_of_several_families(self):
+        for address in ("unix:///nowhere.sock", f"redis://{silent_server(self)}"):
+            client = connected(later_every=30, retry_for=0.4)
+            families = [client.buffered(name) for name in ("views", "wide", "product_views", "small")]
+            for family in families:
+                family.add_many({})
+                for number in range(3000):
+                    family.later(str(number))
+            away = Counterfoil.connect(address, NAMESPACE, timeout=0.2)
+            client.session._redis = away.session.redis
+            start = time.monotonic()
+            with self.assertLogs("counterfoil"):
+                self.assertRaises(CounterfoilError, client.close)
+            self.assertLess(time.monotonic() - start, 2)
+
+    def test_errors_of_dropped_sums_are_not_kept(self):
+        small = connected(later_every=30).buffered("small")  # 2 ids
+        for number in range(202):
+            small.later(str(number))
+        with self.assertLogs("counterfoil"):
+            run(small.channel.sums.send(small.client.deadline()))
+        gc.collect()
+        self.assertLess(sum(isinstance(one, CounterfoilError) for one in gc.get_objects()), 50)
+        self.assertIn("ids were dropped", str(self.assert_raises(NotCounted, "FULL", small.flush)))
+
+    def test_a_flush_that_a_handler_of_a_signal_interrupts(self):
+        path, id = f"/tmp/counterfoil-{os.getpid()}.sock", new_id()
+        views = Counterfoil.connect(f"unix://{path}", NAMESPACE, later_every=30).buffered("views")
+        views.later(id, 5)
+
+        def stop(*_):
+            raise Stop
+
+        signal.signal(signal.SIGALRM, stop)
+        known = connected().buffered("views").channel
+        known.family.add(new_id())
+        for descriptions in ({}, known.descriptions):  # while it asks for the epoch, and while it counts
+            views.channel.descriptions, views.channel._last = descriptions, descriptions.get(0)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            self.assertRaises(Stop, views.flush)
+        os.symlink(SOCKET, path)
+        self.addCleanup(os.unlink, path)
+        views.flush()
+        self.assertEqual(pending("views", id), 5)
+
+    def test_an_interrupt_at_any_point_of_a_flush(self):
+        views, id, point = connected(later_every=30).buffered("views"), new_id(), 1
+        views.add(id)
+        views.later(id)
+        while interrupt_at(point, views.flush):
+            views.flush()
+            point += 1
+            self.assertEqual(pending("views", id), point)
+            views.later(id)
+
     def test_an_interrupted_flush_counts_once(self):
         views, ids, calls = connected(later_every=30).buffered("views"), [new_id() for _ in range(4)], []
         enter = views.channel.enter
@@ -421,7 +614,7 @@ class Sums(Case):
         views.add(ids[0])
         for id in ids:
             views.later(id)
-        views.channel.enter = lambda description, change: Entry(None, 0, change, Unavailable("LOADING"))
+        views.channel.enter = lambda _, change, deadline: Entry(None, 0, change, Unavailable("LOADING"))
         self.assertRaises(KeyboardInterrupt, views.flush)
         del views.channel.enter
         try:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any, Callable, Coroutine
 
 import redis
 
 from ._client import Client, Session
 from ._family import Blocking, T
+
+_senders: set[Counterfoil] = set()  # clients that may have sums
+
+
+@atexit.register  # at the import, so that it runs after what applications register later
+def _close_all() -> None:
+    with ExitStack() as stack:
+        for client in list(_senders):
+            stack.callback(client.close)
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -53,31 +64,38 @@ class Counterfoil(Client[Blocking]):
 
 
 class Latch:
-    """What `asyncio.Event` is, for threads."""
+    """What `asyncio.Event` is, for threads. A wait that could not end raises `RuntimeError`."""
 
     error: Exception | None = None
+    is_over = False
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, waits: dict[int, Latch | None]) -> None:
+        self._lock, self._owner, self._waits = threading.Lock(), threading.get_ident(), waits
         self._lock.acquire()
+        self.set = self._lock.release
 
     async def wait(self) -> None:
-        with self._lock:
-            pass
-
-    def set(self) -> None:
-        self._lock.release()
+        latch: Latch | None = self
+        me = threading.get_ident()
+        before, self._waits[me] = self._waits.get(me), self
+        try:
+            while latch and not latch.is_over:
+                if latch._owner == me:
+                    raise RuntimeError("the handler of a signal, or a callback, waits for the call it is in")
+                latch = self._waits.get(latch._owner)
+            with self._lock:
+                pass
+        finally:
+            self._waits[me] = before
 
 
 class Process(Session):
     """What belongs to one process; a child makes its own."""
 
-    latch = Latch
-
     def __init__(self, client: Counterfoil) -> None:
         super().__init__(client)
+        self.latch = functools.partial(Latch, {})  # for what each thread waits
         self._awake = threading.Event()
-        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     async def execute(self, words: tuple[Any, ...], deadline: float) -> Any:
@@ -91,27 +109,35 @@ class Process(Session):
 
     def wake(self) -> None:
         """Starts the thread that sends sums, or wakes it."""
-        self._awake.set()
-        with self._starting:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._send_sums, name="counterfoil", daemon=True)
+        if not self._awake.is_set():
+            self._awake.set()
+        if self._thread is None:
+            _senders.add(self.client)
+            self._thread = threading.Thread(target=self._send_sums, name="counterfoil", daemon=True)
+            try:
                 self._thread.start()
-                atexit.register(self.client.close)
+            except RuntimeError:  # there are too many, or Python exits
+                self._thread = None
 
     def close(self) -> None:
         self.is_closed = True
-        atexit.unregister(self.client.close)
         self._thread = None
         self._awake.set()
         try:
             run(self.flush(self.sums))
         finally:
-            if self.owns_redis:
-                self.redis.close()
+            if not self.has_sums:  # else it was interrupted
+                _senders.discard(self.client)
+                if self.owns_redis:
+                    self.redis.close()
 
     def _send_sums(self) -> None:
-        while self._thread is threading.current_thread():
-            self._awake.wait()
-            self._awake.clear()
-            if run(self.send_sums()):
-                self._awake.set()
+        try:
+            while self._thread is threading.current_thread():
+                self._awake.wait()
+                self._awake.clear()
+                if run(self.send_sums()):
+                    self._awake.set()
+        finally:  # after an exception the next sum starts another
+            if self._thread is threading.current_thread():
+                self._thread = None

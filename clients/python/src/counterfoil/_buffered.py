@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Iterable, Mapping, Union
 
 from ._errors import CounterfoilError, OutcomeUnknown, value_of
-from ._family import CALLS, D, Description, Entry, Words, call, id_bytes, integer, words_of
+from ._family import CALLS, Channel, D, Description, Entry, Words, call, id_bytes, integer, words_of
 from ._sums import OnError
 from ._value import ExactValues, Table
 
@@ -42,11 +42,9 @@ class Buffered(ExactValues[D]):
     async def add_many(self, pairs: Mapping[str, int] | Iterable[tuple[str, int]]) -> list[Result]:
         """Adds each delta to its id. Returns for each what `add` returns, or the error that `add` would
         raise."""
-        channel = self.channel
         items = [(id, delta) for id, delta in (pairs.items() if isinstance(pairs, Mapping) else pairs)]
-        entries: list[Entry] = []
-        await self.enter_all(items, entries)
-        return [await channel.settle(entry) for entry in entries]
+        channel = self.channel
+        return await channel.settle(await self.enter_all(channel, items, self.client.deadline()))
 
     @call
     async def add_once(self, request: str, id: str, delta: int = 1, epoch: str | None = None) -> bool:
@@ -94,8 +92,8 @@ class Buffered(ExactValues[D]):
         loses its sums."""
         id_bytes(id)
         channel = self.channel
-        if channel.sums.take(id, integer(delta)):
-            channel.session.wake()
+        channel.sums.take(id, integer(delta))
+        channel.session.wake()
 
     @call
     async def flush(self) -> None:
@@ -118,19 +116,19 @@ class Buffered(ExactValues[D]):
         hits = min(max(sum(map(abs, pairs[1::2])), 1), MAX_HITS)  # they only decide when a sync is due
         return "buffered_add", self.keys(partition, "buffer", "meta"), [hits, len(changes), *pairs]
 
-    async def enter_all(self, pairs: list[tuple[str, int]], entries: list[Entry]) -> None:
-        """Puts pairs into their queues, and adds the entry of each at once: an interrupt may follow."""
-        channel = self.channel
+    async def enter_all(self, channel: Channel, pairs: list[tuple[str, int]], deadline: float) -> list[Entry]:
+        """Makes an entry of each pair. One that cannot be counted has its error already."""
+        entries = []
         try:
-            description = await channel.last_description()
+            description = await channel.last_description(deadline)
         except CounterfoilError as error:
-            entries += [Entry(None, 0, pair, error) for pair in pairs]
-            return
+            return [Entry(None, 0, pair, error) for pair in pairs]
         for id, delta in pairs:
             try:
-                entries.append(channel.enter(description, (id_bytes(id), integer(delta))))
+                entries.append(channel.enter(description, (id_bytes(id), integer(delta)), deadline))
             except CounterfoilError as error:
                 entries.append(Entry(None, 0, id, error))
+        return entries
 
     async def _request_partition(self, name: bytes, id: bytes) -> int:
         description = await self.channel.last_description()

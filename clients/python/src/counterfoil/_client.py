@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import cached_property
 from typing import Any, Generic
 
 from typing_extensions import Self, TypedDict, Unpack
@@ -12,7 +11,7 @@ from typing_extensions import Self, TypedDict, Unpack
 from ._activity import ActivityCounters
 from ._buffered import Buffered
 from ._cached import Cached, ReadRow
-from ._errors import Misconfigured, value_of
+from ._errors import CounterfoilError, Misconfigured, value_of
 from ._family import PAUSE_SECONDS, D
 from ._redis import Address, check
 from ._series import Series
@@ -119,50 +118,65 @@ class Session:
         self.client = client
         self.channels: dict[Any, Any] = {}
         self._shared: dict[Any, Any] = {}
+        self._redis = None if client.is_own else client.redis
 
-    @cached_property
+    @property
     def redis(self) -> Any:
         """The client of the library. One of our own is made by the first call."""
-        return self.client.redis.connect(self.client.library) if self.client.is_own else self.client.redis
+        if self._redis is None:
+            redis = self.client.redis.connect(self.client.library)
+            check(redis, self.client.library)
+            self._redis = redis
+        return self._redis
 
     @property
     def owns_redis(self) -> bool:
-        return self.client.is_own and "redis" in vars(self)
+        return self.client.is_own and self._redis is not None
 
-    async def share(self, key: Any, function: Any, *args: Any) -> Any:
+    async def share(self, key: Any, function: Any, *args: Any) -> None:
         """Calls a coroutine function, or waits for the caller that is doing so for this key."""
         mine = self.latch()
-        latch = self._shared.setdefault(key, mine)
-        if latch is not mine:
-            await latch.wait()
-            return value_of(latch.error)
-        try:
-            await function(*args)
-        except Exception as error:
-            latch.error = error
+        latch: Any = ()
+        try:  # an interrupt may follow each call
+            latch = self._shared.setdefault(key, mine)
+            if latch is mine:
+                await function(*args)
+        except CounterfoilError as error:
+            mine.error = error
             raise
         finally:
-            del self._shared[key]
-            latch.set()
+            if latch is mine or latch == () and key in self._shared and self._shared[key] is mine:
+                mine.is_over = True
+                del self._shared[key]
+                mine.set()
+        if latch is not mine:
+            await latch.wait()
+            value_of(latch.error)
 
     @property
     def sums(self) -> list[Any]:
         return [channel.sums for channel in list(self.channels.values())]
 
+    @property
+    def has_sums(self) -> bool:
+        return any(sums.waiting or sums.sent for sums in self.sums)
+
     async def send_sums(self) -> bool:
         """Sends what `later` takes within a moment. Returns whether any sums wait after that."""
         await self.sleep(self.client.later_every)
+        deadline = self.client.deadline()
         for sums in self.sums:
-            await sums.send()
+            await sums.send(deadline)
         if any(sums.temporary for sums in self.sums):  # until Redis is available
             await self.sleep(PAUSE_SECONDS)
-        return any(sums.waiting for sums in self.sums)
+        return self.has_sums
 
     async def flush(self, all_sums: list[Any]) -> None:
         """Sends what `later` took, and raises the first error."""
+        deadline = self.client.deadline()
         for sums in all_sums:
-            await sums.send()  # it may have begun before the last sum was taken
+            await sums.send(deadline)  # it may have begun before the last sum was taken
             if self.is_closed or not sums.temporary:
-                await sums.send()
+                await sums.send(deadline)
         for sums in all_sums:
             sums.raise_error()

@@ -8,14 +8,13 @@ import re
 import secrets
 import time
 import zlib
-from collections import deque
 from itertools import chain
 from typing import Any, Callable, Coroutine, Generic, List, NamedTuple, Tuple, TypeVar, overload
 
 from typing_extensions import Concatenate, ParamSpec, Self
 
 from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
-from ._redis import LOST, NOT_SENT, REPEATED, SHA1, SOURCES, code_of, refusal
+from ._redis import FAILURES, LOST, NOT_SENT, REPEATED, SHA1, SOURCES, code_of, refusal
 from ._sums import Sums
 
 EPOCH_SECONDS = 30
@@ -115,23 +114,39 @@ class Queue:
 
     def __init__(self, home: int, calls: Keys, partitions: int) -> None:
         self.home, self.calls, self.partitions = home, calls, partitions
-        self.waiting: deque[Entry] = deque()
-        self.batch: dict[int, list[Entry]] = {}  # those of the call under way, by partition
-        self.call: Call = ()
-        self.deadline = 0.0
+        self.waiting: list[Entry] = []
+        self.batch: Batch | None = None  # of the call under way
+        self.error: CounterfoilError | None = None  # of the call before
         self.caller, self.n, self.losses = "", 0, -1
 
 
 class Entry:
-    """A change in a queue. The `result`, a value or an error, is set when it is `settled`."""
+    """A change for a queue. The `result`, a value or an error, is set when it is `settled`."""
 
-    __slots__ = ("queue", "partition", "change", "settled", "result")
+    __slots__ = ("queue", "partition", "change", "deadline", "settled", "result")
 
     def __init__(
-        self, queue: Queue | None, partition: int, change: Any, error: CounterfoilError | None = None
+        self,
+        queue: Any,
+        partition: int,
+        change: Any,
+        error: CounterfoilError | None = None,
+        deadline: float = 0,
     ) -> None:
-        self.queue, self.partition, self.change = queue, partition, change
+        self.queue, self.partition, self.change, self.deadline = queue, partition, change, deadline
         self.settled, self.result = error is not None, error
+
+
+class Batch:
+    """The changes of one call, by partition, and the call itself once it is known."""
+
+    call: Call = ()
+
+    def __init__(self, entries: list[Entry]) -> None:
+        self.parts: dict[int, list[Entry]] = {}
+        for entry in entries:
+            self.parts.setdefault(entry.partition, []).append(entry)
+        self.deadline = max((entry.deadline for entry in entries), default=0.0)
 
 
 class Channel:
@@ -155,8 +170,8 @@ class Channel:
     def server_is_at(self, now_ms: bytes) -> None:
         self._clock = int(now_ms) / 1000 - time.monotonic()
 
-    async def last_description(self) -> Description:
-        return self._last or await self.describe()
+    async def last_description(self, deadline: float = 0) -> Description:
+        return self._last or await self.describe(0, deadline)
 
     async def described(self, *change: Any) -> tuple[int, Description]:
         """The partition of a change, and a fresh description of the family."""
@@ -205,7 +220,7 @@ class Channel:
             try:
                 status, *words = await self.session.execute(call, deadline)
                 return status, words, was_lost
-            except Exception as error:
+            except FAILURES as error:
                 failure, code = error, code_of(error, self.client)
             if code == "NOSCRIPT":
                 call = ("EVAL", SOURCES[call[1]], *call[2:])
@@ -219,11 +234,14 @@ class Channel:
 
     async def change(self, *change: Any) -> Any:
         """Counts a change, in a call with others that wait. Returns its result."""
-        description = self._last or await self.describe()
-        return value_of(await self.settle(self.enter(description, change)))
+        deadline = self.client.deadline()
+        description = await self.last_description(deadline)
+        [result] = await self.settle([self.enter(description, change, deadline)])
+        return value_of(result)
 
-    def enter(self, description: Description, change: Any) -> Entry:
-        """Puts a change into its queue: that of its partition or, where a call may span several, of all."""
+    def enter(self, description: Description, change: Any, deadline: float) -> Entry:
+        """Makes the entry of a change. Its queue is that of its partition or, where a call may span several,
+        of all."""
         partition = self.family.partition(description, change)
         number = 0 if self.family.spans_partitions and not self.client.is_cluster else partition
         queue = self._queues.get(number)
@@ -231,59 +249,63 @@ class Channel:
             home = self.home(number)
             queue = Queue(home, self.family.keys(home, *CALLS), description.partitions)
             self._queues[number] = queue
-        entry = Entry(queue, partition, change)
-        queue.waiting.append(entry)
-        return entry
+        return Entry(queue, partition, change, deadline=deadline)
 
-    async def settle(self, entry: Entry) -> Any:
-        """Makes calls until the change is counted, or waits for the caller that does so."""
-        while not entry.settled:
-            await self.session.share(entry.queue, self._commit, entry.queue)
-        return entry.result
+    async def settle(self, entries: list[Entry]) -> list[Any]:
+        """Puts entries into their queues, and makes calls until all are counted, or waits for the caller that
+        does so. Returns their results. It may be interrupted, and called again with the same entries."""
+        for entry in entries:
+            if not entry.settled:
+                entry.queue.waiting.append(entry)
+        for entry in entries:
+            while not entry.settled:
+                await self.session.share(entry.queue, self._commit, entry.queue)
+        return [entry.result for entry in entries]
 
     async def _commit(self, queue: Queue) -> None:
         """Makes one call of the changes that wait, or repeats the one that an interrupted caller left."""
-        if not queue.batch and not queue.waiting:
-            return
         if not queue.batch:
-            queue.deadline = self.client.deadline()
-            for _ in range(min(len(queue.waiting), self.family.limit)):
-                entry = queue.waiting.popleft()
-                queue.batch.setdefault(entry.partition, []).append(entry)
-        entries = list(chain.from_iterable(queue.batch.values()))
+            waiting = queue.waiting[: self.family.limit]
+            # an entry waits twice after an interrupt, also of this
+            queue.batch = Batch([entry for entry in dict.fromkeys(waiting) if not entry.settled])
+            del queue.waiting[: len(waiting)]
+        batch = queue.batch
+        entries = list(chain.from_iterable(batch.parts.values()))
         try:
-            results = await self._count(queue)
-        except Exception as error:
-            results = [error] * len(entries)
+            results, queue.error = await self._count(queue, batch) if entries else [], None
+        except CounterfoilError as error:
+            results, queue.error = [error] * len(entries), error
             self.session.losses += 1  # the call may still arrive
         for entry, result in zip(entries, results):
             entry.result, entry.settled = result, True
-        queue.batch, queue.call = {}, ()
+        queue.batch = None
 
-    async def _count(self, queue: Queue) -> list[Any]:
+    async def _count(self, queue: Queue, batch: Batch) -> list[Any]:
         """Makes the call of a batch, and returns its results."""
-        was_interrupted = bool(queue.call)
-        if was_interrupted and time.monotonic() > queue.deadline:
+        was_interrupted = bool(batch.call)
+        if time.monotonic() > batch.deadline and was_interrupted:
             raise OutcomeUnknown("INTERRUPTED")
+        if time.monotonic() > batch.deadline and queue.error:  # a further attempt would take long, too
+            raise NotCounted(queue.error.reason, queue.error.explanation, temporary=True)
         while True:
-            if not queue.call:
-                queue.call = self._call(queue, await self.describe(queue.home, queue.deadline))
-            status, words, was_lost = await self.send(queue.call, queue.deadline, was_interrupted)
+            if not batch.call:
+                batch.call = self._call(queue, batch, await self.describe(queue.home, batch.deadline))
+            status, words, was_lost = await self.send(batch.call, batch.deadline, was_interrupted)
             if was_lost or status == b"DUP":
                 self.session.losses += 1
             if status in (b"OK", b"DUP"):
-                return self.results(status, words, list(map(len, queue.batch.values())))
+                return self.results(status, words, list(map(len, batch.parts.values())))
             if status == b"EXPIRED":
                 self.descriptions.pop(queue.home, None)
             elif status == b"OUTSIDE":
                 self.server_is_at(words[0])
             # the only send, and nothing was done
             is_first = not was_lost and (self.client.is_own or status == b"OUTSIDE")
-            if status == b"PASSED" or not is_first or time.monotonic() > queue.deadline:
+            if status == b"PASSED" or not is_first or time.monotonic() > batch.deadline:
                 raise OutcomeUnknown(status.decode())
-            queue.call = ()
+            batch.call = ()
 
-    def _call(self, queue: Queue, description: Description) -> Call:
+    def _call(self, queue: Queue, batch: Batch, description: Description) -> Call:
         if description.partitions != queue.partitions:
             raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
         if queue.losses != self.session.losses:
@@ -291,7 +313,7 @@ class Channel:
         queue.n += 1
         caller = [queue.caller, queue.n, description.now, ""]
         script, keys, args = "", queue.calls, caller + self.family.first_args(description.settings)
-        for partition, entries in queue.batch.items():
+        for partition, entries in batch.parts.items():
             changes = [entry.change for entry in entries]
             script, own_keys, own_args = self.family.part(description.settings, partition, changes)
             keys += own_keys
@@ -355,4 +377,4 @@ def integer(number: int, lowest: int = -(2**63)) -> int:
     """Checks a change or a value."""
     if not isinstance(number, int) or isinstance(number, bool) or not lowest <= number < 2**63:
         raise NotCounted("BADARG", f"expected an integer from {lowest} to {2**63 - 1}, not {number!r}")
-    return number
+    return int(number)  # of an enum, too

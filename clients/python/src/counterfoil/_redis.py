@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from importlib.resources import files
@@ -18,6 +19,9 @@ for _file in (files("counterfoil") / "lua" / "v1").iterdir():
     _sha1 = SHA1[_file.name[: -len(".lua")]] = hashlib.sha1(_file.read_bytes()).hexdigest()
     SOURCES[_sha1] = _file.read_bytes()
 
+# of the library, also on a broken connection; an application raises others in the handler of a signal
+FAILURES: tuple[type[Exception], ...] = (redis.RedisError, redis.exceptions.RedisClusterException)
+FAILURES += (asyncio.TimeoutError, OSError, AttributeError, LookupError, TypeError, ValueError)
 LOST = "no reply"
 NOT_SENT = "UNREACHABLE"
 REPEATED = {LOST, "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY", NOT_SENT}

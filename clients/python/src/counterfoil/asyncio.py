@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import sys
 import time
 from typing import Any, Callable, Coroutine
@@ -18,6 +19,8 @@ if sys.version_info >= (3, 11):
     from asyncio import timeout
 else:
     from async_timeout import timeout  # which redis-py needs, too
+
+ATTEMPT_SECONDS = 1
 
 
 class Counterfoil(Client[Awaiting]):
@@ -37,13 +40,14 @@ class Counterfoil(Client[Awaiting]):
 
     @property
     def session(self) -> Loop:
-        loop = asyncio.get_running_loop()
-        session: Loop | None = self.sessions.get(loop)
+        key = asyncio.get_running_loop(), os.getpid()
+        session: Loop | None = self.sessions.get(key)
         if session is None:
             if self.sessions and not self.is_own:
-                raise Misconfigured("EVENT LOOP", "the Redis client is of another event loop: use connect")
-            self.sessions = {key: one for key, one in self.sessions.items() if not key.is_closed()}
-            session = self.sessions[loop] = Loop(self)
+                reason = "the Redis client is of another event loop or process: use connect"
+                raise Misconfigured("EVENT LOOP", reason)
+            self.sessions = {key: one for key, one in self.sessions.items() if not key[0].is_closed()}
+            session = self.sessions[key] = Loop(self)
         return session
 
     async def close(self) -> None:
@@ -60,6 +64,7 @@ class Counterfoil(Client[Awaiting]):
 
 class Latch(asyncio.Event):
     error: Exception | None = None
+    is_over = False
 
 
 class Loop(Session):
@@ -69,8 +74,15 @@ class Loop(Session):
     sleep = staticmethod(asyncio.sleep)
     _sender: asyncio.Task[None] | None = None
 
+    def __init__(self, client: Any) -> None:
+        super().__init__(client)
+        self._pid = os.getpid()
+
     async def execute(self, words: tuple[Any, ...], deadline: float) -> Any:
-        async with timeout(deadline - time.monotonic()):  # the library may repeat calls for minutes
+        if self._pid != os.getpid():
+            raise asyncio.CancelledError("the task is of the parent process")
+        # the library may repeat calls for minutes
+        async with timeout(max(deadline - time.monotonic(), ATTEMPT_SECONDS)):
             return await self.redis.execute_command(*words)
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
