@@ -161,16 +161,21 @@ func dial(address string) (redis.UniversalClient, error) {
 	return redis.NewClient(options), nil
 }
 
-// Close sends what Later took, and closes the connections of [Connect]. Until ctx ends it waits for both. Sums that cannot be
-// sent are dropped, and reported to [Options].OnError.
+// Close sends what Later took, and closes the connections of [Connect]. Sums that cannot be sent are dropped, and reported to
+// [Options].OnError. While Redis does not reply it takes up to twice RetryFor, or four times if sums were being sent, unless ctx
+// ends before.
 func (c *Client) Close(ctx context.Context) error {
 	c.isClosed.Store(true)
 	c.mu.Lock()
 	families := maps.Clone(c.families)
 	c.mu.Unlock() // OnError may ask for a family
-	var first error
+	results := make(chan error, len(families))
 	for _, f := range families {
-		first = cmp.Or(first, f.flush(ctx))
+		go func() { results <- f.flush(ctx) }()
+	}
+	var first error
+	for range families {
+		first = cmp.Or(first, <-results)
 	}
 	if c.isOwn {
 		_ = c.redis.Close() // fails only if it is closed already

@@ -232,7 +232,12 @@ func (q *queue) take() []*item {
 // call settles items, those whose callers have not left.
 func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 	f := q.family
-	e, err := f.ask(ctx, q.home)
+	isLate := func(it *item) bool { return time.Since(it.start) > f.client.options.RetryFor }
+	var e *epoch
+	var err error = f.failTemporarily("BUSY", nil)
+	if !isLate(items[len(items)-1]) { // the last to arrive: otherwise each call would wait for an epoch
+		e, err = f.ask(ctx, q.home)
+	}
 	if err == nil && !e.knows(items[0].epoch) { // it may be newer
 		f.epochs.Delete(q.home)
 		e, err = f.ask(ctx, q.home)
@@ -248,7 +253,7 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 			it.settle(outcome{err: f.fail(ErrMisconfigured, "MISMATCH", nil)})
 		case !e.knows(it.epoch): // Redis may have forgotten the request
 			it.settle(outcome{err: f.fail(ErrOutcomeUnknown, "EXPIRED", nil)})
-		case time.Since(it.start) > f.client.options.RetryFor:
+		case isLate(it):
 			it.settle(outcome{err: f.failTemporarily("BUSY", nil)})
 		default:
 			batch = append(batch, it)

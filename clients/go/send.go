@@ -3,10 +3,11 @@ package counterfoil
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"embed"
+	"encoding/hex"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"regexp"
 	"strconv"
 	"strings"
@@ -164,4 +165,11 @@ func number(word any) int64 {
 	return n
 }
 
-func newCaller() string { return fmt.Sprintf("%016x", rand.Uint64()) }
+// newCaller returns a random name. It is the system's, because a copy of this process repeats what math/rand returns.
+func newCaller() string {
+	random := make([]byte, 8)
+	if _, err := rand.Read(random); err != nil {
+		panic(err) // as Go 1.24 and later do
+	}
+	return hex.EncodeToString(random)
+}

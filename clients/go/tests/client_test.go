@@ -458,6 +458,26 @@ func TestNamesAreReplacedAfterALostReply(t *testing.T) {
 	}
 }
 
+// constant is what a random generator of this process would return in each copy of it.
+type constant struct{}
+
+func (constant) Read(random []byte) (int, error) {
+	copy(random, bytes.Repeat([]byte{0xab}, len(random)))
+	return len(random), nil
+}
+
+func TestNamesAreDrawnFromTheSystem(t *testing.T) {
+	views, id := buffered(t, given(t, socket, counterfoil.Options{}), "views"), newID()
+	system := rand.Reader
+	rand.Reader = constant{}
+	defer func() { rand.Reader = system }()
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+	isThere, err := direct.HExists(ctx, home, "abababababababab").Result()
+	must(t, err)
+	equal(t, isThere, true)
+}
+
 func TestAnotherNumberOfPartitions(t *testing.T) {
 	views := buffered(t, given(t, socket, counterfoil.Options{}), "views")
 	_, err := views.Add(ctx, newID(), 1)

@@ -100,6 +100,27 @@ func TestCloseReportsWhatItCannotSend(t *testing.T) {
 	equal(t, reported, 3)
 }
 
+func TestCloseWaitsOnceForAllFamiliesAndIDs(t *testing.T) {
+	p := startProxy(t)
+	counters := given(t, p.socket, counterfoil.Options{LaterEvery: time.Hour, RetryFor: time.Second})
+	for _, name := range []string{"views", "wide", "small", "product_views"} {
+		family := buffered(t, counters, name)
+		_, err := family.Add(ctx, "a", 0)
+		must(t, err)
+		for i := 0; i < 4000; i++ {
+			must(t, family.Later(fmt.Sprint(i), 1))
+		}
+	}
+	p.stop()
+	_, err := buffered(t, counters, "views").RequestEpoch(ctx, "request", "a") // and no epoch is known, as after 30 s
+	fails(t, err, counterfoil.ErrNotCounted, "no epoch")
+	start := time.Now()
+	fails(t, counters.Close(ctx), counterfoil.ErrNotCounted, "")
+	if waited := time.Since(start); waited > 2*time.Second {
+		t.Error(waited)
+	}
+}
+
 func TestCloseSends(t *testing.T) {
 	counters := own(t, socket)
 	views, id := buffered(t, counters, "views"), newID()

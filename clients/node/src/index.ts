@@ -83,7 +83,8 @@ export class Counterfoil {
 
   /**
    * Sends what `later` took, and ends the connection if `connect` made it. Throws what `flush` throws; `onError` receives what
-   * was not counted. While Redis does not reply it takes `retryFor`, twice as long if sums were being sent, and `timeout`.
+   * was not counted. While Redis does not reply it takes `retryFor`, twice as long if sums were being sent, and `timeout`;
+   * longer if many other calls wait.
    */
   async close(): Promise<void> {
     const buffered = [...this.families.values()].filter((family) => family instanceof Buffered);

@@ -97,8 +97,10 @@ function own(client: object, timeout: number, end: () => Promise<unknown>, stop:
   let isClosed = false;
   const closeOwn = async () => {
     isClosed = true;
-    const ended = Promise.race([end(), sleep(timeout, undefined, { ref: false })]);
+    const late = new AbortController(); // its timer keeps the process until then
+    const ended = Promise.race([end(), sleep(timeout, undefined, { signal: late.signal })]);
     await ended.catch(ignore).then(stop).catch(ignore); // either may throw if it is closed
+    late.abort();
   };
   return { ...redis, closeOwn, state: () => (isClosed ? 'closed' : redis.state()) };
 }
