@@ -167,7 +167,8 @@ class Sums(Case):
                 await asyncio.wait_for(views.flush(), 0.1)
             os.symlink(SOCKET, path)
             self.addCleanup(os.unlink, path)
-            await asyncio.sleep(0.3)
+            for _ in range(100):
+                await asyncio.sleep(0 if pending("views", id) else 0.05)
             return pending("views", id)
 
         self.assertEqual(asyncio.run(count()), 1)

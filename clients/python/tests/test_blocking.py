@@ -252,10 +252,11 @@ class Threads(Case):
             views = client.buffered("views")
             views.add(id)
             signal.signal(signal.SIGALRM, lambda *_: client.close())
-            plain().client_pause(200, all=False)
+            plain().client_pause(2000, all=False)
             views.later(id)
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
             self.assertRaises(RuntimeError, views.add, id)
+            plain().client_unpause()
             client.close()
             self.assertIn(pending("views", id), (2, 3))
 
@@ -526,17 +527,17 @@ class Sums(Case):
     def test_a_close_waits_once_for_many_sums_of_several_families(self):
         for address in ("unix:///nowhere.sock", f"redis://{silent_server(self)}"):
             client = connected(later_every=30, retry_for=0.4)
-            families = [client.buffered(name) for name in ("views", "wide", "product_views", "small")]
+            families = [client.buffered(name) for name in ("views", "wide")]
             for family in families:
                 family.add_many({})
-                for number in range(3000):
+                for number in range(6000):
                     family.later(str(number))
-            away = Counterfoil.connect(address, NAMESPACE, timeout=0.2)
+            away = Counterfoil.connect(address, NAMESPACE, timeout=0.5)
             client.session._redis = away.session.redis
             start = time.monotonic()
             with self.assertLogs("counterfoil"):
                 self.assertRaises(CounterfoilError, client.close)
-            self.assertLess(time.monotonic() - start, 2)
+            self.assertLess(time.monotonic() - start, 4)
 
     def test_errors_of_dropped_sums_are_not_kept(self):
         small = connected(later_every=30).buffered("small")  # 2 ids
@@ -561,7 +562,7 @@ class Sums(Case):
         known.family.add(new_id())
         for descriptions in ({}, known.descriptions):  # while it asks for the epoch, and while it counts
             views.channel.descriptions, views.channel._last = descriptions, descriptions.get(0)
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
             self.assertRaises(Stop, views.flush)
         os.symlink(SOCKET, path)
         self.addCleanup(os.unlink, path)
