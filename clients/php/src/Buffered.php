@@ -13,6 +13,11 @@ final class Buffered extends StoredFamily {
     /** @var array<string, int> sums of `later`, and the process that they belong to */
     private array $sums = [];
     private int $process = 0;
+    private bool $isSending = false;
+    /** The call of sums that is under way: its items, `of` and `call` of addCall, and how many items are settled. */
+    private ?array $sent = null;
+    /** @var list<array{string, int, CounterfoilException}> sums that were dropped, until `onError` has them */
+    private array $dropped = [];
     /** Where the hits of this object go in a wide family, modulo its partitions. */
     private ?int $wideHash = null;
     /** @var array<int, list<string>> keys of a hit by partition */
@@ -37,34 +42,30 @@ final class Buffered extends StoredFamily {
      * Counts many pairs with few calls. Pairs fail one by one.
      *
      * @param iterable<array{string|int, int}|int> $pairs pairs of id and delta, or deltas by id
-     * @return array<int|null|CounterfoilException> the result of each pair, under its key, as `add` returns or throws it
+     * @return array<int|null|CounterfoilException> the result of each pair, as `add` returns or throws it, under its key;
+     *     under the next free number if an earlier pair has the same key
      */
     public function addMany(iterable $pairs): array {
-        $deadline = hrtime(true) + $this->session->retryForNs;
-        $pairs = is_array($pairs) ? $pairs : iterator_to_array($pairs);
-        try {
-            ['partitions' => $of] = $known = $this->ask();
-        } catch (CounterfoilException $error) {
-            return array_fill_keys(array_keys($pairs), $error);
-        }
-        $results = $calls = [];
+        $results = $items = [];
         foreach ($pairs as $key => $pair) {
-            [$id, $delta] = is_array($pair) ? $pair : [$key, $pair];
-            $results[$key] = null;
+            [$id, $delta] = is_array($pair) ? $pair + [null, null] : [$key, $pair];
+            if (array_key_exists($key, $results)) $results[] = null;
+            else $results[$key] = null;
+            $key = array_key_last($results);
             try {
-                [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
-                $partition = $this->partitionOfHit($id, $known);
-                $calls[$this->session->isCluster ? $partition : 0][] = [$partition, $key, $id, $delta];
+                $items[] = [$key, self::checkId($id), self::checkDelta($delta)];
             } catch (CounterfoilException $error) {
                 $results[$key] = $error;
             }
         }
-        foreach ($calls as $all) {
-            foreach (array_chunk($all, self::PAIRS) as $call) {
-                foreach ($this->addCall($call, $of, $deadline) as $key => $result) $results[$key] = $result;
+        return $this->session->within(function () use ($items, $results): array {
+            try {
+                $calls = $this->callsOf($items);
+            } catch (CounterfoilException $error) {
+                return array_replace($results, array_fill_keys(array_column($items, 0), $error));
             }
-        }
-        return $results;
+            return array_replace($results, ...array_map(fn(array $call): array => $this->addCall(...$call), $calls));
+        });
     }
 
     /**
@@ -114,8 +115,9 @@ final class Buffered extends StoredFamily {
 
     /**
      * Adds to the sums of this process, which are sent at the end of the request, behind its response, or by `flush`.
+     * Behind that end it sends the sum itself.
      *
-     * @throws NotCounted with the reason BUSY if the sums have 100,000 other ids
+     * @throws CounterfoilException NotCounted with the reason BUSY if the sums have 100,000 other ids
      */
     public function later(string|int $id, int|float $delta = 1): void {
         [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
@@ -124,38 +126,38 @@ final class Buffered extends StoredFamily {
             register_shutdown_function(fn() => register_shutdown_function($this->flushAtEnd(...)));
         }
         // the sums of the parent are the parent's
-        if ($this->process !== getmypid()) [$this->sums, $this->process] = [[], getmypid()];
+        if ($this->process !== getmypid()) [$this->sums, $this->sent, $this->dropped] = [[], null, []];
+        $this->process = getmypid();
         if (!isset($this->sums[$id]) && count($this->sums) >= self::LATER_IDS) {
             throw new NotCounted('BUSY', 'later holds ' . self::LATER_IDS . ' other ids', isTemporary: true);
         }
-        $this->sums[$id] = self::sum($this->sums[$id] ?? 0, $delta);
+        self::sum($this->sums[$id] ?? 0, $delta);  // throws beyond 64 bits
+        $this->sums[$id] ??= 0;
+        $this->sums[$id] += $delta;  // in one step, also for signal handlers
+        if ($this->session->isOver) $this->flush();
     }
 
     /**
      * Sends what `later` took. Sums that fail for a temporary reason stay for the next flush, and the others are dropped.
+     * Does nothing within another flush, i.e. in a signal handler.
      *
      * @throws CounterfoilException the first error, with the number of ids in its message
      */
     public function flush(): void {
-        if ($this->process !== getmypid() || $this->sums === []) return;
-        [$sums, $this->sums] = [$this->sums, []];
-        $results = $this->addMany($sums);
-        $errors = array_filter($results, fn(mixed $result): bool => $result instanceof CounterfoilException);
-        $dropped = [];
-        foreach ($errors as $id => $error) {
-            try {
-                if (!$error instanceof NotCounted || !$error->isTemporary) throw $error;
-                $this->sums[$id] = self::sum($this->sums[$id] ?? 0, $sums[$id]);
-            } catch (CounterfoilException $error) {
-                $dropped[$id] = $error;
-            }
+        if ($this->process !== getmypid() || $this->isSending) return;
+        $this->isSending = true;
+        $all = count($this->sums);
+        try {
+            $errors = $this->session->within($this->sendSums(...));
+        } finally {
+            $this->isSending = false;
+        }
+        while ([$id, $delta, $error] = array_pop($this->dropped)) {
+            $this->session->onError?->__invoke($this->name, $id, $delta, $error);  // which may throw
         }
         if ($errors === []) return;
-        foreach ($this->session->onError === null ? [] : $dropped as $id => $error) {
-            ($this->session->onError)($this->name, (string) $id, $sums[$id], $error);  // which may throw
-        }
         $error = reset($errors);
-        $message = count($errors) . ' of ' . count($sums) . " ids; the first: {$error->getMessage()}";
+        $message = count($errors) . " of $all ids; the first: {$error->getMessage()}";
         $class = $error::class;
         throw new $class($error->reason, $message, isTemporary: $error->isTemporary, previous: $error);
     }
@@ -169,14 +171,62 @@ final class Buffered extends StoredFamily {
         return $this->exactValue(self::checkId($id));
     }
 
+    /** Sends what is left, also if a function that PHP calls at the end exits before it calls `flushAtEnd`. */
+    public function __destruct() {
+        $this->flushAtEnd();
+    }
+
     private function flushAtEnd(): void {
-        if ($this->process !== getmypid() || $this->sums === []) return;
+        if ($this->process !== getmypid() || [$this->sums, $this->dropped] === [[], []]) return;
         if (function_exists('fastcgi_finish_request')) fastcgi_finish_request();
+        $this->session->end();
+        $this->isSending = false;  // the script may have ended within a flush
         try {
             $this->flush();
         } catch (CounterfoilException $error) {
+            $this->sums = [];
             trigger_error("counterfoil: $this->name: {$error->getMessage()}", E_USER_WARNING);
         }
+    }
+
+    /** @return array<CounterfoilException> by id why some sums were not counted */
+    private function sendSums(): array {
+        // the call that a signal handler interrupted, perhaps after it was executed
+        $errors = ($this->sent['call'][1] ?? false) ? $this->sendCall() : [];
+        $items = [];
+        foreach ($this->sums as $id => $delta) $items[] = [$id, (string) $id, $delta];
+        try {
+            $calls = $items === [] ? [] : $this->callsOf($items);
+        } catch (CounterfoilException $error) {
+            $this->sent = ['items' => $items, 'settled' => 0];
+            return $this->settle(array_fill_keys(array_column($items, 0), $error));
+        }
+        foreach ($calls as [$items, $of]) {
+            $this->sent = ['items' => $items, 'of' => $of, 'call' => [], 'settled' => 0];
+            $errors += $this->sendCall();
+        }
+        return $errors;
+    }
+
+    private function sendCall(): array {
+        return $this->settle($this->addCall($this->sent['items'], $this->sent['of'], $this->sent['call']));
+    }
+
+    /** Takes out the sums that were counted, or are dropped. */
+    private function settle(array $results): array {
+        $errors = array_filter($results, fn(mixed $result): bool => $result instanceof CounterfoilException);
+        foreach ($this->sent['items'] as $i => [$key, $id, $delta]) {
+            $error = $errors[$key] ?? null;
+            if ($i < $this->sent['settled'] || ($error instanceof NotCounted && $error->isTemporary)) continue;
+            if ($error !== null) $this->dropped[] = [$id, $delta, $error];
+            // no signal handler runs in between, since nothing is called
+            $this->sums[$key] -= $delta;
+            $this->sent['settled'] = $i + 1;
+            if ($this->sums[$key] === 0) unset($this->sums[$key]);
+        }
+        if ($errors === []) $this->callers[] = $this->sent['call'][2];
+        $this->sent = null;
+        return $errors;
     }
 
     private function partitionOfHit(string $id, array $known): int {
@@ -193,15 +243,32 @@ final class Buffered extends StoredFamily {
     }
 
     /**
+     * @param list<array{int|string, string, int}> $items key, id and delta
+     * @return list<array{list<array>, int}> arguments of addCall
+     */
+    private function callsOf(array $items): array {
+        ['partitions' => $of] = $known = $this->ask();
+        $calls = $homes = [];
+        foreach ($items as [$key, $id, $delta]) {
+            $partition = $this->partitionOfHit($id, $known);
+            $homes[$this->session->isCluster ? $partition : 0][] = [$key, $id, $delta, $partition];
+        }
+        foreach ($homes as $all) {
+            foreach (array_chunk($all, self::PAIRS) as $call) $calls[] = [$call, $of];
+        }
+        return $calls;
+    }
+
+    /**
      * Counts up to 999 items with one call, and returns the result of each by its key.
      *
-     * @param list<array{int, int|string, string, int}> $items partition, key, id and delta
+     * @param list<array{int|string, string, int, int}> $items key, id, delta and partition
      */
-    private function addCall(array $items, int $of, int $deadline): array {
-        usort($items, fn(array $a, array $b): int => $a[0] <=> $b[0]);
-        $keys = $this->fenced($items[0][0]);
+    private function addCall(array $items, int $of, ?array &$call = null): array {
+        usort($items, fn(array $a, array $b): int => $a[3] <=> $b[3]);
+        $keys = $this->fenced($items[0][3]);
         $groups = $args = $results = [];
-        foreach ($items as [$partition, , $id, $delta]) $groups[$partition][] = [$id, $delta];
+        foreach ($items as [, $id, $delta, $partition]) $groups[$partition][] = [$id, $delta];
         $groups[$partition][] = [$id, 0];  // see Family::count
         foreach ($groups as $partition => $pairs) {
             array_push($keys, ...$this->keys($partition, 'buffer', 'meta'));
@@ -210,12 +277,12 @@ final class Buffered extends StoredFamily {
             array_push($args, (int) max(1, min(1000, $hits)), count($pairs), ...array_merge(...$pairs));
         }
         try {
-            $reply = $this->count('buffered_add', $items[0][0], $of, $keys, $args, $deadline);
+            $reply = $this->count('buffered_add', $items[0][3], $of, $keys, $args, $call);
         } catch (CounterfoilException $error) {
-            return array_fill_keys(array_column($items, 1), $error);
+            return array_fill_keys(array_column($items, 0), $error);
         }
         $totals = array_flip(array_keys($groups));
-        foreach ($items as $i => [$partition, $key]) {
+        foreach ($items as $i => [$key, , , $partition]) {
             try {
                 $results[$key] = self::pendingOf($reply, $i + 1, $totals[$partition] + 1);
             } catch (NotCounted $error) {

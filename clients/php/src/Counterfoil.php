@@ -96,13 +96,15 @@ final class Counterfoil {
      * @throws CounterfoilException
      */
     public function flush(): void {
-        foreach ($this->families as $family) {
-            try {
-                if ($family instanceof Buffered) $family->flush();
-            } catch (CounterfoilException $error) {
-                $first ??= $error;
+        $this->session->within(function (): void {
+            foreach ($this->families as $family) {
+                try {
+                    if ($family instanceof Buffered) $family->flush();
+                } catch (CounterfoilException $error) {
+                    $first ??= $error;
+                }
             }
-        }
-        if (isset($first)) throw $first;
+            if (isset($first)) throw $first;
+        });
     }
 }

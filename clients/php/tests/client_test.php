@@ -233,6 +233,20 @@ return [
         same(range(1, 2500), $views->addMany($pairs));
         same(3, calls() - $before, 'calls');
     },
+    'addMany of an iterable' => function () use ($own) {
+        [$id, $views] = [id(), $own()->buffered('views')];
+        $pairs = function () use ($id): Generator {
+            yield from [[$id, 1]];
+            yield from [[$id, 2]];
+            yield $id => 4;
+            yield $id => 8;
+        };
+        same([0 => 1, 1 => 3, $id => 7, 2 => 15], $views->addMany($pairs()));
+        $reasons = ['BADARG', 'BADARG', 'BADARG', 'BADARG', 'BADID', 'BADID'];
+        $results = $views->addMany([[$id, '5'], [$id, true], [$id, 1.0], [$id], [null, 1], [[], 1]]);
+        same($reasons, array_column($results, 'reason'));
+        same(15, $views->add($id, 0));
+    },
     'another number of partitions' => function () use ($own) {
         for ($i = 0; $i < 10; $i++) {
             $isWide = $i > 1;  // any of its partitions may be one that is gone
@@ -258,7 +272,7 @@ return [
         $onError = function (string $family, string $id, int $delta, $error) use (&$lost) {
             $lost[] = [$family, $id, $delta, $error->reason];
         };
-        $counterfoil = new Counterfoil($connect, NS, retryFor: 0.1, onError: $onError);
+        $counterfoil = new Counterfoil($connect, NS, retryFor: 0.0, onError: $onError);
         $views = $counterfoil->buffered('views');
         $id = id();
         $views->later($id, 2);
@@ -313,16 +327,124 @@ return [
         same([1, 6, 1], array_map(fn(string $name): int => $views->add("$id/$name", 0), ['998', '999', '1000']));
     },
     'a program that ends sends its sums' => function () {
-        $id = id();
-        $program = '<?php require $argv[1] . "/vendor/autoload.php";
-            $views = Counterfoil\Counterfoil::connect("unix://$argv[2]", $argv[3])->buffered("views");
-            $views->later($argv[4], 3); $views->later($argv[4]); exit(0);';
-        $process = proc_open([PHP_BINARY, '--', INSTALLED, SOCKET, NS, $id], [['pipe', 'r']], $pipes);
-        fwrite($pipes[0], $program);
-        fclose($pipes[0]);
-        same(0, proc_close($process));
-        same(5, (new Counterfoil(redis(), NS))->buffered('views')->add($id));
+        $ends = [
+            'exit(0);' => 3,
+            'register_shutdown_function(fn() => exit(0));' => 3,
+            // in a destructor, and behind what sends the sums
+            '$atEnd = new class($later) {
+                public function __construct(private Closure $later) {}
+                public function __destruct() { ($this->later)(); }
+            };' => 6,
+            'register_shutdown_function(fn() => register_shutdown_function(fn() => register_shutdown_function($later)));' => 6,
+        ];
+        foreach ($ends as $end => $counted) {
+            $id = id();
+            program('$views = Counterfoil\\Counterfoil::connect("unix://$argv[2]", $argv[3])->buffered("views");
+                $later = fn() => $views->later($argv[4], 2);
+                $later(); $views->later($argv[4]); ' . str_replace('($later)', '(fn() => $views->later($argv[4], 3))', $end), $id);
+            same($counted + 1, (new Counterfoil(redis(), NS))->buffered('views')->add($id), $end);
+        }
     },
+    'a signal within flush loses and doubles no sum' => function () {
+        foreach (['exit(0)', 'throw new DomainException', '[]'] as $signal) {
+            // it arrives while Redis is away, or behind a call that was executed and whose reply is lost
+            foreach (['$isAway' => 'parent::evalSha("")', 'false' => 'parent::evalSha($sha, $args, $keys)'] as $isAway => $call) {
+                $id = id();
+                program('class Signalled extends Redis {
+                        public function evalSha($sha, $args = [], $keys = 0): mixed {
+                            global $isAway;
+                            if (!$isAway || $keys < 3) return parent::evalSha($sha, $args, $keys);
+                            $reply = ' . $call . ';
+                            posix_kill(getmypid(), SIGALRM);
+                            return usleep(1000) ?? false;
+                        }
+                    }
+                    $redis = new Signalled();
+                    $redis->connect($argv[2]);
+                    [$isAway, $views] = [true, (new Counterfoil\\Counterfoil($redis, $argv[3]))->buffered("views")];
+                    pcntl_async_signals(true);
+                    pcntl_signal(SIGALRM, function () use (&$isAway, $views, $argv) {
+                        $isAway = false;
+                        $views->later($argv[4], 10);
+                        $views->flush();
+                        ' . $signal . ';
+                    });
+                    $views->later($argv[4], 5);
+                    try { $views->flush(); } catch (DomainException) { $views->later($argv[4], 100); }', $id);
+                $expected = str_contains($signal, 'throw') ? 116 : 16;
+                same($expected, (new Counterfoil(redis(), NS))->buffered('views')->add($id), "$signal $isAway");
+            }
+        }
+    },
+    'signals at random lose and double no sum' => function () {
+        [$id, $counterfoil] = [id(), Counterfoil::connect('unix://' . SOCKET, NS)];
+        [$views, $isArmed, $signals] = [$counterfoil->buffered('views'), false, 0];
+        pcntl_async_signals(true);
+        pcntl_signal(SIGALRM, function () use (&$isArmed, &$signals) {
+            [$wasArmed, $isArmed] = [$isArmed, false];
+            if ($wasArmed && ++$signals) throw new DomainException('of the application');
+        });
+        [$tested, $sender] = [getmypid(), pcntl_fork()];
+        while ($sender === 0 && posix_kill($tested, SIGALRM)) {
+            usleep(random_int(1, 500));
+        }
+        try {
+            for ($i = 0; $i < 2000; $i++) {
+                $views->later($id);
+                $views->later("$id/other");
+                try {
+                    $isArmed = true;
+                    $views->flush();
+                    $isArmed = false;
+                } catch (DomainException) {
+                }
+            }
+        } finally {
+            posix_kill($sender, SIGKILL);
+            pcntl_waitpid($sender, $status);
+        }
+        $views->flush();
+        same([2000, 2000], $views->addMany([[$id, 0], ["$id/other", 0]]));
+        same(true, $signals > 100, "$signals signals");
+    },
+    'a signal within a call passes' => function () {
+        foreach (['phpredis', 'predis'] as $library) {
+            [$id, $views] = [id(), Counterfoil::connect('unix://' . SOCKET, NS, library: $library)->buffered('views')];
+            $views->add($id);
+            redis()->rawCommand('CLIENT', 'PAUSE', 300);
+            pcntl_async_signals(true);
+            pcntl_signal(SIGALRM, fn() => throw new DomainException('of the application'));
+            exec('(sleep 0.1; kill -ALRM ' . getmypid() . ') >/dev/null 2>&1 &');
+            try {
+                $views->add($id);
+                same(true, false, 'it passes');
+            } catch (DomainException) {
+            }
+            same(true, in_array($views->add($id), [2, 3]), $library);
+        }
+    },
+    'a flush has one deadline' => fn() => forked(function () use ($own) {
+        $away = new Counterfoil(fn() => throw new RedisException('Connection refused'), NS, retryFor: 0.4);
+        $silent = $own(timeout: 0.2, retryFor: 0.4);
+        $silent->buffered('views')->add(id());
+        redis()->rawCommand('CLIENT', 'PAUSE', 5000, 'WRITE');
+        try {
+            foreach ([$away, $silent] as $counterfoil) {
+                foreach (['views', 'wide', 'small'] as $family) {
+                    for ($i = 0; $i < 3000; $i++) {
+                        $counterfoil->buffered($family)->later(id());
+                    }
+                }
+                $begun = microtime(true);
+                $error = fails($counterfoil === $away ? NotCounted::class : OutcomeUnknown::class,
+                    $counterfoil === $away ? 'no connection' : 'no reply', fn() => $counterfoil->flush());
+                same('3000 of 3000 ids', substr($error->getMessage(), strlen($error->reason) + 2, 16));
+                same(true, microtime(true) - $begun < 1.2, 'in time');
+            }
+        } finally {
+            redis()->rawCommand('CLIENT', 'UNPAUSE');
+        }
+    }),
     'values of the daemon and of the database' => function () use ($own) {
         $connect = fn() => new PDO('mysql:unix_socket=' . env('MYSQL') . ';dbname=' . env('DATABASE'), 'root', '');
         $pdo = $connect();
@@ -362,7 +484,8 @@ return [
     'errors of Redis' => function () use ($own) {
         $refused = fn(string $error): string => \Counterfoil\Internal\Driver::refused($error)->reason;
         $in62 = 'ERR Error running script (call to f_0123): @user_script:61: @user_script: 61: ';
-        same(['OOM', 'WRONGTYPE', 'ERR'], array_map($refused, ["$in62-OOM command not allowed when used memory > 'maxmemory'.",
+        same(['no connection', 'OOM', 'WRONGTYPE', 'ERR'], array_map($refused, ['ERR max number of clients reached',
+            "$in62-OOM command not allowed when used memory > 'maxmemory'.",
             "{$in62}WRONGTYPE Operation against a key holding the wrong kind of value", "{$in62}Script attempted to access nonexistent"]));
         redis()->rawCommand('ACL', 'SETUSER', 'php', 'reset', 'on', '>right', '~*', '+ping');
         $views = Counterfoil::connect('unix://' . SOCKET . '?user=php&password=right', NS)->buffered('views');
@@ -394,6 +517,28 @@ return [
             fails(Misconfigured::class, $isNew ? 'AUTH' : 'WRONGPASS', fn() => $of('wrong')->buffered('views')->add(id()));
             same(1, $of('right')->buffered('views')->add(id()));
         }
+        // Predis connects without SELECT 0
+        redis()->rawCommand('ACL', 'SETUSER', 'php', '-select');
+        foreach (['phpredis', 'predis'] as $library) {
+            same(1, Counterfoil::connect('unix://' . SOCKET . '?user=php&password=right', NS, library: $library)->buffered('views')->add(id()));
+        }
         redis()->rawCommand('ACL', 'DELUSER', 'php');
+    },
+    'a server without a connection to spare' => function () {
+        $redis = redis();
+        $redis->rawCommand('CONFIG', 'SET', 'maxclients', count($redis->client('LIST')));
+        try {
+            foreach (['phpredis', 'predis'] as $library) {
+                $views = Counterfoil::connect('unix://' . SOCKET, NS, library: $library, retryFor: 0.2)->buffered('views');
+                $error = null;
+                try {
+                    $views->add(id());
+                } catch (NotCounted $error) {
+                }
+                same(true, $error?->isTemporary);
+            }
+        } finally {
+            $redis->rawCommand('CONFIG', 'SET', 'maxclients', 10_000);
+        }
     },
 ];

@@ -35,7 +35,7 @@ final class Connector {
             $seeds = array_map(fn(array $node): string => "$tls$node[host]:$node[port]", $this->nodes);
             return new RedisCluster(null, $seeds, $this->timeout, $this->timeout, false, $auth ?: null);
         }
-        ['host' => $host, 'port' => $port, 'database' => $database] = $this->nodes[0];
+        ['host' => $host, 'port' => $port, 'database' => $database] = $this->nodes[0] + ['database' => 0];
         $redis = new Redis();
         $isReady = $redis->connect($tls . $host, $port, $this->timeout, null, 0, $this->timeout)
             && ($auth === [] || $redis->auth($auth))
@@ -61,7 +61,8 @@ final class Connector {
         $path = rawurldecode($parts['path'] ?? '');
         [$host, $port] = $scheme === 'unix' ? [$path, 0] : [$parts['host'], $parts['port'] ?? 6379];
         $database = (int) ($query['db'] ?? ($scheme === 'unix' ? 0 : ltrim($path, '/')));
-        return ['scheme' => $scheme, 'host' => $host, 'port' => $port, 'database' => $database] + array_filter([
+        return ['scheme' => $scheme, 'host' => $host, 'port' => $port] + array_filter([
+            'database' => $database,  // Predis would select 0, which a user may not be allowed to
             'path' => $scheme === 'unix' ? $path : '',
             'username' => $query['user'] ?? rawurldecode($parts['user'] ?? ''),
             'password' => $query['password'] ?? rawurldecode($parts['pass'] ?? ''),

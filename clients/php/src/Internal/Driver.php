@@ -7,7 +7,7 @@ use Throwable;
 
 /** A client object of a Redis library. Its constructor refuses options that change what is sent or received. */
 abstract class Driver {
-    private const TEMPORARY = ['LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'TRYAGAIN', 'READONLY'];
+    private const TEMPORARY = ['no connection', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'TRYAGAIN', 'READONLY'];
     private const REFUSED = ['OOM', 'MISCONF', 'NOREPLICAS', 'WRONGTYPE', 'BADSTATE'];
     private const MISCONFIGURED = [
         'NOAUTH', 'WRONGPASS', 'AUTH', 'DB index',  // refused before anything was sent
@@ -36,9 +36,8 @@ abstract class Driver {
     /** Returns the error of a call that was not sent, since there was no connection. */
     public static function unsent(Throwable $error): CounterfoilException {
         $message = $error->getMessage();
-        $isReply = preg_match('/\b(NOAUTH|WRONGPASS|LOADING|(?<=ERR )AUTH|DB index)\b/', $message, $codes);
-        return $isReply ? self::coded($codes[0], $message, $error)
-            : new NotCounted('no connection', $message, isTemporary: true, previous: $error);
+        preg_match('/\b(NOAUTH|WRONGPASS|LOADING|(?<=ERR )AUTH|DB index)\b/', $message, $codes);
+        return self::coded($codes[0] ?? 'no connection', $message, $error);
     }
 
     /** Returns the error of a call without a reply: it may have been executed, or may still be. */
@@ -48,6 +47,8 @@ abstract class Driver {
 
     /** Returns the error of a call to which Redis replied with an error. */
     public static function refused(string $error, ?Throwable $previous = null): CounterfoilException {
+        // the reply on a connection that Redis closes again
+        if (str_starts_with($error, 'ERR max number of clients')) return self::coded('no connection', $error, $previous);
         // Redis 6.2 puts the code of a command within a script into the text
         $codes = implode('|', [...self::TEMPORARY, ...self::REFUSED, ...self::MISCONFIGURED]);
         preg_match("/^(?:ERR Error running script.* -?(?=(?:$codes) ))?([A-Z]+)/", $error, $code);

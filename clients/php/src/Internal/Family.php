@@ -15,7 +15,7 @@ abstract class Family {
     /** @var array<int, array> by home: the last reply of family_epoch, and until when it may be used */
     private array $known = [];
     /** @var list<array{string, int}> callers without a call in flight, each with the number of its last call */
-    private array $callers = [];
+    protected array $callers = [];
     /** @var list<int> where they are from: the process, and how many replies were lost before */
     private array $origin = [];
 
@@ -40,6 +40,8 @@ abstract class Family {
      *
      * @param int $of how many partitions the family had when this one was chosen
      * @param list<string> $keys as `fenced` returns them
+     * @param ?array{}|array{list<string|int>, bool, array} $call what a repeat of the call needs: its words, if it may have
+     *     been executed, and its caller, which is then not given back; [] before the first send
      * @return array the reply: `OK`, `DUP` or `OUTSIDE`, and the words behind it
      * @throws CounterfoilException
      */
@@ -49,22 +51,26 @@ abstract class Family {
         int $of,
         array $keys,
         array $args,
-        ?int $deadline = null,
+        ?array &$call = null,
     ): array {
         // a child process inherits no caller, and a call that is made within another one has its own
         $origin = [getmypid(), $this->session->losses];
         if ($this->origin !== $origin) [$this->callers, $this->origin] = [[], $origin];
+        $isKept = $call !== null;
         for ($isFirst = true; ; $isFirst = false) {
-            $epoch = $this->checked($this->ask($partition), $of)['epoch'];
-            [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
-            $words = [...$keys, $caller, ++$n, $epoch, '', ...$args];
-            $reply = $this->session->call($script, count($keys), $words, $deadline);
+            if (!$call) {
+                $epoch = $this->checked($this->ask($partition), $of)['epoch'];
+                [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
+                $call = [[...$keys, $caller, ++$n, $epoch, '', ...$args], false, [$caller, $n]];
+            }
+            $reply = $this->session->call($script, count($keys), $call[0], $call[1]);
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
-            $this->callers[] = [$caller, $n];
+            if (!$isKept) $this->callers[] = $call[2];
             if ($reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($partition);
             // the only send of a call that nothing repeats was not executed
             if (!$isFirst || isset($reply[1]) || !$this->session->isOwn) throw self::unknown('EXPIRED');
+            $call = [];
         }
     }
 
@@ -140,17 +146,17 @@ abstract class Family {
     }
 
     /** Refuses an id that is not 1 to $max bytes of UTF-8. */
-    protected static function checkId(string|int $id, int $max = 255, bool $isText = true): string {
-        $id = (string) $id;
+    protected static function checkId(mixed $id, int $max = 255, bool $isText = true): string {
+        $id = is_int($id) ? (string) $id : $id;
         // json_encode refuses what is not UTF-8, in less time than a regular expression
-        if ($id !== '' && strlen($id) <= $max && (!$isText || json_encode($id) !== false)) return $id;
+        if (is_string($id) && $id !== '' && strlen($id) <= $max && (!$isText || json_encode($id) !== false)) return $id;
         throw new NotCounted('BADID', "expected 1 to $max bytes" . ($isText ? ' of UTF-8' : ''));
     }
 
     /** Refuses what is not an integer: PHP makes a float of an integer that leaves its 64 bits. */
-    protected static function checkDelta(int|float $delta): int {
+    protected static function checkDelta(mixed $delta): int {
         if (is_int($delta)) return $delta;
-        throw new NotCounted('BADARG', "expected an integer of 64 bits, not $delta");
+        throw new NotCounted('BADARG', 'expected an integer of 64 bits, not ' . json_encode($delta));
     }
 
     /** Adds up, and refuses a sum that leaves 64 bits. */

@@ -3,7 +3,7 @@
 namespace Counterfoil\Internal;
 
 use Counterfoil\Misconfigured;
-use Exception, Redis, RedisCluster, RedisException, ReflectionClass;
+use ErrorException, Redis, RedisCluster, RedisClusterException, RedisException, ReflectionClass;
 
 /** A Redis or RedisCluster object of phpredis. */
 final class PhpRedis extends Driver {
@@ -65,7 +65,7 @@ final class PhpRedis extends Driver {
                 : $redis->eval($script, $words, $numberOfKeys);
             if (is_array($reply) && is_string($reply[0] ?? null)) return $reply;
             throw new RedisException($redis->getLastError() ?? 'half a reply');
-        } catch (Exception $error) {
+        } catch (RedisException|RedisClusterException|ErrorException $error) {
             $message = $error->getMessage();
             $isDown = str_contains($message, 'CLUSTERDOWN');
             $refusal = $redis->getLastError() ?? ($isDown ? 'CLUSTERDOWN' : null);

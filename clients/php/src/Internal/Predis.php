@@ -3,8 +3,8 @@
 namespace Counterfoil\Internal;
 
 use Counterfoil\Misconfigured;
-use Exception;
-use Predis\ClientInterface;
+use ErrorException;
+use Predis\{ClientInterface, PredisException};
 use Predis\Connection\{Cluster\ClusterInterface, NodeConnectionInterface, Replication\ReplicationInterface};
 use Predis\Response\{ErrorInterface, ServerException};
 
@@ -45,7 +45,7 @@ final class Predis extends Driver {
             $reply = $this->client->executeCommand($call);
         } catch (ServerException $error) {
             throw self::refused($error->getMessage(), $error);
-        } catch (Exception $error) {  // also what an error handler makes of a warning of PHP
+        } catch (PredisException|ErrorException $error) {  // also what an error handler makes of a warning of PHP
             throw self::lost($error->getMessage(), $error);
         }
         if ($reply instanceof ErrorInterface) throw self::refused($reply->getMessage());

@@ -2,9 +2,9 @@
 
 namespace Counterfoil\Internal;
 
-use Closure, Exception, PDO, Redis, RedisCluster;
-use Counterfoil\{CounterfoilException, Misconfigured, OutcomeUnknown};
-use Predis\ClientInterface;
+use Closure, ErrorException, PDO, Redis, RedisCluster, RedisClusterException, RedisException;
+use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown};
+use Predis\{ClientInterface, PredisException};
 
 /** What the families of a Counterfoil share: its options, and the connection to Redis. */
 final class Session {
@@ -19,7 +19,13 @@ final class Session {
     private int $process;
     /** How many replies were lost. A copy of a machine has lost its connections, and needs other names of callers. */
     public int $losses = 0;
-    public readonly int $retryForNs;
+    private readonly int $retryForNs;
+    /** When the calls that belong together end, as a time of hrtime. */
+    private ?int $deadline = null;
+    /** If one of them failed then, so that the others are not sent. */
+    private bool $isGivenUp = false;
+    /** If the script has ended, and sums were sent. */
+    public bool $isOver = false;
     /** If nothing but this package sends a command twice. */
     public readonly bool $isOwn;
     /** If each partition remembers its calls itself: known once there was a connection. */
@@ -45,8 +51,7 @@ final class Session {
      * Sends a script's call, and the same call again until there is a reply or the deadline has passed.
      *
      * @param list<string|int> $words keys and arguments
-     * @param ?int $deadline a time of hrtime
-     * @param bool $wasLost whether the reply to an earlier call for the same request was lost
+     * @param bool $wasLost if an earlier arrival may have been executed; true afterwards if this one may
      * @return list<string|int> the reply, with `LOST` behind `EXPIRED` if an earlier reply to this call was lost
      * @throws CounterfoilException
      */
@@ -54,38 +59,63 @@ final class Session {
         string $script,
         int $numberOfKeys,
         array $words,
-        ?int $deadline = null,
-        bool $wasLost = false,
+        bool &$wasLost = false,
     ): array {
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
-        $deadline ??= hrtime(true) + $this->retryForNs;
+        $deadline = $this->deadline ?? hrtime(true) + $this->retryForNs;
         $code = self::$hashes[$script];
         $isSha = true;
+        $isLost = $wasLost;
         while (true) {
             try {
+                // another node of a cluster may be available
+                if ($this->deadline !== null && $this->isGivenUp && !$this->isCluster) {
+                    throw new NotCounted('no connection', 'the call before had no reply', isTemporary: true);
+                }
                 $isReady = $this->driver !== null && !$this->isBroken && $this->process === getmypid();
                 $driver = $isReady ? $this->driver : $this->connect();
+                $this->isBroken = $wasLost = true;  // a signal handler may end the call
                 $reply = $driver->evaluate($isSha, $code, $numberOfKeys, $words);
-                return $wasLost && $reply[0] === 'EXPIRED' ? ['EXPIRED', 'LOST'] : $reply;
+                $this->isBroken = false;
+                return $isLost && $reply[0] === 'EXPIRED' ? ['EXPIRED', 'LOST'] : $reply;
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, and another server may not be READONLY
                 $this->isBroken = $error->isTemporary;
-                $isLost = $error->reason === 'no reply';
-                $this->losses += (int) $isLost;
-                $wasLost = $wasLost || $isLost;
+                $this->losses += (int) ($error->reason === 'no reply');
+                $isLost = $isLost || $error->reason === 'no reply';
+                $wasLost = $isLost || $error instanceof OutcomeUnknown;
             }
             if ($error->reason === 'NOSCRIPT' && $isSha) {
                 [$isSha, $code] = [false, file_get_contents(self::SCRIPTS . "/$script.lua")];
                 continue;
             }
-            if ($error->isTemporary) usleep(self::PAUSE_US);
+            if ($error->isTemporary && hrtime(true) <= $deadline) usleep(self::PAUSE_US);
             // a process may have been suspended for long
-            if ($error->isTemporary && hrtime(true) <= $deadline) continue;
+            $this->isGivenUp = $error->isTemporary && hrtime(true) > $deadline;
+            if ($error->isTemporary && !$this->isGivenUp) continue;
             // the last error does not tell what came of earlier arrivals of the call
-            if (!$wasLost) throw $error;
+            if (!$isLost) throw $error;
             [$message, $previous] = [$error->getMessage(), $error->getPrevious()];
             throw new OutcomeUnknown('no reply', $message, isTemporary: true, previous: $previous);
         }
+    }
+
+    /** Calls a function whose calls have one deadline. */
+    public function within(Closure $calls): mixed {
+        $outer = $this->deadline;
+        if ($outer === null) $this->isGivenUp = false;
+        $this->deadline ??= hrtime(true) + $this->retryForNs;
+        try {
+            return $calls();
+        } finally {
+            $this->deadline = $outer;
+        }
+    }
+
+    /** Sets the deadline of all calls behind the end of the script. */
+    public function end(): void {
+        if ($this->isOver) return;
+        [$this->isOver, $this->isGivenUp, $this->deadline] = [true, false, hrtime(true) + $this->retryForNs];
     }
 
     /** Returns what another request of this machine noted of a home, if there is APCu. */
@@ -116,8 +146,8 @@ final class Session {
                 $this->driver ??= self::driverOf($this->client);
                 if ($isForked || $this->isBroken) $this->driver->reconnect();
             }
-        } catch (Exception $error) {
-            throw $error instanceof CounterfoilException ? $error : Driver::unsent($error);
+        } catch (RedisException|RedisClusterException|PredisException|ErrorException $error) {
+            throw Driver::unsent($error);
         }
         $this->isCluster = $this->driver->isCluster;
         [$this->isBroken, $this->process] = [false, getmypid()];
