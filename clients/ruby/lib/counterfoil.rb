@@ -49,7 +49,7 @@ class Counterfoil
 
     @connection = Connection.new(redis, retry_for: retry_for, is_own: is_own)
     @daemon = Daemon.new(daemon, token, retry_for) if daemon
-    @namespace, @database, @callers, @later = namespace, database, Callers.new, Later.new(later_every, on_error)
+    @namespace, @database, @callers, @later = namespace, database, Callers.new, Later.new(@connection, later_every, on_error)
     @monitor, @memo = Monitor.new, {}
   end
 

@@ -141,6 +141,8 @@ class ErrorsTest < ClientTest
       assert_equal [Counterfoil::OutcomeUnknown, code], error_after_epoch("#{code} text").then { |error| [error.class, error.reason] }
       own = error_after_epoch("#{code} text", resends: false)
       assert_equal [Counterfoil::NotCounted, code, true], [own.class, own.reason, own.temporary?]
+      full = "ERR max number of clients reached"
+      assert_equal ["no reply", "unreachable"], [error_after_epoch(full).reason, error_after_epoch(full, resends: false).reason]
       wrapper = Wrapper.new(@redis) { |_, _| raise Redis::CommandError, "#{code} text" }
       error = assert_raises(Counterfoil::NotCounted) { Counterfoil.new(wrapper, NAMESPACE, retry_for: 0).buffered("views").add(@id) }
       assert_equal ["no epoch", true], [error.reason, error.temporary?]

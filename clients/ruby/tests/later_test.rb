@@ -52,6 +52,70 @@ class LaterTest < ClientTest
     assert_equal 5, @views.value(@id)
   end
 
+  # Runs a program of which the id is counted, and which ends as any does.
+  def program(code)
+    opening = 'require "counterfoil"; socket, namespace, id = ARGV; $stdout.sync = true'
+    pid = spawn(RbConfig.ruby, "-e", "#{opening}; #{code}", SOCKET, NAMESPACE, @id, out: File::NULL, err: File::NULL)
+    Process.wait(pid)
+  end
+
+  # handle_interrupt does not hold back what a signal handler raises in the main thread
+  def test_a_signal_in_a_flush_loses_nothing
+    %w[INT TERM ALRM].each_with_index do |signal, before|
+      program(<<~RUBY)
+        require "redis-client"
+        slow = Object.new
+        redis = RedisClient.new(path: socket)
+        trap("ALRM") { raise "of the application" }
+        slow.define_singleton_method(:with) { |&block| block.call(self) }
+        slow.define_singleton_method(:call_v) do |command|
+          ARGV.clear.then { Process.kill("#{signal}", Process.pid).then { sleep(0.2) } } if command[2] == 4 && ARGV.any?
+          redis.call_v(command)
+        end
+        views = Counterfoil.new(slow, namespace, later_every: 60).buffered("views")
+        views.later(id, 5)
+        views.flush
+      RUBY
+      assert_equal (before + 1) * 5, @views.value(@id), signal
+    end
+  end
+
+  def test_later_at_the_end_of_a_process
+    program(<<~RUBY)
+      views = Counterfoil.connect("unix://\#{socket}", namespace).buffered("views")
+      at_exit { views.later(id, 2) }
+      views.later(id)
+      at_exit { views.later(id, 4) }
+    RUBY
+    assert_equal 7, @views.value(@id)
+  end
+
+  def test_a_flush_waits_once
+    later = client(@redis, retry_for: 0.3, later_every: 60)
+    families = %w[views wide].map { |name| later.buffered(name) }
+    families.each { |family| family.add(@id, 0) }
+    later.instance_variable_get(:@connection).define_singleton_method(:send_once) { |_| raise Redis::CannotConnectError }
+    3000.times { |i| families.each { |family| family.later("#{@id}/#{i}") } }
+    begun = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+    assert_match(/6000 ids/, assert_raises(Counterfoil::Error) { later.flush }.message)
+    assert_operator Process.clock_gettime(Process::CLOCK_MONOTONIC) - begun, :<, 1
+  ensure
+    later.instance_variable_get(:@later).send(:start_anew)
+  end
+
+  def test_one_error_of_dropped_sums_is_kept
+    later = client(@redis, on_error: ->(*) {})
+    votes = later.buffered("votes") # which is cached
+    errors = -> { GC.start && nil || ObjectSpace.each_object(Counterfoil::Misconfigured).count }
+    before = errors.call
+    30.times do |i|
+      votes.later("#{@id}/#{i}")
+      sleep(0.01) until later.instance_variable_get(:@later).send(:size).zero?
+    end
+    assert_operator errors.call - before, :<, 10
+    assert_match(/30 ids/, assert_raises(Counterfoil::Misconfigured) { votes.flush }.message)
+  end
+
   def test_sums_wait_for_redis
     views = client(RedisClient.new(path: "/nonexistent/redis.sock"), retry_for: 0).buffered("views")
     views.later(@id)

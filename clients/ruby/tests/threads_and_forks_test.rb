@@ -131,6 +131,34 @@ class ThreadsAndForksTest < ClientTest
     assert_includes counted..1600, @views.value(@id)
   end
 
+  # handle_interrupt does not hold back what a signal handler raises in the main thread
+  def test_signals_at_random
+    is_armed, signals, counted, is_over = false, 0, 0, false
+    before = trap("ALRM") do
+      was_armed, is_armed = is_armed, false
+      raise Timeout::Error if was_armed
+    end
+    other = Thread.new { (@views.add("#{@id}/other") && 1) until is_over }
+    sender = spawn(RbConfig.ruby, "-e", 'loop { Process.kill("ALRM", ARGV[0].to_i).then { sleep(rand * 0.002) } } rescue exit!', Process.pid.to_s)
+    until signals == 500
+      begin
+        is_armed = true
+        counted += 1 if @views.add(@id)
+        is_armed = false
+      rescue Timeout::Error
+        signals += 1
+      end
+      flunk("the other thread waits for ever") unless other.alive?
+    end
+    Process.kill("KILL", sender)
+    Process.wait(sender)
+    is_over = true
+    assert other.join(20), "the other thread waits for ever"
+    assert_includes counted..counted + signals, @views.value(@id)
+  ensure
+    trap("ALRM", before || "DEFAULT")
+  end
+
   def test_pools
     pools = [ConnectionPool.new(size: 2, timeout: 1) { Redis.new(path: SOCKET) },
              ConnectionPool::Wrapper.new(size: 2, timeout: 1) { Redis.new(path: SOCKET) },

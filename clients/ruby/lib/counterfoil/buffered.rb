@@ -26,7 +26,7 @@ class Counterfoil
     #
     # @param pairs [Hash{String => Integer}, Array<Array(String, Integer)>]
     # @return [Array<Integer, nil, Error>] for each pair, in their order, the result of {#add} or its error
-    def add_many(pairs) = count_all(pairs.to_a)
+    def add_many(pairs) = @family.connection.within { count_all(pairs.to_a) }
 
     # Adds delta to the counter unless this was done before for the same request and id, by any process.
     #

@@ -7,6 +7,8 @@ class Counterfoil
     # their clients may be used by one thread at a time
     UNSHARED = %w[RedisClient RedisClient::Cluster].freeze
     CLUSTERS = %w[Redis::Cluster RedisClient::Cluster].freeze
+    # when calls that belong together end, and if one of them failed then
+    Deadline = Struct.new(:at, :is_missed)
     private_constant(*constants(false))
 
     # @return [Float] seconds of the monotonic clock
@@ -24,12 +26,24 @@ class Counterfoil
       @mutex = Mutex.new if UNSHARED.include?(redis.class.name)
     end
 
+    # Yields, and calls within the block have one deadline.
+    def within
+      outer = Thread.current[:counterfoil_deadline]
+      Thread.current[:counterfoil_deadline] = outer || deadline
+      yield
+    ensure
+      Thread.current[:counterfoil_deadline] = outer
+    end
+
     # @param is_lost [Boolean] an earlier arrival of the call may have been executed
     # @return [Array(Array, Boolean, Boolean)] the reply; true if no other arrival of the call can exist; true if a reply was lost
     # @raise [Error] the outcome of the call
     def call(name, keys, args, is_lost = false)
       command = ["EVALSHA", Scripts::SHA1S.fetch(name), keys.size, *keys, *args]
-      deadline = Connection.now + @retry_for
+      deadline = Thread.current[:counterfoil_deadline] || self.deadline
+      # another node of a cluster may be available
+      raise Failure.outcome("unreachable", "like the call before", is_lost, true) if deadline.is_missed && !cluster?
+
       begin
         reply = send_once(command)
         return [reply, !is_lost && !resends?, is_lost] if reply.is_a?(Array) && reply[0].is_a?(String)
@@ -40,7 +54,8 @@ class Counterfoil
         is_lost ||= Failure.lost?(reason, resends?)
         is_temporary = Failure.temporary?(reason, cluster?)
         command[0, 2] = "EVAL", Scripts::SOURCES.fetch(name) if reason == "NOSCRIPT"
-        retry if reason == "NOSCRIPT" || (is_temporary && Connection.now < deadline && sleep(PAUSE))
+        retry if reason == "NOSCRIPT" || (is_temporary && Connection.now < deadline.at && sleep(PAUSE))
+        deadline.is_missed = is_temporary
         raise Failure.outcome(reason, error.message, is_lost, is_temporary)
       end
     end
@@ -57,6 +72,8 @@ class Counterfoil
     def close = (@redis.close if @is_own)
 
     private
+
+    def deadline = Deadline.new(Connection.now + @retry_for, false)
 
     # pools yield a client, and clients of redis-rb themselves
     def lend(&block) = @mutex ? @mutex.synchronize { yield @redis } : @redis.with(&block)

@@ -15,6 +15,7 @@ class Counterfoil
                    SocketError OpenSSL::SSL::SSLError].freeze
     REPLIES = %w[Redis::CommandError RedisClient::CommandError].freeze
     CANNOT_CONNECT = %w[Redis::CannotConnectError RedisClient::CannotConnectError].freeze
+    FULL = "ERR max number of clients" # the reply on a connection that Redis closes again
     UNSENT = %w[ConnectionPool::TimeoutError RedisClient::CheckoutTimeoutError Redis::Cluster::InitialSetupError
                 RedisClient::Cluster::InitialSetupError].freeze
     private_constant(*constants(false))
@@ -28,9 +29,10 @@ class Counterfoil
       def reason(error, resends)
         # Redis 6.2 wraps the errors of commands in a script
         code = error.message.sub(/\AERR Error running script.*?: -?(?=[A-Z]{3})/, "")[/\A-?([A-Z]+)\b/, 1]
-        return code || "ERR" if CODES.include?(code) || any?(error, REPLIES)
+        is_refused = error.message.start_with?(FULL) || any?(error, CANNOT_CONNECT)
+        return code || "ERR" if CODES.include?(code) || (any?(error, REPLIES) && !is_refused)
 
-        any?(error, UNSENT) || (!resends && any?(error, CANNOT_CONNECT)) ? "unreachable" : "no reply"
+        any?(error, UNSENT) || (!resends && is_refused) ? "unreachable" : "no reply"
       end
 
       # @return [Boolean] an arrival of the call may have been executed

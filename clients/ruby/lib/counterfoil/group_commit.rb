@@ -21,22 +21,32 @@ class Counterfoil
 
     # Returns when the item has its result.
     def call(item)
+      batch = nil
       Thread.handle_interrupt(ON_BLOCKING) do
-        batch = @mutex.synchronize { enter(item) }
+        @mutex.synchronize do
+          batch = join(item)
+          wait(batch) while @leader && !batch.is_done
+          @leader = item unless batch.is_done
+        end
         lead(batch) unless batch.is_done
+      ensure
+        # twice, since handle_interrupt does not hold back what a signal handler raises in the main thread
+        begin
+          leave(item, batch)
+        ensure
+          leave(item, batch)
+        end
       end
     end
 
     private
 
-    # Joins the newest batch, and waits until its items have results or its call is to be made.
-    def enter(item)
+    # Adds the item to the newest batch.
+    def join(item)
       start_anew if @pid != Process.pid
       batch = @batches.last
       @batches << batch = Batch.new([], nil, false, nil, 0) if batch.nil? || batch.call || batch.items.size == LIMIT
       batch.items << item
-      wait(batch) while @is_busy && !batch.is_done
-      @is_busy = true unless batch.is_done
       batch
     end
 
@@ -53,12 +63,12 @@ class Counterfoil
     # Passes on the turn of a thread that was interrupted: it may have been woken just before.
     def give_up(batch)
       remove(batch) if batch.waiting.zero?
-      @batches.first&.turn&.signal unless @is_busy
+      @batches.first&.turn&.signal unless @leader
     end
 
     # after a fork the calls that were under way are the parent's
     def start_anew
-      @pid, @batches, @is_busy = Process.pid, [], false
+      @pid, @batches, @leader = Process.pid, [], nil
     end
 
     def lead(batch)
@@ -67,16 +77,21 @@ class Counterfoil
       @is_shared = batch.items.size > 1
       @count.call(batch)
       batch.is_done = true
-    ensure
-      Thread.handle_interrupt(NEVER) { @mutex.synchronize { leave(batch) } }
     end
 
     # Wakes those that shared the call, and one that makes the next one. After an interrupt that is the same call.
-    def leave(batch)
-      @is_busy = false
-      @batches.unshift(batch) unless batch.is_done || batch.waiting.zero?
-      batch.turn&.broadcast if batch.is_done
-      @batches.first&.turn&.signal
+    def leave(item, batch)
+      return unless @leader.equal?(item)
+
+      Thread.handle_interrupt(NEVER) do
+        @mutex.synchronize do
+          remove(batch)
+          @batches.unshift(batch) unless batch.is_done || batch.waiting.zero?
+          batch.turn&.broadcast if batch.is_done
+          @batches.first&.turn&.signal
+          @leader = nil
+        end
+      end
     end
 
     # by identity: structs with the same members are equal

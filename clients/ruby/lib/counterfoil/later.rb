@@ -7,10 +7,11 @@ class Counterfoil
     PAUSE = 0.1
     private_constant(*constants(false))
 
+    # @param connection [Connection]
     # @param every [Numeric] seconds
     # @param on_error [#call, nil] receives family, id, delta and error of each sum that is dropped
-    def initialize(every, on_error)
-      @every, @on_error, @mutex = every, on_error, Mutex.new
+    def initialize(connection, every, on_error)
+      @connection, @every, @on_error, @mutex, @is_over = connection, every, on_error, Mutex.new, false
       start_anew
     end
 
@@ -25,15 +26,17 @@ class Counterfoil
         sums[id] += delta
         @thread&.alive? ? @waiting.signal : start_thread
       end
-      nil
+      flush if @is_over
     end
 
     # Sends all sums, and raises the first error since the last call. Sums that wait for Redis stay.
     def flush
-      kept, dropped = send_all, nil
-      @mutex.synchronize { dropped, @dropped = @dropped, [] }
-      error = dropped[0] || kept[0]
-      raise error.class.new(error.reason, "#{(dropped + kept).size} ids: #{error.detail}", temporary: error.temporary?) if error
+      @mutex.synchronize { start_anew if forked? }
+      # an own thread: handle_interrupt does not hold back what a signal handler raises in the main thread
+      kept = Thread.new { (Thread.current.report_on_exception = false) || send_all }.value
+      error, size = @mutex.synchronize { [@dropped, @dropped_size].tap { @dropped, @dropped_size = nil, 0 } }
+      error ||= kept[0]
+      raise error.class.new(error.reason, "#{size + kept.size} ids: #{error.detail}", temporary: error.temporary?) if error
     end
 
     private
@@ -42,7 +45,7 @@ class Counterfoil
 
     # a fork: these sums are the parent's
     def start_anew
-      @pid, @sums, @in_flight, @dropped, @thread = Process.pid, no_sums, 0, [], nil
+      @pid, @sums, @in_flight, @dropped, @dropped_size, @thread = Process.pid, no_sums, 0, nil, 0, nil
       @waiting, @sending = ConditionVariable.new, Mutex.new
     end
 
@@ -60,6 +63,7 @@ class Counterfoil
         end
       end
       @at_exit ||= at_exit do
+        @is_over = true # blocks that were registered before run now
         flush
       rescue Error => error
         warn("counterfoil: later: #{error.message}")
@@ -70,7 +74,11 @@ class Counterfoil
     def send_all
       @mutex.synchronize { start_anew if forked? }
       # an interrupt, e.g. a Timeout or kill, would lose the sums that are under way
-      @sending.synchronize { Thread.handle_interrupt(Object => :never) { send_and_settle } }
+      Thread.handle_interrupt(Object => :never) do
+        kept, dropped = @sending.synchronize { send_and_settle }
+        dropped.each { |error, counters, id, delta| @on_error.call(counters.name, id, delta, error) } if @on_error
+        kept.map(&:first)
+      end
     end
 
     def send_and_settle
@@ -79,16 +87,18 @@ class Counterfoil
       @mutex.synchronize do
         kept.each { |_, counters, id, delta| @sums[counters][id] += delta }
         @in_flight = 0
-        @dropped.concat(dropped.map(&:first))
+        @dropped ||= dropped.dig(0, 0)
+        @dropped_size += dropped.size
       end
-      dropped.each { |error, counters, id, delta| @on_error.call(counters.name, id, delta, error) } if @on_error
-      kept.map(&:first)
+      [kept, dropped]
     end
 
     # @return [Array<Array>] error, counters, id and delta of each that failed
     def send_sums(sums)
-      sums.flat_map do |counters, own|
-        counters.add_many(own).zip(own).filter_map { |result, sum| [result, counters, *sum] if result.is_a?(Error) }
+      @connection.within do
+        sums.flat_map do |counters, own|
+          counters.add_many(own).zip(own).filter_map { |result, sum| [result, counters, *sum] if result.is_a?(Error) }
+        end
       end
     end
   end
