@@ -167,10 +167,10 @@ test('later: sums beyond 2^53 are exact', async (t) => {
 });
 
 test('later: a sum beyond 64 bits is refused, and what was accepted before stays', async (t) => {
-  const proxy = await proxyOf(t);
-  const failed = [];
+  const [proxy, failed] = [await proxyOf(t), []];
+  const redis = await clientOf(t, 'ioredis', proxy.path);
   const options = { retryFor: 200, laterEvery: 60_000, daemon, onError: (_, id, delta, { reason }) => failed.push([id, delta, reason]) };
-  const views = new Counterfoil(await clientOf(t, 'ioredis', proxy.path), namespace, options).buffered('views');
+  const views = new Counterfoil(redis, namespace, options).buffered('views');
   const [page, least] = [unique('page'), -(2n ** 63n)];
   views.later(page, least);
   assert.throws(() => views.later(page, -1), (error) => error instanceof NotCounted && error.reason === 'RANGE');
@@ -179,10 +179,10 @@ test('later: a sum beyond 64 bits is refused, and what was accepted before stays
   assert.equal(await views.value(page), least + 1n);
   proxy.isAway = true;
   for (const connection of proxy.connections) connection.destroy();
-  await new Promise((resolve) => setTimeout(resolve, 50));
+  while (redis.status === 'ready') await new Promise(setImmediate);
   views.later(page, 2n ** 63n - 1n);
   const flush = views.flush();
-  await new Promise((resolve) => setTimeout(resolve, 50));
+  await new Promise(setImmediate); // until it is being sent
   views.later(page, 7);
   await assert.rejects(flush, (error) => error instanceof NotCounted && !error.temporary && /were not counted/.test(error.message));
   await new Promise(setImmediate);
@@ -212,11 +212,11 @@ test('later: a server that does not reply is waited for once, not for each 1000 
   const views = counterfoil.buffered('views');
   await views.add('page');
   proxy.fate = first(Infinity, 'silence');
-  for (let i = 0; i < 10_000; i += 1) views.later(`page-${i}`);
+  for (let i = 0; i < 20_000; i += 1) views.later(`page-${i}`);
   const start = performance.now();
-  await assert.rejects(counterfoil.close(), { name: 'OutcomeUnknown', reason: 'no reply' });
-  assert.ok(performance.now() - start < 3000);
-  assert.deepEqual([failed.length, failed.filter((error) => error instanceof NotCounted).length], [10_000, 9000]);
+  await assert.rejects(counterfoil.close(), { name: 'OutcomeUnknown' });
+  assert.ok(performance.now() - start < 8000);
+  assert.deepEqual([failed.length, failed.filter((error) => error instanceof NotCounted).length], [20_000, 19_000]);
 });
 
 test('later: bounded, and exact through lost replies', async (t) => {

@@ -35,7 +35,7 @@ for (const library of LIBRARIES) {
       if (isAway) for (const connection of proxy.connections) connection.destroy();
       await new Promise((resolve) => setTimeout(resolve, 50));
       views.later('page');
-      await assert.rejects(counterfoil.close(), is(isAway ? NotCounted : OutcomeUnknown));
+      await assert.rejects(counterfoil.close(), /later\(\)/);
       await assert.rejects(views.add('page'), is(Misconfigured, 'CLOSED'));
       await counterfoil.close();
     }
