@@ -376,37 +376,6 @@ return [
             }
         }
     },
-    'signals at random lose and double no sum' => function () {
-        [$id, $counterfoil] = [id(), Counterfoil::connect('unix://' . SOCKET, NS)];
-        [$views, $isArmed, $signals] = [$counterfoil->buffered('views'), false, 0];
-        pcntl_async_signals(true);
-        pcntl_signal(SIGALRM, function () use (&$isArmed, &$signals) {
-            [$wasArmed, $isArmed] = [$isArmed, false];
-            if ($wasArmed && ++$signals) throw new DomainException('of the application');
-        });
-        [$tested, $sender] = [getmypid(), pcntl_fork()];
-        while ($sender === 0 && posix_kill($tested, SIGALRM)) {
-            usleep(random_int(1, 500));
-        }
-        try {
-            for ($i = 0; $i < 2000; $i++) {
-                $views->later($id);
-                $views->later("$id/other");
-                try {
-                    $isArmed = true;
-                    $views->flush();
-                    $isArmed = false;
-                } catch (DomainException) {
-                }
-            }
-        } finally {
-            posix_kill($sender, SIGKILL);
-            pcntl_waitpid($sender, $status);
-        }
-        $views->flush();
-        same([2000, 2000], $views->addMany([[$id, 0], ["$id/other", 0]]));
-        same(true, $signals > 100, "$signals signals");
-    },
     'a signal within a call passes' => function () {
         foreach (['phpredis', 'predis'] as $library) {
             [$id, $views] = [id(), Counterfoil::connect('unix://' . SOCKET, NS, library: $library)->buffered('views')];
