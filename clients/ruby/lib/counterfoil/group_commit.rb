@@ -6,8 +6,8 @@ class Counterfoil
   class GroupCommit
     # items of one call
     LIMIT = 1000
-    # Items that share a call. `call` is set before it is sent, `turn` wakes the threads that wait, `waiting` is their number.
-    Batch = Struct.new(:items, :call, :is_done, :turn, :waiting)
+    # Items that share a call. `call` is set before it is sent, `turn` wakes those of its `threads` that wait.
+    Batch = Struct.new(:items, :call, :is_done, :turn, :threads)
     # An interrupt must not come between a reply and the results, nor between two changes of the state. Object includes kill.
     ON_BLOCKING = { Object => :on_blocking }.freeze
     NEVER = { Object => :never }.freeze
@@ -23,19 +23,10 @@ class Counterfoil
     def call(item)
       batch = nil
       Thread.handle_interrupt(ON_BLOCKING) do
-        @mutex.synchronize do
-          batch = join(item)
-          wait(batch) while @leader && !batch.is_done
-          @leader = item unless batch.is_done
-        end
-        lead(batch) unless batch.is_done
+        batch = @mutex.synchronize { join(item) }
+        take_turn(item, batch) until batch.is_done
       ensure
-        # twice, since handle_interrupt does not hold back what a signal handler raises in the main thread
-        begin
-          leave(item, batch)
-        ensure
-          leave(item, batch)
-        end
+        give_up(batch) if batch && !batch.is_done
       end
     end
 
@@ -47,23 +38,36 @@ class Counterfoil
       batch = @batches.last
       @batches << batch = Batch.new([], nil, false, nil, 0) if batch.nil? || batch.call || batch.items.size == LIMIT
       batch.items << item
+      batch.threads += 1
       batch
     end
 
-    def wait(batch)
-      is_woken = false
-      batch.waiting += 1
-      (batch.turn ||= ConditionVariable.new).wait(@mutex)
-      is_woken = true
+    # Waits until the batch is done, or there is no call under way: then it makes that of the oldest batch.
+    def take_turn(item, batch)
+      oldest = nil
+      @mutex.synchronize do
+        (batch.turn ||= ConditionVariable.new).wait(@mutex) while @leader && !batch.is_done
+        oldest, @leader = @batches.first, item unless batch.is_done
+      end
+      lead(oldest) if oldest
     ensure
-      batch.waiting -= 1
-      give_up(batch) unless is_woken
+      # twice, since handle_interrupt does not hold back what a signal handler raises in the main thread
+      begin
+        leave(item, oldest)
+      ensure
+        leave(item, oldest)
+      end
     end
 
-    # Passes on the turn of a thread that was interrupted: it may have been woken just before.
+    # Leaves the batch to its other threads, and passes on the turn: the thread may have been woken just before.
     def give_up(batch)
-      remove(batch) if batch.waiting.zero?
-      @batches.first&.turn&.signal unless @leader
+      Thread.handle_interrupt(NEVER) do
+        @mutex.synchronize do
+          batch.threads -= 1
+          remove(batch) if batch.threads.zero?
+          @batches.first&.turn&.signal unless @leader
+        end
+      end
     end
 
     # after a fork the calls that were under way are the parent's
@@ -86,7 +90,7 @@ class Counterfoil
       Thread.handle_interrupt(NEVER) do
         @mutex.synchronize do
           remove(batch)
-          @batches.unshift(batch) unless batch.is_done || batch.waiting.zero?
+          @batches.unshift(batch) unless batch.is_done
           batch.turn&.broadcast if batch.is_done
           @batches.first&.turn&.signal
           @leader = nil
