@@ -278,7 +278,8 @@ impl Flusher {
                 };
                 set_back::begin_anew(&self.shared, &self.redis, &held.opened, held.id.1, cut).await
             }
-            Some(retention) if !ablation::is_out(Guard::ReadBack) => {
+            // without ids there is nothing to save: half a script left the field of no id
+            Some(retention) if !batch.deltas.is_empty() && !ablation::is_out(Guard::ReadBack) => {
                 self.save(held, batch, retention).await
             }
             _ => partition.release(batch.id).await.map(drop),

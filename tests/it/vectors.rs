@@ -653,6 +653,7 @@ const GUARDS: [(&str, &[[&str; 3]]); 23] = [
         &[
             ["state[3] == ARGV[3]", "true", "stale"],
             ["row == '-' and not is_waiting", "row == '-'", "no-row"],
+            ["redis.call('HDEL', batch, '')", "", "half-a-script"],
             [
                 "bases[i] and not bases[i]:find('ticket', 15, true)",
                 "true",
@@ -698,7 +699,10 @@ const GUARDS: [(&str, &[[&str; 3]]); 23] = [
     ),
     (
         "series_close",
-        &[["redis.call('HDEL', open, id)", "", "over"]],
+        &[
+            ["redis.call('HDEL', open, id)", "", "over"],
+            ["redis.call('HDEL', open, '')", "", "half-a-script"],
+        ],
     ),
     (
         "visitors_first",
