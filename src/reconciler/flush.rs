@@ -194,8 +194,9 @@ impl Flusher {
     /// Applies the batches to the database and drops them from Redis. While the database is
     /// unreachable it retries, until it is stopped.
     ///
-    /// Returns an outcome for each batch. After an error the batch is still in Redis. Otherwise it
-    /// is in the database, or was dropped after a set-back, or another reconciler flushed it.
+    /// Returns an outcome for each batch. After an error the batch is still in Redis, also if it is
+    /// in the database: it is flushed again. Otherwise it is in the database, or was dropped after a
+    /// set-back, or another reconciler flushed it.
     #[tracing::instrument(skip_all, fields(batches = held.len(), rows = tracing::field::Empty))]
     pub async fn flush(
         &self,
@@ -211,10 +212,11 @@ impl Flusher {
         let results = self.apply(&batches, stop).await;
         let applied: Vec<_> = fetched.into_iter().zip(results).collect();
         let finish = async |((held, batch), result): &((Held, Arc<Batch>), Result<Progress>)| {
-            if let Ok(progress) = result {
-                self.finish(held, batch, *progress).await;
-            }
-            (held.id, result.clone().map(drop))
+            let end = match result {
+                Ok(progress) => self.finish(held, batch, *progress).await,
+                Err(error) => Err(error.clone()),
+            };
+            (held.id, end)
         };
         ends.extend(each(&applied, finish).await);
         ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
@@ -262,7 +264,7 @@ impl Flusher {
 
     /// Releases a batch that the database has, or begins anew if it proves that Redis was set back.
     /// If the release fails, the batch is found again, and the ledger skips it.
-    async fn finish(&self, held: &Held, batch: &Batch, progress: Progress) {
+    async fn finish(&self, held: &Held, batch: &Batch, progress: Progress) -> Result<()> {
         let family = &held.opened.family;
         ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
             .record(held.oldest_hit().elapsed());
@@ -284,10 +286,7 @@ impl Flusher {
             }
             _ => partition.release(batch.id).await.map(drop),
         };
-        if let Err(error) = finished {
-            metrics::retried("release");
-            tracing::warn!(%family, %error, "a batch was applied, but not yet released");
-        }
+        finished.inspect_err(|_| metrics::retried("release"))
     }
 
     /// Takes the batches of one flush from `held`: the durable ones, up to [`FLUSH_IDS`] ids, but
