@@ -17,33 +17,36 @@ impl Flusher {
     /// others.
     #[tracing::instrument(skip_all)]
     pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
-        let mut retries = Retries::default();
-        let (mut left, mut stuck) = (Vec::new(), Ok(()));
-        while !families.is_empty() {
+        let (mut retries, mut result) = (Retries::default(), Ok(()));
+        loop {
+            let mut pending = Vec::new();
             for swept in self.sweep(&std::mem::take(&mut families)).await {
-                left.extend(swept.pending);
+                pending.extend(swept.pending);
                 let Err(error) = swept.result else { continue };
                 match retries.failed("drain", error) {
                     Ok(()) => families.extend(self.shared.family(swept.family)),
-                    Err(error) => stuck = Err(error),
+                    Err(error) => result = Err(error),
                 }
             }
-            // once for all families, because an outage concerns all of them
-            if !families.is_empty() {
-                retries.pause().await;
+            let drained = self.drain_partitions(pending, Cut::Now, &mut retries).await;
+            result = drained.and(result);
+            if families.is_empty() {
+                retries.succeeded();
+                return result;
             }
+            // once for all families, because an outage concerns all of them
+            retries.pause().await;
         }
-        let drained = self.drain_partitions(left, Cut::Now, retries).await;
-        drained.and(stuck)
     }
 
     /// Cuts every partition of the family, and makes reconcilers delay further cuts for this time.
     pub async fn hold(&self, opened: &Opened, time: Duration) -> Result<()> {
         let numbers = 0..opened.family.partitions();
         let partitions = numbers.map(|number| (opened.number, number)).collect();
-        let cut = Cut::NowAndHold(time);
-        self.drain_partitions(partitions, cut, Retries::default())
-            .await
+        let (cut, mut retries) = (Cut::NowAndHold(time), Retries::default());
+        let held = self.drain_partitions(partitions, cut, &mut retries).await;
+        retries.succeeded();
+        held
     }
 
     /// Brings what these partitions have pending now to the database.
@@ -51,13 +54,12 @@ impl Flusher {
         &self,
         mut left: Vec<PartitionId>,
         cut: Cut,
-        mut retries: Retries,
+        retries: &mut Retries,
     ) -> Result<()> {
         let mut stuck = None;
         while !left.is_empty() {
-            left = self.drain_once(left, cut, &mut retries, &mut stuck).await;
+            left = self.drain_once(left, cut, retries, &mut stuck).await;
         }
-        retries.succeeded();
         stuck.map_or(Ok(()), Err)
     }
 
