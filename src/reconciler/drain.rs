@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use crate::connection::backoff::Retries;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
-use crate::reconciler::flush::{Flusher, Held, PartitionId, Rotated};
+use crate::reconciler::flush::{Flushed, Flusher, PartitionId, Rotated};
 use crate::scripts::buffered::Cut;
 
 impl Flusher {
@@ -87,10 +87,14 @@ impl Flusher {
                 Err(error) => failed.push((id, error)),
             }
         }
-        while let Some(ready) = held.iter().map(Held::ready_at).max() {
+        while let Some(ready) = held.iter().map(|held| held.ready_at).max() {
             tokio::time::sleep_until(ready).await;
             for (id, end) in self.flush(self.next_flush(&mut held), &stop).await {
-                failed.extend(end.err().map(|error| (id, error)));
+                match end {
+                    Ok(Flushed::Done) => {}
+                    Ok(Flushed::Waits(batch)) => held.push(batch),
+                    Err(error) => failed.push((id, error)),
+                }
             }
         }
         let mut pauses = false;
