@@ -579,7 +579,11 @@ const GUARDS: [(&str, &[[&str; 3]]); 23] = [
             ["random(batch)", "'0000000000000000'", "nonces-differ"],
             ["if is_foreign then", "if false then", "other-database"],
             ["held > 0 and", "false and", "hold"],
-            ["and held <= 3600000", "", "hold-is-over"],
+            [
+                "and held <= (tonumber(state[13]) or 0)",
+                "",
+                "hold-and-clock-stepped-back",
+            ],
         ],
     ),
     (

@@ -507,3 +507,22 @@ async fn batches_that_settle_anew_hold_up_no_other_family() {
     assert!(cut.elapsed() < millis(settle + 1500), "{:?}", cut.elapsed());
     pair.arrives(5).await;
 }
+
+/// Another program deleted the id of a batch, and an operator sets the batch aside.
+#[tokio::test]
+async fn a_batch_without_its_id_waits_until_it_is_set_aside() {
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
+    views.count("page", 1).await;
+    let [buffer, batch, meta] =
+        ["buffer", "batch", "meta"].map(|kind| format!("cf1:{{test/views/0}}:{kind}"));
+    pair.redis.does(&format!("RENAME {buffer} {batch}")).await;
+    pair.redis.does(&format!("DEL {meta}")).await;
+    views.count("page", 2).await;
+    let drained = pair.counterfoil.drain().await;
+    refused(drained, Corrupt, "docs/operations.md");
+    pair.redis
+        .does(&format!("RENAME {batch} kept:{{test/views/0}}"))
+        .await;
+    pair.drain().await;
+    assert_eq!((pair.stored().await, views.value("page").await), (2, 2));
+}
