@@ -15,6 +15,13 @@ use crate::store::Registered;
 /// every minute.
 const UNUSED: Duration = Duration::from_mins(3);
 
+/// What a call in Redis does: it deletes keys, or only checks whether it may.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Calls {
+    Check,
+    Delete,
+}
+
 /// The number of partitions, and of keys to delete, of a call.
 const PARTITIONS: usize = 100;
 const KEYS: usize = 1000;
@@ -27,30 +34,49 @@ impl Counterfoil {
     ///
     /// First stop the processes that have the family open or serve it, and drain it
     /// ([`drain_all`](Self::drain_all) for kept slices). Nothing is removed while an epoch is
-    /// younger than three minutes or hits wait; both are checked in the step that deletes.
+    /// younger than three minutes or hits wait; both are checked in the step that deletes. Nor is
+    /// anything removed while [rejects](crate::MysqlStore::rejects) of the family are open: they
+    /// are hits too. Apply or discard them first.
     ///
     /// A call that fails or is interrupted may be repeated.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) if no such family is registered;
-    /// [`Busy`](ErrorKind::Busy) if the family is used or hits wait: nothing more was removed.
+    /// [`Busy`](ErrorKind::Busy) if the family is used, hits wait or rejects are open: nothing more
+    /// was removed.
     pub async fn remove(&self, family: &Family) -> Result<()> {
         let Registered { family, number, .. } = self.known(family).await?;
         let mysql = self.shared.mysql()?;
-        let topology = &self.shared.topology;
-        match self.remove_keys(&family).await {
-            Err(error) if bundle::crosses_slots(&error) && !topology.is_cluster() => {
-                topology.found_cluster();
-                self.remove_keys(&family).await?;
-            }
-            removed => removed?,
-        }
-        mysql.remove(number).await?;
+        mysql.refuse_open_rejects(&family, number).await?;
+        self.call_homes(&family, Calls::Delete).await?;
+        mysql.remove(&family, number).await?;
         tracing::info!(%family, "the family was removed");
         Ok(())
     }
 
-    async fn remove_keys(&self, family: &Family) -> Result<()> {
+    /// Checks whether [`remove`](Self::remove) would remove the family now, and removes nothing.
+    ///
+    /// # Errors
+    /// See [`remove`](Self::remove).
+    pub async fn check_removal(&self, family: &Family) -> Result<()> {
+        let Registered { family, number, .. } = self.known(family).await?;
+        let mysql = self.shared.mysql()?;
+        mysql.refuse_open_rejects(&family, number).await?;
+        self.call_homes(&family, Calls::Check).await
+    }
+
+    async fn call_homes(&self, family: &Family, calls: Calls) -> Result<()> {
+        let topology = &self.shared.topology;
+        match self.call_each_home(family, calls).await {
+            Err(error) if bundle::crosses_slots(&error) && !topology.is_cluster() => {
+                topology.found_cluster();
+                self.call_each_home(family, calls).await
+            }
+            called => called,
+        }
+    }
+
+    async fn call_each_home(&self, family: &Family, calls: Calls) -> Result<()> {
         let topology = &self.shared.topology;
         for number in topology.homes(family.partitions()) {
             let home = self.shared.partition(family, number);
@@ -60,6 +86,11 @@ impl Counterfoil {
             let mut pending = Vec::new();
             for some in partitions.chunks(PARTITIONS) {
                 pending = some.iter().flat_map(|one| one.keys.waiting()).collect();
+                if calls == Calls::Check {
+                    let none = [home.keys.probe()];
+                    refuse(family, home.remove(&pending, &none, UNUSED).await?)?;
+                    continue;
+                }
                 let mut keys = Vec::new();
                 for partition in some {
                     keys.extend(windows(family, partition).await?);
@@ -70,11 +101,11 @@ impl Counterfoil {
                     refuse(family, home.remove(&pending, keys, UNUSED).await?)?;
                 }
             }
-            // last, because it shows whether the family is used
-            refuse(
-                family,
-                home.remove(&pending, &home.keys.fence(), UNUSED).await?,
-            )?;
+            if calls == Calls::Delete {
+                // last, because it shows whether the family is used
+                let fence = home.keys.fence();
+                refuse(family, home.remove(&pending, &fence, UNUSED).await?)?;
+            }
         }
         Ok(())
     }

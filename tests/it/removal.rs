@@ -89,3 +89,31 @@ async fn an_interrupted_removal_is_repeated() {
         (BTreeSet::new(), 0)
     );
 }
+
+/// An open reject is an acknowledged hit, which only its row may get.
+#[tokio::test]
+async fn a_family_with_an_open_reject_stays_until_it_is_applied_or_discarded() {
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE sales (id VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL DEFAULT 0)")
+        .await;
+    let table = Table::update("sales").key("id", KeyType::Text).value("n");
+    let views = pair.open(family("views").table(table)).await;
+    views.count("no-row", 5).await;
+    pair.drain().await;
+    age(&pair).await;
+    let before = (lasting(&pair).await, rows(&pair).await);
+    for _ in 0..2 {
+        refused(pair.check_removal(views.family()).await, Busy, "1 reject");
+        refused(pair.remove(views.family()).await, Busy, "1 reject");
+    }
+    assert_eq!((lasting(&pair).await, rows(&pair).await), before);
+    pair.sql("INSERT INTO sales (id) VALUES ('no-row')").await;
+    let mysql = pair.mysql();
+    let number = mysql.rejects(0, 1).await.unwrap()[0].number;
+    mysql
+        .retry_rejects(views.family(), &[number])
+        .await
+        .unwrap();
+    pair.remove(views.family()).await.unwrap();
+    assert_eq!(pair.number("SELECT n FROM sales").await, 5);
+}

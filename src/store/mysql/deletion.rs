@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::MysqlStore;
 use super::session::{Transaction, UnitOfWork};
 use super::statement::Statement;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
 
 /// The maximum number of rows that a transaction deletes.
 const ROWS: u64 = 10_000;
@@ -94,9 +95,32 @@ impl MysqlStore {
         })
     }
 
+    /// Returns an error if rejects of the family are open.
+    pub(crate) async fn refuse_open_rejects(&self, family: &Family, number: u64) -> Result<()> {
+        const COUNT: &str = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects \
+             WHERE applied_at IS NULL AND family = ?";
+        let count = Statement::new(COUNT).bind(number);
+        let (open,): (u64,) = self
+            .primary
+            .read_one("rejects were not read", count)
+            .await?;
+        if open == 0 {
+            return Ok(());
+        }
+        let open = if open == 1 {
+            "1 reject is".to_owned()
+        } else {
+            format!("{open} rejects are")
+        };
+        let why =
+            format!("{family}: {open} open, whose hits no row has; apply or discard them first");
+        Err(Error::new(ErrorKind::Busy, why))
+    }
+
     /// Deletes the rows of a family from all of counterfoil's tables; last that of the family itself,
     /// so that an interrupted call can be repeated.
-    pub(crate) async fn remove(&self, number: u64) -> Result<()> {
+    pub(crate) async fn remove(&self, family: &Family, number: u64) -> Result<()> {
+        self.refuse_open_rejects(family, number).await?;
         let bind = |delete: Statement| delete.bind(number);
         for table in ["values", "ledger", "rejects", "recounts", "drift"] {
             self.delete(&format!("counterfoil_{table} WHERE family = ?"), bind)
