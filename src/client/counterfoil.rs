@@ -172,7 +172,9 @@ impl Counterfoil {
         let opened = self.shared.opened();
         let look = async |opened: &Arc<Opened>| {
             let home = self.shared.partition(&opened.family, 0);
-            let asked = home.epochs(&opened.family, opened.database()).await;
+            let known = opened.known();
+            let database = known.as_ref().map_or("", |known| &known.database);
+            let asked = home.epochs(&opened.family, database).await;
             let refusal = asked
                 .err()
                 .filter(|error| error.kind() == ErrorKind::Mismatch)?;

@@ -105,7 +105,7 @@ impl Handle {
 
     async fn stored_once(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         let (family, store) = (self.registered().await?, &self.shared.store);
-        let snapshot = store.read(family, ids, &[], ReadFrom::Nearest).await?;
+        let snapshot = store.read(&family, ids, &[], ReadFrom::Nearest).await?;
         Ok(snapshot.values)
     }
 
@@ -228,7 +228,7 @@ impl Handle {
     ) -> Result<Vec<(String, i64)>> {
         let stored = async {
             let family = self.registered().await?;
-            self.shared.store.list(family, prefix, after, limit).await
+            self.shared.store.list(&family, prefix, after, limit).await
         };
         // after Redis: ids that left it meanwhile are already in the database
         let stored = self.stored_by(deadline, stored).await?;
@@ -257,7 +257,7 @@ impl Handle {
                 let snapshot = self
                     .shared
                     .store
-                    .read(registered, ids, &marks, ReadFrom::Nearest);
+                    .read(&registered, ids, &marks, ReadFrom::Nearest);
                 let snapshot = self.stored_by(deadline, snapshot);
                 // not try_join: a query is better not dropped half-way
                 let (snapshot, reads) = join(snapshot, self.read_partitions(ids)).await;
@@ -285,7 +285,7 @@ impl Handle {
             let snapshot = if let Some(snapshot) = guessed.take() {
                 snapshot?
             } else {
-                let read = self.shared.store.read(registered, ids, &marks, copy);
+                let read = self.shared.store.read(&registered, ids, &marks, copy);
                 self.stored_by(deadline, read).await?
             };
             let mark_of = |read: &PartitionRead| {

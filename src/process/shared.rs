@@ -91,19 +91,14 @@ impl Shared {
         self.refuse_closed(&registered.family)?;
         let number = families.number_of(&registered.family);
         let is_kept = |(opened, _): &&InUse| {
-            !opened.is_served || opened.registered.get() == Some(&registered)
+            !opened.is_served || opened.known().as_ref() == Some(&registered)
         };
         if let Some(kept) = families.in_use.get(&number).filter(is_kept) {
             return Ok(kept.clone());
         }
-        let opened = Opened::new(number, registered.family.clone(), Some(registered));
-        self.take_in_use(
-            &mut families,
-            Opened {
-                is_served: true,
-                ..opened
-            },
-        )
+        let mut opened = Opened::new(number, registered.family.clone(), Some(registered));
+        opened.is_served = true;
+        self.take_in_use(&mut families, opened)
     }
 
     fn refuse_closed(&self, family: &Family) -> Result<()> {

@@ -285,7 +285,7 @@ impl Flusher {
         let Some(opened) = self.shared.family(id.0) else {
             return Ok(Rotated::Nothing);
         };
-        let registered = opened.registered(&*self.shared.store).await?.clone();
+        let registered = opened.registered(&*self.shared.store).await?;
         let Registered {
             family, database, ..
         } = &*registered;
@@ -333,11 +333,14 @@ impl Flusher {
         let pending = PendingIds::of(&batches);
         let results = self.apply(&batches, stop).await;
         drop(pending);
-        let mut applied = Vec::with_capacity(fetched.len());
+        let (mut applied, mut renewed) = (Vec::with_capacity(fetched.len()), BTreeMap::new());
         for ((held, batch), result) in fetched.into_iter().zip(batches).zip(results) {
             match result {
                 Ok(progress) => applied.push((held, batch, progress)),
-                Err(error) => ends.push((held.id, Err(error))),
+                Err(error) => {
+                    let error = self.renew(&held, error, &mut renewed).await;
+                    ends.push((held.id, Err(error)));
+                }
             }
         }
         // a batch that is applied but not released is found again, and skipped by the ledger
@@ -348,6 +351,29 @@ impl Flusher {
         ends.extend(applied.iter().map(|(held, ..)| (held.id, Ok(()))));
         ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
         ends
+    }
+
+    /// Registers the batch's family again if the database may have lost it; once for all batches of a
+    /// flush. Returns the error of the batch, which is retried soon if it has another number now.
+    async fn renew(&self, held: &Held, error: Error, renewed: &mut BTreeMap<u64, bool>) -> Error {
+        if error.kind() != ErrorKind::Mismatch {
+            return error;
+        }
+        let (opened, before) = (&held.opened, &held.registered);
+        let is_other = match renewed.get(&held.id.0) {
+            Some(is_other) => *is_other,
+            // the error of the batch says more
+            None => opened
+                .renew(&*self.shared.store, before)
+                .await
+                .unwrap_or(false),
+        };
+        renewed.insert(held.id.0, is_other);
+        if !is_other {
+            return error;
+        }
+        let again = format!("{}: registered again", opened.family);
+        Error::new(ErrorKind::Busy, again).with_source(error)
     }
 
     /// Fetches the batches. The outcome of a missing or failed batch goes to `ends`.

@@ -204,7 +204,7 @@ impl Reconciler {
     pub fn failing(&self) -> Vec<Failing> {
         let (mut names, mut registered) = (HashMap::new(), HashMap::new());
         for opened in self.shared.opened() {
-            if let Some(known) = opened.registered.get() {
+            if let Some(known) = opened.known() {
                 registered.insert(known.number, opened.number);
             }
             names.insert(opened.number, opened.family.to_string());

@@ -56,7 +56,7 @@ pub async fn retry(shared: &Shared, after: u64) -> Result<(u64, Result<()>)> {
         return Ok((0, Ok(())));
     };
     let families = shared.opened();
-    let registered = families.iter().filter_map(|one| one.registered.get());
-    let registered: Vec<_> = registered.cloned().collect();
+    let registered = families.iter().filter_map(|one| one.known());
+    let registered: Vec<_> = registered.collect();
     mysql.close_rejects(&registered, after).await
 }

@@ -34,7 +34,7 @@ pub async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]
     for some in families.chunks(FAMILIES) {
         let registered = some
             .iter()
-            .filter_map(|opened| Some((opened.registered.get()?.number, opened)));
+            .filter_map(|opened| Some((opened.known()?.number, opened)));
         let by_number: HashMap<_, _> = registered.collect();
         let numbers: Vec<_> = by_number.keys().copied().collect();
         if numbers.is_empty() {

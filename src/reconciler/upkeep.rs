@@ -126,9 +126,10 @@ impl Flusher {
         let Shared {
             topology, store, ..
         } = &*self.shared;
+        let registered = opened.registered(&**store).await?;
         let Registered {
             family, database, ..
-        } = &**opened.registered(&**store).await?;
+        } = &*registered;
         match begin_epochs(&self.redis, topology, family, database).await {
             // the database has the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {

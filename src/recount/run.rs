@@ -218,7 +218,8 @@ impl Recounting {
 
     /// Sets the progress to the state of a run that begins or is taken over.
     async fn announce(&self, run: &Run) -> Result<()> {
-        let about = self.mysql.about_counters(self.handle.registered().await?);
+        let family = self.handle.registered().await?;
+        let about = self.mysql.about_counters(&family);
         // the estimate is for display only
         let about = timeout(LEAVING, about).await;
         let about = about.ok().and_then(Result::ok).unwrap_or(0);
@@ -235,7 +236,7 @@ impl Recounting {
 
     /// Records when the last full run ended, for the metric.
     pub(crate) async fn record_age(&self) -> Result<()> {
-        let family = self.handle.registered().await?;
+        let family = &self.handle.registered().await?;
         if let Some(ago) = self.mysql.recounted_ago(family).await? {
             self.record_finish(ago);
         }
@@ -345,7 +346,7 @@ impl Recounting {
 
     /// Returns the ids after `at`, and the position after them; `None` at the end of all ids.
     async fn next(&self, at: &Cursor) -> Result<(Vec<String>, Option<Cursor>)> {
-        let (plan, family) = (&self.plan, self.handle.registered().await?);
+        let (plan, family) = (&self.plan, &self.handle.registered().await?);
         let after = at.after.as_deref();
         let in_source = at.from_source || plan.ids == RecountIds::Source;
         let IdPage { mut ids, is_full } = if in_source {
@@ -390,7 +391,7 @@ impl Recounting {
 
     /// Takes the first step: reads the values, and leaves out counters that are too large.
     pub async fn before(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Before> {
-        let (family, wanted) = (self.handle.registered().await?, borrowed_ids(&ids));
+        let (family, wanted) = (&self.handle.registered().await?, borrowed_ids(&ids));
         let rejections = self.mysql.rejections(family, &wanted).await?;
         let values = self.handle.exact(&wanted).await?;
         let values = ids.into_iter().zip(values);
@@ -554,7 +555,7 @@ impl Recounting {
         if difference.drifted.is_empty() {
             return Ok(Some(Vec::new()));
         }
-        let family = self.handle.registered().await?;
+        let family = &self.handle.registered().await?;
         let trusting = ablation::is_out(Guard::RecountRun);
         let rejections =
             (!ablation::is_out(Guard::RecountRejects)).then_some(&difference.rejections);
@@ -605,7 +606,7 @@ impl Recounting {
                 "the replica lags by {lag:?}, within() allows less than {within:?}"
             )));
         }
-        let family = self.handle.registered().await?;
+        let family = &self.handle.registered().await?;
         let (replica, limit) = (self.plan.replica.as_ref(), self.plan.timeout);
         let rows = self.source.count(&self.mysql, replica, family, ids, limit);
         rows.await
