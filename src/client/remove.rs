@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::client::counterfoil::Counterfoil;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::reconciler::upkeep;
 use crate::scripts::bundle;
 use crate::scripts::fence::Removal;
 use crate::scripts::keys::Key;
@@ -78,9 +79,11 @@ impl Counterfoil {
 
     async fn call_each_home(&self, family: &Family, calls: Calls) -> Result<()> {
         let topology = &self.shared.topology;
-        for number in topology.homes(family.partitions()) {
+        // also those of when it had more partitions, whose fence refuses the old number
+        let all = family.partitions().max(upkeep::LAST);
+        for number in topology.homes(all) {
             let home = self.shared.partition(family, number);
-            let numbers = topology.partitions_of(number, family.partitions());
+            let numbers = topology.partitions_of(number, all);
             let partitions = numbers.map(|number| self.shared.partition(family, number));
             let partitions: Vec<_> = partitions.collect();
             let mut pending = Vec::new();
@@ -97,6 +100,10 @@ impl Counterfoil {
                 }
                 // with these a repeat finds the windows
                 keys.extend(some.iter().flat_map(|one| one.keys.lasting()));
+                let others = some
+                    .iter()
+                    .filter(|one| one.keys.calls() != home.keys.calls());
+                keys.extend(others.flat_map(|one| one.keys.fence()));
                 for keys in keys.chunks(KEYS) {
                     refuse(family, home.remove(&pending, keys, UNUSED).await?)?;
                 }

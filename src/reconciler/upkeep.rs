@@ -15,7 +15,7 @@ use crate::store::Registered;
 
 /// The end of the search for strays: one script names some hundred keys where it may take several
 /// partitions.
-const LAST: u32 = 256;
+pub const LAST: u32 = 256;
 
 /// Writes the family's settings, incarnations and database to every home of its calls. The database
 /// has accepted these settings.

@@ -154,3 +154,27 @@ async fn a_restored_redis_counts_nothing_again_after_a_removal() {
     process.drained().await;
     assert_eq!(pair.number("SELECT n FROM sales").await, 6);
 }
+
+/// Partitions beyond the family's number keep a fence from when it had more.
+#[tokio::test]
+async fn a_family_that_had_more_partitions_is_created_again() {
+    let pair = Pair::new().await;
+    let views = pair.open(family("views").partitions(8)).await;
+    for id in 0..30 {
+        views.count(&id.to_string(), 1).await;
+    }
+    pair.drain().await;
+    let fewer = family("views").partitions(2).build().unwrap();
+    pair.reconfigure(&fewer).await.unwrap();
+    age(&pair).await;
+    pair.remove(&fewer).await.unwrap();
+    assert_eq!(lasting(&pair).await, BTreeSet::new());
+    let again = pair
+        .other()
+        .await
+        .opened(family("views").partitions(8))
+        .await;
+    for id in 0..30 {
+        again.count(&id.to_string(), 1).await;
+    }
+}
