@@ -120,7 +120,7 @@ impl MysqlStore {
             if !seen.insert(&family.table) {
                 continue;
             }
-            match self.target(family).await {
+            match self.target_now(family).await {
                 Ok(target) => {
                     let privileges = &PRIVILEGES[..if target.inserts { 3 } else { 2 }];
                     let probed = self.probe(&target.name, target.columns(), privileges);
