@@ -224,7 +224,8 @@ impl Counterfoil {
 
     async fn drain_families(&self, closing_all: bool) -> Result<()> {
         let flusher = Flusher::new(self.shared.clone()).closing_all(closing_all);
-        flusher.drain(self.shared.opened()).await
+        let drained = flusher.drain(self.shared.opened()).await;
+        drained.and(flusher.drain_strays(self.shared.opened()).await)
     }
 }
 

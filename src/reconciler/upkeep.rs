@@ -6,6 +6,7 @@ use crate::connection::{Connection, each, try_each};
 use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::process::family::Opened;
 use crate::process::shared::Shared;
 use crate::reconciler::flush::{Flusher, PartitionId};
 use crate::scripts::bundle;
@@ -141,10 +142,20 @@ impl Flusher {
         if !finds_strays {
             return Ok(Vec::new());
         }
+        self.strays(&opened).await
+    }
+
+    /// Returns the partitions beyond the family's number in which hits wait.
+    pub async fn strays(&self, opened: &Opened) -> Result<Vec<PartitionId>> {
+        let Shared {
+            topology, store, ..
+        } = &*self.shared;
+        let registered = opened.registered(&**store).await?;
+        let Registered {
+            family, database, ..
+        } = &*registered;
         let strays = strays(&self.redis, topology, family, database).await?;
-        Ok(strays
-            .into_iter()
-            .map(|partition| (number, partition))
-            .collect())
+        let strays = strays.into_iter();
+        Ok(strays.map(|partition| (opened.number, partition)).collect())
     }
 }
