@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::connection::backoff::Retries;
+use crate::connection::each;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
 use crate::reconciler::flush::{Flushed, Flusher, PartitionId, Rotated};
@@ -37,6 +38,33 @@ impl Flusher {
             // once for all families, because an outage concerns all of them
             retries.pause().await;
         }
+    }
+
+    /// Brings what clients with another number of partitions have counted beyond those of the families
+    /// to the database.
+    pub async fn drain_strays(&self, families: Vec<Arc<Opened>>) -> Result<()> {
+        let (mut retries, mut strays, mut stuck) = (Retries::default(), Vec::new(), Ok(()));
+        let mut left = families;
+        // one that the database does not know yet has nothing there either
+        left.retain(|opened| opened.known().is_some());
+        while !left.is_empty() {
+            let found = each(&left, |opened| self.strays(opened)).await;
+            for (opened, found) in std::mem::take(&mut left).into_iter().zip(found) {
+                match found {
+                    Ok(found) => strays.extend(found),
+                    Err(error) => match retries.failed("drain", error) {
+                        Ok(()) => left.push(opened),
+                        Err(error) => stuck = Err(error),
+                    },
+                }
+            }
+            if !left.is_empty() {
+                retries.pause().await;
+            }
+        }
+        let drained = self.drain_partitions(strays, Cut::Now, &mut retries).await;
+        retries.succeeded();
+        drained.and(stuck)
     }
 
     /// Cuts every partition of the family, and makes reconcilers delay further cuts for this time.

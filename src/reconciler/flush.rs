@@ -2,7 +2,7 @@
 //! (docs/protocol.md, section 3). For a cached family, the rows are read back and its counters
 //! marked as saved (section 4).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::connection::failures::Failures;
 use crate::connection::{Connection, each};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
@@ -166,7 +166,7 @@ impl Flusher {
         let Some(opened) = self.shared.family(id.0) else {
             return Ok(Rotated::Nothing);
         };
-        let registered = opened.registered(&*self.shared.store).await?.clone();
+        let registered = opened.registered(&*self.shared.store).await?;
         let Registered {
             family, database, ..
         } = &*registered;
@@ -220,7 +220,14 @@ impl Flusher {
         let ids: usize = batches.iter().map(|batch| batch.deltas.len()).sum();
         tracing::Span::current().record("rows", ids);
         let results = self.apply(&batches, stop).await;
-        let applied: Vec<_> = fetched.into_iter().zip(results).collect();
+        let (mut applied, mut renewed) = (Vec::with_capacity(fetched.len()), BTreeMap::new());
+        for (one, result) in fetched.into_iter().zip(results) {
+            let result = match result {
+                Err(error) => Err(self.renew(&one.0, error, &mut renewed).await),
+                applied => applied,
+            };
+            applied.push((one, result));
+        }
         let finish = async |((held, batch), result): &((Held, Arc<Batch>), Result<Progress>)| {
             let end = match result {
                 Ok(progress) => self.finish(held, batch, *progress).await,
@@ -231,6 +238,29 @@ impl Flusher {
         ends.extend(each(&applied, finish).await);
         ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
         ends
+    }
+
+    /// Registers the batch's family again if the database may have lost it; once for all batches of a
+    /// flush. Returns the error of the batch, which is retried soon if it has another number now.
+    async fn renew(&self, held: &Held, error: Error, renewed: &mut BTreeMap<u64, bool>) -> Error {
+        if error.kind() != ErrorKind::Mismatch {
+            return error;
+        }
+        let (opened, before) = (&held.opened, &held.registered);
+        let is_other = match renewed.get(&held.id.0) {
+            Some(is_other) => *is_other,
+            // the error of the batch says more
+            None => opened
+                .renew(&*self.shared.store, before)
+                .await
+                .unwrap_or(false),
+        };
+        renewed.insert(held.id.0, is_other);
+        if !is_other {
+            return error;
+        }
+        let again = format!("{}: registered again", opened.family);
+        Error::new(ErrorKind::Busy, again).with_source(error)
     }
 
     /// Fetches the batches. The outcome of one that is not fetched goes to `ends`.
