@@ -134,7 +134,7 @@ impl Flusher {
         match begin_epochs(&self.redis, topology, family, database).await {
             // the database has the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {
-                store.register(family).await?;
+                opened.renew(&**store, &registered).await?;
                 configure(&self.redis, topology, family, database).await?;
             }
             begun => begun?,

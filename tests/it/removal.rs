@@ -128,7 +128,7 @@ async fn a_family_with_an_open_reject_stays_until_it_is_applied_or_discarded() {
 /// A Redis that is restored to a state from before the removal has hits that are in the table.
 #[tokio::test]
 async fn a_restored_redis_counts_nothing_again_after_a_removal() {
-    let mut pair = Pair::new().await;
+    let pair = Pair::new().await;
     pair.sql("CREATE TABLE sales (id VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL)")
         .await;
     let sales = || {
