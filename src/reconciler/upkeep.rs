@@ -127,7 +127,7 @@ impl Flusher {
         match begin_epochs(shared, redis, family, database).await {
             // the database has the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {
-                shared.store.register(family).await?;
+                opened.renew(&*shared.store, &registered).await?;
                 configure(shared, redis, family, database).await?;
             }
             begun => begun?,
