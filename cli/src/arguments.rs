@@ -190,7 +190,7 @@ pub enum FamilyCommand {
         /// Asks nothing
         #[arg(long)]
         yes: bool,
-        /// Prints what would be removed
+        /// Prints what would be removed, or why nothing would be
         #[arg(long)]
         dry_run: bool,
     },

@@ -16,7 +16,8 @@
 --   {"OK", moved, next_ms}    how many ids joined the buffer; in how many ms the next slice is
 --                             over, an integer, 0 for at once, or "" if there is none. A count that
 --                             cannot join, since the sum would leave i64, stays, and is looked at
---                             again a minute later
+--                             again a minute later. Where an id is over, open loses the field "" of
+--                             no id
 -- ERRORS
 --   BADARG                    a key or an argument is missing, or wrong; nothing done
 -- REPEAT  safe
@@ -37,9 +38,9 @@ local held, hits = redis.call('HLEN', buffer), redis.call('HGET', meta, 'hits')
 -- Redis asks for one id at least
 local counts, moved = redis.call('HMGET', open, '', unpack(due)), 0
 
--- deletes nothing: after a write a script may continue where memory is full, and draining must
--- work there
-if due[1] then redis.call('HDEL', meta, '') end
+-- the field of no id, which half a script may have left; and after a write a script may continue
+-- where memory is full, since draining must work there
+if due[1] then redis.call('HDEL', open, '') end
 local grows = held < 64 and held + #due >= 64
 if grows then redis.call('HSET', buffer, '', (' '):rep(256)) end -- lua/README.md, "Small hashes"
 for i, id in ipairs(due) do

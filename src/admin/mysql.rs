@@ -121,7 +121,7 @@ impl MysqlStore {
             if !seen.insert(&family.table) {
                 continue;
             }
-            match self.target(family).await {
+            match self.target_now(family).await {
                 Ok(target) => {
                     let privileges = &PRIVILEGES[..if target.inserts { 3 } else { 2 }];
                     let probed = self.probe(&target.name, target.columns(), privileges);
@@ -142,7 +142,7 @@ impl MysqlStore {
     /// Returns a finding if other families count in the same column.
     async fn shared_column(&self, family: &Family) -> Option<Finding> {
         const OTHERS: &str = "SELECT CONCAT(namespace, '/', name) FROM counterfoil_families AS f \
-             WHERE target = ? AND NOT (namespace = ? AND name = ?) ORDER BY number LIMIT 10";
+             WHERE target = ? AND state <> 'removed' AND NOT (namespace = ? AND name = ?) ORDER BY number LIMIT 10";
         let table = family.table.as_ref()?;
         let others = Statement::new(OTHERS).bind(table.describe());
         let others = others.bind(family.namespace.as_bytes());

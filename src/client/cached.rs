@@ -397,7 +397,7 @@ impl CachedCounters {
     ) -> Result<Vec<Option<i64>>> {
         let ids: Vec<_> = missing.iter().map(|(index, _)| ids[*index]).collect();
         let family = self.handle.registered().await?;
-        self.handle.shared.store.rows(family, &ids).await
+        self.handle.shared.store.rows(&family, &ids).await
     }
 
     fn read_row(&self, id: &str, ticket: Ticket) -> Arc<Read> {

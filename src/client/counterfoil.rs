@@ -170,7 +170,9 @@ impl Counterfoil {
         let opened = self.shared.opened();
         let look = async |opened: &Arc<Opened>| {
             let home = self.shared.partition(&opened.family, 0);
-            let asked = home.epochs(&opened.family, opened.database()).await;
+            let known = opened.known();
+            let database = known.as_ref().map_or("", |known| &known.database);
+            let asked = home.epochs(&opened.family, database).await;
             let refusal = asked
                 .err()
                 .filter(|error| error.kind() == ErrorKind::Mismatch)?;
@@ -220,7 +222,8 @@ impl Counterfoil {
 
     async fn drain_families(&self, closing_all: bool) -> Result<()> {
         let flusher = Flusher::new(self.shared.clone()).closing_all(closing_all);
-        flusher.drain(self.shared.opened()).await
+        let drained = flusher.drain(self.shared.opened()).await;
+        drained.and(flusher.drain_strays(self.shared.opened()).await)
     }
 }
 

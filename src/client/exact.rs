@@ -121,7 +121,7 @@ impl Handle {
 
     async fn stored_once(&self, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         let (family, store) = (self.registered().await?, &self.shared.store);
-        let snapshot = store.read(family, ids, &[], ReadFrom::Nearest).await?;
+        let snapshot = store.read(&family, ids, &[], ReadFrom::Nearest).await?;
         Ok(snapshot.values)
     }
 
@@ -244,7 +244,7 @@ impl Handle {
     ) -> Result<Vec<(String, i64)>> {
         let stored = async {
             let family = self.registered().await?;
-            self.shared.store.list(family, prefix, after, limit).await
+            self.shared.store.list(&family, prefix, after, limit).await
         };
         // after Redis: ids that left it meanwhile are already in the database
         let stored = self.stored_by(deadline, stored).await?;
@@ -281,7 +281,7 @@ impl Handle {
             None
         };
         let guessed = guess.as_ref().map(|marks| {
-            let snapshot = store.read(registered, ids, marks, from);
+            let snapshot = store.read(&registered, ids, marks, from);
             self.stored_by(deadline, snapshot)
         });
         // not try_join: a query is better not dropped half-way
@@ -308,7 +308,7 @@ impl Handle {
             let snapshot = if let Some(snapshot) = guessed.take() {
                 snapshot?
             } else {
-                let snapshot = store.read(registered, ids, &marks, copy);
+                let snapshot = store.read(&registered, ids, &marks, copy);
                 self.stored_by(deadline, snapshot).await?
             };
             if let Some(round) = self.combine(ids, &reads, &marks, &snapshot).await? {

@@ -53,7 +53,7 @@ impl Handle {
     }
 
     /// Returns the family as registered in the database.
-    pub async fn registered(&self) -> Result<&Arc<Registered>> {
+    pub async fn registered(&self) -> Result<Arc<Registered>> {
         self.opened.registered(&*self.shared.store).await
     }
 

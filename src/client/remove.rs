@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::client::counterfoil::Counterfoil;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
+use crate::reconciler::upkeep;
 use crate::scripts::fence::Removal;
 use crate::scripts::keys::Key;
 use crate::scripts::partition::Partition;
@@ -13,6 +14,13 @@ use crate::store::Registered;
 /// The age from which an epoch shows that no process uses the family. Those that do begin one about
 /// every minute.
 const UNUSED: Duration = Duration::from_mins(3);
+
+/// What a call in Redis does: it deletes keys, or only checks whether it may.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Calls {
+    Check,
+    Delete,
+}
 
 /// The number of partitions, and of keys to delete, of a call.
 const PARTITIONS: usize = 100;
@@ -26,48 +34,78 @@ impl Counterfoil {
     ///
     /// First stop the processes that have the family open or serve it, and drain it
     /// ([`drain_all`](Self::drain_all) for kept slices). Nothing is removed while an epoch is
-    /// younger than three minutes or hits wait; both are checked in the step that deletes.
+    /// younger than three minutes or hits wait; both are checked in the step that deletes. Nor is
+    /// anything removed while [rejects](crate::MysqlStore::rejects) of the family are open: they
+    /// are hits too. Apply or discard them first.
     ///
     /// A call that fails or is interrupted may be repeated.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) if no such family is registered;
-    /// [`Busy`](ErrorKind::Busy) if the family is used or hits wait: nothing more was removed.
+    /// [`Busy`](ErrorKind::Busy) if the family is used, hits wait or rejects are open: nothing more
+    /// was removed.
     pub async fn remove(&self, family: &Family) -> Result<()> {
         let Registered { family, number, .. } = self.known(family).await?;
         let mysql = self.shared.mysql()?;
-        let remove = || self.remove_keys(&family);
-        self.shared.by_topology(remove).await?;
-        mysql.remove(number).await?;
+        mysql.refuse_open_rejects(&family, number).await?;
+        self.call_homes(&family, Calls::Delete).await?;
+        mysql.remove(&family, number).await?;
         tracing::info!(%family, "the family was removed");
         Ok(())
     }
 
-    async fn remove_keys(&self, family: &Family) -> Result<()> {
+    /// Checks whether [`remove`](Self::remove) would remove the family now, and removes nothing.
+    ///
+    /// # Errors
+    /// See [`remove`](Self::remove).
+    pub async fn check_removal(&self, family: &Family) -> Result<()> {
+        let Registered { family, number, .. } = self.known(family).await?;
+        let mysql = self.shared.mysql()?;
+        mysql.refuse_open_rejects(&family, number).await?;
+        self.call_homes(&family, Calls::Check).await
+    }
+
+    async fn call_homes(&self, family: &Family, calls: Calls) -> Result<()> {
+        let call = || self.call_each_home(family, calls);
+        self.shared.by_topology(call).await
+    }
+
+    async fn call_each_home(&self, family: &Family, calls: Calls) -> Result<()> {
         let topology = &self.shared.topology;
-        for number in topology.homes(family.partitions()) {
+        // also those of when it had more partitions, whose fence refuses the old number
+        let all = family.partitions().max(upkeep::LAST);
+        for number in topology.homes(all) {
             let home = self.shared.partition(family, number);
-            let numbers = topology.partitions_of(number, family.partitions());
+            let numbers = topology.partitions_of(number, all);
             let partitions = numbers.map(|number| self.shared.partition(family, number));
             let partitions: Vec<_> = partitions.collect();
             let mut pending = Vec::new();
             for some in partitions.chunks(PARTITIONS) {
                 pending = some.iter().flat_map(|one| one.keys.waiting()).collect();
+                if calls == Calls::Check {
+                    let none = [home.keys.probe()];
+                    refuse(family, home.remove(&pending, &none, UNUSED).await?)?;
+                    continue;
+                }
                 let mut keys = Vec::new();
                 for partition in some {
                     keys.extend(windows(family, partition).await?);
                 }
                 // with these a repeat finds the windows
                 keys.extend(some.iter().flat_map(|one| one.keys.lasting()));
+                let others = some
+                    .iter()
+                    .filter(|one| one.keys.calls() != home.keys.calls());
+                keys.extend(others.flat_map(|one| one.keys.fence()));
                 for keys in keys.chunks(KEYS) {
                     refuse(family, home.remove(&pending, keys, UNUSED).await?)?;
                 }
             }
-            // last, because it shows whether the family is used
-            refuse(
-                family,
-                home.remove(&pending, &home.keys.fence(), UNUSED).await?,
-            )?;
+            if calls == Calls::Delete {
+                // last, because it shows whether the family is used
+                let fence = home.keys.fence();
+                refuse(family, home.remove(&pending, &fence, UNUSED).await?)?;
+            }
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ impl Seeding {
         let (shared, opened, id) = (shared.clone(), opened.clone(), id.to_owned());
         let row = async move {
             let family = opened.registered(&*shared.store).await?;
-            let rows = shared.store.rows(family, &[&id]).await?;
+            let rows = shared.store.rows(&family, &[&id]).await?;
             Ok(rows.first().copied().flatten())
         };
         let read = Arc::new(Read {

@@ -26,14 +26,16 @@ pub struct Opened {
     /// Set if a reconciler found the family in the database. It is replaced when the process itself
     /// opens the family.
     pub is_served: bool,
-    /// The family as registered in the database, once it is.
-    pub registered: OnceCell<Arc<Registered>>,
+    registered: RwLock<Registration>,
     /// The family's name as a metrics label, cheap to clone.
     pub label: SharedString,
     pub clock: ServerClock,
     /// The incarnations that exact reads guess.
     pub incarnations: Incarnations,
 }
+
+/// The family as registered in the database, once it is.
+type Registration = Arc<OnceCell<Arc<Registered>>>;
 
 impl Opened {
     pub fn new(number: u64, family: Family, registered: Option<Arc<Registered>>) -> Self {
@@ -42,7 +44,7 @@ impl Opened {
             number,
             family,
             is_served: false,
-            registered: OnceCell::new_with(registered),
+            registered: RwLock::new(Arc::new(OnceCell::new_with(registered))),
             label,
             clock: ServerClock::default(),
             incarnations: Incarnations::default(),
@@ -52,16 +54,17 @@ impl Opened {
     /// Returns whether this is the family as now configured. Stores the database's number for it if
     /// it was unknown.
     pub fn is_same(&self, family: &Family, registered: Option<&Arc<Registered>>) -> bool {
-        if let (None, Some(registered)) = (self.registered.get(), registered)
+        if let Some(registered) = registered
             && self.family == *family
         {
-            let _ = self.registered.set(registered.clone());
+            // fails if one is known
+            let _ = self.registered.read().set(registered.clone());
         }
         let is_known = || {
-            self.registered
-                .get()
+            let known = self.known();
+            known
                 .zip(registered)
-                .is_none_or(|(known, new)| known == new)
+                .is_none_or(|(known, new)| known == *new)
         };
         !self.is_served && self.family == *family && is_known()
     }
@@ -69,16 +72,34 @@ impl Opened {
     /// Returns the family as registered in the database, and registers it if that failed when the
     /// family was opened. No data is written, and no row read, before the database has accepted the
     /// configuration.
-    pub async fn registered(&self, store: &dyn Store) -> Result<&Arc<Registered>> {
+    pub async fn registered(&self, store: &dyn Store) -> Result<Arc<Registered>> {
+        let registered = self.registered.read().clone();
         let register = || async { store.register(&self.family).await.map(Arc::new) };
-        self.registered.get_or_try_init(register).await
+        registered.get_or_try_init(register).await.cloned()
     }
 
-    /// Returns the id of the family's database; empty while that is unknown, because the database was
-    /// unreachable when the family was opened.
-    pub fn database(&self) -> &str {
-        let registered = self.registered.get();
-        registered.map_or("", |registered| &registered.database)
+    /// Returns the family as registered in the database, if that is known. Without it the id of its
+    /// database is empty.
+    pub fn known(&self) -> Option<Arc<Registered>> {
+        self.registered.read().get().cloned()
+    }
+
+    /// Registers the family again, because the database does not have it as this process knows it.
+    /// A family that was removed stays so unless this process has opened it. Returns whether it is
+    /// registered otherwise than before.
+    pub async fn renew(&self, store: &dyn Store, before: &Arc<Registered>) -> Result<bool> {
+        if self.known().is_some_and(|known| known != *before) {
+            return Ok(true);
+        }
+        let renewed = match self.is_served {
+            true => store.register_again(before).await?,
+            false => store.register(&self.family).await?,
+        };
+        let is_other = renewed != **before;
+        if is_other {
+            *self.registered.write() = Arc::new(OnceCell::new_with(Some(Arc::new(renewed))));
+        }
+        Ok(is_other)
     }
 
     /// Records the outcomes of hits in the metrics; `None` for an unknown outcome.

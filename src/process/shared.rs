@@ -87,10 +87,11 @@ impl Shared {
     pub fn serve(&self, registered: Arc<Registered>) -> Result<InUse> {
         let family = &registered.family;
         let is_kept =
-            |(opened, _): &InUse| !opened.is_served || opened.registered.get() == Some(&registered);
-        self.take_in_use(family, is_kept, |number| Opened {
-            is_served: true,
-            ..Opened::new(number, family.clone(), Some(registered.clone()))
+            |(opened, _): &InUse| !opened.is_served || opened.known().as_ref() == Some(&registered);
+        self.take_in_use(family, is_kept, |number| {
+            let mut opened = Opened::new(number, family.clone(), Some(registered.clone()));
+            opened.is_served = true;
+            opened
         })
     }
 

@@ -7,9 +7,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::connection::backoff::Retries;
+use crate::connection::each;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
-use crate::reconciler::flush::{Flusher, Held, PartitionId, Rotated};
+use crate::reconciler::flush::{Flushed, Flusher, PartitionId, Rotated};
 use crate::scripts::buffered::Cut;
 
 impl Flusher {
@@ -17,23 +18,52 @@ impl Flusher {
     /// others.
     #[tracing::instrument(skip_all)]
     pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
-        let mut retries = Retries::default();
-        let (mut left, mut stuck) = (Vec::new(), Ok(()));
-        while !families.is_empty() {
+        let (mut retries, mut result) = (Retries::default(), Ok(()));
+        loop {
+            let mut pending = Vec::new();
             for swept in self.sweep(&std::mem::take(&mut families)).await {
-                left.extend(swept.pending);
+                pending.extend(swept.pending);
                 let Err(error) = swept.result else { continue };
                 match retries.failed("drain", error) {
                     Ok(()) => families.extend(self.shared.family(swept.family)),
-                    Err(error) => stuck = Err(error),
+                    Err(error) => result = Err(error),
                 }
             }
+            let drained = self.drain_partitions(pending, Cut::Now, &mut retries).await;
+            result = drained.and(result);
+            if families.is_empty() {
+                retries.succeeded();
+                return result;
+            }
             // once for all families, because an outage concerns all of them
-            if !families.is_empty() {
+            retries.pause().await;
+        }
+    }
+
+    /// Brings what clients with another number of partitions have counted beyond those of the families
+    /// to the database.
+    pub async fn drain_strays(&self, families: Vec<Arc<Opened>>) -> Result<()> {
+        let (mut retries, mut strays, mut stuck) = (Retries::default(), Vec::new(), Ok(()));
+        let mut left = families;
+        // one that the database does not know yet has nothing there either
+        left.retain(|opened| opened.known().is_some());
+        while !left.is_empty() {
+            let found = each(&left, |opened| self.strays(opened)).await;
+            for (opened, found) in std::mem::take(&mut left).into_iter().zip(found) {
+                match found {
+                    Ok(found) => strays.extend(found),
+                    Err(error) => match retries.failed("drain", error) {
+                        Ok(()) => left.push(opened),
+                        Err(error) => stuck = Err(error),
+                    },
+                }
+            }
+            if !left.is_empty() {
                 retries.pause().await;
             }
         }
-        let drained = self.drain_partitions(left, Cut::Now, retries).await;
+        let drained = self.drain_partitions(strays, Cut::Now, &mut retries).await;
+        retries.succeeded();
         drained.and(stuck)
     }
 
@@ -41,9 +71,10 @@ impl Flusher {
     pub async fn hold(&self, opened: &Opened, time: Duration) -> Result<()> {
         let numbers = 0..opened.family.partitions();
         let partitions = numbers.map(|number| (opened.number, number)).collect();
-        let cut = Cut::NowAndHold(time);
-        self.drain_partitions(partitions, cut, Retries::default())
-            .await
+        let (cut, mut retries) = (Cut::NowAndHold(time), Retries::default());
+        let held = self.drain_partitions(partitions, cut, &mut retries).await;
+        retries.succeeded();
+        held
     }
 
     /// Brings what these partitions have pending now to the database.
@@ -51,13 +82,12 @@ impl Flusher {
         &self,
         mut left: Vec<PartitionId>,
         cut: Cut,
-        mut retries: Retries,
+        retries: &mut Retries,
     ) -> Result<()> {
         let mut stuck = None;
         while !left.is_empty() {
-            left = self.drain_once(left, cut, &mut retries, &mut stuck).await;
+            left = self.drain_once(left, cut, retries, &mut stuck).await;
         }
-        retries.succeeded();
         stuck.map_or(Ok(()), Err)
     }
 
@@ -85,10 +115,14 @@ impl Flusher {
                 Err(error) => failed.push((id, error)),
             }
         }
-        while let Some(ready) = held.iter().map(Held::ready_at).max() {
+        while let Some(ready) = held.iter().map(|held| held.ready_at).max() {
             tokio::time::sleep_until(ready).await;
             for (id, end) in self.flush(self.next_flush(&mut held), &stop).await {
-                failed.extend(end.err().map(|error| (id, error)));
+                match end {
+                    Ok(Flushed::Done) => {}
+                    Ok(Flushed::Waits(batch)) => held.push(batch),
+                    Err(error) => failed.push((id, error)),
+                }
             }
         }
         let mut pauses = false;

@@ -2,17 +2,17 @@
 //! (docs/protocol.md, section 3). For a cached family, the rows are read back and its counters
 //! marked as saved (section 4).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::connection::failures::Failures;
 use crate::connection::{Connection, each};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
@@ -67,9 +67,21 @@ pub struct Held {
     pub cut: CutBatch,
     settle: Duration,
     known_since: Instant,
+    /// When it may be fetched, by this process's clock. The server's clock decides.
+    pub ready_at: Instant,
     /// Set if it could not be applied before, for example because of a lock: other families are not
     /// applied with it.
     pub failed_before: bool,
+}
+
+/// The outcome of a flush of one batch.
+#[derive(Debug)]
+pub enum Flushed {
+    /// The batch is in the database, or was dropped after a set-back, or another reconciler flushed
+    /// it.
+    Done,
+    /// It is not durable yet, because the clock of Redis stepped back: flush it later.
+    Waits(Held),
 }
 
 /// The outcome of a rotation.
@@ -84,11 +96,6 @@ pub enum Rotated {
 }
 
 impl Held {
-    /// Returns when it may be fetched, by this process's clock. The server's clock decides.
-    pub fn ready_at(&self) -> Instant {
-        self.known_since + self.settle.saturating_sub(self.cut.settled)
-    }
-
     /// Returns when the oldest hit in it was counted, by this process's clock.
     pub fn oldest_hit(&self) -> Instant {
         self.known_since
@@ -99,7 +106,7 @@ impl Held {
     /// Returns when it is flushed. With a settle time it waits a little longer, so that batches cut
     /// with it join.
     pub fn flush_at(&self) -> Instant {
-        self.ready_at() + self.settle.min(Duration::from_secs(1)) / 50
+        self.ready_at + self.settle.min(Duration::from_secs(1)) / 50
     }
 }
 
@@ -159,7 +166,7 @@ impl Flusher {
         let Some(opened) = self.shared.family(id.0) else {
             return Ok(Rotated::Nothing);
         };
-        let registered = opened.registered(&*self.shared.store).await?.clone();
+        let registered = opened.registered(&*self.shared.store).await?;
         let Registered {
             family, database, ..
         } = &*registered;
@@ -175,15 +182,19 @@ impl Flusher {
         let partition = Partition::new(self.redis.clone(), family, id.1);
         Ok(
             match partition.rotate(family, database, lease, cut).await? {
-                RotateReply::Batch(cut) => Rotated::Held(Held {
-                    id,
-                    opened,
-                    registered,
-                    cut,
-                    settle,
-                    known_since: Instant::now(),
-                    failed_before: false,
-                }),
+                RotateReply::Batch(cut) => {
+                    let now = Instant::now();
+                    Rotated::Held(Held {
+                        id,
+                        opened,
+                        registered,
+                        cut,
+                        settle,
+                        known_since: now,
+                        ready_at: now + settle.saturating_sub(cut.settled),
+                        failed_before: false,
+                    })
+                }
                 RotateReply::Early(time) => Rotated::Early(time),
                 RotateReply::Leased(time) => Rotated::Leased(time),
                 RotateReply::Empty => Rotated::Nothing,
@@ -194,14 +205,14 @@ impl Flusher {
     /// Applies the batches to the database and drops them from Redis. While the database is
     /// unreachable it retries, until it is stopped.
     ///
-    /// Returns an outcome for each batch. After an error the batch is still in Redis. Otherwise it
-    /// is in the database, or was dropped after a set-back, or another reconciler flushed it.
+    /// Returns an outcome for each batch. After an error the batch is still in Redis, also if it is
+    /// in the database: it is flushed again.
     #[tracing::instrument(skip_all, fields(batches = held.len(), rows = tracing::field::Empty))]
     pub async fn flush(
         &self,
         held: Vec<Held>,
         stop: &watch::Receiver<bool>,
-    ) -> Vec<(PartitionId, Result<()>)> {
+    ) -> Vec<(PartitionId, Result<Flushed>)> {
         let started = Instant::now();
         let mut ends = Vec::with_capacity(held.len());
         let fetched = self.fetch_all(held, &mut ends).await;
@@ -209,60 +220,88 @@ impl Flusher {
         let ids: usize = batches.iter().map(|batch| batch.deltas.len()).sum();
         tracing::Span::current().record("rows", ids);
         let results = self.apply(&batches, stop).await;
-        let applied: Vec<_> = fetched.into_iter().zip(results).collect();
+        let (mut applied, mut renewed) = (Vec::with_capacity(fetched.len()), BTreeMap::new());
+        for (one, result) in fetched.into_iter().zip(results) {
+            let result = match result {
+                Err(error) => Err(self.renew(&one.0, error, &mut renewed).await),
+                applied => applied,
+            };
+            applied.push((one, result));
+        }
         let finish = async |((held, batch), result): &((Held, Arc<Batch>), Result<Progress>)| {
-            if let Ok(progress) = result {
-                self.finish(held, batch, *progress).await;
-            }
-            (held.id, result.clone().map(drop))
+            let end = match result {
+                Ok(progress) => self.finish(held, batch, *progress).await,
+                Err(error) => Err(error.clone()),
+            };
+            (held.id, end.map(|()| Flushed::Done))
         };
         ends.extend(each(&applied, finish).await);
         ::metrics::histogram!(metrics::FLUSH_SECONDS).record(started.elapsed());
         ends
     }
 
-    /// Fetches the batches. The outcome of a missing or failed batch goes to `ends`.
+    /// Registers the batch's family again if the database may have lost it; once for all batches of a
+    /// flush. Returns the error of the batch, which is retried soon if it has another number now.
+    async fn renew(&self, held: &Held, error: Error, renewed: &mut BTreeMap<u64, bool>) -> Error {
+        if error.kind() != ErrorKind::Mismatch {
+            return error;
+        }
+        let (opened, before) = (&held.opened, &held.registered);
+        let is_other = match renewed.get(&held.id.0) {
+            Some(is_other) => *is_other,
+            // the error of the batch says more
+            None => opened
+                .renew(&*self.shared.store, before)
+                .await
+                .unwrap_or(false),
+        };
+        renewed.insert(held.id.0, is_other);
+        if !is_other {
+            return error;
+        }
+        let again = format!("{}: registered again", opened.family);
+        Error::new(ErrorKind::Busy, again).with_source(error)
+    }
+
+    /// Fetches the batches. The outcome of one that is not fetched goes to `ends`.
     async fn fetch_all(
         &self,
         held: Vec<Held>,
-        ends: &mut Vec<(PartitionId, Result<()>)>,
+        ends: &mut Vec<(PartitionId, Result<Flushed>)>,
     ) -> Vec<(Held, Arc<Batch>)> {
         let mut fetched = Vec::with_capacity(held.len());
-        let batches = each(&held, |held| self.fetch(held)).await;
-        for (held, batch) in held.into_iter().zip(batches) {
-            match batch {
-                Ok(Some(batch)) => fetched.push((held, Arc::new(batch))),
-                Ok(None) => ends.push((held.id, Ok(()))),
+        let replies = each(&held, |held| self.fetch(held)).await;
+        for (mut held, reply) in held.into_iter().zip(replies) {
+            let id = held.id;
+            let end = match reply {
+                Ok(FetchReply::Deltas(deltas)) => {
+                    let batch = held.batch(deltas);
+                    fetched.push((held, Arc::new(batch)));
+                    continue;
+                }
+                Ok(FetchReply::Wait(time)) => {
+                    held.ready_at = Instant::now() + time;
+                    Ok(Flushed::Waits(held))
+                }
+                Ok(FetchReply::Stale) => Ok(Flushed::Done),
                 Err(error) => {
                     metrics::retried("fetch");
-                    ends.push((held.id, Err(error)));
+                    Err(error)
                 }
-            }
+            };
+            ends.push((id, end));
         }
         fetched
     }
 
-    /// Returns the batch with its deltas, or `None` if it is gone.
-    async fn fetch(&self, held: &Held) -> Result<Option<Batch>> {
+    async fn fetch(&self, held: &Held) -> Result<FetchReply> {
         let partition = held.partition(&self.redis);
-        let deltas = loop {
-            match partition.fetch(held.cut.id, held.settle, PAGE).await? {
-                FetchReply::Deltas(deltas) => break deltas,
-                FetchReply::Wait(time) => sleep(time).await,
-                FetchReply::Stale => return Ok(None),
-            }
-        };
-        Ok(Some(Batch {
-            family: held.registered.clone(),
-            partition: held.id.1,
-            id: held.cut.id,
-            deltas,
-        }))
+        partition.fetch(held.cut.id, held.settle, PAGE).await
     }
 
     /// Releases a batch that the database has, or begins anew if it proves that Redis was set back.
     /// If the release fails, the batch is found again, and the ledger skips it.
-    async fn finish(&self, held: &Held, batch: &Batch, progress: Progress) {
+    async fn finish(&self, held: &Held, batch: &Batch, progress: Progress) -> Result<()> {
         let family = &held.opened.family;
         ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
             .record(held.oldest_hit().elapsed());
@@ -278,22 +317,20 @@ impl Flusher {
                 };
                 set_back::begin_anew(&self.shared, &self.redis, &held.opened, held.id.1, cut).await
             }
-            Some(retention) if !ablation::is_out(Guard::ReadBack) => {
+            // without ids there is nothing to save: half a script left the field of no id
+            Some(retention) if !batch.deltas.is_empty() && !ablation::is_out(Guard::ReadBack) => {
                 self.save(held, batch, retention).await
             }
             _ => partition.release(batch.id).await.map(drop),
         };
-        if let Err(error) = finished {
-            metrics::retried("release");
-            tracing::warn!(%family, %error, "a batch was applied, but not yet released");
-        }
+        finished.inspect_err(|_| metrics::retried("release"))
     }
 
     /// Takes the batches of one flush from `held`: the durable ones, up to [`FLUSH_IDS`] ids, but
     /// at least one batch. Batches that failed before are taken last, each family for itself.
     pub fn next_flush(&self, held: &mut Vec<Held>) -> Vec<Held> {
         let now = Instant::now();
-        let ready = held.iter().filter(|held| held.ready_at() <= now);
+        let ready = held.iter().filter(|held| held.ready_at <= now);
         let first = ready.min_by_key(|held| held.failed_before);
         let alone = first.filter(|held| held.failed_before);
         let alone = alone.map(|held| held.id.0);
@@ -304,7 +341,7 @@ impl Flusher {
                 Some(family) => held.id.0 == family,
                 None => !held.failed_before,
             };
-            let takes = fits && belongs && held.ready_at() <= now;
+            let takes = fits && belongs && held.ready_at <= now;
             rows += if takes { held.cut.ids } else { 0 };
             takes
         });
@@ -315,5 +352,15 @@ impl Flusher {
 impl Held {
     pub(super) fn partition(&self, redis: &Connection) -> Partition {
         Partition::new(redis.clone(), &self.opened.family, self.id.1)
+    }
+
+    /// Returns the batch with these deltas.
+    fn batch(&self, deltas: Vec<(Vec<u8>, i64)>) -> Batch {
+        Batch {
+            family: self.registered.clone(),
+            partition: self.id.1,
+            id: self.cut.id,
+            deltas,
+        }
     }
 }

@@ -66,7 +66,8 @@ pub struct Reconciler {
 pub struct Failing {
     /// The step: `flush`, `search for hits`, `upkeep`, `search for families`,
     /// `check of Redis` or `retry of rejects`.
-    /// While one of the first two fails, hits of the family wait in Redis.
+    /// While one of the first two fails, hits of the family wait in Redis; and while an upkeep does
+    /// because the database has other settings.
     pub step: &'static str,
     /// The family as `NAMESPACE/FAMILY`, if the step concerns one.
     pub family: Option<String>,
@@ -79,7 +80,9 @@ pub struct Failing {
 impl Failing {
     /// Returns whether hits cannot reach the database meanwhile.
     pub fn blocks_hits(&self) -> bool {
-        ["flush", "search for hits"].contains(&self.step)
+        let has_other_settings =
+            || self.step == "upkeep" && self.error.kind() == ErrorKind::Mismatch;
+        ["flush", "search for hits"].contains(&self.step) || has_other_settings()
     }
 }
 
@@ -204,7 +207,7 @@ impl Reconciler {
     pub fn failing(&self) -> Vec<Failing> {
         let (mut names, mut registered) = (HashMap::new(), HashMap::new());
         for opened in self.shared.opened() {
-            if let Some(known) = opened.registered.get() {
+            if let Some(known) = opened.known() {
                 registered.insert(known.number, opened.number);
             }
             names.insert(opened.number, opened.family.to_string());

@@ -35,7 +35,7 @@ async fn retry_page(shared: &Shared, after: u64) -> Result<(u64, Result<()>)> {
         return Ok((0, Ok(())));
     };
     let families = shared.opened();
-    let registered = families.iter().filter_map(|one| one.registered.get());
-    let registered: Vec<_> = registered.cloned().collect();
+    let registered = families.iter().filter_map(|one| one.known());
+    let registered: Vec<_> = registered.collect();
     mysql.close_rejects(&registered, after).await
 }

@@ -14,7 +14,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::process::work::Announced;
-use crate::reconciler::flush::{Flusher, Held, PartitionId, Rotated};
+use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
 use crate::reconciler::registry::{self, Scope};
 use crate::reconciler::rejects;
 use crate::reconciler::schedule::Schedule;
@@ -50,7 +50,7 @@ enum Finished {
     Swept(Vec<Swept>),
     Rotated(Vec<(PartitionId, Result<Rotated>)>),
     /// A flush, with the time of its oldest hit.
-    Flushed(Instant, Vec<(PartitionId, Result<()>)>),
+    Flushed(Instant, Vec<(PartitionId, Result<Flushed>)>),
     Kept(u64, Result<Vec<PartitionId>>),
 }
 
@@ -310,9 +310,10 @@ impl Scheduler {
         }
     }
 
-    fn flushed(&mut self, id: PartitionId, end: Result<()>) {
+    fn flushed(&mut self, id: PartitionId, end: Result<Flushed>) {
         match end {
-            Ok(()) => self.free(id, NEVER),
+            Ok(Flushed::Done) => self.free(id, NEVER),
+            Ok(Flushed::Waits(held)) => self.held.push(held),
             Err(error) => {
                 if self.finishing && error.is_retryable() {
                     // a server is unreachable: the next reconciler takes over the held batches

@@ -140,10 +140,10 @@ async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) ->
 /// Configures the families that the database has registered. If Redis refuses one, its upkeep
 /// reports the error.
 async fn configure(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) {
-    for registered in families.iter().filter_map(|opened| opened.registered.get()) {
+    for registered in families.iter().filter_map(|opened| opened.known()) {
         let Registered {
             family, database, ..
-        } = &**registered;
+        } = &*registered;
         let begun = upkeep::begin_epochs(shared, redis, family, database);
         if let Err(error) = begun.await {
             tracing::debug!(%family, error = %format_args!("{error:#}"), "configuring a family again failed");

@@ -44,7 +44,7 @@ async fn probe_some(
 ) -> Result<usize> {
     let registered = families
         .iter()
-        .filter_map(|opened| Some((opened.registered.get()?.number, opened)));
+        .filter_map(|opened| Some((opened.known()?.number, opened)));
     let by_number: HashMap<_, _> = registered.collect();
     let numbers: Vec<_> = by_number.keys().copied().collect();
     if numbers.is_empty() {

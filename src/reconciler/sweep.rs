@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::connection::{each, try_each};
+use crate::connection::each;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
 use crate::reconciler::flush::{Flusher, PartitionId};
@@ -43,12 +43,12 @@ impl Flusher {
                 pending: Vec::new(),
                 result: self.tidy(opened, &all).await,
             };
-            // a key of a wrong type does not hold up the hits beside it
-            if !swept.result.as_ref().is_err_and(Error::is_retryable) {
-                match self.pending_partitions(*number, &all).await {
-                    Ok(pending) => swept.pending = pending,
-                    Err(error) => swept.result = Err(error),
-                }
+            // a key of a wrong type or a node of a cluster does not hold up the hits beside it
+            let is_retryable = swept.result.as_ref().is_err_and(Error::is_retryable);
+            if !is_retryable || self.shared.topology.is_cluster() {
+                let (pending, result) = self.pending_partitions(*number, &all).await;
+                swept.pending = pending;
+                swept.result = result.and(swept.result);
             }
             swept
         };
@@ -66,18 +66,31 @@ impl Flusher {
         }
     }
 
-    /// Returns the partitions of the family that have anything pending; takes one command if it is
-    /// idle on one server.
-    async fn pending_partitions(&self, family: u64, all: &[Partition]) -> Result<Vec<PartitionId>> {
-        if let Ok(false) = self
+    /// Returns the partitions of the family that have anything pending, and an error of the others;
+    /// takes one command if it is idle on one server.
+    async fn pending_partitions(
+        &self,
+        family: u64,
+        all: &[Partition],
+    ) -> (Vec<PartitionId>, Result<()>) {
+        let (mut pending, mut result) = (Vec::new(), Ok(()));
+        match self
             .has_any(all.iter().flat_map(|one| one.keys.pending()))
             .await
         {
-            return Ok(Vec::new());
+            Ok(false) => return (pending, result),
+            // the one server is unreachable
+            Err(error) if error.is_retryable() => return (pending, Err(error)),
+            _ => {}
         }
-        let found = try_each(all, Partition::has_pending).await?;
-        let pending = |(pending, partition): (bool, _)| pending.then_some((family, partition));
-        Ok(found.into_iter().zip(0..).filter_map(pending).collect())
+        for (partition, found) in (0..).zip(each(all, Partition::has_pending).await) {
+            match found {
+                Ok(true) => pending.push((family, partition)),
+                Ok(false) => {}
+                Err(error) => result = Err(error),
+            }
+        }
+        (pending, result)
     }
 
     /// Returns true if any of the keys exists. Takes one command; a cluster is assumed to have one:

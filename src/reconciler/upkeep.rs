@@ -6,6 +6,7 @@ use crate::connection::{Connection, each, try_each};
 use crate::error::{ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
+use crate::process::family::Opened;
 use crate::process::shared::Shared;
 use crate::reconciler::flush::{Flusher, PartitionId};
 use crate::scripts::bundle;
@@ -15,7 +16,7 @@ use crate::store::Registered;
 
 /// The end of the search for strays: one script names some hundred keys where it may take several
 /// partitions.
-const LAST: u32 = 256;
+pub const LAST: u32 = 256;
 
 /// Writes the family's settings, incarnations and database to every home of its calls. The database
 /// has accepted these settings.
@@ -119,13 +120,14 @@ impl Flusher {
             return Ok(Vec::new());
         };
         let (shared, redis) = (&self.shared, &self.redis);
+        let registered = opened.registered(&*shared.store).await?;
         let Registered {
             family, database, ..
-        } = &**opened.registered(&*shared.store).await?;
+        } = &*registered;
         match begin_epochs(shared, redis, family, database).await {
             // the database has the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {
-                shared.store.register(family).await?;
+                opened.renew(&*shared.store, &registered).await?;
                 configure(shared, redis, family, database).await?;
             }
             begun => begun?,
@@ -133,10 +135,20 @@ impl Flusher {
         if !finds_strays {
             return Ok(Vec::new());
         }
-        let strays = strays(redis, &shared.topology, family, database).await?;
-        Ok(strays
-            .into_iter()
-            .map(|partition| (number, partition))
-            .collect())
+        self.strays(&opened).await
+    }
+
+    /// Returns the partitions beyond the family's number in which hits wait.
+    pub async fn strays(&self, opened: &Opened) -> Result<Vec<PartitionId>> {
+        let Shared {
+            topology, store, ..
+        } = &*self.shared;
+        let registered = opened.registered(&**store).await?;
+        let Registered {
+            family, database, ..
+        } = &*registered;
+        let strays = strays(&self.redis, topology, family, database).await?;
+        let strays = strays.into_iter();
+        Ok(strays.map(|partition| (opened.number, partition)).collect())
     }
 }

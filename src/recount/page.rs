@@ -62,7 +62,7 @@ pub struct Difference {
 impl Recounting {
     /// Returns the ids after `at`, and the position after them; `None` at the end of all ids.
     pub(super) async fn next(&self, at: &Cursor) -> Result<(Vec<String>, Option<Cursor>)> {
-        let (plan, family) = (&self.plan, self.handle.registered().await?);
+        let (plan, family) = (&self.plan, &self.handle.registered().await?);
         let after = at.after.as_deref();
         let in_source = at.from_source || plan.ids == RecountIds::Source;
         let IdPage { mut ids, is_full } = if in_source {
@@ -107,7 +107,7 @@ impl Recounting {
 
     /// Takes the first step: reads the values, and leaves out counters that are too large.
     pub async fn before(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Before> {
-        let (family, wanted) = (self.handle.registered().await?, borrowed_ids(&ids));
+        let (family, wanted) = (&self.handle.registered().await?, borrowed_ids(&ids));
         let rejections = self.mysql.rejections(family, &wanted).await?;
         let values = self.values(&wanted).await?;
         let values = ids.into_iter().zip(values);
@@ -273,7 +273,7 @@ impl Recounting {
         if difference.drifted.is_empty() {
             return Ok(Some(Vec::new()));
         }
-        let family = self.handle.registered().await?;
+        let family = &self.handle.registered().await?;
         let trusting = ablation::is_out(Guard::RecountRun);
         let rejections =
             (!ablation::is_out(Guard::RecountRejects)).then_some(&difference.rejections);
@@ -342,7 +342,7 @@ impl Recounting {
                 "the replica lags by {lag:?}, within() allows less than {within:?}"
             )));
         }
-        let family = self.handle.registered().await?;
+        let family = &self.handle.registered().await?;
         let (replica, limit) = (self.plan.replica.as_ref(), self.plan.timeout);
         let rows = self.source.count(&self.mysql, replica, family, ids, limit);
         rows.await

@@ -125,7 +125,8 @@ impl Recounting {
 
     /// Sets the progress to the state of a run that begins or is taken over.
     async fn announce(&self, run: &Run) -> Result<()> {
-        let about = self.mysql.about_counters(self.handle.registered().await?);
+        let family = self.handle.registered().await?;
+        let about = self.mysql.about_counters(&family);
         // the estimate is for display only
         let about = timeout(LEAVING, about).await;
         let about = about.ok().and_then(Result::ok).unwrap_or(0);
@@ -142,7 +143,7 @@ impl Recounting {
 
     /// Records when the last full run ended, for the metric.
     pub(crate) async fn record_age(&self) -> Result<()> {
-        let family = self.handle.registered().await?;
+        let family = &self.handle.registered().await?;
         if let Some(ago) = self.mysql.recounted_ago(family).await? {
             self.record_finish(ago);
         }

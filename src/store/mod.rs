@@ -145,6 +145,17 @@ pub trait Store: Send + Sync + 'static {
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     async fn register(&self, family: &Family) -> Result<Registered>;
 
+    /// Registers a family again that the database may have lost, for example because it was restored
+    /// to an older state. A family that was removed stays so. By default it is
+    /// [registered](Self::register) like any other.
+    ///
+    /// # Errors
+    /// See [`register`](Self::register); also [`Mismatch`](crate::ErrorKind::Mismatch) if the
+    /// family was removed.
+    async fn register_again(&self, known: &Registered) -> Result<Registered> {
+        self.register(&known.family).await
+    }
+
     /// Returns all registered families with the [settings](Family::settings) of the process that
     /// opened each last, or the error in a family's settings in its place.
     ///
@@ -192,7 +203,8 @@ pub trait Store: Send + Sync + 'static {
     /// table, or the server refused a statement: for example a table is full, read-only or damaged, or
     /// its trigger fails. The caller goes on with other families and repeats the call later.
     /// [`Mismatch`](crate::ErrorKind::Mismatch): nothing was kept, and the error is permanent: a
-    /// table, column or privilege is missing.
+    /// table, column or privilege is missing, or the database does not have a family under its
+    /// number. The caller then [registers it again](Self::register_again).
     async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied>;
 
     /// Returns the ledger's rows of these families, from the server that is written to, in any

@@ -72,7 +72,9 @@ impl Route {
 
     /// Returns the epochs for a new call with this home.
     pub async fn epochs(&self, home: &Home) -> Result<Epochs> {
-        home.epochs(self.family(), self.opened.database()).await
+        let known = self.opened.known();
+        let database = known.as_ref().map_or("", |known| &known.database);
+        home.epochs(self.family(), database).await
     }
 
     /// Returns the epochs that Redis knows now.

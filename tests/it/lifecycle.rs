@@ -773,3 +773,28 @@ async fn two_reconcilers_of_a_process_serve_later_families() {
     eventually("the second hit", async || pair.stored().await == 2).await;
     second.stop().await;
 }
+
+/// The batch is in the database, and hits that were counted later wait behind it.
+#[tokio::test]
+async fn a_batch_that_cannot_be_released_is_a_failing_flush() {
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
+    let reconciler = pair.reconcile().await;
+    pair.redis.does("ACL SETUSER default -unlink").await;
+    views.count("page", 1).await;
+    fails(&reconciler, "flush", "denies access").await;
+    views.count("page", 2).await;
+    let before = calls(&pair.redis, "evalsha").await;
+    pause(1000).await;
+    // of the writer, the search and the watch of the server
+    let scripts = calls(&pair.redis, "evalsha").await - before;
+    assert!(
+        pair.stored().await == 1 && scripts < 200,
+        "{scripts} scripts in a second"
+    );
+    assert!(is_failing(&reconciler, "flush", "denies access"));
+    let drained = within(secs(5), pair.counterfoil.drain()).await;
+    refused(drained, ErrorKind::AccessDenied, "");
+    pair.redis.does("ACL SETUSER default +unlink").await;
+    pair.drain().await;
+    assert_eq!(pair.stored().await, 3);
+}

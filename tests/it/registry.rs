@@ -320,3 +320,27 @@ async fn other_kinds_change_their_partitions_under_another_name() {
     }
     assert_eq!(visitors.get("1", before).await.unwrap(), 50);
 }
+
+/// A database that was replaced by one without the family's registration, in which another family
+/// has its number.
+#[tokio::test]
+async fn a_family_that_the_database_lost_is_registered_again() {
+    let (pair, views) = Pair::of(family("views").at_once()).await;
+    let serving = pair.other().await;
+    let reconciler = serving.reconciler().all().start().await.unwrap();
+    let values = async |name: &str| {
+        pair.number(&format!(
+            "SELECT SUM(value) FROM counterfoil_values AS v JOIN counterfoil_families AS f \
+             ON f.number = v.family WHERE f.name = '{name}'"
+        ))
+        .await
+    };
+    views.count("a", 1).await;
+    eventually("the first hit", async || values("views").await == 1).await;
+    pair.sql("UPDATE counterfoil_families SET name = 'other'")
+        .await;
+    views.count("a", 2).await;
+    eventually("the second hit", async || values("views").await == 2).await;
+    assert_eq!(values("other").await, 1);
+    reconciler.stop().await;
+}

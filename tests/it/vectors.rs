@@ -579,7 +579,11 @@ const GUARDS: [(&str, &[[&str; 3]]); 23] = [
             ["random(batch)", "'0000000000000000'", "nonces-differ"],
             ["if is_foreign then", "if false then", "other-database"],
             ["held > 0 and", "false and", "hold"],
-            ["and held <= 3600000", "", "hold-is-over"],
+            [
+                "and held <= (tonumber(state[13]) or 0)",
+                "",
+                "hold-and-clock-stepped-back",
+            ],
         ],
     ),
     (
@@ -653,6 +657,7 @@ const GUARDS: [(&str, &[[&str; 3]]); 23] = [
         &[
             ["state[3] == ARGV[3]", "true", "stale"],
             ["row == '-' and not is_waiting", "row == '-'", "no-row"],
+            ["redis.call('HDEL', batch, '')", "", "half-a-script"],
             [
                 "bases[i] and not bases[i]:find('ticket', 15, true)",
                 "true",
@@ -698,7 +703,10 @@ const GUARDS: [(&str, &[[&str; 3]]); 23] = [
     ),
     (
         "series_close",
-        &[["redis.call('HDEL', open, id)", "", "over"]],
+        &[
+            ["redis.call('HDEL', open, id)", "", "over"],
+            ["redis.call('HDEL', open, '')", "", "half-a-script"],
+        ],
     ),
     (
         "visitors_first",

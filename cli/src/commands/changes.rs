@@ -51,7 +51,9 @@ pub async fn remove(
         Some(_) => "Its table stays".to_owned(),
         None => "Its values in MySQL are deleted with it".to_owned(),
     };
-    if !dry_run {
+    if dry_run {
+        counterfoil.check_removal(&family).await?;
+    } else {
         confirm(
             &format!("pair {}: remove family {name}? {rows}.", pair.name),
             yes,

@@ -86,7 +86,7 @@ async fn drain_pair(
     end: Instant,
     all: bool,
 ) -> Result<Drained, Failure> {
-    let unknown = open_all(context, pair, counterfoil).await?;
+    let (opened, unknown) = open_all(context, pair, counterfoil).await?;
     let draining = async {
         if all {
             counterfoil.drain_all().await
@@ -115,6 +115,11 @@ async fn drain_pair(
     if drained.is_err() && left.is_empty() && problems.is_empty() {
         problems.push("the time limit was reached before the check ended".to_owned());
     }
+    let is_known = |name: &str| {
+        let names_it = |why: &String| why.starts_with(&format!("{name}: "));
+        opened.contains(name) || unknown.iter().any(names_it)
+    };
+    problems.extend(strangers(counterfoil, is_known, end).await);
     problems.extend(unknown);
     let drained = problems.is_empty() && left.is_empty();
     Ok(Drained {
@@ -125,13 +130,13 @@ async fn drain_pair(
     })
 }
 
-/// Opens the families of the database, and those that only the configuration has. Returns why others
-/// of the database were not opened.
+/// Opens the families of the database, and those that only the configuration has. Returns their
+/// names, and why others of the database were not opened.
 async fn open_all(
     context: &Context,
     pair: &PairConfig,
     counterfoil: &Counterfoil,
-) -> Result<Vec<String>, Failure> {
+) -> Result<(BTreeSet<String>, Vec<String>), Failure> {
     let (registered, mut unknown) = families::registered(counterfoil.store()).await?;
     let mut opened: BTreeSet<_> = registered
         .iter()
@@ -154,7 +159,30 @@ async fn open_all(
             unknown.retain(|why| !why.starts_with(&format!("{name}: ")));
         }
     }
-    Ok(unknown)
+    Ok((opened, unknown))
+}
+
+/// Returns a problem for each family with hits in Redis that neither the database nor the
+/// configuration has, so that they were not drained.
+async fn strangers(
+    counterfoil: &Counterfoil,
+    is_known: impl Fn(&str) -> bool,
+    end: Instant,
+) -> Vec<String> {
+    match timeout_at(end, discovery::waiting(counterfoil.redis())).await {
+        Ok(Ok(waiting)) => waiting
+            .iter()
+            .filter(|name| !is_known(name))
+            .map(|name| {
+                format!(
+                    "{name}: hits wait, but the family is not registered in MySQL: describe it in the configuration, \
+                     or open it in its application, and drain again"
+                )
+            })
+            .collect(),
+        Ok(Err(error)) => vec![format!("the search of Redis for other families failed: {error}")],
+        Err(_) => vec!["the time limit was reached before Redis was searched for other families".to_owned()],
+    }
 }
 
 /// Prints what is still pending, every second. Never returns.

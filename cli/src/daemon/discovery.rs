@@ -1,5 +1,5 @@
-//! The search of Redis for namespaces that applications count in, for families with a pattern such
-//! as `shop-*/views`.
+//! The search of Redis for families: of namespaces that applications count in, for families with a
+//! pattern such as `shop-*/views`; and those with hits that wait for the database.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,8 +9,10 @@ use counterfoil::redis::cluster_routing::{RoutingInfo, SingleNodeRoutingInfo};
 use counterfoil::redis::{Cmd, RedisResult, Value, cmd, from_redis_value};
 use tokio::time::sleep;
 
-/// The pattern of the key that the first call in a family creates (docs/protocol.md, section 2).
-const CALLS: &str = "cf1:{*}:calls";
+/// The key that the first call in a family creates (docs/protocol.md, section 2).
+const CALLS: &str = "calls";
+/// The keys of which one exists in a partition while hits wait.
+const WAITING: [&str; 3] = ["buffer", "batch", "open"];
 /// The approximate number of keys that one call checks, in a fraction of a millisecond.
 const COUNT: u32 = 1000;
 /// The pause between two calls, which gives other clients their turn.
@@ -59,6 +61,20 @@ pub async fn ask(redis: &Connection, node: &Node, command: Cmd) -> RedisResult<V
 
 /// Returns the families with counts in Redis, by NAMESPACE/FAMILY.
 pub async fn families(redis: &Connection) -> RedisResult<BTreeSet<String>> {
+    search(redis, "cf1:{*}:calls", &[CALLS]).await
+}
+
+/// Returns the families with hits that wait for the database, by NAMESPACE/FAMILY.
+pub async fn waiting(redis: &Connection) -> RedisResult<BTreeSet<String>> {
+    search(redis, "cf1:{*}:*", &WAITING).await
+}
+
+/// Returns the families with a key of one of these names.
+async fn search(
+    redis: &Connection,
+    pattern: &str,
+    names: &[&str],
+) -> RedisResult<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for node in nodes(redis).await? {
         let mut cursor = "0".to_owned();
@@ -67,11 +83,11 @@ pub async fn families(redis: &Connection) -> RedisResult<BTreeSet<String>> {
             command
                 .arg(&cursor)
                 .arg("MATCH")
-                .arg(CALLS)
+                .arg(pattern)
                 .arg("COUNT")
                 .arg(COUNT);
             let page: (String, Vec<Vec<u8>>) = from_redis_value(ask(redis, &node, command).await?)?;
-            found.extend(page.1.iter().filter_map(|key| family_of(key)));
+            found.extend(page.1.iter().filter_map(|key| family_of(key, names)));
             cursor = page.0;
             if cursor == "0" {
                 break;
@@ -82,12 +98,13 @@ pub async fn families(redis: &Connection) -> RedisResult<BTreeSet<String>> {
     Ok(found)
 }
 
-/// Returns NAMESPACE/FAMILY of the key `cf1:{NAMESPACE/FAMILY/PARTITION}:calls`.
-fn family_of(key: &[u8]) -> Option<String> {
-    let (family, _partition) = std::str::from_utf8(key)
-        .ok()?
-        .strip_prefix("cf1:{")?
-        .strip_suffix("}:calls")?
-        .rsplit_once('/')?;
+/// Returns NAMESPACE/FAMILY of a key `cf1:{NAMESPACE/FAMILY/PARTITION}:NAME` with one of the names.
+fn family_of(key: &[u8], names: &[&str]) -> Option<String> {
+    let key = std::str::from_utf8(key).ok()?.strip_prefix("cf1:{")?;
+    let (partition, name) = key.split_once("}:")?;
+    let (family, _number) = partition.rsplit_once('/')?;
+    if !names.contains(&name) {
+        return None;
+    }
     (family.matches('/').count() == 1).then(|| family.to_owned())
 }

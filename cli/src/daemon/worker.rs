@@ -291,6 +291,8 @@ impl ConnectedWorker<'_> {
             .read(&self.counterfoil, &self.families, state);
         let read = with_timeout(CHECK_TIMEOUT, read).await;
         state.looked("overview", |looks| &mut looks.overview, read);
+        // exact reads compare their settings; upkeep reports an error
+        drop(with_timeout(CHECK_TIMEOUT, self.read_families()).await);
     }
 
     /// Retries refused families, reads those of the database, and runs `check`.

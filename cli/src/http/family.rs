@@ -92,8 +92,14 @@ impl ServedFamily<'_> {
     }
 
     fn counters(&self) -> Result<AnyCounters, Error> {
-        // its settings may be newer
-        match self.counterfoil.find_open(&self.registered.family) {
+        let registered = &self.registered.family;
+        match self.counterfoil.find_open(registered) {
+            // its settings may be newer, but its counters are in other places if these differ
+            Some(Ok(opened)) if opened.family().identity() != registered.identity() => {
+                let differs = "the daemon has it open with other settings than the database has";
+                let differs = format!("{registered}: {differs}");
+                Err(Error::new(ErrorKind::Mismatch, differs))
+            }
             Some(opened) => opened,
             None => self.counterfoil.open_registered(self.registered.clone()),
         }

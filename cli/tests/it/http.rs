@@ -1007,3 +1007,25 @@ async fn whatever_is_sent_does_no_harm() {
         .json();
     assert_eq!(reply["values"][0]["value"], 0);
 }
+
+/// A daemon that has a family open with other partitions does not see the hits of some.
+#[tokio::test]
+async fn values_of_a_family_that_was_reconfigured_are_refused() {
+    let site = Site::new().await;
+    let configure = |partitions: u32| {
+        let family = "[[family]]\nname = \"shop/views\"\nkind = \"buffered\"\npartitions = ";
+        site.configure(&format!("{family}{partitions}\n"))
+    };
+    configure(1);
+    let daemon = site.daemon().await;
+    ready(&daemon).await;
+    configure(8);
+    let changed = site.run(&["reconfigure", "shop/views"]).await;
+    assert_eq!(changed.code, 0, "{changed:?}");
+    site.run(&["add", "shop/views", "1", "10"]).await;
+    eventually("the other settings are noticed", async || {
+        let reply = get(&daemon, "/api/v1/values?family=shop/views&id=1").await;
+        reply.status == 409 && reply.body.contains("other settings")
+    })
+    .await;
+}

@@ -5,8 +5,8 @@
 --   1 buffer        hash      id -> pending delta
 --   2 batch         hash      id -> delta
 --   3 meta          hash      incarnation, seq, nonce, rotated_at, batch_first_at, batch_hits,
---                             lease_owner, lease_until, hits, first_at, hold_until, database,
---                             hits_before: the hits of all batches that were cut
+--                             lease_owner, lease_until, hits, first_at, hold_until, hold_ms,
+--                             database, hits_before: the hits of all batches that were cut
 -- ARGV
 --   1 salt          string    random; the nonce is made of it and the time, so that no two cuts
 --                             share one
@@ -18,7 +18,8 @@
 --   4 sync_hits     integer   cut only if there were so many hits; 0 cuts whatever is there
 --   5 sync_ms       integer   ... or the last rotation is this long ago
 --   6 hold_ms       integer   unless a batch is in flight, later cuts that ask for hits wait for so
---                             long, at most an hour; 0 changes nothing
+--                             long, at most an hour; a hold that would last longer than that dates
+--                             from before the clock stepped back, and is ignored; 0 changes nothing
 --   7 database      string    id of the database that takes the batch; "" for any
 --   8 now_ms        integer   "" for the server's clock; anything else is for tests
 -- REPLIES
@@ -34,7 +35,7 @@
 -- ERRORS
 --   BADARG                    an argument is missing or wrong; nothing done
 --   BADSTATE                  there is a batch but its id is missing from meta: fields were
---                             deleted; nothing done
+--                             deleted, and an operator must set the batch aside; nothing done
 -- REPEAT  safe: the second call returns HELD
 -- SINCE   0.1.0
 
@@ -52,7 +53,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local waiting, cut = redis.call('HLEN', buffer), redis.call('HLEN', batch)
 local state = redis.call('HMGET', meta, 'incarnation', 'seq', 'nonce', 'rotated_at',
   'batch_first_at', 'hits', 'first_at', 'lease_owner', 'lease_until', 'hits_before', 'hold_until',
-  'database')
+  'database', 'hold_ms')
 local is_foreign = state[12] and ARGV[7] ~= '' and state[12] ~= ARGV[7]
 if is_foreign then return { 'MISMATCH', state[12] } end -- guard: Database
 local incarnation, seq, nonce, rotated_at = state[1], state[2] or '0', state[3], state[4]
@@ -68,7 +69,8 @@ end
 local status, ids, oldest = 'HELD', cut, state[5]
 if cut > 0 then
   if not (incarnation and state[2] and nonce and rotated_at) then
-    return redis.error_reply('BADSTATE ' .. batch .. ' has no id: ' .. meta .. ' lacks fields')
+    return redis.error_reply('BADSTATE ' .. batch .. ' has no id: ' .. meta .. ' lacks fields. '
+      .. 'See BADSTATE in docs/operations.md')
   end
   local left = (state[9] or 0) - now
   local is_leased = left > 0 and left <= math.max(lease_ms, 60000)
@@ -76,10 +78,15 @@ if cut > 0 then
     return { 'LEASED', left }
   end
 else
-  if hold_ms > 0 then redis.call('HSET', meta, 'hold_until', text(now + hold_ms)) end
+  if hold_ms > 0 then
+    hold_ms = math.min(hold_ms, 3600000)
+    redis.call('HSET', meta, 'hold_until', text(now + hold_ms), 'hold_ms', text(hold_ms))
+  end
   if waiting == 0 then return { 'EMPTY' } end
   local held = (tonumber(state[11]) or 0) - now
-  if sync_hits > 0 and held > 0 and held <= 3600000 then return { 'EARLY', held } end
+  -- a hold that would last longer than it was asked for dates from before the clock stepped back
+  local is_held = held > 0 and held <= (tonumber(state[13]) or 0)
+  if sync_hits > 0 and is_held then return { 'EARLY', held } end
   local since = rotated_at and now - rotated_at
   if since and since >= 0 and since < sync_ms and tonumber(state[6] or 0) < sync_hits then
     return { 'EARLY', sync_ms - since }

@@ -21,7 +21,7 @@
 --                             outside i64, whose counter loses its base; 1 to 1000
 -- REPLIES
 --   {"OK", left}              saved; so many ids are left in the batch, 0 where it is gone, and the
---                             lease with it
+--                             lease with it; the field "" of no id is gone as well
 --   {"STALE"}                 that batch is not there (any more); nothing done
 -- ERRORS
 --   BADARG                    an argument is missing or wrong; nothing done
@@ -64,9 +64,9 @@ for i, id in ipairs(ids) do
   end
 end
 
--- deletes nothing: after a write a script may continue where memory is full, and draining must
--- work there
-redis.call('HDEL', meta, '')
+-- the field of no id, which half a script may have left; and after a write a script may continue
+-- where memory is full, since draining must work there
+redis.call('HDEL', batch, '')
 if saved[1] then redis.call('HSET', base_key, unpack(saved)) end
 if gone[1] then redis.call('HDEL', base_key, unpack(gone)) end
 redis.call('HDEL', batch, unpack(ids))

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use super::MysqlStore;
 use super::add::{self, Delta, Refused};
 use super::fault;
-use super::ledger;
+use super::ledger::{self, Locked};
 use super::rejects;
 use super::session::{Transaction, UnitOfWork};
 use super::target::{Segment, Target};
 use crate::error::{Error, Result};
 use crate::store::ledger::Advance;
-use crate::store::{Applied, Batch};
+use crate::store::{Applied, Batch, Registered};
 use crate::testing::ablation::{self, Guard};
 
 /// The default maximum number of ids in a transaction.
@@ -48,14 +48,38 @@ pub async fn apply(
     };
     let failed = "batches were not written";
     match mysql.primary.transact(failed, apply.clone()).await? {
-        Some(applied) => Ok(applied),
-        None => {
+        Outcome::PutOff => {
             let first = Apply {
                 max_rows: 1,
                 ..apply
             };
-            let applied = mysql.primary.transact(failed, first).await?;
-            applied.ok_or_else(|| Error::corrupt("a transaction of one row was put off"))
+            mysql.primary.transact(failed, first).await?.applied()
+        }
+        done => done.applied(),
+    }
+}
+
+/// The outcome of a transaction.
+enum Outcome {
+    Applied(Applied),
+    /// Nothing was done, since another transaction has locked the first row.
+    PutOff,
+    /// Nothing was done, since the database does not have this family under its number.
+    Unregistered(Arc<Registered>),
+}
+
+impl Outcome {
+    fn applied(self) -> Result<Applied> {
+        match self {
+            Outcome::Applied(applied) => Ok(applied),
+            Outcome::PutOff => Err(Error::corrupt("a transaction of one row was put off")),
+            Outcome::Unregistered(registered) => {
+                let Registered { family, number, .. } = &*registered;
+                let why = "it was removed, or the database lost its registration";
+                Err(Error::mismatch(format!(
+                    "{family} is not registered as number {number}: {why}"
+                )))
+            }
         }
     }
 }
@@ -115,23 +139,28 @@ impl Apply {
 }
 
 impl UnitOfWork for Apply {
-    /// `None` if nothing was done, since another transaction has locked the first row.
-    type Output = Option<Applied>;
+    type Output = Outcome;
 
     /// After a lock timeout others go first: the scheduler tries again later.
     fn is_repeated(error: &sqlx::Error) -> bool {
         fault::is_conflict(error) && !fault::is_locked(error)
     }
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<Option<Applied>, sqlx::Error> {
-        let known = ledger::lock(transaction, &self.batches).await?;
+    async fn run(&self, transaction: &mut Transaction) -> Result<Outcome, sqlx::Error> {
+        let Locked {
+            known,
+            unregistered,
+        } = ledger::lock(transaction, &self.batches).await?;
+        if let Some(family) = unregistered {
+            return Ok(Outcome::Unregistered(family));
+        }
         let advance = |rows| Advance::new(&self.batches, &known, rows, self.out);
         let free = match self.max_rows {
             1 => 1,
             rows => self.lock_free(transaction, &advance(rows)).await?,
         };
         if free == 0 {
-            return Ok(None);
+            return Ok(Outcome::PutOff);
         }
         let Advance { steps, marks } = advance(free);
         ledger::write(transaction, &known, &marks).await?;
@@ -168,7 +197,7 @@ impl UnitOfWork for Apply {
             dropped: dropped.len() as u64,
         };
         if taken.len() as u64 == applied.rows + applied.rejected + applied.dropped {
-            Ok(Some(applied))
+            Ok(Outcome::Applied(applied))
         } else {
             Err(sqlx::Error::Protocol(format!(
                 "some deltas were neither added, rejected nor dropped: {applied:?}"

@@ -4,8 +4,10 @@
 use std::time::Duration;
 
 use super::MysqlStore;
+use super::session::{Transaction, UnitOfWork};
 use super::statement::Statement;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
 
 /// The maximum number of rows that a transaction deletes.
 const ROWS: u64 = 10_000;
@@ -20,6 +22,41 @@ pub struct Purged {
     pub recounts: u64,
     /// The differences that these recounts found.
     pub drift: u64,
+}
+
+/// Ends the use of a family's number, unless rejects of it are open: returns how many. No batch of
+/// the family is applied from then on.
+struct Unregister(u64);
+
+impl UnitOfWork for Unregister {
+    type Output = u64;
+
+    async fn run(&self, transaction: &mut Transaction) -> Result<u64, sqlx::Error> {
+        // waits for batches that are being applied, which may leave rejects
+        const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
+        const MARK: &str = "UPDATE counterfoil_families SET state = 'removing' WHERE number = ?";
+        let by_number = |text| Statement::once(text).bind(self.0);
+        transaction.fetch::<()>(by_number(LOCK)).await?;
+        let open = transaction.fetch(by_number(OPEN_REJECTS)).await?;
+        let open = open.first().map_or(0, |(open,)| *open);
+        if open == 0 {
+            transaction.execute(by_number(MARK)).await?;
+        }
+        Ok(open)
+    }
+}
+
+const OPEN_REJECTS: &str = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects \
+     WHERE applied_at IS NULL AND family = ?";
+
+fn refuse_open(family: &Family, open: u64) -> Result<()> {
+    let open = match open {
+        0 => return Ok(()),
+        1 => "1 reject is".to_owned(),
+        open => format!("{open} rejects are"),
+    };
+    let why = format!("{family}: {open} open, whose hits no row has; apply or discard them first");
+    Err(Error::new(ErrorKind::Busy, why))
 }
 
 const OLD_REJECTS: &str =
@@ -82,16 +119,29 @@ impl MysqlStore {
         })
     }
 
-    /// Deletes the rows of a family from all of counterfoil's tables; last that of the family itself,
-    /// so that an interrupted call can be repeated.
-    pub(crate) async fn remove(&self, number: u64) -> Result<()> {
-        let bind = |delete: Statement| delete.bind(number);
-        for table in ["values", "ledger", "rejects", "recounts", "drift"] {
+    /// Returns an error if rejects of the family are open.
+    pub(crate) async fn refuse_open_rejects(&self, family: &Family, number: u64) -> Result<()> {
+        let count = Statement::new(OPEN_REJECTS).bind(number);
+        let count = self.primary.read_one("rejects were not read", count);
+        let (open,) = count.await?;
+        refuse_open(family, open)
+    }
+
+    /// Deletes the rows of a family from counterfoil's tables, except its own row, which is marked as
+    /// removed, and those of the ledger: a Redis that is restored to a state before the removal has
+    /// batches that they must refuse. An interrupted call can be repeated.
+    pub(crate) async fn remove(&self, family: &Family, number: u64) -> Result<()> {
+        const MARK: &str = "UPDATE counterfoil_families SET state = 'removed' WHERE number = ?";
+        let failed = "the family was not removed";
+        let open = self.primary.transact(failed, Unregister(number)).await?;
+        refuse_open(family, open)?;
+        let bind = |statement: Statement| statement.bind(number);
+        for table in ["values", "rejects", "recounts", "drift"] {
             self.delete(&format!("counterfoil_{table} WHERE family = ?"), bind)
                 .await?;
         }
-        let family = "counterfoil_families WHERE number = ?";
-        self.delete(family, bind).await.map(drop)
+        let mark = bind(Statement::once(MARK));
+        self.primary.write(failed, mark).await.map(drop)
     }
 
     /// Deletes rejects that were done long ago, as far as this user may.

@@ -18,6 +18,7 @@ struct Known {
     name: String,
     settings: String,
     database: String,
+    state: String,
     /// The values of [`Family::identity`].
     identity: Vec<String>,
 }
@@ -30,7 +31,8 @@ impl FromRow<'_, MySqlRow> for Known {
             name: text(row.try_get(2)?),
             settings: row.try_get(3)?,
             database: row.try_get(4)?,
-            identity: (5..11)
+            state: row.try_get(5)?,
+            identity: (6..12)
                 .map(|index| row.try_get(index))
                 .collect::<Result<_, _>>()?,
         })
@@ -49,20 +51,49 @@ impl Known {
 /// Returns the statement that reads the registered families that meet a condition.
 fn select(condition: &str) -> Statement {
     Statement::new(format!(
-        "SELECT number, namespace, name, settings, database_id, kind, CAST(partitions AS CHAR), wide, durability, target, shape \
-         FROM counterfoil_families {condition}"
+        "SELECT number, namespace, name, settings, database_id, state, kind, CAST(partitions AS CHAR), wide, durability, \
+         target, shape FROM counterfoil_families {condition}"
     ))
 }
 
 const UNREAD: &str = "families were not read";
 
+/// The condition that leaves out families that were removed.
+pub(super) const NOT_REMOVED: &str = "state <> 'removed'";
+
+/// Returns the expression for the holder of a number, NULL if no family uses it. The row stays
+/// locked, so that the family is not removed before the transaction ends.
+pub(super) fn holder_of(number: &str) -> String {
+    format!(
+        "(SELECT CONCAT(f.namespace, '/', f.name, '/', f.database_id) \
+         FROM counterfoil_families AS f FORCE INDEX (PRIMARY) \
+         WHERE f.number = {number} AND f.state = 'used' LOCK IN SHARE MODE)"
+    )
+}
+
+/// Returns the family as the holder of its number.
+pub(super) fn holder(registered: &Registered) -> String {
+    format!("{}/{}", registered.family, registered.database)
+}
+
+/// A family that was removed: whether it may be registered anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Removed {
+    TakenOver,
+    Refused,
+}
+
 /// Registers the family unless it is registered.
-pub(super) async fn register(database: &Database, family: &Family) -> Result<Registered> {
+pub(super) async fn register(
+    database: &Database,
+    family: &Family,
+    removed: Removed,
+) -> Result<Registered> {
     // an existing row stays unchanged
     const INSERT: &str = "INSERT INTO counterfoil_families \
          (namespace, name, settings, database_id, kind, partitions, wide, durability, target, shape) \
          VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
-    if let Some(registered) = find(database, family).await? {
+    if let Some(registered) = find(database, family, removed).await? {
         return Ok(registered);
     }
     let insert = bind_name(Statement::new(INSERT), family).bind(family.settings());
@@ -72,7 +103,7 @@ pub(super) async fn register(database: &Database, family: &Family) -> Result<Reg
         .await?;
     // another process may have been first, with another configuration
     let absent = || Error::store(format!("{family} was registered, but is missing"));
-    find(database, family).await?.ok_or_else(absent)
+    find(database, family, removed).await?.ok_or_else(absent)
 }
 
 fn bind_name(statement: Statement, family: &Family) -> Statement {
@@ -99,12 +130,28 @@ async fn database_id(database: &Database) -> Result<String> {
 }
 
 /// Returns the family as registered, and writes this process's settings beside its identity.
-async fn find(database: &Database, family: &Family) -> Result<Option<Registered>> {
+async fn find(
+    database: &Database,
+    family: &Family,
+    removed: Removed,
+) -> Result<Option<Registered>> {
     let by_name = bind_name(select("WHERE namespace = ? AND name = ?"), family);
-    let found: Vec<Known> = database.read(UNREAD, by_name).await?;
-    let Some(known) = found.first() else {
+    let read = || database.read::<Known>(UNREAD, by_name.clone());
+    let mut found = read().await?.pop();
+    if found.as_ref().is_some_and(|known| known.state == "removed") {
+        if removed == Removed::Refused {
+            return Err(Error::mismatch(format!("{family} was removed")));
+        }
+        take_over(database, family).await?;
+        found = read().await?.pop();
+    }
+    let Some(known) = found else {
         return Ok(None);
     };
+    if known.state != "used" {
+        let why = "its removal was interrupted; repeat it (`counterfoil family remove`)";
+        return Err(Error::mismatch(format!("{family}: {why}")));
+    }
     if let Some((setting, known, ours)) = known.difference(family) {
         return Err(Error::mismatch(format!(
             "{family}: {setting} is {known:?} in the database, but this process has {ours:?}"
@@ -125,6 +172,17 @@ async fn find(database: &Database, family: &Family) -> Result<Option<Registered>
     }))
 }
 
+/// Registers a family under the number of a removed one of its name, unless another process did.
+async fn take_over(database: &Database, family: &Family) -> Result<()> {
+    const UPDATE: &str = "UPDATE counterfoil_families SET state = 'used', \
+         settings = ?, kind = ?, partitions = ?, wide = ?, durability = ?, target = ?, shape = ? \
+         WHERE namespace = ? AND name = ? AND state = 'removed'";
+    let update = bind_identity(Statement::new(UPDATE).bind(family.settings()), family);
+    let update = bind_name(update, family);
+    let failed = "a family was not registered";
+    database.write(failed, update).await.map(drop)
+}
+
 /// Replaces the configuration by `after` if it is still `before`.
 pub(super) async fn reconfigure(
     database: &Database,
@@ -133,7 +191,7 @@ pub(super) async fn reconfigure(
 ) -> Result<()> {
     const UPDATE: &str = "UPDATE counterfoil_families \
          SET settings = ?, kind = ?, partitions = ?, wide = ?, durability = ?, target = ?, shape = ? \
-         WHERE namespace = ? AND name = ? \
+         WHERE namespace = ? AND name = ? AND state = 'used' \
          AND kind = ? AND partitions = ? AND wide = ? AND durability = ? AND target = ? AND shape = ?";
     let update = bind_identity(Statement::new(UPDATE).bind(after.settings()), after);
     let update = bind_identity(bind_name(update, after), before);
@@ -148,7 +206,8 @@ pub(super) async fn reconfigure(
 /// Returns all families, each with the settings of the process that opened it last, or the error in
 /// them.
 pub(super) async fn list(database: &Database) -> Result<Vec<Result<Registered>>> {
-    let known = database.read(UNREAD, select("ORDER BY number")).await?;
+    let select = select(&format!("WHERE {NOT_REMOVED} ORDER BY number"));
+    let known = database.read(UNREAD, select).await?;
     Ok(known.iter().map(registered).collect())
 }
 

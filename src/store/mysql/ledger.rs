@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::families;
 use super::json::{self, ID, INPUT, U64, hex};
 use super::session::{Database, Transaction};
 use super::statement::Statement;
 use crate::error::Result;
 use crate::store::ledger::LedgerKey;
-use crate::store::{Batch, Incarnation, LedgerRow, Mark, Nonce};
+use crate::store::{Batch, Incarnation, LedgerRow, Mark, Nonce, Registered};
 
 /// The maximum number of rows in a statement.
 const CHUNK: usize = 10_000;
@@ -36,29 +37,51 @@ fn by_key() -> String {
     )
 }
 
-/// Locks the ledger rows of the batches, in the order of the primary key, and returns those that
-/// exist.
+/// What a transaction that applies batches has locked.
+pub struct Locked {
+    /// The ledger rows of the batches that exist.
+    pub known: BTreeMap<LedgerKey, Mark>,
+    /// A family of the batches that the database does not have under its number.
+    pub unregistered: Option<Arc<Registered>>,
+}
+
+/// Locks the ledger rows of the batches, in the order of the primary key, and the rows of their
+/// families against a removal.
 pub async fn lock(
     transaction: &mut Transaction,
     batches: &[Arc<Batch>],
-) -> Result<BTreeMap<LedgerKey, Mark>, sqlx::Error> {
+) -> Result<Locked, sqlx::Error> {
     let lock = Statement::new(format!(
-        "SELECT CAST({INPUT}.pos AS UNSIGNED), {MARK} FROM {} LEFT JOIN {} FOR UPDATE",
+        "SELECT CAST({INPUT}.pos AS UNSIGNED), {MARK}, {} FROM {} LEFT JOIN {} FOR UPDATE",
+        families::holder_of(&format!("{INPUT}.family")),
         json::derived_table(ROW[..3].iter().copied()),
         by_key()
     ));
     let keys: BTreeSet<_> = batches.iter().map(|batch| batch.ledger_key()).collect();
     let keys: Vec<_> = keys.into_iter().collect();
-    let mut rows = BTreeMap::new();
+    let (mut known, mut holders) = (BTreeMap::new(), BTreeMap::<u64, Vec<u8>>::new());
     for keys in keys.chunks(CHUNK) {
         let found = transaction.fetch(lock.clone().bind_rows(keys)).await?;
-        let found = found.into_iter();
-        let found = found.map(|(at, seq, nonce, position)| (at, mark(seq, nonce, position)));
-        let marks = json::by_position(found.collect(), keys.len())?;
-        let marks = keys.iter().zip(marks);
-        rows.extend(marks.filter_map(|(key, mark)| Some((*key, mark?))));
+        let found = found.into_iter().map(|(at, seq, nonce, position, holder)| {
+            let holder: Option<Vec<u8>> = holder;
+            (at, (mark(seq, nonce, position), holder))
+        });
+        let rows = json::by_position(found.collect(), keys.len())?;
+        for (key, (mark, holder)) in keys.iter().zip(rows) {
+            known.extend(mark.map(|mark| (*key, mark)));
+            holders.extend(holder.map(|holder| (key.0, holder)));
+        }
     }
-    Ok(rows)
+    let is_registered = |family: &Registered| {
+        let holder = holders.get(&family.number);
+        holder.is_some_and(|holder| *holder == families::holder(family).into_bytes())
+    };
+    let mut families = batches.iter().map(|batch| &batch.family);
+    let unregistered = families.find(|family| !is_registered(family));
+    Ok(Locked {
+        known,
+        unregistered: unregistered.cloned(),
+    })
 }
 
 /// Writes the rows. Rows that are not `known` are inserted plainly: a duplicate key is a conflict

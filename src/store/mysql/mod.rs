@@ -30,6 +30,7 @@ use moka::future::Cache;
 use sqlx::MySqlPool;
 
 pub use self::deletion::Purged;
+use self::families::Removed;
 pub(crate) use self::list::IdPage;
 pub use self::overview::{Overview, RecountRun};
 pub(crate) use self::recount::{Begin, Begun, Cursor, Drifted, Rejections, RunState};
@@ -54,9 +55,9 @@ use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered,
 /// The pool's sessions stay in one database, that of the first session. One that the application
 /// left in another database is closed and replaced.
 ///
-/// The definition of an application's table is read once and kept for the life of the store.
-/// Restart the process after an `ALTER TABLE` that changes a key column, a unique index,
-/// `AUTO_INCREMENT`, or `UNSIGNED` or `NULL` of the value column.
+/// The definition of an application's table is read again every 10 s. Until then an `ALTER TABLE`
+/// of a key column, a unique index, `AUTO_INCREMENT`, or `UNSIGNED` or `NULL` of the value column
+/// is unnoticed, so stop the reconcilers for it.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -69,13 +70,22 @@ use crate::store::{Applied, Batch, Incarnation, LedgerRow, ReadFrom, Registered,
 pub struct MysqlStore {
     pub(crate) primary: Database,
     pub(crate) replica: Option<Database>,
-    /// The targets by description; `None` is counterfoil's own table.
-    targets: Cache<Option<Table>, Arc<Target>>,
+    targets: Targets,
     /// `true` if missing tables of counterfoil's own are created before the first query for
     /// families.
     creates_tables: bool,
     has_tables: Arc<AtomicBool>,
     rejects_kept: Duration,
+}
+
+/// How long the definition of a table counts as known.
+const KNOWN_FOR: Duration = Duration::from_secs(10);
+
+/// The targets by description; `None` is counterfoil's own table.
+type Targets = Cache<Option<Table>, Arc<Target>>;
+
+fn targets(known_for: Duration) -> Targets {
+    Cache::builder().time_to_live(known_for).build()
 }
 
 impl MysqlStore {
@@ -90,7 +100,7 @@ impl MysqlStore {
                 schema: Arc::default(),
             },
             replica: None,
-            targets: Cache::builder().build(),
+            targets: targets(KNOWN_FOR),
             creates_tables: false,
             has_tables: Arc::default(),
             rejects_kept: MysqlStore::REJECTS_KEPT,
@@ -103,6 +113,15 @@ impl MysqlStore {
     #[must_use]
     pub fn waiting(mut self, limit: Duration) -> Self {
         self.primary.limit = limit;
+        self
+    }
+
+    /// Sets how long the definition of a table counts as known, for tests.
+    #[cfg(feature = "test-hooks")]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn knowing(mut self, time: Duration) -> Self {
+        self.targets = targets(time);
         self
     }
 
@@ -146,6 +165,15 @@ impl MysqlStore {
         Ok(())
     }
 
+    async fn register_with(&self, family: &Family, removed: Removed) -> Result<Registered> {
+        self.ensure_tables().await?;
+        self.target(family).await?;
+        if family.is_cached() {
+            lookup::refuse_replica(&self.primary).await?;
+        }
+        families::register(&self.primary, family, removed).await
+    }
+
     /// Returns the number of statements that this store and its clones have sent, as the server
     /// counts them.
     pub fn statements(&self) -> u64 {
@@ -164,7 +192,13 @@ impl MysqlStore {
         }
     }
 
-    /// Returns the table of the family's values. Its definition is read once.
+    /// Returns the table of the family's values as it is defined now.
+    pub(crate) async fn target_now(&self, family: &Family) -> Result<Arc<Target>> {
+        self.targets.invalidate(&family.table).await;
+        self.target(family).await
+    }
+
+    /// Returns the table of the family's values. Its definition may be some seconds old.
     pub(crate) async fn target(&self, family: &Family) -> Result<Arc<Target>> {
         let learn = async {
             let target = match &family.table {
@@ -191,12 +225,11 @@ impl fmt::Debug for MysqlStore {
 #[async_trait]
 impl Store for MysqlStore {
     async fn register(&self, family: &Family) -> Result<Registered> {
-        self.ensure_tables().await?;
-        self.target(family).await?;
-        if family.is_cached() {
-            lookup::refuse_replica(&self.primary).await?;
-        }
-        families::register(&self.primary, family).await
+        self.register_with(family, Removed::TakenOver).await
+    }
+
+    async fn register_again(&self, known: &Registered) -> Result<Registered> {
+        self.register_with(&known.family, Removed::Refused).await
     }
 
     async fn families(&self) -> Result<Vec<Result<Registered>>> {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::SystemTime;
 
 use super::MysqlStore;
+use super::families::NOT_REMOVED;
 use super::statement::{Statement, text, time, unix_ms};
 use crate::error::Result;
 
@@ -49,7 +50,9 @@ impl MysqlStore {
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     pub async fn overview(&self) -> Result<Vec<Overview>> {
         const UNREAD: &str = "the overview was not read";
-        let families = "SELECT number, namespace, name FROM counterfoil_families ORDER BY number";
+        let families = format!(
+            "SELECT number, namespace, name FROM counterfoil_families WHERE {NOT_REMOVED} ORDER BY number"
+        );
         // converts each row before taking the latest, so that the session's time zone has no effect
         let saved = "SELECT family, CAST(MAX(UNIX_TIMESTAMP(applied_at)) * 1000 AS UNSIGNED) \
              FROM counterfoil_ledger GROUP BY family";

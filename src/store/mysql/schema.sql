@@ -3,7 +3,9 @@
 -- The engine is InnoDB, because ledger and values change in one transaction.
 
 -- The families, each with the configuration that all processes share, all settings of the process that opened it last, and
--- the id of this database, random and the same in all rows. Redis refuses a process with another database.
+-- the id of this database, random and the same in all rows. Redis refuses a process with another database. `state` is `used`,
+-- `removing` while the family's rows are deleted, or `removed`. Then its number and its ledger stay, and a family that is
+-- registered under its name takes them over, so that no batch from before the removal counts again.
 CREATE TABLE IF NOT EXISTS counterfoil_families (
   number INT UNSIGNED NOT NULL AUTO_INCREMENT,
   namespace VARBINARY(64) NOT NULL,
@@ -16,6 +18,7 @@ CREATE TABLE IF NOT EXISTS counterfoil_families (
   shape VARCHAR(512) NOT NULL,
   settings TEXT NOT NULL,
   database_id VARCHAR(64) NOT NULL,
+  state VARCHAR(8) NOT NULL DEFAULT 'used',
   created_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
   PRIMARY KEY (number),
   UNIQUE KEY family (namespace, name)

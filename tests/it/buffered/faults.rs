@@ -478,3 +478,51 @@ async fn a_field_that_half_a_script_left_holds_up_nothing() {
     pair.drain().await;
     assert_eq!((pair.stored().await, views.value("page").await), (3, 3));
 }
+
+/// The clock of Redis steps back while batches settle: their time to settle starts again.
+#[tokio::test]
+async fn batches_that_settle_anew_hold_up_no_other_family() {
+    let pair = Pair::new().await;
+    let views = pair.open(family("views").partitions(1)).await;
+    let _running = pair.reconcile().await;
+    let settle = 3000;
+    for number in 0..4 {
+        let slow = family(&format!("slow-{number}")).partitions(1);
+        let slow = pair.open(slow.settle(settle)).await;
+        slow.count("page", 1).await;
+        eventually("the batch", async || pair.batches().await == number + 1).await;
+        pair.redis
+            .does(&format!(
+                "HSET cf1:{{test/slow-{number}/0}}:meta rotated_at 9999999999999"
+            ))
+            .await;
+        // each is flushed by itself
+        pause(150).await;
+    }
+    let cut = Instant::now();
+    pause(settle).await;
+    assert_eq!(pair.stored().await, 0);
+    views.count("page", 1).await;
+    pair.arrives(1).await;
+    assert!(cut.elapsed() < millis(settle + 1500), "{:?}", cut.elapsed());
+    pair.arrives(5).await;
+}
+
+/// Another program deleted the id of a batch, and an operator sets the batch aside.
+#[tokio::test]
+async fn a_batch_without_its_id_waits_until_it_is_set_aside() {
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
+    views.count("page", 1).await;
+    let [buffer, batch, meta] =
+        ["buffer", "batch", "meta"].map(|kind| format!("cf1:{{test/views/0}}:{kind}"));
+    pair.redis.does(&format!("RENAME {buffer} {batch}")).await;
+    pair.redis.does(&format!("DEL {meta}")).await;
+    views.count("page", 2).await;
+    let drained = pair.counterfoil.drain().await;
+    refused(drained, Corrupt, "docs/operations.md");
+    pair.redis
+        .does(&format!("RENAME {batch} kept:{{test/views/0}}"))
+        .await;
+    pair.drain().await;
+    assert_eq!((pair.stored().await, views.value("page").await), (2, 2));
+}

@@ -401,3 +401,27 @@ async fn a_read_says_why_redis_takes_no_row() {
     let _: () = pair.command("CONFIG SET maxmemory 0").await;
     assert_eq!(votes.get("late").await.unwrap(), 7);
 }
+
+/// The field of no id, which a script sets and deletes again, where a crash left it. The second
+/// batch consists of it.
+#[tokio::test]
+async fn a_field_that_half_a_script_left_holds_up_no_save() {
+    let pair = Pair::new().await;
+    let votes = items(&pair, family().partitions(1)).await;
+    let leave = async || {
+        let mut left = cmd("HSET");
+        left.arg(&["cf1:{test/votes/0}:buffer", "", &" ".repeat(256)]);
+        left.exec_async(&mut pair.redis.manager().await)
+            .await
+            .unwrap();
+    };
+    votes.count("1", 3).await;
+    leave().await;
+    within(secs(5), pair.drain()).await;
+    assert_eq!((row(&pair, 1).await, pair.batches().await), (3, 0));
+    leave().await;
+    within(secs(5), pair.drain()).await;
+    votes.count("1", 1).await;
+    within(secs(5), pair.drain()).await;
+    assert_eq!((row(&pair, 1).await, votes.value("1").await), (4, 4));
+}

@@ -506,3 +506,44 @@ async fn cached_counters_count_while_slots_move() {
         assert_eq!(rig.stored(&format!("item/{id}")).await, votes, "item/{id}");
     }
 }
+
+/// A node and its replica are down, and the cluster serves the other slots. Another process counts,
+/// so that only a search finds the hits.
+#[tokio::test]
+async fn a_dead_node_holds_up_no_hits_on_others() {
+    let options = RedisOptions::volatile().arg("cluster-require-full-coverage", "no");
+    let rig = Rig::start(options, Durability::Immediate).await;
+    let other = rig.over(connect(builder(&rig.cluster)).await);
+    let views = other.opened(family("views").partitions(PARTITIONS)).await;
+    let (mut alive, dead) = (vec![], 0);
+    for (partition, slot) in (0..).zip(rig.slots("views").await) {
+        if rig.cluster.primary_of_slot(slot).await != dead {
+            alive.push(ids_of(views.family(), partition, 1).remove(0));
+        }
+    }
+    rig.drain().await;
+    let reconciler = rig.counterfoil.reconcile().await;
+    let replica = rig.cluster.replica_of(dead).await;
+    rig.cluster.node(replica).kill();
+    rig.cluster.node(dead).kill();
+    fails(&reconciler, "search for hits", "").await;
+    let number = alive.len() as i64;
+    for round in 1..=2 {
+        for id in &alive {
+            views.count(id, 1).await;
+        }
+        let arrive = async || rig.stored("%").await == round * number;
+        eventually("the hits on other nodes", arrive).await;
+    }
+    reconciler.stop().await;
+
+    for id in &alive {
+        views.count(id, 1).await;
+    }
+    let arrive = async || rig.stored("%").await == 3 * number;
+    let arrive = eventually("the hits on other nodes", arrive);
+    tokio::select! {
+        drained = rig.counterfoil.drain() => panic!("a drain without the node ended: {drained:?}"),
+        () = arrive => {}
+    }
+}

@@ -413,3 +413,40 @@ async fn a_fault_of_the_table_keeps_nothing() {
     }
     assert_eq!(db.apply(&batches).await, applied(2, 0, 2, 0));
 }
+
+/// A process that was stopped during a removal, or whose database was replaced by one that lacks the
+/// registration, has a number that is nobody's or another family's.
+#[tokio::test]
+async fn a_batch_is_refused_without_its_family_under_its_number() {
+    let db = Db::new().await;
+    let views = db.views().await;
+    db.adds(&views, 1, [("a".to_owned(), 7)], (1, 0)).await;
+    for (change, restore) in [
+        ("SET state = 'removed'", "SET state = 'used'"),
+        ("SET name = 'other'", "SET name = 'views'"),
+        (
+            "SET database_id = CONCAT(database_id, '2')",
+            "SET database_id = LEFT(database_id, 32)",
+        ),
+        ("SET number = number + 1", "SET number = number - 1"),
+    ] {
+        let length = db
+            .number("SELECT MAX(LENGTH(database_id)) FROM counterfoil_families")
+            .await;
+        let restore = restore.replace("32", &length.to_string());
+        db.run(&format!("UPDATE counterfoil_families {change}"))
+            .await;
+        let next = batch(&views, 0, 2, [("a", 1)]);
+        let refused = db.store.apply(&[next], None).await;
+        let error = refused.expect_err(change);
+        assert_eq!(error.kind(), Mismatch, "{change}: {error}");
+        assert!(
+            error.to_string().contains("is not registered as number 1"),
+            "{error}"
+        );
+        db.run(&format!("UPDATE counterfoil_families {restore}"))
+            .await;
+    }
+    db.has(&views, &["a"], [Some(7)]).await;
+    db.adds(&views, 2, [("a".to_owned(), 1)], (1, 0)).await;
+}

@@ -290,3 +290,52 @@ async fn a_column_is_left_as_it_is() {
     let message = db.mismatch(views().table(missing)).await;
     assert!(message.contains("no column changed_at"), "{message}");
 }
+
+/// Ids that the new collation does not tell apart would be merged.
+#[tokio::test]
+async fn a_table_that_was_altered_is_refused() {
+    let db = Db::new().await;
+    let id = format!("id VARCHAR(99) COLLATE {}", db.exact());
+    db.run(&format!(
+        "CREATE TABLE t ({id} PRIMARY KEY, n INT NOT NULL)"
+    ))
+    .await;
+    let family = db.table("t", by_id(Table::upsert("t"), Text)).await;
+    let store = db.store.clone().knowing(millis(100));
+    let apply = async |seq, id: &str| {
+        store
+            .apply(&[batch(&family, 0, seq, [(id, 5)])], None)
+            .await
+    };
+    apply(1, "Ruby").await.unwrap();
+    db.run("ALTER TABLE t MODIFY id VARCHAR(99) COLLATE utf8mb4_general_ci")
+        .await;
+    pause(150).await;
+    refused(apply(2, "ruby").await, Mismatch, "utf8mb4_general_ci");
+    db.run(&format!("ALTER TABLE t MODIFY {id}")).await;
+    pause(150).await;
+    apply(2, "ruby").await.unwrap();
+    assert_eq!(db.number("SELECT COUNT(*) FROM t").await, 2);
+}
+
+#[tokio::test]
+async fn a_check_finds_a_table_that_was_altered() {
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE t (id VARBINARY(99) PRIMARY KEY, n INT NOT NULL)")
+        .await;
+    let views = pair
+        .open(family("views").table(by_id(Table::upsert("t"), Text)))
+        .await;
+    views.count("Ruby", 5).await;
+    pair.drain().await;
+    pair.sql("ALTER TABLE t MODIFY id VARCHAR(99) COLLATE utf8mb4_general_ci")
+        .await;
+    assert_found(&pair.check().await, Severity::Error, &["mysql table t"]);
+    views.count("ruby", 5).await;
+    refused(
+        pair.counterfoil.drain().await,
+        Mismatch,
+        "utf8mb4_general_ci",
+    );
+    assert_eq!(pair.number("SELECT SUM(n) FROM t").await, 5);
+}

@@ -700,7 +700,7 @@ async fn a_change_to_a_script_is_noticed() {
                 ("redis.call('HDEL', open, id)", ""),
                 ("redis.call('ZREM', schedule, id)", ""),
                 ("now + 60000", "now"),
-                ("redis.call('HDEL', meta, '')", ""),
+                ("redis.call('HDEL', open, '')", ""),
                 ("tonumber(hits or 0) == 0", "true"),
                 ("'HSETNX', meta", "'HSET', meta"),
             ],
