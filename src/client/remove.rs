@@ -15,7 +15,7 @@ use crate::store::Registered;
 /// every minute.
 const UNUSED: Duration = Duration::from_mins(3);
 
-/// What a call in Redis does: it deletes keys, or only checks whether it may.
+/// The effect of a call in Redis: it deletes keys, or only checks that it may.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Calls {
     Check,

@@ -40,8 +40,8 @@ impl Flusher {
         }
     }
 
-    /// Brings what clients with another number of partitions have counted beyond those of the families
-    /// to the database.
+    /// Brings what clients with another number of partitions have counted beyond those of the
+    /// families to the database.
     pub async fn drain_strays(&self, families: Vec<Arc<Opened>>) -> Result<()> {
         let (mut retries, mut strays, mut stuck) = (Retries::default(), Vec::new(), Ok(()));
         let mut left = families;

@@ -240,8 +240,9 @@ impl Flusher {
         ends
     }
 
-    /// Registers the batch's family again if the database may have lost it; once for all batches of a
-    /// flush. Returns the error of the batch, which is retried soon if it has another number now.
+    /// Registers the batch's family again if the database may have lost it; once for all batches
+    /// of a flush. Returns the error of the batch, which is retried soon if it has another number
+    /// now.
     async fn renew(&self, held: &Held, error: Error, renewed: &mut BTreeMap<u64, bool>) -> Error {
         if error.kind() != ErrorKind::Mismatch {
             return error;

@@ -127,9 +127,9 @@ impl MysqlStore {
         refuse_open(family, open)
     }
 
-    /// Deletes the rows of a family from counterfoil's tables, except its own row, which is marked as
-    /// removed, and those of the ledger: a Redis that is restored to a state before the removal has
-    /// batches that they must refuse. An interrupted call can be repeated.
+    /// Deletes the rows of a family from counterfoil's tables, except its own row, which is marked
+    /// as removed, and those of the ledger: a Redis that is restored to a state before the removal
+    /// has batches that they must refuse. An interrupted call can be repeated.
     pub(crate) async fn remove(&self, family: &Family, number: u64) -> Result<()> {
         const MARK: &str = "UPDATE counterfoil_families SET state = 'removed' WHERE number = ?";
         let failed = "the family was not removed";

@@ -37,7 +37,7 @@ fn by_key() -> String {
     )
 }
 
-/// What a transaction that applies batches has locked.
+/// The rows that a transaction which applies batches has locked.
 pub struct Locked {
     /// The ledger rows of the batches that exist.
     pub known: BTreeMap<LedgerKey, Mark>,

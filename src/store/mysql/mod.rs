@@ -78,7 +78,7 @@ pub struct MysqlStore {
     rejects_kept: Duration,
 }
 
-/// How long the definition of a table counts as known.
+/// The time for which the definition of a table counts as known.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 
 /// The targets by description; `None` is counterfoil's own table.
