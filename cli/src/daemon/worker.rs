@@ -290,9 +290,12 @@ impl ConnectedWorker<'_> {
             .overviews
             .read(&self.counterfoil, &self.families, state);
         let read = with_timeout(CHECK_TIMEOUT, read).await;
+        // exact reads compare the settings of families; an upkeep reports an error. A silent MySQL is
+        // waited for once, so that it does not delay a reload
+        if read.is_ok() {
+            drop(with_timeout(CHECK_TIMEOUT, self.read_families()).await);
+        }
         state.looked("overview", |looks| &mut looks.overview, read);
-        // exact reads compare their settings; upkeep reports an error
-        drop(with_timeout(CHECK_TIMEOUT, self.read_families()).await);
     }
 
     /// Retries refused families, reads those of the database, and runs `check`.
