@@ -114,7 +114,10 @@ impl Stage {
         eventually("the daemon configures the families", async || {
             for family in self.families(namespace) {
                 let mut command = redis::cmd("HEXISTS");
-                command.arg(family.key(namespace, 0, "calls")).arg("=kind");
+                // a scenario may name the epoch, which must have begun
+                command
+                    .arg(family.key(namespace, 0, "calls"))
+                    .arg("=began_at");
                 if self.ask(&command).await != Some(true) {
                     return false;
                 }
