@@ -108,6 +108,20 @@ impl Held {
     pub fn flush_at(&self) -> Instant {
         self.ready_at + self.settle.min(Duration::from_secs(1)) / 50
     }
+
+    pub(super) fn partition(&self, redis: &Connection) -> Partition {
+        Partition::new(redis.clone(), &self.opened.family, self.id.1)
+    }
+
+    /// Returns the batch with these deltas.
+    fn batch(&self, deltas: Vec<(Vec<u8>, i64)>) -> Batch {
+        Batch {
+            family: self.registered.clone(),
+            partition: self.id.1,
+            id: self.cut.id,
+            deltas,
+        }
+    }
 }
 
 impl Flusher {
@@ -347,21 +361,5 @@ impl Flusher {
             takes
         });
         taken.collect()
-    }
-}
-
-impl Held {
-    pub(super) fn partition(&self, redis: &Connection) -> Partition {
-        Partition::new(redis.clone(), &self.opened.family, self.id.1)
-    }
-
-    /// Returns the batch with these deltas.
-    fn batch(&self, deltas: Vec<(Vec<u8>, i64)>) -> Batch {
-        Batch {
-            family: self.registered.clone(),
-            partition: self.id.1,
-            id: self.cut.id,
-            deltas,
-        }
     }
 }

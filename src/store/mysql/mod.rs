@@ -5,6 +5,7 @@ mod apply;
 mod deletion;
 mod families;
 pub(crate) mod fault;
+mod in_place;
 mod json;
 mod ledger;
 mod list;

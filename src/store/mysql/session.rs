@@ -3,22 +3,18 @@
 use std::borrow::Cow;
 use std::future::Future;
 use std::io;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, Fuse, FusedFuture};
 use sqlx::mysql::MySqlRow;
 use sqlx::pool::PoolConnection;
 use sqlx::{AssertSqlSafe, Connection, FromRow, MySql, MySqlPool, Row as _};
-use tokio::runtime::Handle;
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
 use super::fault::{self, store};
+use super::in_place::in_place;
 use super::state::{self, STATE};
 use super::statement::Statement;
 use crate::error::Result;
@@ -420,33 +416,6 @@ impl Drop for Transaction {
     fn drop(&mut self) {
         if !self.ended {
             self.session.connection.close_on_drop();
-        }
-    }
-}
-
-/// Runs a statement in the caller's own task, which saves a read two task switches. If the caller
-/// drops the future, a task finishes it: a query that is dropped half-way breaks its connection.
-/// Boxed, since an application's futures nest around it and rustc's recursion limit is 128.
-fn in_place<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> InPlace<T> {
-    InPlace(work.boxed().fuse())
-}
-
-struct InPlace<T: Send + 'static>(Fuse<BoxFuture<'static, T>>);
-
-impl<T: Send + 'static> Future for InPlace<T> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        self.0.poll_unpin(context)
-    }
-}
-
-impl<T: Send + 'static> Drop for InPlace<T> {
-    fn drop(&mut self) {
-        if !self.0.is_terminated()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            runtime.spawn(std::mem::replace(&mut self.0, Fuse::terminated()));
         }
     }
 }

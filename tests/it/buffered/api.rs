@@ -219,15 +219,20 @@ async fn a_wide_family_sums_over_its_partitions() {
     assert_eq!(hot.value("front").await, 40);
 }
 
-#[tokio::test]
-async fn an_exact_read_does_not_trust_a_replica_that_is_behind() {
-    let (pair, behind) = (Pair::new().await, Pair::new().await);
-    // a copy that knows the family but none of its batches
+/// Opens a family of the pair, with a replica that knows the family but none of its batches.
+async fn with_replica(pair: &Pair, behind: &Pair) -> (Counterfoil, BufferedCounters) {
     let views = || family("views").partitions(1);
     behind.open(views()).await;
     let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
     let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
     let views = counterfoil.opened(views()).await;
+    (counterfoil, views)
+}
+
+#[tokio::test]
+async fn an_exact_read_does_not_trust_a_replica_that_is_behind() {
+    let (pair, behind) = (Pair::new().await, Pair::new().await);
+    let (counterfoil, views) = with_replica(&pair, &behind).await;
     for batches in 1..=3 {
         views.count("page", 1).await;
         assert_eq!(views.value("page").await, batches);
@@ -253,11 +258,7 @@ async fn an_exact_read_does_not_trust_a_replica_that_is_behind() {
 #[tokio::test]
 async fn an_exact_read_of_a_new_incarnation_does_not_trust_a_replica() {
     let (pair, behind) = (Pair::new().await, Pair::new().await);
-    let views = || family("views").partitions(1);
-    behind.open(views()).await;
-    let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
-    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
-    let views = counterfoil.opened(views()).await;
+    let (counterfoil, views) = with_replica(&pair, &behind).await;
     views.count("page", 3).await;
     counterfoil.drained().await;
     pair.redis.does("FLUSHALL").await;

@@ -414,8 +414,8 @@ async fn a_fault_of_the_table_keeps_nothing() {
     assert_eq!(db.apply(&batches).await, applied(2, 0, 2, 0));
 }
 
-/// A process that was stopped during a removal, or whose database was replaced by one that lacks the
-/// registration, has a number that is nobody's or another family's.
+/// A process that was stopped during a removal, or whose database was replaced by one that lacks
+/// the registration, has a number that no family or another one has.
 #[tokio::test]
 async fn a_batch_is_refused_without_its_family_under_its_number() {
     let db = Db::new().await;

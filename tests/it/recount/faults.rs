@@ -328,7 +328,7 @@ async fn a_counter_at_an_end_of_i64_stays_there() {
     }
 }
 
-/// A value in the application's table is no i64.
+/// A value in the application's table is outside i64.
 #[tokio::test]
 async fn a_value_outside_i64_does_not_block_others() {
     let pair = Pair::new().await;
