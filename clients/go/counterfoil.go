@@ -97,7 +97,6 @@ type Client struct {
 	options          Options
 	isCluster, isOwn bool         // isOwn: made by Connect
 	skew             atomic.Int64 // milliseconds by which the server's clock is ahead
-	failures         atomic.Int64 // calls without a known outcome, or that lost a reply
 	isClosed         atomic.Bool
 
 	mu       sync.Mutex

@@ -130,11 +130,10 @@ type queue struct {
 	inFlight int // items
 }
 
-// caller is a name that Redis remembers, with the number of its last call. Copies of a machine have the same names, and have
-// lost their connections: after a failure all names are replaced.
+// caller is a name that Redis remembers, with the number of its last call.
 type caller struct {
-	name        string
-	n, failures int64
+	name string
+	n    int64
 }
 
 // queueOf returns the number of an item's queue.
@@ -267,13 +266,11 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 // send makes the caller's next call, for a batch, and settles it.
 func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	f, status, epoch, isRequest := q.family, any(""), e.now, batch[0].request != ""
-	switch failures := f.client.failures.Load(); {
-	case isRequest:
-		c.n, epoch = 0, e.before // which is looked up in both memories
-	case c.name == "" || c.failures != failures:
-		*c = caller{name: newCaller(), failures: failures}
+	if isRequest {
+		c.n, epoch = 1, e.before // which is looked up in both memories
+	} else {
+		c.step()
 	}
-	c.n++
 	r := &request{keys: append(make([]string, 0, 8), q.fence...)}
 	r.args = append(make([]any, 0, 16), c.name, c.n, epoch, r)
 	f.encode(f, e, batch, r)
@@ -282,8 +279,8 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 		status = words[0]
 	}
 	isDone := status == "OK" || status == "DUP"
-	if !isDone || r.lost > 0 { // an arrival of the call may still come
-		f.client.failures.Add(1)
+	if !isDone && !isRequest {
+		c.name = "" // another process may have it
 	}
 	if isDone {
 		for i, word := range f.results(words, batch) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"embed"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -165,11 +166,28 @@ func number(word any) int64 {
 	return n
 }
 
-// newCaller returns a random name. It is the system's, because a copy of this process repeats what math/rand returns.
-func newCaller() string {
-	random := make([]byte, 8)
-	if _, err := rand.Read(random); err != nil {
+const (
+	maxN    = 1 << 53 // the largest number of a call
+	maxStep = 1 << 20 // the longest step to a caller's next number
+)
+
+// step moves on to the number of the caller's next call, or to another name. Numbers grow by random steps, which differ in
+// two machines that were resumed from one snapshot.
+func (c *caller) step() {
+	if c.name == "" || c.n > maxN-maxStep {
+		*c = caller{name: newCaller()}
+	}
+	c.n += 1 + int64(binary.BigEndian.Uint32(random(4))%maxStep)
+}
+
+// newCaller returns a random name.
+func newCaller() string { return hex.EncodeToString(random(8)) }
+
+// random returns bytes of the system's generator, because a copy of this process repeats what math/rand returns.
+func random(length int) []byte {
+	bytes := make([]byte, length)
+	if _, err := rand.Read(bytes); err != nil {
 		panic(err) // as Go 1.24 and later do
 	}
-	return hex.EncodeToString(random)
+	return bytes
 }

@@ -12,12 +12,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{self, Arg, Call, borrowed, owned};
 use crate::scripts::keys::{Key, Keys};
-use crate::scripts::partition::{Partition, salt};
+use crate::scripts::partition::{Partition, random, salt};
 use crate::testing::ablation::{self, Guard};
 
 /// The time for which new calls name an epoch. Redis remembers it for at least 30 s more, for
 /// repeats.
 const FRESH: Duration = Duration::from_secs(30);
+
+/// The longest step from a caller's number to its next.
+const LONGEST_STEP: u64 = 1 << 20;
+
+/// The last number that another one may follow. Scripts take numbers up to 2^53.
+const LAST: u64 = (1 << 53) - LONGEST_STEP;
 
 /// The idempotency key of a call, and the partition that remembers it.
 #[derive(Clone, Copy, Debug)]
@@ -71,10 +77,10 @@ pub struct Caller {
 
 /// The callers of a writer that have no call in flight.
 ///
-/// Two copies of a process have the same names and numbers, and Redis would take the calls of one
-/// for repeats of the other's. So a writer begins with new names in a new process, which a fork
-/// makes, and after a lost connection, since a snapshot of a machine loses all of them when it is
-/// resumed.
+/// Two copies of a process have the same names, and with equal numbers Redis would take the calls
+/// of one for repeats of the other's. So a writer begins with new names in a new process, which a
+/// fork makes, and a caller's numbers grow by random steps of the operating system, which differ in
+/// machines that were resumed from one snapshot.
 #[derive(Debug, Default)]
 pub struct Callers {
     idle: Vec<Caller>,
@@ -97,18 +103,19 @@ impl Callers {
                 n: 0,
             },
         };
-        caller.n += 1;
+        caller.n += if ablation::is_out(Guard::Step) {
+            1
+        } else {
+            1 + random()? % LONGEST_STEP
+        };
         Ok(caller)
     }
 
-    /// Takes back a caller whose call has ended.
+    /// Takes back a caller whose call was counted, for the next one.
     pub fn give_back(&mut self, caller: Caller) {
-        self.idle.push(caller);
-    }
-
-    /// Begins with new names, since a connection was lost.
-    pub fn forget(&mut self) {
-        self.idle.clear();
+        if caller.n <= LAST {
+            self.idle.push(caller);
+        }
     }
 }
 

@@ -14,6 +14,8 @@ pub enum Guard {
     Ledger,
     /// Calls carry no caller.
     Fence,
+    /// A caller's numbers grow by one.
+    Step,
     /// A call of any epoch is executed.
     AnyEpoch,
     /// Only the callers of the current epoch are looked up.

@@ -31,8 +31,6 @@ pub struct Sending {
     pub epoch: Option<Arc<str>>,
     /// Set if a send of it may have been executed.
     pub in_doubt: bool,
-    /// Set if a send of it failed.
-    pub met_error: bool,
 }
 
 impl Sending {
@@ -43,7 +41,6 @@ impl Sending {
             deadline,
             epoch: None,
             in_doubt: false,
-            met_error: false,
         }
     }
 }

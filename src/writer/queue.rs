@@ -309,10 +309,8 @@ impl Queue {
     /// before the next one.
     pub fn ended(&self, sending: Sending, outcome: &CallOutcome) -> Option<Duration> {
         let mut state = self.state.lock();
-        // a call that failed may still arrive, and its connection may be lost
-        if sending.met_error || !matches!(outcome, CallOutcome::Counted { .. }) {
-            state.callers.forget();
-        } else {
+        // a name that another process may have is not used again
+        if matches!(outcome, CallOutcome::Counted { .. }) {
             state.callers.give_back(sending.caller);
         }
         if let CallOutcome::NotExecuted(refusal) = outcome {

@@ -63,7 +63,6 @@ impl Sending {
                 Ok(outcome) => return outcome,
                 Err(error) => error,
             };
-            self.met_error = true;
             if !self.in_doubt {
                 return if may_pass(&error) {
                     let refused = route.error(ErrorKind::Redis, "not counted");

@@ -426,38 +426,6 @@ func TestAWrongPasswordAfterALostReply(t *testing.T) {
 	equal(t, exact(t, id), 2)
 }
 
-// Copies of a machine have the same names of callers, and find their connections lost.
-func TestNamesAreReplacedAfterALostReply(t *testing.T) {
-	p := startProxy(t)
-	views, id := buffered(t, given(t, p.socket, counterfoil.Options{}), "views"), newID()
-	add := func() map[string]string {
-		for i := 0; i < 4; i++ {
-			_, err := views.Add(ctx, id, 1)
-			must(t, err)
-		}
-		calls, err := direct.HGetAll(ctx, home).Result()
-		must(t, err)
-		return calls
-	}
-	add()
-	p.next(loseReply)
-	before := add()
-	p.next(loseReply)
-	_, err := views.Add(ctx, id, 1)
-	must(t, err)
-	lost, err := direct.HGetAll(ctx, home).Result()
-	must(t, err)
-	after := add()
-	for name, n := range lost {
-		if !strings.HasPrefix(name, "=") && after[name] != n {
-			t.Errorf("%s made call %s, and then %s", name, n, after[name])
-		}
-	}
-	if len(after) <= len(before) {
-		t.Error("no new names")
-	}
-}
-
 // constant is what a random generator of this process would return in each copy of it.
 type constant struct{}
 

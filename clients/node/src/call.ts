@@ -51,10 +51,7 @@ export class Sender {
       } catch (thrown) {
         const error = thrown as Error;
         const code = codeOf(error);
-        if (counts && code === 'no reply') {
-          lost = true;
-          this.callers.length = 0; // those of a copy of this machine, which has lost its connections as well
-        }
+        if (counts && code === 'no reply') lost = true;
         if (code === 'NOSCRIPT') command = ['EVAL', source, ...command.slice(2)];
         else if (TEMPORARY.test(code) && performance.now() < deadline) await sleep(pause);
         else throw failure(error, code, counts, lost);

@@ -1,7 +1,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { crc32 } from 'node:zlib';
 import type { Call, Reply, Sender } from './call.js';
-import { type Bytes, Misconfigured, NotCounted, OutcomeUnknown, memo, uniqueName } from './values.js';
+import { MAX_N, MAX_STEP, type Bytes, Misconfigured, NotCounted, OutcomeUnknown, memo, randomStep, uniqueName } from './values.js';
 
 const FRESH_MS = 30_000;
 const HINT = `is not configured in this Redis: check the name, the server and the database number, or declare it in the
@@ -77,15 +77,14 @@ export class Family {
       const caller = (!work && callers.pop()) || { name: work?.name ?? uniqueName(), n: 0 };
       const call = build(settings, performance.now() + ahead);
       if (counts) {
-        caller.n += 1;
+        caller.n += work ? 1 : randomStep();
         call.keys = [...fence, ...call.keys];
         call.args = [caller.name, caller.n, work ? before : current, '', ...call.args];
       }
       const reply = await this.sender.send(script, call, counts, deadline, lost);
       const { status, isRepeat } = reply;
       lost = isRepeat;
-      if (!work && /DUP|PASSED/.test(status)) callers.length = 0;
-      else if (!work && !isRepeat) callers.push(caller); // else an arrival may be on its way
+      if (!work && status !== 'PASSED' && caller.n <= MAX_N - MAX_STEP) callers.push(caller);
       if (status === 'OK' || status === 'DUP') return reply;
       if (status === 'EXPIRED') this.epochs.delete(home);
       if (status === 'OUTSIDE') ahead = Number(reply.words[0]) - performance.now();

@@ -71,8 +71,17 @@ export function memo<Key, Value>(map: Map<Key, Value>, key: Key, make: () => Val
   return value;
 }
 
-/** Returns a random name. A copy of this machine has the same state of random numbers, so the time is a part of it. */
-export const uniqueName = (): string => (randomBytes(8).readBigUInt64BE() ^ process.hrtime.bigint()).toString(16);
+/** A copy of this machine has the same state of random numbers, so the time is a part of it. */
+const random = (): bigint => randomBytes(8).readBigUInt64BE() ^ process.hrtime.bigint();
+
+/** Returns a random name. */
+export const uniqueName = (): string => random().toString(16);
+
+/** The largest number of a call, and the longest step to a caller's next one. */
+export const [MAX_N, MAX_STEP] = [2 ** 53, 2 ** 20];
+
+/** Returns the step to a caller's next number. Those of two machines that were resumed from one snapshot differ. */
+export const randomStep = (): number => 1 + Number(random() % BigInt(MAX_STEP));
 
 /** Returns the integers from 0 up to this one. */
 export const upTo = (count: number): number[] => [...Array(count).keys()];

@@ -49,28 +49,6 @@ test('few names of callers stay in Redis', async (t) => {
   assert.ok(names.length <= 2, `${names}`);
 });
 
-test('names of callers are drawn anew after a lost reply', async (t) => {
-  const [proxy, redis] = [await proxyOf(t), await clientOf(t, 'ioredis')];
-  const application = await clientOf(t, 'ioredis', proxy.path, { socketTimeout: 200 });
-  const counterfoil = new Counterfoil(application, namespace, { timeout: 200 });
-  const [views, wide] = [counterfoil.buffered('views'), counterfoil.buffered('wide')];
-  const add = () => Promise.all([views.add('page'), wide.add('page')]);
-  const callers = async () => ({
-    ...(await redis.hgetall(`cf1:{${namespace}/views/0}:calls`)),
-    ...(await redis.hgetall(`cf1:{${namespace}/wide/0}:calls`)),
-  });
-  for (const fate of ['cut', 'silence']) {
-    await add();
-    proxy.fate = first(1, fate);
-    assert.equal(await views.add('page'), null);
-    const before = await callers();
-    await add();
-    const now = await callers();
-    assert.deepEqual({ ...now, ...before }, now, fate);
-    assert.equal(Object.keys(now).length, Object.keys(before).length + 2);
-  }
-});
-
 test('what waited while the number of partitions changed is not counted', async (t) => {
   const redis = await clientOf(t, 'ioredis');
   const own = await Counterfoil.connect(socket, namespace);

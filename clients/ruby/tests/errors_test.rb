@@ -121,21 +121,6 @@ class ErrorsTest < ClientTest
     assert_equal [1, 2], [views.add(@id), names.uniq.size]
   end
 
-  def test_names_are_drawn_anew_after_a_lost_reply
-    client(@redis).buffered("views").add("#{@id}/other") # Redis knows the script from here on
-    names = []
-    wrapper = Wrapper.new(@redis) do |redis, command|
-      names << command[command[2] + 3] if command[2] == 4
-      redis.call(*command).tap { raise Redis::ConnectionError if names.size == 1 }
-    end
-    counterfoil = client(wrapper)
-    callers = counterfoil.instance_variable_get(:@callers)
-    idle = Array.new(2) { callers.take }.each { |caller| callers.give_back(caller) }.map(&:name)
-    views = counterfoil.buffered("views")
-    assert_equal [nil, 2, 3], [views.add(@id), views.add(@id), views.add(@id)]
-    assert_equal [1, [], 1], [(names.first(2) & idle).size, names.drop(2) & idle, names.drop(2).uniq.size]
-  end
-
   # the library may have lost the reply to its first send, and have got this error for the second one
   def test_errors_after_a_send_of_the_library
     %w[LOADING MASTERDOWN READONLY].each do |code|

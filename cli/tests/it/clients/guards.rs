@@ -13,7 +13,7 @@ use super::language::run;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Guard {
-    /// `caller`, `epoch` or `pid`.
+    /// `caller`, `epoch`, `pid` or `step`.
     pub guard: String,
     file: PathBuf,
     find: String,

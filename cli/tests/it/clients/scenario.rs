@@ -43,7 +43,7 @@ pub struct Scenario {
     pub mysql: BTreeMap<String, BTreeMap<String, i64>>,
     /// How many names of callers Redis may remember.
     pub callers_at_most: Option<usize>,
-    /// How many calls of scripts Redis may have received.
+    /// How many calls Redis may have executed, of which their numbers show about half.
     pub calls_at_most: Option<u64>,
 }
 
@@ -142,6 +142,8 @@ pub enum Event {
     Resume,
     /// Begins two epochs, so that it has forgotten all calls.
     Forget,
+    /// Another machine, resumed from the same snapshot, makes a next call of each caller.
+    Copied,
     /// Moves the slots of the family `views` to another node while calls go on.
     MoveSlots,
 }

@@ -177,7 +177,8 @@ impl Stage {
         pending
     }
 
-    /// Returns how many callers a family knows, and how many calls they made.
+    /// Returns how many callers a family knows, and how many calls they made at least: the numbers of
+    /// a caller's calls grow by at most 2^20.
     pub async fn callers(&self, namespace: &str, family: &str) -> (usize, u64) {
         let (mut callers, mut calls) = (0, 0);
         for name in ["calls", "calls_before"] {
@@ -188,7 +189,7 @@ impl Stage {
                 if !caller.starts_with('=') {
                     let n = last.split(' ').next().expect("a word");
                     callers += 1;
-                    calls += n.parse::<u64>().expect("a number");
+                    calls += n.parse::<u64>().expect("a number").div_ceil(1 << 20);
                 }
             }
         }
@@ -286,9 +287,26 @@ impl Stage {
                     self.forget(&family, namespace).await;
                 }
             }
+            Event::Copied => {
+                for family in self.families(namespace) {
+                    self.count_elsewhere(&family, namespace).await;
+                }
+            }
             Event::MoveSlots => return Some(self.move_slots(namespace).await),
         }
         None
+    }
+
+    /// Notes a next call of each caller.
+    async fn count_elsewhere(&self, family: &Family, namespace: &str) {
+        let key = family.key(namespace, 0, "calls");
+        let fields: Option<Vec<String>> = self.ask(redis::cmd("HKEYS").arg(&key)).await;
+        let fields = fields.expect("Redis replies").into_iter();
+        for caller in fields.filter(|field| !field.starts_with('=')) {
+            let mut next = redis::cmd("HINCRBY");
+            next.arg(&key).arg(&caller).arg(1);
+            self.ask::<i64>(&next).await.expect("Redis replies");
+        }
     }
 
     /// Begins two epochs.

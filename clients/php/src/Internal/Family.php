@@ -9,6 +9,10 @@ use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown
 abstract class Family {
     protected const KIND = '';
     private const FRESH_NS = 30_000_000_000;
+    /** The largest number of a call. */
+    private const MAX_N = 2 ** 53;
+    /** Numbers grow by random steps, which differ in two machines that were resumed from one snapshot. */
+    private const MAX_STEP = 2 ** 20;
     /** The daemon configures an emptied Redis within about a second. */
     private const CONFIGURING_NS = 3_000_000_000;
 
@@ -16,8 +20,7 @@ abstract class Family {
     private array $known = [];
     /** @var list<array{string, int}> callers without a call in flight, each with the number of its last call */
     protected array $callers = [];
-    /** @var list<int> where they are from: the process, and how many replies were lost before */
-    private array $origin = [];
+    private int $process = 0;
 
     /**
      * @internal use Counterfoil
@@ -54,18 +57,18 @@ abstract class Family {
         ?array &$call = null,
     ): array {
         // a child process inherits no caller, and a call that is made within another one has its own
-        $origin = [getmypid(), $this->session->losses];
-        if ($this->origin !== $origin) [$this->callers, $this->origin] = [[], $origin];
+        if ($this->process !== getmypid()) [$this->callers, $this->process] = [[], getmypid()];
         $isKept = $call !== null;
         for ($isFirst = true; ; $isFirst = false) {
             if (!$call) {
                 $epoch = $this->checked($this->ask($partition), $of)['epoch'];
                 [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
-                $call = [[...$keys, $caller, ++$n, $epoch, '', ...$args], false, [$caller, $n]];
+                $n += random_int(1, self::MAX_STEP);
+                $call = [[...$keys, $caller, $n, $epoch, '', ...$args], false, [$caller, $n]];
             }
             $reply = $this->session->call($script, count($keys), $call[0], $call[1]);
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
-            if (!$isKept) $this->callers[] = $call[2];
+            if (!$isKept && $n <= self::MAX_N - self::MAX_STEP) $this->callers[] = $call[2];
             if ($reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($partition);
             // the only send of a call that nothing repeats was not executed

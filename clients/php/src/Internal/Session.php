@@ -17,8 +17,6 @@ final class Session {
     private ?Driver $driver = null;
     private bool $isBroken = false;
     private int $process;
-    /** How many replies were lost. A copy of a machine has lost its connections, and needs other names of callers. */
-    public int $losses = 0;
     private readonly int $retryForNs;
     /** When the calls that belong together end, as a time of hrtime. */
     private ?int $deadline = null;
@@ -81,7 +79,6 @@ final class Session {
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, and another server may not be READONLY
                 $this->isBroken = $error->isTemporary;
-                $this->losses += (int) ($error->reason === 'no reply');
                 $isLost = $isLost || $error->reason === 'no reply';
                 $wasLost = $isLost || $error instanceof OutcomeUnknown;
             }

@@ -112,7 +112,6 @@ class Session:
     sleep: Any
     latch: Any
     is_closed = False
-    losses = 0  # a copy of a machine has lost its connections, and then draws new names of callers
 
     def __init__(self, client: Any) -> None:
         self.client = client

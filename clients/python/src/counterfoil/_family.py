@@ -25,6 +25,8 @@ Call = Tuple[Any, ...]  # words of a command
 Keys = Tuple[bytes, ...]
 Words = Tuple[str, Keys, List[Any]]  # script, keys, arguments
 ROUNDS = 10
+MAX_N = 2**53  # the largest number of a call
+MAX_STEP = 2**20  # numbers grow by random steps, which differ in two machines resumed from one snapshot
 
 
 class Blocking:
@@ -117,7 +119,7 @@ class Queue:
         self.waiting: list[Entry] = []
         self.batch: Batch | None = None  # of the call under way
         self.error: CounterfoilError | None = None  # of the call before
-        self.caller, self.n, self.losses = "", 0, -1
+        self.caller, self.n = "", 0
 
 
 class Entry:
@@ -275,7 +277,7 @@ class Channel:
             results, queue.error = await self._count(queue, batch) if entries else [], None
         except CounterfoilError as error:
             results, queue.error = [error] * len(entries), error
-            self.session.losses += 1  # the call may still arrive
+            queue.caller = ""  # another process may have the name
         for entry, result in zip(entries, results):
             entry.result, entry.settled = result, True
         queue.batch = None
@@ -291,8 +293,6 @@ class Channel:
             if not batch.call:
                 batch.call = self._call(queue, batch, await self.describe(queue.home, batch.deadline))
             status, words, was_lost = await self.send(batch.call, batch.deadline, was_interrupted)
-            if was_lost or status == b"DUP":
-                self.session.losses += 1
             if status in (b"OK", b"DUP"):
                 return self.results(status, words, list(map(len, batch.parts.values())))
             if status == b"EXPIRED":
@@ -308,9 +308,9 @@ class Channel:
     def _call(self, queue: Queue, batch: Batch, description: Description) -> Call:
         if description.partitions != queue.partitions:
             raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
-        if queue.losses != self.session.losses:
-            queue.caller, queue.n, queue.losses = secrets.token_hex(8), 0, self.session.losses
-        queue.n += 1
+        if not queue.caller or queue.n > MAX_N - MAX_STEP:
+            queue.caller, queue.n = secrets.token_hex(8), 0
+        queue.n += 1 + secrets.randbelow(MAX_STEP)
         caller = [queue.caller, queue.n, description.now, ""]
         script, keys, args = "", queue.calls, caller + self.family.first_args(description.settings)
         for partition, entries in batch.parts.items():

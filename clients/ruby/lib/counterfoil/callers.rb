@@ -3,10 +3,14 @@
 require "securerandom"
 
 class Counterfoil
-  # A pool of caller names. A name has one call in flight, and its calls have growing numbers.
+  # A pool of caller names. A name has one call in flight. The numbers of its calls grow by random steps, which differ in two
+  # machines that were resumed from one snapshot.
   class Callers
     # `n` is the number of the call.
     Caller = Struct.new(:name, :n, :pid)
+    MAX_N = 2**53
+    MAX_STEP = 2**20
+    private_constant :MAX_N, :MAX_STEP
 
     def initialize
       @mutex, @free = Mutex.new, []
@@ -17,14 +21,18 @@ class Counterfoil
       caller = @mutex.synchronize { @free.pop }
       # after a fork the other names are the parent's
       caller = Caller.new(SecureRandom.hex(8), 0, Process.pid) if caller.nil? || caller.pid != Process.pid
-      caller.n += 1
-      caller
+      step(caller)
     end
 
-    # Takes back a caller whose call is settled. A repeat of another one may still arrive, so its name is not used again.
-    def give_back(caller) = @mutex.synchronize { @free << caller }
+    # Takes back a caller whose call is settled. Another process may have the name of one whose outcome is unknown.
+    def give_back(caller)
+      @mutex.synchronize { @free << caller } if caller.n <= MAX_N - MAX_STEP
+    end
 
-    # Draws new names from now on. A copy of a machine has the same ones, and has lost its connections.
-    def forget = @mutex.synchronize { @free = [] }
+    # @return [Caller] with the number of another call
+    def step(caller)
+      caller.n += 1 + SecureRandom.random_number(MAX_STEP)
+      caller
+    end
   end
 end

@@ -69,18 +69,15 @@ class Counterfoil
         args = [call.caller.name, call.caller.n, call.epoch, "", *call.args]
         reply, only, is_lost = @connection.call(call.script, call.keys, args, is_lost)
         unless expired?(reply, call.home)
-          is_lost || reply[0] == "DUP" ? @callers.forget : @callers.give_back(call.caller)
+          @callers.give_back(call.caller)
           return reply
         end
         raise OutcomeUnknown, "EXPIRED" unless only
 
         call.is_sent = false
         call.epoch = checked(epoch(call.home), call.of).now
-        call.caller.n += 1
+        @callers.step(call.caller)
       end
-    rescue OutcomeUnknown
-      @callers.forget
-      raise
     end
 
     # Makes a counting call whose caller is its request, as long as Redis remembers requests of `epoch`.
