@@ -12,6 +12,8 @@
 pub enum Guard {
     /// The database adds a batch without checking the ledger.
     Ledger,
+    /// A batch is added under its family's number, whatever family the database has under it.
+    Registration,
     /// Calls carry no caller.
     Fence,
     /// A caller's numbers grow by one.

@@ -151,7 +151,9 @@ impl UnitOfWork for Apply {
             known,
             unregistered,
         } = ledger::lock(transaction, &self.batches).await?;
-        if let Some(family) = unregistered {
+        if let Some(family) = unregistered
+            && self.out != Some(Guard::Registration)
+        {
             return Ok(Outcome::Unregistered(family));
         }
         let advance = |rows| Advance::new(&self.batches, &known, rows, self.out);

@@ -444,9 +444,14 @@ async fn a_batch_is_refused_without_its_family_under_its_number() {
             error.to_string().contains("is not registered as number 1"),
             "{error}"
         );
+        take_out(Some(Guard::Registration));
+        let next = batch(&views, 1, 1, [("without the check", 1)]);
+        let _ = db.store.apply(&[next], None).await;
+        take_out(None);
         db.run(&format!("UPDATE counterfoil_families {restore}"))
             .await;
     }
-    db.has(&views, &["a"], [Some(7)]).await;
+    let found = [Some(7), Some(1)];
+    db.has(&views, &["a", "without the check"], found).await;
     db.adds(&views, 2, [("a".to_owned(), 1)], (1, 0)).await;
 }
