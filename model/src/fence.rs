@@ -15,6 +15,8 @@ use crate::terms::{Hit, Hits, Name, next_name};
 pub struct Fence {
     /// A crash empties Redis instead of taking it back to its last fsync.
     pub emptied: bool,
+    /// The callers are copies of one machine, and have one name. Their numbers differ.
+    pub copies: bool,
     /// The number of calls that each caller makes. Each call counts one hit.
     pub calls: Vec<u8>,
     /// The maximum number of times that each call arrives.
@@ -44,6 +46,8 @@ pub enum Mistake {
     ExpiredIsSuccess,
     /// A caller makes its next call while one is without an outcome.
     TwoCallsInFlight,
+    /// The numbers of copies are equal.
+    EqualNumbers,
 }
 
 /// Redis, the database, the callers and their calls.
@@ -71,7 +75,7 @@ pub struct State {
 pub struct Call {
     /// The caller's name.
     pub caller: usize,
-    /// The caller's number of the call, from 1.
+    /// The place of the call among those of its caller, from 1.
     pub number: u8,
 }
 
@@ -95,7 +99,7 @@ struct Caller {
 struct Redis {
     epoch: Name,
     previous_epoch: Name,
-    /// The last call of each caller in the current epoch, and in the previous one.
+    /// The number of the last call under each name in the current epoch, and in the previous one.
     memory: BTreeMap<usize, u8>,
     previous_memory: BTreeMap<usize, u8>,
     /// The hits that are not in the database yet.
@@ -142,6 +146,7 @@ impl Fence {
     pub fn new(emptied: bool) -> Self {
         Self {
             emptied,
+            copies: false,
             calls: vec![2, 1],
             arrivals: 2,
             epochs: 1,
@@ -158,9 +163,23 @@ impl Fence {
         self.calls[..call.caller].iter().sum::<u8>() + call.number - 1
     }
 
+    /// Returns the name and the number that a call carries.
+    fn key(&self, call: Call) -> (usize, u8) {
+        if !self.copies {
+            (call.caller, call.number)
+        } else if self.makes(Mistake::EqualNumbers) {
+            (0, call.number)
+        } else {
+            // steps of any other size would do
+            let copies = self.calls.len() as u8;
+            (0, call.number * copies + call.caller as u8)
+        }
+    }
+
     /// Returns the reply of Redis to a call that names `epoch`.
     fn reply(&self, redis: &Redis, call: Call, epoch: Name) -> Reply {
-        let last = |memory: &BTreeMap<usize, u8>| memory.get(&call.caller).copied().unwrap_or(0);
+        let (name, number) = self.key(call);
+        let last = |memory: &BTreeMap<usize, u8>| memory.get(&name).copied().unwrap_or(0);
         let is_previous = epoch == redis.previous_epoch;
         let is_known = epoch == redis.epoch || is_previous;
         if !is_known
@@ -173,7 +192,7 @@ impl Fence {
         if is_previous && !self.makes(Mistake::ForgetPreviousEpoch) {
             known = known.max(last(&redis.previous_memory));
         }
-        match call.number {
+        match number {
             _ if self.makes(Mistake::RememberNothing) => Reply::Ok,
             number if number > known => Reply::Ok,
             number if number == known => Reply::Duplicate,
@@ -192,7 +211,8 @@ impl Fence {
             if self.makes(Mistake::EpochFromCaller) && epoch != redis.previous_epoch {
                 redis.epoch = epoch;
             }
-            redis.memory.insert(call.caller, call.number);
+            let (name, number) = self.key(call);
+            redis.memory.insert(name, number);
             let hit = Hits::one(self.hit(call));
             redis.counted = redis.counted + hit;
             state.lost = state.lost.without(hit);
@@ -392,10 +412,14 @@ impl Model for Fence {
             Property::always(
                 "no caller waits for a call that is refused as late",
                 |model: &Self, state: &State| {
-                    state.sent.iter().all(|(call, sent)| {
-                        let is_awaited = state.callers[call.caller].waiting.contains(&call.number);
-                        !is_awaited || model.reply(&state.redis, *call, sent.epoch) != Reply::Late
-                    })
+                    // that of a copy may be: its outcome is unknown
+                    model.copies
+                        || state.sent.iter().all(|(call, sent)| {
+                            let is_awaited =
+                                state.callers[call.caller].waiting.contains(&call.number);
+                            !is_awaited
+                                || model.reply(&state.redis, *call, sent.epoch) != Reply::Late
+                        })
                 },
             ),
             Property::sometimes(

@@ -190,6 +190,14 @@ fn cases() -> Vec<Case> {
             },
         ),
         case(
+            "fence, copies, 2 calls each",
+            Fence {
+                copies: true,
+                calls: vec![2, 2],
+                ..Fence::new(false)
+            },
+        ),
+        case(
             "fence, emptied, 2 calls each",
             Fence {
                 calls: vec![2, 2],

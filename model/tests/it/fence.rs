@@ -22,6 +22,24 @@ fn a_redis_that_is_emptied() {
 }
 
 #[test]
+fn copies_of_a_machine_need_different_numbers() {
+    for emptied in [false, true] {
+        let copies = Fence {
+            copies: true,
+            ..Fence::new(emptied)
+        };
+        passes(copies.clone());
+        breaks(
+            Fence {
+                mistake: Some(Mistake::EqualNumbers),
+                ..copies
+            },
+            "an acknowledged call was counted",
+        );
+    }
+}
+
+#[test]
 fn the_memory_is_needed() {
     breaks(
         Fence {
