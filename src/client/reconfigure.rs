@@ -18,9 +18,10 @@ impl Counterfoil {
     /// family to those of `family`.
     ///
     /// The number of partitions can change for buffered and cached families that have nothing
-    /// pending in Redis. Stop the processes that count in the family, [`drain`](Self::drain) it,
-    /// call this, and start them with the new settings. From this call on, processes with the old
-    /// number are refused as [`Mismatch`](ErrorKind::Mismatch). A new durability or bound applies
+    /// pending in Redis. Stop the processes that count in the family or read it,
+    /// [`drain`](Self::drain) it, call this, and start them with the new settings. From this call
+    /// on, processes with the old number are refused as [`Mismatch`](ErrorKind::Mismatch); a value
+    /// that one of them reads may lack hits. A new durability or bound applies
     /// to processes that open the family afterwards; all others keep the old one until they are
     /// restarted.
     ///
