@@ -112,21 +112,21 @@ impl Sending {
                     repeated: repeated && !route.family().is_cached(),
                 })
             }
-            Ok(Counted::Expired) => {
-                home.forget(epoch);
+            Ok(refused) => {
+                let why = if matches!(refused, Counted::Expired) {
+                    home.forget(epoch);
+                    "Redis has forgotten the epoch of the call"
+                } else {
+                    "another process makes calls with this caller's name"
+                };
                 // only over a connection that never resends was this definitely the only arrival
                 Ok(if was_in_doubt || !route.redis.sends_once() {
-                    let what = "Redis has forgotten the epoch of the call";
-                    CallOutcome::Failed(route.error(ErrorKind::OutcomeUnknown, what))
+                    CallOutcome::Failed(route.error(ErrorKind::OutcomeUnknown, why))
                 } else {
-                    let what = "not counted: the epoch of the call has expired";
-                    CallOutcome::NotExecuted(route.error(ErrorKind::Redis, what))
+                    let why = format!("not counted: {why}");
+                    CallOutcome::NotExecuted(route.error(ErrorKind::Redis, &why))
                 })
             }
-            Ok(Counted::Passed) => Ok(CallOutcome::Failed(route.error(
-                ErrorKind::OutcomeUnknown,
-                "Redis has executed a later call with this caller's name: two processes may share it, for example after a fork",
-            ))),
             Err(error) => {
                 self.in_doubt = was_in_doubt || error.outcome_unknown();
                 Err(error)

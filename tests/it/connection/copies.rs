@@ -72,29 +72,41 @@ async fn a_forked_process_counts_under_names_of_its_own() {
 async fn a_machine_that_is_resumed_twice_loses_no_hit() {
     for (guard, expected) in [(None, 3), (Some(Guard::Step), 2)] {
         let plain = Plain::new().await;
-        let (redis, views) = (&plain.redis, plain.open(family("views")).await);
+        let views = plain.open(family("views")).await;
         take_out(guard);
-        let calls = "cf1:{test/views/0}:calls";
-        let caller = async || {
-            let fields: Vec<String> = redis.run(&format!("HKEYS {calls}")).await.unwrap();
-            fields
-                .into_iter()
-                .find(|field| !field.starts_with('='))
-                .unwrap()
-        };
         views.count("page", 1).await;
-        // the other machine makes its next call
-        let caller = caller().await;
-        redis.does(&format!("HINCRBY {calls} {caller} 1")).await;
+        call_elsewhere(&plain.redis, 1).await;
         views.count("page", 1).await;
-        // and later ones: no call of this machine passes for one of them
-        redis
-            .does(&format!("HINCRBY {calls} {caller} {}", 1_u64 << 40))
-            .await;
-        let passed = views.add("page", 1).await.unwrap_err();
-        assert!(passed.outcome_unknown(), "{passed}");
+        // no call of this machine is later, so it takes a new name
+        call_elsewhere(&plain.redis, 1 << 40).await;
         views.count("page", 1).await;
         take_out(None);
         assert_eq!(views.value("page").await, expected, "{guard:?}");
+    }
+}
+
+/// A connection that may resend leaves it open whether an earlier arrival was executed.
+#[tokio::test]
+async fn an_overtaken_call_over_a_connection_that_resends_has_an_unknown_outcome() {
+    let plain = Plain::new().await;
+    let connection = Connection::custom(plain.redis.manager().await);
+    let views = plain.over(connection).opened(family("views")).await;
+    views.count("page", 1).await;
+    call_elsewhere(&plain.redis, 1 << 40).await;
+    let error = views.add("page", 1).await.unwrap_err();
+    assert!(error.outcome_unknown(), "{error}");
+    assert!(error.to_string().contains("another process"), "{error}");
+    views.count("page", 1).await;
+    assert_eq!(views.value("page").await, 2);
+}
+
+/// Makes a call with the name of each caller, whose number is so much above that of its last one.
+async fn call_elsewhere(redis: &RedisServer, step: u64) {
+    let calls = "cf1:{test/views/0}:calls";
+    let fields: Vec<String> = redis.run(&format!("HKEYS {calls}")).await.unwrap();
+    for caller in fields.iter().filter(|field| !field.starts_with('=')) {
+        redis
+            .does(&format!("HINCRBY {calls} {caller} {step}"))
+            .await;
     }
 }
