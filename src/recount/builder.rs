@@ -99,8 +99,8 @@ impl RecountBuilder {
         self
     }
 
-    /// Handles rows that are also deleted, such as likes that are taken back: corrects a counter
-    /// only if nothing was counted in it meanwhile, not even +1 and -1. Others are checked three
+    /// Handles rows that are also deleted or changed, such as likes that are taken back, and
+    /// [sums](crate::recount::Source::sum) of both signs: corrects a counter only if nothing was counted in it meanwhile, not even +1 and -1. Others are checked three
     /// times in a run, and left for the next one. While such a run works, hits wait in Redis for up
     /// to twice [`within`](Self::within), three times with a [`replica`](Self::replica), and the
     /// [`timeout`](Self::timeout).

@@ -344,7 +344,10 @@ impl Recounting {
         }
         let family = &self.handle.registered().await?;
         let (replica, limit) = (self.plan.replica.as_ref(), self.plan.timeout);
-        let rows = self.source.count(&self.mysql, replica, family, ids, limit);
+        let only_grows = !self.plan.rows_are_deleted;
+        let rows = self
+            .source
+            .count(&self.mysql, replica, family, ids, limit, only_grows);
         rows.await
     }
 

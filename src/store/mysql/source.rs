@@ -128,7 +128,8 @@ impl Source {
     }
 
     /// Uses the sum of that column of the [table](Self::table), an integer, instead of the number
-    /// of rows.
+    /// of rows. A column that may be below 0, such as votes of +1 and -1, needs
+    /// [`rows_are_deleted`](crate::recount::RecountBuilder::rows_are_deleted).
     #[must_use]
     pub fn sum(mut self, column: impl Into<String>) -> Self {
         self.sum = Some(column.into());
@@ -174,7 +175,7 @@ impl Source {
     }
 
     /// Returns the number of rows of each id, in the order of the ids. Fails if that takes longer
-    /// than `limit`.
+    /// than `limit`, or if a count `only_grows` with each row and one is below 0.
     pub(crate) async fn count(
         &self,
         mysql: &MysqlStore,
@@ -182,6 +183,7 @@ impl Source {
         family: &Registered,
         ids: &[&str],
         limit: Duration,
+        only_grows: bool,
     ) -> Result<Vec<i64>> {
         let count = async {
             match &self.rows {
@@ -192,7 +194,7 @@ impl Source {
                 }
                 _ => {
                     let target = mysql.target(&family.family).await?;
-                    let select = self.select(target.id_keys(), family, ids)?;
+                    let select = self.select(target.id_keys(), family, ids, only_grows)?;
                     counts(family, rows(mysql, replica, family, select).await?)
                 }
             }
@@ -202,8 +204,12 @@ impl Source {
         let rows = ids.iter().map(|id| counts.remove(*id).unwrap_or(0));
         let rows: Vec<_> = rows.collect();
         let wrong = |id: &str, what| Err(wrong(&family.family, format!("{id:?} {what}")));
-        if let Some((id, _)) = ids.iter().zip(&rows).find(|(_, count)| **count < 0) {
-            return wrong(id, "has a count below 0");
+        let mut counted = ids.iter().zip(&rows);
+        if let Some((id, _)) = counted.find(|(_, count)| only_grows && **count < 0) {
+            return wrong(
+                id,
+                "has a count or a row below 0, which needs rows_are_deleted(true)",
+            );
         }
         match counts.keys().next() {
             // a table's collation also finds other spellings of an id
@@ -213,11 +219,17 @@ impl Source {
     }
 
     /// Returns the SELECT of the ids' keys, a collation that folds them or NULL, and the counts.
-    fn select(&self, keys: &[StoredKey], family: &Registered, ids: &[&str]) -> Result<Statement> {
+    fn select(
+        &self,
+        keys: &[StoredKey],
+        family: &Registered,
+        ids: &[&str],
+        only_grows: bool,
+    ) -> Result<Statement> {
         let marks = vec!["?"; keys.len()].join(", ");
         // MySQL takes (?) for a row of one column as well
         let marks = vec![format!("({marks})"); ids.len()].join(", ");
-        let text = self.text(keys);
+        let text = self.text(keys, only_grows);
         let folding: String = keys
             .iter()
             .filter(|key| is_text(key))
@@ -240,7 +252,7 @@ impl Source {
         Ok(select)
     }
 
-    fn text(&self, keys: &[StoredKey]) -> String {
+    fn text(&self, keys: &[StoredKey], only_grows: bool) -> String {
         match &self.rows {
             Rows::Sql(text) => text.clone(),
             Rows::Table {
@@ -251,7 +263,15 @@ impl Source {
                 let exact: Vec<_> = keys.iter().zip(&columns).map(exact).collect();
                 let (columns, exact) = (columns.join(", "), exact.join(", "));
                 let count = match &self.sum {
-                    Some(column) => format!("COALESCE(SUM({}), 0)", quoted(column)),
+                    Some(column) => {
+                        let column = quoted(column);
+                        let sum = format!("COALESCE(SUM({column}), 0)");
+                        if only_grows {
+                            format!("CASE WHEN MIN({column}) < 0 THEN -1 ELSE {sum} END")
+                        } else {
+                            sum
+                        }
+                    }
                     None => "COUNT(*)".to_owned(),
                 };
                 let (name, filter) = (table_name(name), self.condition());

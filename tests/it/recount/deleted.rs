@@ -1,7 +1,7 @@
 //! Recounts of rows that are also deleted (docs/protocol.md, section 9): +1 and -1 cancel, so equal
 //! values do not prove that a counter did not move.
 
-use counterfoil::recount::RecountIds;
+use counterfoil::recount::{RecountIds, Source};
 use counterfoil::test_hooks::Recounting;
 use tokio::time::sleep;
 
@@ -254,4 +254,32 @@ async fn likes_that_come_and_go_are_not_corrected() {
     }
     assert_eq!(likes.value("1001").await, 1);
     assert_eq!(likes.value("1002").await, 1);
+}
+
+/// Votes of +1 and -1, whose sum may be below 0, and falls while a row is added.
+#[tokio::test]
+async fn a_sum_of_both_signs_needs_counters_that_do_not_move() {
+    let (pair, scores) = Pair::of(family("scores")).await;
+    pair.sql(
+        "CREATE TABLE votes (id INT AUTO_INCREMENT PRIMARY KEY, item INT NOT NULL, vote INT NOT NULL, KEY (item));
+         INSERT INTO votes (item, vote) VALUES (1, -1), (1, -1), (2, 1), (2, 1), (2, -1)",
+    )
+    .await;
+    scores.count("1", -1).await;
+    scores.count("2", 2).await;
+    pair.drain().await;
+    let votes = || {
+        let votes = Source::table("votes", ["item"]).sum("vote");
+        pair.recount(&scores).source(votes).within(millis(100))
+    };
+    // the vote against 2 may be counted yet
+    refused(
+        votes().run_once().await,
+        InvalidInput,
+        "rows_are_deleted(true)",
+    );
+    assert_eq!(scores.get_many(["1", "2"]).await.unwrap(), [-1, 2]);
+    let done = votes().rows_are_deleted(true).run_once().await.unwrap();
+    assert_eq!((done.raised, done.lowered), (0, 2), "{done:?}");
+    assert_eq!(scores.get_many(["1", "2"]).await.unwrap(), [-2, 1]);
 }
