@@ -368,7 +368,7 @@ class Errors(Case):
         error = self.assert_raises(Misconfigured, "UNCONFIGURED", client.buffered("nobody").add, "a")
         self.assertIn("counterfoil.toml", str(error))
         self.assert_raises(Misconfigured, "MISMATCH", client.buffered("votes").add, "a")
-        self.assert_raises(Misconfigured, "NAME", client.buffered, "Views")
+        self.assert_raises(Misconfigured, "BADKEY", client.buffered("Views").add, "a")
         self.assert_raises(Misconfigured, "OPTION", connected, retry_for=31)
 
     def test_input(self):
@@ -419,8 +419,7 @@ class Sums(Case):
         views.add(id, 2**63 - 1)
         views.later(id)
         with self.assertLogs("counterfoil"):
-            error = self.assert_raises(NotCounted, "RANGE", views.flush)
-        self.assertIn("1 ids", str(error))
+            self.assert_raises(NotCounted, "RANGE", views.flush)
         self.assertEqual(dropped[0][:3], (f"{NAMESPACE}/views", id, 1))
         views.flush()
 
@@ -441,7 +440,7 @@ class Sums(Case):
         start = time.monotonic()
         self.assert_raises(NotCounted, "UNREACHABLE", views.flush)
         self.assertLess(time.monotonic() - start, 5)
-        views.channel.sums.waiting.clear()
+        views.channel.sums.waiting, views.channel.sums.temporary = {}, None
 
     def test_a_family_that_fails_does_not_hold_up_others(self):
         id, client = new_id(), connected(later_every=30)
@@ -476,8 +475,7 @@ class Sums(Case):
         self.assert_raises(NotCounted, "UNREACHABLE", views.flush)
         views.later("b")
         with self.assertLogs("counterfoil"):
-            error = self.assert_raises(NotCounted, "UNREACHABLE", client.close)
-        self.assertIn("(2 ids were dropped, 0 will be sent again)", str(error))
+            self.assert_raises(NotCounted, "UNREACHABLE", client.close)
         self.assertEqual(sorted(dropped), [("a", 2), ("b", 1)])
         client.close()
 
@@ -526,7 +524,7 @@ class Sums(Case):
             run(small.channel.sums.send(small.client.deadline()))
         gc.collect()
         self.assertLess(sum(isinstance(one, CounterfoilError) for one in gc.get_objects()), 50)
-        self.assertIn("ids were dropped", str(self.assert_raises(NotCounted, "FULL", small.flush)))
+        self.assert_raises(NotCounted, "FULL", small.flush)
 
     def test_a_flush_that_a_handler_of_a_signal_interrupts(self):
         path, id = f"/tmp/counterfoil-{os.getpid()}.sock", new_id()
@@ -594,7 +592,7 @@ class Sums(Case):
         views.add(ids[0])
         for id in ids:
             views.later(id)
-        views.channel.enter = lambda _, change, deadline: Entry(None, 0, change, Unavailable("LOADING"))
+        views.channel.enter = lambda _, *args: Entry(None, 0, *args, Unavailable("LOADING"), settled=True)
         self.assertRaises(KeyboardInterrupt, views.flush)
         del views.channel.enter
         try:

@@ -22,7 +22,6 @@ class ActivityCounters(Family[D]):
     """Views of pages and their distinct visitors, within the window of the family."""
 
     kind = "activity"
-    limit = 300
 
     @call
     async def touch(self, page: str, visitor: str | bytes) -> None:
@@ -34,14 +33,12 @@ class ActivityCounters(Family[D]):
         """Returns `(views, visitors)` of the window. Visitors are an estimate in a family with
         `hyperloglog`."""
         word, description = id_bytes(page, 200), await self.channel.describe()
-        places: dict[int, list[tuple[int, int]]] = {}
-        for stripe in range(description.settings["stripes"]):
-            partition = (zlib.crc32(word) + stripe) % description.partitions
-            places.setdefault(self.channel.home(partition), []).append((partition, stripe))
+        first, stripes = zlib.crc32(word), range(description.settings["stripes"])
+        places = [((first + stripe) % description.partitions, stripe) for stripe in stripes]
+        step = 1 if self.client.is_cluster else PLACES
         counts: list[int] = []
-        for group in places.values():
-            for start in range(0, len(group), PLACES):
-                counts += await self._read(description.settings, word, group[start : start + PLACES])
+        for start in range(0, len(places), step):
+            counts += await self._read(description.settings, word, places[start : start + step])
         return Activity(sum(counts[::2]), sum(counts[1::2]))
 
     def partition(self, description: Description, change: Any) -> int:

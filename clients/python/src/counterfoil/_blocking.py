@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Callable, Coroutine
 
 import redis
 
 from ._client import Client, Session
+from ._errors import CounterfoilError
 from ._family import Blocking, T
 
 _senders: set[Counterfoil] = set()  # clients that may have sums
@@ -64,39 +64,31 @@ class Counterfoil(Client[Blocking]):
 
 
 class Latch:
-    """What `asyncio.Event` is, for threads. A wait that could not end raises `RuntimeError`."""
+    """What `asyncio.Event` is, for threads."""
 
-    error: Exception | None = None
-    is_over = False
+    error: CounterfoilError | None = None
 
-    def __init__(self, waits: dict[int, Latch | None]) -> None:
-        self._lock, self._owner, self._waits = threading.Lock(), threading.get_ident(), waits
+    def __init__(self) -> None:
+        self._lock, self._thread = threading.Lock(), threading.get_ident()
         self._lock.acquire()
         self.set = self._lock.release
 
     async def wait(self) -> None:
-        latch: Latch | None = self
-        me = threading.get_ident()
-        before, self._waits[me] = self._waits.get(me), self
-        try:
-            while latch and not latch.is_over:
-                if latch._owner == me:
-                    raise RuntimeError("the handler of a signal, or a callback, waits for the call it is in")
-                latch = self._waits.get(latch._owner)
-            with self._lock:
-                pass
-        finally:
-            self._waits[me] = before
+        if self._thread == threading.get_ident():
+            raise RuntimeError("the handler of a signal, or a callback, waits for the call it is in")
+        with self._lock:
+            pass
 
 
 class Process(Session):
     """What belongs to one process; a child makes its own."""
 
+    latch = Latch
+    _thread = threading.Thread()
+
     def __init__(self, client: Counterfoil) -> None:
         super().__init__(client)
-        self.latch = functools.partial(Latch, {})  # for what each thread waits
         self._awake = threading.Event()
-        self._thread: threading.Thread | None = None
 
     async def execute(self, words: tuple[Any, ...], deadline: float) -> Any:
         return self.redis.execute_command(*words)
@@ -109,19 +101,15 @@ class Process(Session):
 
     def wake(self) -> None:
         """Starts the thread that sends sums, or wakes it."""
-        if not self._awake.is_set():
-            self._awake.set()
-        if self._thread is None:
+        self._awake.set()
+        if not self._thread.is_alive():
             _senders.add(self.client)
             self._thread = threading.Thread(target=self._send_sums, name="counterfoil", daemon=True)
-            try:
+            with suppress(RuntimeError):  # there are too many, or Python exits
                 self._thread.start()
-            except RuntimeError:  # there are too many, or Python exits
-                self._thread = None
 
     def close(self) -> None:
         self.is_closed = True
-        self._thread = None
         self._awake.set()
         try:
             run(self.flush(self.sums))
@@ -132,12 +120,8 @@ class Process(Session):
                     self.redis.close()
 
     def _send_sums(self) -> None:
-        try:
-            while self._thread is threading.current_thread():
-                self._awake.wait()
-                self._awake.clear()
-                if run(self.send_sums()):
-                    self._awake.set()
-        finally:  # after an exception the next sum starts another
-            if self._thread is threading.current_thread():
-                self._thread = None
+        while not self.is_closed:
+            self._awake.wait()
+            self._awake.clear()
+            if run(self.send_sums()):
+                self._awake.set()

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Iterable, Mapping, Union
 
 from ._errors import CounterfoilError, OutcomeUnknown, value_of
-from ._family import CALLS, Channel, D, Description, Entry, Words, call, id_bytes, integer, words_of
+from ._family import CALLS, D, Description, Words, call, id_bytes, integer, results_of, words_of
 from ._sums import OnError
 from ._value import ExactValues, Table
 
@@ -23,7 +23,7 @@ class Buffered(ExactValues[D]):
     """
 
     kind = "buffered"
-    spans_partitions = has_totals = dup_names_refused = True
+    limit, spans_partitions = 1000, True
 
     def __init__(self, client: Any, name: str, table: Table | None, on_error: OnError | None) -> None:
         super().__init__(client, name, table)
@@ -42,9 +42,8 @@ class Buffered(ExactValues[D]):
     async def add_many(self, pairs: Mapping[str, int] | Iterable[tuple[str, int]]) -> list[Result]:
         """Adds each delta to its id. Returns for each what `add` returns, or the error that `add` would
         raise."""
-        items = [(id, delta) for id, delta in (pairs.items() if isinstance(pairs, Mapping) else pairs)]
-        channel = self.channel
-        return await channel.settle(await self.enter_all(channel, items, self.client.deadline()))
+        items = pairs.items() if isinstance(pairs, Mapping) else pairs
+        return await self.channel.change_all([_change_or_error(id, delta) for id, delta in items])
 
     @call
     async def add_once(self, request: str, id: str, delta: int = 1, epoch: str | None = None) -> bool:
@@ -58,27 +57,24 @@ class Buffered(ExactValues[D]):
         partition = await self._request_partition(name, change[0])
         home, was_lost = channel.home(partition), False
         while True:
-            known = channel.descriptions.get(home)
+            if epoch:  # it may be newer than what is known
+                channel.descriptions.pop(home, None)
             try:
                 description = await channel.describe(home)
             except CounterfoilError as error:
                 raise OutcomeUnknown(error.reason, error.explanation) if was_lost else error
             epoch = epoch or description.now.decode()
             if epoch.encode() not in (description.now, description.before):
-                if description is not known:
-                    raise OutcomeUnknown("EXPIRED", "Redis may have forgotten the request")
-                channel.descriptions.pop(home, None)  # the epoch may be newer
-                continue
+                raise OutcomeUnknown("EXPIRED", "Redis may have forgotten the request")
             script, keys, args = self.part(description.settings, partition, [change])
             caller = [b"request:%d:%b:%b" % (len(name), name, change[0]), 1, description.before, ""]
             words = words_of(script, self.keys(home, *CALLS) + keys, caller + args)
             status, reply, was_lost = await channel.send(words, self.client.deadline(), was_lost)
             if status == b"PASSED":
                 raise OutcomeUnknown("PASSED", "another caller has the name of the request")
-            if status != b"EXPIRED":
-                value_of(*channel.results(status, reply, [1]))
+            if status != b"EXPIRED":  # else the epoch that was passed may still be one of the two
+                value_of(*results_of(reply, [1]))
                 return status == b"OK"
-            channel.descriptions.pop(home, None)  # the epoch that was passed may still be one of the two
 
     @call
     async def request_epoch(self, request: str, id: str) -> str:
@@ -116,20 +112,13 @@ class Buffered(ExactValues[D]):
         hits = min(max(sum(map(abs, pairs[1::2])), 1), MAX_HITS)  # they only decide when a sync is due
         return "buffered_add", self.keys(partition, "buffer", "meta"), [hits, len(changes), *pairs]
 
-    async def enter_all(self, channel: Channel, pairs: list[tuple[str, int]], deadline: float) -> list[Entry]:
-        """Makes an entry of each pair. One that cannot be counted has its error already."""
-        entries = []
-        try:
-            description = await channel.last_description(deadline)
-        except CounterfoilError as error:
-            return [Entry(None, 0, pair, error) for pair in pairs]
-        for id, delta in pairs:
-            try:
-                entries.append(channel.enter(description, (id_bytes(id), integer(delta)), deadline))
-            except CounterfoilError as error:
-                entries.append(Entry(None, 0, id, error))
-        return entries
-
     async def _request_partition(self, name: bytes, id: bytes) -> int:
-        description = await self.channel.last_description()
+        description: Description = value_of(await self.channel.known())
         return zlib.crc32(name if description.settings.get("wide") else id) % description.partitions
+
+
+def _change_or_error(id: str, delta: int) -> tuple[bytes, int] | CounterfoilError:
+    try:
+        return id_bytes(id), integer(delta)
+    except CounterfoilError as error:
+        return error

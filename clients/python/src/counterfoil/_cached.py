@@ -18,7 +18,7 @@ class Cached(ExactValues[D]):
     """Counters whose value returns with each change, or that must not leave the bounds of their family."""
 
     kind = "cached"
-    spans_partitions = True
+    limit, spans_partitions = 1000, True
 
     def __init__(self, client: Any, name: str, table: Table | None, read_row: ReadRow | None) -> None:
         super().__init__(client, name, table)

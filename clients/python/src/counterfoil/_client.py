@@ -13,7 +13,7 @@ from ._buffered import Buffered
 from ._cached import Cached, ReadRow
 from ._errors import CounterfoilError, Misconfigured, value_of
 from ._family import PAUSE_SECONDS, D
-from ._redis import Address, check
+from ._redis import Address, checked
 from ._series import Series
 from ._sums import OnError
 from ._value import Table
@@ -43,13 +43,10 @@ class Client(Generic[D]):
     library: Any
 
     def __init__(self, redis: Any, namespace: str, **options: Unpack[Options]) -> None:
-        self.redis, self.namespace = redis, namespace
-        self.is_own = isinstance(redis, Address)
-        if self.is_own:
-            self.is_cluster = not isinstance(redis.address, str)
-        else:
-            check(redis, self.library)
-            self.is_cluster = isinstance(redis, self.library.RedisCluster)
+        self.namespace, self.is_own = namespace, isinstance(redis, Address)
+        self.redis = redis if self.is_own else checked(redis, self.library)
+        address = redis.address if isinstance(redis, Address) else ""
+        self.is_cluster = not isinstance(address, str) or isinstance(redis, self.library.RedisCluster)
         self.retry_for, self.later_every = options.get("retry_for", 10), options.get("later_every", 0.005)
         self.daemon, self.token = options.get("daemon", "").rstrip("/"), options.get("token")
         self.database, self.database_lock = options.get("database"), threading.Lock()
@@ -123,9 +120,7 @@ class Session:
     def redis(self) -> Any:
         """The client of the library. One of our own is made by the first call."""
         if self._redis is None:
-            redis = self.client.redis.connect(self.client.library)
-            check(redis, self.client.library)
-            self._redis = redis
+            self._redis = self.client.redis.connect(self.client.library)
         return self._redis
 
     @property
@@ -144,8 +139,7 @@ class Session:
             mine.error = error
             raise
         finally:
-            if latch is mine or latch == () and key in self._shared and self._shared[key] is mine:
-                mine.is_over = True
+            if latch is mine or latch == () and self._shared.get(key, latch) is mine:
                 del self._shared[key]
                 mine.set()
         if latch is not mine:
@@ -173,9 +167,7 @@ class Session:
     async def flush(self, all_sums: list[Any]) -> None:
         """Sends what `later` took, and raises the first error."""
         deadline = self.client.deadline()
-        for sums in all_sums:
-            await sums.send(deadline)  # it may have begun before the last sum was taken
-            if self.is_closed or not sums.temporary:
-                await sums.send(deadline)
+        for sums in all_sums * 2:  # a send that was under way may not have the last ones
+            await sums.send(deadline)
         for sums in all_sums:
             sums.raise_error()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import secrets
 import time
 import zlib
-from itertools import chain
+from dataclasses import dataclass
 from typing import Any, Callable, Coroutine, Generic, List, NamedTuple, Tuple, TypeVar, overload
 
-from typing_extensions import Concatenate, ParamSpec, Self
+from typing_extensions import Concatenate, ParamSpec
 
 from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
 from ._redis import FAILURES, LOST, NOT_SENT, REPEATED, SHA1, SOURCES, code_of, refusal
@@ -50,37 +49,24 @@ class call(Generic[P, T]):
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
 
     @overload
-    def __get__(self, family: None, owner: Any) -> Self: ...
-    @overload
     def __get__(self, family: Family[Blocking], owner: Any) -> Callable[P, T]: ...
     @overload
     def __get__(self, family: Family[Awaiting], owner: Any) -> Callable[P, Coroutine[Any, Any, T]]: ...
     def __get__(self, family: Any, owner: Any) -> Any:
         if family is None:
             return self
-        run, function = family.client.run, self.function
-
-        def method(*args: P.args, **options: P.kwargs) -> Any:
-            return run(function(family, *args, **options))
-
-        vars(family)[function.__name__] = method  # which Python finds first from now on
-        return method
+        return lambda *args, **options: family.client.run(self.function(family, *args, **options))
 
 
 class Family(Generic[D]):
     """A family. The class of each kind has its calls, and makes their keys and arguments."""
 
     kind = ""
-    limit = 1000  # changes of a call
+    limit = 100  # changes of a call
     spans_partitions = False  # a call may count in several, on a standalone server
-    has_totals = False  # a reply has a total before the words of each partition
-    dup_names_refused = False  # the reply to a repeat lists what was refused, not all words
 
     def __init__(self, client: Any, name: str) -> None:
         self.client, self.name = client, f"{client.namespace}/{name}"
-        if not re.fullmatch("[a-z0-9_.-]{1,64}/[a-z0-9_.-]{1,64}", self.name):
-            raise Misconfigured("NAME", f"expected 1 to 64 characters a-z, 0-9, _, . and -, not {self.name}")
-        self.keys: Callable[..., Keys] = functools.partial(_keys, self.name)  # of a partition, by names
 
     @property
     def channel(self) -> Channel:
@@ -88,6 +74,9 @@ class Family(Generic[D]):
         session, key = self.client.session, (self.kind, self.name)
         channel: Channel | None = session.channels.get(key)
         return channel or session.channels.setdefault(key, Channel(self, session))
+
+    def keys(self, partition: int, *names: str) -> Keys:
+        return tuple(f"cf1:{{{self.name}/{partition}}}:{name}".encode() for name in names)
 
     def partition(self, description: Description, change: Any) -> int:
         return zlib.crc32(change[0]) % description.partitions
@@ -114,41 +103,25 @@ class Description(NamedTuple):
 class Queue:
     """Group commit: one call at a time, of the changes that arrived while the one before was under way."""
 
-    def __init__(self, home: int, calls: Keys, partitions: int) -> None:
-        self.home, self.calls, self.partitions = home, calls, partitions
+    def __init__(self, home: int, partitions: int) -> None:
+        self.home, self.partitions = home, partitions
         self.waiting: list[Entry] = []
-        self.batch: Batch | None = None  # of the call under way
+        self.batch: list[Entry] = []  # those of the call under way
+        self.call: Call = ()
         self.error: CounterfoilError | None = None  # of the call before
         self.caller, self.n = "", 0
 
 
+@dataclass(eq=False)
 class Entry:
     """A change for a queue. The `result`, a value or an error, is set when it is `settled`."""
 
-    __slots__ = ("queue", "partition", "change", "deadline", "settled", "result")
-
-    def __init__(
-        self,
-        queue: Any,
-        partition: int,
-        change: Any,
-        error: CounterfoilError | None = None,
-        deadline: float = 0,
-    ) -> None:
-        self.queue, self.partition, self.change, self.deadline = queue, partition, change, deadline
-        self.settled, self.result = error is not None, error
-
-
-class Batch:
-    """The changes of one call, by partition, and the call itself once it is known."""
-
-    call: Call = ()
-
-    def __init__(self, entries: list[Entry]) -> None:
-        self.parts: dict[int, list[Entry]] = {}
-        for entry in entries:
-            self.parts.setdefault(entry.partition, []).append(entry)
-        self.deadline = max((entry.deadline for entry in entries), default=0.0)
+    queue: Any
+    partition: int
+    change: Any
+    deadline: float
+    result: Any = None
+    settled: bool = False
 
 
 class Channel:
@@ -160,7 +133,7 @@ class Channel:
         self.descriptions: dict[int, Description] = {}
         self._last: Description | None = None
         self._clock = time.time() - time.monotonic()  # steps of this machine's clock do not matter
-        self._queues: dict[int, Queue] = {}
+        self._queues: dict[tuple[int, int], Queue] = {}
 
     def home(self, partition: int) -> int:
         """The partition whose memory has the calls of `partition`."""
@@ -172,12 +145,16 @@ class Channel:
     def server_is_at(self, now_ms: bytes) -> None:
         self._clock = int(now_ms) / 1000 - time.monotonic()
 
-    async def last_description(self, deadline: float = 0) -> Description:
-        return self._last or await self.describe(0, deadline)
+    async def known(self, deadline: float = 0) -> Any:
+        """The last description of the family, or why there is none."""
+        try:
+            return self._last or await self.describe(0, deadline)
+        except CounterfoilError as error:
+            return error
 
     async def described(self, *change: Any) -> tuple[int, Description]:
         """The partition of a change, and a fresh description of the family."""
-        partition = self.family.partition(await self.last_description(), change)
+        partition = self.family.partition(value_of(await self.known()), change)
         return partition, await self.describe(self.home(partition))
 
     async def describe(self, home: int = 0, deadline: float = 0) -> Description:
@@ -236,26 +213,30 @@ class Channel:
 
     async def change(self, *change: Any) -> Any:
         """Counts a change, in a call with others that wait. Returns its result."""
-        deadline = self.client.deadline()
-        description = await self.last_description(deadline)
-        [result] = await self.settle([self.enter(description, change, deadline)])
+        [result] = await self.change_all([change])
         return value_of(result)
 
-    def enter(self, description: Description, change: Any, deadline: float) -> Entry:
+    async def change_all(self, changes: list[Any]) -> list[Any]:
+        """Counts changes, and returns the result of each. An error in place of a change is its result."""
+        deadline = self.client.deadline()
+        known = await self.known(deadline)
+        return await self.settle([self.enter(known, change, deadline) for change in changes])
+
+    def enter(self, known: Any, change: Any, deadline: float) -> Entry:
         """Makes the entry of a change. Its queue is that of its partition or, where a call may span several,
         of all."""
-        partition = self.family.partition(description, change)
+        for error in (change, known):
+            if isinstance(error, CounterfoilError):
+                return Entry(None, 0, change, deadline, error, settled=True)
+        partition = self.family.partition(known, change)
         number = 0 if self.family.spans_partitions and not self.client.is_cluster else partition
-        queue = self._queues.get(number)
-        if not queue or queue.partitions != description.partitions:
-            home = self.home(number)
-            queue = Queue(home, self.family.keys(home, *CALLS), description.partitions)
-            self._queues[number] = queue
-        return Entry(queue, partition, change, deadline=deadline)
+        key = number, known.partitions
+        queue = self._queues.get(key) or self._queues.setdefault(key, Queue(self.home(number), key[1]))
+        return Entry(queue, partition, change, deadline)
 
     async def settle(self, entries: list[Entry]) -> list[Any]:
         """Puts entries into their queues, and makes calls until all are counted, or waits for the caller that
-        does so. Returns their results. It may be interrupted, and called again with the same entries."""
+        does so. Returns their results. Several callers may settle the same entries, also after an interrupt."""
         for entry in entries:
             if not entry.settled:
                 entry.queue.waiting.append(entry)
@@ -268,79 +249,73 @@ class Channel:
         """Makes one call of the changes that wait, or repeats the one that an interrupted caller left."""
         if not queue.batch:
             waiting = queue.waiting[: self.family.limit]
-            # an entry waits twice after an interrupt, also of this
-            queue.batch = Batch([entry for entry in dict.fromkeys(waiting) if not entry.settled])
+            batch = [entry for entry in dict.fromkeys(waiting) if not entry.settled]
+            queue.batch = sorted(batch, key=lambda entry: entry.partition)
             del queue.waiting[: len(waiting)]
-        batch = queue.batch
-        entries = list(chain.from_iterable(batch.parts.values()))
         try:
-            results, queue.error = await self._count(queue, batch) if entries else [], None
+            results, queue.error = await self._count(queue) if queue.batch else [], None
         except CounterfoilError as error:
-            results, queue.error = [error] * len(entries), error
+            results, queue.error = [error] * len(queue.batch), error
             queue.caller = ""  # another process may have the name
-        for entry, result in zip(entries, results):
+        for entry, result in zip(queue.batch, results):
             entry.result, entry.settled = result, True
-        queue.batch = None
+        queue.batch, queue.call = [], ()
 
-    async def _count(self, queue: Queue, batch: Batch) -> list[Any]:
+    async def _count(self, queue: Queue) -> list[Any]:
         """Makes the call of a batch, and returns its results."""
-        was_interrupted = bool(batch.call)
-        if time.monotonic() > batch.deadline and was_interrupted:
-            raise OutcomeUnknown("INTERRUPTED")
-        if time.monotonic() > batch.deadline and queue.error:  # a further attempt would take long, too
+        deadline, was_interrupted = max(entry.deadline for entry in queue.batch), bool(queue.call)
+        if queue.error and not was_interrupted and time.monotonic() > deadline:
+            # a further attempt would take long, too
             raise NotCounted(queue.error.reason, queue.error.explanation, temporary=True)
+        parts: dict[int, list[Any]] = {}
+        for entry in queue.batch:
+            parts.setdefault(entry.partition, []).append(entry.change)
         while True:
-            if not batch.call:
-                batch.call = self._call(queue, batch, await self.describe(queue.home, batch.deadline))
-            status, words, was_lost = await self.send(batch.call, batch.deadline, was_interrupted)
+            queue.call = queue.call or self._call(queue, parts, await self.describe(queue.home, deadline))
+            status, words, was_lost = await self.send(queue.call, deadline, was_interrupted)
             if status in (b"OK", b"DUP"):
-                return self.results(status, words, list(map(len, batch.parts.values())))
+                return results_of(words, list(map(len, parts.values())))
             if status == b"EXPIRED":
                 self.descriptions.pop(queue.home, None)
             elif status == b"OUTSIDE":
                 self.server_is_at(words[0])
             # the only send, and nothing was done
             is_first = not was_lost and (self.client.is_own or status == b"OUTSIDE")
-            if status == b"PASSED" or not is_first or time.monotonic() > batch.deadline:
+            if status == b"PASSED" or not is_first or time.monotonic() > deadline:
                 raise OutcomeUnknown(status.decode())
-            batch.call = ()
+            queue.call = ()
 
-    def _call(self, queue: Queue, batch: Batch, description: Description) -> Call:
+    def _call(self, queue: Queue, parts: dict[int, list[Any]], description: Description) -> Call:
         if description.partitions != queue.partitions:
             raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
         if not queue.caller or queue.n > MAX_N - MAX_STEP:
             queue.caller, queue.n = secrets.token_hex(8), 0
         queue.n += 1 + secrets.randbelow(MAX_STEP)
-        caller = [queue.caller, queue.n, description.now, ""]
-        script, keys, args = "", queue.calls, caller + self.family.first_args(description.settings)
-        for partition, entries in batch.parts.items():
-            changes = [entry.change for entry in entries]
-            script, own_keys, own_args = self.family.part(description.settings, partition, changes)
+        settings, keys = description.settings, self.family.keys(queue.home, *CALLS)
+        args = [queue.caller, queue.n, description.now, "", *self.family.first_args(settings)]
+        for partition, changes in parts.items():
+            script, own_keys, own_args = self.family.part(settings, partition, changes)
             keys += own_keys
             args += own_args
         return words_of(script, keys, args)
 
-    def results(self, status: bytes, words: list[Any], sizes: list[int]) -> list[Any]:
-        """The result of each change of a call, which has so many in each partition."""
-        count = sum(sizes)
-        if status == b"OK":
-            for size in sizes if self.family.has_totals else []:
-                words = words[size + 1 :] + words[1 : size + 1]  # behind the others, without the total
-        elif self.family.dup_names_refused:
-            refused = dict(word.split(b":", 1) for word in words[0].split())
-            words = [refused.get(b"%d" % number) for number in range(1, count + 1)]
-        elif len(words) == 1 and isinstance(words[0], bytes):
-            words = words[0].split()
-        return list(map(result_of, words)) or [None] * count
-
-
-@functools.lru_cache(1000)
-def _keys(family: str, partition: int, *names: str) -> Keys:
-    return tuple(f"cf1:{{{family}/{partition}}}:{name}".encode() for name in names)
-
 
 def words_of(script: str, keys: Keys, args: list[Any]) -> Call:
     return ("EVALSHA", SHA1[script], len(keys), *keys, *args)
+
+
+def results_of(words: list[Any], sizes: list[int]) -> list[Any]:
+    """The result of each change of a call, which has so many in each partition."""
+    count = sum(sizes)
+    if len(words) > count:  # each partition has a total before its words
+        for size in sizes:
+            words = words[size + 1 :] + words[1 : size + 1]
+    if len(words) == 1 and isinstance(words[0], bytes):  # those of DUP are one text
+        words = words[0].split()
+    if all(isinstance(word, bytes) and word[0] in b"123456789" and b":" in word for word in words):
+        refused = dict(word.split(b":", 1) for word in words)  # by their number, of all
+        words = [refused.get(b"%d" % number) for number in range(1, count + 1)]
+    return list(map(result_of, words))
 
 
 def result_of(word: Any) -> Any:

@@ -90,19 +90,20 @@ class Address(NamedTuple):
         retry, timeout = library.retry.Retry(NoBackoff(), 0), self.timeout
         options = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": retry}
         if isinstance(self.address, str):
-            return library.Redis.from_url(self.address, **options)
+            return checked(library.Redis.from_url(self.address, **options), library)
         if int(redis.__version__.split(".")[0]) < 6:
             options["cluster_error_retry_attempts"] = 0
         first, *others = [node if "://" in node else f"redis://{node}" for node in self.address]
         urls = [urlsplit(other) for other in others]
         nodes = [library.cluster.ClusterNode(url.hostname, url.port or 6379) for url in urls]
-        return library.RedisCluster.from_url(first, startup_nodes=nodes, **options)
+        return checked(library.RedisCluster.from_url(first, startup_nodes=nodes, **options), library)
 
 
-def check(client: Any, library: Any) -> None:
-    """Raises `Misconfigured` for a client that is of another kind, or that decodes replies."""
+def checked(client: Any, library: Any) -> Any:
+    """Returns a client. Raises `Misconfigured` for one that is of another kind, or that decodes replies."""
     is_pipeline = isinstance(client, (library.client.Pipeline, library.cluster.ClusterPipeline))
     if is_pipeline or not isinstance(client, (library.Redis, library.RedisCluster)):
         raise Misconfigured("CLIENT", f"expected a client of {library.__name__}, not {client!r}")
     if client.get_encoder().decode_responses:
         raise Misconfigured("DECODED", "the client has decode_responses=True: make one that returns bytes")
+    return client

@@ -15,8 +15,6 @@ class Series(Family[D]):
     """Counts by slices of time, under names of 1 to 200 bytes."""
 
     kind = "series"
-    limit = 100
-    dup_names_refused = True
 
     @call
     async def add(self, name: str, n: int = 1) -> None:

@@ -14,8 +14,6 @@ class Visitors(ExactValues[D]):
     """Distinct visitors of a scope on each day."""
 
     kind = "visitors"
-    limit = 500
-    has_totals = True
 
     @call
     async def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Callable, Coroutine
 import redis.asyncio
 
 from ._client import Client, Session
-from ._errors import Misconfigured
+from ._errors import CounterfoilError, Misconfigured
 from ._family import Awaiting, T
 
 if sys.version_info >= (3, 11):
@@ -63,8 +63,7 @@ class Counterfoil(Client[Awaiting]):
 
 
 class Latch(asyncio.Event):
-    error: Exception | None = None
-    is_over = False
+    error: CounterfoilError | None = None
 
 
 class Loop(Session):
@@ -100,10 +99,9 @@ class Loop(Session):
         try:
             await self.flush(self.sums)
         finally:
-            sender, self._sender = self._sender, None
-            if sender:
-                sender.cancel()
-                await asyncio.wait([sender])
+            if self._sender:
+                self._sender.cancel()
+                await asyncio.wait([self._sender])
             if self.owns_redis:
                 await (self.redis.aclose if hasattr(self.redis, "aclose") else self.redis.close)()
 
@@ -111,6 +109,5 @@ class Loop(Session):
         try:
             while await self.send_sums():
                 pass
-        except asyncio.CancelledError:
-            if self._sender:  # asyncio.run ends, and waits for this task
-                await self.flush(self.sums)
+        except asyncio.CancelledError:  # asyncio.run ends, and waits for this task
+            await self.flush(self.sums)
