@@ -25,7 +25,7 @@ function cutting(int $bytes): array
         while (($request = fread($client, 65536)) !== '' && $request !== false) {
             fwrite($server, $request);
             $reply = fread($server, 65536);
-            $isCut = $bytes >= 0 && str_contains($request, ':buffer') && !str_starts_with($reply, '-');
+            $isCut = $bytes >= 0 && preg_match('/:buffer|:idle/', $request) === 1 && !str_starts_with($reply, '-');
             fwrite($client, $isCut ? substr($reply, 0, $bytes) : $reply);
             if ($isCut) {
                 $bytes = -1;
@@ -159,6 +159,29 @@ return [
                     $result = $views->add($id, 123);
                     same(true, $result === null || $result === 123, "$library $bytes: " . var_export($result, true));
                     same(246, $views->add($id, 123), "$library $bytes");
+                } finally {
+                    posix_kill($proxy, SIGKILL);
+                    pcntl_waitpid($proxy, $status);
+                    unlink($socket);
+                }
+            }
+        }
+    },
+    'a reply without a number is that of a call that counted' => function () use ($own) {
+        $own()->series('hits')->add(id());  // loads the script, which is longer than what the proxy reads at once
+        foreach (['phpredis', 'predis'] as $library) {
+            for ($bytes = 0; $bytes < 30; $bytes++) {
+                [$socket, $proxy] = cutting($bytes);
+                $redis = $library === 'predis' ? new Predis\Client(['scheme' => 'unix', 'path' => $socket]) : redis($socket);
+                $counterfoil = new Counterfoil($redis, NS, retryFor: 3.0);
+                $id = id();
+                try {
+                    if ($bytes % 2 === 0) {
+                        $counterfoil->buffered('views')->addOnce('cut', $id, -123);
+                        same(-123, $counterfoil->buffered('views')->add($id, 0), "$library $bytes");
+                    }
+                    $counterfoil->series('hits')->add($id, 5);
+                    same(5, array_sum(array_column($counterfoil->series('hits')->get($id, '60s'), 1)), "$library $bytes");
                 } finally {
                     posix_kill($proxy, SIGKILL);
                     pcntl_waitpid($proxy, $status);

@@ -168,9 +168,9 @@ abstract class Family {
         return is_int($sum) ? $sum : throw new NotCounted('RANGE', 'the sum is not an integer of 64 bits');
     }
 
-    /** Returns the number that a script replied; a word is the reason of a refusal. */
+    /** Returns the number that a script replied, which may lack digits if the reply was cut. A word is why it refused. */
     protected static function number(int|string $word): int {
-        if (is_numeric($word)) return (int) $word;
+        if (preg_match('/^[A-Z]/', (string) $word) === 0) return (int) $word;
         [$reason, $value] = [...explode(':', $word), null];
         throw new NotCounted($reason, value: $value === null ? null : (int) $value);
     }
