@@ -116,8 +116,8 @@ class Process(Session):
         finally:
             if not self.has_sums:  # else it was interrupted
                 _senders.discard(self.client)
-                if self.owns_redis:
-                    self.redis.close()
+                if self.client.is_own and self._redis:
+                    self._redis.close()
 
     def _send_sums(self) -> None:
         while not self.is_closed:

@@ -1,16 +1,27 @@
-"""Buffered families: sums of deltas."""
+"""Buffered families, which are sums of deltas, and those of visitors, which sum new ones of a day."""
 
 from __future__ import annotations
 
 import random
 import zlib
+from datetime import date
 from itertools import chain
 from typing import Any, Iterable, Mapping, Union
 
-from ._errors import CounterfoilError, OutcomeUnknown, value_of
-from ._family import CALLS, D, Description, Words, call, id_bytes, integer, results_of, words_of
-from ._sums import OnError
-from ._value import ExactValues, Table
+from ._errors import CounterfoilError, NotCounted, OutcomeUnknown, value_of
+from ._family import (
+    CALLS,
+    D,
+    Description,
+    Words,
+    call,
+    id_bytes,
+    integer,
+    results_of,
+    visitor_bytes,
+    words_of,
+)
+from ._value import ExactValues
 
 MAX_HITS = 1000
 Result = Union[int, None, CounterfoilError]
@@ -24,11 +35,6 @@ class Buffered(ExactValues[D]):
 
     kind = "buffered"
     limit, spans_partitions = 1000, True
-
-    def __init__(self, client: Any, name: str, table: Table | None, on_error: OnError | None) -> None:
-        super().__init__(client, name, table)
-        if on_error:
-            client.on_errors[self.name] = on_error
 
     @call
     async def add(self, id: str, delta: int = 1) -> int | None:
@@ -70,8 +76,6 @@ class Buffered(ExactValues[D]):
             caller = [b"request:%d:%b:%b" % (len(name), name, change[0]), 1, description.before, ""]
             words = words_of(script, self.keys(home, *CALLS) + keys, caller + args)
             status, reply, was_lost = await channel.send(words, self.client.deadline(), was_lost)
-            if status == b"PASSED":
-                raise OutcomeUnknown("PASSED", "another caller has the name of the request")
             if status != b"EXPIRED":  # else the epoch that was passed may still be one of the two
                 value_of(*results_of(reply, [1]))
                 return status == b"OK"
@@ -97,11 +101,6 @@ class Buffered(ExactValues[D]):
         last flush."""
         await self.client.session.flush([self.channel.sums])
 
-    @call
-    async def value(self, id: str) -> int:
-        """Returns the exact value, with what is not in MySQL yet."""
-        return await self.exact(id)
-
     def partition(self, description: Description, change: Any) -> int:
         if description.settings.get("wide"):
             return random.randrange(description.partitions)
@@ -115,6 +114,37 @@ class Buffered(ExactValues[D]):
     async def _request_partition(self, name: bytes, id: bytes) -> int:
         description: Description = value_of(await self.channel.known())
         return zlib.crc32(name if description.settings.get("wide") else id) % description.partitions
+
+
+class Visitors(ExactValues[D]):
+    """Distinct visitors of a scope on each day."""
+
+    kind = "visitors"
+
+    @call
+    async def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> bool:
+        """Counts a visitor once for the scope and the day (`YYYY-MM-DD`). Returns whether this is the first
+        visit."""
+        return bool(await self.channel.change(id_bytes(_id(scope, day)), visitor_bytes(visitor)))
+
+    @call
+    async def value(self, scope: str, day: str | date) -> int:  # type: ignore[override]
+        """Returns the exact number of visitors."""
+        return await self.exact(_id(scope, day))
+
+    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+        [seen] = self.keys(partition, "seen:")
+        keys = self.keys(partition, "buffer", "meta") + tuple(seen + id for id, _ in changes)
+        visits = [word for id, visitor in changes for word in (id, 1, visitor)]
+        return "visitors_first", keys, [settings["remember"], len(changes), *visits]
+
+
+def _id(scope: str, day: str | date) -> str:
+    id_bytes(scope)
+    try:
+        return f"{scope}/{date.fromisoformat(str(day)).isoformat()}"
+    except ValueError as error:
+        raise NotCounted("BADID", f"expected a day as YYYY-MM-DD, not {day!r}") from error
 
 
 def _change_or_error(id: str, delta: int) -> tuple[bytes, int] | CounterfoilError:

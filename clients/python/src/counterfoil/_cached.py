@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import secrets
 from itertools import chain
-from typing import Any, Callable, Coroutine
+from typing import Any, Callable
 
 from ._errors import NotCounted
-from ._family import ROUNDS, D, Words, call, id_bytes, integer, result_of
-from ._value import ExactValues, Table
+from ._family import ROUNDS, D, Table, Words, call, id_bytes, integer, result_of
+from ._value import ExactValues
 
 TICKET_MS = 30_000
 ReadRow = Callable[[str], Any]
@@ -27,24 +27,17 @@ class Cached(ExactValues[D]):
     @call
     async def incr(self, id: str, delta: int = 1) -> int:
         """Adds to a counter, and returns its new value. `NotCounted("RANGE")` has its `value`."""
-        change = integer(delta)
-        return await self._with_base(id, lambda word: self.channel.change(word, change))
+        return await self._with_base(id, integer(delta))
 
     @call
     async def set(self, id: str, value: int) -> int:
         """Sets a counter, and returns its new value."""
-        change = b"=%d" % integer(value)
-        return await self._with_base(id, lambda word: self.channel.change(word, change))
+        return await self._with_base(id, b"=%d" % integer(value))
 
     @call
     async def get(self, id: str) -> int:
         """Returns the value, from Redis if it is there."""
-        return await self._with_base(id, self._get)
-
-    @call
-    async def value(self, id: str) -> int:
-        """Returns the exact value, without loading the counter into Redis."""
-        return await self.exact(id)
+        return await self._with_base(id, None)
 
     def first_args(self, settings: dict[str, Any]) -> list[Any]:
         return [TICKET_MS, settings.get("min", ""), settings.get("max", "")]
@@ -53,11 +46,11 @@ class Cached(ExactValues[D]):
         keys = self.keys(partition, "base", "buffer", "batch", "meta")
         return "cached_incr", keys, [len(changes), *chain(*changes)]
 
-    async def _with_base(self, id: str, attempt: Callable[[bytes], Coroutine[Any, Any, Any]]) -> int:
-        """Makes an attempt, and a further one when a miss was seeded."""
+    async def _with_base(self, id: str, change: Any) -> int:
+        """Makes a change, or only reads, and does so again when a miss was seeded."""
         word = id_bytes(id)
         for _ in range(ROUNDS):
-            result = await attempt(word)
+            result = await (self._get(word) if change is None else self.channel.change(word, change))
             if isinstance(result, int):
                 return result
             await self.client.session.share((self.name, word, result), self._seed, id, word, result)

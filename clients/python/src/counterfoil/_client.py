@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Any, Generic
@@ -9,15 +10,13 @@ from typing import Any, Generic
 from typing_extensions import Self, TypedDict, Unpack
 
 from ._activity import ActivityCounters
-from ._buffered import Buffered
+from ._buffered import Buffered, Visitors
 from ._cached import Cached, ReadRow
 from ._errors import CounterfoilError, Misconfigured, value_of
-from ._family import PAUSE_SECONDS, D
+from ._family import PAUSE_SECONDS, D, Table
 from ._redis import Address, checked
 from ._series import Series
 from ._sums import OnError
-from ._value import Table
-from ._visitors import Visitors
 
 MAX_RETRY_SECONDS = 30  # that long Redis surely remembers a call
 
@@ -76,7 +75,10 @@ class Client(Generic[D]):
         """Sums of deltas. `table` is (table, id column, value column) if the family is stored in a table of
         the application. `on_error(family, id, delta, error)` is called for each sum of `later` that is
         dropped: the last function that was given for the family."""
-        return Buffered(self, family, table, on_error)
+        counters: Buffered[D] = Buffered(self, family, table)
+        if on_error:
+            self.on_errors[counters.name] = on_error
+        return counters
 
     def cached(
         self, family: str, *, table: Table | None = None, read_row: ReadRow | None = None
@@ -111,7 +113,7 @@ class Session:
     is_closed = False
 
     def __init__(self, client: Any) -> None:
-        self.client = client
+        self.client, self.pid = client, os.getpid()
         self.channels: dict[Any, Any] = {}
         self._shared: dict[Any, Any] = {}
         self._redis = None if client.is_own else client.redis
@@ -122,10 +124,6 @@ class Session:
         if self._redis is None:
             self._redis = self.client.redis.connect(self.client.library)
         return self._redis
-
-    @property
-    def owns_redis(self) -> bool:
-        return self.client.is_own and self._redis is not None
 
     async def share(self, key: Any, function: Any, *args: Any) -> None:
         """Calls a coroutine function, or waits for the caller that is doing so for this key."""
@@ -157,9 +155,8 @@ class Session:
     async def send_sums(self) -> bool:
         """Sends what `later` takes within a moment. Returns whether any sums wait after that."""
         await self.sleep(self.client.later_every)
-        deadline = self.client.deadline()
         for sums in self.sums:
-            await sums.send(deadline)
+            await sums.send(self.client.deadline())
         if any(sums.temporary for sums in self.sums):  # until Redis is available
             await self.sleep(PAUSE_SECONDS)
         return self.has_sums

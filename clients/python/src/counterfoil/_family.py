@@ -23,6 +23,7 @@ CALLS = "calls", "calls_before"
 Call = Tuple[Any, ...]  # words of a command
 Keys = Tuple[bytes, ...]
 Words = Tuple[str, Keys, List[Any]]  # script, keys, arguments
+Table = Tuple[str, str, str]  # of the application, its id column and its value column
 ROUNDS = 10
 MAX_N = 2**53  # the largest number of a call
 MAX_STEP = 2**20  # numbers grow by random steps, which differ in two machines resumed from one snapshot
@@ -65,8 +66,8 @@ class Family(Generic[D]):
     limit = 100  # changes of a call
     spans_partitions = False  # a call may count in several, on a standalone server
 
-    def __init__(self, client: Any, name: str) -> None:
-        self.client, self.name = client, f"{client.namespace}/{name}"
+    def __init__(self, client: Any, name: str, table: Table | None = None) -> None:
+        self.client, self.name, self.table = client, f"{client.namespace}/{name}", table
 
     @property
     def channel(self) -> Channel:
@@ -162,10 +163,9 @@ class Channel:
         start, known = time.monotonic(), self.descriptions.get(home)
         if known and start < known.asked_at + EPOCH_SECONDS:
             return known
-        name, kind = self.family.name, self.family.kind
         while True:
             asked_at, last = time.monotonic(), self._last
-            args = [kind, last.partitions if last else "", "", ""]
+            args = [self.family.kind, last.partitions if last else "", "", ""]
             status, *words = await self.read("family_epoch", self.family.keys(home, *CALLS), args, deadline)
             if status == b"OK":
                 self._last = Description(asked_at, words[0], words[1], int(words[3]), json.loads(words[4]))
@@ -173,10 +173,10 @@ class Channel:
                 return self._last
             if status == b"MISMATCH":
                 self.descriptions, self._last = {}, None
-                found = f"{words[0].decode()} with {int(words[1])} partitions"
-                raise Misconfigured("MISMATCH", f"{name} is not the {kind} family of before, but {found}")
+                found = f"a {words[0].decode()} family with {int(words[1])} partitions"
+                raise Misconfigured("MISMATCH", f"{self.family.name} is {found} now")
             if not last or time.monotonic() > start + min(self.client.retry_for, CONFIGURED_WITHIN_SECONDS):
-                raise Misconfigured("UNCONFIGURED", name)
+                raise Misconfigured("UNCONFIGURED", self.family.name)
             await self.session.sleep(PAUSE_SECONDS)
 
     async def read(self, script: str, keys: Keys, args: list[Any], deadline: float = 0) -> list[Any]:

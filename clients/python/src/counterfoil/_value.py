@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
-from typing import Any, Iterable, NamedTuple, Tuple
+from typing import Any, Iterable, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
 from ._errors import CounterfoilError, Misconfigured, NotCounted
-from ._family import PAUSE_SECONDS, ROUNDS, D, Family, id_bytes
+from ._family import PAUSE_SECONDS, ROUNDS, D, Family, call, id_bytes
 
 HTTP_SECONDS = 12  # the daemon replies within 10
-Table = Tuple[str, str, str]
 
 
 class Pending(NamedTuple):
@@ -42,9 +41,10 @@ class Pending(NamedTuple):
 
 
 class ExactValues(Family[D]):
-    def __init__(self, client: Any, name: str, table: Table | None = None) -> None:
-        super().__init__(client, name)
-        self._table = table
+    @call
+    async def value(self, id: str) -> int:
+        """Returns the exact value, with what is not in MySQL yet."""
+        return await self.exact(id)
 
     async def exact(self, id: str) -> int:
         word = id_bytes(id)
@@ -87,18 +87,18 @@ class ExactValues(Family[D]):
         return reads
 
     def _statement(self, id: str, word: bytes, reads: dict[int, Pending]) -> tuple[str, list[Any]]:
-        names = self._table or ("counterfoil_values", "id", "value")
+        names = self.table or ("counterfoil_values", "id", "value")
         table, key, value = (".".join(f"`{part}`" for part in name.split(".")) for name in names)
         statement = (
             f"SELECT COALESCE(v.{value}, 0), l.partition_no, l.seq, l.nonce, l.position"
             f" FROM counterfoil_families f LEFT JOIN {table} v"
-            f" ON v.{key} = %s{'' if self._table else ' AND v.family = f.number'}"
+            f" ON v.{key} = %s{'' if self.table else ' AND v.family = f.number'}"
             " LEFT JOIN counterfoil_ledger l ON l.family = f.number"
             f" AND (l.partition_no, l.incarnation) IN ({', '.join(['(%s, %s)'] * len(reads))})"
             " WHERE f.namespace = %s AND f.name = %s"
         )
         ledgers = [number for at, one in reads.items() for number in (at, one.incarnation)]
-        return statement, [id if self._table else word, *ledgers, *self.name.split("/")]
+        return statement, [id if self.table else word, *ledgers, *self.name.split("/")]
 
 
 def daemon_value(client: Any, family: str, id: str) -> int:

@@ -73,12 +73,8 @@ class Loop(Session):
     sleep = staticmethod(asyncio.sleep)
     _sender: asyncio.Task[None] | None = None
 
-    def __init__(self, client: Any) -> None:
-        super().__init__(client)
-        self._pid = os.getpid()
-
     async def execute(self, words: tuple[Any, ...], deadline: float) -> Any:
-        if self._pid != os.getpid():
+        if self.pid != os.getpid():
             raise asyncio.CancelledError("the task is of the parent process")
         # the library may repeat calls for minutes
         async with timeout(max(deadline - time.monotonic(), ATTEMPT_SECONDS)):
@@ -102,8 +98,8 @@ class Loop(Session):
             if self._sender:
                 self._sender.cancel()
                 await asyncio.wait([self._sender])
-            if self.owns_redis:
-                await (self.redis.aclose if hasattr(self.redis, "aclose") else self.redis.close)()
+            if self.client.is_own and self._redis:
+                await self._redis.aclose()
 
     async def _send_sums(self) -> None:
         try:
