@@ -5,8 +5,7 @@ from __future__ import annotations
 import zlib
 from typing import Any, NamedTuple
 
-from ._errors import NotCounted
-from ._family import ROUNDS, D, Description, Family, Keys, Words, call, id_bytes, visitor_bytes
+from ._family import D, Description, Family, Keys, Words, call, id_bytes, visitor_bytes
 
 PLACES = 100
 
@@ -69,7 +68,7 @@ class ActivityCounters(Family[D]):
         return int(self.channel.server_time() * 1000) // length, settings["window"] // length
 
     async def _read(self, settings: dict[str, Any], page: bytes, places: list[tuple[int, int]]) -> list[int]:
-        for _ in range(ROUNDS):
+        while True:
             layer, layers = self._layers(settings)
             script, args = "activity_now", ["", settings["layer"], layers]
             kinds = ["visitors"]
@@ -84,4 +83,3 @@ class ActivityCounters(Family[D]):
             if status == b"OK":
                 return counts
             self.channel.server_is_at(counts[0])
-        raise NotCounted("OUTSIDE", "the clock of the server steps", temporary=True)

@@ -12,7 +12,6 @@ from typing import Any, Callable, Coroutine
 import redis
 
 from ._client import Client, Session
-from ._errors import CounterfoilError
 from ._family import Blocking, T
 
 _senders: set[Counterfoil] = set()  # clients that may have sums
@@ -65,8 +64,6 @@ class Counterfoil(Client[Blocking]):
 
 class Latch:
     """What `asyncio.Event` is, for threads."""
-
-    error: CounterfoilError | None = None
 
     def __init__(self) -> None:
         self._lock, self._thread = threading.Lock(), threading.get_ident()

@@ -142,7 +142,7 @@ class Session:
                 mine.set()
         if latch is not mine:
             await latch.wait()
-            value_of(latch.error)
+            value_of(getattr(latch, "error", None))
 
     @property
     def sums(self) -> list[Any]:

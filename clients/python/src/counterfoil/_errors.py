@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 HINTS = {
-    "BADKEY": "the client adds a prefix to keys, or changes them in another way",
     "CROSSSLOT": "the server is a cluster, use RedisCluster",
     "EXPIRED": "Redis no longer knows this call: it lost its memory, or the call took too long",
     "MOVED": "the server is a cluster, use RedisCluster",

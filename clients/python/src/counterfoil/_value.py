@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
-from typing import Any, Iterable, NamedTuple
+from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
@@ -53,7 +53,7 @@ class ExactValues(Family[D]):
         partition, description = await self.channel.described(word)
         partitions = range(description.partitions) if description.settings.get("wide") else [partition]
         for _ in range(ROUNDS):
-            reads = await self._read(partitions, word)
+            reads = {at: await self._read(at, word) for at in partitions}
             rows = await self.client.session.run(rows_of, self.client, *self._statement(id, word, reads))
             if not rows:
                 raise Misconfigured("UNCONFIGURED", f"{self.name} is not in the database")
@@ -61,8 +61,8 @@ class ExactValues(Family[D]):
             deltas = [one.missing(word, *ledgers.get(at, (0, 0, None))) for at, one in reads.items()]
             # a crash of Redis may revert an incarnation as long as no batch of it is in the ledger
             unsure = [at for at, one in reads.items() if at not in ledgers and (one.batch or one.buffer)]
-            again = await self._read(unsure, word)
-            is_sure = all(again[at].incarnation == reads[at].incarnation for at in unsure)
+            again = {at: await self._read(at, word) for at in unsure}
+            is_sure = all(one.incarnation == reads[at].incarnation for at, one in again.items())
             if is_sure and None not in deltas:
                 return int(rows[0][0]) + sum(delta or 0 for delta in deltas)
             await self.client.session.sleep(PAUSE_SECONDS)
@@ -78,13 +78,10 @@ class ExactValues(Family[D]):
                     raise
             await self.client.session.sleep(PAUSE_SECONDS)
 
-    async def _read(self, partitions: Iterable[int], word: bytes) -> dict[int, Pending]:
-        reads = {}
-        for at in partitions:
-            reply = await self.channel.read("buffered_read", self.keys(at, "buffer", "batch", "meta"), [word])
-            _, incarnation, seq, nonce, *rest = reply
-            reads[at] = Pending(int(incarnation or "0", 16), int(seq), int(nonce or "0", 16), *map(int, rest))
-        return reads
+    async def _read(self, partition: int, word: bytes) -> Pending:
+        keys = self.keys(partition, "buffer", "batch", "meta")
+        _, incarnation, seq, nonce, *rest = await self.channel.read("buffered_read", keys, [word])
+        return Pending(int(incarnation or "0", 16), int(seq), int(nonce or "0", 16), *map(int, rest))
 
     def _statement(self, id: str, word: bytes, reads: dict[int, Pending]) -> tuple[str, list[Any]]:
         names = self.table or ("counterfoil_values", "id", "value")

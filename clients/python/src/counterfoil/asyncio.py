@@ -12,7 +12,7 @@ from typing import Any, Callable, Coroutine
 import redis.asyncio
 
 from ._client import Client, Session
-from ._errors import CounterfoilError, Misconfigured
+from ._errors import Misconfigured
 from ._family import Awaiting, T
 
 if sys.version_info >= (3, 11):
@@ -62,14 +62,10 @@ class Counterfoil(Client[Awaiting]):
         await self.close()
 
 
-class Latch(asyncio.Event):
-    error: CounterfoilError | None = None
-
-
 class Loop(Session):
     """What belongs to one event loop."""
 
-    latch = Latch
+    latch = asyncio.Event
     sleep = staticmethod(asyncio.sleep)
     _sender: asyncio.Task[None] | None = None
 
