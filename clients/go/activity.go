@@ -10,26 +10,26 @@ import (
 // and a visitor 1 to 255 bytes of any kind.
 type Activity struct{ *family }
 
-var activityKind = &kind{name: "activity", maxID: 200, limit: 400,
+var activityKind = &kind{
+	name: "activity", script: "activity_touch", maxID: 200, limit: 400, keys: []string{"open", "schedule"},
 	place: func(e *epoch, it *item) uint32 {
-		stripe := crc(it.visitor) % e.settings.Stripes
+		stripe := crc(it.visitor) % e.Stripes
 		it.place = fmt.Sprintf("%d:%s", stripe, it.id)
 		return e.stripeOf(it.id, stripe)
 	},
-	encode: func(f *family, e *epoch, batch []*item, r *request) {
-		own, partition, layer := e.settings, batch[0].partition, f.client.now()/e.settings.Layer
-		places := groups(batch, func(it *item) string { return it.place })
-		r.script, r.keys = "activity_touch", append(r.keys, f.keys(partition, "open", "schedule")...)
-		r.args = append(r.args, own.Layer, own.Window/own.Layer, own.KeepMinutes)
-		if own.isEstimated() {
+	head: func(_ *family, e *epoch) []any { return []any{e.Layer, e.Window / e.Layer, e.KeepMinutes} },
+	encode: func(f *family, e *epoch, items []*item, r *request) {
+		layer, places := f.client.now()/e.Layer, groups(items, func(it *item) string { return it.place })
+		if e.isEstimated() {
 			r.script, r.args = "activity_touch_hll", append(r.args, layer)
 		}
 		r.args = append(r.args, len(places))
 		for _, views := range places {
-			r.keys = append(r.keys, f.keys(partition, own.placeKeys(views[0].place, layer, layer)...)...)
-			if own.isEstimated() && own.KeepMinutes {
-				r.keys = append(r.keys, f.keys(partition, fmt.Sprintf("minute:%d:%s", layer*own.Layer/60_000*60, views[0].place))...)
+			names := e.placeKeys(views[0].place, layer, layer)
+			if e.isEstimated() && e.KeepMinutes {
+				names = append(names, fmt.Sprintf("minute:%d:%s", layer*e.Layer/60_000*60, views[0].place))
 			}
+			r.keys = append(r.keys, f.keys(views[0].partition, names...)...)
 			visitors := map[string]bool{}
 			for _, it := range views {
 				visitors[it.visitor] = true
@@ -40,7 +40,6 @@ var activityKind = &kind{name: "activity", maxID: 200, limit: 400,
 			}
 		}
 	},
-	results: func(_ []any, batch []*item) []any { return make([]any, len(batch)) },
 }
 
 func (s *settings) isEstimated() bool { return s.Visitors == "hyperloglog" }
@@ -87,14 +86,13 @@ func (a *Activity) Now(ctx context.Context, page string) (views, visitors int64,
 	if err != nil {
 		return 0, 0, err
 	}
-	own, layers := e.settings, e.settings.Window/e.settings.Layer
-	for stripe := uint32(0); stripe < own.Stripes; {
-		now := a.client.now() / own.Layer
-		script, args := "activity_now", []any{"", own.Layer, layers}
-		if own.isEstimated() {
+	for stripe := uint32(0); stripe < e.Stripes; {
+		now, layers := a.client.now()/e.Layer, e.Window/e.Layer
+		script, args := "activity_now", []any{"", e.Layer, layers}
+		if e.isEstimated() {
 			script, args = "activity_now_hll", append(args, now)
 		}
-		names := own.placeKeys(fmt.Sprintf("%d:%s", stripe, page), now-layers+1, now)
+		names := e.placeKeys(fmt.Sprintf("%d:%s", stripe, page), now-layers+1, now)
 		words, err := a.reply(ctx, script, a.keys(e.stripeOf(page, stripe), names...), args...)
 		switch {
 		case err != nil:
@@ -111,22 +109,16 @@ func (a *Activity) Now(ctx context.Context, page string) (views, visitors int64,
 // Visitors is a family that counts each visitor of a scope, such as a shop, once a day. A visitor is 1 to 255 bytes of any kind.
 type Visitors struct{ *family }
 
-var visitorsKind = &kind{name: "visitors", maxID: 255, limit: 400,
-	place: func(e *epoch, it *item) uint32 { return e.partitionOf(it.id) },
-	encode: func(f *family, e *epoch, batch []*item, r *request) {
-		partition := batch[0].partition
-		r.script, r.keys = "visitors_first", append(r.keys, f.keys(partition, "buffer", "meta")...)
-		r.args = append(r.args, e.settings.Remember, len(batch))
-		for _, it := range batch {
-			r.keys = append(r.keys, f.keys(partition, "seen:"+it.id)...)
+var visitorsKind = &kind{
+	name: "visitors", script: "visitors_first", maxID: 255, limit: 400, keys: []string{"buffer", "meta"}, hasTotals: true,
+	place: (*epoch).placeOf,
+	head:  func(_ *family, e *epoch) []any { return []any{e.Remember} },
+	encode: func(f *family, _ *epoch, items []*item, r *request) {
+		r.args = append(r.args, len(items))
+		for _, it := range items {
+			r.keys = append(r.keys, f.keys(it.partition, "seen:"+it.id)...)
 			r.args = append(r.args, it.id, 1, it.visitor)
 		}
-	},
-	results: func(words []any, _ []*item) []any {
-		if words[0] == "DUP" {
-			return words[1:]
-		}
-		return words[2:] // after the hits since the last rotation
 	},
 }
 

@@ -31,39 +31,26 @@ type Result struct {
 	Err error
 }
 
-var bufferedKind = &kind{name: "buffered", maxID: 255, limit: 1000, spans: true,
+var bufferedKind = &kind{
+	name: "buffered", script: "buffered_add", maxID: 255, limit: 1000, keys: []string{"buffer", "meta"},
+	spans: true, hasTotals: true, hasRefusals: true,
 	place: func(e *epoch, it *item) uint32 {
 		switch {
-		case e.settings.Wide && it.request != "":
+		case e.Wide && it.request != "":
 			return e.partitionOf(it.request)
-		case e.settings.Wide:
+		case e.Wide:
 			return rand.Uint32N(e.partitions)
 		}
 		return e.partitionOf(it.id)
 	},
-	encode: func(f *family, _ *epoch, batch []*item, r *request) {
-		r.script = "buffered_add"
-		for _, group := range byPartition(batch) {
-			hits, at := int64(0), len(r.args)
-			r.keys = append(r.keys, f.keys(group[0].partition, "buffer", "meta")...)
-			r.args = append(r.args, hits, len(group))
-			for _, it := range group {
-				// how many hits a pair stands for only says when a save is due
-				hits += max(min(it.delta, 1000), -max(it.delta, -1000), 1)
-				r.args = append(r.args, it.id, it.delta)
-			}
-			r.args[at] = min(hits, 1000)
+	head: func(*family, *epoch) []any { return nil },
+	encode: func(_ *family, _ *epoch, items []*item, r *request) {
+		hits, pairs := int64(0), []any{}
+		for _, it := range items {
+			hits = min(hits+min(max(it.delta, -it.delta, 1), 1000), 1000) // they only say when a save is due
+			pairs = append(pairs, it.id, it.delta)
 		}
-	},
-	results: func(words []any, batch []*item) (results []any) {
-		if words[0] == "DUP" {
-			return refusals(words[1], batch)
-		}
-		words = words[1:]
-		for _, group := range byPartition(batch) { // each after the partition's total
-			results, words = append(results, words[1:len(group)+1]...), words[len(group)+1:]
-		}
-		return results
+		r.args = append(append(r.args, hits, len(items)), pairs...)
 	},
 }
 
@@ -129,8 +116,7 @@ type later struct {
 
 	mu      sync.Mutex
 	sums    map[string]int64
-	sending int // ids of the current pass
-	isTimed bool
+	sending int   // ids of the current pass
 	lost    error // the first one since the last flush
 }
 
@@ -173,17 +159,16 @@ func (f *family) flush(ctx context.Context) error {
 	return cmp.Or(lost, kept)
 }
 
-// sum adds to a sum, and starts the next pass in a while. It returns false if the sum would be beyond i64.
+// sum adds to a sum, the first of which starts a pass in a while. It returns false if the sum would be beyond i64.
 func (f *family) sum(id string, delta int64) bool {
 	l, before := &f.later, f.later.sums[id]
 	if (before+delta < before) != (delta < 0) {
 		return false
 	}
-	l.sums[id] = before + delta
-	if !l.isTimed {
-		l.isTimed = true
+	if len(l.sums) == 0 {
 		time.AfterFunc(f.client.options.LaterEvery, func() { _ = f.sendSums() })
 	}
+	l.sums[id] = before + delta
 	return true
 }
 
@@ -197,7 +182,7 @@ func (f *family) sendSums() (kept error) {
 	for id, sum := range l.sums {
 		items = append(items, &item{id: id, delta: sum})
 	}
-	l.sums, l.sending, l.isTimed = make(map[string]int64, len(items)), len(items), false
+	l.sums, l.sending = map[string]int64{}, len(items)
 	l.mu.Unlock()
 	for i, result := range f.count(context.Background(), items...) {
 		err, isFailed := result.err.(*Error)

@@ -15,26 +15,15 @@ type Cached struct{ *family }
 // ticketMillis is how long a ticket is kept, and with it the time to read a row.
 const ticketMillis = 30_000
 
-var cachedKind = &kind{name: "cached", maxID: 255, limit: 1000, spans: true,
-	place: func(e *epoch, it *item) uint32 { return e.partitionOf(it.id) },
-	encode: func(f *family, e *epoch, batch []*item, r *request) {
-		r.script, r.args = "cached_incr", append(r.args, ticketMillis, e.settings.Min.String(), e.settings.Max.String())
-		for _, group := range byPartition(batch) {
-			r.keys = append(r.keys, f.keys(group[0].partition, "base", "buffer", "batch", "meta")...)
-			r.args = append(r.args, len(group))
-			for _, it := range group {
-				r.args = append(r.args, it.id, it.change)
-			}
+var cachedKind = &kind{
+	name: "cached", script: "cached_incr", maxID: 255, limit: 1000, keys: []string{"base", "buffer", "batch", "meta"}, spans: true,
+	place: (*epoch).placeOf,
+	head:  func(_ *family, e *epoch) []any { return []any{ticketMillis, e.Min.String(), e.Max.String()} },
+	encode: func(_ *family, _ *epoch, items []*item, r *request) {
+		r.args = append(r.args, len(items))
+		for _, it := range items {
+			r.args = append(r.args, it.id, it.change)
 		}
-	},
-	results: func(words []any, _ []*item) (results []any) {
-		if words[0] == "OK" {
-			return words[1:]
-		}
-		for _, word := range strings.Fields(words[1].(string)) {
-			results = append(results, word)
-		}
-		return results
 	},
 }
 
@@ -79,22 +68,19 @@ func (c *Cached) Get(ctx context.Context, id string) (int64, error) {
 
 // seeding makes a call again after it has seeded a counter that the call missed.
 func (c *Cached) seeding(ctx context.Context, id string, call func() outcome) (int64, error) {
-	result := call()
-	for range 10 {
+	for seeds := 0; ; seeds++ {
+		result := call()
 		code, rest, _ := strings.Cut(result.word, ":")
-		switch code {
-		case "MISS":
-			if err := c.seed(ctx, id, rest); err != nil {
-				return 0, err
-			}
-			result = call()
-		case "SUM": // of base, batch and buffer
+		switch {
+		case code == "SUM": // of base, batch and buffer
 			return c.total(strings.Split(rest, ":")...)
-		default:
+		case code != "MISS" || seeds == 10:
 			return result.Value, result.err
 		}
+		if err := c.seed(ctx, id, rest); err != nil {
+			return 0, err
+		}
 	}
-	return result.Value, result.err
 }
 
 // total adds numbers that may each be near an end of i64.
@@ -129,23 +115,8 @@ func (c *Cached) seed(ctx context.Context, id, ticket string) error {
 	return err
 }
 
-// row calls the application's function, whose panic would otherwise end the process: it is not in the caller's goroutine.
-func (c *Cached) row(ctx context.Context, id string) (value int64, err error) {
-	defer func() {
-		if problem := recover(); problem != nil {
-			err = fmt.Errorf("ReadRow panicked: %v", problem)
-		}
-	}()
-	return c.readRow(ctx, id)
-}
-
-func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) (err error) {
-	var value int64
-	if c.readRow == nil {
-		value, err = c.askDaemon(ctx, id) // the row's, as nothing is pending
-	} else if value, err = c.row(ctx, id); err != nil {
-		err = c.fail(ErrNotCounted, "no row", err)
-	}
+func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) error {
+	value, err := c.row(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -153,6 +124,22 @@ func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) (err error)
 	if err != nil {
 		return err
 	}
-	_, err = c.reply(ctx, "cached_seed", c.keys(e.partitionOf(id), "base"), e.settings.Retain, "", id, ticket, value)
+	_, err = c.reply(ctx, "cached_seed", c.keys(e.partitionOf(id), "base"), e.Retain, "", id, ticket, value)
 	return err
+}
+
+// row reads the counter's row. A panic of the application's function would end the process: it is not in the caller's goroutine.
+func (c *Cached) row(ctx context.Context, id string) (value int64, err error) {
+	if c.readRow == nil {
+		return c.askDaemon(ctx, id) // the row's, as nothing is pending
+	}
+	defer func() {
+		if problem := recover(); problem != nil {
+			err = fmt.Errorf("ReadRow panicked: %v", problem)
+		}
+		if err != nil {
+			err = c.fail(ErrNotCounted, "no row", err)
+		}
+	}()
+	return c.readRow(ctx, id)
 }

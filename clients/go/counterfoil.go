@@ -24,7 +24,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/url"
 	"regexp"
 	"sync"
 	"sync/atomic"
@@ -67,13 +66,8 @@ func (e *Error) Error() string {
 	return text
 }
 
-// Unwrap returns the kind and the cause, if there is one.
-func (e *Error) Unwrap() []error {
-	if e.cause == nil {
-		return []error{e.Kind}
-	}
-	return []error{e.Kind, e.cause}
-}
+// Unwrap returns the kind and the cause.
+func (e *Error) Unwrap() error { return errors.Join(e.Kind, e.cause) }
 
 // Options are the options of a [Client]. The zero value has the defaults.
 type Options struct {
@@ -130,34 +124,18 @@ func New(client redis.UniversalClient, namespace string, options Options) (*Clie
 }
 
 // Connect returns a client with connections of its own, which Close closes. The URL is redis://, rediss:// (TLS) or unix://,
-// with the parameters of go-redis; for a cluster it names further nodes: redis://node1:6379?addr=node2:6379&addr=node3:6379.
+// with the parameters of go-redis.
 func Connect(address, namespace string, options Options) (*Client, error) {
-	client, err := dial(address)
+	parsed, err := redis.ParseURL(address)
 	if err != nil {
 		return nil, &Error{Kind: ErrMisconfigured, Reason: "url", Family: namespace, cause: err}
 	}
-	c, err := New(client, namespace, options)
+	parsed.MaxRetries = -1
+	c, err := New(redis.NewClient(parsed), namespace, options)
 	if err == nil {
 		c.isOwn = true
 	}
 	return c, err
-}
-
-func dial(address string) (redis.UniversalClient, error) {
-	if parsed, err := url.Parse(address); err == nil && parsed.Query().Has("addr") {
-		options, err := redis.ParseClusterURL(address)
-		if err != nil {
-			return nil, err
-		}
-		options.MaxRetries = -1
-		return redis.NewClusterClient(options), nil
-	}
-	options, err := redis.ParseURL(address)
-	if err != nil {
-		return nil, err
-	}
-	options.MaxRetries = -1
-	return redis.NewClient(options), nil
 }
 
 // Close sends what Later took, and closes the connections of [Connect]. Sums that cannot be sent are dropped, and reported to

@@ -38,9 +38,9 @@ type epoch struct {
 	now, before string
 	database    string // the id of Options.Database, if Value has read it
 	partitions  uint32
-	settings    settings
-	zone        *time.Location
-	until       time.Time
+	settings
+	zone  *time.Location
+	until time.Time
 }
 
 // settings are those that clients need; times are in milliseconds.
@@ -60,18 +60,18 @@ type settings struct {
 func (c *Client) family(kind *kind, id string, options []FamilyOption) (*family, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	f := c.families[kind.name+" "+id]
-	if f == nil {
-		f = &family{client: c, kind: kind, path: c.namespace + "/" + id, queues: map[uint32]*queue{}}
-		f.later.sums = map[string]int64{}
-		if !name.MatchString(id) {
-			return nil, f.fail(ErrMisconfigured, "BADKEY", fmt.Errorf("the family's name does not match %s", name))
-		}
-		for _, option := range options {
-			option(f)
-		}
-		c.families[kind.name+" "+id] = f
+	if known := c.families[kind.name+" "+id]; known != nil {
+		return known, nil
 	}
+	f := &family{client: c, kind: kind, path: c.namespace + "/" + id, queues: map[uint32]*queue{}}
+	f.later.sums = map[string]int64{}
+	if !name.MatchString(id) {
+		return nil, f.fail(ErrMisconfigured, "BADKEY", fmt.Errorf("the family's name does not match %s", name))
+	}
+	for _, option := range options {
+		option(f)
+	}
+	c.families[kind.name+" "+id] = f
 	return f, nil
 }
 
@@ -80,7 +80,9 @@ func (f *family) fail(kind error, reason string, cause error) *Error {
 }
 
 func (f *family) failTemporarily(reason string, cause error) *Error {
-	return &Error{Kind: ErrNotCounted, Reason: reason, Family: f.path, cause: cause, isTemporary: true}
+	e := f.fail(ErrNotCounted, reason, cause)
+	e.isTemporary = true
+	return e
 }
 
 // check refuses an id, a name, a page or a visitor before anything is sent.
@@ -116,6 +118,8 @@ func (e *epoch) knows(stored string) bool {
 
 func (e *epoch) partitionOf(id string) uint32 { return crc(id) % e.partitions }
 
+func (e *epoch) placeOf(it *item) uint32 { return e.partitionOf(it.id) }
+
 // describe returns the last epoch of any home, whose partitions are compared again before a call is sent.
 func (f *family) describe(ctx context.Context) (*epoch, error) {
 	if latest := f.latest.Load(); latest != nil {
@@ -144,18 +148,29 @@ func (f *family) ask(ctx context.Context, home uint32) (*epoch, error) {
 	keys := f.keys(home, "calls", "calls_before")
 	for start := time.Now(); ; {
 		asked := time.Now()
-		words, err := f.reply(ctx, "family_epoch", keys, f.kind.name, partitions, database, "")
+		words, err := f.reply(ctx, "family_epoch", keys, f.name, partitions, database, "")
 		switch {
 		case errors.Is(err, ErrNotCounted):
 			return nil, f.failTemporarily("no epoch", err)
 		case err != nil:
 			return nil, err
 		case words[0] == "OK":
-			return f.learn(home, database, words, asked)
+			e := &epoch{now: words[1].(string), before: words[2].(string), database: database, until: asked.Add(30 * time.Second)}
+			e.partitions = uint32(number(words[4]))
+			err := json.Unmarshal([]byte(words[5].(string)), &e.settings)
+			if err == nil {
+				e.zone, err = time.LoadLocation(e.settings.TimeZone)
+			}
+			if err != nil {
+				return nil, f.fail(ErrMisconfigured, "settings", err)
+			}
+			f.epochs.Store(home, e)
+			f.latest.Store(e)
+			return e, nil
 		case words[0] == "MISMATCH": // it is another family now
 			f.latest.Store(nil)
 			f.epochs.Delete(home)
-			return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("counts as %s in %q, and Redis has %v", f.kind.name, database, words[1:]))
+			return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("counts as %s in %q, and Redis has %v", f.name, database, words[1:]))
 		// the daemon configures an emptied Redis again within about a second
 		case latest == nil || time.Since(start) > 3*time.Second || !sleep(ctx, 100*time.Millisecond):
 			e := f.fail(ErrMisconfigured, fmt.Sprint(words[0]), errors.New("declare the family in the daemon's counterfoil.toml, "+
@@ -164,20 +179,4 @@ func (f *family) ask(ctx context.Context, home uint32) (*epoch, error) {
 			return nil, e
 		}
 	}
-}
-
-// learn stores a reply of family_epoch.
-func (f *family) learn(home uint32, database string, words []any, asked time.Time) (*epoch, error) {
-	e := &epoch{database: database, partitions: uint32(number(words[4])), until: asked.Add(30 * time.Second)}
-	e.now, e.before = words[1].(string), words[2].(string)
-	err := json.Unmarshal([]byte(words[5].(string)), &e.settings)
-	if err == nil {
-		e.zone, err = time.LoadLocation(e.settings.TimeZone)
-	}
-	if err != nil {
-		return nil, f.fail(ErrMisconfigured, "settings", err)
-	}
-	f.epochs.Store(home, e)
-	f.latest.Store(e)
-	return e, nil
 }

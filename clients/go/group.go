@@ -3,7 +3,6 @@ package counterfoil
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -16,15 +15,18 @@ import (
 
 // kind is what differs between the kinds of families.
 type kind struct {
-	name         string
-	maxID, limit int  // bytes of an id, and items of a call
-	spans        bool // one call may count in several partitions of a standalone server
+	name, script string
+	maxID, limit int      // bytes of an id, and items of a call
+	keys         []string // of each partition in a call
+	spans        bool     // one call may count in several partitions of a standalone server
+	hasTotals    bool     // the reply OK has a total before the words of each partition
+	hasRefusals  bool     // the reply DUP is a text such as "3:FULL 7:RANGE": the words of the third and the seventh item
 	// place returns the partition of an item.
 	place func(e *epoch, it *item) uint32
-	// encode completes the call for a batch, which it may sort.
-	encode func(f *family, e *epoch, batch []*item, r *request)
-	// results returns the word of each item in a reply, OK or DUP, and nil where the reply does not have it.
-	results func(words []any, batch []*item) []any
+	// head returns the arguments before those of the partitions.
+	head func(f *family, e *epoch) []any
+	// encode adds the items of a partition to a call.
+	encode func(f *family, e *epoch, items []*item, r *request)
 }
 
 // item is one change of one counter: an id and a delta, a name and a number of hits, or a page or day and its visitor.
@@ -34,22 +36,27 @@ type item struct {
 	change         string // of a cached counter, in place of delta
 	request, epoch string // of AddOnce
 
+	share                 *share
 	partition, partitions uint32
-	isLost                bool   // an earlier call for it may have been executed
 	place                 string // STRIPE:PAGE of an activity
 	start                 time.Time
+	isLost                bool // an earlier call for it may have been executed
 	state                 atomic.Int32
 	outcome               // once it is settled
-	share                 *share
 }
 
 // The states of an item.
 const (
 	waiting int32 = iota
-	sent
+	taken         // by a call, or by its caller, who has left
 	settled
-	left // its caller has returned
 )
+
+// share is what one goroutine counts.
+type share struct {
+	ctx  context.Context
+	open sync.WaitGroup
+}
 
 // outcome is the result of an item: its value if it is known, or else the script's word, or an error.
 type outcome struct {
@@ -69,16 +76,41 @@ func (it *item) settle(o outcome) {
 
 // count counts items and returns their outcomes. If ctx ends, what is not sent yet is not counted.
 func (f *family) count(ctx context.Context, items ...*item) []outcome {
-	if ctx.Err() == nil && len(items) > 0 {
-		until(ctx, func() { f.distribute(ctx, items) })
+	if len(items) == 0 {
+		return nil
 	}
+	e, err := f.describe(ctx)
+	if ctx.Err() != nil {
+		err = f.fail(ErrNotCounted, "canceled", ctx.Err())
+	}
+	own, queues := &share{ctx: context.WithoutCancel(ctx)}, map[*queue][]*item{}
+	for _, it := range items {
+		if err := cmp.Or(f.check(it.id, f.maxID, true), err); err != nil {
+			it.settle(outcome{err: err})
+			continue
+		}
+		it.share, it.start = own, time.Now()
+		it.partition, it.partitions = f.place(e, it), e.partitions
+		own.open.Add(1)
+		q := f.queue(it)
+		queues[q] = append(queues[q], it)
+	}
+	until(ctx, func() {
+		for q, items := range queues {
+			c := q.add(items)
+			if c != nil && (len(queues) > 1 || q.next(c)) { // a single call is made in the goroutine of its caller
+				go q.work(c)
+			}
+		}
+		own.open.Wait()
+	})
 	outcomes := make([]outcome, len(items))
 	for i, it := range items {
 		switch {
+		case it.state.CompareAndSwap(waiting, taken):
+			outcomes[i].err = f.fail(ErrNotCounted, "canceled", ctx.Err())
 		case it.state.Load() == settled:
 			outcomes[i] = it.outcome
-		case it.state.CompareAndSwap(waiting, left):
-			outcomes[i].err = f.fail(ErrNotCounted, "canceled", ctx.Err())
 		default:
 			outcomes[i].err = f.fail(ErrOutcomeUnknown, "canceled", ctx.Err())
 		}
@@ -86,48 +118,15 @@ func (f *family) count(ctx context.Context, items ...*item) []outcome {
 	return outcomes
 }
 
-// distribute settles items, those of each queue at the same time.
-func (f *family) distribute(ctx context.Context, items []*item) {
-	e, err := f.describe(ctx)
-	valid := make([]*item, 0, len(items))
-	for _, it := range items {
-		if err := cmp.Or(f.check(it.id, f.maxID, true), err); err != nil {
-			it.settle(outcome{err: err})
-			continue
-		}
-		it.partition, it.partitions, it.start = f.kind.place(e, it), e.partitions, time.Now()
-		valid = append(valid, it)
-	}
-	shares := groups(valid, f.queueOf)
-	if len(shares) == 1 {
-		f.queue(shares[0][0]).settle(ctx, shares[0])
-		return
-	}
-	var running sync.WaitGroup
-	for _, own := range shares {
-		running.Add(1)
-		go func() {
-			defer running.Done()
-			f.queue(own[0]).settle(ctx, own)
-		}()
-	}
-	running.Wait()
-}
-
-// callsInFlight is how many calls a queue makes at a time.
-const callsInFlight = 2
-
 // queue has two calls in flight: Redis executes one while the callers of the other take its results and count again. What
 // arrives meanwhile shares the next one.
 type queue struct {
-	family  *family
-	home    uint32
-	fence   []string     // the keys of the home
-	callers chan *caller // those without a call in flight
+	family *family
+	home   uint32
 
-	mu       sync.Mutex
-	waiting  []*item
-	inFlight int // items
+	mu      sync.Mutex
+	waiting []*item
+	idle    []*caller // those without a call in flight
 }
 
 // caller is a name that Redis remembers, with the number of its last call.
@@ -136,105 +135,75 @@ type caller struct {
 	n    int64
 }
 
-// queueOf returns the number of an item's queue.
-func (f *family) queueOf(it *item) uint32 {
-	if f.spans {
-		return f.home(it.partition)
-	}
-	return it.partition
-}
-
+// queue returns the queue of an item. A request has one of its own.
 func (f *family) queue(it *item) *queue {
+	home, key := f.home(it.partition), it.partition
+	if f.spans {
+		key = home
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	q := f.queues[f.queueOf(it)]
+	q := f.queues[key]
 	if q == nil || it.request != "" {
-		home := f.home(it.partition)
-		q = &queue{family: f, home: home, fence: f.keys(home, "calls", "calls_before"), callers: make(chan *caller, callsInFlight)}
-		if it.request != "" {
-			q.callers <- &caller{name: fmt.Sprintf("request:%d:%s:%s", len(it.request), it.request, it.id)}
-			return q
-		}
-		for range callsInFlight {
-			q.callers <- &caller{}
-		}
-		f.queues[f.queueOf(it)] = q
+		q = &queue{family: f, home: home, idle: []*caller{{}, {}}}
+	}
+	if it.request == "" {
+		f.queues[key] = q
 	}
 	return q
 }
 
-// share is what one goroutine has in one queue.
-type share struct {
-	open atomic.Int64 // items
-	done chan struct{}
-}
-
-// settle returns when the items are settled or their caller has left. It makes the next calls, unless others do.
-func (q *queue) settle(ctx context.Context, items []*item) {
-	own := &share{done: make(chan struct{})}
-	own.open.Store(int64(len(items)))
-	for _, it := range items {
-		it.share = own
-	}
-	q.mu.Lock()
-	q.waiting = append(q.waiting, items...)
-	q.mu.Unlock()
-	for isWaiting := true; isWaiting && own.open.Load() > 0; {
-		select {
-		case <-own.done:
-			return
-		case c := <-q.callers:
-			isWaiting = q.next(ctx, c)
-			q.callers <- c
-		}
-	}
-	<-own.done
-}
-
-// next makes a call for what is waiting, and returns false if nothing is.
-func (q *queue) next(ctx context.Context, c *caller) bool {
-	items := q.take()
-	if len(items) == 0 {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), q.family.client.options.RetryFor)
-	defer cancel()
-	q.call(ctx, c, items)
-	q.mu.Lock()
-	q.inFlight -= len(items)
-	q.mu.Unlock()
-	for _, it := range items {
-		if it.share.open.Add(-1) == 0 {
-			close(it.share.done)
-		}
-	}
-	if len(items) > 1 { // the callers first add what they count next, so that the next call has more of it
-		runtime.Gosched()
-	}
-	return true
-}
-
-// take returns the items of the next call: its part of what several goroutines count, or all of what one does.
-func (q *queue) take() []*item {
+// add adds items, and returns a caller to make calls with if there is an idle one.
+func (q *queue) add(items []*item) *caller {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	end := min(len(q.waiting), q.family.limit)
-	if end > 0 && q.waiting[0].share != q.waiting[end-1].share {
-		end = min(end, (len(q.waiting)+q.inFlight+callsInFlight-1)/callsInFlight)
+	q.waiting = append(q.waiting, items...)
+	if len(q.idle) == 0 {
+		return nil
 	}
+	c := q.idle[0]
+	q.idle = q.idle[1:]
+	return c
+}
+
+// work makes calls until nothing is waiting.
+func (q *queue) work(c *caller) {
+	for q.next(c) {
+	}
+}
+
+// next makes a call, and returns false if nothing else is waiting: the caller is idle again.
+func (q *queue) next(c *caller) bool {
+	q.mu.Lock()
+	end := min(len(q.waiting), q.family.limit)
 	items := q.waiting[:end]
 	q.waiting = q.waiting[end:]
-	q.inFlight += end
-	return items
+	q.mu.Unlock()
+	if end > 0 {
+		ctx, cancel := context.WithTimeout(items[0].share.ctx, q.family.client.options.RetryFor)
+		defer cancel()
+		q.call(ctx, c, items)
+	}
+	for _, it := range items {
+		it.share.open.Done()
+	}
+	if end > 1 { // the callers first add what they count next, so that the next call has more of it
+		runtime.Gosched()
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.waiting) == 0 {
+		q.idle = append(q.idle, c)
+	}
+	return len(q.waiting) > 0
 }
 
 // call settles items, those whose callers have not left.
 func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 	f := q.family
-	isLate := func(it *item) bool { return time.Since(it.start) > f.client.options.RetryFor }
 	var e *epoch
 	var err error = f.failTemporarily("BUSY", nil)
-	if !isLate(items[len(items)-1]) { // the last to arrive: otherwise each call would wait for an epoch
+	if time.Since(items[len(items)-1].start) < f.client.options.RetryFor { // otherwise each call would wait for an epoch
 		e, err = f.ask(ctx, q.home)
 	}
 	if err == nil && !e.knows(items[0].epoch) { // it may be newer
@@ -244,7 +213,7 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 	batch := make([]*item, 0, len(items))
 	for _, it := range items {
 		switch {
-		case !it.isLost && !it.state.CompareAndSwap(waiting, sent):
+		case !it.isLost && !it.state.CompareAndSwap(waiting, taken):
 		case err != nil:
 			it.settle(outcome{err: err})
 		case it.partitions != e.partitions:
@@ -252,8 +221,6 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 			it.settle(outcome{err: f.fail(ErrMisconfigured, "MISMATCH", nil)})
 		case !e.knows(it.epoch): // Redis may have forgotten the request
 			it.settle(outcome{err: f.fail(ErrOutcomeUnknown, "EXPIRED", nil)})
-		case isLate(it):
-			it.settle(outcome{err: f.failTemporarily("BUSY", nil)})
 		default:
 			batch = append(batch, it)
 		}
@@ -265,52 +232,54 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 
 // send makes the caller's next call, for a batch, and settles it.
 func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
-	f, status, epoch, isRequest := q.family, any(""), e.now, batch[0].request != ""
-	if isRequest {
-		c.n, epoch = 1, e.before // which is looked up in both memories
+	f, first, epoch := q.family, batch[0], e.now
+	isRequest := first.request != ""
+	if isRequest { // it is looked up in both memories
+		c, epoch = &caller{fmt.Sprintf("request:%d:%s:%s", len(first.request), first.request, first.id), 1}, e.before
 	} else {
 		c.step()
 	}
-	r := &request{keys: append(make([]string, 0, 8), q.fence...)}
-	r.args = append(make([]any, 0, 16), c.name, c.n, epoch, r)
-	f.encode(f, e, batch, r)
+	r := &request{script: f.script, keys: f.keys(q.home, "calls", "calls_before")}
+	r.args = append(r.args, c.name, c.n, epoch, r)
+	r.args = append(r.args, f.head(f, e)...)
+	partitions := groups(batch, func(it *item) uint32 { return it.partition })
+	for _, items := range partitions {
+		r.keys = append(r.keys, f.keys(items[0].partition, f.kind.keys...)...)
+		f.encode(f, e, items, r)
+	}
 	words, err := f.call(ctx, r)
+	status := ""
 	if err == nil {
-		status = words[0]
+		status = words[0].(string)
+		err = f.fail(ErrOutcomeUnknown, status, nil)
 	}
-	isDone := status == "OK" || status == "DUP"
-	if !isDone && !isRequest {
-		c.name = "" // another process may have it
-	}
-	if isDone {
-		for i, word := range f.results(words, batch) {
+	if status == "OK" || status == "DUP" {
+		for i, word := range f.words(words, batch, partitions) {
 			batch[i].settle(f.outcomeOf(word))
 		}
 		return
 	}
-	isOnly := r.sent > 0 && r.lost == 0
-	isAnew := isOnly && (status == "OUTSIDE" || status == "EXPIRED") || isRequest && status == "EXPIRED"
+	c.name = "" // another process may have it
+	isOnly, failure := r.sent > 0 && r.lost == 0, err.(*Error)
 	switch status {
 	case "OUTSIDE":
 		f.client.setClock(words[1])
 	case "EXPIRED":
 		f.epochs.Delete(q.home)
 	}
-	var failure *Error
-	isOfOne := errors.As(err, &failure) && failure.Kind != ErrOutcomeUnknown && in(" WRONGTYPE BADSTATE BADARG ", failure.Reason)
 	switch {
-	case isAnew:
-		if isRequest && r.lost > 0 {
-			batch[0].isLost, batch[0].epoch = true, cmp.Or(batch[0].epoch, e.now)
-		}
+	case isOnly && (status == "OUTSIDE" || status == "EXPIRED"):
 		q.again(ctx, c, batch)
-	case isOfOne && len(batch) > 1: // perhaps because of a single item
-		for i := range batch {
+	case isRequest && status == "EXPIRED":
+		first.isLost, first.epoch = true, cmp.Or(first.epoch, e.now)
+		q.again(ctx, c, batch)
+	case len(batch) > 1 && failure.Kind != ErrOutcomeUnknown && in(ofOne, failure.Reason):
+		for i := range batch { // perhaps because of a single item
 			q.again(ctx, c, batch[i:i+1])
 		}
 	default:
 		for _, it := range batch {
-			it.settle(outcome{err: cmp.Or(err, error(f.fail(ErrOutcomeUnknown, fmt.Sprint(status), nil)))})
+			it.settle(outcome{err: err})
 		}
 	}
 }
@@ -327,11 +296,8 @@ func (q *queue) again(ctx context.Context, c *caller, items []*item) {
 
 // outcomeOf reads the word of an item: a number, or why it was not counted, or nil if it was counted and nothing else is known.
 func (f *family) outcomeOf(word any) outcome {
-	switch word := word.(type) {
-	case nil:
+	if word == nil {
 		return outcome{}
-	case int64:
-		return outcome{Pending: Pending{word, true}}
 	}
 	text := fmt.Sprint(word)
 	if value, err := strconv.ParseInt(text, 10, 64); err == nil {
@@ -345,17 +311,28 @@ func (f *family) outcomeOf(word any) outcome {
 	return outcome{word: text, err: e}
 }
 
-// refusals returns the words in a text such as "3:FULL 7:RANGE": those of the third and the seventh item.
-func refusals(text any, batch []*item) []any {
-	words, results := map[string]any{}, make([]any, len(batch))
-	for _, one := range strings.Fields(fmt.Sprint(text)) {
-		number, word, _ := strings.Cut(one, ":")
-		words[number] = word
+// words returns the word of each item in a reply, OK or DUP, and nil where the reply does not have it.
+func (f *family) words(reply []any, batch []*item, partitions [][]*item) []any {
+	words, rest := make([]any, len(batch)), reply[1:]
+	if reply[0] == "DUP" {
+		for at, word := range strings.Fields(fmt.Sprintln(rest...)) {
+			if number, refusal, _ := strings.Cut(word, ":"); f.hasRefusals {
+				at, _ = strconv.Atoi(number)
+				at, word = at-1, refusal
+			}
+			words[at] = word
+		}
+		return words
 	}
-	for i := range results {
-		results[i] = words[strconv.Itoa(i+1)]
+	open := words
+	for _, items := range partitions {
+		if f.hasTotals {
+			rest = rest[1:]
+		}
+		rest = rest[copy(open[:len(items)], rest):]
+		open = open[len(items):]
 	}
-	return results
+	return words
 }
 
 // groups sorts items by a key and returns those with the same one together.
@@ -368,8 +345,4 @@ func groups[K cmp.Ordered](items []*item, key func(*item) K) (all [][]*item) {
 		}
 	}
 	return all
-}
-
-func byPartition(items []*item) [][]*item {
-	return groups(items, func(it *item) uint32 { return it.partition })
 }

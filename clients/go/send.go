@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"embed"
 	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"regexp"
@@ -60,8 +59,7 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 		words, err := send(ctx, f.client.redis, r.keys, r.args...).Slice()
 		code := codeOf(err)
 		r.lost += r.sent - before
-		isSure := f.client.isOwn && !f.client.isCluster || !in(connecting, code)
-		if r.sent > before && (err == nil || code != "" && isSure) {
+		if r.sent > before && (err == nil || code != "" && !in(connecting, code)) {
 			r.lost-- // the one that the reply belongs to
 		}
 		isLasting := code != "" && !in(passing, code) && !(f.client.isCluster && in(moved, code))
@@ -91,7 +89,8 @@ const (
 	refused       = " OOM MISCONF NOREPLICAS WRONGTYPE BADSTATE "
 	misconfigured = " NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT "
 	moved         = " MOVED ASK "
-	connecting    = " NOAUTH WRONGPASS BUSY " // may refuse a new connection after the call was sent over another one
+	connecting    = " NOAUTH WRONGPASS BUSY "     // may refuse a new connection after the call was sent over another one
+	ofOne         = " WRONGTYPE BADSTATE BADARG " // may refuse a call because of a single item
 )
 
 func in(codes, code string) bool { return strings.Contains(codes, " "+code+" ") }
@@ -117,14 +116,11 @@ func codeOf(err error) string {
 
 // reply makes a call that counts nothing. It returns when ctx ends, even if go-redis does not.
 func (f *family) reply(ctx context.Context, script string, keys []string, args ...any) ([]any, error) {
+	limited, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
+	defer cancel()
 	var words []any
 	var err error
-	isDone := until(ctx, func() {
-		limited, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
-		defer cancel()
-		words, err = f.call(limited, &request{script: script, keys: keys, args: args})
-	})
-	if !isDone {
+	if !until(ctx, func() { words, err = f.call(limited, &request{script: script, keys: keys, args: args}) }) {
 		return nil, f.fail(ErrNotCounted, "canceled", ctx.Err())
 	}
 	return words, err
@@ -181,7 +177,7 @@ func (c *caller) step() {
 }
 
 // newCaller returns a random name.
-func newCaller() string { return hex.EncodeToString(random(8)) }
+func newCaller() string { return fmt.Sprintf("%x", random(8)) }
 
 // random returns bytes of the system's generator, because a copy of this process repeats what math/rand returns.
 func random(length int) []byte {

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 )
@@ -19,27 +18,23 @@ type Slice struct {
 	Count int64
 }
 
-var seriesKind = &kind{name: "series", maxID: 200, limit: 100,
-	place: func(e *epoch, it *item) uint32 { return e.partitionOf(it.id) },
-	encode: func(f *family, e *epoch, batch []*item, r *request) {
-		partition, windows := batch[0].partition, e.settings.Windows
-		r.script, r.keys = "series_add", append(r.keys, f.keys(partition, "open", "schedule", "names", "idle")...)
-		r.args = append(r.args, len(windows))
-		for _, w := range windows {
-			r.args = append(r.args, w.precision(e.settings.Keep, f.client.now()/1000, e.zone))
+var seriesKind = &kind{
+	name: "series", script: "series_add", maxID: 200, limit: 100, keys: []string{"open", "schedule", "names", "idle"}, hasRefusals: true,
+	place: (*epoch).placeOf,
+	head: func(f *family, e *epoch) []any {
+		args := []any{len(e.Windows)}
+		for _, w := range e.Windows {
+			args = append(args, w.precision(e.Keep, f.client.now()/1000, e.zone))
 		}
-		for _, it := range batch {
-			for _, w := range windows {
-				r.keys = append(r.keys, f.keys(partition, "series:"+w.label+":"+it.id)...)
+		return args
+	},
+	encode: func(f *family, e *epoch, items []*item, r *request) {
+		for _, it := range items {
+			for _, w := range e.Windows {
+				r.keys = append(r.keys, f.keys(it.partition, "series:"+w.label+":"+it.id)...)
 			}
 			r.args = append(r.args, it.id, it.delta)
 		}
-	},
-	results: func(words []any, batch []*item) []any {
-		if words[0] == "DUP" {
-			return refusals(words[1], batch)
-		}
-		return words[1:]
 	},
 }
 
@@ -63,7 +58,7 @@ func (s *Series) Get(ctx context.Context, name, label string) ([]Slice, error) {
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(e.settings.Windows, func(w window) bool { return w.label == label })
+	i := slices.IndexFunc(e.Windows, func(w window) bool { return w.label == label })
 	if i < 0 {
 		return nil, s.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("the family has no window %s", label))
 	}
@@ -73,11 +68,9 @@ func (s *Series) Get(ctx context.Context, name, label string) ([]Slice, error) {
 	}
 	counts, fields := map[string]int64{}, strings.Fields(words[2].(string))
 	for i := 0; i+1 < len(fields); i += 2 {
-		if counts[fields[i]], err = strconv.ParseInt(fields[i+1], 10, 64); err != nil {
-			return nil, s.fail(ErrNotCounted, "BADSTATE", err)
-		}
+		counts[fields[i]] = number(fields[i+1])
 	}
-	w, at := e.settings.Windows[i], number(words[1])/1000
+	w, at := e.Windows[i], number(words[1])/1000
 	all := make([]Slice, w.slices)
 	for i := len(all) - 1; i >= 0; i-- {
 		start, _ := w.slice(at, e.zone)

@@ -10,13 +10,12 @@ import (
 	"io"
 	"net/http"
 	"net/url"
-	"strconv"
 	"strings"
 	"time"
 )
 
-// InTable names the application's table, as table or database.table, that stores the values of a family, with its columns of ids and values. It concerns
-// Value with [Options].Database; by default values are in counterfoil_values.
+// InTable names the application's table, as table or database.table, that stores the values of a family, with its columns of
+// ids and values. It concerns Value with [Options].Database; by default values are in counterfoil_values.
 func InTable(name, idColumn, valueColumn string) FamilyOption {
 	return func(f *family) { f.table = [3]string{name, idColumn, valueColumn} }
 }
@@ -45,13 +44,18 @@ func (f *family) value(ctx context.Context, id string) (int64, error) {
 	}
 }
 
-// part is what a partition has pending of an id, with its batch, and what the ledger has of its incarnation.
+// part is what a partition has pending of an id, with its batch.
 type part struct {
-	incarnation, seq, nonce uint64
-	isInFlight              bool
-	batch, buffer           string
-	ledgerSeq, ledgerNonce  uint64
-	position                sql.NullString
+	incarnation, nonce, batch, buffer string
+	seq                               int64
+	isInFlight                        bool
+}
+
+// ledger is what MySQL has of an incarnation.
+type ledger struct {
+	seq      int64
+	nonce    string
+	position sql.NullString
 }
 
 // readValue reads Redis, and then MySQL; lua/README.md, "Reading the exact value".
@@ -61,7 +65,7 @@ func (f *family) readValue(ctx context.Context, id string) (int64, error) {
 		return 0, err
 	}
 	first, parts := e.partitionOf(id), make([]part, 1)
-	if e.settings.Wide {
+	if e.Wide {
 		first, parts = 0, make([]part, e.partitions)
 	}
 	for i := range parts {
@@ -69,44 +73,58 @@ func (f *family) readValue(ctx context.Context, id string) (int64, error) {
 			return 0, err
 		}
 	}
-	value, database, err := f.query(ctx, id, first, parts)
-	if err != nil {
+	value, database, ledgers, err := f.query(ctx, id, first, len(parts))
+	switch {
+	case err != nil:
 		return 0, f.fail(ErrNotCounted, "database", err)
-	}
-	if err := f.confirm(ctx, e, database); err != nil {
-		return 0, err
+	case database == "":
+		return 0, f.fail(ErrMisconfigured, "MISMATCH", errors.New("the database does not have the family"))
+	case database != e.database: // Redis confirms, once, that its hits go there
+		asked := *e
+		asked.database = database
+		f.latest.Store(&asked)
+		f.epochs.Delete(uint32(0))
+		if _, err := f.ask(ctx, 0); err != nil {
+			return 0, err
+		}
 	}
 	numbers := []string{value}
 	for i, p := range parts {
-		if p.ledgerSeq == 0 && (p.batch != "0" || p.buffer != "0") { // a crash of Redis may have reverted the incarnation
+		l := ledgers[p.incarnation]
+		if l.seq == 0 && (p.batch != "0" || p.buffer != "0") { // a crash of Redis may have reverted the incarnation
 			again, err := f.readPart(ctx, first+uint32(i), id)
 			if err != nil || again.incarnation != p.incarnation {
 				return 0, cmp.Or(err, errAgain)
 			}
 		}
-		batch, err := f.unsaved(p, id)
-		if err != nil {
-			return 0, err
+		isApplied, isSame := !l.position.Valid, l.seq == p.seq
+		switch {
+		case l.seq > p.seq:
+			return 0, errAgain
+		case isSame && p.seq != 0 && l.nonce != p.nonce:
+			return 0, f.fail(ErrNotCounted, "set back", nil)
+		case isSame && (isApplied || p.isInFlight && id <= l.position.String):
+			numbers = append(numbers, p.buffer)
+		case p.isInFlight && (isSame || l.seq+1 == p.seq && isApplied):
+			numbers = append(numbers, p.batch, p.buffer)
+		default:
+			return 0, f.fail(ErrNotCounted, "a replica that is behind", nil)
 		}
-		numbers = append(numbers, batch, p.buffer)
 	}
 	return f.total(numbers...)
 }
 
-func (f *family) readPart(ctx context.Context, partition uint32, id string) (p part, _ error) {
+func (f *family) readPart(ctx context.Context, partition uint32, id string) (part, error) {
 	words, err := f.reply(ctx, "buffered_read", f.keys(partition, "buffer", "batch", "meta"), id)
 	if err != nil {
-		return p, err
+		return part{}, err
 	}
-	p.incarnation, _ = strconv.ParseUint(words[1].(string), 16, 64) // "" if there is none
-	p.nonce, _ = strconv.ParseUint(words[3].(string), 16, 64)
-	p.seq, p.isInFlight = uint64(number(words[2])), number(words[4]) == 1
-	p.batch, p.buffer = words[5].(string), words[6].(string)
-	return p, nil
+	text := func(at int) string { return words[at].(string) }
+	return part{text(1), text(3), text(5), text(6), number(words[2]), number(words[4]) == 1}, nil
 }
 
-// query reads the value's row and the ledger in one statement.
-func (f *family) query(ctx context.Context, id string, first uint32, parts []part) (value, database string, err error) {
+// query reads the value's row and the ledger in one statement. The ledger is by incarnation, which is "" where there is none.
+func (f *family) query(ctx context.Context, id string, first uint32, partitions int) (value, database string, ledgers map[string]ledger, err error) {
 	column, table := "value", "counterfoil_values v ON v.family = f.number AND v.id"
 	if f.table[0] != "" {
 		column, table = quote(f.table[2]), quote(f.table[0])+" v ON v."+quote(f.table[1])
@@ -115,61 +133,30 @@ func (f *family) query(ctx context.Context, id string, first uint32, parts []par
 	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
 	defer cancel()
 	rows, err := f.client.options.Database.QueryContext(ctx, `SELECT f.database_id, COALESCE(v.`+column+`, 0),
-		COALESCE(l.partition_no, ?), COALESCE(l.incarnation, 0), COALESCE(l.seq, 0), COALESCE(l.nonce, 0), l.position
+		COALESCE(l.incarnation, 0), COALESCE(l.seq, 0), COALESCE(l.nonce, 0), l.position
 		FROM counterfoil_families f LEFT JOIN `+table+` = ?
 		LEFT JOIN counterfoil_ledger l ON l.family = f.number AND l.partition_no BETWEEN ? AND ?
-		WHERE f.namespace = ? AND f.name = ?`, first, id, first, int(first)+len(parts)-1, namespace, name)
+		WHERE f.namespace = ? AND f.name = ?`, id, first, int(first)+partitions-1, namespace, name)
 	if err != nil {
-		return "", "", err
+		return "", "", nil, err
 	}
 	defer rows.Close()
+	ledgers = map[string]ledger{}
 	for rows.Next() && err == nil {
-		var partition uint32
-		var row part
-		err = rows.Scan(&database, &value, &partition, &row.incarnation, &row.ledgerSeq, &row.ledgerNonce, &row.position)
-		if err == nil && parts[partition-first].incarnation == row.incarnation {
-			p := &parts[partition-first]
-			p.ledgerSeq, p.ledgerNonce, p.position = row.ledgerSeq, row.ledgerNonce, row.position
-		}
+		var l ledger
+		var incarnation, nonce uint64
+		err = rows.Scan(&database, &value, &incarnation, &l.seq, &nonce, &l.position)
+		l.nonce = hexadecimal(nonce)
+		ledgers[hexadecimal(incarnation)] = l
 	}
-	return value, database, cmp.Or(err, rows.Err())
+	return value, database, ledgers, cmp.Or(err, rows.Err())
 }
+
+func hexadecimal(number uint64) string { return fmt.Sprintf("%016x", number) }
 
 // quote quotes a name such as table or database.table.
 func quote(name string) string {
 	return "`" + strings.NewReplacer("`", "``", ".", "`.`").Replace(name) + "`"
-}
-
-// confirm asks Redis, once, whether its hits go to that database.
-func (f *family) confirm(ctx context.Context, e *epoch, database string) error {
-	switch database {
-	case "":
-		return f.fail(ErrMisconfigured, "MISMATCH", errors.New("the database does not have the family"))
-	case e.database:
-		return nil
-	}
-	asked := *e
-	asked.database = database
-	f.latest.Store(&asked)
-	f.epochs.Delete(uint32(0))
-	_, err := f.ask(ctx, 0)
-	return err
-}
-
-// unsaved returns what the value in MySQL does not contain of the batch's delta.
-func (f *family) unsaved(p part, id string) (string, error) {
-	isApplied, isSame := !p.position.Valid, p.ledgerSeq == p.seq
-	switch {
-	case p.ledgerSeq > p.seq:
-		return "", errAgain
-	case isSame && p.seq != 0 && p.ledgerNonce != p.nonce:
-		return "", f.fail(ErrNotCounted, "set back", nil)
-	case isSame && (isApplied || p.isInFlight && id <= p.position.String):
-		return "0", nil
-	case p.isInFlight && (isSame || p.ledgerSeq+1 == p.seq && isApplied):
-		return p.batch, nil
-	}
-	return "", f.fail(ErrNotCounted, "a replica that is behind", nil)
 }
 
 // askDaemon returns the exact value of a counter. It asks until there is a reply other than 429 and 503.
@@ -185,22 +172,10 @@ func (f *family) askDaemon(ctx context.Context, id string) (int64, error) {
 	defer cancel()
 	query := url.Values{"family": {f.path}, "id": {id}}
 	address := strings.TrimSuffix(options.Daemon, "/") + "/api/v1/values?" + query.Encode()
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return 0, f.fail(ErrMisconfigured, "daemon", err)
-	}
-	if options.Token != "" {
-		r.Header.Set("Authorization", "Bearer "+options.Token)
-	}
 	for {
-		value, status, err := fetch(r)
-		switch {
-		case err == nil:
-			return value, nil
-		case status >= 400 && status < 500 && status != http.StatusTooManyRequests:
-			return 0, f.fail(ErrMisconfigured, fmt.Sprint("daemon: ", status), err)
-		case !sleep(ctx, 50*time.Millisecond):
-			return 0, f.fail(ErrNotCounted, "daemon", err)
+		value, err := f.fetch(ctx, address)
+		if !errors.Is(err, ErrNotCounted) || !sleep(ctx, 50*time.Millisecond) {
+			return value, err
 		}
 	}
 }
@@ -208,19 +183,27 @@ func (f *family) askDaemon(ctx context.Context, id string) (int64, error) {
 // without a proxy, which would receive the token
 var daemons = &http.Client{Transport: &http.Transport{IdleConnTimeout: time.Minute}}
 
-func fetch(r *http.Request) (value int64, status int, err error) {
-	response, err := daemons.Do(r)
+func (f *family) fetch(ctx context.Context, address string) (int64, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
-		return 0, 0, err
+		return 0, f.fail(ErrMisconfigured, "daemon", err)
+	}
+	if token := f.client.options.Token; token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	response, err := daemons.Do(request)
+	if err != nil {
+		return 0, f.fail(ErrNotCounted, "daemon", err)
 	}
 	defer response.Body.Close()
+	body, _ := io.ReadAll(response.Body) // a part of it is not JSON
 	var reply struct{ Values []struct{ Value int64 } }
-	body, err := io.ReadAll(response.Body)
-	if err == nil {
-		err = json.Unmarshal(body, &reply)
+	if err := json.Unmarshal(body, &reply); err == nil && len(reply.Values) == 1 {
+		return reply.Values[0].Value, nil
 	}
-	if err == nil && len(reply.Values) == 1 {
-		return reply.Values[0].Value, response.StatusCode, nil
+	kind, reason, status := ErrNotCounted, "daemon", response.StatusCode
+	if status >= 400 && status < 500 && status != http.StatusTooManyRequests {
+		kind, reason = ErrMisconfigured, fmt.Sprint("daemon: ", status)
 	}
-	return 0, response.StatusCode, fmt.Errorf("%s: %.300s", response.Status, body)
+	return 0, f.fail(kind, reason, fmt.Errorf("%s: %.300s", response.Status, body))
 }

@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"math/rand"
 	"net"
@@ -52,7 +53,7 @@ func TestErrorsWithoutACause(t *testing.T) {
 	counters := given(t, socket, counterfoil.Options{})
 	must(t, counters.Close(ctx))
 	err := buffered(t, counters, "views").Later("a", 1)
-	for _, one := range err.(interface{ Unwrap() []error }).Unwrap() {
+	for _, one := range errors.Unwrap(err).(interface{ Unwrap() []error }).Unwrap() {
 		if one == nil {
 			t.Error("nil")
 		}
