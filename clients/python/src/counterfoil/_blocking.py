@@ -120,5 +120,4 @@ class Process(Session):
         while not self.is_closed:
             self._awake.wait()
             self._awake.clear()
-            if run(self.send_sums()):
-                self._awake.set()
+            run(self.send_sums())

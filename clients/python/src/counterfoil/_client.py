@@ -150,16 +150,16 @@ class Session:
 
     @property
     def has_sums(self) -> bool:
-        return any(sums.waiting or sums.sent for sums in self.sums)
+        return any(sums.waiting for sums in self.sums)
 
-    async def send_sums(self) -> bool:
-        """Sends what `later` takes within a moment. Returns whether any sums wait after that."""
-        await self.sleep(self.client.later_every)
-        for sums in self.sums:
-            await sums.send(self.client.deadline())
-        if any(sums.temporary for sums in self.sums):  # until Redis is available
-            await self.sleep(PAUSE_SECONDS)
-        return self.has_sums
+    async def send_sums(self) -> None:
+        """Sends what `later` takes, with what it takes within a moment, until nothing is left."""
+        while self.has_sums:
+            await self.sleep(self.client.later_every)
+            for sums in self.sums:
+                await sums.send(self.client.deadline())
+            if any(sums.temporary for sums in self.sums):  # until Redis is available
+                await self.sleep(PAUSE_SECONDS)
 
     async def flush(self, all_sums: list[Any]) -> None:
         """Sends what `later` took, and raises the first error."""

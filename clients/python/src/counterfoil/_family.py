@@ -23,6 +23,7 @@ CALLS = "calls", "calls_before"
 Call = Tuple[Any, ...]  # words of a command
 Keys = Tuple[bytes, ...]
 Words = Tuple[str, Keys, List[Any]]  # script, keys, arguments
+Reply = Tuple[bytes, List[Any], bool]  # status, words, whether an earlier reply was lost
 Table = Tuple[str, str, str]  # of the application, its id column and its value column
 ROUNDS = 10
 MAX_N = 2**53  # the largest number of a call
@@ -188,13 +189,8 @@ class Channel:
             raise NotCounted(error.reason, error.explanation, temporary=True) from error.__cause__
         return [status, *words]
 
-    async def send(
-        self, call: Call, deadline: float, was_lost: bool = False
-    ) -> tuple[bytes, list[Any], bool]:
-        """Sends a call until there is a reply: the same call, which Redis executes once.
-
-        Returns status, words, and whether a reply was lost.
-        """
+    async def send(self, call: Call, deadline: float, was_lost: bool = False) -> Reply:
+        """Sends a call until there is a reply: the same call, which Redis executes once."""
         while True:
             try:
                 status, *words = await self.session.execute(call, deadline)

@@ -9,7 +9,6 @@ from typing import Any, Callable
 from ._errors import CounterfoilError, NotCounted, value_of
 
 MAX_SUMS = 100_000
-LOWEST = -(2**63)
 OnError = Callable[[str, str, int, CounterfoilError], None]
 log = logging.getLogger("counterfoil")
 
@@ -20,8 +19,8 @@ class Sums:
     def __init__(self, channel: Any) -> None:
         self._channel = channel
         self._lock = threading.Lock()
-        self.waiting: dict[str, int] = {}
-        self.sent: dict[str, tuple[int, Any]] = {}  # with their entries
+        self.waiting: dict[str, int] = {}  # also what is under way
+        self._sent: dict[str, Any] = {}  # entries of what is under way
         self.temporary: CounterfoilError | None = None
         self._dropped: CounterfoilError | None = None  # the error of the first that was dropped
 
@@ -32,8 +31,7 @@ class Sums:
             if id not in self.waiting and len(self.waiting) >= MAX_SUMS:
                 raise NotCounted("BUSY", f"{MAX_SUMS} ids wait to be sent", temporary=True)
             total = self.waiting.get(id, 0) + delta
-            sent, _ = self.sent.get(id, (0, None))  # which may come back
-            if not (LOWEST <= total < -LOWEST and LOWEST <= total + sent < -LOWEST):
+            if not -(2**63) <= total < 2**63:
                 raise NotCounted("RANGE", f"the sum of {id!r} is beyond 64 bits")
             self.waiting[id] = total
 
@@ -45,33 +43,32 @@ class Sums:
     async def send(self, deadline: float) -> None:
         """Sends all sums, or those that another caller is sending. Those that fail for a temporary reason
         stay, unless the client is closed."""
-        if not self.waiting and not self.sent:
+        if not self.waiting:
             return
         channel = self._channel
         known = await channel.known(deadline)
         with self._lock:
-            if not self.sent:
-                sent = {
-                    id: (delta, channel.enter(known, (id.encode(), delta), deadline))
-                    for id, delta in self.waiting.items()
-                }
-                self.sent, self.waiting = sent, {}
-            sent = self.sent
-        results = zip(sent, await channel.settle([entry for _, entry in sent.values()]))
+            if not self._sent:
+                changes = [(id, (id.encode(), delta)) for id, delta in self.waiting.items()]
+                self._sent = {id: channel.enter(known, change, deadline) for id, change in changes}
+            sent = self._sent
+        results = zip(sent, await channel.settle(list(sent.values())))
         failed = {id: result for id, result in results if isinstance(result, CounterfoilError)}
         with self._lock:
-            if self.sent is not sent:  # another caller was faster
+            if self._sent is not sent:  # another caller was faster
                 return
-            is_closed, waiting = channel.session.is_closed, dict(self.waiting)
+            is_closed = channel.session.is_closed
             kept = {id: error for id, error in failed.items() if error.temporary and not is_closed}
             dropped = {id: error for id, error in failed.items() if id not in kept}
-            for id in kept:
-                waiting[id] = waiting.get(id, 0) + sent[id][0]
+            done = {id: entry.change[1] for id, entry in sent.items() if id not in kept}
+            left = {
+                id: total - done.get(id, 0) for id, total in self.waiting.items() if total != done.get(id)
+            }
             self.temporary = next(iter(kept.values()), None)
             self._dropped = self._dropped or next(iter(dropped.values()), None)
-            self.waiting, self.sent = waiting, {}
+            self.waiting, self._sent = left, {}
         for id, error in dropped.items():
-            self._report(id, sent[id][0], error)
+            self._report(id, done[id], error)
 
     def _report(self, id: str, delta: int, error: CounterfoilError) -> None:
         family, on_errors = self._channel.family.name, self._channel.client.on_errors

@@ -99,7 +99,6 @@ class Loop(Session):
 
     async def _send_sums(self) -> None:
         try:
-            while await self.send_sums():
-                pass
+            await self.send_sums()
         except asyncio.CancelledError:  # asyncio.run ends, and waits for this task
             await self.flush(self.sums)
