@@ -18,19 +18,16 @@ final class Activity extends Family {
     public function touch(string|int $page, string|int $visitor): void {
         $page = self::checkId($page, self::PAGE_BYTES);
         $visitor = self::checkId($visitor, isText: false);
-        $settings = $this->ask()['settings'];
-        $stripe = crc32($visitor) % $settings['stripes'];
-        $this->atTime(function (int $nowMs) use ($settings, $stripe, $page, $visitor): array {
-            [$isHll, $layers, $layer] = self::layers($settings, $nowMs);
-            [$layerMs, $keep] = [$settings['layer'], (int) $settings['keep_minutes']];
-            $minute = intdiv($layer * $layerMs, 60_000) * 60;
-            $names = ["views:$stripe:$page", $isHll ? "layer:$layer:$stripe:$page" : "visitors:$stripe:$page"];
-            if ($isHll && $keep === 1) $names[] = "minute:$minute:$stripe:$page";
-            $of = $this->ask()['partitions'];
-            $partition = (crc32($page) + $stripe) % $of;
-            $keys = $this->fenced($partition, 'open', 'schedule', ...$names);
+        $this->atTime(function (int $nowMs) use ($page, $visitor): array {
+            $settings = $this->ask()['settings'];
+            [$isHll, $layerMs, $layers, $layer] = self::layers($settings, $nowMs);
+            $stripe = crc32($visitor) % $settings['stripes'];
+            [$place, $keep] = ["$stripe:$page", (int) $settings['keep_minutes']];
+            $names = ['open', 'schedule', "views:$place", $isHll ? "layer:$layer:$place" : "visitors:$place"];
+            if ($isHll && $keep === 1) $names[] = 'minute:' . intdiv($layer * $layerMs, 60_000) * 60 . ":$place";
             $args = [$layerMs, $layers, $keep, ...($isHll ? [$layer] : []), 1, $page, 1, 1, $visitor];
-            return $this->count($isHll ? 'activity_touch_hll' : 'activity_touch', $partition, $of, $keys, $args);
+            $script = $isHll ? 'activity_touch_hll' : 'activity_touch';
+            return $this->count($this->call($script, crc32($page) + $stripe, $names, $args));
         });
     }
 
@@ -46,13 +43,11 @@ final class Activity extends Family {
         [$views, $visitors] = [0, 0];
         for ($stripe = 0; $stripe < $settings['stripes']; $stripe++) {
             $reply = $this->atTime(function (int $nowMs) use ($settings, $stripe, $page): array {
-                [$isHll, $layers, $layer] = self::layers($settings, $nowMs);
-                $log = fn(int $layer): string => "layer:$layer:$stripe:$page";
-                $window = range($layer - $layers + 1, $layer);
-                $logs = $isHll ? array_map($log, $window) : ["visitors:$stripe:$page"];
-                $partition = (crc32($page) + $stripe) % $this->ask()['partitions'];
-                $keys = $this->keys($partition, "views:$stripe:$page", ...$logs);
-                $args = ['', $settings['layer'], $layers, ...($isHll ? [$layer] : [])];
+                [$isHll, $layerMs, $layers, $layer] = self::layers($settings, $nowMs);
+                $logs = array_map(fn(int $i): string => "layer:$i:$stripe:$page", range($layer - $layers + 1, $layer));
+                $names = ["views:$stripe:$page", ...($isHll ? $logs : ["visitors:$stripe:$page"])];
+                $keys = $this->keys($this->partitionOf(crc32($page) + $stripe), ...$names);
+                $args = ['', $layerMs, $layers, ...($isHll ? [$layer] : [])];
                 return $this->read($isHll ? 'activity_now_hll' : 'activity_now', $keys, $args);
             });
             [$views, $visitors] = [$views + $reply[1], $visitors + $reply[2]];
@@ -60,9 +55,9 @@ final class Activity extends Family {
         return [$views, $visitors];
     }
 
-    /** @return array{bool, int, int} if visitors are in HyperLogLogs, the layers of a window, and the current one */
+    /** @return array{bool, int, int, int} if visitors are in HyperLogLogs, ms of a layer, layers of a window, the current one */
     private static function layers(array $settings, int $nowMs): array {
-        $layers = intdiv($settings['window'], $settings['layer']);
-        return [$settings['visitors'] === 'hyperloglog', $layers, intdiv($nowMs, $settings['layer'])];
+        ['window' => $window, 'layer' => $layerMs, 'visitors' => $visitors] = $settings;
+        return [$visitors === 'hyperloglog', $layerMs, intdiv($window, $layerMs), intdiv($nowMs, $layerMs)];
     }
 }

@@ -2,7 +2,8 @@
 
 namespace Counterfoil;
 
-use Counterfoil\Internal\StoredFamily;
+use Counterfoil\Internal\{Call, StoredFamily};
+use Generator, Throwable;
 
 /** Counters whose hits are summed in Redis until the daemon saves them. */
 final class Buffered extends StoredFamily {
@@ -10,18 +11,16 @@ final class Buffered extends StoredFamily {
     private const PAIRS = 999;  // of one call, and one more behind them
     private const LATER_IDS = 100_000;
 
-    /** @var array<string, int> sums of `later`, and the process that they belong to */
+    /** @var ?array<int, self> those with sums, which are sent at the end of the script at the latest */
+    private static ?array $waiting = null;
+    private static bool $isOver = false;
+    /** @var array<string, int> sums of `later` */
     private array $sums = [];
-    private int $process = 0;
     private bool $isSending = false;
-    /** The call of sums that is under way: its items, `of` and `call` of addCall, and how many items are settled. */
-    private ?array $sent = null;
     /** @var list<array{string, int, CounterfoilException}> sums that were dropped, until `onError` has them */
     private array $dropped = [];
     /** Where the hits of this object go in a wide family, modulo its partitions. */
     private ?int $wideHash = null;
-    /** @var array<int, list<string>> keys of a hit by partition */
-    private array $hitKeys = [];
 
     /**
      * Counts, and returns what the id then has pending in Redis: null if it was counted but that reply was lost.
@@ -29,13 +28,8 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function add(string|int $id, int|float $delta = 1): ?int {
-        $id = self::checkId($id);
-        $delta = self::checkDelta($delta);
-        $known = $this->ask();
-        $partition = $this->partitionOfHit($id, $known);
-        $args = [1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
-        $keys = $this->hitKeys[$partition] ??= $this->fenced($partition, 'buffer', 'meta');
-        return self::pendingOf($this->count('buffered_add', $partition, $known['partitions'], $keys, $args));
+        [$result] = $this->addAll([[self::checkId($id), self::checkDelta($delta)]]);
+        return $result instanceof CounterfoilException ? throw $result : $result;
     }
 
     /**
@@ -53,19 +47,12 @@ final class Buffered extends StoredFamily {
             else $results[$key] = null;
             $key = array_key_last($results);
             try {
-                $items[] = [$key, self::checkId($id), self::checkDelta($delta)];
+                $items[$key] = [self::checkId($id), self::checkDelta($delta)];
             } catch (CounterfoilException $error) {
                 $results[$key] = $error;
             }
         }
-        return $this->session->within(function () use ($items, $results): array {
-            try {
-                $calls = $this->callsOf($items);
-            } catch (CounterfoilException $error) {
-                return array_replace($results, array_fill_keys(array_column($items, 0), $error));
-            }
-            return array_replace($results, ...array_map(fn(array $call): array => $this->addCall(...$call), $calls));
-        });
+        return array_replace($results, $this->session->within(fn(): array => $this->addAll($items)));
     }
 
     /**
@@ -80,27 +67,23 @@ final class Buffered extends StoredFamily {
     public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
         [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
         $epoch ??= $this->requestEpoch($request, $id);
-        [$partition, $of] = $this->partitionOfRequest($request, $id);
-        $keys = $this->fenced($partition, 'buffer', 'meta');
-        $caller = 'request:' . strlen($request) . ":$request:$id";
+        $call = $this->call('buffered_add', $this->hashOf($request, $id), ['buffer', 'meta'], [1, 1, $id, $delta]);
         $knows = fn(array $known): bool => $epoch === $known['epoch'] || $epoch === $known['before'];
-        $wasLost = false;
         do {
             try {
-                $known = $this->ask($partition);
-                if (!$knows($known)) $known = $this->ask($partition, isFresh: true);  // it may be newer
-                $this->checked($known, $of);
+                $known = $this->ask($call->partition);
+                if (!$knows($known)) $known = $this->ask($call->partition, isFresh: true);  // it may be newer
+                $this->checked($known, $call->of);
             } catch (CounterfoilException $error) {
-                throw $wasLost ? new OutcomeUnknown($error->reason, $error->getMessage(), previous: $error) : $error;
+                throw $call->isUnsure ? $error->withClass(OutcomeUnknown::class) : $error;
             }
             if (!$knows($known)) throw self::unknown('EXPIRED');
-            $words = [...$keys, $caller, 1, $known['before'], '', 1, 1, $id, $delta];
-            $reply = $this->session->call('buffered_add', count($keys), $words, wasLost: $wasLost);
+            $call->fence = ['request:' . strlen($request) . ":$request:$id", 1, $known['before'], ''];
+            $reply = $this->session->send($call);
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
-            $wasLost = isset($reply[1]) && $reply[0] === 'EXPIRED';
-            if ($reply[0] === 'EXPIRED') $this->forgetEpoch($partition);
+            if ($reply[0] === 'EXPIRED') $this->forgetEpoch($call->partition);
         } while ($reply[0] === 'EXPIRED');
-        self::pendingOf($reply);
+        self::pendingOf($reply, totals: 1);
         return $reply[0] === 'OK';
     }
 
@@ -110,7 +93,8 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function requestEpoch(string $request, string|int $id): string {
-        return $this->ask($this->partitionOfRequest($request, self::checkId($id))[0], isFresh: true)['epoch'];
+        $partition = $this->partitionOf($this->hashOf($request, self::checkId($id)));
+        return $this->ask($partition, isFresh: true)['epoch'];
     }
 
     /**
@@ -121,32 +105,31 @@ final class Buffered extends StoredFamily {
      */
     public function later(string|int $id, int|float $delta = 1): void {
         [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
-        if ($this->process === 0) {
-            // behind the functions that are registered later
-            register_shutdown_function(fn() => register_shutdown_function($this->flushAtEnd(...)));
-        }
-        // the sums of the parent are the parent's
-        if ($this->process !== getmypid()) [$this->sums, $this->sent, $this->dropped] = [[], null, []];
-        $this->process = getmypid();
+        $this->forgetParent();
         if (!isset($this->sums[$id]) && count($this->sums) >= self::LATER_IDS) {
             throw new NotCounted('BUSY', 'later holds ' . self::LATER_IDS . ' other ids', isTemporary: true);
         }
         self::sum($this->sums[$id] ?? 0, $delta);  // throws beyond 64 bits
+        if (self::$waiting === null) {
+            // behind the functions that are registered later
+            register_shutdown_function(fn() => register_shutdown_function(self::flushAtEnd(...)));
+        }
+        self::$waiting[spl_object_id($this)] = $this;
         $this->sums[$id] ??= 0;
         $this->sums[$id] += $delta;  // in one step, also for signal handlers
-        if ($this->session->isOver) $this->flush();
+        if (self::$isOver) $this->flush();
     }
 
     /**
      * Sends what `later` took. Sums that fail for a temporary reason stay for the next flush, and the others are dropped.
      * Does nothing within another flush, i.e. in a signal handler.
      *
-     * @throws CounterfoilException the first error, with the number of ids in its message
+     * @throws CounterfoilException the first error
      */
     public function flush(): void {
-        if ($this->process !== getmypid() || $this->isSending) return;
+        $this->forgetParent();
+        if ($this->isSending) return;
         $this->isSending = true;
-        $all = count($this->sums);
         try {
             $errors = $this->session->within($this->sendSums(...));
         } finally {
@@ -155,11 +138,9 @@ final class Buffered extends StoredFamily {
         while ([$id, $delta, $error] = array_pop($this->dropped)) {
             $this->session->onError?->__invoke($this->name, $id, $delta, $error);  // which may throw
         }
-        if ($errors === []) return;
-        $error = reset($errors);
-        $message = count($errors) . " of $all ids; the first: {$error->getMessage()}";
-        $class = $error::class;
-        throw new $class($error->reason, $message, isTemporary: $error->isTemporary, previous: $error);
+        $key = spl_object_id($this);
+        if ($this->sums === []) unset(self::$waiting[$key]);
+        if ($errors !== []) throw reset($errors);
     }
 
     /**
@@ -173,132 +154,131 @@ final class Buffered extends StoredFamily {
 
     /** Sends what is left, also if a function that PHP calls at the end exits before it calls `flushAtEnd`. */
     public function __destruct() {
-        $this->flushAtEnd();
+        if ($this->sums !== []) self::flushAtEnd();
     }
 
-    private function flushAtEnd(): void {
-        if ($this->process !== getmypid() || [$this->sums, $this->dropped] === [[], []]) return;
-        if (function_exists('fastcgi_finish_request')) fastcgi_finish_request();
-        $this->session->end();
-        $this->isSending = false;  // the script may have ended within a flush
-        try {
-            $this->flush();
-        } catch (CounterfoilException $error) {
-            $this->sums = [];
-            trigger_error("counterfoil: $this->name: {$error->getMessage()}", E_USER_WARNING);
+    private static function flushAtEnd(): void {
+        self::$isOver = true;
+        if (self::$waiting !== [] && function_exists('fastcgi_finish_request')) fastcgi_finish_request();
+        foreach (self::$waiting as $family) $family->session->end();
+        foreach (self::$waiting as $family) {
+            $family->isSending = false;  // the script may have ended within a flush
+            try {
+                $family->flush();
+            } catch (Throwable $error) {
+                $family->sums = [];
+                $warnings[] = "counterfoil: $family->name: {$error->getMessage()}";
+            }
         }
+        self::$waiting = [];
+        // a handler of the application may throw
+        if (isset($warnings)) trigger_error(implode('; ', $warnings), E_USER_WARNING);
+    }
+
+    /** The sums of the parent process are the parent's. */
+    protected function forgetParent(): void {
+        if ($this->process !== getmypid()) [$this->sums, $this->sent, $this->dropped] = [[], null, []];
+        parent::forgetParent();
     }
 
     /** @return array<CounterfoilException> by id why some sums were not counted */
     private function sendSums(): array {
         // the call that a signal handler interrupted, perhaps after it was executed
-        $errors = ($this->sent['call'][1] ?? false) ? $this->sendCall() : [];
+        $errors = $this->sent?->isUnsure ? $this->settle() : [];
         $items = [];
-        foreach ($this->sums as $id => $delta) $items[] = [$id, (string) $id, $delta];
-        try {
-            $calls = $items === [] ? [] : $this->callsOf($items);
-        } catch (CounterfoilException $error) {
-            $this->sent = ['items' => $items, 'settled' => 0];
-            return $this->settle(array_fill_keys(array_column($items, 0), $error));
-        }
-        foreach ($calls as [$items, $of]) {
-            $this->sent = ['items' => $items, 'of' => $of, 'call' => [], 'settled' => 0];
-            $errors += $this->sendCall();
-        }
+        foreach ($this->sums as $id => $delta) $items[$id] = [(string) $id, $delta];
+        foreach ($this->callsOf($items) as $this->sent) $errors += $this->settle();
         return $errors;
     }
 
-    private function sendCall(): array {
-        return $this->settle($this->addCall($this->sent['items'], $this->sent['of'], $this->sent['call']));
-    }
-
-    /** Takes out the sums that were counted, or are dropped. */
-    private function settle(array $results): array {
+    /** Makes the call of sums, and takes out those that were counted, or are dropped. */
+    private function settle(): array {
+        $call = $this->sent;
+        $results = $this->addCall($call);
         $errors = array_filter($results, fn(mixed $result): bool => $result instanceof CounterfoilException);
-        foreach ($this->sent['items'] as $i => [$key, $id, $delta]) {
+        foreach ($call->items as $key => [$id, $delta]) {
             $error = $errors[$key] ?? null;
-            if ($i < $this->sent['settled'] || ($error instanceof NotCounted && $error->isTemporary)) continue;
+            if ($error instanceof NotCounted && $error->isTemporary) continue;
             if ($error !== null) $this->dropped[] = [$id, $delta, $error];
             // no signal handler runs in between, since nothing is called
             $this->sums[$key] -= $delta;
-            $this->sent['settled'] = $i + 1;
+            unset($call->items[$key]);
             if ($this->sums[$key] === 0) unset($this->sums[$key]);
         }
-        if ($errors === []) $this->callers[] = $this->sent['call'][2];
+        if ($errors === []) $this->callers[] = $call->fence;
         $this->sent = null;
         return $errors;
     }
 
-    private function partitionOfHit(string $id, array $known): int {
-        $hash = $known['settings']['wide'] ? $this->wideHash ??= random_int(0, 0xffffffff) : crc32($id);
-        return $hash % $known['partitions'];
-    }
-
-    /** @return array{int, int} the partition, and how many there are */
-    private function partitionOfRequest(string $request, string $id): array {
+    /** Returns the hash that decides the partition of a request. */
+    private function hashOf(string $request, string $id): int {
         $length = strlen($request);
         if ($length < 1 || $length > 64) throw new NotCounted('BADARG', 'a request has 1 to 64 bytes');
-        ['partitions' => $of, 'settings' => $settings] = $this->ask();
-        return [crc32($settings['wide'] ? $request : $id) % $of, $of];
+        return crc32($this->ask()['settings']['wide'] ? $request : $id);
     }
 
-    /**
-     * @param list<array{int|string, string, int}> $items key, id and delta
-     * @return list<array{list<array>, int}> arguments of addCall
-     */
-    private function callsOf(array $items): array {
-        ['partitions' => $of] = $known = $this->ask();
-        $calls = $homes = [];
-        foreach ($items as [$key, $id, $delta]) {
-            $partition = $this->partitionOfHit($id, $known);
-            $homes[$this->session->isCluster ? $partition : 0][] = [$key, $id, $delta, $partition];
-        }
-        foreach ($homes as $all) {
-            foreach (array_chunk($all, self::PAIRS) as $call) $calls[] = [$call, $of];
-        }
-        return $calls;
-    }
-
-    /**
-     * Counts up to 999 items with one call, and returns the result of each by its key.
-     *
-     * @param list<array{int|string, string, int, int}> $items key, id, delta and partition
-     */
-    private function addCall(array $items, int $of, ?array &$call = null): array {
-        usort($items, fn(array $a, array $b): int => $a[3] <=> $b[3]);
-        $keys = $this->fenced($items[0][3]);
-        $groups = $args = $results = [];
-        foreach ($items as [, $id, $delta, $partition]) $groups[$partition][] = [$id, $delta];
-        $groups[$partition][] = [$id, 0];  // see Family::count
-        foreach ($groups as $partition => $pairs) {
-            array_push($keys, ...$this->keys($partition, 'buffer', 'meta'));
-            // sums stand for several hits: how many only decides when a sync is due
-            $hits = array_sum(array_map(abs(...), array_column($pairs, 1)));
-            array_push($args, (int) max(1, min(1000, $hits)), count($pairs), ...array_merge(...$pairs));
-        }
-        try {
-            $reply = $this->count('buffered_add', $items[0][3], $of, $keys, $args, $call);
-        } catch (CounterfoilException $error) {
-            return array_fill_keys(array_column($items, 0), $error);
-        }
-        $totals = array_flip(array_keys($groups));
-        foreach ($items as $i => [$key, , , $partition]) {
-            try {
-                $results[$key] = self::pendingOf($reply, $i + 1, $totals[$partition] + 1);
-            } catch (NotCounted $error) {
-                $results[$key] = $error;
-            }
-        }
+    /** @return array<int|null|CounterfoilException> the result of each item, by its key */
+    private function addAll(array $items): array {
+        $results = [];
+        foreach ($this->callsOf($items) as $call) $results += $this->addCall($call);
         return $results;
     }
 
+    private function addCall(Call $call): array {
+        try {
+            $reply = $this->count($call);
+        } catch (CounterfoilException $error) {
+            return array_fill_keys(array_keys($call->items), $error);
+        }
+        return array_map(function (array $item) use ($reply): int|null|NotCounted {
+            try {
+                return self::pendingOf($reply, $item[2], $item[3]);
+            } catch (NotCounted $error) {
+                return $error;
+            }
+        }, $call->items);
+    }
+
     /**
-     * Returns what a pair has pending, or null if an earlier arrival of the call counted it.
+     * Makes calls of up to 999 items each.
      *
-     * @param int $totals how many totals of partitions are before it in the reply
+     * @param array<array{string, int}> $items id and delta
+     * @return Generator<Call>
      */
-    private static function pendingOf(array $reply, int $pair = 1, int $totals = 1): ?int {
-        $word = $reply[0] === 'OK' ? $reply[$totals + $pair] : self::refused($reply[1])[$pair] ?? null;
-        return $word === null || is_int($word) ? $word : self::number($word);
+    private function callsOf(array $items): Generator {
+        if ($items === []) return;
+        try {
+            ['partitions' => $of, 'settings' => $settings] = $this->ask();
+        } catch (CounterfoilException $error) {
+            yield new Call('buffered_add', items: $items, error: $error);
+            return;
+        }
+        foreach ($items as $key => [$id, $delta]) {
+            $hash = $settings['wide'] ? $this->wideHash ??= random_int(0, 0xffffffff) : crc32($id);
+            $homes[$this->home($hash % $of)][] = [$hash % $of, $key, $id, $delta];
+        }
+        foreach ($homes as $all) {
+            foreach (array_chunk($all, self::PAIRS) as $chunk) yield $this->callOf($chunk, $of);
+        }
+    }
+
+    /** @param list<array{int, int|string, string, int}> $chunk partition, key, id and delta */
+    private function callOf(array $chunk, int $of): Call {
+        foreach ($chunk as [$partition, $key, $id, $delta]) $groups[$partition][$key] = [$id, $delta];
+        $keys = $this->fence($partition);
+        [$args, $items] = [[], []];
+        foreach (array_keys($groups) as $i => $partition) {
+            $pairs = [];
+            foreach ($groups[$partition] as $key => [$id, $delta]) {
+                array_push($pairs, $id, $delta);
+                $items[$key] = [$id, $delta, count($items) + 1, $i + 1];
+            }
+            // sums stand for several hits: how many only decides when a sync is due
+            $hits = array_sum(array_map(abs(...), array_column($groups[$partition], 1)));
+            if ($i === count($groups) - 1) array_push($pairs, $id, 0);  // see Family::count
+            array_push($keys, ...$this->keys($partition, 'buffer', 'meta'));
+            array_push($args, (int) max(1, min(1000, $hits)), count($pairs) / 2, ...$pairs);
+        }
+        return new Call('buffered_add', $keys, $args, $partition, $of, $items);
     }
 }

@@ -36,7 +36,7 @@ final class Cached extends StoredFamily {
      */
     public function get(string|int $id): int {
         $id = self::checkId($id);
-        $keys = $this->keys($this->partitionOf($id), 'base', 'buffer', 'batch');
+        $keys = $this->keys($this->partitionOf(crc32($id)), 'base', 'buffer', 'batch');
         $args = [self::TICKET_MS, '', bin2hex(random_bytes(8)), $id, $id];  // see Family::count
         return $this->seeded($id, fn(): string|int => $this->read('cached_get', $keys, $args)[1]);
     }
@@ -52,12 +52,12 @@ final class Cached extends StoredFamily {
 
     private function change(string|int $id, string $change): int {
         $id = self::checkId($id);
-        ['partitions' => $of, 'settings' => $settings] = $this->ask();
-        $partition = crc32($id) % $of;
-        $keys = $this->fenced($partition, 'base', 'buffer', 'batch', 'meta');
-        $args = [self::TICKET_MS, $settings['min'] ?? '', $settings['max'] ?? '', 2, $id, $change, '', 0];
-        return $this->seeded($id, function () use ($partition, $of, $keys, $args): string {
-            return explode(' ', (string) $this->count('cached_incr', $partition, $of, $keys, $args)[1])[0];
+        return $this->seeded($id, function () use ($id, $change): string {
+            $settings = $this->ask()['settings'];
+            // see Family::count
+            $args = [self::TICKET_MS, $settings['min'] ?? '', $settings['max'] ?? '', 2, $id, $change, '', 0];
+            $call = $this->call('cached_incr', crc32($id), ['base', 'buffer', 'batch', 'meta'], $args);
+            return explode(' ', (string) $this->count($call)[1])[0];
         });
     }
 
@@ -69,19 +69,19 @@ final class Cached extends StoredFamily {
             if ($parts[0] === 'SUM') return self::sum(...array_slice($parts, 1));  // beyond 2^53
             if ($parts[0] !== 'MISS') return self::number($word);
             $row = $this->row($id);  // read after the ticket was received, never before
-            $keys = $this->keys($this->partitionOf($id), 'base');
+            $keys = $this->keys($this->partitionOf(crc32($id)), 'base');
             $this->read('cached_seed', $keys, [$this->ask()['settings']['retain'], '', $id, $parts[1], $row]);
         }
         throw new NotCounted('MISS', 'the counter was deleted whenever its row was read', isTemporary: true);
     }
 
     private function row(string $id): int {
-        if ($this->readRow === null) return $this->daemonValue($id);
         try {
-            return ($this->readRow)($id);
+            return $this->readRow === null ? $this->daemonValue($id) : ($this->readRow)($id);
+        } catch (CounterfoilException $error) {
+            throw $error;
         } catch (Throwable $error) {
-            $isOurs = $error instanceof CounterfoilException;
-            throw $isOurs ? $error : new NotCounted('row', $error->getMessage(), previous: $error);
+            throw new NotCounted('row', $error->getMessage(), previous: $error);
         }
     }
 }

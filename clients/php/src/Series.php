@@ -3,7 +3,7 @@
 namespace Counterfoil;
 
 use Counterfoil\Internal\Family;
-use DateTimeImmutable, DateTimeZone, Exception;
+use DateTimeImmutable, DateTimeZone;
 
 /** Counts over time, e.g. in each of the last 120 minutes. */
 final class Series extends Family {
@@ -18,16 +18,17 @@ final class Series extends Family {
      */
     public function add(string|int $name, int|float $n = 1): void {
         [$name, $n] = [self::checkId($name, self::NAME_BYTES), self::checkDelta($n)];
-        ['partitions' => $of, 'settings' => $settings] = $this->ask();
-        $partition = crc32($name) % $of;
-        $windows = array_map(fn(array $window): string => "series:$window[0]:$name", $settings['windows']);
-        $keys = $this->fenced($partition, 'open', 'schedule', 'names', 'idle', ...$windows);
-        $reply = $this->atTime(function (int $nowMs) use ($settings, $partition, $of, $keys, $name, $n): array {
-            $precisions = self::precisions($settings, intdiv($nowMs, 1000));
-            $args = [count($precisions), ...$precisions, $name, $n];
-            return $this->count('series_add', $partition, $of, $keys, $args);
+        $reply = $this->atTime(function (int $nowMs) use ($name, $n): array {
+            $settings = $this->ask()['settings'];
+            $names = ['open', 'schedule', 'names', 'idle'];
+            $args = [count($settings['windows'])];
+            foreach ($settings['windows'] as [$label, $slices]) {
+                $names[] = "series:$label:$name";
+                $args[] = self::precision($settings, $label, $slices, intdiv($nowMs, 1000));
+            }
+            return $this->count($this->call('series_add', crc32($name), $names, [...$args, $name, $n]));
         });
-        self::number($reply[0] === 'OK' ? $reply[1] : self::refused($reply[1])[1] ?? 1);
+        self::pendingOf($reply);
     }
 
     /**
@@ -43,7 +44,7 @@ final class Series extends Family {
         $settings = $this->ask()['settings'];
         $slices = array_column($settings['windows'], 1, 0)[$label]
             ?? throw new NotCounted('BADARG', "the family has no window $label");
-        $keys = $this->keys($this->partitionOf($name), "series:$label:$name");
+        $keys = $this->keys($this->partitionOf(crc32($name)), "series:$label:$name");
         [, $nowMs, $text] = $this->read('series_get', $keys, ['']);
         preg_match_all('/(\d+) (\d+)/', $text, $counted);
         $counts = array_combine($counted[1], $counted[2]);
@@ -54,20 +55,17 @@ final class Series extends Family {
         return $window;
     }
 
-    /** @return list<string> the windows as series_add takes them: LABEL SLICE SLICES KEEP */
-    private static function precisions(array $settings, int $now): array {
+    /** Returns a window as series_add takes it: LABEL SLICE SLICES KEEP. */
+    private static function precision(array $settings, string $label, int $slices, int $now): string {
         $kept = $settings['keep'] ?? [];
-        return array_map(function (array $window) use ($settings, $kept, $now): string {
-            [$label, $slices] = $window;
-            [$slice, $called] = [(int) $label, '*'];
-            if ($slice === 0) {
-                $start = self::start($settings, $label, $now);
-                $slice = "$start-" . self::start($settings, $label, $now, 1);
-                $called = self::day($settings, $start)->format('Y-m-d');
-            }
-            $prefix = count($kept) > 1 ? "$label/$called/" : "$called/";
-            return "$label $slice $slices " . (in_array($label, $kept, true) ? $prefix : '-');
-        }, $settings['windows']);
+        [$slice, $called] = [(int) $label, '*'];
+        if ($slice === 0) {
+            $start = self::start($settings, $label, $now);
+            $slice = "$start-" . self::start($settings, $label, $now, 1);
+            $called = self::day($settings, $start)->format('Y-m-d');
+        }
+        $prefix = count($kept) > 1 ? "$label/$called/" : "$called/";
+        return "$label $slice $slices " . (in_array($label, $kept, true) ? $prefix : '-');
     }
 
     /** Returns when a slice starts: the current one, or the one so many slices behind it. */
@@ -81,11 +79,7 @@ final class Series extends Family {
 
     /** Returns the start of the local day. */
     private static function day(array $settings, int $now): DateTimeImmutable {
-        try {
-            $zone = new DateTimeZone($settings['time_zone'] ?? 'UTC');
-        } catch (Exception $error) {
-            throw new Misconfigured('time zone', $error->getMessage(), previous: $error);
-        }
+        $zone = new DateTimeZone($settings['time_zone'] ?? 'UTC');
         return (new DateTimeImmutable("@$now"))->setTimezone($zone)->setTime(0, 0);
     }
 }

@@ -18,12 +18,9 @@ final class Visitors extends StoredFamily {
      */
     public function firstVisit(string|int $scope, string $day, string|int $visitor): bool {
         [$id, $visitor] = [self::idOf($scope, $day), self::checkId($visitor, isText: false)];
-        ['partitions' => $of, 'settings' => $settings] = $this->ask();
-        $partition = crc32($id) % $of;
-        $args = [$settings['remember'], 1, $id, 2, $visitor, $visitor];  // see Family::count
-        $keys = $this->fenced($partition, 'buffer', 'meta', "seen:$id");
-        $reply = $this->count('visitors_first', $partition, $of, $keys, $args);
-        return self::number(explode(' ', (string) $reply[$reply[0] === 'OK' ? 2 : 1])[0]) === 1;
+        $args = [$this->ask()['settings']['remember'], 1, $id, 2, $visitor, $visitor];  // see Family::count
+        $reply = $this->count($this->call('visitors_first', crc32($id), ['buffer', 'meta', "seen:$id"], $args));
+        return self::number($reply[0] === 'OK' ? $reply[2] : $reply[1]) === 1;
     }
 
     /**

@@ -4,7 +4,7 @@ namespace Counterfoil\Internal;
 
 use Counterfoil\Misconfigured;
 use Predis\Client;
-use Redis, RedisCluster, RedisException;
+use Redis, RedisCluster;
 
 /** Makes the package's own connections, whose libraries send nothing twice. */
 final class Connector {
@@ -29,18 +29,15 @@ final class Connector {
     }
 
     private function phpRedis(): Redis|RedisCluster {
-        $tls = $this->nodes[0]['scheme'] === 'tls' ? 'tls://' : '';
-        $auth = array_values(array_intersect_key($this->nodes[0], ['username' => 0, 'password' => 0]));
+        $node = $this->nodes[0];
+        $tls = $node['scheme'] === 'tls' ? 'tls://' : '';
+        $auth = array_values(array_intersect_key($node, ['username' => 0, 'password' => 0])) ?: null;
+        $timeouts = [$this->timeout, $this->timeout];
         if ($this->isCluster) {
             $seeds = array_map(fn(array $node): string => "$tls$node[host]:$node[port]", $this->nodes);
-            return new RedisCluster(null, $seeds, $this->timeout, $this->timeout, false, $auth ?: null);
+            return new RedisCluster(null, $seeds, ...$timeouts, persistent: false, auth: $auth);
         }
-        ['host' => $host, 'port' => $port, 'database' => $database] = $this->nodes[0] + ['database' => 0];
-        $redis = new Redis();
-        $isReady = $redis->connect($tls . $host, $port, $this->timeout, null, 0, $this->timeout)
-            && ($auth === [] || $redis->auth($auth))
-            && ($database === 0 || $redis->select($database));
-        return $isReady ? $redis : throw new RedisException((string) $redis->getLastError());
+        return PhpRedis::open(new Redis(), $tls . $node['host'], $node['port'], $timeouts, $auth, $node['database'] ?? 0);
     }
 
     private function predis(): Client {
@@ -59,10 +56,11 @@ final class Connector {
             ?? throw new Misconfigured('url', "expected redis://, rediss:// or unix://, not $url");
         parse_str($parts['query'] ?? '', $query);
         $path = rawurldecode($parts['path'] ?? '');
-        [$host, $port] = $scheme === 'unix' ? [$path, 0] : [$parts['host'], $parts['port'] ?? 6379];
-        $database = (int) ($query['db'] ?? ($scheme === 'unix' ? 0 : ltrim($path, '/')));
+        // both libraries put brackets around an address of IPv6
+        [$host, $port] = $scheme === 'unix' ? [$path, 0] : [trim($parts['host'], '[]'), $parts['port'] ?? 6379];
         return ['scheme' => $scheme, 'host' => $host, 'port' => $port] + array_filter([
-            'database' => $database,  // Predis would select 0, which a user may not be allowed to
+            // Predis would select 0, which a user may not be allowed to
+            'database' => (int) ($query['db'] ?? ($scheme === 'unix' ? 0 : ltrim($path, '/'))),
             'path' => $scheme === 'unix' ? $path : '',
             'username' => $query['user'] ?? rawurldecode($parts['user'] ?? ''),
             'password' => $query['password'] ?? rawurldecode($parts['pass'] ?? ''),

@@ -7,13 +7,6 @@ use Throwable;
 
 /** A client object of a Redis library. Its constructor refuses options that change what is sent or received. */
 abstract class Driver {
-    private const TEMPORARY = ['no connection', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'TRYAGAIN', 'READONLY'];
-    private const REFUSED = ['OOM', 'MISCONF', 'NOREPLICAS', 'WRONGTYPE', 'BADSTATE'];
-    private const MISCONFIGURED = [
-        'NOAUTH', 'WRONGPASS', 'AUTH', 'DB index',  // refused before anything was sent
-        'BADARG', 'BADKEY', 'CROSSSLOT', 'MOVED', 'ASK', 'NOSCRIPT',
-    ];
-
     /** @param string $address what tells this server and database number from others */
     protected function __construct(public readonly bool $isCluster, public readonly string $address) {}
 
@@ -35,9 +28,8 @@ abstract class Driver {
 
     /** Returns the error of a call that was not sent, since there was no connection. */
     public static function unsent(Throwable $error): CounterfoilException {
-        $message = $error->getMessage();
-        preg_match('/\b(NOAUTH|WRONGPASS|LOADING|(?<=ERR )AUTH|DB index)\b/', $message, $codes);
-        return self::coded($codes[0] ?? 'no connection', $message, $error);
+        preg_match('/\b(NOAUTH|WRONGPASS|LOADING|(?<=ERR )AUTH|DB index)\b/', $error->getMessage(), $code);
+        return self::coded($code[0] ?? 'no connection', $error->getMessage(), $error);
     }
 
     /** Returns the error of a call without a reply: it may have been executed, or may still be. */
@@ -50,17 +42,17 @@ abstract class Driver {
         // the reply on a connection that Redis closes again
         if (str_starts_with($error, 'ERR max number of clients')) return self::coded('no connection', $error, $previous);
         // Redis 6.2 puts the code of a command within a script into the text
-        $codes = implode('|', [...self::TEMPORARY, ...self::REFUSED, ...self::MISCONFIGURED]);
-        preg_match("/^(?:ERR Error running script.* -?(?=(?:$codes) ))?([A-Z]+)/", $error, $code);
+        preg_match('/^(?:ERR Error running script.*: -?)?([A-Z]+)\b/', $error, $code);
         return self::coded($code[1] ?? 'ERR', $error, $previous);
     }
 
     private static function coded(string $code, string $message, ?Throwable $previous): CounterfoilException {
-        $isTemporary = in_array($code, self::TEMPORARY, true);
-        $class = match (true) {
-            $isTemporary, in_array($code, self::REFUSED, true) => NotCounted::class,
-            in_array($code, self::MISCONFIGURED, true) => Misconfigured::class,
-            default => OutcomeUnknown::class,  // the script may have been refused in the middle
+        [$class, $isTemporary] = match ($code) {
+            'no connection', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'TRYAGAIN', 'READONLY' => [NotCounted::class, true],
+            'OOM', 'MISCONF', 'NOREPLICAS', 'WRONGTYPE', 'BADSTATE' => [NotCounted::class, false],
+            'NOAUTH', 'WRONGPASS', 'AUTH', 'DB index',  // refused before anything was sent
+            'BADARG', 'BADKEY', 'CROSSSLOT', 'MOVED', 'ASK', 'NOSCRIPT' => [Misconfigured::class, false],
+            default => [OutcomeUnknown::class, false],  // the script may have been refused in the middle
         };
         return new $class($code, $message, isTemporary: $isTemporary, previous: $previous);
     }

@@ -9,8 +9,6 @@ use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown
 abstract class Family {
     protected const KIND = '';
     private const FRESH_NS = 30_000_000_000;
-    /** The largest number of a call. */
-    private const MAX_N = 2 ** 53;
     /** Numbers grow by random steps, which differ in two machines that were resumed from one snapshot. */
     private const MAX_STEP = 2 ** 20;
     /** The daemon configures an emptied Redis within about a second. */
@@ -18,9 +16,11 @@ abstract class Family {
 
     /** @var array<int, array> by home: the last reply of family_epoch, and until when it may be used */
     private array $known = [];
-    /** @var list<array{string, int}> callers without a call in flight, each with the number of its last call */
+    /** @var list<list<string|int>> callers without a call in flight, each with the number of its last call */
     protected array $callers = [];
-    private int $process = 0;
+    /** A call that may be repeated later, so that its caller makes no other. */
+    protected ?Call $sent = null;
+    protected int $process;
 
     /**
      * @internal use Counterfoil
@@ -32,6 +32,7 @@ abstract class Family {
         protected readonly ?array $table = null,
         protected readonly ?Closure $readRow = null,
     ) {
+        $this->process = getmypid();
         $names = "$session->namespace/$name";
         if (preg_match('#^([a-z0-9_.-]{1,64}(/|$)){2}$#D', $names) === 1) return;
         throw new Misconfigured('BADKEY', "a name has 1 to 64 of a-z, 0-9, _, . and -, not $names");
@@ -41,50 +42,36 @@ abstract class Family {
      * Makes a counting call. Libraries take a number at the end of a reply for whole when the connection breaks
      * within it, so calls whose numbers matter have one more item behind them, which counts nothing.
      *
-     * @param int $of how many partitions the family had when this one was chosen
-     * @param list<string> $keys as `fenced` returns them
-     * @param ?array{}|array{list<string|int>, bool, array} $call what a repeat of the call needs: its words, if it may have
-     *     been executed, and its caller, which is then not given back; [] before the first send
      * @return array the reply: `OK`, `DUP` or `OUTSIDE`, and the words behind it
      * @throws CounterfoilException
      */
-    protected function count(
-        string $script,
-        int $partition,
-        int $of,
-        array $keys,
-        array $args,
-        ?array &$call = null,
-    ): array {
-        // a child process inherits no caller, and a call that is made within another one has its own
-        if ($this->process !== getmypid()) [$this->callers, $this->process] = [[], getmypid()];
-        $isKept = $call !== null;
+    protected function count(Call $call): array {
+        if ($call->error !== null) throw $call->error;
+        $this->forgetParent();
         for ($isFirst = true; ; $isFirst = false) {
-            if (!$call) {
-                $epoch = $this->checked($this->ask($partition), $of)['epoch'];
+            if ($call->fence === []) {
+                $epoch = $this->checked($this->ask($call->partition), $call->of)['epoch'];
+                // a call that is made within another one has a caller of its own
                 [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
-                $n += random_int(1, self::MAX_STEP);
-                $call = [[...$keys, $caller, $n, $epoch, '', ...$args], false, [$caller, $n]];
+                $call->fence = [$caller, $n + random_int(1, self::MAX_STEP), $epoch, ''];
             }
-            $reply = $this->session->call($script, count($keys), $call[0], $call[1]);
+            $reply = $this->session->send($call);
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
-            if (!$isKept && $n <= self::MAX_N - self::MAX_STEP) $this->callers[] = $call[2];
+            if ($call !== $this->sent) $this->callers[] = $call->fence;
             if ($reply[0] !== 'EXPIRED') return $reply;
-            $this->forgetEpoch($partition);
+            $this->forgetEpoch($call->partition);
             // the only send of a call that nothing repeats was not executed
-            if (!$isFirst || isset($reply[1]) || !$this->session->isOwn) throw self::unknown('EXPIRED');
-            $call = [];
+            if (!$isFirst || $call->isUnsure || !$this->session->isOwn) throw self::unknown('EXPIRED');
+            $call->fence = [];
         }
     }
 
     /** Makes a call that only reads, or is safe to repeat in any case. */
     protected function read(string $script, array $keys, array $args): array {
         try {
-            return $this->session->call($script, count($keys), [...$keys, ...$args]);
+            return $this->session->send(new Call($script, $keys, $args));
         } catch (OutcomeUnknown $error) {
-            $class = $error->isTemporary ? NotCounted::class : Misconfigured::class;
-            [$message, $previous] = [$error->getMessage(), $error->getPrevious()];
-            throw new $class($error->reason, $message, isTemporary: $error->isTemporary, previous: $previous);
+            throw $error->withClass($error->isTemporary ? NotCounted::class : Misconfigured::class);
         }
     }
 
@@ -99,6 +86,11 @@ abstract class Family {
         throw new NotCounted('OUTSIDE', 'the clock of Redis changes too fast', isTemporary: true);
     }
 
+    /** A child process inherits no caller. */
+    protected function forgetParent(): void {
+        if ($this->process !== getmypid()) [$this->callers, $this->process] = [[], getmypid()];
+    }
+
     /**
      * Returns what family_epoch replied for the home of a partition less than 30 s ago. Begin with that of partition 0.
      *
@@ -106,17 +98,34 @@ abstract class Family {
      */
     protected function ask(int $partition = 0, bool $isFresh = false): array {
         $now = hrtime(true);
-        $home = $this->session->isCluster ? $partition : 0;
+        $home = $this->home($partition);
         $known = $this->known[$home] ?? null;
-        if ($known !== null && $now < $known['until'] && !$isFresh) return $known;
-        $keys = $this->keys($home, 'calls', 'calls_before');
+        if (!$isFresh && $known !== null && $now < $known['until']) return $known;
+        $keys = $this->fence($partition);
         $shared = $this->session->shared($keys[0]);
-        if ($shared !== null && $now < $shared['until'] && !$isFresh) return $this->known[$home] = $shared;
+        if (!$isFresh && $shared !== null && $now < $shared['until']) return $this->known[$home] = $shared;
         [, $epoch, $before, , $partitions, $settings] = $this->askRedis($keys, $known ?? $shared);
         $known = ['until' => $now + self::FRESH_NS, 'epoch' => $epoch, 'before' => $before,
             'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
         $this->session->share($keys[0], $known);
         return $this->known[$home] = $known;
+    }
+
+    /** Returns the reply of family_epoch, of a family that is as it was known and whose hits go to the database. */
+    protected function askRedis(array $keys, ?array $known, string $database = ''): array {
+        $end = hrtime(true) + self::CONFIGURING_NS;
+        $args = [static::KIND, $known['partitions'] ?? '', $database, ''];
+        while (($reply = $this->read('family_epoch', $keys, $args))[0] === 'UNCONFIGURED') {
+            if ($known === null || hrtime(true) > $end) break;
+            usleep(200_000);
+        }
+        if ($reply[0] === 'OK') return $reply;
+        $this->known = [];
+        $this->session->share($keys[0], null);
+        $family = "{$this->session->namespace}/$this->name";
+        throw new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
+            ? "declare $family in the daemon's counterfoil.toml, or correct its name or the database number"
+            : "$family has the kind $reply[1], $reply[2] partitions, and hits for the database $reply[3]");
     }
 
     /** Refuses a call for another number of partitions: the reconciler may not drain the one that was chosen. */
@@ -127,13 +136,18 @@ abstract class Family {
     }
 
     protected function forgetEpoch(int $partition): void {
-        $home = $this->session->isCluster ? $partition : 0;
+        $home = $this->home($partition);
         $this->known[$home]['until'] = 0;
         $this->session->share($this->keys($home, 'calls')[0], $this->known[$home]);
     }
 
-    protected function partitionOf(string $id): int {
-        return crc32($id) % $this->ask()['partitions'];
+    /** Returns the partition that remembers the calls of a partition. */
+    protected function home(int $partition): int {
+        return $this->session->isCluster() ? $partition : 0;
+    }
+
+    protected function partitionOf(int $hash): int {
+        return $hash % $this->ask()['partitions'];
     }
 
     /** @return list<string> */
@@ -142,10 +156,16 @@ abstract class Family {
         return array_map(fn(string $name): string => $tag . $name, $names);
     }
 
-    /** @return list<string> keys of a counting call: first those that remember the calls */
-    protected function fenced(int $partition, string ...$names): array {
-        $home = $this->session->isCluster ? $partition : 0;
-        return [...$this->keys($home, 'calls', 'calls_before'), ...$this->keys($partition, ...$names)];
+    /** Returns a counting call in the partition of a hash. */
+    protected function call(string $script, int $hash, array $names, array $args): Call {
+        $of = $this->ask()['partitions'];
+        $keys = [...$this->fence($hash % $of), ...$this->keys($hash % $of, ...$names)];
+        return new Call($script, $keys, $args, $hash % $of, $of);
+    }
+
+    /** @return list<string> the first keys of a counting call: those that remember the calls */
+    protected function fence(int $partition): array {
+        return $this->keys($this->home($partition), 'calls', 'calls_before');
     }
 
     /** Refuses an id that is not 1 to $max bytes of UTF-8. */
@@ -175,33 +195,21 @@ abstract class Family {
         throw new NotCounted($reason, value: $value === null ? null : (int) $value);
     }
 
-    /** @return array<int, string> by number of the pair, from 1, what an earlier arrival of the call refused */
-    protected static function refused(string $words): array {
-        preg_match_all('/(\d+):(\w+)/', $words, $refused);
-        return array_combine($refused[1], $refused[2]);
+    /**
+     * Returns what a script replied for a pair, or null if an earlier arrival of the call counted it.
+     *
+     * @param int $pair its number in the call, from 1
+     * @param int $totals how many totals of partitions are before it in the reply
+     */
+    protected static function pendingOf(array $reply, int $pair = 1, int $totals = 0): ?int {
+        if ($reply[0] === 'OK') return self::number($reply[$totals + $pair]);
+        // those that were refused then, e.g. "3:FULL 7:RANGE"
+        return preg_match("/\b$pair:([A-Z]+)/", $reply[1], $refused) === 1 ? self::number($refused[1]) : null;
     }
 
     protected static function unknown(string $status): OutcomeUnknown {
         return new OutcomeUnknown($status, $status === 'PASSED'
             ? 'another process uses the name of this caller'
             : 'Redis lost its memory, or the call took too long');
-    }
-
-    /** Returns the reply of family_epoch, of a family that is as it was known and whose hits go to the database. */
-    protected function askRedis(array $keys, ?array $known, string $database = ''): array {
-        $end = hrtime(true) + self::CONFIGURING_NS;
-        $args = [static::KIND, $known['partitions'] ?? '', $database, ''];
-        do {
-            $reply = $this->read('family_epoch', $keys, $args);
-            $isEmptied = $reply[0] === 'UNCONFIGURED' && $known !== null && hrtime(true) < $end;
-            if ($isEmptied) usleep(200_000);
-        } while ($isEmptied);
-        if ($reply[0] === 'OK') return $reply;
-        $this->known = [];
-        $this->session->share($keys[0], null);
-        $family = "{$this->session->namespace}/$this->name";
-        throw new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
-            ? "declare $family in the daemon's counterfoil.toml, or correct its name or the database number"
-            : "$family has the kind $reply[1], $reply[2] partitions, and hits for the database $reply[3]");
     }
 }

@@ -17,13 +17,9 @@ final class Predis extends Driver {
         if ($client->getOptions()->prefix !== null) throw new Misconfigured('prefix', 'it changes keys');
         $connection = $client->getConnection();
         $this->nodes = $connection instanceof ClusterInterface ? iterator_to_array($connection, false) : [];
-        $servers = match (true) {
-            $connection instanceof NodeConnectionInterface => [$connection],
-            $connection instanceof ReplicationInterface => [$connection->getMaster()],
-            default => $this->nodes,
-        };
+        $server = $connection instanceof ReplicationInterface ? $connection->getMaster() : $connection;
         $address = fn(NodeConnectionInterface $node): string => "$node/{$node->getParameters()->database}";
-        parent::__construct($this->nodes !== [], implode(' ', array_map($address, $servers)));
+        parent::__construct($this->nodes !== [], implode(' ', array_map($address, $this->nodes ?: [$server])));
         if ($connection instanceof NodeConnectionInterface) $connection->connect();
     }
 
@@ -39,9 +35,8 @@ final class Predis extends Driver {
     }
 
     public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words): array {
-        $words = [$script, $numberOfKeys, ...$words];
         try {
-            $call = $this->client->createCommand($isSha ? 'EVALSHA' : 'EVAL', $words);
+            $call = $this->client->createCommand($isSha ? 'EVALSHA' : 'EVAL', [$script, $numberOfKeys, ...$words]);
             $reply = $this->client->executeCommand($call);
         } catch (ServerException $error) {
             throw self::refused($error->getMessage(), $error);

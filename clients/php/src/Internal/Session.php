@@ -12,22 +12,14 @@ final class Session {
     private const PAUSE_US = 50_000;
     /** @var ?array<string, string> SHA-1 by the name of the script */
     private static ?array $hashes = null;
-    /** @var list<?Driver> those of the parent process, kept open: closing one could end the parent's TLS session */
-    private static array $inherited = [];
     private ?Driver $driver = null;
     private bool $isBroken = false;
     private int $process;
     private readonly int $retryForNs;
-    /** When the calls that belong together end, as a time of hrtime. */
+    /** When the calls that belong together end, as a time of hrtime: 0 if one failed then, so that no other is sent. */
     private ?int $deadline = null;
-    /** If one of them failed then, so that the others are not sent. */
-    private bool $isGivenUp = false;
-    /** If the script has ended, and sums were sent. */
-    public bool $isOver = false;
     /** If nothing but this package sends a command twice. */
     public readonly bool $isOwn;
-    /** If each partition remembers its calls itself: known once there was a connection. */
-    public bool $isCluster = false;
 
     /** @param object $client the application's, or a closure or Connector that makes one */
     public function __construct(
@@ -46,81 +38,75 @@ final class Session {
     }
 
     /**
-     * Sends a script's call, and the same call again until there is a reply or the deadline has passed.
+     * Sends the call, and the same call again until there is a reply or the deadline has passed.
      *
-     * @param list<string|int> $words keys and arguments
-     * @param bool $wasLost if an earlier arrival may have been executed; true afterwards if this one may
-     * @return list<string|int> the reply, with `LOST` behind `EXPIRED` if an earlier reply to this call was lost
+     * @return list<string|int>
      * @throws CounterfoilException
      */
-    public function call(
-        string $script,
-        int $numberOfKeys,
-        array $words,
-        bool &$wasLost = false,
-    ): array {
+    public function send(Call $call): array {
+        // another node of a cluster may be available
+        if ($this->deadline === 0 && !$this->isCluster()) {
+            throw new NotCounted('no connection', 'the call before had no reply', isTemporary: true);
+        }
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
+        [$isSha, $script] = [true, self::$hashes[$call->script]];
+        $words = [...$call->keys, ...$call->fence, ...$call->args];
         $deadline = $this->deadline ?? hrtime(true) + $this->retryForNs;
-        $code = self::$hashes[$script];
-        $isSha = true;
-        $isLost = $wasLost;
         while (true) {
+            $wasUnsure = $call->isUnsure;
             try {
-                // another node of a cluster may be available
-                if ($this->deadline !== null && $this->isGivenUp && !$this->isCluster) {
-                    throw new NotCounted('no connection', 'the call before had no reply', isTemporary: true);
-                }
-                $isReady = $this->driver !== null && !$this->isBroken && $this->process === getmypid();
-                $driver = $isReady ? $this->driver : $this->connect();
-                $this->isBroken = $wasLost = true;  // a signal handler may end the call
-                $reply = $driver->evaluate($isSha, $code, $numberOfKeys, $words);
+                $driver = $this->driver();
+                $this->isBroken = $call->isUnsure = true;  // a signal handler may end the call
+                $reply = $driver->evaluate($isSha, $script, count($call->keys), $words);
                 $this->isBroken = false;
-                return $isLost && $reply[0] === 'EXPIRED' ? ['EXPIRED', 'LOST'] : $reply;
+                if ($reply[0] === 'EXPIRED') $call->isUnsure = $wasUnsure;
+                return $reply;
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, and another server may not be READONLY
                 $this->isBroken = $error->isTemporary;
-                $isLost = $isLost || $error->reason === 'no reply';
-                $wasLost = $isLost || $error instanceof OutcomeUnknown;
+                $call->isUnsure = $wasUnsure || $error instanceof OutcomeUnknown;
             }
             if ($error->reason === 'NOSCRIPT' && $isSha) {
-                [$isSha, $code] = [false, file_get_contents(self::SCRIPTS . "/$script.lua")];
+                [$isSha, $script] = [false, file_get_contents(self::SCRIPTS . "/$call->script.lua")];
                 continue;
             }
-            if ($error->isTemporary && hrtime(true) <= $deadline) usleep(self::PAUSE_US);
-            // a process may have been suspended for long
-            $this->isGivenUp = $error->isTemporary && hrtime(true) > $deadline;
-            if ($error->isTemporary && !$this->isGivenUp) continue;
-            // the last error does not tell what came of earlier arrivals of the call
-            if (!$isLost) throw $error;
-            [$message, $previous] = [$error->getMessage(), $error->getPrevious()];
-            throw new OutcomeUnknown('no reply', $message, isTemporary: true, previous: $previous);
+            if ($error->isTemporary && hrtime(true) <= $deadline) {
+                usleep(self::PAUSE_US);
+                continue;
+            }
+            if ($error->isTemporary && $this->deadline !== null) $this->deadline = 0;
+            // this error does not tell what came of earlier arrivals of the call
+            if ($wasUnsure) throw Driver::lost($error->getMessage(), $error->getPrevious());
+            throw $error;
         }
     }
 
     /** Calls a function whose calls have one deadline. */
     public function within(Closure $calls): mixed {
-        $outer = $this->deadline;
-        if ($outer === null) $this->isGivenUp = false;
-        $this->deadline ??= hrtime(true) + $this->retryForNs;
+        if ($this->deadline !== null) return $calls();
+        $this->deadline = hrtime(true) + $this->retryForNs;
         try {
             return $calls();
         } finally {
-            $this->deadline = $outer;
+            $this->deadline = null;
         }
     }
 
     /** Sets the deadline of all calls behind the end of the script. */
     public function end(): void {
-        if ($this->isOver) return;
-        [$this->isOver, $this->isGivenUp, $this->deadline] = [true, false, hrtime(true) + $this->retryForNs];
+        $this->deadline = hrtime(true) + $this->retryForNs;
+    }
+
+    /** Returns if each partition remembers its calls itself: known once there was a connection. */
+    public function isCluster(): bool {
+        return $this->driver !== null && $this->driver->isCluster;
     }
 
     /** Returns what another request of this machine noted of a home, if there is APCu. */
     public function shared(string $home): ?array {
         if (!function_exists('apcu_fetch')) return null;
         try {
-            $driver = $this->driver ?? $this->connect();
-            return apcu_fetch("counterfoil $driver->address $home") ?: null;
+            return apcu_fetch("counterfoil {$this->driver()->address} $home") ?: null;
         } catch (CounterfoilException) {
             return null;
         }
@@ -128,16 +114,16 @@ final class Session {
 
     /** Notes it for other requests. It says itself how long its epoch may be used. */
     public function share(string $home, ?array $known): void {
-        if (!function_exists('apcu_store')) return;
-        apcu_store("counterfoil {$this->driver->address} $home", $known, 3600);
+        if (function_exists('apcu_store')) apcu_store("counterfoil {$this->driver->address} $home", $known, 3600);
     }
 
-    /** Connects for the first time, anew after a failure, or in a forked process. */
-    private function connect(): Driver {
+    /** Returns the connection: a new one at first, after a failure, and in a forked process. */
+    private function driver(): Driver {
         $isForked = $this->process !== getmypid();
+        if ($this->driver !== null && !$isForked && !$this->isBroken) return $this->driver;
         try {
             if (is_callable($this->client)) {
-                $isForked ? self::$inherited[] = $this->driver : $this->driver?->close();
+                $this->driver?->close();
                 $this->driver = self::driverOf(($this->client)());
             } else {
                 $this->driver ??= self::driverOf($this->client);
@@ -146,7 +132,6 @@ final class Session {
         } catch (RedisException|RedisClusterException|PredisException|ErrorException $error) {
             throw Driver::unsent($error);
         }
-        $this->isCluster = $this->driver->isCluster;
         [$this->isBroken, $this->process] = [false, getmypid()];
         return $this->driver;
     }

@@ -13,13 +13,13 @@ abstract class StoredFamily extends Family {
     /** Returns the exact value (lua/README.md, "Reading the exact value"). */
     protected function exactValue(string $id): int {
         if ($this->session->database === null) return $this->daemonValue($id);
-        ['partitions' => $count, 'settings' => $settings] = $this->ask();
-        $partitions = ($settings['wide'] ?? false) ? range(0, $count - 1) : [crc32($id) % $count];
+        ['partitions' => $of, 'settings' => $settings] = $this->ask();
+        $partitions = ($settings['wide'] ?? false) ? range(0, $of - 1) : [crc32($id) % $of];
         for ($attempt = 0; $attempt < 10; $attempt++, usleep(20_000)) {
             $pending = [];
             foreach ($partitions as $partition) $pending[$partition] = $this->pending($partition, $id);
             $rows = $this->query($id, $pending);
-            $this->askRedis($this->keys(0, 'calls', 'calls_before'), $this->ask(), $rows[0]['database_id']);
+            $this->askRedis($this->fence(0), $this->ask(), $rows[0]['database_id']);
             $ledgers = array_column($rows, null, 'partition_no');
             $parts = [$rows[0]['value']];
             foreach ($pending as $partition => $of) {
@@ -39,16 +39,18 @@ abstract class StoredFamily extends Family {
         $query = ['family' => "{$this->session->namespace}/$this->name", 'id' => $id];
         $url = rtrim($daemon, '/') . '/api/v1/values?' . http_build_query($query, '', '&', PHP_QUERY_RFC3986);
         set_error_handler(fn(): bool => false);  // that of the application may throw
-        $body = @file_get_contents($url, false, stream_context_create(['http' => $http]));
+        $stream = @fopen($url, 'r', false, stream_context_create(['http' => $http]));
+        $reply = $stream === false ? null : json_decode((string) @stream_get_contents($stream), true);
         restore_error_handler();
-        $status = (int) (explode(' ', $http_response_header[0] ?? '')[1] ?? 0);
-        $reply = json_decode((string) $body, true);
+        if ($stream === false) {
+            throw new NotCounted('no daemon', error_get_last()['message'] ?? '', isTemporary: true);
+        }
         $value = $reply['values'][0]['value'] ?? null;
+        $status = (int) explode(' ', stream_get_meta_data($stream)['wrapper_data'][0])[1];
         if ($status === 200 && is_int($value)) return $value;
-        $message = $reply['error'] ?? ($status === 0 ? error_get_last()['message'] ?? '' : 'no valid reply');
-        $reason = $status === 0 ? 'no daemon' : "daemon $status";
-        if ($status >= 400 && $status < 500 && $status !== 429) throw new Misconfigured($reason, $message);
-        throw new NotCounted($reason, $message, isTemporary: true);
+        $error = new NotCounted("daemon $status", $reply['error'] ?? 'no valid reply', isTemporary: true);
+        $isOurs = $status >= 400 && $status < 500 && $status !== 429;
+        throw $isOurs ? $error->withClass(Misconfigured::class) : $error;
     }
 
     /** @return list<string|int> incarnation, seq, nonce, in flight, batch, buffer */
@@ -63,9 +65,8 @@ abstract class StoredFamily extends Family {
         // a crash of Redis may have reverted an incarnation that has no batch in the ledger
         $isUnproven = $ledger === null && [$batch, $buffer] !== ['0', '0'];
         if ($isUnproven && $this->pending($partition, $id)[0] !== $incarnation) return null;
-        $ledger ??= ['seq' => 0, 'nonce' => '', 'position' => null];
-        ['nonce' => $saved, 'position' => $position] = $ledger;
-        $behind = (int) $seq - (int) $ledger['seq'];
+        ['seq' => $savedSeq, 'nonce' => $saved, 'position' => $position] = $ledger ?? ['seq' => 0, 'nonce' => '', 'position' => null];
+        $behind = (int) $seq - (int) $savedSeq;
         if ($behind === 0 && (int) $seq !== 0 && $saved !== ltrim($nonce, '0')) {
             throw new NotCounted('set back', 'Redis was set back: the daemon corrects it', isTemporary: true);
         }
@@ -90,7 +91,6 @@ abstract class StoredFamily extends Family {
             . ' WHERE f.namespace = ? AND f.name = ?';
         $args = [$id];
         foreach ($pending as $partition => [$incarnation]) array_push($args, $partition, $incarnation ?: '0');
-        array_push($args, $this->session->namespace, $this->name);
         $database = $this->session->database;
         try {
             $database = $database instanceof Closure ? $database() : $database;
@@ -98,8 +98,7 @@ abstract class StoredFamily extends Family {
                 throw new Misconfigured('transaction', 'the snapshot of an open transaction may be old');
             }
             $statement = $database->prepare($sql);
-            $isRead = $statement !== false && $statement->execute($args);
-            if (!$isRead) throw new PDOException(implode(' ', ($statement ?: $database)->errorInfo()));
+            $statement->execute([...$args, $this->session->namespace, $this->name]);
             $rows = $statement->fetchAll(PDO::FETCH_ASSOC);
         } catch (PDOException $error) {
             throw new NotCounted('database', $error->getMessage(), isTemporary: true, previous: $error);
