@@ -3,7 +3,6 @@ package counterfoil
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -66,12 +65,9 @@ func (b *Buffered) Add(ctx context.Context, id string, delta int64) (Pending, er
 	return result.Pending, result.err
 }
 
-// AddMany adds up to 1000 pairs. They fail separately: there is a result for each, in their order, and the error is the first
-// one in them.
+// AddMany adds pairs, up to 1000 in a call. They fail separately: there is a result for each, in their order, and the error is
+// the first one in them.
 func (b *Buffered) AddMany(ctx context.Context, pairs []Pair) (results []Result, first error) {
-	if len(pairs) > 1000 {
-		return nil, b.fail(ErrNotCounted, "BADARG", fmt.Errorf("%d pairs, 1000 at most", len(pairs)))
-	}
 	items := make([]*item, len(pairs))
 	for i, pair := range pairs {
 		items[i] = &item{id: pair.ID, delta: pair.Delta}

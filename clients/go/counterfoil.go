@@ -71,7 +71,7 @@ func (e *Error) Unwrap() error { return errors.Join(e.Kind, e.cause) }
 
 // Options are the options of a [Client]. The zero value has the defaults.
 type Options struct {
-	// RetryFor is how long a call is repeated without a reply: by default 10 s, and 30 s at most.
+	// RetryFor is how long a call waits for others and is repeated without a reply: by default 10 s, and 30 s at most.
 	RetryFor time.Duration
 	// LaterEvery is how long Later collects before it sends, by default 5 ms.
 	LaterEvery time.Duration

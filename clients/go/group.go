@@ -36,11 +36,10 @@ type item struct {
 	change         string // of a cached counter, in place of delta
 	request, epoch string // of AddOnce
 
-	share                 *share
+	*share
 	partition, partitions uint32
 	place                 string // STRIPE:PAGE of an activity
-	start                 time.Time
-	isLost                bool // an earlier call for it may have been executed
+	isLost                bool   // an earlier call for it may have been executed
 	state                 atomic.Int32
 	outcome               // once it is settled
 }
@@ -52,10 +51,11 @@ const (
 	settled
 )
 
-// share is what one goroutine counts.
+// share is what one goroutine counts at a time.
 type share struct {
-	ctx  context.Context
-	open sync.WaitGroup
+	ctx   context.Context
+	start time.Time
+	open  sync.WaitGroup
 }
 
 // outcome is the result of an item: its value if it is known, or else the script's word, or an error.
@@ -83,14 +83,13 @@ func (f *family) count(ctx context.Context, items ...*item) []outcome {
 	if ctx.Err() != nil {
 		err = f.fail(ErrNotCounted, "canceled", ctx.Err())
 	}
-	own, queues := &share{ctx: context.WithoutCancel(ctx)}, map[*queue][]*item{}
+	own, queues := &share{ctx: context.WithoutCancel(ctx), start: time.Now()}, map[*queue][]*item{}
 	for _, it := range items {
 		if err := cmp.Or(f.check(it.id, f.maxID, true), err); err != nil {
 			it.settle(outcome{err: err})
 			continue
 		}
-		it.share, it.start = own, time.Now()
-		it.partition, it.partitions = f.place(e, it), e.partitions
+		it.share, it.partition, it.partitions = own, f.place(e, it), e.partitions
 		own.open.Add(1)
 		q := f.queue(it)
 		queues[q] = append(queues[q], it)
@@ -180,12 +179,12 @@ func (q *queue) next(c *caller) bool {
 	q.waiting = q.waiting[end:]
 	q.mu.Unlock()
 	if end > 0 {
-		ctx, cancel := context.WithTimeout(items[0].share.ctx, q.family.client.options.RetryFor)
+		ctx, cancel := context.WithDeadline(items[0].ctx, items[end-1].start.Add(q.family.client.options.RetryFor))
 		defer cancel()
 		q.call(ctx, c, items)
 	}
 	for _, it := range items {
-		it.share.open.Done()
+		it.open.Done()
 	}
 	if end > 1 { // the callers first add what they count next, so that the next call has more of it
 		runtime.Gosched()
@@ -201,11 +200,7 @@ func (q *queue) next(c *caller) bool {
 // call settles items, those whose callers have not left.
 func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 	f := q.family
-	var e *epoch
-	var err error = f.failTemporarily("BUSY", nil)
-	if time.Since(items[len(items)-1].start) < f.client.options.RetryFor { // otherwise each call would wait for an epoch
-		e, err = f.ask(ctx, q.home)
-	}
+	e, err := f.ask(ctx, q.home)
 	if err == nil && !e.knows(items[0].epoch) { // it may be newer
 		f.epochs.Delete(q.home)
 		e, err = f.ask(ctx, q.home)
@@ -242,8 +237,7 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	r := &request{script: f.script, keys: f.keys(q.home, "calls", "calls_before")}
 	r.args = append(r.args, c.name, c.n, epoch, r)
 	r.args = append(r.args, f.head(f, e)...)
-	partitions := groups(batch, func(it *item) uint32 { return it.partition })
-	for _, items := range partitions {
+	for _, items := range groups(batch, func(it *item) uint32 { return it.partition }) {
 		r.keys = append(r.keys, f.keys(items[0].partition, f.kind.keys...)...)
 		f.encode(f, e, items, r)
 	}
@@ -254,7 +248,7 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 		err = f.fail(ErrOutcomeUnknown, status, nil)
 	}
 	if status == "OK" || status == "DUP" {
-		for i, word := range f.words(words, batch, partitions) {
+		for i, word := range f.words(words, batch) {
 			batch[i].settle(f.outcomeOf(word))
 		}
 		return
@@ -312,7 +306,7 @@ func (f *family) outcomeOf(word any) outcome {
 }
 
 // words returns the word of each item in a reply, OK or DUP, and nil where the reply does not have it.
-func (f *family) words(reply []any, batch []*item, partitions [][]*item) []any {
+func (f *family) words(reply []any, batch []*item) []any {
 	words, rest := make([]any, len(batch)), reply[1:]
 	if reply[0] == "DUP" {
 		for at, word := range strings.Fields(fmt.Sprintln(rest...)) {
@@ -324,13 +318,13 @@ func (f *family) words(reply []any, batch []*item, partitions [][]*item) []any {
 		}
 		return words
 	}
-	open := words
-	for _, items := range partitions {
-		if f.hasTotals {
+	for i, it := range batch {
+		if f.hasTotals && (i == 0 || it.partition != batch[i-1].partition) {
 			rest = rest[1:]
 		}
-		rest = rest[copy(open[:len(items)], rest):]
-		open = open[len(items):]
+		if len(rest) > 0 {
+			words[i], rest = rest[0], rest[1:]
+		}
 	}
 	return words
 }

@@ -19,8 +19,9 @@ type Slice struct {
 }
 
 var seriesKind = &kind{
-	name: "series", script: "series_add", maxID: 200, limit: 100, keys: []string{"open", "schedule", "names", "idle"}, hasRefusals: true,
-	place: (*epoch).placeOf,
+	name: "series", script: "series_add", maxID: 200, limit: 100, keys: []string{"open", "schedule", "names", "idle"},
+	hasRefusals: true,
+	place:       (*epoch).placeOf,
 	head: func(f *family, e *epoch) []any {
 		args := []any{len(e.Windows)}
 		for _, w := range e.Windows {

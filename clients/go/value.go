@@ -51,8 +51,13 @@ type part struct {
 	isInFlight                        bool
 }
 
-// ledger is what MySQL has of an incarnation.
-type ledger struct {
+// stored is what MySQL has: the counter's value, and the ledger by incarnation, which is "" where there is none.
+type stored struct {
+	value, database string
+	ledger          map[string]entry
+}
+
+type entry struct {
 	seq      int64
 	nonce    string
 	position sql.NullString
@@ -73,24 +78,24 @@ func (f *family) readValue(ctx context.Context, id string) (int64, error) {
 			return 0, err
 		}
 	}
-	value, database, ledgers, err := f.query(ctx, id, first, len(parts))
+	mysql, err := f.query(ctx, id, first, len(parts))
 	switch {
 	case err != nil:
 		return 0, f.fail(ErrNotCounted, "database", err)
-	case database == "":
+	case mysql.database == "":
 		return 0, f.fail(ErrMisconfigured, "MISMATCH", errors.New("the database does not have the family"))
-	case database != e.database: // Redis confirms, once, that its hits go there
+	case mysql.database != e.database: // Redis confirms, once, that its hits go there
 		asked := *e
-		asked.database = database
+		asked.database = mysql.database
 		f.latest.Store(&asked)
 		f.epochs.Delete(uint32(0))
 		if _, err := f.ask(ctx, 0); err != nil {
 			return 0, err
 		}
 	}
-	numbers := []string{value}
+	numbers := []string{mysql.value}
 	for i, p := range parts {
-		l := ledgers[p.incarnation]
+		l := mysql.ledger[p.incarnation]
 		if l.seq == 0 && (p.batch != "0" || p.buffer != "0") { // a crash of Redis may have reverted the incarnation
 			again, err := f.readPart(ctx, first+uint32(i), id)
 			if err != nil || again.incarnation != p.incarnation {
@@ -123,8 +128,8 @@ func (f *family) readPart(ctx context.Context, partition uint32, id string) (par
 	return part{text(1), text(3), text(5), text(6), number(words[2]), number(words[4]) == 1}, nil
 }
 
-// query reads the value's row and the ledger in one statement. The ledger is by incarnation, which is "" where there is none.
-func (f *family) query(ctx context.Context, id string, first uint32, partitions int) (value, database string, ledgers map[string]ledger, err error) {
+// query reads the value's row and the ledger in one statement.
+func (f *family) query(ctx context.Context, id string, first uint32, partitions int) (mysql stored, err error) {
 	column, table := "value", "counterfoil_values v ON v.family = f.number AND v.id"
 	if f.table[0] != "" {
 		column, table = quote(f.table[2]), quote(f.table[0])+" v ON v."+quote(f.table[1])
@@ -138,18 +143,18 @@ func (f *family) query(ctx context.Context, id string, first uint32, partitions 
 		LEFT JOIN counterfoil_ledger l ON l.family = f.number AND l.partition_no BETWEEN ? AND ?
 		WHERE f.namespace = ? AND f.name = ?`, id, first, int(first)+partitions-1, namespace, name)
 	if err != nil {
-		return "", "", nil, err
+		return mysql, err
 	}
 	defer rows.Close()
-	ledgers = map[string]ledger{}
+	mysql.ledger = map[string]entry{}
 	for rows.Next() && err == nil {
-		var l ledger
+		var l entry
 		var incarnation, nonce uint64
-		err = rows.Scan(&database, &value, &incarnation, &l.seq, &nonce, &l.position)
+		err = rows.Scan(&mysql.database, &mysql.value, &incarnation, &l.seq, &nonce, &l.position)
 		l.nonce = hexadecimal(nonce)
-		ledgers[hexadecimal(incarnation)] = l
+		mysql.ledger[hexadecimal(incarnation)] = l
 	}
-	return value, database, ledgers, cmp.Or(err, rows.Err())
+	return mysql, cmp.Or(err, rows.Err())
 }
 
 func hexadecimal(number uint64) string { return fmt.Sprintf("%016x", number) }

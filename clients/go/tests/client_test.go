@@ -238,6 +238,33 @@ func TestWhatWasNeverSentIsNotCounted(t *testing.T) {
 	equal(t, exact(t, id), 2)
 }
 
+// A call that waits for others ends when they do, and is not repeated as long as they were.
+func TestACallThatWaitsForOthers(t *testing.T) {
+	p := startProxy(t)
+	views, id := buffered(t, given(t, p.socket, counterfoil.Options{RetryFor: time.Second}), "views"), newID()
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+	p.always(hold)
+	var all sync.WaitGroup
+	start := time.Now()
+	for i := 0; i < 6; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			_, err := views.Add(ctx, id, 1)
+			var e *counterfoil.Error
+			if !errors.As(err, &e) || e.Reason != "no reply" && e.Reason != "unreachable" {
+				t.Error(err)
+			}
+		}()
+		time.Sleep(20 * time.Millisecond)
+	}
+	all.Wait()
+	if waited := time.Since(start); waited > 1700*time.Millisecond {
+		t.Error(waited)
+	}
+}
+
 func TestAContextThatEndsBeforeTheEpochIsKnown(t *testing.T) {
 	p := startProxy(t)
 	views, id := buffered(t, given(t, p.socket, counterfoil.Options{}), "views"), newID()

@@ -77,12 +77,12 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 func (o opening) connect() (*counterfoil.Client, error) {
 	given := o.Options
 	options := counterfoil.Options{Daemon: given.Daemon, RetryFor: seconds(given.RetryFor), LaterEvery: seconds(given.LaterEvery)}
-	addresses, url, timeout := []string{o.Socket}, "unix://"+o.Socket+"?", seconds(o.Timeout)
-	if o.Nodes != nil {
-		addresses, url = o.Nodes, "redis://"+o.Nodes[0]+"?addr="+strings.Join(o.Nodes, "&addr=")+"&"
-	}
+	addresses, timeout := []string{o.Socket}, seconds(o.Timeout)
 	if o.Own {
-		return counterfoil.Connect(url+"read_timeout="+timeout.String(), o.Namespace, options)
+		return counterfoil.Connect("unix://"+o.Socket+"?read_timeout="+timeout.String(), o.Namespace, options)
+	}
+	if o.Nodes != nil {
+		addresses = o.Nodes
 	}
 	client := redis.NewUniversalClient(&redis.UniversalOptions{Addrs: addresses, ReadTimeout: timeout})
 	return counterfoil.New(client, o.Namespace, options)
