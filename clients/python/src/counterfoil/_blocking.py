@@ -45,10 +45,9 @@ class Counterfoil(Client[Blocking]):
     run = staticmethod(run)
 
     @property
-    def session(self) -> Process:
+    def session(self) -> Any:
         pid = os.getpid()
-        session: Process | None = self.sessions.get(pid)
-        return session or self.sessions.setdefault(pid, Process(self))
+        return self.sessions.get(pid) or self.sessions.setdefault(pid, Process(self))
 
     def close(self) -> None:
         """Sends what `later` took, and closes the connections that are its own. As soon as it begins, `later`

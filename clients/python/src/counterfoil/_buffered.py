@@ -1,26 +1,14 @@
-"""Buffered families, which are sums of deltas, and those of visitors, which sum new ones of a day."""
+"""Buffered families: sums of deltas."""
 
 from __future__ import annotations
 
 import random
 import zlib
-from datetime import date
 from itertools import chain
 from typing import Any, Iterable, Mapping, Union
 
-from ._errors import CounterfoilError, NotCounted, OutcomeUnknown, value_of
-from ._family import (
-    CALLS,
-    D,
-    Description,
-    Words,
-    call,
-    id_bytes,
-    integer,
-    results_of,
-    visitor_bytes,
-    words_of,
-)
+from ._errors import CounterfoilError, OutcomeUnknown, value_of
+from ._family import CALLS, D, Description, Words, call, id_bytes, integer, results_of, words_of
 from ._value import ExactValues
 
 MAX_HITS = 1000
@@ -114,37 +102,6 @@ class Buffered(ExactValues[D]):
     async def _request_partition(self, name: bytes, id: bytes) -> int:
         description: Description = value_of(await self.channel.known())
         return zlib.crc32(name if description.settings.get("wide") else id) % description.partitions
-
-
-class Visitors(ExactValues[D]):
-    """Distinct visitors of a scope on each day."""
-
-    kind = "visitors"
-
-    @call
-    async def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> bool:
-        """Counts a visitor once for the scope and the day (`YYYY-MM-DD`). Returns whether this is the first
-        visit."""
-        return bool(await self.channel.change(id_bytes(_id(scope, day)), visitor_bytes(visitor)))
-
-    @call
-    async def value(self, scope: str, day: str | date) -> int:  # type: ignore[override]
-        """Returns the exact number of visitors."""
-        return await self.exact(_id(scope, day))
-
-    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
-        [seen] = self.keys(partition, "seen:")
-        keys = self.keys(partition, "buffer", "meta") + tuple(seen + id for id, _ in changes)
-        visits = [word for id, visitor in changes for word in (id, 1, visitor)]
-        return "visitors_first", keys, [settings["remember"], len(changes), *visits]
-
-
-def _id(scope: str, day: str | date) -> str:
-    id_bytes(scope)
-    try:
-        return f"{scope}/{date.fromisoformat(str(day)).isoformat()}"
-    except ValueError as error:
-        raise NotCounted("BADID", f"expected a day as YYYY-MM-DD, not {day!r}") from error
 
 
 def _change_or_error(id: str, delta: int) -> tuple[bytes, int] | CounterfoilError:

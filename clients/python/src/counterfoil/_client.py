@@ -9,14 +9,14 @@ from typing import Any, Generic
 
 from typing_extensions import Self, TypedDict, Unpack
 
-from ._activity import ActivityCounters
-from ._buffered import Buffered, Visitors
+from ._buffered import Buffered
 from ._cached import Cached, ReadRow
 from ._errors import CounterfoilError, Misconfigured, value_of
 from ._family import PAUSE_SECONDS, D, Table
 from ._redis import Address, checked
 from ._series import Series
 from ._sums import OnError
+from ._visitors import ActivityCounters, Visitors
 
 MAX_RETRY_SECONDS = 30  # that long Redis surely remembers a call
 

@@ -337,13 +337,6 @@ def id_bytes(id: str, limit: int = 255) -> bytes:
     return word
 
 
-def visitor_bytes(visitor: str | bytes) -> bytes:
-    """Checks a visitor, who need not be text."""
-    if isinstance(visitor, bytes) and 0 < len(visitor) <= 255:
-        return visitor
-    return id_bytes(visitor)  # type: ignore[arg-type]
-
-
 def integer(number: int, lowest: int = -(2**63)) -> int:
     """Checks a change or a value."""
     if not isinstance(number, int) or isinstance(number, bool) or not lowest <= number < 2**63:

@@ -61,9 +61,7 @@ class Sums:
             kept = {id: error for id, error in failed.items() if error.temporary and not is_closed}
             dropped = {id: error for id, error in failed.items() if id not in kept}
             done = {id: entry.change[1] for id, entry in sent.items() if id not in kept}
-            left = {
-                id: total - done.get(id, 0) for id, total in self.waiting.items() if total != done.get(id)
-            }
+            left = {id: sum - done.get(id, 0) for id, sum in self.waiting.items() if sum != done.get(id)}
             self.temporary = next(iter(kept.values()), None)
             self._dropped = self._dropped or next(iter(dropped.values()), None)
             self.waiting, self._sent = left, {}

@@ -39,16 +39,15 @@ class Counterfoil(Client[Awaiting]):
         return coroutine
 
     @property
-    def session(self) -> Loop:
+    def session(self) -> Any:
         key = asyncio.get_running_loop(), os.getpid()
-        session: Loop | None = self.sessions.get(key)
-        if session is None:
+        if key not in self.sessions:
             if self.sessions and not self.is_own:
                 reason = "the Redis client is of another event loop or process: use connect"
                 raise Misconfigured("EVENT LOOP", reason)
             self.sessions = {key: one for key, one in self.sessions.items() if not key[0].is_closed()}
-            session = self.sessions[key] = Loop(self)
-        return session
+            self.sessions[key] = Loop(self)
+        return self.sessions[key]
 
     async def close(self) -> None:
         """Sends what `later` took, and closes the connections that are its own. As soon as it begins, `later`

@@ -1,11 +1,14 @@
-"""Activity: views of pages and their visitors, within the last minutes."""
+"""Distinct visitors: of pages within the last minutes, with their views, and of a day."""
 
 from __future__ import annotations
 
 import zlib
+from datetime import date
 from typing import Any, NamedTuple
 
-from ._family import D, Description, Family, Keys, Words, call, id_bytes, visitor_bytes
+from ._errors import NotCounted
+from ._family import D, Description, Family, Keys, Words, call, id_bytes
+from ._value import ExactValues
 
 PLACES = 100
 
@@ -25,7 +28,7 @@ class ActivityCounters(Family[D]):
     @call
     async def touch(self, page: str, visitor: str | bytes) -> None:
         """Counts a view of a page (1 to 200 bytes) by a visitor (1 to 255 bytes)."""
-        await self.channel.change(id_bytes(page, 200), visitor_bytes(visitor))
+        await self.channel.change(id_bytes(page, 200), _visitor(visitor))
 
     @call
     async def now(self, page: str) -> Activity:
@@ -83,3 +86,41 @@ class ActivityCounters(Family[D]):
             if status == b"OK":
                 return counts
             self.channel.server_is_at(counts[0])
+
+
+class Visitors(ExactValues[D]):
+    """Distinct visitors of a scope on each day."""
+
+    kind = "visitors"
+
+    @call
+    async def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> bool:
+        """Counts a visitor once for the scope and the day (`YYYY-MM-DD`). Returns whether this is the first
+        visit."""
+        return bool(await self.channel.change(id_bytes(_id(scope, day)), _visitor(visitor)))
+
+    @call
+    async def value(self, scope: str, day: str | date) -> int:  # type: ignore[override]
+        """Returns the exact number of visitors."""
+        return await self.exact(_id(scope, day))
+
+    def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
+        [seen] = self.keys(partition, "seen:")
+        keys = self.keys(partition, "buffer", "meta") + tuple(seen + id for id, _ in changes)
+        visits = [word for id, visitor in changes for word in (id, 1, visitor)]
+        return "visitors_first", keys, [settings["remember"], len(changes), *visits]
+
+
+def _id(scope: str, day: str | date) -> str:
+    id_bytes(scope)
+    try:
+        return f"{scope}/{date.fromisoformat(str(day)).isoformat()}"
+    except ValueError as error:
+        raise NotCounted("BADID", f"expected a day as YYYY-MM-DD, not {day!r}") from error
+
+
+def _visitor(visitor: str | bytes) -> bytes:
+    """Checks a visitor, who need not be text."""
+    if isinstance(visitor, bytes) and 0 < len(visitor) <= 255:
+        return visitor
+    return id_bytes(visitor)  # type: ignore[arg-type]
