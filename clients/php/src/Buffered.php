@@ -28,7 +28,7 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function add(string|int $id, int|float $delta = 1): ?int {
-        [$result] = $this->addAll([[self::checkId($id), self::checkDelta($delta)]]);
+        [$result] = $this->addMany([[$id, $delta]]);
         return $result instanceof CounterfoilException ? throw $result : $result;
     }
 
@@ -52,7 +52,10 @@ final class Buffered extends StoredFamily {
                 $results[$key] = $error;
             }
         }
-        return array_replace($results, $this->session->within(fn(): array => $this->addAll($items)));
+        return $this->session->within(function () use ($items, $results): array {
+            foreach ($this->callsOf($items) as $call) $results = array_replace($results, $this->addCall($call));
+            return $results;
+        });
     }
 
     /**
@@ -71,9 +74,8 @@ final class Buffered extends StoredFamily {
         $knows = fn(array $known): bool => $epoch === $known['epoch'] || $epoch === $known['before'];
         do {
             try {
-                $known = $this->ask($call->partition);
-                if (!$knows($known)) $known = $this->ask($call->partition, isFresh: true);  // it may be newer
-                $this->checked($known, $call->of);
+                $known = $this->ask($call->partition, $call->of);
+                if (!$knows($known)) $known = $this->ask($call->partition, $call->of, isFresh: true);  // it may be newer
             } catch (CounterfoilException $error) {
                 throw $call->isUnsure ? $error->withClass(OutcomeUnknown::class) : $error;
             }
@@ -112,7 +114,7 @@ final class Buffered extends StoredFamily {
         self::sum($this->sums[$id] ?? 0, $delta);  // throws beyond 64 bits
         if (self::$waiting === null) {
             // behind the functions that are registered later
-            register_shutdown_function(fn() => register_shutdown_function(self::flushAtEnd(...)));
+            register_shutdown_function(static fn() => register_shutdown_function(self::flushAtEnd(...)));
         }
         self::$waiting[spl_object_id($this)] = $this;
         $this->sums[$id] ??= 0;
@@ -138,8 +140,8 @@ final class Buffered extends StoredFamily {
         while ([$id, $delta, $error] = array_pop($this->dropped)) {
             $this->session->onError?->__invoke($this->name, $id, $delta, $error);  // which may throw
         }
-        $key = spl_object_id($this);
-        if ($this->sums === []) unset(self::$waiting[$key]);
+        $own = spl_object_id($this);
+        if ($this->sums === []) unset(self::$waiting[$own]);  // no signal handler runs in between
         if ($errors !== []) throw reset($errors);
     }
 
@@ -161,18 +163,21 @@ final class Buffered extends StoredFamily {
         self::$isOver = true;
         if (self::$waiting !== [] && function_exists('fastcgi_finish_request')) fastcgi_finish_request();
         foreach (self::$waiting as $family) $family->session->end();
-        foreach (self::$waiting as $family) {
-            $family->isSending = false;  // the script may have ended within a flush
+        while (self::$waiting !== []) {
+            $family = reset(self::$waiting);
             try {
+                $family->isSending = false;  // the script may have ended within a flush
                 $family->flush();
-            } catch (Throwable $error) {
+            } catch (CounterfoilException $error) {
                 $family->sums = [];
+                unset(self::$waiting[spl_object_id($family)]);
                 $warnings[] = "counterfoil: $family->name: {$error->getMessage()}";
+            } catch (Throwable $thrown) {  // by onError or a signal handler: flush goes on
             }
         }
-        self::$waiting = [];
         // a handler of the application may throw
         if (isset($warnings)) trigger_error(implode('; ', $warnings), E_USER_WARNING);
+        if (isset($thrown)) throw $thrown;
     }
 
     /** The sums of the parent process are the parent's. */
@@ -218,12 +223,6 @@ final class Buffered extends StoredFamily {
     }
 
     /** @return array<int|null|CounterfoilException> the result of each item, by its key */
-    private function addAll(array $items): array {
-        $results = [];
-        foreach ($this->callsOf($items) as $call) $results += $this->addCall($call);
-        return $results;
-    }
-
     private function addCall(Call $call): array {
         try {
             $reply = $this->count($call);

@@ -342,6 +342,9 @@ return [
             $counterfoil->buffered('views')->later(id());
             $counterfoil->flush();
         }
+        for ($i = 0; $i < 50 && $connections() > $before + 1; $i++) {
+            usleep(20_000);
+        }
         same(true, $connections() <= $before + 1, 'connections');
     },
     'fibers that end in another order leave no deadline' => function () {
@@ -383,6 +386,23 @@ return [
                 $later = fn() => $views->later($argv[4], 2);
                 $later(); $views->later($argv[4]); ' . str_replace('($later)', '(fn() => $views->later($argv[4], 3))', $end), $id);
             same($counted + 1, (new Counterfoil(redis(), NS))->buffered('views')->add($id), $end);
+        }
+    },
+    'an error at the end of a program costs no other sum' => function () {
+        // a warning, an onError and a signal handler throw
+        foreach (['', 'fn() => throw new DomainException', 'fn() => posix_kill(getmypid(), SIGALRM)'] as $onError) {
+            $id = id();
+            program('set_error_handler(fn(int $level, string $text) => throw new ErrorException($text));
+                ini_set("display_errors", "0");
+                ini_set("log_errors", "0");
+                pcntl_async_signals(true);
+                pcntl_signal(SIGALRM, fn() => throw new DomainException);
+                $counterfoil = Counterfoil\\Counterfoil::connect("unix://$argv[2]", $argv[3], onError: ' . ($onError ?: 'null') . ');
+                foreach (["nowhere", "views"] as $family) {
+                    foreach ([1, 2] as $i) $counterfoil->buffered($family)->later("$argv[4]/$i");
+                }', $id, 255);
+            $views = (new Counterfoil(redis(), NS))->buffered('views');
+            same([1, 1], [$views->add("$id/1", 0), $views->add("$id/2", 0)], $onError);
         }
     },
     'a signal within flush loses and doubles no sum' => function () {

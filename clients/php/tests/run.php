@@ -75,12 +75,12 @@ function forked(callable $call): void
 }
 
 /** Runs a program that counts an id, `$argv[4]`, and ends as it ends. */
-function program(string $code, string $id): void
+function program(string $code, string $id, int $status = 0): void
 {
     $process = proc_open([PHP_BINARY, '--', INSTALLED, SOCKET, NS, $id], [['pipe', 'r']], $pipes);
     fwrite($pipes[0], '<?php require $argv[1] . "/vendor/autoload.php"; ' . $code);
     fclose($pipes[0]);
-    same(0, proc_close($process));
+    same($status, proc_close($process));
 }
 
 /** Forgets the epochs of a family twice, as if two minutes had passed. */

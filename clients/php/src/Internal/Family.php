@@ -50,7 +50,7 @@ abstract class Family {
         $this->forgetParent();
         for ($isFirst = true; ; $isFirst = false) {
             if ($call->fence === []) {
-                $epoch = $this->checked($this->ask($call->partition), $call->of)['epoch'];
+                $epoch = $this->ask($call->partition, $call->of)['epoch'];
                 // a call that is made within another one has a caller of its own
                 [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
                 $call->fence = [$caller, $n + random_int(1, self::MAX_STEP), $epoch, ''];
@@ -77,12 +77,9 @@ abstract class Family {
 
     /** Makes a call for the time here, and anew for the server's if another slice of time is current there. */
     protected function atTime(Closure $call): array {
-        $nowMs = (int) (microtime(true) * 1000);
-        for ($attempt = 0; $attempt < 10; $attempt++) {
-            $reply = $call($nowMs);
-            if ($reply[0] !== 'OUTSIDE') return $reply;
-            $nowMs = (int) $reply[1];
-        }
+        $reply = ['OUTSIDE', microtime(true) * 1000];
+        for ($i = 0; $i < 10 && $reply[0] === 'OUTSIDE'; $i++) $reply = $call((int) $reply[1]);
+        if ($reply[0] !== 'OUTSIDE') return $reply;
         throw new NotCounted('OUTSIDE', 'the clock of Redis changes too fast', isTemporary: true);
     }
 
@@ -94,21 +91,29 @@ abstract class Family {
     /**
      * Returns what family_epoch replied for the home of a partition less than 30 s ago. Begin with that of partition 0.
      *
+     * @param ?int $of how many partitions the family has to have
      * @return array{until: int, epoch: string, before: string, partitions: int, settings: array<string, mixed>}
      */
-    protected function ask(int $partition = 0, bool $isFresh = false): array {
+    protected function ask(int $partition = 0, ?int $of = null, bool $isFresh = false): array {
         $now = hrtime(true);
         $home = $this->home($partition);
+        $isUsable = fn(?array $known): bool => !$isFresh && $now < ($known['until'] ?? 0);
         $known = $this->known[$home] ?? null;
-        if (!$isFresh && $known !== null && $now < $known['until']) return $known;
-        $keys = $this->fence($partition);
-        $shared = $this->session->shared($keys[0]);
-        if (!$isFresh && $shared !== null && $now < $shared['until']) return $this->known[$home] = $shared;
-        [, $epoch, $before, , $partitions, $settings] = $this->askRedis($keys, $known ?? $shared);
-        $known = ['until' => $now + self::FRESH_NS, 'epoch' => $epoch, 'before' => $before,
-            'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
-        $this->session->share($keys[0], $known);
-        return $this->known[$home] = $known;
+        if (!$isUsable($known)) {
+            $keys = $this->fence($partition);
+            $known = $this->session->shared($keys[0]) ?? $known;
+            if (!$isUsable($known)) {
+                [, $epoch, $before, , $partitions, $settings] = $this->askRedis($keys, $known);
+                $known = ['until' => $now + self::FRESH_NS, 'epoch' => $epoch, 'before' => $before,
+                    'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
+                $this->session->share($keys[0], $known);
+            }
+            $this->known[$home] = $known;
+        }
+        if ($of === null || $of === $known['partitions']) return $known;
+        // the reconciler may not drain a partition of another number
+        $this->known = [];
+        throw new Misconfigured('MISMATCH', "$this->name has {$known['partitions']} partitions now, not $of");
     }
 
     /** Returns the reply of family_epoch, of a family that is as it was known and whose hits go to the database. */
@@ -126,13 +131,6 @@ abstract class Family {
         throw new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
             ? "declare $family in the daemon's counterfoil.toml, or correct its name or the database number"
             : "$family has the kind $reply[1], $reply[2] partitions, and hits for the database $reply[3]");
-    }
-
-    /** Refuses a call for another number of partitions: the reconciler may not drain the one that was chosen. */
-    protected function checked(array $known, int $of): array {
-        if ($known['partitions'] === $of) return $known;
-        $this->known = [];
-        throw new Misconfigured('MISMATCH', "$this->name has {$known['partitions']} partitions now, not $of");
     }
 
     protected function forgetEpoch(int $partition): void {
@@ -170,7 +168,7 @@ abstract class Family {
 
     /** Refuses an id that is not 1 to $max bytes of UTF-8. */
     protected static function checkId(mixed $id, int $max = 255, bool $isText = true): string {
-        $id = is_int($id) ? (string) $id : $id;
+        if (is_int($id)) return (string) $id;
         // json_encode refuses what is not UTF-8, in less time than a regular expression
         if (is_string($id) && $id !== '' && strlen($id) <= $max && (!$isText || json_encode($id) !== false)) return $id;
         throw new NotCounted('BADID', "expected 1 to $max bytes" . ($isText ? ' of UTF-8' : ''));
@@ -191,8 +189,8 @@ abstract class Family {
     /** Returns the number that a script replied, which may lack digits if the reply was cut. A word is why it refused. */
     protected static function number(int|string $word): int {
         if (preg_match('/^[A-Z]/', (string) $word) === 0) return (int) $word;
-        [$reason, $value] = [...explode(':', $word), null];
-        throw new NotCounted($reason, value: $value === null ? null : (int) $value);
+        $parts = explode(':', $word);
+        throw new NotCounted($parts[0], value: isset($parts[1]) ? (int) $parts[1] : null);
     }
 
     /**
