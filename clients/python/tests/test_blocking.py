@@ -234,7 +234,7 @@ class Threads(Case):
         views.add(id)
         channel = views.channel
         while True:
-            entry = channel.enter(channel._last, (other.encode(), 1), client.deadline())
+            entry = channel.enter(channel._last, (other, 1), client.deadline())
             entry.queue.waiting.append(entry)  # of another thread
             if not interrupt_at(point, views.add, id):
                 break

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any, Iterable, Mapping, Union
 
 from ._errors import CounterfoilError, OutcomeUnknown, value_of
-from ._family import CALLS, D, Description, Words, call, id_bytes, integer, results_of, words_of
+from ._family import CALLS, D, Description, Words, call, integer, results_of, valid, words_of
 from ._value import ExactValues
 
 MAX_HITS = 1000
@@ -30,7 +30,7 @@ class Buffered(ExactValues[D]):
 
         None: it was counted, but the reply with the number was lost.
         """
-        return await self.channel.change(id_bytes(id), integer(delta))  # type: ignore[no-any-return]
+        return await self.channel.change(valid(id), integer(delta))  # type: ignore[no-any-return]
 
     @call
     async def add_many(self, pairs: Mapping[str, int] | Iterable[tuple[str, int]]) -> list[Result]:
@@ -47,8 +47,8 @@ class Buffered(ExactValues[D]):
         `request` names the work, in 1 to 64 bytes. A job that may run again more than a minute later stores
         `request_epoch` before its first call, and passes it as `epoch` to each.
         """
-        channel, change, name = self.channel, (id_bytes(id), integer(delta)), id_bytes(request, 64)
-        partition = await self._request_partition(name, change[0])
+        channel, change, request = self.channel, (valid(id), integer(delta)), valid(request, 64)
+        partition = await self._request_partition(request, change[0])
         home, was_lost = channel.home(partition), False
         while True:
             if epoch:  # it may be newer than what is known
@@ -61,8 +61,9 @@ class Buffered(ExactValues[D]):
             if epoch.encode() not in (description.now, description.before):
                 raise OutcomeUnknown("EXPIRED", "Redis may have forgotten the request")
             script, keys, args = self.part(description.settings, partition, [change])
-            caller = [b"request:%d:%b:%b" % (len(name), name, change[0]), 1, description.before, ""]
-            words = words_of(script, self.keys(home, *CALLS) + keys, caller + args)
+            caller = f"request:{len(request.encode())}:{request}:{change[0]}"
+            args = [caller, 1, description.before, "", *args]
+            words = words_of(script, self.keys(home, *CALLS) + keys, args)
             status, reply, was_lost = await channel.send(words, self.client.deadline(), was_lost)
             if status != b"EXPIRED":  # else the epoch that was passed may still be one of the two
                 value_of(*results_of(reply, [1]))
@@ -71,16 +72,15 @@ class Buffered(ExactValues[D]):
     @call
     async def request_epoch(self, request: str, id: str) -> str:
         """Returns the epoch that a job stores before its first `add_once`."""
-        channel, partition = self.channel, await self._request_partition(id_bytes(request, 64), id_bytes(id))
+        channel, partition = self.channel, await self._request_partition(valid(request, 64), valid(id))
         channel.descriptions.pop(channel.home(partition), None)  # a job that runs later needs the current one
         return (await channel.describe(channel.home(partition))).now.decode()
 
     def later(self, id: str, delta: int = 1) -> None:
         """Adds to a sum in the process, which is sent within milliseconds. Never waits. A killed process
         loses its sums."""
-        id_bytes(id)
         channel = self.channel
-        channel.sums.take(id, integer(delta))
+        channel.sums.take(valid(id), integer(delta))
         channel.session.wake()
 
     @call
@@ -92,20 +92,21 @@ class Buffered(ExactValues[D]):
     def partition(self, description: Description, change: Any) -> int:
         if description.settings.get("wide"):
             return random.randrange(description.partitions)
-        return zlib.crc32(change[0]) % description.partitions
+        return super().partition(description, change)
 
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
         pairs = list(chain(*changes))
         hits = min(max(sum(map(abs, pairs[1::2])), 1), MAX_HITS)  # they only decide when a sync is due
         return "buffered_add", self.keys(partition, "buffer", "meta"), [hits, len(changes), *pairs]
 
-    async def _request_partition(self, name: bytes, id: bytes) -> int:
+    async def _request_partition(self, request: str, id: str) -> int:
         description: Description = value_of(await self.channel.known())
-        return zlib.crc32(name if description.settings.get("wide") else id) % description.partitions
+        word = request if description.settings.get("wide") else id
+        return zlib.crc32(word.encode()) % description.partitions
 
 
-def _change_or_error(id: str, delta: int) -> tuple[bytes, int] | CounterfoilError:
+def _change_or_error(id: str, delta: int) -> tuple[str, int] | CounterfoilError:
     try:
-        return id_bytes(id), integer(delta)
+        return valid(id), integer(delta)
     except CounterfoilError as error:
         return error

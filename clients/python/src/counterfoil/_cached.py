@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, Callable
 
 from ._errors import NotCounted
-from ._family import ROUNDS, D, Table, Words, call, id_bytes, integer, result_of
+from ._family import ROUNDS, D, Table, Words, call, integer, result_of, valid
 from ._value import ExactValues
 
 TICKET_MS = 30_000
@@ -48,21 +48,21 @@ class Cached(ExactValues[D]):
 
     async def _with_base(self, id: str, change: Any) -> int:
         """Makes a change, or only reads, and does so again when a miss was seeded."""
-        word = id_bytes(id)
+        id = valid(id)
         for _ in range(ROUNDS):
-            result = await (self._get(word) if change is None else self.channel.change(word, change))
+            result = await (self._get(id) if change is None else self.channel.change(id, change))
             if isinstance(result, int):
                 return result
-            await self.client.session.share((self.name, word, result), self._seed, id, word, result)
+            await self.client.session.share((self.name, id, result), self._seed, id, result)
         raise NotCounted("MISS", "the counter was deleted again and again", temporary=True)
 
-    async def _get(self, word: bytes) -> Any:
-        partition, _ = await self.channel.described(word)
+    async def _get(self, id: str) -> Any:
+        partition, _ = await self.channel.described(id)
         keys = self.keys(partition, "base", "buffer", "batch")
-        _, reply = await self.channel.read("cached_get", keys, [TICKET_MS, "", secrets.token_hex(8), word])
+        _, reply = await self.channel.read("cached_get", keys, [TICKET_MS, "", secrets.token_hex(8), id])
         return result_of(reply)
 
-    async def _seed(self, id: str, word: bytes, ticket: str) -> None:
+    async def _seed(self, id: str, ticket: str) -> None:
         """Reads the row after the ticket was received, and makes its value the base."""
         if self._read_row:
             try:
@@ -71,6 +71,6 @@ class Cached(ExactValues[D]):
                 raise NotCounted("ROW", f"read_row failed: {error!r}", temporary=True) from error
         else:
             value = await self.from_daemon(id)
-        partition, description = await self.channel.described(word)
-        args = [description.settings["retain"], "", word, ticket, value]
+        partition, description = await self.channel.described(id)
+        args = [description.settings["retain"], "", id, ticket, value]
         await self.channel.read("cached_seed", self.keys(partition, "base"), args)

@@ -21,7 +21,7 @@ PAUSE_SECONDS = 0.05
 CONFIGURED_WITHIN_SECONDS = 3  # the daemon configures an emptied Redis again
 CALLS = "calls", "calls_before"
 Call = Tuple[Any, ...]  # words of a command
-Keys = Tuple[bytes, ...]
+Keys = Tuple[str, ...]
 Words = Tuple[str, Keys, List[Any]]  # script, keys, arguments
 Reply = Tuple[bytes, List[Any], bool]  # status, words, whether an earlier reply was lost
 Table = Tuple[str, str, str]  # of the application, its id column and its value column
@@ -78,10 +78,10 @@ class Family(Generic[D]):
         return channel or session.channels.setdefault(key, Channel(self, session))
 
     def keys(self, partition: int, *names: str) -> Keys:
-        return tuple(f"cf1:{{{self.name}/{partition}}}:{name}".encode() for name in names)
+        return tuple(f"cf1:{{{self.name}/{partition}}}:{name}" for name in names)
 
     def partition(self, description: Description, change: Any) -> int:
-        return zlib.crc32(change[0]) % description.partitions
+        return zlib.crc32(change[0].encode()) % description.partitions
 
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
         """A call of changes of one partition."""
@@ -297,7 +297,8 @@ class Channel:
 
 
 def words_of(script: str, keys: Keys, args: list[Any]) -> Call:
-    return ("EVALSHA", SHA1[script], len(keys), *keys, *args)
+    words = [word.encode() if isinstance(word, str) else word for word in (*keys, *args)]
+    return ("EVALSHA", SHA1[script], len(keys), *words)
 
 
 def results_of(words: list[Any], sizes: list[int]) -> list[Any]:
@@ -326,7 +327,7 @@ def result_of(word: Any) -> Any:
     return NotCounted(reason, value=int(value) if value else None) if reason.isalpha() else int(word)
 
 
-def id_bytes(id: str, limit: int = 255) -> bytes:
+def valid(id: str, limit: int = 255) -> str:
     """Checks an id, a name or a page."""
     try:
         word = id.encode()
@@ -334,7 +335,7 @@ def id_bytes(id: str, limit: int = 255) -> bytes:
         word = b""
     if not 0 < len(word) <= limit:
         raise NotCounted("BADID", f"expected a str of 1 to {limit} bytes, not {id!r}")
-    return word
+    return word.decode()  # an enum is a plain str then
 
 
 def integer(number: int, lowest: int = -(2**63)) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from ._errors import Misconfigured, NotCounted
-from ._family import D, Family, Words, call, id_bytes, integer
+from ._family import D, Family, Words, call, integer, valid
 
 
 class Series(Family[D]):
@@ -19,19 +19,18 @@ class Series(Family[D]):
     @call
     async def add(self, name: str, n: int = 1) -> None:
         """Adds to the current slice of every window."""
-        await self.channel.change(id_bytes(name, 200), integer(n, 1))
+        await self.channel.change(valid(name, 200), integer(n, 1))
 
     @call
     async def get(self, name: str, label: str) -> list[tuple[int, int]]:
         """Returns start (Unix seconds) and count of each slice of a window such as `60s` or `day`, the
         running one last."""
-        word = id_bytes(name, 200)
-        partition, description = await self.channel.described(word)
+        partition, description = await self.channel.described(valid(name, 200))
         slices = dict(description.settings["windows"]).get(label)
         if slices is None:
             raise NotCounted("BADARG", f"{self.name} has no window {label!r}")
-        [window] = self.keys(partition, f"series:{label}:")
-        _, now_ms, text = await self.channel.read("series_get", (window + word,), [""])
+        keys = self.keys(partition, f"series:{label}:{valid(name, 200)}")
+        _, now_ms, text = await self.channel.read("series_get", keys, [""])
         numbers = list(map(int, text.split()))
         counts = dict(zip(numbers[::2], numbers[1::2]))
         starts: list[int] = []
@@ -48,9 +47,8 @@ class Series(Family[D]):
             start, end, day = _slice(label, int(self.channel.server_time()), settings)
             kept = f"{label + '/' if len(keep) > 1 else ''}{day or '*'}/" if label in keep else "-"
             precisions.append(f"{label} {f'{start}-{end}' if day else end - start} {slices} {kept}")
-        of_labels = self.keys(partition, *(f"series:{label}:" for label, _ in windows))
-        keys = self.keys(partition, "open", "schedule", "names", "idle")
-        keys += tuple(key + name for name, _ in changes for key in of_labels)
+        names = [f"series:{label}:{name}" for name, _ in changes for label, _ in windows]
+        keys = self.keys(partition, "open", "schedule", "names", "idle", *names)
         return "series_add", keys, [len(windows), *precisions, *chain.from_iterable(changes)]
 
 

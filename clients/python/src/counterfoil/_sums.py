@@ -49,8 +49,8 @@ class Sums:
         known = await channel.known(deadline)
         with self._lock:
             if not self._sent:
-                changes = [(id, (id.encode(), delta)) for id, delta in self.waiting.items()]
-                self._sent = {id: channel.enter(known, change, deadline) for id, change in changes}
+                changes = self.waiting.items()
+                self._sent = {change[0]: channel.enter(known, change, deadline) for change in changes}
             sent = self._sent
         results = zip(sent, await channel.settle(list(sent.values())))
         failed = {id: result for id, result in results if isinstance(result, CounterfoilError)}

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from urllib.request import ProxyHandler, Request, build_opener
 
 from ._errors import CounterfoilError, Misconfigured, NotCounted
-from ._family import PAUSE_SECONDS, ROUNDS, D, Family, call, id_bytes
+from ._family import PAUSE_SECONDS, ROUNDS, D, Family, call, valid
 
 HTTP_SECONDS = 12  # the daemon replies within 10
 
@@ -47,21 +47,21 @@ class ExactValues(Family[D]):
         return await self.exact(id)
 
     async def exact(self, id: str) -> int:
-        word = id_bytes(id)
+        id = valid(id)
         if self.client.database is None:
             return await self.from_daemon(id)
-        partition, description = await self.channel.described(word)
+        partition, description = await self.channel.described(id)
         partitions = range(description.partitions) if description.settings.get("wide") else [partition]
         for _ in range(ROUNDS):
-            reads = {at: await self._read(at, word) for at in partitions}
-            rows = await self.client.session.run(rows_of, self.client, *self._statement(id, word, reads))
+            reads = {at: await self._read(at, id) for at in partitions}
+            rows = await self.client.session.run(rows_of, self.client, *self._statement(id, reads))
             if not rows:
                 raise Misconfigured("UNCONFIGURED", f"{self.name} is not in the database")
             ledgers = {row[1]: row[2:] for row in rows if row[1] is not None}
-            deltas = [one.missing(word, *ledgers.get(at, (0, 0, None))) for at, one in reads.items()]
+            deltas = [one.missing(id.encode(), *ledgers.get(at, (0, 0, None))) for at, one in reads.items()]
             # a crash of Redis may revert an incarnation as long as no batch of it is in the ledger
             unsure = [at for at, one in reads.items() if at not in ledgers and (one.batch or one.buffer)]
-            again = {at: await self._read(at, word) for at in unsure}
+            again = {at: await self._read(at, id) for at in unsure}
             is_sure = all(one.incarnation == reads[at].incarnation for at, one in again.items())
             if is_sure and None not in deltas:
                 return int(rows[0][0]) + sum(delta or 0 for delta in deltas)
@@ -78,12 +78,12 @@ class ExactValues(Family[D]):
                     raise
             await self.client.session.sleep(PAUSE_SECONDS)
 
-    async def _read(self, partition: int, word: bytes) -> Pending:
+    async def _read(self, partition: int, id: str) -> Pending:
         keys = self.keys(partition, "buffer", "batch", "meta")
-        _, incarnation, seq, nonce, *rest = await self.channel.read("buffered_read", keys, [word])
+        _, incarnation, seq, nonce, *rest = await self.channel.read("buffered_read", keys, [id])
         return Pending(int(incarnation or "0", 16), int(seq), int(nonce or "0", 16), *map(int, rest))
 
-    def _statement(self, id: str, word: bytes, reads: dict[int, Pending]) -> tuple[str, list[Any]]:
+    def _statement(self, id: str, reads: dict[int, Pending]) -> tuple[str, list[Any]]:
         names = self.table or ("counterfoil_values", "id", "value")
         table, key, value = (".".join(f"`{part}`" for part in name.split(".")) for name in names)
         statement = (
@@ -95,7 +95,7 @@ class ExactValues(Family[D]):
             " WHERE f.namespace = %s AND f.name = %s"
         )
         ledgers = [number for at, one in reads.items() for number in (at, one.incarnation)]
-        return statement, [id if self.table else word, *ledgers, *self.name.split("/")]
+        return statement, [id if self.table else id.encode(), *ledgers, *self.name.split("/")]
 
 
 def daemon_value(client: Any, family: str, id: str) -> int:

@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any, NamedTuple
 
 from ._errors import NotCounted
-from ._family import D, Description, Family, Keys, Words, call, id_bytes
+from ._family import D, Description, Family, Keys, Words, call, valid
 from ._value import ExactValues
 
 PLACES = 100
@@ -28,39 +28,39 @@ class ActivityCounters(Family[D]):
     @call
     async def touch(self, page: str, visitor: str | bytes) -> None:
         """Counts a view of a page (1 to 200 bytes) by a visitor (1 to 255 bytes)."""
-        await self.channel.change(id_bytes(page, 200), _visitor(visitor))
+        await self.channel.change(valid(page, 200), _visitor(visitor))
 
     @call
     async def now(self, page: str) -> Activity:
         """Returns `(views, visitors)` of the window. Visitors are an estimate in a family with
         `hyperloglog`."""
-        word, description = id_bytes(page, 200), await self.channel.describe()
-        first, stripes = zlib.crc32(word), range(description.settings["stripes"])
+        page, description = valid(page, 200), await self.channel.describe()
+        first, stripes = zlib.crc32(page.encode()), range(description.settings["stripes"])
         places = [((first + stripe) % description.partitions, stripe) for stripe in stripes]
         step = 1 if self.client.is_cluster else PLACES
         counts: list[int] = []
         for start in range(0, len(places), step):
-            counts += await self._read(description.settings, word, places[start : start + step])
+            counts += await self._read(description.settings, page, places[start : start + step])
         return Activity(sum(counts[::2]), sum(counts[1::2]))
 
     def partition(self, description: Description, change: Any) -> int:
         page, visitor = change
         stripe: int = zlib.crc32(visitor) % description.settings["stripes"]
-        return (zlib.crc32(page) + stripe) % description.partitions
+        return (zlib.crc32(page.encode()) + stripe) % description.partitions
 
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
         is_estimate, keeps = settings["visitors"] == "hyperloglog", settings.get("keep_minutes")
         layer, layers = self._layers(settings)
         minute = layer * settings["layer"] // 60_000 * 60
-        places: dict[tuple[int, bytes], list[bytes]] = {}
+        places: dict[tuple[int, str], list[bytes]] = {}
         for page, visitor in changes:
             places.setdefault((zlib.crc32(visitor) % settings["stripes"], page), []).append(visitor)
         keys = self.keys(partition, "open", "schedule")
         args = [settings["layer"], layers, 1 if keeps else 0, *([layer] if is_estimate else []), len(places)]
         for (stripe, page), visitors in places.items():
-            names = [f"views:{stripe}:", f"layer:{layer}:{stripe}:" if is_estimate else f"visitors:{stripe}:"]
-            names += [f"minute:{minute}:{stripe}:"] if is_estimate and keeps else []
-            keys += tuple(key + page for key in self.keys(partition, *names))
+            kinds = ["views", f"layer:{layer}" if is_estimate else "visitors"]
+            kinds += [f"minute:{minute}"] if is_estimate and keeps else []
+            keys += self.keys(partition, *(f"{kind}:{stripe}:{page}" for kind in kinds))
             distinct = dict.fromkeys(visitors)
             args += [page, len(visitors), len(distinct), *distinct]
         return "activity_touch_hll" if is_estimate else "activity_touch", keys, args
@@ -70,18 +70,17 @@ class ActivityCounters(Family[D]):
         length = settings["layer"]
         return int(self.channel.server_time() * 1000) // length, settings["window"] // length
 
-    async def _read(self, settings: dict[str, Any], page: bytes, places: list[tuple[int, int]]) -> list[int]:
+    async def _read(self, settings: dict[str, Any], page: str, places: list[tuple[int, int]]) -> list[int]:
         while True:
             layer, layers = self._layers(settings)
             script, args = "activity_now", ["", settings["layer"], layers]
-            kinds = ["visitors"]
+            kinds = ["views", "visitors"]
             if settings["visitors"] == "hyperloglog":
                 script, args = "activity_now_hll", [*args, layer]
-                kinds = [f"layer:{number}" for number in range(layer - layers + 1, layer + 1)]
+                kinds[1:] = [f"layer:{number}" for number in range(layer - layers + 1, layer + 1)]
             keys: Keys = ()
             for partition, stripe in places:
-                names = [f"{kind}:{stripe}:" for kind in ("views", *kinds)]
-                keys += tuple(key + page for key in self.keys(partition, *names))
+                keys += self.keys(partition, *(f"{kind}:{stripe}:{page}" for kind in kinds))
             status, *counts = await self.channel.read(script, keys, args)
             if status == b"OK":
                 return counts
@@ -97,7 +96,7 @@ class Visitors(ExactValues[D]):
     async def first_visit(self, scope: str, day: str | date, visitor: str | bytes) -> bool:
         """Counts a visitor once for the scope and the day (`YYYY-MM-DD`). Returns whether this is the first
         visit."""
-        return bool(await self.channel.change(id_bytes(_id(scope, day)), _visitor(visitor)))
+        return bool(await self.channel.change(valid(_id(scope, day)), _visitor(visitor)))
 
     @call
     async def value(self, scope: str, day: str | date) -> int:  # type: ignore[override]
@@ -105,14 +104,13 @@ class Visitors(ExactValues[D]):
         return await self.exact(_id(scope, day))
 
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
-        [seen] = self.keys(partition, "seen:")
-        keys = self.keys(partition, "buffer", "meta") + tuple(seen + id for id, _ in changes)
+        keys = self.keys(partition, "buffer", "meta", *(f"seen:{id}" for id, _ in changes))
         visits = [word for id, visitor in changes for word in (id, 1, visitor)]
         return "visitors_first", keys, [settings["remember"], len(changes), *visits]
 
 
 def _id(scope: str, day: str | date) -> str:
-    id_bytes(scope)
+    scope = valid(scope)
     try:
         return f"{scope}/{date.fromisoformat(str(day)).isoformat()}"
     except ValueError as error:
@@ -123,4 +121,4 @@ def _visitor(visitor: str | bytes) -> bytes:
     """Checks a visitor, who need not be text."""
     if isinstance(visitor, bytes) and 0 < len(visitor) <= 255:
         return visitor
-    return id_bytes(visitor)  # type: ignore[arg-type]
+    return valid(visitor).encode()  # type: ignore[arg-type]
