@@ -329,6 +329,39 @@ func TestContext(t *testing.T) {
 	equal(t, exact(t, id), 111_001)
 }
 
+func TestManyCallersThatLeave(t *testing.T) {
+	p := startProxy(t)
+	views, id := buffered(t, given(t, p.socket, counterfoil.Options{RetryFor: 20 * time.Second}), "views"), newID()
+	var number, counted, unknown atomic.Int64
+	p.set(func() fate { return [9]fate{3: loseReply, 6: loseRequest}[number.Add(1)%9] })
+	var all sync.WaitGroup
+	for i := 0; i < 16; i++ {
+		all.Add(1)
+		go func() {
+			defer all.Done()
+			for j := 0; j < 50; j++ {
+				short, cancel := context.WithTimeout(ctx, time.Duration(j%10)*300*time.Microsecond)
+				_, err := views.Add(short, id, 1)
+				cancel()
+				switch {
+				case err == nil:
+					counted.Add(1)
+				case errors.Is(err, counterfoil.ErrOutcomeUnknown):
+					unknown.Add(1)
+				default:
+					fails(t, err, counterfoil.ErrNotCounted, "")
+				}
+			}
+		}()
+	}
+	all.Wait()
+	_, err := views.Add(ctx, id, 0)
+	must(t, err)
+	if value := exact(t, id); value < counted.Load() || value > counted.Load()+unknown.Load() {
+		t.Errorf("%d, with %d counted and %d unknown", value, counted.Load(), unknown.Load())
+	}
+}
+
 func TestReadsReturnWhenTheirContextEnds(t *testing.T) {
 	p := startProxy(t)
 	client := redis.NewClient(&redis.Options{Addr: p.socket, ReadTimeout: time.Second})
