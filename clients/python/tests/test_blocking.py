@@ -467,6 +467,24 @@ class Sums(Case):
         self.assert_raises(NotCounted, "CLOSED", client.buffered("views").later, id)
         client.close()
 
+    def test_close_sends_a_sum_that_is_being_taken(self):
+        client, id, begun = connected(later_every=30), new_id(), threading.Event()
+        views = client.buffered("views")
+
+        class Slow(dict):
+            def get(self, *args):
+                begun.set()
+                time.sleep(0.3)
+                return super().get(*args)
+
+        views.channel.sums.waiting = Slow()
+        thread = threading.Thread(target=views.later, args=(id,))
+        thread.start()
+        begun.wait()
+        client.close()
+        thread.join()
+        self.assertEqual(pending("views", id), 1)
+
     def test_close_reports_what_it_cannot_send(self):
         dropped = []
         client = Counterfoil.connect("unix:///nowhere.sock", NAMESPACE, retry_for=0.1, later_every=0.001)

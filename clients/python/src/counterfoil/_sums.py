@@ -43,8 +43,9 @@ class Sums:
     async def send(self, deadline: float) -> None:
         """Sends all sums, or those that another caller is sending. Those that fail for a temporary reason
         stay, unless the client is closed."""
-        if not self.waiting:
-            return
+        with self._lock:  # which `take` may have
+            if not self.waiting:
+                return
         channel = self._channel
         known = await channel.known(deadline)
         with self._lock:
