@@ -55,7 +55,7 @@ final class Activity extends Family {
         return [$views, $visitors];
     }
 
-    /** @return array{bool, int, int, int} if visitors are in HyperLogLogs, ms of a layer, layers of a window, the current one */
+    /** @return array{bool, int, int, int} if there are HyperLogLogs, ms of a layer, layers of a window, and the current one */
     private static function layers(array $settings, int $nowMs): array {
         ['window' => $window, 'layer' => $layerMs, 'visitors' => $visitors] = $settings;
         return [$visitors === 'hyperloglog', $layerMs, intdiv($window, $layerMs), intdiv($nowMs, $layerMs)];

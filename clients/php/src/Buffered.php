@@ -28,8 +28,9 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function add(string|int $id, int|float $delta = 1): ?int {
-        [$result] = $this->addMany([[$id, $delta]]);
-        return $result instanceof CounterfoilException ? throw $result : $result;
+        [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
+        $args = [1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
+        return self::pendingOf($this->count($this->call('buffered_add', $this->hashOf($id), ['buffer', 'meta'], $args)));
     }
 
     /**
@@ -70,7 +71,8 @@ final class Buffered extends StoredFamily {
     public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
         [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
         $epoch ??= $this->requestEpoch($request, $id);
-        $call = $this->call('buffered_add', $this->hashOf($request, $id), ['buffer', 'meta'], [1, 1, $id, $delta]);
+        $hash = $this->hashOf($id, $request);
+        $call = $this->call('buffered_add', $hash, ['buffer', 'meta'], [1, 1, $id, $delta]);
         $knows = fn(array $known): bool => $epoch === $known['epoch'] || $epoch === $known['before'];
         do {
             try {
@@ -85,7 +87,7 @@ final class Buffered extends StoredFamily {
             if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
             if ($reply[0] === 'EXPIRED') $this->forgetEpoch($call->partition);
         } while ($reply[0] === 'EXPIRED');
-        self::pendingOf($reply, totals: 1);
+        self::pendingOf($reply);
         return $reply[0] === 'OK';
     }
 
@@ -95,7 +97,7 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function requestEpoch(string $request, string|int $id): string {
-        $partition = $this->partitionOf($this->hashOf($request, self::checkId($id)));
+        $partition = $this->partitionOf($this->hashOf(self::checkId($id), $request));
         return $this->ask($partition, isFresh: true)['epoch'];
     }
 
@@ -215,11 +217,12 @@ final class Buffered extends StoredFamily {
         return $errors;
     }
 
-    /** Returns the hash that decides the partition of a request. */
-    private function hashOf(string $request, string $id): int {
-        $length = strlen($request);
-        if ($length < 1 || $length > 64) throw new NotCounted('BADARG', 'a request has 1 to 64 bytes');
-        return crc32($this->ask()['settings']['wide'] ? $request : $id);
+    /** Returns the hash that decides the partition of a hit: in a wide family that of the request, or of this object. */
+    private function hashOf(string $id, ?string $request = null): int {
+        $isValid = $request === null || ($request !== '' && strlen($request) <= 64);
+        if (!$isValid) throw new NotCounted('BADARG', 'a request has 1 to 64 bytes');
+        if (!$this->ask()['settings']['wide']) return crc32($id);
+        return $request === null ? $this->wideHash ??= random_int(0, 0xffffffff) : crc32($request);
     }
 
     /** @return array<int|null|CounterfoilException> the result of each item, by its key */
@@ -245,38 +248,38 @@ final class Buffered extends StoredFamily {
      * @return Generator<Call>
      */
     private function callsOf(array $items): Generator {
-        if ($items === []) return;
+        $homes = [];
         try {
-            ['partitions' => $of, 'settings' => $settings] = $this->ask();
+            foreach ($items as $key => [$id, $delta]) {
+                $of ??= $this->ask()['partitions'];
+                $partition = $this->hashOf($id) % $of;
+                $homes[$this->home($partition)][] = [$partition, $key, $id, $delta];
+            }
         } catch (CounterfoilException $error) {
             yield new Call('buffered_add', items: $items, error: $error);
             return;
         }
-        foreach ($items as $key => [$id, $delta]) {
-            $hash = $settings['wide'] ? $this->wideHash ??= random_int(0, 0xffffffff) : crc32($id);
-            $homes[$this->home($hash % $of)][] = [$hash % $of, $key, $id, $delta];
-        }
         foreach ($homes as $all) {
+            usort($all, fn(array $a, array $b): int => $a[0] <=> $b[0]);
             foreach (array_chunk($all, self::PAIRS) as $chunk) yield $this->callOf($chunk, $of);
         }
     }
 
-    /** @param list<array{int, int|string, string, int}> $chunk partition, key, id and delta */
+    /** @param list<array{int, int|string, string, int}> $chunk partition, key, id and delta, by partition */
     private function callOf(array $chunk, int $of): Call {
-        foreach ($chunk as [$partition, $key, $id, $delta]) $groups[$partition][$key] = [$id, $delta];
-        $keys = $this->fence($partition);
-        [$args, $items] = [[], []];
-        foreach (array_keys($groups) as $i => $partition) {
-            $pairs = [];
-            foreach ($groups[$partition] as $key => [$id, $delta]) {
-                array_push($pairs, $id, $delta);
-                $items[$key] = [$id, $delta, count($items) + 1, $i + 1];
-            }
+        $items = $hits = $pairs = $args = [];
+        foreach ($chunk as $i => [$partition, $key, $id, $delta]) {
             // sums stand for several hits: how many only decides when a sync is due
-            $hits = array_sum(array_map(abs(...), array_column($groups[$partition], 1)));
-            if ($i === count($groups) - 1) array_push($pairs, $id, 0);  // see Family::count
+            $hits[$partition] = min(1000, ($hits[$partition] ?? 0) + max(1, abs($delta)));
+            $pairs[$partition][] = $id;
+            $pairs[$partition][] = $delta;
+            $items[$key] = [$id, $delta, $i + 1, count($pairs)];
+        }
+        array_push($pairs[$partition], $id, 0);  // see Family::count
+        $keys = $this->fence($partition);
+        foreach ($pairs as $partition => $words) {
             array_push($keys, ...$this->keys($partition, 'buffer', 'meta'));
-            array_push($args, (int) max(1, min(1000, $hits)), count($pairs) / 2, ...$pairs);
+            array_push($args, $hits[$partition], count($words) / 2, ...$words);
         }
         return new Call('buffered_add', $keys, $args, $partition, $of, $items);
     }

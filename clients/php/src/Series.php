@@ -28,7 +28,7 @@ final class Series extends Family {
             }
             return $this->count($this->call('series_add', crc32($name), $names, [...$args, $name, $n]));
         });
-        self::pendingOf($reply);
+        self::pendingOf($reply, totals: 0);
     }
 
     /**

@@ -48,7 +48,8 @@ abstract class Driver {
 
     private static function coded(string $code, string $message, ?Throwable $previous): CounterfoilException {
         [$class, $isTemporary] = match ($code) {
-            'no connection', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'TRYAGAIN', 'READONLY' => [NotCounted::class, true],
+            'no connection', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'TRYAGAIN', 'READONLY'
+                => [NotCounted::class, true],
             'OOM', 'MISCONF', 'NOREPLICAS', 'WRONGTYPE', 'BADSTATE' => [NotCounted::class, false],
             'NOAUTH', 'WRONGPASS', 'AUTH', 'DB index',  // refused before anything was sent
             'BADARG', 'BADKEY', 'CROSSSLOT', 'MOVED', 'ASK', 'NOSCRIPT' => [Misconfigured::class, false],

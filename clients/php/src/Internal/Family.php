@@ -97,12 +97,11 @@ abstract class Family {
     protected function ask(int $partition = 0, ?int $of = null, bool $isFresh = false): array {
         $now = hrtime(true);
         $home = $this->home($partition);
-        $isUsable = fn(?array $known): bool => !$isFresh && $now < ($known['until'] ?? 0);
         $known = $this->known[$home] ?? null;
-        if (!$isUsable($known)) {
+        if ($isFresh || $now >= ($known['until'] ?? 0)) {
             $keys = $this->fence($partition);
             $known = $this->session->shared($keys[0]) ?? $known;
-            if (!$isUsable($known)) {
+            if ($isFresh || $now >= ($known['until'] ?? 0)) {
                 [, $epoch, $before, , $partitions, $settings] = $this->askRedis($keys, $known);
                 $known = ['until' => $now + self::FRESH_NS, 'epoch' => $epoch, 'before' => $before,
                     'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
@@ -186,9 +185,9 @@ abstract class Family {
         return is_int($sum) ? $sum : throw new NotCounted('RANGE', 'the sum is not an integer of 64 bits');
     }
 
-    /** Returns the number that a script replied, which may lack digits if the reply was cut. A word is why it refused. */
+    /** Returns the number that a script replied, which lacks digits if the reply was cut. A word is why it refused. */
     protected static function number(int|string $word): int {
-        if (preg_match('/^[A-Z]/', (string) $word) === 0) return (int) $word;
+        if (is_int($word) || preg_match('/^[A-Z]/', $word) === 0) return (int) $word;
         $parts = explode(':', $word);
         throw new NotCounted($parts[0], value: isset($parts[1]) ? (int) $parts[1] : null);
     }
@@ -199,7 +198,7 @@ abstract class Family {
      * @param int $pair its number in the call, from 1
      * @param int $totals how many totals of partitions are before it in the reply
      */
-    protected static function pendingOf(array $reply, int $pair = 1, int $totals = 0): ?int {
+    protected static function pendingOf(array $reply, int $pair = 1, int $totals = 1): ?int {
         if ($reply[0] === 'OK') return self::number($reply[$totals + $pair]);
         // those that were refused then, e.g. "3:FULL 7:RANGE"
         return preg_match("/\b$pair:([A-Z]+)/", $reply[1], $refused) === 1 ? self::number($refused[1]) : null;

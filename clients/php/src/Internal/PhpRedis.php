@@ -37,10 +37,10 @@ final class PhpRedis extends Driver {
     }
 
     /** @param array{float, float} $timeouts for connecting, and for a reply */
-    public static function open(Redis $redis, string $host, int $port, array $timeouts, mixed $auth, int $database): Redis {
+    public static function open(Redis $redis, string $host, int $port, array $timeouts, mixed $auth, int $db): Redis {
         $isReady = $redis->connect($host, $port, $timeouts[0], null, 0, $timeouts[1])
             && (!$auth || $redis->auth($auth))
-            && ($database === 0 || $redis->select($database));
+            && ($db === 0 || $redis->select($db));
         return $isReady ? $redis : throw new RedisException((string) $redis->getLastError());
     }
 
@@ -65,7 +65,8 @@ final class PhpRedis extends Driver {
         $redis->setOption(Redis::OPT_MAX_RETRIES, 0);
         $redis->clearLastError();
         try {
-            $reply = $isSha ? $redis->evalSha($script, $words, $numberOfKeys) : $redis->eval($script, $words, $numberOfKeys);
+            $reply = $isSha ? $redis->evalSha($script, $words, $numberOfKeys)
+                : $redis->eval($script, $words, $numberOfKeys);
             if (is_array($reply) && is_string($reply[0] ?? null)) return $reply;
             throw new RedisException($redis->getLastError() ?? 'half a reply');
         } catch (RedisException|RedisClusterException|ErrorException $error) {

@@ -65,9 +65,10 @@ abstract class StoredFamily extends Family {
         // a crash of Redis may have reverted an incarnation that has no batch in the ledger
         $isUnproven = $ledger === null && [$batch, $buffer] !== ['0', '0'];
         if ($isUnproven && $this->pending($partition, $id)[0] !== $incarnation) return null;
-        ['seq' => $savedSeq, 'nonce' => $saved, 'position' => $position] = $ledger ?? ['seq' => 0, 'nonce' => '', 'position' => null];
-        $behind = (int) $seq - (int) $savedSeq;
-        if ($behind === 0 && (int) $seq !== 0 && $saved !== ltrim($nonce, '0')) {
+        $ledger ??= ['seq' => 0, 'nonce' => '', 'position' => null];
+        $position = $ledger['position'];
+        $behind = (int) $seq - (int) $ledger['seq'];
+        if ($behind === 0 && (int) $seq !== 0 && $ledger['nonce'] !== ltrim($nonce, '0')) {
             throw new NotCounted('set back', 'Redis was set back: the daemon corrects it', isTemporary: true);
         }
         return match (true) {
