@@ -23,7 +23,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"maps"
 	"regexp"
 	"sync"
 	"sync/atomic"
@@ -130,7 +129,7 @@ func Connect(address, namespace string, options Options) (*Client, error) {
 	if err != nil {
 		return nil, &Error{Kind: ErrMisconfigured, Reason: "url", Family: namespace, cause: err}
 	}
-	parsed.MaxRetries = -1
+	parsed.MaxRetries = -1 // this package repeats calls, and then knows which of them Redis refused
 	c, err := New(redis.NewClient(parsed), namespace, options)
 	if err == nil {
 		c.isOwn = true
@@ -144,14 +143,13 @@ func Connect(address, namespace string, options Options) (*Client, error) {
 func (c *Client) Close(ctx context.Context) error {
 	c.isClosed.Store(true)
 	c.mu.Lock()
-	families := maps.Clone(c.families)
-	c.mu.Unlock() // OnError may ask for a family
-	results := make(chan error, len(families))
-	for _, f := range families {
+	results := make(chan error, len(c.families))
+	for _, f := range c.families {
 		go func() { results <- f.flush(ctx) }()
 	}
+	c.mu.Unlock() // OnError may ask for a family
 	var first error
-	for range families {
+	for range cap(results) {
 		first = cmp.Or(first, <-results)
 	}
 	if c.isOwn {

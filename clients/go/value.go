@@ -26,7 +26,7 @@ func (b *Buffered) Value(ctx context.Context, id string) (int64, error) { return
 // Value returns the exact value of the counter: what MySQL has and what is pending in Redis.
 func (c *Cached) Value(ctx context.Context, id string) (int64, error) { return c.value(ctx, id) }
 
-// errAgain reports that a batch landed between the reads of Redis and of the database.
+// errAgain reports that a batch landed between the reads of Redis and of the database, or that Redis must be asked again.
 var errAgain = errors.New("the ledger is ahead of Redis")
 
 func (f *family) value(ctx context.Context, id string) (int64, error) {
@@ -89,9 +89,7 @@ func (f *family) readValue(ctx context.Context, id string) (int64, error) {
 		asked.database = mysql.database
 		f.latest.Store(&asked)
 		f.epochs.Delete(uint32(0))
-		if _, err := f.ask(ctx, 0); err != nil {
-			return 0, err
-		}
+		return 0, errAgain
 	}
 	numbers := []string{mysql.value}
 	for i, p := range parts {
