@@ -53,10 +53,12 @@ final class Buffered extends StoredFamily {
                 $results[$key] = $error;
             }
         }
-        return $this->session->within(function () use ($items, $results): array {
-            foreach ($this->callsOf($items) as $call) $results = array_replace($results, $this->addCall($call));
-            return $results;
+        $this->session->within(function () use ($items, &$results): void {
+            foreach ($this->callsOf($items) as $call) {
+                foreach ($this->addCall($call) as $key => $result) $results[$key] = $result;
+            }
         });
+        return $results;
     }
 
     /**
@@ -81,10 +83,9 @@ final class Buffered extends StoredFamily {
             } catch (CounterfoilException $error) {
                 throw $call->isUnsure ? $error->withClass(OutcomeUnknown::class) : $error;
             }
-            if (!$knows($known)) throw self::unknown('EXPIRED');
+            if (!$knows($known)) throw self::forgotten();
             $call->fence = ['request:' . strlen($request) . ":$request:$id", 1, $known['before'], ''];
             $reply = $this->session->send($call);
-            if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
             if ($reply[0] === 'EXPIRED') $this->forgetEpoch($call->partition);
         } while ($reply[0] === 'EXPIRED');
         self::pendingOf($reply);

@@ -56,12 +56,11 @@ abstract class Family {
                 $call->fence = [$caller, $n + random_int(1, self::MAX_STEP), $epoch, ''];
             }
             $reply = $this->session->send($call);
-            if ($reply[0] === 'PASSED') throw self::unknown('PASSED');
             if ($call !== $this->sent) $this->callers[] = $call->fence;
             if ($reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($call->partition);
             // the only send of a call that nothing repeats was not executed
-            if (!$isFirst || $call->isUnsure || !$this->session->isOwn) throw self::unknown('EXPIRED');
+            if (!$isFirst || $call->isUnsure || !$this->session->isOwn) throw self::forgotten();
             $call->fence = [];
         }
     }
@@ -204,9 +203,7 @@ abstract class Family {
         return preg_match("/\b$pair:([A-Z]+)/", $reply[1], $refused) === 1 ? self::number($refused[1]) : null;
     }
 
-    protected static function unknown(string $status): OutcomeUnknown {
-        return new OutcomeUnknown($status, $status === 'PASSED'
-            ? 'another process uses the name of this caller'
-            : 'Redis lost its memory, or the call took too long');
+    protected static function forgotten(): OutcomeUnknown {
+        return new OutcomeUnknown('EXPIRED', 'Redis lost its memory, or the call took too long');
     }
 }

@@ -59,6 +59,7 @@ final class Session {
                 $this->isBroken = $call->isUnsure = true;  // a signal handler may end the call
                 $reply = $driver->evaluate($isSha, $script, count($call->keys), $words);
                 $this->isBroken = false;
+                if ($reply[0] === 'PASSED') throw new OutcomeUnknown('PASSED', 'another process uses the name of this caller');
                 if ($reply[0] === 'EXPIRED') $call->isUnsure = $wasUnsure;
                 return $reply;
             } catch (CounterfoilException $error) {
@@ -75,9 +76,9 @@ final class Session {
                 continue;
             }
             if ($error->isTemporary && $this->deadline !== null) $this->deadline = 0;
-            // this error does not tell what came of earlier arrivals of the call
-            if ($wasUnsure) throw Driver::lost($error->getMessage(), $error->getPrevious());
-            throw $error;
+            if (!$wasUnsure || $error instanceof OutcomeUnknown) throw $error;
+            // it does not tell what came of earlier arrivals of the call
+            throw Driver::lost($error->getMessage(), $error->getPrevious());
         }
     }
 
