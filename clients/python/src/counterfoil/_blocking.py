@@ -80,7 +80,7 @@ class Process(Session):
     """What belongs to one process; a child makes its own."""
 
     latch = Latch
-    _thread = threading.Thread()
+    _thread: threading.Thread | None = None
 
     def __init__(self, client: Counterfoil) -> None:
         super().__init__(client)
@@ -98,7 +98,7 @@ class Process(Session):
     def wake(self) -> None:
         """Starts the thread that sends sums, or wakes it."""
         self._awake.set()
-        if not self._thread.is_alive():
+        if not self._thread or not self._thread.is_alive():
             _senders.add(self.client)
             self._thread = threading.Thread(target=self._send_sums, name="counterfoil", daemon=True)
             with suppress(RuntimeError):  # there are too many, or Python exits

@@ -94,7 +94,7 @@ class Address(NamedTuple):
         if int(redis.__version__.split(".")[0]) < 6:
             options["cluster_error_retry_attempts"] = 0
         first, *others = [node if "://" in node else f"redis://{node}" for node in self.address]
-        urls = [urlsplit(other) for other in others]
+        urls = map(urlsplit, others)
         nodes = [library.cluster.ClusterNode(url.hostname, url.port or 6379) for url in urls]
         return checked(library.RedisCluster.from_url(first, startup_nodes=nodes, **options), library)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta
+from datetime import datetime, time, timedelta
 from itertools import chain
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -67,8 +67,5 @@ def _slice(label: str, now: int, settings: dict[str, Any]) -> tuple[int, int, st
     if label == "month":
         first = first.replace(day=1)
         following = (first + timedelta(days=31)).replace(day=1)
-    return _midnight(first, zone), _midnight(following, zone), first.isoformat()
-
-
-def _midnight(day: date, zone: ZoneInfo) -> int:
-    return int(datetime(day.year, day.month, day.day, tzinfo=zone).timestamp())
+    start, end = (int(datetime.combine(day, time(), zone).timestamp()) for day in (first, following))
+    return start, end, first.isoformat()

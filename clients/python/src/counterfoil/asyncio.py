@@ -43,8 +43,7 @@ class Counterfoil(Client[Awaiting]):
         key = asyncio.get_running_loop(), os.getpid()
         if key not in self.sessions:
             if self.sessions and not self.is_own:
-                reason = "the Redis client is of another event loop or process: use connect"
-                raise Misconfigured("EVENT LOOP", reason)
+                raise Misconfigured("EVENT LOOP", "the Redis client is of another event loop: use connect")
             self.sessions = {key: one for key, one in self.sessions.items() if not key[0].is_closed()}
             self.sessions[key] = Loop(self)
         return self.sessions[key]
