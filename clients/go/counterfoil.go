@@ -88,7 +88,7 @@ type Client struct {
 	redis            redis.UniversalClient
 	namespace        string
 	options          Options
-	isCluster, isOwn bool         // isOwn: made by Connect
+	isCluster, isOwn bool         // isOwn: made by Connect, and sends each call once
 	skew             atomic.Int64 // milliseconds by which the server's clock is ahead
 	isClosed         atomic.Bool
 

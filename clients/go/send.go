@@ -59,7 +59,7 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 		words, err := send(ctx, f.client.redis, r.keys, r.args...).Slice()
 		code := codeOf(err)
 		r.lost += r.sent - before
-		if r.sent > before && (err == nil || code != "" && !in(connecting, code)) {
+		if r.sent > before && (err == nil || code != "" && (f.client.isOwn || !in(connecting, code))) {
 			r.lost-- // the one that the reply belongs to
 		}
 		isLasting := code != "" && !in(passing, code) && !(f.client.isCluster && in(moved, code))
