@@ -413,6 +413,20 @@ class Sums(Case):
         self.assertEqual(pending("views", id), 2001)
         self.assertLess(sum(calls_of("views").values()) - before, 50)
 
+    def test_sums_that_several_threads_send_count_once(self):
+        client, ids = connected(later_every=0.001), [new_id() for _ in range(20)]
+        views = client.buffered("views")
+
+        def count():
+            for number in range(400):
+                views.later(ids[number % 20])
+                if number % 50 == 0:
+                    views.flush()
+
+        in_threads(8, count)
+        client.close()
+        self.assertEqual([pending("views", id) for id in ids], [160] * 20)
+
     def test_dropped_sums_are_reported(self):
         dropped, id = [], new_id()
         views = connected().buffered("views", on_error=lambda *args: dropped.append(args))
