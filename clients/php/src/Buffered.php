@@ -30,7 +30,8 @@ final class Buffered extends StoredFamily {
     public function add(string|int $id, int|float $delta = 1): ?int {
         [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
         $args = [1, 2, $id, $delta, $id, 0];  // one hit and two pairs, see Family::count
-        return self::pendingOf($this->count($this->call('buffered_add', $this->hashOf($id), ['buffer', 'meta'], $args)));
+        $hash = $this->hashOf($id, $this->ask()['settings']);
+        return self::pendingOf($this->count($this->call('buffered_add', $hash, ['buffer', 'meta'], $args)));
     }
 
     /**
@@ -73,7 +74,7 @@ final class Buffered extends StoredFamily {
     public function addOnce(string $request, string|int $id, int|float $delta = 1, ?string $epoch = null): bool {
         [$id, $delta] = [self::checkId($id), self::checkDelta($delta)];
         $epoch ??= $this->requestEpoch($request, $id);
-        $hash = $this->hashOf($id, $request);
+        $hash = $this->hashOfRequest($request, $id);
         $call = $this->call('buffered_add', $hash, ['buffer', 'meta'], [1, 1, $id, $delta]);
         $knows = fn(array $known): bool => $epoch === $known['epoch'] || $epoch === $known['before'];
         do {
@@ -98,7 +99,7 @@ final class Buffered extends StoredFamily {
      * @throws CounterfoilException
      */
     public function requestEpoch(string $request, string|int $id): string {
-        $partition = $this->partitionOf($this->hashOf(self::checkId($id), $request));
+        $partition = $this->partitionOf($this->hashOfRequest($request, self::checkId($id)));
         return $this->ask($partition, isFresh: true)['epoch'];
     }
 
@@ -119,9 +120,11 @@ final class Buffered extends StoredFamily {
             // behind the functions that are registered later
             register_shutdown_function(static fn() => register_shutdown_function(self::flushAtEnd(...)));
         }
-        self::$waiting[spl_object_id($this)] = $this;
-        $this->sums[$id] ??= 0;
-        $this->sums[$id] += $delta;  // in one step, also for signal handlers
+        $own = spl_object_id($this);
+        // no signal handler runs in between, since nothing is called
+        self::$waiting[$own] = $this;
+        $sum = &$this->sums[$id];
+        $sum += $delta;
         if (self::$isOver) $this->flush();
     }
 
@@ -144,7 +147,7 @@ final class Buffered extends StoredFamily {
             $this->session->onError?->__invoke($this->name, $id, $delta, $error);  // which may throw
         }
         $own = spl_object_id($this);
-        if ($this->sums === []) unset(self::$waiting[$own]);  // no signal handler runs in between
+        if ($this->sums === []) unset(self::$waiting[$own]);
         if ($errors !== []) throw reset($errors);
     }
 
@@ -218,12 +221,14 @@ final class Buffered extends StoredFamily {
         return $errors;
     }
 
-    /** Returns the hash that decides the partition of a hit: in a wide family that of the request, or of this object. */
-    private function hashOf(string $id, ?string $request = null): int {
-        $isValid = $request === null || ($request !== '' && strlen($request) <= 64);
-        if (!$isValid) throw new NotCounted('BADARG', 'a request has 1 to 64 bytes');
-        if (!$this->ask()['settings']['wide']) return crc32($id);
-        return $request === null ? $this->wideHash ??= random_int(0, 0xffffffff) : crc32($request);
+    private function hashOf(string $id, array $settings): int {
+        return $settings['wide'] ? $this->wideHash ??= random_int(0, 0xffffffff) : crc32($id);
+    }
+
+    private function hashOfRequest(string $request, string $id): int {
+        $length = strlen($request);
+        if ($length < 1 || $length > 64) throw new NotCounted('BADARG', 'a request has 1 to 64 bytes');
+        return crc32($this->ask()['settings']['wide'] ? $request : $id);
     }
 
     /** @return array<int|null|CounterfoilException> the result of each item, by its key */
@@ -249,20 +254,19 @@ final class Buffered extends StoredFamily {
      * @return Generator<Call>
      */
     private function callsOf(array $items): Generator {
-        $homes = [];
+        if ($items === []) return;
         try {
-            foreach ($items as $key => [$id, $delta]) {
-                $of ??= $this->ask()['partitions'];
-                $partition = $this->hashOf($id) % $of;
-                $homes[$this->home($partition)][] = [$partition, $key, $id, $delta];
-            }
+            ['partitions' => $of, 'settings' => $settings] = $this->ask();
         } catch (CounterfoilException $error) {
             yield new Call('buffered_add', items: $items, error: $error);
             return;
         }
-        foreach ($homes as $all) {
-            usort($all, fn(array $a, array $b): int => $a[0] <=> $b[0]);
-            foreach (array_chunk($all, self::PAIRS) as $chunk) yield $this->callOf($chunk, $of);
+        foreach ($items as $key => [$id, $delta]) {
+            $partition = $this->hashOf($id, $settings) % $of;
+            $homes[$this->home($partition)][$partition][] = [$partition, $key, $id, $delta];
+        }
+        foreach ($homes as $groups) {
+            foreach (array_chunk(array_merge(...$groups), self::PAIRS) as $chunk) yield $this->callOf($chunk, $of);
         }
     }
 

@@ -149,7 +149,8 @@ abstract class Family {
     /** @return list<string> */
     protected function keys(int $partition, string ...$names): array {
         $tag = "cf1:{{$this->session->namespace}/$this->name/$partition}:";
-        return array_map(fn(string $name): string => $tag . $name, $names);
+        foreach ($names as &$name) $name = $tag . $name;
+        return $names;
     }
 
     /** Returns a counting call in the partition of a hash. */
