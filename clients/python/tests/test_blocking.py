@@ -578,6 +578,25 @@ class Sums(Case):
         views.flush()
         self.assertEqual(pending("views", id), 5)
 
+    def test_a_sum_is_sent_long_after_an_interrupt(self):
+        client, id = plain(), new_id()
+        views = Counterfoil(client, NAMESPACE, later_every=30).buffered("views")
+        views.add(id)
+        execute = client.execute_command
+        for arrives in (True, False):
+
+            def interrupted(*words):
+                if arrives:
+                    execute(*words)
+                raise KeyboardInterrupt
+
+            views.later(id, 5)
+            views.client.retry_for, client.execute_command = -1, interrupted  # which is over
+            self.assertRaises(KeyboardInterrupt, views.flush)
+            views.client.retry_for, client.execute_command = 10, execute
+            views.flush()
+        self.assertEqual(pending("views", id), 11)
+
     def test_an_interrupt_at_any_point_of_a_flush(self):
         views, id, point = connected(later_every=30).buffered("views"), new_id(), 1
         views.add(id)

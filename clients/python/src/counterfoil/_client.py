@@ -153,7 +153,7 @@ class Session:
         return any(sums.waiting for sums in self.sums)
 
     async def send_sums(self) -> None:
-        """Sends what `later` takes, with what it takes within a moment, until nothing is left."""
+        """Sends sums until none is left. `later` may take more in the moment before each call."""
         while self.has_sums:
             await self.sleep(self.client.later_every)
             for sums in self.sums:

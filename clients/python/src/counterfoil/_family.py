@@ -148,7 +148,7 @@ class Channel:
         self._clock = int(now_ms) / 1000 - time.monotonic()
 
     async def known(self, deadline: float = 0) -> Any:
-        """The last description of the family, or why there is none."""
+        """The last description of the family, or the error if there is none."""
         try:
             return self._last or await self.describe(0, deadline)
         except CounterfoilError as error:
