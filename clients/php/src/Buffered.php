@@ -169,16 +169,17 @@ final class Buffered extends StoredFamily {
         self::$isOver = true;
         if (self::$waiting !== [] && function_exists('fastcgi_finish_request')) fastcgi_finish_request();
         foreach (self::$waiting as $family) $family->session->end();
-        while (self::$waiting !== []) {
-            $family = reset(self::$waiting);
-            try {
-                $family->isSending = false;  // the script may have ended within a flush
-                $family->flush();
-            } catch (CounterfoilException $error) {
-                $family->sums = [];
-                unset(self::$waiting[spl_object_id($family)]);
-                $warnings[] = "counterfoil: $family->name: {$error->getMessage()}";
-            } catch (Throwable $thrown) {  // by onError or a signal handler: flush goes on
+        for ($round = 1; $round <= 3; $round++) {
+            foreach (self::$waiting as $own => $family) {
+                try {
+                    $family->isSending = false;  // the script may have ended within a flush
+                    $family->flush();
+                } catch (CounterfoilException $error) {
+                    $family->sums = [];
+                    unset(self::$waiting[$own]);
+                    $warnings[] = "counterfoil: $family->name: {$error->getMessage()}";
+                } catch (Throwable $thrown) {  // by onError, a signal handler or a function that connects
+                }
             }
         }
         // a handler of the application may throw

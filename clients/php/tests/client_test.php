@@ -405,6 +405,12 @@ return [
             same([1, 1], [$views->add("$id/1", 0), $views->add("$id/2", 0)], $onError);
         }
     },
+    'a function that cannot connect ends with the program' => function () {
+        program('ini_set("display_errors", "0");
+            ini_set("log_errors", "0");
+            $counterfoil = new Counterfoil\\Counterfoil(fn() => throw new DomainException, $argv[3]);
+            $counterfoil->buffered("views")->later($argv[4]);', id(), 255);
+    },
     'a signal within flush loses and doubles no sum' => function () {
         foreach (['exit(0)', 'throw new DomainException', '[]'] as $signal) {
             // it arrives while Redis is away, or behind a call that was executed and whose reply is lost
