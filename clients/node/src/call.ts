@@ -9,8 +9,6 @@ const TEMPORARY = /^(no reply|unreachable|LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TR
 const MISCONFIGURED = /^(NOAUTH|BADARG|BADKEY|CROSSSLOT)$/;
 /** Not executed, and a repeat would be refused as well. A call that ended with any other code may be executed in part. */
 const REFUSED = /^(OOM|MISCONF|NOREPLICAS|WRONGTYPE|BADSTATE)$/;
-/** Classes of ioredis and node-redis for errors that Redis sent. */
-const REPLIES = /^(ReplyError|ErrorReply|SimpleError|BlobError)$/;
 
 /** A call of a script. */
 export type Call = { keys: string[]; args: (Bytes | number)[] };
@@ -91,12 +89,11 @@ export class Sender {
 const word = (word: Bytes | number): string | Buffer =>
   word instanceof Uint8Array ? Buffer.from(word.buffer, word.byteOffset, word.byteLength) : String(word);
 
-/** Returns the code of an error that Redis sent, or why there is none. */
+/** Returns the code of an error that Redis sent, or why there is none. Errors of the libraries begin with no code. */
 function codeOf(error: Error): string {
   if (error instanceof CounterfoilError) return error.reason;
-  if (!REPLIES.test(error.constructor.name)) return 'no reply';
-  // Redis 6.2 wraps the errors of commands in a script
-  return /^(?:ERR Error running script.*? -)?([A-Z]+)\b/.exec(error.message)?.[1] ?? 'ERR';
+  // Redis 6.2 wraps the errors of commands in a script. A bundler may have renamed the class of the error.
+  return /^(?:ERR Error running script.*? -)?([A-Z]{3,})\b/.exec(error.message)?.[1] ?? 'no reply';
 }
 
 function failure(error: Error, code: string, counts: boolean, lost: boolean): CounterfoilError {

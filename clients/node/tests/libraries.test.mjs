@@ -84,6 +84,16 @@ for (const library of LIBRARIES) {
     await assert.rejects(views.add(id), is(OutcomeUnknown));
   });
 
+  test(`${library}: a bundler may have renamed the classes of errors`, async (t) => {
+    const redis = await clientOf(t, library);
+    const views = new Counterfoil(redis, namespace, { retryFor: 500 }).buffered('views');
+    const method = redis.call ? 'call' : 'sendCommand';
+    const send = redis[method].bind(redis);
+    redis[method] = (...args) => send(...args).catch(({ message }) => Promise.reject(new (class a extends Error {})(message)));
+    await command('SCRIPT', 'FLUSH');
+    assert.equal(await views.add(unique('page')), 1);
+  });
+
   test(`${library}: without a connection nothing is counted, and later() keeps its sums`, async (t) => {
     const proxy = await proxyOf(t);
     const views = new Counterfoil(await clientOf(t, library, proxy.path), namespace, { retryFor: 200, daemon }).buffered('views');
