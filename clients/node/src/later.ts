@@ -47,6 +47,7 @@ export abstract class Later {
   /** Waits until all that `later` took before is settled. Throws the first error of what was not counted. */
   async flush(): Promise<void> {
     const unsent = await this.send();
+    await new Promise<void>((resolve) => process.nextTick(resolve)); // after onError: the application may exit now
     const first = this.failure ?? unsent;
     if (!first) return;
     const what = this.failed ? `${this.failed} ids were not counted` : `${this.sums.size} ids wait`;

@@ -183,6 +183,17 @@ test('later: errors that nothing asks for are not kept, but the first and their 
   await views.flush();
 });
 
+test('later: onError has received all errors when flush or close ends', async (t) => {
+  const failed = [];
+  const counterfoil = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { onError: (_family, id) => failed.push(id) });
+  const votes = counterfoil.buffered('votes'); // which is cached
+  for (const [id, end] of [['flush', votes], ['close', counterfoil]]) {
+    votes.later(id);
+    await assert.rejects(end[id](), { reason: 'MISMATCH' });
+    assert.equal(failed.pop(), id);
+  }
+});
+
 test('later: a server that does not reply is waited for once, not for each 1000 ids', async (t) => {
   const [proxy, failed] = [await proxyOf(t), []];
   const options = { library: 'redis', timeout: 200, retryFor: 500, laterEvery: 60_000, onError: (_family, _id, _delta, error) => failed.push(error) };
