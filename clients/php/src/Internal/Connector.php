@@ -32,11 +32,11 @@ final class Connector {
         $node = $this->nodes[0];
         $tls = $node['scheme'] === 'tls' ? 'tls://' : '';
         $auth = array_values(array_intersect_key($node, ['username' => 0, 'password' => 0])) ?: null;
-        [$timeouts, $database] = [[$this->timeout, $this->timeout], $node['database'] ?? 0];
         if ($this->isCluster) {
             $seeds = array_map(fn(array $node): string => "$tls$node[host]:$node[port]", $this->nodes);
-            return new RedisCluster(null, $seeds, ...$timeouts, persistent: false, auth: $auth);
+            return new RedisCluster(null, $seeds, $this->timeout, $this->timeout, false, $auth);
         }
+        [$timeouts, $database] = [[$this->timeout, $this->timeout], $node['database'] ?? 0];
         return PhpRedis::open(new Redis(), $tls . $node['host'], $node['port'], $timeouts, $auth, $database);
     }
 
