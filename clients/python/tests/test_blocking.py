@@ -277,7 +277,7 @@ class Library(Case):
         self.assert_raises(Misconfigured, "DECODED", Counterfoil, wrong, NAMESPACE)
         wrong = Counterfoil.connect(f"unix://{SOCKET}?decode_responses=True", NAMESPACE).buffered("views")
         self.assert_raises(Misconfigured, "DECODED", wrong.add, "a")
-        for wrong in (plain_asyncio(), "redis://localhost", None):
+        for wrong in (plain().pipeline(), plain_asyncio(), "redis://localhost", None):
             self.assert_raises(Misconfigured, "CLIENT", Counterfoil, wrong, NAMESPACE)
 
     def test_a_prefix_of_keys(self):

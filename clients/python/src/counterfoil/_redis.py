@@ -101,7 +101,8 @@ class Address(NamedTuple):
 
 def checked(client: Any, library: Any) -> Any:
     """Returns a client. Raises `Misconfigured` for one that is of another kind, or that decodes replies."""
-    if not isinstance(client, (library.Redis, library.RedisCluster)):
+    is_pipeline = isinstance(client, (library.client.Pipeline, library.cluster.ClusterPipeline))
+    if is_pipeline or not isinstance(client, (library.Redis, library.RedisCluster)):
         raise Misconfigured("CLIENT", f"expected a client of {library.__name__}, not {client!r}")
     if client.get_encoder().decode_responses:
         raise Misconfigured("DECODED", "the client has decode_responses=True: make one that returns bytes")
