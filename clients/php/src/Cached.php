@@ -76,12 +76,12 @@ final class Cached extends StoredFamily {
     }
 
     private function row(string $id): int {
+        if ($this->readRow === null) return $this->daemonValue($id);
         try {
-            return $this->readRow === null ? $this->daemonValue($id) : ($this->readRow)($id);
-        } catch (CounterfoilException $error) {
-            throw $error;
+            return ($this->readRow)($id);
         } catch (Throwable $error) {
-            throw new NotCounted('row', $error->getMessage(), previous: $error);
+            $isOurs = $error instanceof CounterfoilException;
+            throw $isOurs ? $error : new NotCounted('row', $error->getMessage(), previous: $error);
         }
     }
 }

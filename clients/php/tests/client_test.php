@@ -222,6 +222,12 @@ return [
         }
         same($before, $names());
     },
+    'a caller with the largest number makes no other call' => function () use ($own) {
+        $views = $own()->buffered('views');
+        $callers = new ReflectionProperty($views, 'callers');
+        $callers->setValue($views, [['0123456789abcdef', 2 ** 53 - 1]]);
+        same([1, 2], [$views->add($id = id()), $views->add($id)]);
+    },
     'a call within a call has a caller of its own' => function () use ($own) {
         $counterfoil = $own();
         $id = id();

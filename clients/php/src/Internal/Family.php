@@ -9,6 +9,8 @@ use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown
 abstract class Family {
     protected const KIND = '';
     private const FRESH_NS = 30_000_000_000;
+    /** The largest number of a call. */
+    private const MAX_N = 2 ** 53;
     /** Numbers grow by random steps, which differ in two machines that were resumed from one snapshot. */
     private const MAX_STEP = 2 ** 20;
     /** The daemon configures an emptied Redis within about a second. */
@@ -52,7 +54,8 @@ abstract class Family {
             if ($call->fence === []) {
                 $epoch = $this->ask($call->partition, $call->of)['epoch'];
                 // a call that is made within another one has a caller of its own
-                [$caller, $n] = array_pop($this->callers) ?? [bin2hex(random_bytes(8)), 0];
+                [$caller, $n] = array_pop($this->callers) ?? ['', self::MAX_N];
+                if ($n > self::MAX_N - self::MAX_STEP) [$caller, $n] = [bin2hex(random_bytes(8)), 0];
                 $call->fence = [$caller, $n + random_int(1, self::MAX_STEP), $epoch, ''];
             }
             $reply = $this->session->send($call);
