@@ -137,6 +137,23 @@ class LaterTest < ClientTest
                  errors.map { |*hit, error| [*hit, error.reason] }
   end
 
+  # such as one of the block that makes the connections of a pool
+  def test_an_error_of_the_application_is_reported
+    errors, is_broken = [], false
+    pool, redis = Object.new, @redis
+    pool.define_singleton_method(:with) { |&block| is_broken ? raise(KeyError, "no password") : block.call(redis) }
+    views = client(pool, later_every: 60, on_error: ->(*error) { errors << error }).buffered("views")
+    views.add(@id, 0)
+    is_broken = true
+    views.later(@id, 3)
+    assert_equal "KeyError", assert_raises(Counterfoil::OutcomeUnknown) { views.flush }.reason
+    assert_equal [["#{NAMESPACE}/views", @id, 3, "KeyError"]], errors.map { |*hit, error| [*hit, error.reason] }
+    is_broken = false
+    views.later(@id, 4)
+    assert_nil views.flush
+    assert_equal 4, @views.value(@id)
+  end
+
   def test_it_is_bounded
     views = client(@redis, later_every: 60).buffered("views")
     100_000.times { |i| views.later("#{@id}/#{i}", 0) }

@@ -72,7 +72,6 @@ class Counterfoil
 
     # @return [Array<Error>] why sums stay
     def send_all
-      @mutex.synchronize { start_anew if forked? }
       # an interrupt, e.g. a Timeout or kill, would lose the sums that are under way
       Thread.handle_interrupt(Object => :never) do
         kept, dropped = @sending.synchronize { send_and_settle }
@@ -98,6 +97,8 @@ class Counterfoil
       @connection.within do
         sums.flat_map do |counters, own|
           counters.add_many(own).zip(own).filter_map { |result, sum| [result, counters, *sum] if result.is_a?(Error) }
+        rescue StandardError => error # of the application, such as that of a pool's block
+          own.map { |sum| [OutcomeUnknown.new(error.class.name, error.message), counters, *sum] }
         end
       end
     end
