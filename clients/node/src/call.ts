@@ -22,8 +22,12 @@ type Wait = { until: number; reject(error: Error): void };
 const scripts = new Map<string, ReturnType<typeof load>>();
 
 function load(name: string) {
-  const source = readFileSync(join(__dirname, '..', 'lua', `${name}.lua`));
-  return { source: source.toString(), sha1: createHash('sha1').update(source).digest('hex') };
+  try {
+    const source = readFileSync(join(__dirname, '..', 'lua', `${name}.lua`));
+    return { source: source.toString(), sha1: createHash('sha1').update(source).digest('hex') };
+  } catch (cause) {
+    throw new Misconfigured('SCRIPTS', 'a bundler must leave counterfoil external, or it does not find its scripts', cause);
+  }
 }
 
 /** Sends calls until a reply arrives. */
