@@ -96,7 +96,9 @@ for (const library of LIBRARIES) {
 
   test(`${library}: without a connection nothing is counted, and later() keeps its sums`, async (t) => {
     const proxy = await proxyOf(t);
-    const views = new Counterfoil(await clientOf(t, library, proxy.path), namespace, { retryFor: 200, daemon }).buffered('views');
+    const redis = await clientOf(t, library, proxy.path);
+    await redis.ping();
+    const views = new Counterfoil(redis, namespace, { retryFor: 200, daemon }).buffered('views');
     const id = unique('page');
     await views.add(id);
     proxy.isAway = true;
