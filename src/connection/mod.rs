@@ -8,6 +8,7 @@ pub mod failures;
 pub mod memory;
 pub mod primary;
 pub mod refusal;
+pub mod sentinel;
 pub mod topology;
 
 use std::fmt;

@@ -344,6 +344,33 @@ async fn sentinel_names_the_new_primary() {
     }
 }
 
+/// Sentinel demotes a primary that it replaced only some ten seconds later.
+#[tokio::test]
+async fn a_primary_that_sentinel_replaced_is_left_although_it_accepts_writes() {
+    let ((first, second), (third, _fourth)) = tokio::join!(two(), two());
+    let (sentinel, late) = (Sentinel::start(&first).await, Sentinel::start(&third).await);
+    let (url, plain) = (sentinel.url(), Plain::new().await);
+    let redis = Primary::connect_sentinel([url.as_str()], "redis://primary").await;
+    let views = plain.over(redis.unwrap()).opened(family("views")).await;
+    views.count("page", 1).await;
+    sentinel.fail_over().await;
+    sentinel.wait_promoted(&second).await;
+    eventually("hits reach the new primary", async || {
+        views.count("page", 1).await;
+        calls(&second, "evalsha").await > 0
+    })
+    .await;
+    assert!(first.is_primary().await, "it was left when it was demoted");
+
+    // a Sentinel that has not heard of the failover
+    for sentinels in [[late.url(), url.clone()], [url, late.url()]] {
+        let redis = Primary::connect_sentinel(sentinels, "redis://primary").await;
+        let info: String = cmd("INFO").query_async(&mut redis.unwrap()).await.unwrap();
+        let port = format!("tcp_port:{}\r", second.port());
+        assert!(info.contains(&port), "{info}");
+    }
+}
+
 /// Starts a primary and its replica.
 async fn two() -> (RedisServer, RedisServer) {
     let first = RedisServer::start(RedisOptions::volatile().tcp()).await;
@@ -420,6 +447,26 @@ async fn a_name_moves_with_a_failover() {
             .await
         ) < secs(2)
     );
+}
+
+/// Nothing is refused there that would show that the server is a replica now.
+#[tokio::test]
+async fn a_process_that_only_reads_leaves_a_demoted_server() {
+    let ((first, second), plain) = (two().await, Plain::new().await);
+    let name = Name::of(&first);
+    let opened = async || {
+        let redis = Primary::connect(name.url()).await.unwrap();
+        plain.over(redis).opened(votes()).await
+    };
+    let (counting, reading) = (opened().await, opened().await);
+    counting.count("item", 1).await;
+    assert_eq!(reading.value("item").await, 1);
+    promote(&second, "*:base").await;
+    name.move_to(&second);
+    // it does not reach its primary, and so stays as it is
+    first.does("REPLICAOF 127.0.0.1 1").await;
+    counting.count("item", 1).await;
+    eventually("the new value", async || reading.value("item").await == 2).await;
 }
 
 /// A connection sends a number of commands to one server, and all later ones to another.
