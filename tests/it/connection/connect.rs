@@ -157,6 +157,19 @@ async fn a_cluster_is_checked_node_by_node() {
 }
 
 #[tokio::test]
+async fn a_check_names_a_primary_whose_replicas_are_missing() {
+    let plain = Plain::new().await;
+    has_no_errors(&plain.check().await);
+    plain.redis.does("CONFIG SET min-replicas-to-write 1").await;
+    let findings = plain.check().await;
+    assert_found(
+        &findings,
+        Severity::Error,
+        &["redis writes", "min-replicas"],
+    );
+}
+
+#[tokio::test]
 async fn a_drain_waits_for_a_node_that_is_unreachable() {
     let (rig, views) =
         clustered(RedisOptions::aof("always").arg("cluster-require-full-coverage", "no")).await;
