@@ -13,7 +13,7 @@ use redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, Pipeline, RedisError,
     RedisFuture, RedisResult, ServerErrorKind, Value,
 };
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection::refusal;
 use crate::connection::sentinel::Sentinels;
@@ -45,7 +45,7 @@ impl PrimaryTimeouts {
         self.connect + self.response
     }
 
-    pub(crate) fn config(self) -> AsyncConnectionConfig {
+    fn config(self) -> AsyncConnectionConfig {
         AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect))
             .set_response_timeout(Some(self.response))
@@ -243,20 +243,24 @@ impl Source {
     }
 
     async fn connect(self, timeouts: PrimaryTimeouts) -> RedisResult<Found> {
-        let at = self.address().await?;
-        let client = Client::open(at.clone())?;
-        let config = timeouts.config();
-        let connection = client.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = connection.await?;
-        // if the user may not run ROLE, the first write detects a replica; a missing login fails
-        // here
-        match role(&mut connection).await {
-            Ok(role) if role != "master" => {
-                let text = format!("the server is a {}", role.replace("slave", "replica"));
-                Err((ServerErrorKind::ReadOnly.into(), "not a primary", text).into())
+        let mut at = self.address().await?;
+        loop {
+            // Sentinel may name a server that is silent, until it has noticed that
+            tokio::select! {
+                found = connect(&at, timeouts) => return found,
+                other = self.moved(&at) => at = other,
             }
-            Err(error) if matches!(error.code(), None | Some("NOAUTH")) => Err(error),
-            _ => Ok(Found { connection, at }),
+        }
+    }
+
+    /// Waits until the primary is elsewhere.
+    async fn moved(&self, from: &ConnectionInfo) -> ConnectionInfo {
+        loop {
+            sleep(CHECK).await;
+            match self.address().await {
+                Ok(at) if at.addr() != from.addr() => return at,
+                _ => {}
+            }
         }
     }
 
@@ -275,6 +279,21 @@ impl Source {
             || role(&mut found.connection)
                 .await
                 .is_ok_and(|role| role != "master")
+    }
+}
+
+async fn connect(at: &ConnectionInfo, timeouts: PrimaryTimeouts) -> RedisResult<Found> {
+    let (client, config) = (Client::open(at.clone())?, timeouts.config());
+    let connection = client.get_multiplexed_async_connection_with_config(&config);
+    let (mut connection, at) = (connection.await?, at.clone());
+    // if the user may not run ROLE, the first write detects a replica; a missing login fails here
+    match role(&mut connection).await {
+        Ok(role) if role != "master" => {
+            let text = format!("the server is a {}", role.replace("slave", "replica"));
+            Err((ServerErrorKind::ReadOnly.into(), "not a primary", text).into())
+        }
+        Err(error) if matches!(error.code(), None | Some("NOAUTH")) => Err(error),
+        _ => Ok(Found { connection, at }),
     }
 }
 

@@ -333,7 +333,10 @@ async fn sentinel_names_the_new_primary() {
         let views = counterfoil.opened(family("views")).await;
         views.count("page", 1).await;
         if silently {
-            first.pause()
+            first.pause();
+            // Sentinel names it, until it has noticed
+            let redis = Primary::connect_sentinel([url.as_str()], "redis://primary");
+            redis.await.unwrap();
         } else {
             first.kill()
         }
