@@ -276,9 +276,7 @@ impl Source {
     async fn has_left(&self, mut found: Found) -> bool {
         let is_elsewhere = |at: ConnectionInfo| at.addr() != found.at.addr();
         self.address().await.is_ok_and(is_elsewhere)
-            || role(&mut found.connection)
-                .await
-                .is_ok_and(|role| role != "master")
+            || matches!(is_primary(&mut found.connection).await, Ok(false))
     }
 }
 
@@ -286,21 +284,19 @@ async fn connect(at: &ConnectionInfo, timeouts: PrimaryTimeouts) -> RedisResult<
     let (client, config) = (Client::open(at.clone())?, timeouts.config());
     let connection = client.get_multiplexed_async_connection_with_config(&config);
     let (mut connection, at) = (connection.await?, at.clone());
-    // if the user may not run ROLE, the first write detects a replica; a missing login fails here
-    match role(&mut connection).await {
-        Ok(role) if role != "master" => {
-            let text = format!("the server is a {}", role.replace("slave", "replica"));
-            Err((ServerErrorKind::ReadOnly.into(), "not a primary", text).into())
-        }
+    // a missing login fails here; whatever else INFO is refused for, the first write detects a replica
+    match is_primary(&mut connection).await {
+        Ok(false) => Err((ServerErrorKind::ReadOnly.into(), "the server is a replica").into()),
         Err(error) if matches!(error.code(), None | Some("NOAUTH")) => Err(error),
         _ => Ok(Found { connection, at }),
     }
 }
 
-/// Returns the role that a server says it has: `master`, `slave` or `sentinel`.
-async fn role(connection: &mut MultiplexedConnection) -> RedisResult<String> {
-    let reply: Vec<Value> = redis::cmd("ROLE").query_async(connection).await?;
-    redis::from_redis_value(reply.into_iter().next().unwrap_or(Value::Nil)).map_err(Into::into)
+/// Returns whether the server says that it is no replica. ROLE would need a permission of its own.
+pub(crate) async fn is_primary(connection: &mut impl ConnectionLike) -> RedisResult<bool> {
+    let mut ask = redis::cmd("INFO");
+    let info: String = ask.arg("replication").query_async(connection).await?;
+    Ok(!info.lines().any(|line| line == "role:slave"))
 }
 
 /// Returns whether the reply means that the primary must be searched for again.

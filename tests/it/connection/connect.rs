@@ -470,8 +470,14 @@ async fn a_name_moves_with_a_failover() {
 async fn a_process_that_only_reads_leaves_a_demoted_server() {
     let ((first, second), plain) = (two().await, Plain::new().await);
     let name = Name::of(&first);
+    let rules = acl_rules(&[votes().build().unwrap()], Role::Reconciler).join(" ");
+    for server in [&first, &second] {
+        let user = format!("ACL SETUSER app on >secret {rules}");
+        server.does(&user).await;
+    }
     let opened = async || {
-        let redis = Primary::connect(name.url()).await.unwrap();
+        let url = format!("{}?user=app&pass=secret", name.url());
+        let redis = Primary::connect(url).await.unwrap();
         plain.over(redis).opened(votes()).await
     };
     let (counting, reading) = (opened().await, opened().await);
