@@ -39,8 +39,6 @@ pub use connection::Connection;
 pub use connection::cluster::Cluster;
 #[cfg(feature = "memory-redis")]
 pub use connection::memory::MemoryRedis;
-#[cfg(feature = "sentinel")]
-pub use connection::primary::sentinel_builder;
 pub use connection::primary::{Primary, PrimaryTimeouts};
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;

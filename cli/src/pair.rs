@@ -4,12 +4,12 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use counterfoil::redis::cluster::ClusterClient;
-use counterfoil::redis::{Client, ClientTlsConfig, ConnectionInfo, RedisError, TlsCertificates};
+use counterfoil::redis::{Client, ClientTlsConfig, ConnectionInfo, TlsCertificates};
 use counterfoil::sqlx::MySqlPool;
 use counterfoil::sqlx::mysql::MySqlPoolOptions;
 use counterfoil::{
-    Cluster, Connection, Counterfoil, Error, ErrorKind, MysqlStore, Primary, PrimaryTimeouts,
-    Result, cluster_settings, sentinel_builder,
+    Cluster, Connection, Counterfoil, Error, ErrorKind, MysqlStore, Primary, Result,
+    cluster_settings,
 };
 
 use crate::config::{PairConfig, RedisPlace, is_tls};
@@ -22,9 +22,12 @@ pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
     let redis: Connection = match &config.redis {
         RedisPlace::Cluster(nodes) => cluster(config, nodes).await?.into(),
         RedisPlace::Sentinel(sentinels, primary) => {
-            sentinel(config, sentinels, primary).await?.into()
+            let sentinels = sentinels.iter().map(|info| certified(config, info));
+            let sentinels: Vec<_> = sentinels.collect::<Result<_>>()?;
+            let primary = certified(config, primary)?;
+            Primary::connect_sentinel(sentinels, primary).await?.into()
         }
-        RedisPlace::At(info) => Primary::connect(single(config, info)?).await?.into(),
+        RedisPlace::At(info) => Primary::connect(certified(config, info)?).await?.into(),
     };
     Ok(Counterfoil::new(redis, store(config)).allow_evicting(config.allow_evicting))
 }
@@ -46,35 +49,16 @@ fn pool(config: &PairConfig, max_connections: u32) -> MySqlPool {
         .connect_lazy_with(config.mysql.options.clone())
 }
 
-fn single(config: &PairConfig, info: &ConnectionInfo) -> Result<ConnectionInfo> {
+/// Returns how to connect to one server, with the certificates if that takes TLS.
+fn certified(config: &PairConfig, info: &ConnectionInfo) -> Result<ConnectionInfo> {
     match certificates(config) {
-        Some(certificates) => {
+        Some(certificates) if is_tls(info) => {
             let client = Client::build_with_tls(info.clone(), certificates);
             let client = client.map_err(|error| invalid_setting(config, "redis", error))?;
             Ok(client.get_connection_info().clone())
         }
-        None => Ok(info.clone()),
+        _ => Ok(info.clone()),
     }
-}
-
-async fn sentinel(
-    config: &PairConfig,
-    sentinels: &[ConnectionInfo],
-    primary: &ConnectionInfo,
-) -> Result<Primary> {
-    let mut builder = sentinel_builder(sentinels.iter().cloned(), primary.clone())?;
-    if let Some(certificates) = certificates(config) {
-        if sentinels.iter().any(is_tls) {
-            builder = builder.set_client_to_sentinel_certificates(certificates.clone());
-        }
-        if is_tls(primary) {
-            builder = builder.set_client_to_redis_certificates(certificates);
-        }
-    }
-    let client = builder
-        .build()
-        .map_err(|error: RedisError| invalid_setting(config, "sentinel", error))?;
-    Primary::connect_sentinel_client(client, PrimaryTimeouts::default()).await
 }
 
 async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<Cluster> {

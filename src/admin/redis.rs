@@ -73,6 +73,7 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
             version(setting("redis_version")),
             memory(setting("maxmemory_policy"), setting("maxmemory"), families),
             full(setting("used_memory"), setting("maxmemory")),
+            refusal(node),
             role(setting("role")),
             // a connection without cluster support reaches the slots of one node only
             (name.is_empty() && setting("cluster_enabled") == "1").then(|| {
@@ -128,6 +129,34 @@ fn full(used: &str, limit: &str) -> Option<Fault> {
     let message = format!("{used} of {limit} bytes are used: Redis refuses hits");
     let advice = "Raise maxmemory, or find out why hits do not reach the database.".to_owned();
     (limit > 0 && used >= limit).then_some(("maxmemory", message, advice))
+}
+
+/// Returns another reason why Redis refuses all writes.
+fn refusal(node: &Info) -> Option<Fault> {
+    const REASONS: [(&str, &str, &str, &str); 3] = [
+        (
+            "rdb_last_bgsave_status",
+            "err",
+            "the last snapshot failed: Redis refuses hits, unless stop-writes-on-bgsave-error is no",
+            "The log of Redis has the reason, such as a full disk. Then run BGSAVE.",
+        ),
+        (
+            "aof_last_write_status",
+            "err",
+            "the last write to the append-only file failed: Redis refuses hits",
+            "The log of Redis has the reason, such as a full disk.",
+        ),
+        (
+            "min_slaves_good_slaves",
+            "0",
+            "min-replicas-to-write is set, and no replica is near enough: Redis refuses hits",
+            "Check the replicas, and the network between the servers.",
+        ),
+    ];
+    let is_so =
+        |(name, value, ..): &&(&str, &str, _, _)| node.get(*name).is_some_and(|it| it == value);
+    let (_, _, message, advice) = REASONS.iter().find(is_so)?;
+    Some(("writes", (*message).to_owned(), (*advice).to_owned()))
 }
 
 fn role(role: &str) -> Option<Fault> {

@@ -40,7 +40,6 @@ impl Counterfoil {
     ///
     /// # Errors
     /// See [`connect`](Self::connect).
-    #[cfg(feature = "sentinel")]
     pub async fn connect_sentinel<'a>(
         sentinels: impl IntoIterator<Item = &'a str>,
         redis_url: &str,

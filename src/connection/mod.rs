@@ -8,6 +8,7 @@ pub mod failures;
 pub mod memory;
 pub mod primary;
 pub mod refusal;
+pub mod sentinel;
 pub mod topology;
 
 use std::fmt;
@@ -20,7 +21,7 @@ use tokio::time::timeout;
 
 #[cfg(feature = "cluster")]
 use crate::connection::cluster::Cluster;
-use crate::connection::primary::Primary;
+use crate::connection::primary::{Primary, is_primary};
 use crate::connection::refusal::{is_demoted, proves_not_executed};
 use crate::error::{Error, Result};
 
@@ -313,8 +314,7 @@ pub(crate) async fn bisected<'a, T, R, F: Future<Output = Result<R>>>(
 /// when its connection breaks. Asks the server to close the connection, unless the manager has
 /// already found the primary.
 async fn leave(redis: &mut ConnectionManager) {
-    let role: RedisResult<Vec<Value>> = redis::cmd("ROLE").query_async(redis).await;
-    if matches!(role.as_deref(), Ok([Value::BulkString(role), ..]) if role == b"master") {
+    if matches!(is_primary(redis).await, Ok(true)) {
         return;
     }
     tracing::warn!("the connection leads to a replica, reconnecting");

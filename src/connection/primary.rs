@@ -10,17 +10,13 @@ use futures_util::future::{BoxFuture, Shared};
 use parking_lot::Mutex;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, IntoConnectionInfo, Pipeline, RedisError, RedisFuture,
-    RedisResult, ServerErrorKind, Value,
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, IntoConnectionInfo, Pipeline, RedisError,
+    RedisFuture, RedisResult, ServerErrorKind, Value,
 };
-#[cfg(feature = "sentinel")]
-use redis::{
-    ConnectionAddr, ConnectionInfo, TlsMode,
-    sentinel::{SentinelClient, SentinelClientBuilder, SentinelServerType},
-};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection::refusal;
+use crate::connection::sentinel::Sentinels;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The time limits of a [`Primary`].
@@ -48,6 +44,12 @@ impl PrimaryTimeouts {
     fn search(self) -> Duration {
         self.connect + self.response
     }
+
+    fn config(self) -> AsyncConnectionConfig {
+        AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(self.connect))
+            .set_response_timeout(Some(self.response))
+    }
 }
 
 /// A connection to a single Redis, to the primary behind a name that moves with a failover, or to
@@ -58,11 +60,13 @@ impl PrimaryTimeouts {
 /// - the connection breaks, or is silent: TCP keepalive and `TCP_USER_TIMEOUT` detect a dead
 ///   machine,
 /// - a command has no reply within the [limit](PrimaryTimeouts::response), by default 2 s,
-/// - the server replies that it is a replica (`READONLY`, `MASTERDOWN`), as it does after a
-///   failover.
+/// - the server is a replica, as it is after a failover: it refuses a write (`READONLY`), or says
+///   so when it is asked, once a second while the connection is used,
+/// - Sentinel names another primary. It is asked as often, because a former primary accepts writes
+///   until Sentinel reaches it, and these are lost.
 ///
-/// It does not connect to a replica, whose data may be stale. A [`ConnectionManager`] does not
-/// detect the last two cases and accepts replicas.
+/// It does not connect to a replica, whose data may be stale. A [`ConnectionManager`] detects a
+/// broken connection only, and accepts replicas.
 /// [`Counterfoil::connect`](crate::Counterfoil::connect) therefore creates a `Primary`.
 ///
 /// [`ConnectionManager`]: redis::aio::ConnectionManager
@@ -73,17 +77,26 @@ struct Inner {
     address: String,
     source: Source,
     timeouts: PrimaryTimeouts,
-    /// The connection, or the search for it, shared by all callers.
-    current: Mutex<Search>,
+    /// The connection, or the search for it, shared by all callers; and when it was last checked.
+    current: Mutex<(Search, Instant)>,
 }
 
-type Search = Shared<BoxFuture<'static, RedisResult<MultiplexedConnection>>>;
+/// The time between two checks that the connection leads to the primary.
+const CHECK: Duration = Duration::from_secs(1);
+
+type Search = Shared<BoxFuture<'static, RedisResult<Found>>>;
+
+/// A connection, and the address at which the server was found.
+#[derive(Clone)]
+struct Found {
+    connection: MultiplexedConnection,
+    at: ConnectionInfo,
+}
 
 #[derive(Clone)]
 enum Source {
-    Address(Box<Client>),
-    #[cfg(feature = "sentinel")]
-    Sentinel(Arc<tokio::sync::Mutex<SentinelClient>>),
+    Address(Box<ConnectionInfo>),
+    Sentinel(Arc<Sentinels>),
 }
 
 impl Primary {
@@ -112,50 +125,48 @@ impl Primary {
             .map_err(invalid)?
             .set_tcp_settings(tcp_settings());
         let address = info.addr().to_string();
-        let client = Client::open(info).map_err(invalid)?;
-        Self::found(address, Source::Address(Box::new(client)), timeouts).await
+        Self::found(address, Source::Address(Box::new(info)), timeouts).await
     }
 
     /// Connects to the primary that Sentinel names. `sentinels` are the Sentinels' URLs,
-    /// `redis://host:26379`. `url` is the primary's URL with its Sentinel name in place of the
-    /// host: `redis://mymaster`, or `redis://user:password@mymaster/0`.
+    /// `redis://host:26379`. `primary` is the primary's URL with its Sentinel name in place of the
+    /// host: `redis://mymaster`, or `redis://user:password@mymaster/0`. Each scheme decides whether
+    /// that connection uses TLS, and each URL has its own credentials. For certificates pass
+    /// [`ConnectionInfo`]s, as to [`connect`](Self::connect).
+    ///
+    /// The Sentinels are asked at the same time. Of the replies of more than half of them, that of
+    /// the latest failover counts, so a Sentinel that has not heard of it does no harm.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput) if a URL is not valid or there are no Sentinels;
     /// [`Redis`](ErrorKind::Redis) if no Sentinel replies or none knows a primary by that name.
-    #[cfg(feature = "sentinel")]
-    pub async fn connect_sentinel<'a>(
-        sentinels: impl IntoIterator<Item = &'a str>,
-        url: &str,
+    pub async fn connect_sentinel<S: IntoConnectionInfo>(
+        sentinels: impl IntoIterator<Item = S>,
+        primary: impl IntoConnectionInfo,
     ) -> Result<Self> {
-        let primary = url.into_connection_info().map_err(invalid)?;
-        let name = service(&primary)?;
-        let client = sentinel_builder(sentinels, primary)?.build();
-        Self::found_by(client.map_err(invalid)?, &name, PrimaryTimeouts::default()).await
+        Self::connect_sentinel_with(sentinels, primary, PrimaryTimeouts::default()).await
     }
 
-    /// Connects to the primary that Sentinel names, by a client of the redis crate, with these time
-    /// limits. [`sentinel_builder`](crate::sentinel_builder) builds such a client from URLs.
+    /// Connects like [`connect_sentinel`](Self::connect_sentinel), with other time limits for the
+    /// primary.
     ///
     /// # Errors
     /// Returns the errors of [`connect_sentinel`](Self::connect_sentinel).
-    #[cfg(feature = "sentinel")]
-    pub async fn connect_sentinel_client(
-        client: SentinelClient,
+    pub async fn connect_sentinel_with<S: IntoConnectionInfo>(
+        sentinels: impl IntoIterator<Item = S>,
+        primary: impl IntoConnectionInfo,
         timeouts: PrimaryTimeouts,
     ) -> Result<Self> {
-        Self::found_by(client, "primary", timeouts).await
-    }
-
-    #[cfg(feature = "sentinel")]
-    async fn found_by(
-        client: SentinelClient,
-        name: &str,
-        timeouts: PrimaryTimeouts,
-    ) -> Result<Self> {
-        let client = Arc::new(tokio::sync::Mutex::new(client));
-        let (address, source) = (format!("sentinel's {name}"), Source::Sentinel(client));
-        Self::found(address, source, timeouts).await
+        let info = |info: RedisResult<ConnectionInfo>| {
+            Ok::<_, Error>(info.map_err(invalid)?.set_tcp_settings(tcp_settings()))
+        };
+        let sentinels = sentinels
+            .into_iter()
+            .map(|one| info(one.into_connection_info()));
+        let sentinels = sentinels.collect::<Result<_>>()?;
+        let sentinels = Sentinels::new(sentinels, info(primary.into_connection_info())?)?;
+        let address = format!("sentinel's {}", sentinels.name());
+        Self::found(address, Source::Sentinel(Arc::new(sentinels)), timeouts).await
     }
 
     async fn found(address: String, source: Source, timeouts: PrimaryTimeouts) -> Result<Self> {
@@ -167,7 +178,7 @@ impl Primary {
             address,
             source,
             timeouts,
-            current: Mutex::new(search),
+            current: Mutex::new((search, Instant::now())),
         })))
     }
 
@@ -178,9 +189,12 @@ impl Primary {
 
     /// Returns the connection for a command, with the search that found it.
     async fn connection(&self) -> RedisResult<(Search, MultiplexedConnection)> {
-        let search = self.0.current.lock().clone();
+        let search = self.0.current.lock().0.clone();
         match search.clone().await {
-            Ok(connection) => Ok((search, connection)),
+            Ok(found) => {
+                self.check(&search, &found);
+                Ok((search, found.connection))
+            }
             Err(error) => {
                 self.search_again(&search);
                 Err(refusal::unsent(&error))
@@ -188,12 +202,27 @@ impl Primary {
         }
     }
 
+    /// Begins to check that the connection leads to the primary, once a second.
+    fn check(&self, search: &Search, found: &Found) {
+        let mut current = self.0.current.lock();
+        if current.1.elapsed() < CHECK {
+            return;
+        }
+        current.1 = Instant::now();
+        let (primary, search, found) = (self.clone(), search.clone(), found.clone());
+        tokio::spawn(async move {
+            if primary.0.source.has_left(found).await {
+                primary.search_again(&search);
+            }
+        });
+    }
+
     /// Starts a new search, unless another caller already has.
     fn search_again(&self, failed: &Search) {
         let mut current = self.0.current.lock();
-        if current.ptr_eq(failed) {
+        if current.0.ptr_eq(failed) {
             tracing::debug!(redis = self.0.address, "reconnecting");
-            *current = self.0.source.clone().search(self.0.timeouts);
+            current.0 = self.0.source.clone().search(self.0.timeouts);
         }
     }
 }
@@ -213,28 +242,61 @@ impl Source {
         .shared()
     }
 
-    async fn connect(self, timeouts: PrimaryTimeouts) -> RedisResult<MultiplexedConnection> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(timeouts.connect))
-            .set_response_timeout(Some(timeouts.response));
-        let client = match self {
-            Source::Address(client) => *client,
-            #[cfg(feature = "sentinel")]
-            Source::Sentinel(client) => client.lock().await.async_get_client().await?,
-        };
-        let connection = client.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = connection.await?;
-        // if the user may not run ROLE, the first write detects a replica; a missing login fails
-        // here
-        let role = redis::cmd("ROLE");
-        match role.query_async::<Vec<Value>>(&mut connection).await {
-            Ok(role) if matches!(role.first(), Some(Value::BulkString(role)) if role != b"master") => {
-                Err((ServerErrorKind::ReadOnly.into(), "the server is a replica").into())
+    async fn connect(self, timeouts: PrimaryTimeouts) -> RedisResult<Found> {
+        let mut at = self.address().await?;
+        loop {
+            // Sentinel may name a server that is silent, until it has noticed that
+            tokio::select! {
+                found = connect(&at, timeouts) => return found,
+                other = self.moved(&at) => at = other,
             }
-            Err(error) if matches!(error.code(), None | Some("NOAUTH")) => Err(error),
-            _ => Ok(connection),
         }
     }
+
+    /// Waits until the primary is elsewhere.
+    async fn moved(&self, from: &ConnectionInfo) -> ConnectionInfo {
+        loop {
+            sleep(CHECK).await;
+            match self.address().await {
+                Ok(at) if at.addr() != from.addr() => return at,
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns the address of the primary.
+    async fn address(&self) -> RedisResult<ConnectionInfo> {
+        match self {
+            Source::Address(info) => Ok((**info).clone()),
+            Source::Sentinel(sentinels) => sentinels.primary().await,
+        }
+    }
+
+    /// Returns whether the server is no longer the primary, as far as can be found out.
+    async fn has_left(&self, mut found: Found) -> bool {
+        let is_elsewhere = |at: ConnectionInfo| at.addr() != found.at.addr();
+        self.address().await.is_ok_and(is_elsewhere)
+            || matches!(is_primary(&mut found.connection).await, Ok(false))
+    }
+}
+
+async fn connect(at: &ConnectionInfo, timeouts: PrimaryTimeouts) -> RedisResult<Found> {
+    let (client, config) = (Client::open(at.clone())?, timeouts.config());
+    let connection = client.get_multiplexed_async_connection_with_config(&config);
+    let (mut connection, at) = (connection.await?, at.clone());
+    // a missing login fails here; whatever else INFO is refused for, the first write detects a replica
+    match is_primary(&mut connection).await {
+        Ok(false) => Err((ServerErrorKind::ReadOnly.into(), "the server is a replica").into()),
+        Err(error) if matches!(error.code(), None | Some("NOAUTH")) => Err(error),
+        _ => Ok(Found { connection, at }),
+    }
+}
+
+/// Returns whether the server says that it is no replica. ROLE would need a permission of its own.
+pub(crate) async fn is_primary(connection: &mut impl ConnectionLike) -> RedisResult<bool> {
+    let mut ask = redis::cmd("INFO");
+    let info: String = ask.arg("replication").query_async(connection).await?;
+    Ok(!info.lines().any(|line| line == "role:slave"))
 }
 
 /// Returns whether the reply means that the primary must be searched for again.
@@ -299,90 +361,6 @@ pub(crate) fn tcp_settings() -> redis::io::tcp::TcpSettings {
     #[cfg(target_os = "linux")]
     let settings = settings.set_user_timeout(Duration::from_secs(5));
     settings
-}
-
-/// Creates the builder of a client for Sentinel from URLs, like [`Primary::connect_sentinel`]. What
-/// URLs cannot hold is set on the builder: certificates, for instance
-/// (`set_client_to_redis_certificates`, `set_client_to_sentinel_certificates`; feature
-/// `tls-rustls`).
-///
-/// Each URL's scheme decides whether that connection uses TLS. The credentials of a Sentinel's URL
-/// are for the Sentinels, those of the primary's URL for the primary. The builder sets
-/// `TCP_NODELAY`, keepalive and `TCP_USER_TIMEOUT`, so that a dead machine is detected within
-/// seconds.
-///
-/// # Errors
-/// [`InvalidInput`](ErrorKind::InvalidInput) if a URL is not valid, if there are no Sentinels, or
-/// if their URLs have different credentials.
-#[cfg(feature = "sentinel")]
-pub fn sentinel_builder<S: IntoConnectionInfo>(
-    sentinels: impl IntoIterator<Item = S>,
-    primary: impl IntoConnectionInfo,
-) -> Result<SentinelClientBuilder> {
-    let sentinels = sentinels.into_iter().map(S::into_connection_info);
-    let sentinels: Vec<_> = sentinels.collect::<RedisResult<_>>().map_err(invalid)?;
-    let primary = primary.into_connection_info().map_err(invalid)?;
-    let addresses = sentinels.iter().map(|info| info.addr().clone());
-    let server = SentinelServerType::Master;
-    let builder = SentinelClientBuilder::new(addresses, service(&primary)?, server);
-    let redis = primary.redis_settings();
-    let mut builder = builder
-        .map_err(invalid)?
-        .set_client_to_redis_tcp_settings(tcp_settings())
-        .set_client_to_sentinel_tcp_settings(tcp_settings())
-        .set_client_to_redis_db(redis.db())
-        .set_client_to_redis_protocol(redis.protocol());
-    if let ConnectionAddr::TcpTls { insecure, .. } = primary.addr() {
-        builder = builder.set_client_to_redis_tls_mode(match insecure {
-            true => TlsMode::Insecure,
-            false => TlsMode::Secure,
-        });
-    }
-    if let Some(username) = redis.username() {
-        builder = builder.set_client_to_redis_username(username);
-    }
-    if let Some(password) = redis.password() {
-        builder = builder.set_client_to_redis_password(password);
-    }
-    let (username, password) = credentials(&sentinels)?;
-    if let Some(username) = username {
-        builder = builder.set_client_to_sentinel_username(username);
-    }
-    if let Some(password) = password {
-        builder = builder.set_client_to_sentinel_password(password);
-    }
-    Ok(builder)
-}
-
-#[cfg(feature = "sentinel")]
-type Credentials<'a> = (Option<&'a str>, Option<&'a str>);
-
-/// Returns the user and the password of all Sentinels, which the redis crate takes once.
-#[cfg(feature = "sentinel")]
-fn credentials(sentinels: &[ConnectionInfo]) -> Result<Credentials<'_>> {
-    let mut all = sentinels.iter().map(|info| {
-        let settings = info.redis_settings();
-        (settings.username(), settings.password())
-    });
-    let first = all
-        .next()
-        .ok_or_else(|| Error::invalid("there are no Sentinels"))?;
-    if all.any(|other| other != first) {
-        let message = "the URLs of the Sentinels have different users or passwords";
-        return Err(Error::invalid(message));
-    }
-    Ok(first)
-}
-
-/// Returns the primary's name in Sentinel.
-#[cfg(feature = "sentinel")]
-fn service(primary: &ConnectionInfo) -> Result<String> {
-    match primary.addr() {
-        ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => Ok(host.clone()),
-        _ => Err(Error::invalid(
-            "the primary's URL has no service name for Sentinel",
-        )),
-    }
 }
 
 /// Returns the error for a Redis that cannot be used.

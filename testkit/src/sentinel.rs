@@ -108,6 +108,21 @@ impl Sentinel {
         .await;
     }
 
+    /// Makes the sentinel promote a replica although the primary is up. It demotes the primary some
+    /// ten seconds later.
+    ///
+    /// # Panics
+    ///
+    /// If it finds no replica that it can promote.
+    pub async fn fail_over(&self) {
+        until("a replica that can be promoted", async || {
+            let words = client::command(&format!("SENTINEL FAILOVER {NAME}"));
+            let url = client::unix_url(&self.socket);
+            client::run::<()>(&url, &words).await.is_ok()
+        })
+        .await;
+    }
+
     async fn ask<T: ::redis::FromRedisValue>(&self, words: &str) -> T {
         let reply = client::run(&client::unix_url(&self.socket), &client::command(words)).await;
         reply.unwrap_or_else(|e| self.process.fail(&format!("{words}: {e}")))

@@ -15,7 +15,7 @@ use crate::pair;
 use crate::poll::in_time;
 
 /// ACL rules for commands that the daemon needs or benefits from, in addition to the library's.
-const OF_DAEMON: [&str; 4] = ["+config|get", "+info", "+ping", "+role"];
+const OF_DAEMON: [&str; 3] = ["+config|get", "+info", "+ping"];
 
 /// Prints the rules of an ACL.
 pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {

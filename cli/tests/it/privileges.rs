@@ -182,7 +182,7 @@ async fn the_printed_privileges_are_enough_over_tls_and_each_rule_is_needed() {
 
     for rule in rules
         .iter()
-        .filter(|rule| !["+config|get", "+role", "+ping"].contains(&rule.as_str()))
+        .filter(|rule| !["+config|get", "+ping"].contains(&rule.as_str()))
     {
         let others: Vec<_> = rules
             .iter()

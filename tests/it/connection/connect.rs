@@ -157,6 +157,19 @@ async fn a_cluster_is_checked_node_by_node() {
 }
 
 #[tokio::test]
+async fn a_check_names_a_primary_whose_replicas_are_missing() {
+    let plain = Plain::new().await;
+    has_no_errors(&plain.check().await);
+    plain.redis.does("CONFIG SET min-replicas-to-write 1").await;
+    let findings = plain.check().await;
+    assert_found(
+        &findings,
+        Severity::Error,
+        &["redis writes", "min-replicas"],
+    );
+}
+
+#[tokio::test]
 async fn a_drain_waits_for_a_node_that_is_unreachable() {
     let (rig, views) =
         clustered(RedisOptions::aof("always").arg("cluster-require-full-coverage", "no")).await;
@@ -320,7 +333,10 @@ async fn sentinel_names_the_new_primary() {
         let views = counterfoil.opened(family("views")).await;
         views.count("page", 1).await;
         if silently {
-            first.pause()
+            first.pause();
+            // Sentinel names it, until it has noticed
+            let redis = Primary::connect_sentinel([url.as_str()], "redis://primary");
+            redis.await.unwrap();
         } else {
             first.kill()
         }
@@ -341,6 +357,33 @@ async fn sentinel_names_the_new_primary() {
                 .kind(),
             kind
         );
+    }
+}
+
+/// Sentinel demotes a primary that it replaced only some ten seconds later.
+#[tokio::test]
+async fn a_primary_that_sentinel_replaced_is_left_although_it_accepts_writes() {
+    let ((first, second), (third, _fourth)) = tokio::join!(two(), two());
+    let (sentinel, late) = (Sentinel::start(&first).await, Sentinel::start(&third).await);
+    let (url, plain) = (sentinel.url(), Plain::new().await);
+    let redis = Primary::connect_sentinel([url.as_str()], "redis://primary").await;
+    let views = plain.over(redis.unwrap()).opened(family("views")).await;
+    views.count("page", 1).await;
+    sentinel.fail_over().await;
+    sentinel.wait_promoted(&second).await;
+    eventually("hits reach the new primary", async || {
+        views.count("page", 1).await;
+        calls(&second, "evalsha").await > 0
+    })
+    .await;
+    assert!(first.is_primary().await, "it was left when it was demoted");
+
+    // a Sentinel that has not heard of the failover
+    for sentinels in [[late.url(), url.clone()], [url, late.url()]] {
+        let redis = Primary::connect_sentinel(sentinels, "redis://primary").await;
+        let info: String = cmd("INFO").query_async(&mut redis.unwrap()).await.unwrap();
+        let port = format!("tcp_port:{}\r", second.port());
+        assert!(info.contains(&port), "{info}");
     }
 }
 
@@ -420,6 +463,32 @@ async fn a_name_moves_with_a_failover() {
             .await
         ) < secs(2)
     );
+}
+
+/// Nothing is refused there that would show that the server is a replica now.
+#[tokio::test]
+async fn a_process_that_only_reads_leaves_a_demoted_server() {
+    let ((first, second), plain) = (two().await, Plain::new().await);
+    let name = Name::of(&first);
+    let rules = acl_rules(&[votes().build().unwrap()], Role::Reconciler).join(" ");
+    for server in [&first, &second] {
+        let user = format!("ACL SETUSER app on >secret {rules}");
+        server.does(&user).await;
+    }
+    let opened = async || {
+        let url = format!("{}?user=app&pass=secret", name.url());
+        let redis = Primary::connect(url).await.unwrap();
+        plain.over(redis).opened(votes()).await
+    };
+    let (counting, reading) = (opened().await, opened().await);
+    counting.count("item", 1).await;
+    assert_eq!(reading.value("item").await, 1);
+    promote(&second, "*:base").await;
+    name.move_to(&second);
+    // it does not reach its primary, and so stays as it is
+    first.does("REPLICAOF 127.0.0.1 1").await;
+    counting.count("item", 1).await;
+    eventually("the new value", async || reading.value("item").await == 2).await;
 }
 
 /// A connection sends a number of commands to one server, and all later ones to another.

@@ -231,6 +231,8 @@ async fn redis_cannot_write_its_snapshot() {
     let file = redis.socket().with_file_name("dump.rdb");
     fs::create_dir_all(file.join("in the way")).unwrap();
     snapshot("err").await;
+    let findings = refusal.pair.check().await;
+    assert_found(&findings, Severity::Error, &["redis writes", "snapshot"]);
     pause(4_000).await;
     fs::remove_dir_all(&file).unwrap();
     // the error lasts until a snapshot succeeds

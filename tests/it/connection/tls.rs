@@ -3,7 +3,6 @@
 use counterfoil::redis::{
     Client, ClientTlsConfig, ConnectionInfo, IntoConnectionInfo, TlsCertificates,
 };
-use counterfoil::sentinel_builder;
 use counterfoil::sqlx::{AssertSqlSafe, raw_sql};
 
 use crate::support::*;
@@ -15,8 +14,8 @@ const BOTH: Chosen = (true, true);
 const INCOMPLETE: [Chosen; 2] = [(false, true), (true, false)];
 
 /// Returns the connection info of Redis with the chosen certificates.
-fn redis(tls: &Tls, url: &str, chosen: Chosen) -> ConnectionInfo {
-    Client::build_with_tls(url, certified(tls.certificates(), chosen))
+fn redis(certificates: &Certificates, url: &str, chosen: Chosen) -> ConnectionInfo {
+    Client::build_with_tls(url, certified(certificates, chosen))
         .unwrap()
         .get_connection_info()
         .clone()
@@ -64,18 +63,16 @@ fn elsewhere(url: String) -> String {
 async fn what_is_not_certified_is_refused() {
     let tls = Tls::start().await;
     let url = tls.redis_url();
-    let (both, certified) = (redis(&tls, &url, BOTH), tls.mysql_url(CERTIFIED));
+    let redis = |url: &str, chosen| redis(tls.certificates(), url, chosen);
+    let (both, certified) = (redis(&url, BOTH), tls.mysql_url(CERTIFIED));
     let pair = Counterfoil::builder().redis(both.clone());
     pair.mysql(&certified).connect().await.unwrap();
 
     let plain = url.replace("rediss", "redis").into_connection_info();
     for (words, redis) in [
-        ("UnknownIssuer", redis(&tls, &url, (false, true))),
-        (
-            "not valid for name",
-            redis(&tls, &elsewhere(url.clone()), BOTH),
-        ),
-        ("CertificateRequired", redis(&tls, &url, (true, false))),
+        ("UnknownIssuer", redis(&url, (false, true))),
+        ("not valid for name", redis(&elsewhere(url.clone()), BOTH)),
+        ("CertificateRequired", redis(&url, (true, false))),
         ("Connection reset", plain.unwrap()),
     ] {
         refused(redis, certified.clone(), ErrorKind::Redis, words).await;
@@ -175,12 +172,8 @@ async fn sentinel_and_its_primary_take_tls_alone_also_after_a_failover() {
     let sentinel = Sentinel::start_tls(&first, &certificates).await;
     let url = sentinel.url().replace("redis://", "rediss://");
     let connect = async |chosen| {
-        let client = sentinel_builder([url.as_str()], "rediss://primary")
-            .unwrap()
-            .set_client_to_sentinel_certificates(certified(&certificates, chosen))
-            .set_client_to_redis_certificates(certified(&certificates, chosen));
-        let client = client.build().unwrap();
-        Primary::connect_sentinel_client(client, PrimaryTimeouts::default()).await
+        let info = |url: &str| redis(&certificates, url, chosen);
+        Primary::connect_sentinel([info(&url)], info("rediss://primary")).await
     };
     for chosen in INCOMPLETE {
         let error = connect(chosen).await.unwrap_err();
