@@ -159,8 +159,6 @@ pub enum Command {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Shows a table of all families that stays up to date
-    Top,
     /// Prints the least privileges in Redis as an ACL rule
     Acl {
         #[command(flatten)]

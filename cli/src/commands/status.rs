@@ -14,7 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::{pair_table, short};
 use crate::pair;
-use crate::poll::{PairStatus, in_time};
+use crate::poll::{self, PairStatus, in_time};
 use crate::status::{FamilyStatus, LATE, State, unix_now};
 
 /// A pair with the errors that `check` and the daemon find in it.
@@ -35,7 +35,7 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
         Ok(daemon) => (daemon, None),
         Err(why) => (None, Some(why)),
     };
-    let checks = context.pairs().zip(polled?).map(async |(pair, status)| {
+    let checks = context.pairs().zip(polled).map(async |(pair, status)| {
         // an unavailable server is reported once
         let mut errors = Vec::new();
         if is_up(&status) {
@@ -59,9 +59,9 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
         let age = |saved: u64| format!("{} ago", short(now.saturating_sub(saved) as f64));
         let statuses = || pairs.iter().map(|pair| &pair.status);
         let rows = rows(statuses(), |pair, family| {
-            let rejects = match pair.mysql_age_seconds {
-                Some(_) => family.rejects.to_string(),
-                None => "?".to_owned(),
+            let rejects = match pair.mysql.up {
+                true => family.rejects.to_string(),
+                false => "?".to_owned(),
             };
             [
                 pair.pair.clone(),
@@ -111,7 +111,7 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
 
 /// Prints what waits in Redis for MySQL.
 pub async fn pending(context: &Context) -> Result<Exit, Failure> {
-    let mut pairs = poll(context, LATE).await?;
+    let mut pairs = poll(context, LATE).await;
     for pair in &mut pairs {
         pair.families
             .retain(|family| family.pending > 0 || family.open > 0 || family.problem.is_some());
@@ -155,12 +155,11 @@ fn rows<'p, const N: usize>(
     rows
 }
 
-async fn poll(context: &Context, late: Duration) -> Result<Vec<PairStatus>, Failure> {
-    let mut pollers = context.pollers()?;
-    let polls = pollers
-        .iter_mut()
-        .map(|poller| poller.poll(late, Duration::ZERO));
-    Ok(join_all(polls).await)
+async fn poll(context: &Context, late: Duration) -> Vec<PairStatus> {
+    let polls = context
+        .pairs()
+        .map(|pair| poll::poll(pair, &context.config.families, late));
+    join_all(polls).await
 }
 
 fn is_up(pair: &PairStatus) -> bool {
