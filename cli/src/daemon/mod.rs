@@ -248,7 +248,7 @@ impl Live {
         let config = Config::read(path)?;
         if let (Some(access), Some(http)) = (&self.access, &config.http) {
             let new = access.borrow().reloaded(http)?;
-            access.send_if_modified(|access| access.replace(new));
+            access.send_replace(new);
         }
         let number = config.families.len();
         self.families.send_replace(config.families.into());

@@ -60,14 +60,6 @@ impl Access {
         Ok(Access::new(config, self.listen))
     }
 
-    /// Takes over other rules, and returns whether they differ.
-    pub fn replace(&mut self, new: Access) -> bool {
-        let token = |access: &Access| access.keys.as_ref().map(|keys| keys.token);
-        let differs = token(&new) != token(self) || new.hosts != self.hosts;
-        *self = new;
-        differs
-    }
-
     /// Returns whether a browser may use this address: an IP address, a name of this machine, or a
     /// configured one. Any other name may be that of a foreign page whose owner points it here.
     fn is_host(&self, host: &str) -> bool {

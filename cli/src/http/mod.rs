@@ -4,7 +4,6 @@ mod api;
 mod assets;
 mod auth;
 mod connections;
-mod events;
 mod family;
 mod logins;
 mod middleware;
@@ -36,8 +35,6 @@ use crate::view::View;
 /// The maximum number of concurrent requests that query Redis and MySQL. The reconciler shares
 /// these connections.
 const MAX_QUERIES: usize = 4;
-/// The maximum number of concurrent event streams.
-const MAX_STREAMS: usize = 64;
 
 /// The path to which the form for the token is sent: the only one with a body.
 const LOGIN: &str = "/login";
@@ -48,9 +45,6 @@ struct App {
     daemon: DaemonState,
     prometheus: PrometheusHandle,
     queries: Semaphore,
-    streams: Arc<Semaphore>,
-    access: watch::Receiver<Access>,
-    stopping: watch::Receiver<bool>,
 }
 
 /// The application, as handlers receive it.
@@ -83,14 +77,10 @@ pub async fn serve(
     prometheus: PrometheusHandle,
     stop: impl Future<Output = ()>,
 ) {
-    let (stopping, is_stopping) = watch::channel(false);
     let app = Arc::new(App {
         daemon,
         prometheus,
         queries: Semaphore::new(MAX_QUERIES),
-        streams: Arc::new(Semaphore::new(MAX_STREAMS)),
-        access: access.clone(),
-        stopping: is_stopping,
     });
     let auth = Auth {
         access,
@@ -100,7 +90,7 @@ pub async fn serve(
     let busy = || async { Problem::unavailable("too many connections") };
     let reserve = health().fallback(busy);
     let routers = [all, reserve].map(|router| finish(router, app.clone()));
-    connections::serve(listener, routers, stop, stopping).await;
+    connections::serve(listener, routers, stop).await;
 }
 
 fn router(auth: Arc<Auth>) -> Router<Arc<App>> {
@@ -109,10 +99,9 @@ fn router(auth: Arc<Auth>) -> Router<Arc<App>> {
         .merge(page::routes())
         .route("/metrics", get(metrics))
         .fallback(|| async { Problem::not_found("nothing at this path") })
-        .layer(from_fn(middleware::time_limit))
-        .merge(page::events())
         .layer(from_fn_with_state(auth.clone(), auth::require_token))
         .merge(public(&auth))
+        .layer(from_fn(middleware::time_limit))
         .layer(from_fn_with_state(auth, auth::require_host))
 }
 
@@ -122,7 +111,6 @@ fn public(auth: &Arc<Auth>) -> Router<Arc<App>> {
     Router::new()
         .merge(assets::routes())
         .route(LOGIN, login.layer(DefaultBodyLimit::max(MAX_LOGIN_BYTES)))
-        .layer(from_fn(middleware::time_limit))
 }
 
 /// Returns the routes that need no token.

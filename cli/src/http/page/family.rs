@@ -2,18 +2,18 @@
 //! configuration.
 
 use axum::http::StatusCode;
-use axum::response::{Html, Response};
+use axum::response::Html;
 use counterfoil::{Precision, Slice};
 use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::format::{ago, elapsed, foreign, grouped, number, time};
-use super::{Parts, ProblemPage, address, header, live, page, problem, summary, tables};
+use super::{ProblemPage, address, header, page, problem, summary, tables};
+use crate::http::AppState;
 use crate::http::api::precision;
 use crate::http::family::ServedFamily;
 use crate::http::params::Params;
 use crate::http::problem::Problem;
-use crate::http::{AppState, events};
 use crate::output::short;
 use crate::status::unix_seconds;
 use crate::view::{FamilyView, PairView, Total, View};
@@ -55,8 +55,8 @@ pub async fn family(
     let (status, counters) = counters.unwrap_or_else(|wrong| (wrong.status, problem(&wrong)));
     let content = html! {
         (header(&view, Some(name)))
-        main id="main" data-live="family-events" {
-            (live(&parts(&view, &selection)))
+        main id="main" data-live="family-live" {
+            (parts(&view, &selection))
             (counters)
             @if let Ok(family) = &served { (configuration(family)) }
         }
@@ -65,24 +65,25 @@ pub async fn family(
     Ok((status, page(&title, with_chart, &content)))
 }
 
-pub async fn events(app: AppState, Params(selection): Params<Selection>) -> Response {
-    events::stream(app, move |view| parts(view, &selection))
+/// Returns the parts that change, with which a page keeps itself up to date.
+pub async fn live(app: AppState, Params(selection): Params<Selection>) -> Html<String> {
+    Html(parts(&app.daemon.view(), &selection).into_string())
 }
 
 /// Renders the parts that the daemon knows without a query.
-fn parts(view: &View, selection: &Selection) -> Parts {
+fn parts(view: &View, selection: &Selection) -> Markup {
     let name = &selection.family;
     let Some((pair, family)) = view.family(selection.pair.as_deref(), name) else {
-        return Vec::new();
+        return Markup::default();
     };
     let wanted = |of_pair: &str, one: &str| of_pair == pair.name && one == name;
-    vec![
+    super::parts(&[
         ("health", state(family, view.at)),
         ("figures", figures(pair, family, view.at)),
         ("rejects", tables::rejects(view, wanted)),
         ("drift", tables::drift(view, wanted)),
         ("recount", recount(pair, name, view.at)),
-    ]
+    ])
 }
 
 fn state(

@@ -1,14 +1,14 @@
 //! The status page.
 
-use axum::response::{Html, Response};
+use axum::response::Html;
 use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::format::grouped;
-use super::{Parts, ProblemPage, address, header, live, page, summary, tables};
+use super::{ProblemPage, address, header, page, summary, tables};
+use crate::http::AppState;
 use crate::http::params::Params;
 use crate::http::problem::Problem;
-use crate::http::{AppState, events};
 use crate::status::State;
 use crate::view::{FamilyView, View};
 
@@ -46,8 +46,8 @@ pub async fn overview(
     let view = app.daemon.view();
     let content = html! {
         (header(&view, None))
-        main id="main" data-live="events" {
-            (live(&parts(&view, &selection)))
+        main id="main" data-live="live" {
+            (parts(&view, &selection))
             footer { p.quiet { "Version " (view.version) } }
         }
     };
@@ -55,13 +55,14 @@ pub async fn overview(
     Ok(page(&title, false, &content))
 }
 
-pub async fn events(app: AppState, Params(selection): Params<Selection>) -> Response {
-    events::stream(app, move |view| parts(view, &selection))
+/// Returns the parts that change, with which a page keeps itself up to date.
+pub async fn live(app: AppState, Params(selection): Params<Selection>) -> Html<String> {
+    Html(parts(&app.daemon.view(), &selection).into_string())
 }
 
-fn parts(view: &View, selection: &Selection) -> Parts {
+fn parts(view: &View, selection: &Selection) -> Markup {
     let problems = view.problems();
-    vec![
+    super::parts(&[
         ("health", summary::health(view, &problems)),
         ("problems", summary::problems(view, &problems)),
         ("figures", figures(view)),
@@ -72,7 +73,7 @@ fn parts(view: &View, selection: &Selection) -> Parts {
         ("findings", tables::findings(view)),
         ("servers", tables::servers(view)),
         ("unserved", tables::unserved(view)),
-    ]
+    ])
 }
 
 /// Renders the figures of each pair.
@@ -162,20 +163,14 @@ mod tests {
         }
     }
 
-    fn part(view: &View, family: &str, page: Option<usize>, wanted: &str) -> String {
-        let selection = Selection {
-            family: family.to_owned(),
-            page,
-        };
-        let parts = parts(view, &selection).into_iter();
-        let mut parts = parts.filter(|(name, _)| *name == wanted);
-        parts.next().expect("a part").1.into_string()
-    }
-
     #[test]
     fn trouble_comes_first_and_the_rest_by_pages() {
         let view = view();
-        let page = |page| part(&view, "", page, "families");
+        let listed = |family: &str, page| {
+            let family = family.to_owned();
+            families(&view, &Selection { family, page }).into_string()
+        };
+        let page = |page| listed("", page);
         let first = page(None);
         let at = |name: &str| {
             first
@@ -192,27 +187,22 @@ mod tests {
         assert!(page(Some(2)).contains("<details id=\"healthy-families\" open"));
         assert!(first.contains("href=\"./?page=2\"") && first.contains("Page 1 of 3"));
         assert!(page(Some(99)).contains("Page 3 of 3"));
-        let some = part(&view, "f11", None, "families");
+        let some = listed("f11", None);
         assert!(some.contains("shop/f110") && !some.contains("shop/f077"));
     }
 
     #[test]
     fn the_page_names_the_problems_and_text_is_escaped() {
-        let view = view();
-        let health = part(&view, "", None, "health");
-        assert!(
-            health.contains("<strong>down</strong> 3 problems"),
-            "{health}"
-        );
-        let problems = part(&view, "", None, "problems");
+        let page = parts(&view(), &Selection::default()).into_string();
         for text in [
+            "<strong>down</strong> 3 problems",
             "MySQL is unavailable",
             "shop/f077 is late",
             "<code>counterfoil pending</code>",
             "shop/&lt;script&gt; was refused",
             "a &quot;reason&quot; &amp; more",
         ] {
-            assert!(problems.contains(text), "{text}: {problems}");
+            assert!(page.contains(text), "{text}: {page}");
         }
     }
 }
