@@ -180,7 +180,7 @@ pub fn recount(
         builder = builder.at_most(difference);
     }
     if let Some(ids) = settings.ids_per_second {
-        builder = builder.ids_per_second(ids);
+        builder = builder.ids_per_second(ids.get());
     }
     Some(builder)
 }

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::time::Duration;
 
 use counterfoil::redis::cluster::ClusterClient;
-use counterfoil::redis::{Client, ClientTlsConfig, ConnectionInfo, RedisError, TlsCertificates};
+use counterfoil::redis::{Client, ConnectionInfo, RedisError};
 use counterfoil::sqlx::MySqlPool;
 use counterfoil::sqlx::mysql::MySqlPoolOptions;
 use counterfoil::{
@@ -43,13 +43,13 @@ fn pool(config: &PairConfig, max_connections: u32) -> MySqlPool {
     MySqlPoolOptions::new()
         .max_connections(max_connections)
         .acquire_timeout(ACQUIRE_TIMEOUT)
-        .connect_lazy_with(config.mysql.options.clone())
+        .connect_lazy_with(config.mysql.clone())
 }
 
 fn single(config: &PairConfig, info: &ConnectionInfo) -> Result<ConnectionInfo> {
-    match certificates(config) {
+    match &config.certificates {
         Some(certificates) => {
-            let client = Client::build_with_tls(info.clone(), certificates);
+            let client = Client::build_with_tls(info.clone(), certificates.clone());
             let client = client.map_err(|error| invalid_setting(config, "redis", error))?;
             Ok(client.get_connection_info().clone())
         }
@@ -63,12 +63,12 @@ async fn sentinel(
     primary: &ConnectionInfo,
 ) -> Result<Primary> {
     let mut builder = sentinel_builder(sentinels.iter().cloned(), primary.clone())?;
-    if let Some(certificates) = certificates(config) {
+    if let Some(certificates) = &config.certificates {
         if sentinels.iter().any(is_tls) {
             builder = builder.set_client_to_sentinel_certificates(certificates.clone());
         }
         if is_tls(primary) {
-            builder = builder.set_client_to_redis_certificates(certificates);
+            builder = builder.set_client_to_redis_certificates(certificates.clone());
         }
     }
     let client = builder
@@ -79,8 +79,8 @@ async fn sentinel(
 
 async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<Cluster> {
     let mut builder = cluster_settings(ClusterClient::builder(nodes.iter().cloned()));
-    if let Some(certificates) = certificates(config) {
-        builder = builder.certs(certificates);
+    if let Some(certificates) = &config.certificates {
+        builder = builder.certs(certificates.clone());
     }
     let client = builder
         .build()
@@ -89,19 +89,6 @@ async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<Cluste
         let nodes: Vec<_> = nodes.iter().map(|info| info.addr().to_string()).collect();
         let message = format!("connecting to the cluster at {} failed", nodes.join(", "));
         Error::new(error.kind(), message).with_source(error)
-    })
-}
-
-/// Returns the certificates of the configuration. An authority replaces those of the system.
-fn certificates(config: &PairConfig) -> Option<TlsCertificates> {
-    let tls = &config.redis_tls;
-    let client = tls.client.as_ref().map(|(cert, key)| ClientTlsConfig {
-        client_cert: cert.clone(),
-        client_key: key.clone(),
-    });
-    (!tls.is_empty()).then(|| TlsCertificates {
-        root_cert: tls.authority.clone(),
-        client_tls: client,
     })
 }
 

@@ -83,7 +83,7 @@ async fn ask(address: SocketAddr, http: &HttpConfig) -> Result<DaemonState, Stri
     tokio::spawn(connection);
     let mut request = Request::get(STATE).header(HOST, address.to_string());
     if let Some(token) = &http.token {
-        request = request.header(AUTHORIZATION, format!("Bearer {}", token.as_str()));
+        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
     }
     let request = request.body(Body::empty()).map_err(text)?;
     let reply = sender.send_request(request).await.map_err(text)?;

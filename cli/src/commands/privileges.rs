@@ -87,7 +87,7 @@ async fn statements(
     pair: &PairConfig,
     of: &PrivilegesOf,
 ) -> Result<Vec<String>, Failure> {
-    let schema = pair.mysql.database.as_str();
+    let schema = pair.mysql.get_database().unwrap_or_default();
     let (mut all, patterns) = families(context, pair).await?;
     for pattern in patterns {
         all.push(pattern.sample()?);

@@ -1,11 +1,38 @@
 //! The address of Redis.
 
 use counterfoil::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use serde::Deserialize;
 
-use super::tls::{Certificates, NO_TLS, TlsRule, Transport, is_loopback};
+use super::secret::Hidden;
+use super::tls::{Transport, is_loopback};
+
+/// One URL or a list of them. No error shows a URL, which may have a password.
+#[derive(Default, Deserialize)]
+#[serde(try_from = "toml::Value")]
+pub struct RedisUrls(pub Vec<ConnectionInfo>);
+
+impl TryFrom<toml::Value> for RedisUrls {
+    type Error = String;
+
+    fn try_from(value: toml::Value) -> Result<Self, String> {
+        let urls = match value {
+            toml::Value::Array(urls) => urls,
+            url => vec![url],
+        };
+        let parse = |url: toml::Value| {
+            let Hidden(url) = Hidden::try_from(url)?;
+            let info = url.into_connection_info();
+            info.map_err(|error| format!("expected the URL of a Redis: {error:#}"))
+        };
+        urls.into_iter()
+            .map(parse)
+            .collect::<Result<_, _>>()
+            .map(RedisUrls)
+    }
+}
 
 /// The address of Redis, with the credentials.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub enum RedisPlace {
     At(ConnectionInfo),
     /// The sentinels, and the primary with its name as the host.
@@ -15,6 +42,22 @@ pub enum RedisPlace {
 }
 
 impl RedisPlace {
+    /// Returns the place that the settings `redis`, `sentinel` and `cluster` name together.
+    pub fn new([redis, sentinel, cluster]: [RedisUrls; 3]) -> Result<Self, String> {
+        match (&redis.0[..], &sentinel.0[..], &cluster.0[..]) {
+            ([server], [], []) => Ok(RedisPlace::At(server.clone())),
+            ([primary], sentinels, []) => {
+                Ok(RedisPlace::Sentinel(sentinels.to_vec(), primary.clone()))
+            }
+            ([], [], nodes @ [_, ..]) => Ok(RedisPlace::Cluster(nodes.to_vec())),
+            _ => Err(
+                "expected redis = URL, or the URLs of `sentinel` with redis = \"redis://NAME\", \
+                      the name that Sentinel knows, or the URLs of `cluster` alone"
+                    .to_owned(),
+            ),
+        }
+    }
+
     fn all(&self) -> impl Iterator<Item = &ConnectionInfo> {
         let (many, one): (&[_], _) = match self {
             RedisPlace::At(one) => (&[], Some(one)),
@@ -37,9 +80,8 @@ impl RedisPlace {
 
     /// Returns the number of the database.
     pub fn database(&self) -> i64 {
-        self.all()
-            .last()
-            .map_or(0, |info| info.redis_settings().db())
+        let last = self.all().last();
+        last.map_or(0, |info| info.redis_settings().db())
     }
 
     /// Sets the password of the servers, not that of the sentinels.
@@ -60,49 +102,29 @@ impl RedisPlace {
 
     /// Returns the protection of the least protected connection.
     pub fn transport(&self) -> Transport {
-        let all = self.all().map(|info| match info.addr() {
+        let is_local = |info: &ConnectionInfo| match info.addr() {
+            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => is_loopback(host),
+            _ => true,
+        };
+        let transport = |info: &ConnectionInfo| match info.addr() {
             ConnectionAddr::TcpTls { insecure: true, .. } => Transport::Unverified,
             ConnectionAddr::TcpTls { .. } => Transport::Verified,
-            ConnectionAddr::Tcp(host, _) if !is_loopback(host) => Transport::Plain,
-            _ => Transport::Local,
-        });
-        let RedisPlace::Sentinel(sentinels, primary) = self else {
-            return all.min().unwrap_or(Transport::Plain);
+            _ if is_local(info) => Transport::Local,
+            _ => Transport::Plain,
         };
-        // the primary's host is a name; it is taken to be where the sentinels are
-        let is_remote = |info: &ConnectionInfo| match info.addr() {
-            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => {
-                !is_loopback(host)
+        match self {
+            // its host is a name; the primary is taken to be where the sentinels are
+            RedisPlace::Sentinel(sentinels, primary) if !is_tls(primary) => {
+                match sentinels.iter().all(is_local) {
+                    true => Transport::Local,
+                    false => Transport::Plain,
+                }
             }
-            _ => false,
-        };
-        match (is_tls(primary), sentinels.iter().any(is_remote)) {
-            (true, _) => all.min().unwrap_or(Transport::Plain),
-            (false, true) => Transport::Plain,
-            (false, false) => Transport::Local,
+            _ => self.all().map(transport).min().unwrap_or(Transport::Plain),
         }
-    }
-
-    /// Refuses connections that others may read, and certificates without TLS.
-    pub fn check(&self, rule: TlsRule, certificates: &Certificates) -> Result<(), String> {
-        if self.transport() == Transport::Plain && rule == TlsRule::Required {
-            return Err(format!(
-                "redis is on another machine, and its URL has no TLS: expected rediss://, {NO_TLS}"
-            ));
-        }
-        if !certificates.is_empty() && !self.has_tls() {
-            return Err("redis_ca, redis_cert and redis_key need a rediss:// URL".to_owned());
-        }
-        Ok(())
     }
 }
 
 pub fn is_tls(info: &ConnectionInfo) -> bool {
     matches!(info.addr(), ConnectionAddr::TcpTls { .. })
-}
-
-/// Parses the URL of a Redis. The error does not contain the URL, which may have a password.
-pub fn parse(setting: &str, url: &str) -> Result<ConnectionInfo, String> {
-    let parsed = url.into_connection_info();
-    parsed.map_err(|error| format!("{setting} is no URL of a Redis: {error:#}"))
 }
