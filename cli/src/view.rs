@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
+use std::time::Instant;
 
 use counterfoil::admin::{Drift, Finding, Reject, Severity};
 use serde::Serialize;
@@ -12,11 +13,9 @@ use crate::status::{FamilyStatus, STALE_SECONDS, is_older, unix_seconds};
 const STALE_CHECK_SECONDS: u64 = 120;
 
 /// The state of all pairs at one moment.
-#[derive(Clone, Debug, Serialize)]
 pub struct View {
     /// The time of the snapshot, in Unix seconds.
     pub at: u64,
-    pub version: &'static str,
     pub pairs: Vec<Arc<PairView>>,
 }
 
@@ -57,14 +56,15 @@ impl View {
 }
 
 /// One pair of servers, and its families.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone)]
 pub struct PairView {
     pub name: String,
     pub redis: ServerView,
     pub mysql: ServerView,
     pub reconciler: ReconcilerView,
-    /// The times at which figures were last read.
-    pub looks: Looks,
+    /// The figures of the families, from Redis; the overview with rejects, recounts and times of saves,
+    /// from MySQL; and the findings of `check` with the families of the database.
+    pub looks: [Look; 3],
     pub families: Vec<FamilyView>,
     /// Configured families that were not opened, each with the reason.
     pub refused: Vec<Refused>,
@@ -78,11 +78,44 @@ pub struct PairView {
     pub drift: Vec<DriftView>,
     pub recounts: Vec<RecountView>,
     /// Sums of all families during the last hour, the oldest first.
-    #[serde(skip)]
     pub totals: Vec<Total>,
 }
 
 impl PairView {
+    pub fn new(name: &str) -> Self {
+        PairView {
+            name: name.to_owned(),
+            redis: ServerView::default(),
+            mysql: ServerView::default(),
+            reconciler: ReconcilerView::default(),
+            looks: [
+                Look::new("families", STALE_SECONDS),
+                Look::new("overview", STALE_SECONDS),
+                Look::new("check", STALE_CHECK_SECONDS),
+            ],
+            families: Vec::new(),
+            refused: Vec::new(),
+            not_served: Vec::new(),
+            findings: Vec::new(),
+            rejects: Vec::new(),
+            drift: Vec::new(),
+            recounts: Vec::new(),
+            totals: Vec::new(),
+        }
+    }
+
+    /// Returns both servers with their names.
+    pub fn servers(&self) -> [(&'static str, &ServerView); 2] {
+        [("redis", &self.redis), ("mysql", &self.mysql)]
+    }
+
+    /// Returns the recount of NAMESPACE/FAMILY.
+    pub fn recount(&self, family: &str) -> Option<&RecountView> {
+        self.recounts
+            .iter()
+            .find(|recount| recount.family == family)
+    }
+
     /// Returns the sums of all families.
     pub fn total(&self, at: u64) -> Total {
         let mut total = Total {
@@ -210,6 +243,16 @@ impl Refusal {
             Refusal::Replica => "Redis is a replica, which accepts no writes",
         }
     }
+
+    /// Returns the recommended action, in a sentence without a period.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Refusal::MemoryFull => {
+                "Raise maxmemory, or restore MySQL, so that waiting hits leave Redis"
+            }
+            Refusal::Replica => "Let the address in the configuration lead to the primary",
+        }
+    }
 }
 
 /// The state of the reconciler, which brings hits to MySQL.
@@ -237,39 +280,40 @@ pub struct FailingView {
     pub blocks_hits: bool,
 }
 
-/// The figures that the daemon reads periodically.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Looks {
-    /// The state of the families, from Redis.
-    pub families: Look,
-    /// Rejects, recounts and times of saves, from MySQL.
-    pub overview: Look,
-    /// The findings of `check`, and the families of the database.
-    pub check: Look,
-}
-
-impl Looks {
-    /// Returns each with its name, and whether it is stale at this time.
-    pub fn all(&self, now: u64) -> [(&'static str, &Look, bool); 3] {
-        [
-            ("families", &self.families, STALE_SECONDS),
-            ("overview", &self.overview, STALE_SECONDS),
-            ("check", &self.check, STALE_CHECK_SECONDS),
-        ]
-        .map(|(name, look, age)| (name, look, is_older(look.at, age, now)))
-    }
-}
-
-/// The last read of some figures.
-#[derive(Clone, Debug, Default, Serialize)]
+/// The last read of figures that the daemon reads periodically.
+#[derive(Clone)]
 pub struct Look {
+    pub name: &'static str,
+    /// The age in seconds from which the figures are stale.
+    max_age: u64,
     /// The time at which they were last read, in Unix seconds.
     pub at: Option<u64>,
     /// The reason why they could not be read since.
     pub why: Option<String>,
     /// The reason that was logged.
-    #[serde(skip)]
     pub logged: Option<String>,
+}
+
+impl Look {
+    fn new(name: &'static str, max_age: u64) -> Self {
+        Look {
+            name,
+            max_age,
+            at: None,
+            why: None,
+            logged: None,
+        }
+    }
+
+    /// Returns whether the figures were tried to read.
+    pub fn is_tried(&self) -> bool {
+        self.at.is_some() || self.why.is_some()
+    }
+
+    /// Returns whether the figures are stale at this time.
+    pub fn is_stale(&self, now: u64) -> bool {
+        is_older(self.at, self.max_age, now)
+    }
 }
 
 /// The state of a family, and its history.
@@ -284,14 +328,12 @@ pub struct FamilyView {
     /// The last samples, the oldest first. A family that was idle throughout has none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<Sample>,
+    /// The time at which its figures were last read.
+    #[serde(skip)]
+    pub read: Option<Instant>,
 }
 
 impl FamilyView {
-    /// Returns whether its figures are stale at this time.
-    pub fn is_stale(&self, now: u64) -> bool {
-        self.status.is_stale(now)
-    }
-
     /// Returns whether `NAMESPACE/FAMILY` contains `text`.
     pub fn matches(&self, text: &str) -> bool {
         self.status.name().contains(text)

@@ -53,6 +53,7 @@ pub enum LogFormat {
 }
 
 /// The HTTP settings of the daemon.
+#[derive(Clone)]
 pub struct HttpConfig {
     pub listen: SocketAddr,
     /// The token that all requests need, except those for the state of health.

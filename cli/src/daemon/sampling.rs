@@ -1,22 +1,26 @@
-//! Samples of the families of a pair, from Redis.
+//! Samples of the families of a pair, from Redis, which turn their counts into rates.
 
-use std::collections::HashSet;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use counterfoil::admin::Overview;
 use counterfoil::{Counterfoil, Result};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use super::metrics::{count_hits, count_refused};
 use super::state::PairState;
 use crate::status::{self, FamilyStatus, LATE, unix_now};
+use crate::view::{FamilyView, Sample};
 
 /// The pause between samples of the families.
 const SAMPLE_PAUSE: Duration = Duration::from_secs(2);
 /// The pause if there are many families: a sample of 10,000 takes Redis about 100 ms.
 const SAMPLE_PAUSE_OF_MANY: Duration = Duration::from_secs(10);
 const MANY_FAMILIES: usize = 1_000;
+/// The maximum number of samples of a family.
+const SAMPLES: usize = 90;
 
 /// Publishes the state of the families, with MySQL's last overview. It needs only Redis, and never
 /// returns.
@@ -33,16 +37,23 @@ pub async fn sample(
             if families.len() > MANY_FAMILIES {
                 pause = SAMPLE_PAUSE_OF_MANY;
             }
-            let sampler = state.sampler.lock();
-            let families = sampler
-                .unwrap_or_else(PoisonError::into_inner)
-                .sample(families);
+            let before = state.view.borrow().clone();
+            let before: HashMap<_, _> = before
+                .families
+                .iter()
+                .map(|family| (family.status.sort_key(), family))
+                .collect();
+            let families = families.into_iter().map(|status| {
+                let before = before.get(&status.sort_key()).copied();
+                sampled(&state.name, status, before)
+            });
+            let families = families.collect();
             state.update(|view| {
                 view.families = families;
                 view.add_total(unix_now());
             });
         });
-        state.looked("families", |looks| &mut looks.families, read);
+        state.looked("families", read);
         sleep(pause).await;
     }
 }
@@ -67,4 +78,60 @@ async fn sample_all(
         ..other
     }));
     Ok(families)
+}
+
+/// Returns the view of a family with this state, and counts its hits since the view `before`. If
+/// the state could not be read, the last figures stay.
+fn sampled(pair: &str, status: FamilyStatus, before: Option<&FamilyView>) -> FamilyView {
+    let same = before.filter(|before| before.status.state == status.state);
+    let state_since = same.map_or_else(unix_now, |before| before.state_since);
+    if let (None, Some(before)) = (status.seen, before) {
+        return FamilyView {
+            status: FamilyStatus {
+                state: status.state,
+                problem: status.problem,
+                ..before.status.clone()
+            },
+            rate: None,
+            state_since,
+            ..before.clone()
+        };
+    }
+    // a lower count means that Redis lost a part, and has the rest of what was counted before
+    let new = |number: fn(&FamilyStatus) -> Option<u64>| {
+        let known = before.and_then(|before| number(&before.status));
+        number(&status).map(|count| count.saturating_sub(known.unwrap_or(0)))
+    };
+    let counted = new(|status| status.counted);
+    count_hits(pair, &status.family, counted.unwrap_or(0));
+    count_refused(
+        pair,
+        &status.family,
+        new(|status| status.refused).unwrap_or(0),
+    );
+    let now = Instant::now();
+    let since = before.and_then(|before| before.read);
+    let seconds = since.map_or(0.0, |read| now.duration_since(read).as_secs_f64());
+    let rate = counted.filter(|_| seconds > 0.0);
+    let rate = rate.map(|counted| counted as f64 / seconds);
+    let mut history = before.map_or_else(Vec::new, |before| before.history.clone());
+    if history.len() == SAMPLES {
+        history.remove(0);
+    }
+    history.push(Sample {
+        at: unix_now(),
+        rate,
+        pending: status.pending,
+        oldest_seconds: status.oldest_seconds.unwrap_or(0.0),
+    });
+    if history.iter().all(Sample::is_idle) {
+        history.clear();
+    }
+    FamilyView {
+        status,
+        rate,
+        state_since,
+        history,
+        read: Some(now),
+    }
 }

@@ -1,6 +1,7 @@
 //! The worker of one pair: it waits for the servers, opens the families, brings everything to
 //! MySQL, and publishes the state.
 
+use std::collections::BTreeSet;
 use std::future::ready;
 use std::pin::pin;
 use std::sync::Arc;
@@ -20,10 +21,10 @@ use super::failing::{self, FailingLog};
 use super::families::Families;
 use super::overview::Overviews;
 use super::sampling::sample;
-use super::servers::{Name, Server, Up, check_mysql, check_redis};
+use super::servers::{Server, check_mysql, check_redis};
 use super::state::{PairState, is_set};
 use super::systemd;
-use crate::config::{FamilyConfig, PairConfig, Serve};
+use crate::config::{Config, PairConfig, Serve};
 use crate::families;
 use crate::pair;
 use crate::poll::{CHECK_ADVICE, CHECK_TIMEOUT, ticks, with_timeout};
@@ -49,8 +50,8 @@ const MAX_NAMES: usize = 50;
 #[derive(Clone)]
 pub struct Worker {
     pub config: PairConfig,
-    /// The configured families of all pairs.
-    pub families: watch::Receiver<Arc<[FamilyConfig]>>,
+    /// The current configuration.
+    pub reloads: watch::Receiver<Arc<Config>>,
     pub state: Arc<PairState>,
     pub stop: watch::Receiver<bool>,
 }
@@ -62,9 +63,16 @@ impl Worker {
     /// An invalid setting of the pair, or a panic in one of its tasks.
     pub async fn run(mut self) -> Result<()> {
         let mut stop = self.stop.clone();
-        let (set_up, up) = watch::channel(Up::default());
-        let server = |name| Server::new(name, self.state.clone(), set_up.clone());
-        let (mut redis, mysql) = (server(Name::Redis), server(Name::Mysql));
+        let (set_up, up) = watch::channel(BTreeSet::new());
+        let server = |name, of_pair| Server {
+            name,
+            of_pair,
+            state: self.state.clone(),
+            up: set_up.clone(),
+            changed: None,
+        };
+        let mut redis = server("redis", |pair| &mut pair.redis);
+        let mysql = server("mysql", |pair| &mut pair.mysql);
         let mut watching = JoinSet::new();
         let probe = pair::probe(&self.config);
         watching.spawn(mysql.watch(move || check_mysql(probe.clone())));
@@ -81,7 +89,7 @@ impl Worker {
         let families = Families::new(
             self.config.name.clone(),
             connected.clone(),
-            self.families.clone(),
+            self.reloads.clone(),
         );
         let mut pair = ConnectedWorker {
             worker: &mut self,
@@ -131,8 +139,8 @@ struct ConnectedWorker<'w> {
     worker: &'w mut Worker,
     counterfoil: Counterfoil,
     families: Families,
-    /// Which servers are up.
-    up: watch::Receiver<Up>,
+    /// The servers that are up.
+    up: watch::Receiver<BTreeSet<&'static str>>,
     /// The time since which both are.
     up_since: Option<Instant>,
     reconciler: Option<Reconciler>,
@@ -145,7 +153,7 @@ struct ConnectedWorker<'w> {
 impl ConnectedWorker<'_> {
     async fn work(&mut self) {
         let mut stop = self.worker.stop.clone();
-        let mut families = self.worker.families.clone();
+        let mut reloads = self.worker.reloads.clone();
         let discover = self.worker.config.discover.max(Duration::from_millis(100));
         let (mut overviews, mut upkeep, mut discoveries) =
             (ticks(OVERVIEW), ticks(UPKEEP), ticks(discover));
@@ -156,7 +164,7 @@ impl ConnectedWorker<'_> {
         loop {
             let is_started = self.reconciler.is_some();
             // steps that need MySQL are skipped while a server is down
-            let both_up = up_changes.borrow_and_update().both();
+            let both_up = up_changes.borrow_and_update().len() == 2;
             let is_working = is_started && both_up;
             if !both_up {
                 self.up_since = None;
@@ -164,7 +172,7 @@ impl ConnectedWorker<'_> {
             select! {
                 biased;
                 () = is_set(&mut stop) => return self.finish().await,
-                Ok(()) = families.changed() => {
+                Ok(()) = reloads.changed() => {
                     self.reload().await;
                     discoveries.reset_immediately();
                 }
@@ -209,7 +217,7 @@ impl ConnectedWorker<'_> {
             let known = known.find(|known| known.error == counting.error);
             failing.push(known.cloned().unwrap_or(counting));
         }
-        let both_up = self.up.borrow().both();
+        let both_up = self.up.borrow().len() == 2;
         let up_since = *self.up_since.get_or_insert_with(Instant::now);
         if both_up && up_since.elapsed() >= RECOVERY {
             self.failing_log.log(&self.worker.config.name, &failing);
@@ -295,7 +303,7 @@ impl ConnectedWorker<'_> {
         if read.is_ok() {
             drop(with_timeout(CHECK_TIMEOUT, self.read_families()).await);
         }
-        state.looked("overview", |looks| &mut looks.overview, read);
+        state.looked("overview", read);
     }
 
     /// Retries refused families, reads those of the database, and runs `check`.
@@ -306,7 +314,7 @@ impl ConnectedWorker<'_> {
         let refused = self.families.refused();
         let state = &self.worker.state;
         state.update(|view| view.refused = refused);
-        state.looked("check", |looks| &mut looks.check, read);
+        state.looked("check", read);
         self.supervise();
     }
 

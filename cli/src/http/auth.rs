@@ -25,7 +25,7 @@ use super::connections::Peer;
 use super::logins::Logins;
 use super::page::login;
 use super::problem::Problem;
-use crate::config::HttpConfig;
+use crate::config::Config;
 use crate::status::unix_now;
 
 /// The time after which a browser needs the token again.
@@ -35,45 +35,8 @@ const CHALLENGE: &str = "Bearer realm=\"counterfoil\"";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// The host and the token that a client must send. A reload of the configuration replaces it.
-#[derive(Clone)]
-pub struct Access {
-    listen: SocketAddr,
-    hosts: Vec<String>,
-    keys: Option<Keys>,
-}
-
-impl Access {
-    /// Creates the rules of a daemon that listens on this address.
-    pub fn new(config: &HttpConfig, listen: SocketAddr) -> Self {
-        let keys = |token: &String| Keys::new(token, listen.port());
-        Access {
-            listen,
-            hosts: config.hosts.clone(),
-            keys: config.token.as_ref().map(keys),
-        }
-    }
-
-    /// Returns the rules of another configuration, for a daemon that still listens on this address.
-    pub fn reloaded(&self, config: &HttpConfig) -> Result<Self, String> {
-        config.check(self.listen)?;
-        Ok(Access::new(config, self.listen))
-    }
-
-    /// Returns whether a browser may use this address: an IP address, a name of this machine, or a
-    /// configured one. Any other name may be that of a foreign page whose owner points it here.
-    fn is_host(&self, host: &str) -> bool {
-        let host = host.to_lowercase();
-        host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
-            || host == "localhost"
-            || host.ends_with(".localhost")
-            || self.hosts.contains(&host)
-    }
-}
-
 /// The proofs that a client knows the token. They are compared in constant time, so that timing
 /// reveals neither content nor length.
-#[derive(Clone)]
 struct Keys {
     token: [u8; 32],
     /// The key of the cookies. They replace the token, which no reply contains.
@@ -131,12 +94,6 @@ impl Keys {
     }
 }
 
-/// The rules, and the clients that broke them.
-pub struct Auth {
-    pub access: watch::Receiver<Access>,
-    pub logins: Logins,
-}
-
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme
@@ -144,7 +101,41 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
         .then_some(token.trim())
 }
 
+/// The rules of the configuration, which a reload may change, and the clients that broke them.
+pub struct Auth {
+    config: watch::Receiver<Arc<Config>>,
+    port: u16,
+    logins: Logins,
+}
+
 impl Auth {
+    /// Creates the rules of a daemon that listens on this address.
+    pub fn new(config: watch::Receiver<Arc<Config>>, listen: SocketAddr) -> Self {
+        Auth {
+            config,
+            port: listen.port(),
+            logins: Logins::default(),
+        }
+    }
+
+    fn keys(&self) -> Option<Keys> {
+        let config = self.config.borrow();
+        let token = config.http.as_ref()?.token.as_ref()?;
+        Some(Keys::new(token, self.port))
+    }
+
+    /// Returns whether a browser may use this address: an IP address, a name of this machine, or a
+    /// configured one. Any other name may be that of a foreign page whose owner points it here.
+    fn is_host(&self, host: &str) -> bool {
+        let host = host.to_lowercase();
+        let config = self.config.borrow();
+        let mut hosts = config.http.iter().flat_map(|http| &http.hosts);
+        host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+            || host == "localhost"
+            || host.ends_with(".localhost")
+            || hosts.any(|known| *known == host)
+    }
+
     /// Returns why a client may not pass that offers this token, `None` if it may.
     fn refusal(&self, keys: &Keys, offered: Option<&str>, client: IpAddr) -> Option<Refusal> {
         let Some(offered) = offered else {
@@ -202,7 +193,7 @@ impl Refusal {
 
 /// Requires a known host name.
 pub async fn require_host(State(auth): State<Arc<Auth>>, request: Request, next: Next) -> Response {
-    let is_known = host(&request).is_some_and(|host| auth.access.borrow().is_host(&host));
+    let is_known = host(&request).is_some_and(|host| auth.is_host(&host));
     if is_known {
         return next.run(request).await;
     }
@@ -219,9 +210,8 @@ pub async fn require_token(
     request: Request,
     next: Next,
 ) -> Response {
-    let keys = auth.access.borrow().keys.clone();
     let headers = request.headers();
-    let Some(keys) = keys.filter(|keys| !keys.is_session(headers)) else {
+    let Some(keys) = auth.keys().filter(|keys| !keys.is_session(headers)) else {
         return next.run(request).await;
     };
     match auth.refusal(&keys, bearer(headers), client(&request)) {
@@ -260,8 +250,7 @@ pub async fn login(State(auth): State<Arc<Auth>>, request: Request) -> Response 
     } else {
         "./"
     };
-    let keys = auth.access.borrow().keys.clone();
-    let Some(keys) = keys else {
+    let Some(keys) = auth.keys() else {
         return Redirect::to(next).into_response();
     };
     match auth.refusal(&keys, Some(&login.token), client) {

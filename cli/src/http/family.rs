@@ -65,7 +65,7 @@ impl App {
             registered = families::find(counterfoil.store(), name).await?;
         }
         let registered = registered.ok_or_else(|| {
-            if view.looks.families.at.is_none() {
+            if view.looks[0].at.is_none() {
                 Problem::unavailable("the daemon has not read its families yet")
             } else if view.mysql.up {
                 Problem::not_found(format!("no family {name:?}"))

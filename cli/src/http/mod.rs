@@ -22,11 +22,9 @@ use axum::response::IntoResponse;
 use axum::routing::{get, post};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
-pub use self::auth::Access;
-use self::auth::Auth;
-use self::logins::Logins;
+pub use self::auth::Auth;
 use self::problem::Problem;
 use crate::daemon::metrics::set_gauges;
 use crate::daemon::state::DaemonState;
@@ -69,11 +67,11 @@ impl App {
     }
 }
 
-/// Serves until `stop`, then lets open requests finish. `access` may change meanwhile.
+/// Serves until `stop`, then lets open requests finish.
 pub async fn serve(
     listener: TcpListener,
+    auth: Auth,
     daemon: DaemonState,
-    access: watch::Receiver<Access>,
     prometheus: PrometheusHandle,
     stop: impl Future<Output = ()>,
 ) {
@@ -82,10 +80,6 @@ pub async fn serve(
         prometheus,
         queries: Semaphore::new(MAX_QUERIES),
     });
-    let auth = Auth {
-        access,
-        logins: Logins::default(),
-    };
     let all = router(Arc::new(auth)).merge(health());
     let busy = || async { Problem::unavailable("too many connections") };
     let reserve = health().fallback(busy);

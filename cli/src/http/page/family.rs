@@ -107,9 +107,9 @@ fn figures(pair: &PairView, family: &FamilyView, now: u64) -> Markup {
         history,
         ..
     } = family;
-    let recounts = pair.recounts.iter();
-    let mut recounts = recounts.filter(|recount| recount.family == status.name());
-    let drifted = recounts.next().map_or(0, |recount| recount.drifted);
+    let drifted = pair
+        .recount(&status.name())
+        .map_or(0, |recount| recount.drifted);
     let total = |at, rate: Option<f64>, pending, oldest_seconds| Total {
         at,
         rate: rate.unwrap_or(0.0),
@@ -146,9 +146,8 @@ fn setting(name: &str, value: &str) -> Markup {
 }
 
 fn recount(pair: &PairView, name: &str, now: u64) -> Markup {
-    let recount = pair.recounts.iter().find(|recount| recount.family == name);
     html! {
-        @if let Some(recount) = recount {
+        @if let Some(recount) = pair.recount(name) {
             h2 { "Recount" }
             p { (tables::progress(recount, now)) ", " (number(recount.checked)) " counters checked, " (number(recount.drifted)) " drifted" }
         }

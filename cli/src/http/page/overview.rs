@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use super::format::grouped;
 use super::{ProblemPage, address, header, page, summary, tables};
+use crate::daemon::VERSION;
 use crate::http::AppState;
 use crate::http::params::Params;
 use crate::http::problem::Problem;
@@ -48,7 +49,7 @@ pub async fn overview(
         (header(&view, None))
         main id="main" data-live="live" {
             (parts(&view, &selection))
-            footer { p.quiet { "Version " (view.version) } }
+            footer { p.quiet { "Version " (VERSION) } }
         }
     };
     let title = format!("{} – Counterfoil", view.health(&view.problems()).name());
@@ -93,7 +94,7 @@ fn figures(view: &View) -> Markup {
 fn families(view: &View, selection: &Selection) -> Markup {
     let rows = view.families(&selection.family);
     let is_healthy = |(_, family): &(&str, &FamilyView)| {
-        family.status.state == State::Ok && !family.is_stale(view.at)
+        family.status.state == State::Ok && !family.status.is_stale(view.at)
     };
     let (healthy, unhealthy): (Vec<_>, Vec<_>) = rows.into_iter().partition(is_healthy);
     let pages = healthy.len().div_ceil(ROWS).max(1);
@@ -148,17 +149,13 @@ mod tests {
             family: "shop/<script>".to_owned(),
             reason: "a \"reason\" & more".to_owned(),
         };
-        let mut pair = PairView {
-            name: "main".to_owned(),
-            families,
-            refused: vec![refused],
-            ..PairView::default()
-        };
+        let mut pair = PairView::new("main");
+        pair.families = families;
+        pair.refused.push(refused);
         pair.redis.up = true;
         (pair.redis.since, pair.mysql.since) = (1, 1);
         View {
             at: 0,
-            version: "1",
             pairs: vec![Arc::new(pair)],
         }
     }

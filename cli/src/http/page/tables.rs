@@ -89,10 +89,10 @@ pub fn servers(view: &View) -> Markup {
 pub fn ages(pair: &PairView, now: u64) -> Markup {
     html! {
         p.ages.quiet {
-            @for (at, (name, look, is_stale)) in pair.looks.all(now).into_iter().enumerate() {
+            @for (at, look) in pair.looks.iter().enumerate() {
                 @if at > 0 { ", " }
-                (name) " read " @match look.at { Some(at) => (ago(at, now)), None => "never" }
-                @if is_stale { " " span.state.late { "stale" } }
+                (look.name) " read " @match look.at { Some(at) => (ago(at, now)), None => "never" }
+                @if look.is_stale(now) { " " span.state.late { "stale" } }
             }
         }
     }
