@@ -13,7 +13,7 @@ use crate::config::time;
 ///
 /// Exit codes: 0 success, 1 something is late, was refused or failed, 2 a server is unavailable or
 /// an error was found, 3 the command line or the configuration is invalid.
-#[derive(Debug, Parser)]
+#[derive(Parser)]
 #[command(name = "counterfoil", version, max_term_width = 100)]
 pub struct Arguments {
     /// The configuration file
@@ -39,7 +39,7 @@ pub struct Arguments {
     pub command: Command,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 pub enum Command {
     /// Runs the daemon
     Run,
@@ -178,7 +178,7 @@ pub enum Command {
     Completions { shell: Shell },
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 pub enum FamilyCommand {
     /// Removes a family that is no longer used and has nothing pending: its keys in Redis,
     /// and its rows in counterfoil's own tables
@@ -194,7 +194,7 @@ pub enum FamilyCommand {
     },
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 pub enum Rejects {
     /// Lists rejects that were neither applied nor discarded
     List {
@@ -222,7 +222,7 @@ pub enum Rejects {
     },
 }
 
-#[derive(Debug, Args)]
+#[derive(Args)]
 #[group(required = true, multiple = false)]
 pub struct Which {
     /// The numbers of rejects
@@ -235,7 +235,7 @@ pub struct Which {
     pub all: bool,
 }
 
-#[derive(Debug, Args)]
+#[derive(Args)]
 pub struct PrivilegesOf {
     /// The role of the user
     #[arg(value_enum)]
@@ -245,7 +245,7 @@ pub struct PrivilegesOf {
     pub user: String,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, ValueEnum)]
 pub enum RoleName {
     /// Counts by the Lua scripts, in any language
     Writer,
@@ -255,7 +255,7 @@ pub enum RoleName {
     Reader,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 pub enum Scripts {
     /// Lists the names and SHA-1s of the scripts
     List,

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::output::escaped;
-use crate::status::{FamilyStatus, State};
-use crate::view::{FamilyView, FindingView, Look, PairView, Refused, View};
+use crate::status::{FamilyView, State};
+use crate::view::{FindingView, Look, PairView, Refused, View};
 
 /// The share of `max_pending` from which a family nears the limit.
 const NEARLY_FULL: f64 = 0.8;
@@ -39,7 +39,7 @@ impl Health {
 }
 
 /// A problem of a pair, and what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
     pub pair: String,
     pub severity: Health,
@@ -77,32 +77,16 @@ impl Problem {
     }
 }
 
-/// The reason why the daemon is not ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NotReady {
-    /// Redis was not reached.
-    Redis,
-    /// MySQL was not reached.
-    Mysql,
-    /// Hits do not reach MySQL.
-    Flush,
-}
-
-impl NotReady {
-    /// Returns the bare reason, which contains no data of the pair.
-    pub fn name(self) -> &'static str {
-        match self {
-            NotReady::Redis => "redis",
-            NotReady::Mysql => "mysql",
-            NotReady::Flush => "flush",
-        }
-    }
-}
-
 impl View {
-    /// Returns why the daemon is not ready, or `None` if hits of all pairs reach MySQL.
-    pub fn not_ready(&self) -> Option<NotReady> {
-        self.pairs.iter().filter_map(|pair| pair.not_ready()).min()
+    /// Returns why the daemon is not ready, without data of a pair: `redis` or `mysql` was not
+    /// reached, or `flush`, hits do not reach MySQL. `None` if those of all pairs do.
+    pub fn not_ready(&self) -> Option<&'static str> {
+        let reasons = self.pairs.iter().filter_map(|pair| pair.not_ready());
+        reasons.min_by_key(|reason| {
+            ["redis", "mysql", "flush"]
+                .iter()
+                .position(|one| one == reason)
+        })
     }
 
     /// Returns whether some pair was not looked at yet, so that its health is unknown.
@@ -129,13 +113,13 @@ impl View {
 }
 
 impl PairView {
-    fn not_ready(&self) -> Option<NotReady> {
+    fn not_ready(&self) -> Option<&'static str> {
         let mut failing = self.reconciler.failing.iter();
         let flushes = self.reconciler.running && !failing.any(|one| one.blocks_hits);
         match (self.redis.up, self.mysql.up, flushes) {
-            (false, ..) => Some(NotReady::Redis),
-            (_, false, _) => Some(NotReady::Mysql),
-            (_, _, false) => Some(NotReady::Flush),
+            (false, ..) => Some("redis"),
+            (_, false, _) => Some("mysql"),
+            (_, _, false) => Some("flush"),
             _ => None,
         }
     }
@@ -219,18 +203,16 @@ impl PairView {
     }
 
     fn problems_of_families(&self) -> Vec<Problem> {
-        let families = |is_so: fn(&FamilyStatus) -> bool| {
+        let families = |is_so: fn(&FamilyView) -> bool| {
             let families = self.families.iter();
-            families
-                .filter(|family| is_so(&family.status))
-                .collect::<Vec<_>>()
+            families.filter(|family| is_so(family)).collect::<Vec<_>>()
         };
         let since = |families: &[&FamilyView]| families.iter().map(|one| one.state_since).min();
         let mut problems = Vec::new();
         let broken = families(|status| status.state == State::Broken);
         if let Some(problem) = of_families(&broken, "is broken", "are broken") {
             problems.push(Problem {
-                why: broken[0].status.problem.clone(),
+                why: broken[0].problem.clone(),
                 since: since(&broken),
                 ..Problem::degraded(
                     problem,
@@ -291,7 +273,7 @@ impl PairView {
 /// Returns how many families it concerns, with the names of the first; `None` without families.
 fn of_families(families: &[&FamilyView], one: &str, many: &str) -> Option<String> {
     let names = families.iter().take(MAX_NAMES);
-    let names: Vec<_> = names.map(|family| family.status.name()).collect();
+    let names: Vec<_> = names.map(|family| family.name()).collect();
     let names = names.join(", ");
     match families.len() {
         0 => None,
@@ -304,13 +286,12 @@ fn of_families(families: &[&FamilyView], one: &str, many: &str) -> Option<String
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::status::idle;
     use crate::view::{Refusal, ServerView};
 
     fn view() -> PairView {
         let mut pair = PairView::new("main");
-        pair.families = (0..9)
-            .map(|n| FamilyView::idle("shop", &format!("f{n}")))
-            .collect();
+        pair.families = (0..9).map(|n| idle("shop", &format!("f{n}"))).collect();
         for server in [&mut pair.redis, &mut pair.mysql] {
             (server.up, server.since) = (true, 1);
         }
@@ -357,9 +338,9 @@ mod tests {
     fn the_worst_problem_decides_and_comes_first() {
         let mut pair = view();
         for late in &mut pair.families[..7] {
-            (late.status.state, late.state_since) = (State::Late, 40);
+            (late.state, late.state_since) = (State::Late, 40);
         }
-        pair.families[8].status.rejects = 2;
+        pair.families[8].rejects = 2;
         pair.refused.push(Refused {
             family: "shop/x".to_owned(),
             reason: "a reason".to_owned(),

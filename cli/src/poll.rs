@@ -13,7 +13,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 use crate::config::{FamilyConfig, PairConfig};
 use crate::families;
 use crate::pair;
-use crate::status::{self, FamilyStatus};
+use crate::status::{self, FamilyView};
 
 /// The time limit of a server's reply.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -23,19 +23,19 @@ pub const CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 pub const CHECK_ADVICE: &str = "Is a table locked? SHOW PROCESSLIST in MySQL shows who waits";
 
 /// The state of a pair.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Serialize)]
 pub struct PairStatus {
     pub pair: String,
     pub redis: ServerStatus,
     pub mysql: ServerStatus,
-    pub families: Vec<FamilyStatus>,
+    pub families: Vec<FamilyView>,
     /// Configured families that are not in MySQL yet.
     pub never_opened: Vec<String>,
     /// Reasons why families are missing here.
     pub missing: Vec<String>,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Serialize)]
 pub struct ServerStatus {
     pub up: bool,
     /// The reason, if it is unavailable.
@@ -128,7 +128,7 @@ async fn read_families(
     configured: &[&FamilyConfig],
     stored: Option<&Stored>,
     late: Duration,
-) -> counterfoil::Result<(Vec<FamilyStatus>, Option<String>)> {
+) -> counterfoil::Result<(Vec<FamilyView>, Option<String>)> {
     let ping = cmd("PING")
         .query_async::<()>(&mut counterfoil.redis().clone())
         .await;

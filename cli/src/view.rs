@@ -2,12 +2,11 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::time::Instant;
 
 use counterfoil::admin::{Drift, Finding, Reject, Severity};
 use serde::Serialize;
 
-use crate::status::{FamilyStatus, STALE_SECONDS, is_older, unix_seconds};
+use crate::status::{FamilyView, STALE_SECONDS, is_older, unix_seconds};
 
 /// The age in seconds from which the findings of `check` are stale. It runs every 30 s.
 const STALE_CHECK_SECONDS: u64 = 120;
@@ -38,7 +37,7 @@ impl View {
         };
         let pair = self.pairs.iter().find(is_it)?;
         let mut families = pair.families.iter();
-        let family = families.find(|family| family.status.name() == name)?;
+        let family = families.find(|family| family.name() == name)?;
         Some((pair, family))
     }
 
@@ -46,11 +45,9 @@ impl View {
     pub fn families(&self, text: &str) -> Vec<(&str, &FamilyView)> {
         let mut families: Vec<_> = self
             .of_pairs(|pair| &pair.families)
-            .filter(|(_, family)| family.matches(text))
+            .filter(|(_, family)| family.name().contains(text))
             .collect();
-        families.sort_by_key(|(pair, FamilyView { status, .. })| {
-            (Reverse(status.state), status.sort_key(), *pair)
-        });
+        families.sort_by_key(|(pair, family)| (Reverse(family.state), family.sort_key(), *pair));
         families
     }
 }
@@ -123,13 +120,12 @@ impl PairView {
             drifted: self.recounts.iter().map(|recount| recount.drifted).sum(),
             ..Total::default()
         };
-        for FamilyView { status, rate, .. } in &self.families {
-            total.rate += rate.unwrap_or(0.0);
-            total.pending += status.pending;
-            total.oldest_seconds = total
-                .oldest_seconds
-                .max(status.oldest_seconds.unwrap_or(0.0));
-            total.rejects += status.rejects;
+        for family in &self.families {
+            let oldest_seconds = family.oldest_seconds.unwrap_or(0.0);
+            total.rate += family.rate.unwrap_or(0.0);
+            total.pending += family.pending;
+            total.oldest_seconds = total.oldest_seconds.max(oldest_seconds);
+            total.rejects += family.rejects;
         }
         total
     }
@@ -149,7 +145,7 @@ const TOTAL_SECONDS: u64 = 10;
 const HOUR_SECONDS: u64 = 3600;
 
 /// The sums of a pair's families at one moment.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Default)]
 pub struct Total {
     /// The time in Unix seconds.
     pub at: u64,
@@ -163,7 +159,7 @@ pub struct Total {
 }
 
 /// A finding, and since when it is known.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq, Serialize)]
 pub struct FindingView {
     #[serde(flatten)]
     pub finding: Finding,
@@ -188,7 +184,7 @@ impl FindingView {
 }
 
 /// The last known state of a server.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ServerView {
     pub up: bool,
     /// The time of the last change of `up`, in Unix seconds.
@@ -230,7 +226,7 @@ impl ServerView {
 }
 
 /// A state in which Redis replies, but accepts no hits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     MemoryFull,
     Replica,
@@ -256,7 +252,7 @@ impl Refusal {
 }
 
 /// The state of the reconciler, which brings hits to MySQL.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Default, Serialize)]
 pub struct ReconcilerView {
     pub running: bool,
     /// The reason why it does not run; `None` before the first attempt to start it.
@@ -266,7 +262,7 @@ pub struct ReconcilerView {
 }
 
 /// A step of the reconciler that fails and is retried.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq, Serialize)]
 pub struct FailingView {
     pub step: &'static str,
     /// `NAMESPACE/FAMILY`, if the step concerns one.
@@ -278,6 +274,13 @@ pub struct FailingView {
     pub since: u64,
     /// True if hits do not reach MySQL meanwhile.
     pub blocks_hits: bool,
+}
+
+impl FailingView {
+    /// Returns whether both are the same step of the same family.
+    pub fn is_same_step(&self, other: &FailingView) -> bool {
+        (self.step, &self.family) == (other.step, &other.family)
+    }
 }
 
 /// The last read of figures that the daemon reads periodically.
@@ -316,71 +319,13 @@ impl Look {
     }
 }
 
-/// The state of a family, and its history.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct FamilyView {
-    #[serde(flatten)]
-    pub status: FamilyStatus,
-    /// Hits a second since the last sample, for the kinds that count them.
-    pub rate: Option<f64>,
-    /// The time since which its state is the present one, in Unix seconds.
-    pub state_since: u64,
-    /// The last samples, the oldest first. A family that was idle throughout has none.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub history: Vec<Sample>,
-    /// The time at which its figures were last read.
-    #[serde(skip)]
-    pub read: Option<Instant>,
-}
-
-impl FamilyView {
-    /// Returns whether `NAMESPACE/FAMILY` contains `text`.
-    pub fn matches(&self, text: &str) -> bool {
-        self.status.name().contains(text)
-    }
-
-    /// Creates an idle buffered family.
-    #[cfg(test)]
-    pub fn idle(namespace: &str, family: &str) -> Self {
-        let status = FamilyStatus {
-            namespace: namespace.to_owned(),
-            family: family.to_owned(),
-            kind: "buffered",
-            counted: Some(0),
-            seen: Some(0),
-            served: true,
-            ..FamilyStatus::default()
-        };
-        FamilyView {
-            status,
-            ..FamilyView::default()
-        }
-    }
-}
-
-/// A family at one moment.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Sample {
-    /// The time in Unix seconds.
-    pub at: u64,
-    pub rate: Option<f64>,
-    pub pending: u64,
-    pub oldest_seconds: f64,
-}
-
-impl Sample {
-    pub fn is_idle(&self) -> bool {
-        self.pending == 0 && self.rate.unwrap_or(0.0) == 0.0
-    }
-}
-
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Serialize)]
 pub struct Refused {
     pub family: String,
     pub reason: String,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Serialize)]
 pub struct RejectView {
     pub number: u64,
     /// `NAMESPACE/FAMILY`.
@@ -411,7 +356,7 @@ impl RejectView {
 }
 
 /// A counter that differed from its rows.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Serialize)]
 pub struct DriftView {
     /// `NAMESPACE/FAMILY`.
     pub family: String,
@@ -448,7 +393,7 @@ impl DriftView {
 }
 
 /// A current recount, or the last run of a family.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Serialize)]
 pub struct RecountView {
     /// `NAMESPACE/FAMILY`.
     pub family: String,

@@ -15,7 +15,7 @@ use crate::families;
 use crate::output::{pair_table, short};
 use crate::pair;
 use crate::poll::{self, PairStatus, in_time};
-use crate::status::{FamilyStatus, LATE, State, unix_now};
+use crate::status::{FamilyView, LATE, State, unix_now};
 
 /// A pair with the errors that `check` and the daemon find in it.
 #[derive(Serialize)]
@@ -93,19 +93,18 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
         lines.extend(silent);
         lines
     })?;
-    let is_well = |pair: &CheckedPair| {
-        let reported = pair.daemon.as_ref();
-        is_up(&pair.status) && pair.errors.is_empty() && reported.is_none_or(Vec::is_empty)
+    let has_errors = |pair: &CheckedPair| {
+        let reported = pair.daemon.iter().flatten();
+        !is_up(&pair.status) || pair.errors.iter().chain(reported).next().is_some()
     };
-    let is_quiet = |CheckedPair { status, .. }: &CheckedPair| {
+    let is_late = |CheckedPair { status, .. }: &CheckedPair| {
         let mut families = status.families.iter();
-        status.missing.is_empty()
-            && families.all(|family| family.state == State::Ok && !family.is_full())
+        !status.missing.is_empty()
+            || families.any(|family| family.state != State::Ok || family.is_full())
     };
-    Ok(if pairs.iter().all(is_well) {
-        Exit::warning_if(!pairs.iter().all(is_quiet))
-    } else {
-        Exit::Critical
+    Ok(match pairs.iter().any(has_errors) {
+        true => Exit::Critical,
+        false => Exit::warning_if(pairs.iter().any(is_late)),
     })
 }
 
@@ -146,7 +145,7 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
 
 fn rows<'p, const N: usize>(
     pairs: impl Iterator<Item = &'p PairStatus>,
-    row: impl Fn(&PairStatus, &FamilyStatus) -> [String; N],
+    row: impl Fn(&PairStatus, &FamilyView) -> [String; N],
 ) -> Vec<[String; N]> {
     let mut rows = Vec::new();
     for pair in pairs {
@@ -166,29 +165,26 @@ fn is_up(pair: &PairStatus) -> bool {
     pair.redis.up && pair.mysql.up
 }
 
-fn unavailable(pair: &PairStatus) -> Vec<String> {
-    let servers = [("redis", &pair.redis), ("mysql", &pair.mysql)].map(|(name, server)| {
-        let why = server.why.as_ref()?;
-        Some(format!("pair {}: {name} is unavailable: {why}", pair.pair))
-    });
-    servers.into_iter().flatten().collect()
-}
-
 /// Returns why figures are missing, or hits refused.
 fn problems(pair: &PairStatus) -> Vec<String> {
-    let mut problems = unavailable(pair);
-    let name = &pair.pair;
+    let mut problems = Vec::new();
+    for (name, server) in [("redis", &pair.redis), ("mysql", &pair.mysql)] {
+        let why = server.why.iter();
+        problems.extend(why.map(|why| format!("{name} is unavailable: {why}")));
+    }
     for family in &pair.families {
         let full = family
             .is_full()
             .then_some("max_pending is reached, Redis refuses hits of further ids");
-        for problem in family.problem.as_deref().into_iter().chain(full) {
-            problems.push(format!("pair {name}: {}: {problem}", family.name()));
-        }
+        let all = family.problem.as_deref().into_iter().chain(full);
+        problems.extend(all.map(|problem| format!("{}: {problem}", family.name())));
     }
-    let missing = pair.missing.iter();
-    problems.extend(missing.map(|why| format!("pair {name}: {why}")));
+    problems.extend(pair.missing.iter().cloned());
+    let name = &pair.pair;
     problems
+        .iter()
+        .map(|problem| format!("pair {name}: {problem}"))
+        .collect()
 }
 
 /// Returns the remarks below the table.
@@ -206,6 +202,7 @@ fn remarks(pair: &PairStatus) -> Vec<String> {
     remarks
 }
 
+/// The families of a pair.
 #[derive(Serialize)]
 struct PairFamilies {
     pair: String,
@@ -245,22 +242,21 @@ pub async fn list(context: &Context) -> Result<Exit, Failure> {
         } in pairs
         {
             for family in families {
-                let name = &family.family;
+                let opened = if family.opened { "yes" } else { "never opened" };
                 rows.push([
                     pair.clone(),
-                    name.clone(),
+                    family.family.clone(),
                     family.kind.clone(),
                     family.partitions.to_string(),
                     family.durability.clone(),
                     family.table.clone(),
-                    if family.opened { "yes" } else { "never opened" }.to_owned(),
+                    opened.to_owned(),
                     family.described.clone().unwrap_or_else(|| "no".to_owned()),
                 ]);
                 let differs = family.differs.iter();
-                remarks.extend(differs.map(|differs| format!("pair {pair}: {name}: {differs}")));
+                remarks.extend(differs.map(|why| format!("pair {pair}: {}: {why}", family.family)));
             }
-            let unknown = unknown.iter();
-            remarks.extend(unknown.map(|unknown| format!("pair {pair}: {unknown}")));
+            remarks.extend(unknown.iter().map(|why| format!("pair {pair}: {why}")));
         }
         let heads = [
             "PAIR",
@@ -295,22 +291,15 @@ async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilie
     for Registered { family, .. } in &registered {
         let name = family.to_string();
         let configured = context.configured(pair, &name);
-        families.push(Entry {
-            opened: true,
-            described: configured.map(FamilyConfig::name),
-            differs: configured.map_or(Ok(Vec::new()), |it| differences(it, family))?,
-            ..Entry::new(name, family)
-        });
+        families.push(entry(name, family, configured, true)?);
     }
     for configured in context.families(pair) {
         let is_it = |Registered { family, .. }: &Registered| {
             configured.describes(family.namespace(), family.name())
         };
         if !registered.iter().any(is_it) {
-            families.push(Entry {
-                described: Some(configured.name()),
-                ..Entry::new(configured.name(), &configured.sample()?)
-            });
+            let sample = configured.sample()?;
+            families.push(entry(configured.name(), &sample, Some(configured), false)?);
         }
     }
     Ok(PairFamilies {
@@ -320,20 +309,23 @@ async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilie
     })
 }
 
-impl Entry {
-    fn new(name: String, family: &Family) -> Self {
-        let [kind, _, _, durability, table, _] = family.identity().map(|(_, value)| value);
-        Entry {
-            family: name,
-            kind,
-            partitions: family.partitions(),
-            durability,
-            table,
-            opened: false,
-            described: None,
-            differs: Vec::new(),
-        }
-    }
+fn entry(
+    name: String,
+    family: &Family,
+    configured: Option<&FamilyConfig>,
+    opened: bool,
+) -> Result<Entry, Failure> {
+    let [kind, _, _, durability, table, _] = family.identity().map(|(_, value)| value);
+    Ok(Entry {
+        family: name,
+        kind,
+        partitions: family.partitions(),
+        durability,
+        table,
+        opened,
+        described: configured.map(FamilyConfig::name),
+        differs: configured.map_or(Ok(Vec::new()), |it| differences(it, family))?,
+    })
 }
 
 /// Returns the settings in which the database differs from the configuration.

@@ -123,7 +123,7 @@ fn set_pair_gauges(pair: &PairView) {
         }
     }
     let memory = pair.redis.memory_bytes;
-    let served = pair.families.iter().filter(|family| family.status.served);
+    let served = pair.families.iter().filter(|family| family.served);
     let gauges = [
         (REDIS_MEMORY, memory.map_or(f64::NAN, |bytes| bytes as f64)),
         (RECONCILER_UP, f64::from(u8::from(pair.reconciler.running))),
@@ -152,20 +152,20 @@ fn family_gauges(pair: &PairView, now: u64) -> HashMap<(&'static str, &str), f64
             .and_modify(|merged| *merged = merge(*merged, value))
             .or_insert(value);
     };
-    for status in pair.families.iter().map(|family| &family.status) {
-        let family = status.family.as_str();
-        let is = |state| f64::from(u8::from(status.state == state));
-        merge(UNSAVED_IDS, family, status.pending as f64, f64::add);
-        merge(OPEN_SLICES, family, status.open as f64, f64::add);
-        merge(OPEN_REJECTS, family, status.rejects as f64, f64::add);
-        merge(LATE, family, is(State::Late), f64::add);
-        merge(BROKEN, family, is(State::Broken), f64::add);
-        merge(FAILING, family, 0.0, f64::add);
-        merge(PENDING_SHARE, family, status.full, f64::max);
-        let oldest = status.oldest_seconds.unwrap_or(0.0);
-        merge(UNSAVED_OLDEST, family, oldest, f64::max);
-        if let Some(saved) = status.last_saved {
-            merge(LAST_SAVED, family, saved as f64, f64::max);
+    for family in &pair.families {
+        let name = family.family.as_str();
+        let is = |state| f64::from(u8::from(family.state == state));
+        merge(UNSAVED_IDS, name, family.pending as f64, f64::add);
+        merge(OPEN_SLICES, name, family.open as f64, f64::add);
+        merge(OPEN_REJECTS, name, family.rejects as f64, f64::add);
+        merge(LATE, name, is(State::Late), f64::add);
+        merge(BROKEN, name, is(State::Broken), f64::add);
+        merge(FAILING, name, 0.0, f64::add);
+        merge(PENDING_SHARE, name, family.full, f64::max);
+        let oldest = family.oldest_seconds.unwrap_or(0.0);
+        merge(UNSAVED_OLDEST, name, oldest, f64::max);
+        if let Some(saved) = family.last_saved {
+            merge(LAST_SAVED, name, saved as f64, f64::max);
         }
     }
     fn without_namespace(family: &str) -> &str {
@@ -192,20 +192,18 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::view::{FailingView, FamilyView, RecountView};
+    use crate::status::idle;
+    use crate::view::{FailingView, RecountView};
 
     fn view() -> View {
-        let mut families = [
-            FamilyView::idle("shop-1", "views"),
-            FamilyView::idle("shop-2", "views"),
-        ];
+        let mut families = [idle("shop-1", "views"), idle("shop-2", "views")];
         for (family, (pending, oldest)) in families.iter_mut().zip([(3, 2.5), (4, 150.0)]) {
-            family.status.pending = pending;
-            family.status.oldest_seconds = Some(oldest);
+            family.pending = pending;
+            family.oldest_seconds = Some(oldest);
         }
-        families[1].status.state = State::Late;
-        families[1].status.rejects = 2;
-        families[1].status.full = 0.75;
+        families[1].state = State::Late;
+        families[1].rejects = 2;
+        families[1].full = 0.75;
         let recount = |family: &str, drifted, finished| RecountView {
             family: family.to_owned(),
             run: 1,

@@ -11,8 +11,7 @@ use tokio::time::sleep;
 
 use super::metrics::{count_hits, count_refused};
 use super::state::PairState;
-use crate::status::{self, FamilyStatus, LATE, unix_now};
-use crate::view::{FamilyView, Sample};
+use crate::status::{self, FamilyView, LATE, Sample, unix_now};
 
 /// The pause between samples of the families.
 const SAMPLE_PAUSE: Duration = Duration::from_secs(2);
@@ -41,11 +40,11 @@ pub async fn sample(
             let before: HashMap<_, _> = before
                 .families
                 .iter()
-                .map(|family| (family.status.sort_key(), family))
+                .map(|family| (family.sort_key(), family))
                 .collect();
-            let families = families.into_iter().map(|status| {
-                let before = before.get(&status.sort_key()).copied();
-                sampled(&state.name, status, before)
+            let families = families.into_iter().map(|family| {
+                let before = before.get(&family.sort_key()).copied();
+                sampled(&state.name, family, before)
             });
             let families = families.collect();
             state.update(|view| {
@@ -64,7 +63,7 @@ async fn sample_all(
     counterfoil: &Counterfoil,
     state: &PairState,
     overview: &[Overview],
-) -> Result<Vec<FamilyStatus>> {
+) -> Result<Vec<FamilyView>> {
     let served = counterfoil.backlogs().await?;
     let names: HashSet<_> = served
         .iter()
@@ -73,65 +72,54 @@ async fn sample_all(
     let others = counterfoil.backlogs_of(state.known_except(&names)).await?;
     let mut families = status::of_families(served, overview, LATE);
     let others = status::of_families(others, overview, LATE).into_iter();
-    families.extend(others.map(|other| FamilyStatus {
+    families.extend(others.map(|other| FamilyView {
         served: false,
         ..other
     }));
     Ok(families)
 }
 
-/// Returns the view of a family with this state, and counts its hits since the view `before`. If
-/// the state could not be read, the last figures stay.
-fn sampled(pair: &str, status: FamilyStatus, before: Option<&FamilyView>) -> FamilyView {
-    let same = before.filter(|before| before.status.state == status.state);
-    let state_since = same.map_or_else(unix_now, |before| before.state_since);
-    if let (None, Some(before)) = (status.seen, before) {
+/// Adds the rate and the history to the state of a family, and counts its hits since the state
+/// `before`. If the state could not be read, the last figures stay.
+fn sampled(pair: &str, mut family: FamilyView, before: Option<&FamilyView>) -> FamilyView {
+    let same = before.filter(|before| before.state == family.state);
+    family.state_since = same.map_or_else(unix_now, |before| before.state_since);
+    if let (None, Some(before)) = (family.seen, before) {
         return FamilyView {
-            status: FamilyStatus {
-                state: status.state,
-                problem: status.problem,
-                ..before.status.clone()
-            },
+            state: family.state,
+            state_since: family.state_since,
+            problem: family.problem,
             rate: None,
-            state_since,
             ..before.clone()
         };
     }
     // a lower count means that Redis lost a part, and has the rest of what was counted before
-    let new = |number: fn(&FamilyStatus) -> Option<u64>| {
-        let known = before.and_then(|before| number(&before.status));
-        number(&status).map(|count| count.saturating_sub(known.unwrap_or(0)))
+    let new = |number: fn(&FamilyView) -> Option<u64>| {
+        let known = before.and_then(number).unwrap_or(0);
+        number(&family).map(|count| count.saturating_sub(known))
     };
-    let counted = new(|status| status.counted);
-    count_hits(pair, &status.family, counted.unwrap_or(0));
-    count_refused(
-        pair,
-        &status.family,
-        new(|status| status.refused).unwrap_or(0),
-    );
+    let (counted, refused) = (new(|family| family.counted), new(|family| family.refused));
+    count_hits(pair, &family.family, counted.unwrap_or(0));
+    count_refused(pair, &family.family, refused.unwrap_or(0));
     let now = Instant::now();
-    let since = before.and_then(|before| before.read);
-    let seconds = since.map_or(0.0, |read| now.duration_since(read).as_secs_f64());
-    let rate = counted.filter(|_| seconds > 0.0);
-    let rate = rate.map(|counted| counted as f64 / seconds);
-    let mut history = before.map_or_else(Vec::new, |before| before.history.clone());
-    if history.len() == SAMPLES {
-        history.remove(0);
+    let last = before.and_then(|before| before.sampled);
+    let seconds = last.map_or(0.0, |last| now.duration_since(last).as_secs_f64());
+    family.sampled = Some(now);
+    family.rate = counted
+        .filter(|_| seconds > 0.0)
+        .map(|counted| counted as f64 / seconds);
+    family.history = before.map_or_else(Vec::new, |before| before.history.clone());
+    if family.history.len() == SAMPLES {
+        family.history.remove(0);
     }
-    history.push(Sample {
+    family.history.push(Sample {
         at: unix_now(),
-        rate,
-        pending: status.pending,
-        oldest_seconds: status.oldest_seconds.unwrap_or(0.0),
+        rate: family.rate,
+        pending: family.pending,
+        oldest_seconds: family.oldest_seconds.unwrap_or(0.0),
     });
-    if history.iter().all(Sample::is_idle) {
-        history.clear();
+    if family.history.iter().all(Sample::is_idle) {
+        family.history.clear();
     }
-    FamilyView {
-        status,
-        rate,
-        state_since,
-        history,
-        read: Some(now),
-    }
+    family
 }

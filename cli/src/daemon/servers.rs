@@ -104,7 +104,7 @@ impl Server {
             // counted before the check: waiting hits are saved as soon as a server recovers
             let view = self.state.view.borrow().clone();
             let waiting = view.families.iter();
-            let waiting = waiting.filter(|one| one.status.pending > 0).count();
+            let waiting = waiting.filter(|one| one.pending > 0).count();
             let checked = with_timeout(TIMEOUT, check()).await;
             self.record(checked, waiting);
         }

@@ -29,7 +29,7 @@ use crate::families;
 use crate::pair;
 use crate::poll::{CHECK_ADVICE, CHECK_TIMEOUT, ticks, with_timeout};
 use crate::status::unix_now;
-use crate::view::FindingView;
+use crate::view::{FailingView, FindingView};
 
 /// The interval between reads of MySQL's overview.
 const OVERVIEW: Duration = Duration::from_secs(5);
@@ -210,18 +210,15 @@ impl ConnectedWorker<'_> {
             return false;
         }
         let current = self.worker.state.view.borrow().clone();
-        let mut failing = failing::views(reconciler.failing(), &current.reconciler.failing);
-        if let Some(refusal) = current.redis.refusal.filter(|_| current.redis.up) {
-            let counting = failing::counting(refusal);
-            let mut known = current.reconciler.failing.iter();
-            let known = known.find(|known| known.error == counting.error);
-            failing.push(known.cloned().unwrap_or(counting));
-        }
+        let failing = failing::views(reconciler.failing(), &current);
         let both_up = self.up.borrow().len() == 2;
         let up_since = *self.up_since.get_or_insert_with(Instant::now);
         if both_up && up_since.elapsed() >= RECOVERY {
             self.failing_log.log(&self.worker.config.name, &failing);
         }
+        let known = &current.reconciler.failing;
+        let is_same = |(one, known): (&FailingView, &FailingView)| one.is_same_step(known);
+        let is_changed = failing.len() != known.len() || !failing.iter().zip(known).all(is_same);
         let refused_by = |server: &str| {
             let mut of_server = failing.iter().filter(|one| one.server == server);
             Some(of_server.next()?.error.clone())
@@ -229,14 +226,11 @@ impl ConnectedWorker<'_> {
         let (redis, mysql) = (refused_by("redis"), refused_by("mysql"));
         let mut findings = failing::findings(&failing);
         findings.extend(self.checked.iter().cloned());
-        let is_changed = !failing::are_same(&current.reconciler.failing, &failing);
-        if current.reconciler.failing != failing || current.findings != findings {
-            self.worker.state.update(|view| {
-                (view.redis.refuses, view.mysql.refuses) = (redis, mysql);
-                view.reconciler.failing = failing;
-                view.findings = findings;
-            });
-        }
+        self.worker.state.update(|view| {
+            (view.redis.refuses, view.mysql.refuses) = (redis, mysql);
+            view.reconciler.failing = failing;
+            view.findings = findings;
+        });
         is_changed
     }
 

@@ -14,8 +14,8 @@ use super::params::Params;
 use super::problem::Problem;
 use super::{App, AppState};
 use crate::daemon::VERSION;
-use crate::status::unix_seconds;
-use crate::view::{DriftView, FamilyView, Look, PairView, RejectView};
+use crate::status::{FamilyView, unix_seconds};
+use crate::view::{DriftView, Look, PairView, RejectView};
 
 /// The maximum number of ids in a request.
 const MAX_IDS: usize = 100;
@@ -90,14 +90,18 @@ impl Selection {
 /// Returns a family, marked if its figures are stale.
 fn aged(family: &FamilyView, now: u64) -> Value {
     let mut json = json!(family);
-    json["stale"] = family.status.is_stale(now).into();
+    json["stale"] = family.is_stale(now).into();
     json
 }
 
 /// Returns a pair with some of its families.
 fn pair_page(pair: &PairView, selection: &Selection, now: u64) -> Value {
     let text = &selection.family;
-    let families = || pair.families.iter().filter(|family| family.matches(text));
+    let families = || {
+        pair.families
+            .iter()
+            .filter(|family| family.name().contains(text))
+    };
     let not_served = || pair.not_served.iter().filter(|name| name.contains(text));
     let refused = pair.refused.iter();
     let recounts = pair.recounts.iter();

@@ -12,7 +12,7 @@ use super::App;
 use super::problem::Problem;
 use crate::daemon::state::PairState;
 use crate::families;
-use crate::view::FamilyView;
+use crate::status::FamilyView;
 
 /// A family that the daemon serves, with the connections to read it.
 ///
@@ -59,7 +59,7 @@ impl App {
             return Err(problem.advise("use `counterfoil get`, or add it to `serve`"));
         }
         let permit = self.query_permit().await?;
-        let is_it = |one: &FamilyView| one.status.served && one.status.name() == name;
+        let is_it = |one: &FamilyView| one.served && one.name() == name;
         // opened after the daemon last read the database's families
         if registered.is_none() && view.families.iter().any(is_it) {
             registered = families::find(counterfoil.store(), name).await?;

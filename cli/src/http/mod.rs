@@ -132,7 +132,7 @@ async fn readyz(app: AppState) -> (StatusCode, String) {
     match app.daemon.view().not_ready() {
         None => (StatusCode::OK, "ready\n".to_owned()),
         Some(reason) => {
-            let reason = format!("not ready: {}\n", reason.name());
+            let reason = format!("not ready: {reason}\n");
             (StatusCode::SERVICE_UNAVAILABLE, reason)
         }
     }

@@ -499,6 +499,11 @@ async fn what_is_wrong_is_told_with_its_name() {
             400,
             "unknown field `famly`",
         ),
+        (
+            "/api/v1/families?limit=-1".to_owned(),
+            400,
+            "limit: invalid digit",
+        ),
         ("/api/v1/nothing".to_owned(), 404, "nothing"),
     ] {
         let reply = get(&daemon, &path).await;
@@ -694,7 +699,11 @@ async fn who_has_not_the_token_sees_the_state_of_health_alone() {
     );
     for (next, place) in [
         ("family%3Ffamily%3Dx", "family?family=x"),
+        ("./%3Fpage%3D2%26family%3D//x", "./?page=2&family=//x"),
         ("%2F%2Fexample.com", "./"),
+        ("https://example.com", "./"),
+        ("/%5Cexample.com", "./"),
+        ("family.example.com", "./"),
         ("", "./"),
     ] {
         let entered = login(&daemon, &format!("{token}&next={next}"), "").await;

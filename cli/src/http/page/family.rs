@@ -15,8 +15,9 @@ use crate::http::family::ServedFamily;
 use crate::http::params::Params;
 use crate::http::problem::Problem;
 use crate::output::short;
+use crate::status::FamilyView;
 use crate::status::unix_seconds;
-use crate::view::{FamilyView, PairView, Total, View};
+use crate::view::{PairView, Total, View};
 
 /// The maximum number of names to offer.
 const MAX_NAMES: usize = 100;
@@ -86,57 +87,44 @@ fn parts(view: &View, selection: &Selection) -> Markup {
     ])
 }
 
-fn state(
-    FamilyView {
-        status,
-        state_since,
-        ..
-    }: &FamilyView,
-    now: u64,
-) -> Markup {
+fn state(family: &FamilyView, now: u64) -> Markup {
     html! {
-        p { (tables::state(status, now)) span.quiet { " for " (elapsed(*state_since, now)) } }
-        @if let Some(problem) = &status.problem { p.problem { (problem) } }
+        p { (tables::state(family, now)) span.quiet { " for " (elapsed(family.state_since, now)) } }
+        @if let Some(problem) = &family.problem { p.problem { (problem) } }
     }
 }
 
 fn figures(pair: &PairView, family: &FamilyView, now: u64) -> Markup {
-    let FamilyView {
-        status,
-        rate,
-        history,
-        ..
-    } = family;
     let drifted = pair
-        .recount(&status.name())
+        .recount(&family.name())
         .map_or(0, |recount| recount.drifted);
     let total = |at, rate: Option<f64>, pending, oldest_seconds| Total {
         at,
         rate: rate.unwrap_or(0.0),
         pending,
         oldest_seconds,
-        rejects: status.rejects,
+        rejects: family.rejects,
         drifted,
     };
     let present = total(
         now,
-        *rate,
-        status.pending,
-        status.oldest_seconds.unwrap_or(0.0),
+        family.rate,
+        family.pending,
+        family.oldest_seconds.unwrap_or(0.0),
     );
-    let history = history.iter();
+    let history = family.history.iter();
     let history = history.map(|one| total(one.at, one.rate, one.pending, one.oldest_seconds));
     let optional = |number: Option<u64>| number.map_or("–".to_owned(), |it| grouped(it.into()));
-    let of_limit = format!("{:.1} %", status.full * 100.0);
+    let of_limit = format!("{:.1} %", family.full * 100.0);
     html! {
         (summary::figures(&present, &history.collect::<Vec<_>>()))
         dl {
-            (setting("Counted by Redis", &optional(status.counted)))
-            (setting("Refused by Redis", &optional(status.refused)))
-            (setting("Slices that are not over", &grouped(status.open.into())))
+            (setting("Counted by Redis", &optional(family.counted)))
+            (setting("Refused by Redis", &optional(family.refused)))
+            (setting("Slices that are not over", &grouped(family.open.into())))
             (setting("Fullest partition, of max_pending", &of_limit))
             dt { "Last saved" }
-            dd { @match status.last_saved { Some(saved) => (ago(saved, now)), None => "never" } }
+            dd { @match family.last_saved { Some(saved) => (ago(saved, now)), None => "never" } }
         }
     }
 }
@@ -221,18 +209,15 @@ async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Prob
     Ok(html! { p { (foreign(id)) ": " output id="value" { (value) } } })
 }
 
-/// Renders one counter of a series, by default the first, at the finest precision with hits.
+/// Renders one counter of a series, by default the first at the finest precision.
 async fn series(family: &ServedFamily<'_>, selection: &Selection) -> Result<Markup, Problem> {
     let precisions = family.registered.family.precisions();
     let names = family.names("", None, MAX_NAMES).await?;
     let name = selection.id.as_ref().or(names.first());
     let name = name.map_or("", String::as_str);
     let wanted = selection.precision.as_deref().map(precision).transpose()?;
-    let (chosen, slices) = match wanted {
-        _ if name.is_empty() => (None, Vec::new()),
-        Some(wanted) => (Some(wanted), family.slices(name, wanted, None).await?),
-        None => finest(family, name, &precisions).await?,
-    };
+    let chosen = wanted.or(precisions.first().copied());
+    let chosen = chosen.filter(|_| !name.is_empty());
     let fields = html! {
         label { "Name " input name="id" list="names" required value=(name); }
         datalist id="names" { @for name in &names { option value=(name) {} } }
@@ -247,30 +232,10 @@ async fn series(family: &ServedFamily<'_>, selection: &Selection) -> Result<Mark
         h2 { "Counters" }
         (form(family, &fields))
         @match chosen {
-            Some(chosen) => (slices_of(family, name, chosen, &slices)),
+            Some(chosen) => (slices_of(family, name, chosen, &family.slices(name, chosen, None).await?)),
             None => p { "No counters." },
         }
     })
-}
-
-/// Returns the finest precision at which the counter has hits, with its slices.
-async fn finest(
-    family: &ServedFamily<'_>,
-    name: &str,
-    precisions: &[Precision],
-) -> Result<(Option<Precision>, Vec<Slice>), Problem> {
-    let mut first = (None, Vec::new());
-    for precision in precisions {
-        let slices = family.slices(name, *precision, None).await?;
-        let has_hits = slices.iter().any(|slice| slice.count != 0);
-        if has_hits || first.0.is_none() {
-            first = (Some(*precision), slices);
-        }
-        if has_hits {
-            break;
-        }
-    }
-    Ok(first)
 }
 
 /// Renders the slices, of which the last is not over.

@@ -15,7 +15,7 @@ const MAX_PROBLEMS: usize = 20;
 pub fn health(view: &View, problems: &[Problem]) -> Markup {
     let health = view.health(problems);
     let families = view.of_pairs(|pair| &pair.families);
-    let served = families.filter(|(_, family)| family.status.served).count() as u64;
+    let served = families.filter(|(_, family)| family.served).count() as u64;
     html! {
         p.health.(health.name()) {
             strong { (health.name()) } " "

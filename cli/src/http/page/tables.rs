@@ -4,10 +4,8 @@ use maud::{Markup, html};
 
 use super::address;
 use super::format::{ago, duration, foreign, number, rate, short_id};
-use crate::status::FamilyStatus;
-use crate::view::{
-    DriftView, FamilyView, FindingView, PairView, RecountView, RejectView, ServerView, View,
-};
+use crate::status::FamilyView;
+use crate::view::{DriftView, FindingView, PairView, RecountView, RejectView, ServerView, View};
 
 /// The maximum number of names in a list of families that are refused or not served.
 const MAX_NAMES: usize = 100;
@@ -138,37 +136,32 @@ pub fn families(id: &str, caption: &str, rows: &[(&str, &FamilyView)], now: u64)
 }
 
 fn family_row(pair: &str, family: &FamilyView, now: u64) -> Markup {
-    let FamilyView {
-        status,
-        rate: current,
-        ..
-    } = family;
-    let name = status.name();
+    let name = family.name();
     html! {
         tr data-family=(name) {
             th scope="row" {
                 a id={ "family-" (pair) "-" (name) } href=(family_address(pair, &name)) { (name) }
-                " " span.quiet { (status.kind) }
+                " " span.quiet { (family.kind) }
             }
-            td { (state(status, now)) }
-            td.number { @if let Some(current) = current { (rate(*current)) } }
-            td.number.pending { (number(status.pending)) }
-            td.number.wide { @if let Some(oldest) = status.oldest_seconds { (duration(oldest)) } }
-            td.number.wide { (number(status.rejects)) }
-            td.wide { @if let Some(saved) = status.last_saved { (ago(saved, now)) } }
+            td { (state(family, now)) }
+            td.number { @if let Some(current) = family.rate { (rate(current)) } }
+            td.number.pending { (number(family.pending)) }
+            td.number.wide { @if let Some(oldest) = family.oldest_seconds { (duration(oldest)) } }
+            td.number.wide { (number(family.rejects)) }
+            td.wide { @if let Some(saved) = family.last_saved { (ago(saved, now)) } }
         }
     }
 }
 
 /// Renders the state of a family, and whether its figures are old.
-pub fn state(status: &FamilyStatus, now: u64) -> Markup {
+pub fn state(family: &FamilyView, now: u64) -> Markup {
     html! {
-        span.state.(status.state.name()) { (status.state.name()) }
-        @if status.is_stale(now) {
+        span.state.(family.state.name()) { (family.state.name()) }
+        @if family.is_stale(now) {
             " " span.state.late { "stale" }
-            @if let Some(seen) = status.seen { " read " (ago(seen, now)) }
+            @if let Some(seen) = family.seen { " read " (ago(seen, now)) }
         }
-        @if !status.served { " " span.quiet { "not served here" } }
+        @if !family.served { " " span.quiet { "not served here" } }
     }
 }
 
