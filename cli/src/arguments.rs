@@ -62,8 +62,6 @@ pub enum Command {
         #[arg(long, default_value = "1m", value_parser = time, value_name = "TIME")]
         late: Duration,
     },
-    /// Lists the families in the database and in the configuration
-    Families,
     /// Prints exact values, including hits that are not in MySQL yet: a line for each id, or for
     /// each slice of a series
     Get {

@@ -1,6 +1,5 @@
 //! The connections of a pair.
 
-use std::fmt::Display;
 use std::time::Duration;
 
 use counterfoil::redis::cluster::ClusterClient;
@@ -12,19 +11,19 @@ use counterfoil::{
     Result, cluster_settings, sentinel_builder,
 };
 
-use crate::config::{PairConfig, RedisPlace, is_tls};
+use crate::config::{PairConfig, is_tls};
 
 /// The time limit for acquiring a connection to MySQL.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connects to Redis. The first use of MySQL connects to it.
 pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
-    let redis: Connection = match &config.redis {
-        RedisPlace::Cluster(nodes) => cluster(config, nodes).await?.into(),
-        RedisPlace::Sentinel(sentinels, primary) => {
-            sentinel(config, sentinels, primary).await?.into()
-        }
-        RedisPlace::At(info) => Primary::connect(single(config, info)?).await?.into(),
+    let redis: Connection = if config.redis.is_cluster {
+        cluster(config).await?.into()
+    } else if config.redis.sentinels.is_empty() {
+        Primary::connect(single(config)?).await?.into()
+    } else {
+        sentinel(config).await?.into()
     };
     Ok(Counterfoil::new(redis, store(config)).allow_evicting(config.allow_evicting))
 }
@@ -46,22 +45,18 @@ fn pool(config: &PairConfig, max_connections: u32) -> MySqlPool {
         .connect_lazy_with(config.mysql.clone())
 }
 
-fn single(config: &PairConfig, info: &ConnectionInfo) -> Result<ConnectionInfo> {
-    match &config.certificates {
-        Some(certificates) => {
-            let client = Client::build_with_tls(info.clone(), certificates.clone());
-            let client = client.map_err(|error| invalid_setting(config, "redis", error))?;
-            Ok(client.get_connection_info().clone())
-        }
-        None => Ok(info.clone()),
-    }
+fn single(config: &PairConfig) -> Result<ConnectionInfo> {
+    let info = config.redis.servers[0].clone();
+    let Some(certificates) = config.certificates.clone() else {
+        return Ok(info);
+    };
+    let client = Client::build_with_tls(info, certificates);
+    let client = client.map_err(|error| invalid_setting(config, "redis", error))?;
+    Ok(client.get_connection_info().clone())
 }
 
-async fn sentinel(
-    config: &PairConfig,
-    sentinels: &[ConnectionInfo],
-    primary: &ConnectionInfo,
-) -> Result<Primary> {
+async fn sentinel(config: &PairConfig) -> Result<Primary> {
+    let (sentinels, primary) = (&config.redis.sentinels, &config.redis.servers[0]);
     let mut builder = sentinel_builder(sentinels.iter().cloned(), primary.clone())?;
     if let Some(certificates) = &config.certificates {
         if sentinels.iter().any(is_tls) {
@@ -71,20 +66,19 @@ async fn sentinel(
             builder = builder.set_client_to_redis_certificates(certificates.clone());
         }
     }
-    let client = builder
-        .build()
-        .map_err(|error: RedisError| invalid_setting(config, "sentinel", error))?;
+    let client = builder.build();
+    let client = client.map_err(|error| invalid_setting(config, "sentinel", error))?;
     Primary::connect_sentinel_client(client, PrimaryTimeouts::default()).await
 }
 
-async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<Cluster> {
+async fn cluster(config: &PairConfig) -> Result<Cluster> {
+    let nodes = &config.redis.servers;
     let mut builder = cluster_settings(ClusterClient::builder(nodes.iter().cloned()));
     if let Some(certificates) = &config.certificates {
         builder = builder.certs(certificates.clone());
     }
-    let client = builder
-        .build()
-        .map_err(|error| invalid_setting(config, "cluster", error))?;
+    let client = builder.build();
+    let client = client.map_err(|error| invalid_setting(config, "cluster", error))?;
     Cluster::connect(client).await.map_err(|error| {
         let nodes: Vec<_> = nodes.iter().map(|info| info.addr().to_string()).collect();
         let message = format!("connecting to the cluster at {} failed", nodes.join(", "));
@@ -92,9 +86,7 @@ async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<Cluste
     })
 }
 
-fn invalid_setting(config: &PairConfig, setting: impl Display, error: impl Display) -> Error {
-    Error::new(
-        ErrorKind::InvalidInput,
-        format!("pair {:?}: {setting}: {error:#}", config.name),
-    )
+fn invalid_setting(config: &PairConfig, setting: &str, error: RedisError) -> Error {
+    let message = format!("pair {:?}: {setting}: {error:#}", config.name);
+    Error::new(ErrorKind::InvalidInput, message)
 }

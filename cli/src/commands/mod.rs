@@ -166,7 +166,6 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Init { print: false } => servers::init(&context()?).await,
         Command::Check => servers::check(&context()?).await,
         Command::Status { late } => status::status(&context()?, late).await,
-        Command::Families => status::list(&context()?).await,
         Command::Get {
             family,
             ids,

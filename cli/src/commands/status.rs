@@ -4,17 +4,14 @@ use std::time::Duration;
 
 use counterfoil::Family;
 use counterfoil::admin::{Finding, Severity};
-use counterfoil::store::Registered;
 use futures_util::future::{join, join_all, try_join_all};
 use serde::Serialize;
 
 use super::{Context, daemon_state, servers};
-use crate::config::{FamilyConfig, PairConfig};
+use crate::config::FamilyConfig;
 use crate::exit::{Exit, Failure};
-use crate::families;
 use crate::output::{pair_table, short};
-use crate::pair;
-use crate::poll::{self, PairStatus, in_time};
+use crate::poll::{self, PairStatus};
 use crate::status::{FamilyView, LATE, State, unix_now};
 
 /// A pair with the errors that `check` and the daemon find in it.
@@ -200,132 +197,6 @@ fn remarks(pair: &PairStatus) -> Vec<String> {
         remarks.push(format!("pair {name}: no family was opened yet"));
     }
     remarks
-}
-
-/// The families of a pair.
-#[derive(Serialize)]
-struct PairFamilies {
-    pair: String,
-    families: Vec<Entry>,
-    /// Families of the database that this version does not understand.
-    unknown: Vec<String>,
-}
-
-/// A family of the database or of the configuration.
-#[derive(Serialize)]
-struct Entry {
-    family: String,
-    kind: String,
-    partitions: u32,
-    durability: String,
-    table: String,
-    /// True if the database knows the family: it was opened at least once.
-    opened: bool,
-    /// The name of the configuration's entry that describes the family.
-    described: Option<String>,
-    /// The differences between configuration and database.
-    differs: Vec<String>,
-}
-
-/// Lists the families in the database and in the configuration.
-pub async fn list(context: &Context) -> Result<Exit, Failure> {
-    let mut pairs = Vec::new();
-    for pair in context.pairs() {
-        pairs.push(families_of(context, pair).await?);
-    }
-    context.output.print(&pairs, |pairs| {
-        let (mut rows, mut remarks) = (Vec::new(), Vec::new());
-        for PairFamilies {
-            pair,
-            families,
-            unknown,
-        } in pairs
-        {
-            for family in families {
-                let opened = if family.opened { "yes" } else { "never opened" };
-                rows.push([
-                    pair.clone(),
-                    family.family.clone(),
-                    family.kind.clone(),
-                    family.partitions.to_string(),
-                    family.durability.clone(),
-                    family.table.clone(),
-                    opened.to_owned(),
-                    family.described.clone().unwrap_or_else(|| "no".to_owned()),
-                ]);
-                let differs = family.differs.iter();
-                remarks.extend(differs.map(|why| format!("pair {pair}: {}: {why}", family.family)));
-            }
-            remarks.extend(unknown.iter().map(|why| format!("pair {pair}: {why}")));
-        }
-        let heads = [
-            "PAIR",
-            "FAMILY",
-            "KIND",
-            "PARTITIONS",
-            "DURABILITY",
-            "TABLE",
-            "IN DATABASE",
-            "IN FILE",
-        ];
-        let mut lines = pair_table(pairs.len(), heads, &rows);
-        if lines.is_empty() {
-            lines.push("no families".to_owned());
-        }
-        lines.extend(remarks);
-        lines
-    })?;
-    let mut families = pairs.iter().flat_map(|pair| &pair.families);
-    Ok(Exit::warning_if(
-        families.any(|family| !family.differs.is_empty()),
-    ))
-}
-
-async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilies, Failure> {
-    let store = pair::store(pair);
-    let found = in_time(families::registered(&store)).await;
-    let (registered, unknown) = found.map_err(|why| {
-        Failure::critical(format!("pair {}: mysql is unavailable: {why}", pair.name))
-    })?;
-    let mut families = Vec::new();
-    for Registered { family, .. } in &registered {
-        let name = family.to_string();
-        let configured = context.configured(pair, &name);
-        families.push(entry(name, family, configured, true)?);
-    }
-    for configured in context.families(pair) {
-        let is_it = |Registered { family, .. }: &Registered| {
-            configured.describes(family.namespace(), family.name())
-        };
-        if !registered.iter().any(is_it) {
-            let sample = configured.sample()?;
-            families.push(entry(configured.name(), &sample, Some(configured), false)?);
-        }
-    }
-    Ok(PairFamilies {
-        pair: pair.name.clone(),
-        families,
-        unknown,
-    })
-}
-
-fn entry(
-    name: String,
-    family: &Family,
-    configured: Option<&FamilyConfig>,
-    opened: bool,
-) -> Result<Entry, Failure> {
-    let [kind, _, _, durability, table, _] = family.identity().map(|(_, value)| value);
-    Ok(Entry {
-        family: name,
-        kind,
-        partitions: family.partitions(),
-        durability,
-        table,
-        opened,
-        described: configured.map(FamilyConfig::name),
-        differs: configured.map_or(Ok(Vec::new()), |it| differences(it, family))?,
-    })
 }
 
 /// Returns the settings in which the database differs from the configuration.

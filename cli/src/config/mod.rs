@@ -25,7 +25,7 @@ pub use self::family::{FamilyConfig, Recount};
 pub use self::mysql::transport as mysql_transport;
 pub use self::pair::{PairConfig, Serve};
 use self::pair::{PairEntry, PairName};
-pub use self::redis::{RedisPlace, is_tls};
+pub use self::redis::is_tls;
 use self::secret::{Hidden, Secrets};
 
 /// The advice for a file that cannot be read.

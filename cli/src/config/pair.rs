@@ -137,7 +137,7 @@ impl PairConfig {
             let client = client_tls.map(|client| (client.client_cert, client.client_key));
             Some((root_cert, client))
         };
-        self.redis.parts() == other.redis.parts()
+        self.redis.connects_like(&other.redis)
             && certificates(self) == certificates(other)
             && mysql(self) == mysql(other)
     }

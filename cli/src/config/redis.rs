@@ -33,66 +33,58 @@ impl TryFrom<toml::Value> for RedisUrls {
 
 /// The address of Redis, with the credentials.
 #[derive(Clone)]
-pub enum RedisPlace {
-    At(ConnectionInfo),
-    /// The sentinels, and the primary with its name as the host.
-    Sentinel(Vec<ConnectionInfo>, ConnectionInfo),
-    /// Some nodes.
-    Cluster(Vec<ConnectionInfo>),
+pub struct RedisPlace {
+    /// The server, some nodes of a cluster, or the primary with its name as the host.
+    pub servers: Vec<ConnectionInfo>,
+    pub sentinels: Vec<ConnectionInfo>,
+    pub is_cluster: bool,
 }
 
 impl RedisPlace {
     /// Returns the place that the settings `redis`, `sentinel` and `cluster` name together.
     pub fn new([redis, sentinel, cluster]: [RedisUrls; 3]) -> Result<Self, String> {
-        match (&redis.0[..], &sentinel.0[..], &cluster.0[..]) {
-            ([server], [], []) => Ok(RedisPlace::At(server.clone())),
-            ([primary], sentinels, []) => {
-                Ok(RedisPlace::Sentinel(sentinels.to_vec(), primary.clone()))
+        let (servers, is_cluster) = match (redis.0.len(), sentinel.0.len(), cluster.0.len()) {
+            (1, _, 0) => (redis.0, false),
+            (0, 0, 1..) => (cluster.0, true),
+            _ => {
+                let expected = "expected redis = URL, or the URLs of `sentinel` with redis = \"redis://NAME\", \
+                     the name that Sentinel knows, or the URLs of `cluster` alone";
+                return Err(expected.to_owned());
             }
-            ([], [], nodes @ [_, ..]) => Ok(RedisPlace::Cluster(nodes.to_vec())),
-            _ => Err(
-                "expected redis = URL, or the URLs of `sentinel` with redis = \"redis://NAME\", \
-                      the name that Sentinel knows, or the URLs of `cluster` alone"
-                    .to_owned(),
-            ),
-        }
+        };
+        Ok(RedisPlace {
+            servers,
+            sentinels: sentinel.0,
+            is_cluster,
+        })
     }
 
     fn all(&self) -> impl Iterator<Item = &ConnectionInfo> {
-        let (many, one): (&[_], _) = match self {
-            RedisPlace::At(one) => (&[], Some(one)),
-            RedisPlace::Sentinel(sentinels, primary) => (sentinels, Some(primary)),
-            RedisPlace::Cluster(nodes) => (nodes, None),
-        };
-        many.iter().chain(one)
+        self.servers.iter().chain(&self.sentinels)
     }
 
-    /// Returns what connections need, to compare it.
-    pub fn parts(&self) -> Vec<(String, i64, Option<&str>, Option<&str>)> {
-        let parts = self.all().map(|info| {
+    /// Returns whether both connect to the same servers in the same way.
+    pub fn connects_like(&self, other: &RedisPlace) -> bool {
+        let parts = |info: &ConnectionInfo| {
             let settings = info.redis_settings();
-            let address = format!("{:?}", info.addr());
-            let (user, password) = (settings.username(), settings.password());
-            (address, settings.db(), user, password)
-        });
-        parts.collect()
+            let credentials = [settings.username(), settings.password()];
+            let credentials = credentials.map(|text| text.map(str::to_owned));
+            (format!("{:?}", info.addr()), settings.db(), credentials)
+        };
+        self.all().map(parts).eq(other.all().map(parts))
     }
 
     /// Returns the number of the database.
     pub fn database(&self) -> i64 {
-        let last = self.all().last();
-        last.map_or(0, |info| info.redis_settings().db())
+        let server = self.servers.first();
+        server.map_or(0, |info| info.redis_settings().db())
     }
 
     /// Sets the password of the servers, not that of the sentinels.
     pub fn set_password(&mut self, password: &str) {
-        let set = |info: &mut ConnectionInfo| {
+        for info in &mut self.servers {
             let settings = info.redis_settings().clone().set_password(password);
             *info = info.clone().set_redis_settings(settings);
-        };
-        match self {
-            RedisPlace::At(info) | RedisPlace::Sentinel(_, info) => set(info),
-            RedisPlace::Cluster(nodes) => nodes.iter_mut().for_each(set),
         }
     }
 
@@ -112,16 +104,14 @@ impl RedisPlace {
             _ if is_local(info) => Transport::Local,
             _ => Transport::Plain,
         };
-        match self {
-            // its host is a name; the primary is taken to be where the sentinels are
-            RedisPlace::Sentinel(sentinels, primary) if !is_tls(primary) => {
-                match sentinels.iter().all(is_local) {
-                    true => Transport::Local,
-                    false => Transport::Plain,
-                }
-            }
-            _ => self.all().map(transport).min().unwrap_or(Transport::Plain),
+        // its host is a name; the primary is taken to be where the sentinels are
+        if !self.sentinels.is_empty() && !self.servers.iter().any(is_tls) {
+            return match self.sentinels.iter().all(is_local) {
+                true => Transport::Local,
+                false => Transport::Plain,
+            };
         }
+        self.all().map(transport).min().unwrap_or(Transport::Plain)
     }
 }
 

@@ -307,7 +307,7 @@ async fn drift(app: AppState, Params(params): Params<DriftParams>) -> Reply {
     })?;
     let (store, after) = (family.counterfoil.mysql()?, params.after.as_deref());
     let drift = store
-        .drift(&family.registered.family, run, after, limit.0.into())
+        .drift(family.family(), run, after, limit.0.into())
         .await?;
     let next = limit.next(&drift, |drift| drift.id.clone());
     let drift = DriftView::all(&family.name, run, drift);

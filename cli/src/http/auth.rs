@@ -164,21 +164,19 @@ impl Refusal {
     /// Returns the reply to a program, or to a browser, which receives a form that leads to `next`.
     fn reply(self, next: Option<&str>) -> Response {
         let (status, why) = match self {
-            Refusal::Missing => (StatusCode::UNAUTHORIZED, "the token is missing"),
-            Refusal::Wrong => (StatusCode::UNAUTHORIZED, "the token is wrong"),
-            Refusal::TooMany(_) => (StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens"),
-        };
-        let reply = match (next, self) {
-            (Some(next), Refusal::Missing) => login::form(
-                status,
-                "Enter the token of the daemon's configuration.",
-                next,
+            Refusal::Missing => (
+                StatusCode::UNAUTHORIZED,
+                "The token of the daemon's configuration is needed",
             ),
-            (Some(next), Refusal::Wrong) => login::form(status, "The token is wrong.", next),
-            (Some(next), Refusal::TooMany(_)) => {
-                login::form(status, "Too many wrong tokens: wait a minute.", next)
-            }
-            (None, _) => Problem::new(status, why)
+            Refusal::Wrong => (StatusCode::UNAUTHORIZED, "The token is wrong"),
+            Refusal::TooMany(_) => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "Too many wrong tokens: wait a minute",
+            ),
+        };
+        let reply = match next {
+            Some(next) => login::form(status, why, next),
+            None => Problem::new(status, why)
                 .advise("send the header Authorization: Bearer TOKEN; a browser shows a form at /")
                 .into_response(),
         };

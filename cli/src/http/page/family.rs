@@ -48,7 +48,7 @@ pub async fn family(
     };
     let with_chart = served
         .as_ref()
-        .is_ok_and(|family| family.kind() == "series");
+        .is_ok_and(|family| family.family().kind() == "series");
     let counters = match &served {
         Ok(family) => counters_of(family, &selection).await,
         Err(unavailable) => Err(unavailable.clone()),
@@ -143,7 +143,7 @@ fn recount(pair: &PairView, name: &str, now: u64) -> Markup {
 }
 
 fn configuration(family: &ServedFamily<'_>) -> Markup {
-    let registered = &family.registered.family;
+    let registered = family.family();
     let sync = short(registered.sync_time().as_secs_f64());
     html! {
         h2 { "Configuration" }
@@ -161,11 +161,11 @@ async fn counters_of(
     family: &ServedFamily<'_>,
     selection: &Selection,
 ) -> Result<(StatusCode, Markup), Problem> {
-    if family.kind() == "series" {
+    if family.family().kind() == "series" {
         return Ok((StatusCode::OK, series(family, selection).await?));
     }
     let id = selection.id.as_deref().unwrap_or_default();
-    let label = match family.kind() {
+    let label = match family.family().kind() {
         "visitors" => "Scope and day, such as 7/2026-01-31",
         "activity" => "Page",
         _ => "Id",
@@ -198,7 +198,7 @@ async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Prob
     if id.is_empty() {
         return Ok(Markup::default());
     }
-    let value = if family.kind() == "activity" {
+    let value = if family.family().kind() == "activity" {
         let now = family.activity(id).await?;
         let visitors = number(now.visitors.count());
         html! { (number(now.views)) " views by " (visitors) " visitors now" }
@@ -211,7 +211,7 @@ async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Prob
 
 /// Renders one counter of a series, by default the first at the finest precision.
 async fn series(family: &ServedFamily<'_>, selection: &Selection) -> Result<Markup, Problem> {
-    let precisions = family.registered.family.precisions();
+    let precisions = family.family().precisions();
     let names = family.names("", None, MAX_NAMES).await?;
     let name = selection.id.as_ref().or(names.first());
     let name = name.map_or("", String::as_str);

@@ -11,7 +11,7 @@ pub fn form(status: StatusCode, why: &str, next: &str) -> Response {
     let content = html! {
         header { h1 { "Counterfoil" } }
         main id="main" {
-            p role="alert" { (why) }
+            p role="alert" { (why) "." }
             form method="post" action="login" {
                 input type="hidden" name="next" value=(next);
                 // password managers need a name
