@@ -54,19 +54,24 @@ pub struct FamilyView {
     pub sampled: Option<Instant>,
 }
 
-/// A family at one moment.
-#[derive(Clone, Copy, Serialize)]
+/// The figures of a family, or of all families of a pair, at one moment.
+#[derive(Clone, Copy, Default, Serialize)]
 pub struct Sample {
     /// The time in Unix seconds.
     pub at: u64,
-    pub rate: Option<f64>,
+    pub rate: f64,
     pub pending: u64,
+    /// The maximum of the families.
     pub oldest_seconds: f64,
+    pub rejects: u64,
+    /// The counters that the last recount of each family found different.
+    #[serde(skip)]
+    pub drifted: u64,
 }
 
 impl Sample {
     pub fn is_idle(&self) -> bool {
-        self.pending == 0 && self.rate.unwrap_or(0.0) == 0.0
+        self.pending == 0 && self.rate == 0.0
     }
 }
 
@@ -98,6 +103,18 @@ impl FamilyView {
     /// Returns `NAMESPACE/FAMILY`.
     pub fn name(&self) -> String {
         format!("{}/{}", self.namespace, self.family)
+    }
+
+    /// Returns its present figures.
+    pub fn sample(&self, at: u64) -> Sample {
+        Sample {
+            at,
+            rate: self.rate.unwrap_or(0.0),
+            pending: self.pending,
+            oldest_seconds: self.oldest_seconds.unwrap_or(0.0),
+            rejects: self.rejects,
+            drifted: 0,
+        }
     }
 
     /// Returns the key by which lists of families are sorted.

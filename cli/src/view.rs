@@ -6,7 +6,7 @@ use std::sync::Arc;
 use counterfoil::admin::{Drift, Finding, Reject, Severity};
 use serde::Serialize;
 
-use crate::status::{FamilyView, STALE_SECONDS, is_older, unix_seconds};
+use crate::status::{FamilyView, STALE_SECONDS, Sample, is_older, unix_seconds};
 
 /// The age in seconds from which the findings of `check` are stale. It runs every 30 s.
 const STALE_CHECK_SECONDS: u64 = 120;
@@ -75,7 +75,7 @@ pub struct PairView {
     pub drift: Vec<DriftView>,
     pub recounts: Vec<RecountView>,
     /// Sums of all families during the last hour, the oldest first.
-    pub totals: Vec<Total>,
+    pub totals: Vec<Sample>,
 }
 
 impl PairView {
@@ -114,25 +114,24 @@ impl PairView {
     }
 
     /// Returns the sums of all families.
-    pub fn total(&self, at: u64) -> Total {
-        let mut total = Total {
+    pub fn total(&self, at: u64) -> Sample {
+        let mut total = Sample {
             at,
             drifted: self.recounts.iter().map(|recount| recount.drifted).sum(),
-            ..Total::default()
+            ..Sample::default()
         };
-        for family in &self.families {
-            let oldest_seconds = family.oldest_seconds.unwrap_or(0.0);
-            total.rate += family.rate.unwrap_or(0.0);
-            total.pending += family.pending;
-            total.oldest_seconds = total.oldest_seconds.max(oldest_seconds);
-            total.rejects += family.rejects;
+        for one in self.families.iter().map(|family| family.sample(at)) {
+            total.rate += one.rate;
+            total.pending += one.pending;
+            total.oldest_seconds = total.oldest_seconds.max(one.oldest_seconds);
+            total.rejects += one.rejects;
         }
         total
     }
 
     /// Adds the present sums to those of the last hour.
     pub fn add_total(&mut self, at: u64) {
-        let is_due = |last: &Total| last.at + TOTAL_SECONDS <= at;
+        let is_due = |last: &Sample| last.at + TOTAL_SECONDS <= at;
         if self.totals.last().is_none_or(is_due) {
             self.totals.retain(|total| total.at + HOUR_SECONDS > at);
             self.totals.push(self.total(at));
@@ -143,20 +142,6 @@ impl PairView {
 /// The interval in seconds between sums of all families that are remembered.
 const TOTAL_SECONDS: u64 = 10;
 const HOUR_SECONDS: u64 = 3600;
-
-/// The sums of a pair's families at one moment.
-#[derive(Clone, Copy, Default)]
-pub struct Total {
-    /// The time in Unix seconds.
-    pub at: u64,
-    pub rate: f64,
-    pub pending: u64,
-    /// The maximum of the families.
-    pub oldest_seconds: f64,
-    pub rejects: u64,
-    /// The counters that the last recount of each family found different.
-    pub drifted: u64,
-}
 
 /// A finding, and since when it is known.
 #[derive(Clone, PartialEq, Eq, Serialize)]

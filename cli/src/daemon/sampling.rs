@@ -9,7 +9,7 @@ use counterfoil::{Counterfoil, Result};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::metrics::{count_hits, count_refused};
+use super::metrics::count_hits;
 use super::state::PairState;
 use crate::status::{self, FamilyView, LATE, Sample, unix_now};
 
@@ -99,8 +99,7 @@ fn sampled(pair: &str, mut family: FamilyView, before: Option<&FamilyView>) -> F
         number(&family).map(|count| count.saturating_sub(known))
     };
     let (counted, refused) = (new(|family| family.counted), new(|family| family.refused));
-    count_hits(pair, &family.family, counted.unwrap_or(0));
-    count_refused(pair, &family.family, refused.unwrap_or(0));
+    count_hits(pair, &family.family, counted, refused);
     let now = Instant::now();
     let last = before.and_then(|before| before.sampled);
     let seconds = last.map_or(0.0, |last| now.duration_since(last).as_secs_f64());
@@ -112,12 +111,7 @@ fn sampled(pair: &str, mut family: FamilyView, before: Option<&FamilyView>) -> F
     if family.history.len() == SAMPLES {
         family.history.remove(0);
     }
-    family.history.push(Sample {
-        at: unix_now(),
-        rate: family.rate,
-        pending: family.pending,
-        oldest_seconds: family.oldest_seconds.unwrap_or(0.0),
-    });
+    family.history.push(family.sample(unix_now()));
     if family.history.iter().all(Sample::is_idle) {
         family.history.clear();
     }

@@ -17,7 +17,7 @@ use crate::http::problem::Problem;
 use crate::output::short;
 use crate::status::FamilyView;
 use crate::status::unix_seconds;
-use crate::view::{PairView, Total, View};
+use crate::view::{PairView, View};
 
 /// The maximum number of names to offer.
 const MAX_NAMES: usize = 100;
@@ -95,29 +95,14 @@ fn state(family: &FamilyView, now: u64) -> Markup {
 }
 
 fn figures(pair: &PairView, family: &FamilyView, now: u64) -> Markup {
-    let drifted = pair
+    let mut present = family.sample(now);
+    present.drifted = pair
         .recount(&family.name())
         .map_or(0, |recount| recount.drifted);
-    let total = |at, rate: Option<f64>, pending, oldest_seconds| Total {
-        at,
-        rate: rate.unwrap_or(0.0),
-        pending,
-        oldest_seconds,
-        rejects: family.rejects,
-        drifted,
-    };
-    let present = total(
-        now,
-        family.rate,
-        family.pending,
-        family.oldest_seconds.unwrap_or(0.0),
-    );
-    let history = family.history.iter();
-    let history = history.map(|one| total(one.at, one.rate, one.pending, one.oldest_seconds));
     let optional = |number: Option<u64>| number.map_or("–".to_owned(), |it| grouped(it.into()));
     let of_limit = format!("{:.1} %", family.full * 100.0);
     html! {
-        (summary::figures(&present, &history.collect::<Vec<_>>()))
+        (summary::figures(&present, &family.history))
         dl {
             (setting("Counted by Redis", &optional(family.counted)))
             (setting("Refused by Redis", &optional(family.refused)))

@@ -6,7 +6,8 @@ use super::format::{duration, elapsed, grouped, rate};
 use super::sparkline::sparkline;
 use crate::health::{Health, Problem};
 use crate::output::count;
-use crate::view::{Total, View};
+use crate::status::Sample;
+use crate::view::View;
 
 /// The maximum number of problems to show.
 const MAX_PROBLEMS: usize = 20;
@@ -61,8 +62,8 @@ fn problem(one: &Problem, pairs: usize, now: u64) -> Markup {
 }
 
 /// Renders four figures, each with its history.
-pub fn figures(now: &Total, history: &[Total]) -> Markup {
-    let line = |value: fn(&Total) -> f64, scale: fn(f64) -> String| {
+pub fn figures(now: &Sample, history: &[Sample]) -> Markup {
+    let line = |value: fn(&Sample) -> f64, scale: fn(f64) -> String| {
         let values: Vec<_> = history.iter().chain([now]).map(value).collect();
         sparkline(&values, scale)
     };
@@ -71,7 +72,7 @@ pub fn figures(now: &Total, history: &[Total]) -> Markup {
         0.0 => "–".to_owned(),
         seconds => duration(seconds),
     };
-    let open = |total: &Total| (total.rejects + total.drifted) as f64;
+    let open = |total: &Sample| (total.rejects + total.drifted) as f64;
     html! {
         div.figures {
             (figure("rate", "Hits per second", &rate(now.rate), &line(|total| total.rate, rate)))
