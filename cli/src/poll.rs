@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use counterfoil::admin::Overview;
+use counterfoil::admin::{Finding, Overview};
 use counterfoil::redis::cmd;
 use counterfoil::{Counterfoil, Error, ErrorKind, Family, MysqlStore};
 use futures_util::future::join;
@@ -33,6 +33,10 @@ pub struct PairStatus {
     pub never_opened: Vec<String>,
     /// Reasons why families are missing here.
     pub missing: Vec<String>,
+    /// The errors that `check` finds.
+    pub errors: Vec<Finding>,
+    /// The errors that the daemon reports beyond these, `None` if it did not tell its state.
+    pub daemon: Option<Vec<Finding>>,
 }
 
 #[derive(Clone, Serialize)]
@@ -106,6 +110,8 @@ pub async fn poll(config: &PairConfig, families: &[FamilyConfig], late: Duration
         families,
         never_opened,
         missing,
+        errors: Vec::new(),
+        daemon: None,
     }
 }
 

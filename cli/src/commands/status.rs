@@ -5,7 +5,6 @@ use std::time::Duration;
 use counterfoil::Family;
 use counterfoil::admin::{Finding, Severity};
 use futures_util::future::{join, join_all, try_join_all};
-use serde::Serialize;
 
 use super::{Context, daemon_state, servers};
 use crate::config::FamilyConfig;
@@ -13,16 +12,6 @@ use crate::exit::{Exit, Failure};
 use crate::output::{pair_table, short};
 use crate::poll::{self, PairStatus};
 use crate::status::{FamilyView, LATE, State, unix_now};
-
-/// A pair with the errors that `check` and the daemon find in it.
-#[derive(Serialize)]
-struct CheckedPair {
-    #[serde(flatten)]
-    status: PairStatus,
-    errors: Vec<Finding>,
-    /// The errors that the daemon reports beyond these, `None` if it did not tell its state.
-    daemon: Option<Vec<Finding>>,
-}
 
 /// Prints a line for each family. The worst state decides the exit code.
 pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> {
@@ -32,71 +21,41 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
         Ok(daemon) => (daemon, None),
         Err(why) => (None, Some(why)),
     };
-    let checks = context.pairs().zip(polled).map(async |(pair, status)| {
+    let checks = context.pairs().zip(polled).map(async |(pair, mut status)| {
         // an unavailable server is reported once
-        let mut errors = Vec::new();
         if is_up(&status) {
-            errors = servers::findings(context, pair).await?;
-            errors.retain(|finding| finding.severity == Severity::Error);
+            status.errors = servers::findings(context, pair).await?;
+            let is_error = |finding: &Finding| finding.severity == Severity::Error;
+            status.errors.retain(is_error);
         }
-        let daemon = daemon.as_ref().map(|state| {
+        status.daemon = daemon.as_ref().map(|state| {
             let mut reported = state.errors(&pair.name);
-            reported.retain(|finding| !errors.contains(finding));
+            reported.retain(|finding| !status.errors.contains(finding));
             reported
         });
-        Ok::<_, Failure>(CheckedPair {
-            status,
-            errors,
-            daemon,
-        })
+        Ok::<_, Failure>(status)
     });
     let pairs = try_join_all(checks).await?;
     context.output.print(&pairs, |pairs| {
-        let now = unix_now();
-        let age = |saved: u64| format!("{} ago", short(now.saturating_sub(saved) as f64));
-        let statuses = || pairs.iter().map(|pair| &pair.status);
-        let rows = rows(statuses(), |pair, family| {
-            let rejects = match pair.mysql.up {
-                true => family.rejects.to_string(),
-                false => "?".to_owned(),
-            };
-            [
-                pair.pair.clone(),
-                family.name(),
-                family.kind.to_owned(),
-                family.pending.to_string(),
-                family.oldest_seconds.map(short).unwrap_or_default(),
-                family.last_saved.map(age).unwrap_or_default(),
-                rejects,
-                family.state.name().to_owned(),
-            ]
-        });
-        let heads = [
-            "PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "SAVED", "REJECTS", "STATE",
-        ];
-        let mut lines = pair_table(pairs.len(), heads, &rows);
-        for CheckedPair {
-            status,
-            errors,
-            daemon,
-        } in pairs
-        {
+        let mut lines = table(pairs);
+        for status in pairs {
             let pair = &status.pair;
             lines.extend(remarks(status));
-            lines.extend(errors.iter().map(|error| format!("pair {pair}: {error}")));
-            let reported = daemon.iter().flatten();
+            let errors = status.errors.iter();
+            lines.extend(errors.map(|error| format!("pair {pair}: {error}")));
+            let reported = status.daemon.iter().flatten();
             lines.extend(reported.map(|error| format!("pair {pair}: the daemon reports {error}")));
         }
         lines.extend(silent);
         lines
     })?;
-    let has_errors = |pair: &CheckedPair| {
+    let has_errors = |pair: &PairStatus| {
         let reported = pair.daemon.iter().flatten();
-        !is_up(&pair.status) || pair.errors.iter().chain(reported).next().is_some()
+        !is_up(pair) || pair.errors.iter().chain(reported).next().is_some()
     };
-    let is_late = |CheckedPair { status, .. }: &CheckedPair| {
-        let mut families = status.families.iter();
-        !status.missing.is_empty()
+    let is_late = |pair: &PairStatus| {
+        let mut families = pair.families.iter();
+        !pair.missing.is_empty()
             || families.any(|family| family.state != State::Ok || family.is_full())
     };
     Ok(match pairs.iter().any(has_errors) {
@@ -115,19 +74,8 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     let are_up = pairs.iter().all(is_up);
     let has_no_problem = pairs.iter().all(|pair| problems(pair).is_empty());
     context.output.print(&pairs, |pairs| {
-        let rows = rows(pairs.iter(), |pair, family| {
-            [
-                pair.pair.clone(),
-                family.name(),
-                family.kind.to_owned(),
-                family.pending.to_string(),
-                family.oldest_seconds.map(short).unwrap_or_default(),
-                family.open.to_string(),
-            ]
-        });
-        let heads = ["PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "OPEN SLICES"];
-        let mut lines = pair_table(pairs.len(), heads, &rows);
-        if rows.is_empty() && has_no_problem {
+        let mut lines = table(pairs);
+        if lines.is_empty() && has_no_problem {
             lines.push("nothing is pending".to_owned());
         }
         lines.extend(pairs.iter().flat_map(problems));
@@ -140,15 +88,34 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     })
 }
 
-fn rows<'p, const N: usize>(
-    pairs: impl Iterator<Item = &'p PairStatus>,
-    row: impl Fn(&PairStatus, &FamilyView) -> [String; N],
-) -> Vec<[String; N]> {
+/// Returns a line for each family, below a head.
+fn table(pairs: &[PairStatus]) -> Vec<String> {
+    let now = unix_now();
+    let age = |saved: u64| format!("{} ago", short(now.saturating_sub(saved) as f64));
     let mut rows = Vec::new();
     for pair in pairs {
-        rows.extend(pair.families.iter().map(|family| row(pair, family)));
+        let rejects = |family: &FamilyView| match pair.mysql.up {
+            true => family.rejects.to_string(),
+            false => "?".to_owned(),
+        };
+        rows.extend(pair.families.iter().map(|family| {
+            [
+                pair.pair.clone(),
+                family.name(),
+                family.kind.to_owned(),
+                family.pending.to_string(),
+                family.oldest_seconds.map(short).unwrap_or_default(),
+                family.open.to_string(),
+                family.last_saved.map(age).unwrap_or_default(),
+                rejects(family),
+                family.state.name().to_owned(),
+            ]
+        }));
     }
-    rows
+    let heads = [
+        "PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "OPEN", "SAVED", "REJECTS", "STATE",
+    ];
+    pair_table(pairs.len(), heads, &rows)
 }
 
 async fn poll(context: &Context, late: Duration) -> Vec<PairStatus> {

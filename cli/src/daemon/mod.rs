@@ -18,6 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sd_notify::NotifyState;
 use tokio::net::TcpListener;
 use tokio::select;
 use tokio::signal::unix::{SignalKind, signal};
@@ -82,7 +83,7 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
         // workers and HTTP server run until `stop`
         _ = tasks.join_next() => return Err(Failure::warning("a task of the daemon panicked".to_owned())),
     }
-    systemd::stopping();
+    systemd::notify(NotifyState::Stopping);
     tracing::info!("shutting down");
     stop.send_replace(true);
     let ended = timeout(shutdown, async {
@@ -188,7 +189,7 @@ async fn until_stop(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
-    systemd::ready();
+    systemd::notify(NotifyState::Ready);
     loop {
         select! {
             _ = terminate.recv() => return Ok(()),
@@ -202,7 +203,7 @@ async fn until_stop(
                     ),
                     Err(error) => tracing::error!(error, "reload failed, configuration unchanged"),
                 }
-                systemd::ready();
+                systemd::notify(NotifyState::Ready);
             }
         }
     }

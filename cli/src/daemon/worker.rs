@@ -116,7 +116,7 @@ impl Worker {
                 Err(error) => {
                     redis.record(Err(format!("{error:#}")), 0);
                     let name = &self.config.name;
-                    systemd::status(&format!("pair {name}: waiting for Redis: {error:#}"));
+                    systemd::status(name, &format!("waiting for Redis: {error:#}"));
                 }
             }
             sleep(RETRY_PAUSE).await;
@@ -243,7 +243,7 @@ impl ConnectedWorker<'_> {
             view.reconciler.why = Some(why.clone());
         });
         let pair = &self.worker.config.name;
-        systemd::status(&format!("pair {pair}: {why}"));
+        systemd::status(pair, &why);
         if is_new {
             tracing::error!(pair, error = why, "start failed, will retry");
         }
@@ -281,7 +281,7 @@ impl ConnectedWorker<'_> {
         });
         let (pair, families) = (&self.worker.config.name, self.families.number());
         tracing::info!(pair, families, "started");
-        systemd::status(&format!("pair {pair}: running"));
+        systemd::status(pair, "running");
         Ok(())
     }
 

@@ -2,10 +2,10 @@
 
 use maud::{Markup, html};
 
-use super::format::{duration, elapsed, grouped, rate};
+use super::format::{elapsed, grouped, rate};
 use super::sparkline::sparkline;
 use crate::health::{Health, Problem};
-use crate::output::count;
+use crate::output::{count, short};
 use crate::status::Sample;
 use crate::view::View;
 
@@ -70,14 +70,14 @@ pub fn figures(now: &Sample, history: &[Sample]) -> Markup {
     let whole = |value: f64| grouped(value as i128);
     let oldest = match now.oldest_seconds {
         0.0 => "–".to_owned(),
-        seconds => duration(seconds),
+        seconds => short(seconds),
     };
     let open = |total: &Sample| (total.rejects + total.drifted) as f64;
     html! {
         div.figures {
             (figure("rate", "Hits per second", &rate(now.rate), &line(|total| total.rate, rate)))
             (figure("pending", "Ids waiting for MySQL", &grouped(now.pending.into()), &line(|total| total.pending as f64, whole)))
-            (figure("oldest", "Oldest waiting hit", &oldest, &line(|total| total.oldest_seconds, duration)))
+            (figure("oldest", "Oldest waiting hit", &oldest, &line(|total| total.oldest_seconds, short)))
             (figure("open", "Open rejects, drift", &format!("{}, {}", grouped(now.rejects.into()), grouped(now.drifted.into())), &line(open, whole)))
         }
     }

@@ -3,7 +3,8 @@
 use maud::{Markup, html};
 
 use super::address;
-use super::format::{ago, duration, foreign, number, rate, short_id};
+use super::format::{ago, foreign, number, rate, short_id};
+use crate::output::short;
 use crate::status::FamilyView;
 use crate::view::{DriftView, FindingView, PairView, RecountView, RejectView, ServerView, View};
 
@@ -140,7 +141,7 @@ pub fn families(id: &str, caption: &str, rows: &[(&str, &FamilyView)], now: u64)
             state(family, now),
             html! { @if let Some(current) = family.rate { (rate(current)) } },
             number(family.pending),
-            html! { @if let Some(oldest) = family.oldest_seconds { (duration(oldest)) } },
+            html! { @if let Some(oldest) = family.oldest_seconds { (short(oldest)) } },
             number(family.rejects),
             html! { @if let Some(saved) = family.last_saved { (ago(saved, now)) } },
         ]
