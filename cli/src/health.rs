@@ -128,8 +128,7 @@ impl PairView {
         let servers = self.servers().map(|(_, server)| server);
         let was_tried = self.reconciler.running || self.reconciler.why.is_some();
         let is_complete = was_tried && self.looks.iter().all(Look::is_tried);
-        !servers.iter().all(|server| server.is_known())
-            || servers.iter().all(|server| server.up) && !is_complete
+        !servers.iter().all(|server| server.is_known()) || self.are_up() && !is_complete
     }
 
     /// Returns the problems of servers, then of families, then of figures.

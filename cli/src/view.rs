@@ -106,6 +106,11 @@ impl PairView {
         [("redis", &self.redis), ("mysql", &self.mysql)]
     }
 
+    /// Returns whether both servers are up.
+    pub fn are_up(&self) -> bool {
+        self.redis.up && self.mysql.up
+    }
+
     /// Returns the recount of NAMESPACE/FAMILY.
     pub fn recount(&self, family: &str) -> Option<&RecountView> {
         self.recounts

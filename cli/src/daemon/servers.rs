@@ -1,13 +1,11 @@
 //! The availability of a pair's two servers. Each change, and each new reason, is logged once.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use counterfoil::Connection;
 use counterfoil::redis::{InfoDict, RedisError, Value, cmd};
 use counterfoil::sqlx::{self, MySqlPool};
-use tokio::sync::watch;
 
 use super::state::PairState;
 use crate::poll::{no_reply, ticks, with_timeout};
@@ -20,15 +18,20 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A server of a pair.
+#[derive(Clone, Copy)]
 pub struct Server {
-    pub name: &'static str,
-    pub of_pair: fn(&mut PairView) -> &mut ServerView,
-    pub state: Arc<PairState>,
-    /// True for each server of the pair that is up, by its name.
-    pub up: watch::Sender<BTreeSet<&'static str>>,
-    /// The time of the last change, `None` before the first check.
-    pub changed: Option<Instant>,
+    name: &'static str,
+    of_pair: fn(&mut PairView) -> &mut ServerView,
 }
+
+pub const REDIS: Server = Server {
+    name: "redis",
+    of_pair: |pair| &mut pair.redis,
+};
+pub const MYSQL: Server = Server {
+    name: "mysql",
+    of_pair: |pair| &mut pair.mysql,
+};
 
 /// A server's description of itself.
 pub struct Description {
@@ -42,26 +45,29 @@ pub struct Description {
 impl Server {
     /// Records and publishes the result of a check. A change is logged, with the number of waiting
     /// families.
-    pub fn record(&mut self, result: Result<Description, String>, families_waiting: usize) {
-        let (pair, server) = (self.state.name.as_str(), self.name);
-        let is_up = result.is_ok();
-        self.state.update(|view| {
+    pub fn record(
+        self,
+        state: &PairState,
+        result: Result<Description, String>,
+        families_waiting: usize,
+    ) {
+        let (pair, server, now) = (state.name.as_str(), self.name, unix_now());
+        state.update(|view| {
             let view = (self.of_pair)(view);
-            let before = self.changed;
-            let is_changed = before.is_none() || view.up != is_up;
+            let was_known = view.is_known();
+            let is_changed = !was_known || view.up != result.is_ok();
+            let down_seconds = now.saturating_sub(view.since);
             if is_changed {
-                self.changed = Some(Instant::now());
-                view.since = unix_now();
+                view.since = now;
             }
-            view.up = is_up;
+            view.up = result.is_ok();
             match result {
                 Ok(Description {
                     version,
                     memory_bytes,
                     refusal,
                 }) => {
-                    if let (true, Some(before)) = (is_changed, before) {
-                        let down_seconds = before.elapsed().as_secs();
+                    if is_changed && was_known {
                         tracing::info!(
                             pair,
                             server,
@@ -87,14 +93,10 @@ impl Server {
                 }
             }
         });
-        self.up.send_if_modified(|up| match is_up {
-            true => up.insert(server),
-            false => up.remove(server),
-        });
     }
 
     /// Checks the server periodically. Never returns.
-    pub async fn watch<F>(mut self, check: impl Fn() -> F)
+    pub async fn watch<F>(self, state: Arc<PairState>, check: impl Fn() -> F)
     where
         F: Future<Output = Result<Description, String>>,
     {
@@ -102,11 +104,11 @@ impl Server {
         loop {
             ticks.tick().await;
             // counted before the check: waiting hits are saved as soon as a server recovers
-            let view = self.state.view.borrow().clone();
+            let view = state.view.borrow().clone();
             let waiting = view.families.iter();
             let waiting = waiting.filter(|one| one.pending > 0).count();
             let checked = with_timeout(TIMEOUT, check()).await;
-            self.record(checked, waiting);
+            self.record(&state, checked, waiting);
         }
     }
 }

@@ -67,7 +67,7 @@ impl PairState {
     pub fn looked<E: Display>(&self, figures: &str, result: Result<(), E>) {
         let why = result.err().map(|error| format!("{error:#}"));
         self.update(|view| {
-            let are_up = view.redis.up && view.mysql.up;
+            let are_up = view.are_up();
             for look in view.looks.iter_mut().filter(|look| look.name == figures) {
                 match &why {
                     None => (look.at, look.logged) = (Some(unix_now()), None),

@@ -1,7 +1,6 @@
 //! The worker of one pair: it waits for the servers, opens the families, brings everything to
 //! MySQL, and publishes the state.
 
-use std::collections::BTreeSet;
 use std::future::ready;
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,7 +20,7 @@ use super::failing::{self, FailingLog};
 use super::families::Families;
 use super::overview::Overviews;
 use super::sampling::sample;
-use super::servers::{Server, check_mysql, check_redis};
+use super::servers::{MYSQL, REDIS, check_mysql, check_redis};
 use super::state::{PairState, is_set};
 use super::systemd;
 use crate::config::{Config, PairConfig, Serve};
@@ -63,29 +62,22 @@ impl Worker {
     /// An invalid setting of the pair, or a panic in one of its tasks.
     pub async fn run(mut self) -> Result<()> {
         let mut stop = self.stop.clone();
-        let (set_up, up) = watch::channel(BTreeSet::new());
-        let server = |name, of_pair| Server {
-            name,
-            of_pair,
-            state: self.state.clone(),
-            up: set_up.clone(),
-            changed: None,
-        };
-        let mut redis = server("redis", |pair| &mut pair.redis);
-        let mysql = server("mysql", |pair| &mut pair.mysql);
+        let state = self.state.clone();
+        // their state is unknown at other addresses
+        state.update(|view| (view.redis, view.mysql) = Default::default());
         let mut watching = JoinSet::new();
         let probe = pair::probe(&self.config);
-        watching.spawn(mysql.watch(move || check_mysql(probe.clone())));
+        watching.spawn(MYSQL.watch(state.clone(), move || check_mysql(probe.clone())));
         let connected = select! {
-            connected = self.connect(&mut redis) => connected,
+            connected = self.connect() => connected,
             () = is_set(&mut stop) => return Ok(()),
             ended = ended(&mut watching) => return Err(ended),
         };
         self.state.connected.send_replace(Some(connected.clone()));
         let connection = connected.redis().clone();
-        watching.spawn(redis.watch(move || check_redis(connection.clone())));
+        watching.spawn(REDIS.watch(state.clone(), move || check_redis(connection.clone())));
         let (overview, known) = watch::channel(Vec::new());
-        watching.spawn(sample(connected.clone(), known, self.state.clone()));
+        watching.spawn(sample(connected.clone(), known, state));
         let families = Families::new(
             self.config.name.clone(),
             connected.clone(),
@@ -95,7 +87,6 @@ impl Worker {
             worker: &mut self,
             counterfoil: connected,
             families,
-            up,
             up_since: None,
             reconciler: None,
             overviews: Overviews::new(overview),
@@ -109,12 +100,12 @@ impl Worker {
     }
 
     /// Retries until it has a connection to Redis.
-    async fn connect(&self, redis: &mut Server) -> Counterfoil {
+    async fn connect(&self) -> Counterfoil {
         loop {
             match pair::connect(&self.config).await {
                 Ok(pair) => return pair,
                 Err(error) => {
-                    redis.record(Err(format!("{error:#}")), 0);
+                    REDIS.record(&self.state, Err(format!("{error:#}")), 0);
                     let name = &self.config.name;
                     systemd::status(name, &format!("waiting for Redis: {error:#}"));
                 }
@@ -139,9 +130,7 @@ struct ConnectedWorker<'w> {
     worker: &'w mut Worker,
     counterfoil: Counterfoil,
     families: Families,
-    /// The servers that are up.
-    up: watch::Receiver<BTreeSet<&'static str>>,
-    /// The time since which both are.
+    /// The time since which both servers are up.
     up_since: Option<Instant>,
     reconciler: Option<Reconciler>,
     overviews: Overviews,
@@ -158,13 +147,18 @@ impl ConnectedWorker<'_> {
         let (mut overviews, mut upkeep, mut discoveries) =
             (ticks(OVERVIEW), ticks(UPKEEP), ticks(discover));
         let mut supervisions = ticks(SUPERVISION);
-        let mut up_changes = self.up.clone();
+        let mut views = self.worker.state.view.subscribe();
+        let mut were_up = false;
         // beside the other work: it takes long where Redis has many keys
         let mut search = pin!(Fuse::terminated());
         loop {
             let is_started = self.reconciler.is_some();
             // steps that need MySQL are skipped while a server is down
-            let both_up = up_changes.borrow_and_update().len() == 2;
+            let both_up = views.borrow_and_update().are_up();
+            if both_up != were_up {
+                upkeep.reset_immediately();
+            }
+            were_up = both_up;
             let is_working = is_started && both_up;
             if !both_up {
                 self.up_since = None;
@@ -176,7 +170,6 @@ impl ConnectedWorker<'_> {
                     self.reload().await;
                     discoveries.reset_immediately();
                 }
-                Ok(()) = up_changes.changed() => upkeep.reset_immediately(),
                 _ = supervisions.tick(), if is_started => {
                     if self.supervise() {
                         upkeep.reset_immediately();
@@ -194,6 +187,7 @@ impl ConnectedWorker<'_> {
                     search.set(self.families.search().fuse());
                 }
                 found = &mut search, if is_working => self.families.open_found(found).await,
+                Ok(()) = views.changed() => {}
             }
         }
     }
@@ -211,9 +205,8 @@ impl ConnectedWorker<'_> {
         }
         let current = self.worker.state.view.borrow().clone();
         let failing = failing::views(reconciler.failing(), &current);
-        let both_up = self.up.borrow().len() == 2;
         let up_since = *self.up_since.get_or_insert_with(Instant::now);
-        if both_up && up_since.elapsed() >= RECOVERY {
+        if current.are_up() && up_since.elapsed() >= RECOVERY {
             self.failing_log.log(&self.worker.config.name, &failing);
         }
         let known = &current.reconciler.failing;
