@@ -53,7 +53,7 @@ impl View {
 }
 
 /// One pair of servers, and its families.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct PairView {
     pub name: String,
     pub redis: ServerView,
@@ -82,22 +82,12 @@ impl PairView {
     pub fn new(name: &str) -> Self {
         PairView {
             name: name.to_owned(),
-            redis: ServerView::default(),
-            mysql: ServerView::default(),
-            reconciler: ReconcilerView::default(),
             looks: [
                 Look::new("families", STALE_SECONDS),
                 Look::new("overview", STALE_SECONDS),
                 Look::new("check", STALE_CHECK_SECONDS),
             ],
-            families: Vec::new(),
-            refused: Vec::new(),
-            not_served: Vec::new(),
-            findings: Vec::new(),
-            rejects: Vec::new(),
-            drift: Vec::new(),
-            recounts: Vec::new(),
-            totals: Vec::new(),
+            ..PairView::default()
         }
     }
 
@@ -274,7 +264,7 @@ impl FailingView {
 }
 
 /// The last read of figures that the daemon reads periodically.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Look {
     pub name: &'static str,
     /// The age in seconds from which the figures are stale.
@@ -292,9 +282,7 @@ impl Look {
         Look {
             name,
             max_age,
-            at: None,
-            why: None,
-            logged: None,
+            ..Look::default()
         }
     }
 

@@ -4,10 +4,9 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use counterfoil::admin::{Overview, Reject};
+use counterfoil::admin::Reject;
 use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, MysqlStore, Result};
-use tokio::sync::watch;
 
 use super::families::Families;
 use super::state::PairState;
@@ -21,28 +20,17 @@ const MAX_LOGGED: u32 = 10;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Repeated reads of the overview.
+#[derive(Default)]
 pub struct Overviews {
-    /// The last overview.
-    known: watch::Sender<Vec<Overview>>,
     /// The newest reject that was seen; `None` before the first read: older ones are only on the page.
     last_reject: Option<u64>,
-    /// The beginning of the current minute, and the number of rejects that were logged in it.
-    logged: (Instant, u32),
+    /// The beginning of a minute, and the number of rejects that were logged in it.
+    logged: Option<(Instant, u32)>,
     /// The run, and its number of differences, at the last read of each family's drift.
     drift_of: BTreeMap<String, (u64, u64)>,
 }
 
 impl Overviews {
-    /// Creates the state, which sends each overview to `known`.
-    pub fn new(known: watch::Sender<Vec<Overview>>) -> Self {
-        Overviews {
-            known,
-            last_reject: None,
-            logged: (Instant::now(), 0),
-            drift_of: BTreeMap::new(),
-        }
-    }
-
     /// Reads rejects, recounts and their differences, and publishes them.
     pub async fn read(
         &mut self,
@@ -70,7 +58,7 @@ impl Overviews {
                 family,
             });
         }
-        self.known.send_replace(overview);
+        state.overview.send_replace(overview);
         let drift = self.drift(store, state, &recounts).await;
         state.update(|view| {
             view.rejects = RejectView::all(latest);
@@ -86,14 +74,13 @@ impl Overviews {
         let newest = latest.first().map_or(0, |reject| reject.number);
         let last = self.last_reject.unwrap_or(newest);
         self.last_reject = Some(newest.max(last));
-        if self.logged.0.elapsed() >= MINUTE {
-            self.logged = (Instant::now(), 0);
-        }
+        let current = self.logged.filter(|(since, _)| since.elapsed() < MINUTE);
+        let (since, mut number) = current.unwrap_or((Instant::now(), 0));
         for reject in latest.iter().rev().filter(|reject| reject.number > last) {
-            if self.logged.1 == MAX_LOGGED {
+            if number == MAX_LOGGED {
                 break;
             }
-            self.logged.1 += 1;
+            number += 1;
             tracing::error!(
                 pair,
                 number = reject.number,
@@ -104,6 +91,7 @@ impl Overviews {
                 "a row refused a change"
             );
         }
+        self.logged = Some((since, number));
     }
 
     /// Returns the latest differences, with those that current runs found since the last call.

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use counterfoil::admin::Overview;
 use counterfoil::{Counterfoil, Result};
-use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::metrics::count_hits;
@@ -23,13 +22,9 @@ const SAMPLES: usize = 90;
 
 /// Publishes the state of the families, with MySQL's last overview. It needs only Redis, and never
 /// returns.
-pub async fn sample(
-    counterfoil: Counterfoil,
-    overview: watch::Receiver<Vec<Overview>>,
-    state: Arc<PairState>,
-) {
+pub async fn sample(counterfoil: Counterfoil, state: Arc<PairState>) {
     loop {
-        let overview = overview.borrow().clone();
+        let overview = state.overview.borrow().clone();
         let mut pause = SAMPLE_PAUSE;
         let read = sample_all(&counterfoil, &state, &overview).await;
         let read = read.map(|families| {

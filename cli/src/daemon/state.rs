@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::Arc;
 
+use counterfoil::admin::Overview;
 use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, Family};
 use tokio::sync::watch;
@@ -18,6 +19,8 @@ pub struct PairState {
     pub connected: watch::Sender<Option<Counterfoil>>,
     /// The view outlives a worker, so that metrics count each hit once.
     pub view: watch::Sender<Arc<PairView>>,
+    /// The last overview of MySQL.
+    pub overview: watch::Sender<Vec<Overview>>,
     /// The families that the database knows, by NAMESPACE/FAMILY.
     known: watch::Sender<HashMap<String, Registered>>,
 }
@@ -34,6 +37,7 @@ impl PairState {
             name: name.to_owned(),
             connected: watch::Sender::new(None),
             view: watch::Sender::new(Arc::new(PairView::new(name))),
+            overview: watch::Sender::default(),
             known: watch::Sender::default(),
         }
     }

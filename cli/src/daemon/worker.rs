@@ -76,8 +76,7 @@ impl Worker {
         self.state.connected.send_replace(Some(connected.clone()));
         let connection = connected.redis().clone();
         watching.spawn(REDIS.watch(state.clone(), move || check_redis(connection.clone())));
-        let (overview, known) = watch::channel(Vec::new());
-        watching.spawn(sample(connected.clone(), known, state));
+        watching.spawn(sample(connected.clone(), state));
         let families = Families::new(
             self.config.name.clone(),
             connected.clone(),
@@ -89,7 +88,7 @@ impl Worker {
             families,
             up_since: None,
             reconciler: None,
-            overviews: Overviews::new(overview),
+            overviews: Overviews::default(),
             failing_log: FailingLog::default(),
             checked: Vec::new(),
         };

@@ -10,9 +10,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::family::connected;
-use super::params::Params;
 use super::problem::Problem;
-use super::{App, AppState};
+use super::{App, AppState, Params};
 use crate::daemon::VERSION;
 use crate::status::{FamilyView, unix_seconds};
 use crate::view::{DriftView, Look, PairView, RejectView};
@@ -75,15 +74,16 @@ struct Selection {
     pair: Option<String>,
     #[serde(default)]
     family: String,
-    offset: Option<usize>,
-    limit: Option<Limit>,
+    #[serde(default)]
+    offset: usize,
+    #[serde(default)]
+    limit: Limit,
 }
 
 impl Selection {
     fn page<T>(&self, all: impl IntoIterator<Item = T>) -> Vec<T> {
-        let limit = self.limit.unwrap_or_default().0;
-        let all = all.into_iter().skip(self.offset.unwrap_or(0));
-        all.take(limit.into()).collect()
+        let all = all.into_iter().skip(self.offset);
+        all.take(self.limit.0.into()).collect()
     }
 }
 
@@ -230,11 +230,12 @@ struct NamesParams {
     #[serde(default)]
     prefix: String,
     after: Option<String>,
-    limit: Option<Limit>,
+    #[serde(default)]
+    limit: Limit,
 }
 
 async fn series_names(app: AppState, Params(params): Params<NamesParams>) -> Reply {
-    let limit = params.limit.unwrap_or_default();
+    let limit = params.limit;
     let family = app.family(&params.pair, &params.family).await?;
     let after = params.after.as_deref();
     let names = family.names(&params.prefix, after, limit.0.into()).await?;
@@ -271,11 +272,12 @@ async fn activity(app: AppState, Params(params): Params<ActivityParams>) -> Repl
 struct RejectsParams {
     pair: Option<String>,
     after: Option<u64>,
-    limit: Option<Limit>,
+    #[serde(default)]
+    limit: Limit,
 }
 
 async fn rejects(app: AppState, Params(params): Params<RejectsParams>) -> Reply {
-    let limit = params.limit.unwrap_or_default();
+    let limit = params.limit;
     let counterfoil = connected(app.pair(&params.pair)?)?;
     let _permit = app.query_permit().await?;
     let after = params.after.unwrap_or(0);
@@ -292,11 +294,12 @@ struct DriftParams {
     family: String,
     run: Option<u64>,
     after: Option<String>,
-    limit: Option<Limit>,
+    #[serde(default)]
+    limit: Limit,
 }
 
 async fn drift(app: AppState, Params(params): Params<DriftParams>) -> Reply {
-    let limit = params.limit.unwrap_or_default();
+    let limit = params.limit;
     let family = app.family(&params.pair, &params.family).await?;
     let last_run = || {
         let view = family.pair.view.borrow();

@@ -9,11 +9,10 @@ use serde::Deserialize;
 
 use super::format::{ago, elapsed, foreign, grouped, number, time};
 use super::{ProblemPage, address, header, page, problem, summary, tables};
-use crate::http::AppState;
 use crate::http::api::precision;
 use crate::http::family::ServedFamily;
-use crate::http::params::Params;
 use crate::http::problem::Problem;
+use crate::http::{AppState, Params};
 use crate::output::short;
 use crate::status::FamilyView;
 use crate::status::unix_seconds;

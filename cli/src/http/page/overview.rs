@@ -7,9 +7,8 @@ use serde::Deserialize;
 use super::format::grouped;
 use super::{ProblemPage, address, header, page, summary, tables};
 use crate::daemon::VERSION;
-use crate::http::AppState;
-use crate::http::params::Params;
 use crate::http::problem::Problem;
+use crate::http::{AppState, Params};
 use crate::status::{FamilyView, State};
 use crate::view::View;
 
