@@ -92,10 +92,14 @@ impl Worker {
             failing_log: FailingLog::default(),
             checked: Vec::new(),
         };
+        // a step that waits for a silent server is given up
         select! {
-            () = pair.work() => Ok(()),
-            ended = ended(&mut watching) => Err(ended),
+            () = pair.work() => {}
+            () = is_set(&mut stop) => {}
+            ended = ended(&mut watching) => return Err(ended),
         }
+        pair.finish().await;
+        Ok(())
     }
 
     /// Retries until it has a connection to Redis.
@@ -139,8 +143,8 @@ struct ConnectedWorker<'w> {
 }
 
 impl ConnectedWorker<'_> {
+    /// Works step by step. Never returns.
     async fn work(&mut self) {
-        let mut stop = self.worker.stop.clone();
         let mut reloads = self.worker.reloads.clone();
         let discover = self.worker.config.discover.max(Duration::from_millis(100));
         let (mut overviews, mut upkeep, mut discoveries) =
@@ -164,7 +168,6 @@ impl ConnectedWorker<'_> {
             }
             select! {
                 biased;
-                () = is_set(&mut stop) => return self.finish().await,
                 Ok(()) = reloads.changed() => {
                     self.reload().await;
                     discoveries.reset_immediately();
