@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::address;
-use super::format::{ago, foreign, number, rate, short_id};
+use super::format::{ago, foreign, number, rate};
 use crate::output::short;
 use crate::status::FamilyView;
 use crate::view::{DriftView, FindingView, PairView, RecountView, RejectView, ServerView, View};
@@ -201,7 +201,7 @@ pub fn rejects(view: &View, wanted: impl Fn(&str, &str) -> bool) -> Markup {
     let row = |(pair, reject): (&str, &RejectView)| {
         [
             foreign(&reject.reason),
-            html! { (family_link(view, pair, &reject.family)) " " (short_id(&reject.id)) },
+            html! { (family_link(view, pair, &reject.family)) " " (foreign(&reject.id)) },
             html! { (format!("{:+}", reject.delta)) @if reject.times > 1 { " in " (number(reject.times)) } },
             ago(reject.at, view.at),
             number(reject.number),
@@ -227,7 +227,7 @@ pub fn drift(view: &View, wanted: impl Fn(&str, &str) -> bool) -> Markup {
                 @if drift.delta == 0 { (foreign(&drift.note)) }
                 @else { "corrected by " (format!("{:+}", drift.delta)) " to " (number(drift.after.saturating_add(drift.delta))) }
             },
-            html! { (family_link(view, pair, &drift.family)) " " (short_id(&drift.id)) },
+            html! { (family_link(view, pair, &drift.family)) " " (foreign(&drift.id)) },
             number(drift.before),
             number(drift.rows),
             ago(drift.at, view.at),
