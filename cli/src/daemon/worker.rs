@@ -60,7 +60,7 @@ impl Worker {
     ///
     /// # Errors
     /// An invalid setting of the pair, or a panic in one of its tasks.
-    pub async fn run(mut self) -> Result<()> {
+    pub async fn run(self) -> Result<()> {
         let mut stop = self.stop.clone();
         let state = self.state.clone();
         // their state is unknown at other addresses
@@ -83,7 +83,9 @@ impl Worker {
             self.reloads.clone(),
         );
         let mut pair = ConnectedWorker {
-            worker: &mut self,
+            config: self.config,
+            reloads: self.reloads,
+            state: self.state,
             counterfoil: connected,
             families,
             up_since: None,
@@ -129,8 +131,10 @@ async fn ended(tasks: &mut JoinSet<()>) -> Error {
 }
 
 /// A pair with a connection to Redis.
-struct ConnectedWorker<'w> {
-    worker: &'w mut Worker,
+struct ConnectedWorker {
+    config: PairConfig,
+    reloads: watch::Receiver<Arc<Config>>,
+    state: Arc<PairState>,
     counterfoil: Counterfoil,
     families: Families,
     /// The time since which both servers are up.
@@ -142,15 +146,15 @@ struct ConnectedWorker<'w> {
     checked: Vec<FindingView>,
 }
 
-impl ConnectedWorker<'_> {
+impl ConnectedWorker {
     /// Works step by step. Never returns.
     async fn work(&mut self) {
-        let mut reloads = self.worker.reloads.clone();
-        let discover = self.worker.config.discover.max(Duration::from_millis(100));
+        let mut reloads = self.reloads.clone();
+        let discover = self.config.discover.max(Duration::from_millis(100));
         let (mut overviews, mut upkeep, mut discoveries) =
             (ticks(OVERVIEW), ticks(UPKEEP), ticks(discover));
         let mut supervisions = ticks(SUPERVISION);
-        let mut views = self.worker.state.view.subscribe();
+        let mut views = self.state.view.subscribe();
         let mut were_up = false;
         // beside the other work: it takes long where Redis has many keys
         let mut search = pin!(Fuse::terminated());
@@ -205,11 +209,11 @@ impl ConnectedWorker<'_> {
             self.not_running("the reconciler ended by a panic".to_owned());
             return false;
         }
-        let current = self.worker.state.view.borrow().clone();
+        let current = self.state.view.borrow().clone();
         let failing = failing::views(reconciler.failing(), &current);
         let up_since = *self.up_since.get_or_insert_with(Instant::now);
         if current.are_up() && up_since.elapsed() >= RECOVERY {
-            self.failing_log.log(&self.worker.config.name, &failing);
+            self.failing_log.log(&self.config.name, &failing);
         }
         let known = &current.reconciler.failing;
         let is_same = |(one, known): (&FailingView, &FailingView)| one.is_same_step(known);
@@ -221,7 +225,7 @@ impl ConnectedWorker<'_> {
         let (redis, mysql) = (refused_by("redis"), refused_by("mysql"));
         let mut findings = failing::findings(&failing);
         findings.extend(self.checked.iter().cloned());
-        self.worker.state.update(|view| {
+        self.state.update(|view| {
             (view.redis.refuses, view.mysql.refuses) = (redis, mysql);
             view.reconciler.failing = failing;
             view.findings = findings;
@@ -232,12 +236,12 @@ impl ConnectedWorker<'_> {
     /// Publishes and logs why the reconciler does not run.
     fn not_running(&self, why: String) {
         let mut is_new = false;
-        self.worker.state.update(|view| {
+        self.state.update(|view| {
             view.reconciler.running = false;
             is_new = view.reconciler.why.as_ref() != Some(&why);
             view.reconciler.why = Some(why.clone());
         });
-        let pair = &self.worker.config.name;
+        let pair = &self.config.name;
         systemd::status(pair, &why);
         if is_new {
             tracing::error!(pair, error = why, "start failed, will retry");
@@ -254,7 +258,7 @@ impl ConnectedWorker<'_> {
     }
 
     async fn try_start(&mut self) -> Result<()> {
-        let config = &self.worker.config;
+        let config = &self.config;
         if config.create_tables {
             let create = self.counterfoil.mysql()?.create_tables();
             let created = with_timeout(CHECK_TIMEOUT, create).await;
@@ -262,7 +266,7 @@ impl ConnectedWorker<'_> {
         }
         self.families.open_configured().await;
         let reconciler = self.counterfoil.reconciler();
-        let reconciler = match &self.worker.config.serve {
+        let reconciler = match &self.config.serve {
             Serve::All => reconciler.all(),
             Serve::Declared => reconciler,
             Serve::Namespaces(namespaces) => namespaces
@@ -270,11 +274,11 @@ impl ConnectedWorker<'_> {
                 .fold(reconciler, |one, name| one.namespace(name)),
         };
         self.reconciler = Some(reconciler.start().await?);
-        self.worker.state.update(|view| {
+        self.state.update(|view| {
             view.reconciler.running = true;
             view.reconciler.why = None;
         });
-        let (pair, families) = (&self.worker.config.name, self.families.number());
+        let (pair, families) = (&self.config.name, self.families.number());
         tracing::info!(pair, families, "started");
         systemd::status(pair, "running");
         Ok(())
@@ -282,7 +286,7 @@ impl ConnectedWorker<'_> {
 
     /// Reads rejects, recounts and their differences from MySQL.
     async fn overview(&mut self) {
-        let state = &self.worker.state;
+        let state = &self.state;
         let read = self
             .overviews
             .read(&self.counterfoil, &self.families, state);
@@ -301,7 +305,7 @@ impl ConnectedWorker<'_> {
         let read = with_timeout(CHECK_TIMEOUT, self.read_families()).await;
         self.check().await;
         let refused = self.families.refused();
-        let state = &self.worker.state;
+        let state = &self.state;
         state.update(|view| view.refused = refused);
         state.looked("check", read);
         self.supervise();
@@ -330,11 +334,11 @@ impl ConnectedWorker<'_> {
         let others = known.iter().filter(|registered| !self.serves(registered));
         let others = others.map(|registered| registered.family.to_string());
         let not_served: Vec<_> = others.chain(unknown).collect();
-        let before = self.worker.state.view.borrow().not_served.clone();
+        let before = self.state.view.borrow().not_served.clone();
         let new = not_served.iter().filter(|name| !before.contains(name));
         let new: Vec<_> = new.take(MAX_NAMES).cloned().collect();
         if !new.is_empty() {
-            let (pair, number) = (&self.worker.config.name, not_served.len());
+            let (pair, number) = (&self.config.name, not_served.len());
             tracing::warn!(
                 pair,
                 number,
@@ -343,15 +347,13 @@ impl ConnectedWorker<'_> {
             );
         }
         // first, since a read of a known family opens it
-        self.worker
-            .state
-            .update(|view| view.not_served = not_served);
-        self.worker.state.set_known(known);
+        self.state.update(|view| view.not_served = not_served);
+        self.state.set_known(known);
         Ok(())
     }
 
     fn serves(&self, Registered { family, .. }: &Registered) -> bool {
-        let in_scope = match &self.worker.config.serve {
+        let in_scope = match &self.config.serve {
             Serve::All => true,
             Serve::Declared => false,
             Serve::Namespaces(namespaces) => namespaces
@@ -376,7 +378,7 @@ impl ConnectedWorker<'_> {
         if let Some(reconciler) = self.reconciler.take()
             && let Err(error) = reconciler.shutdown().await
         {
-            tracing::error!(pair = self.worker.config.name, error = %format_args!("{error:#}"), "shutdown of the reconciler failed");
+            tracing::error!(pair = self.config.name, error = %format_args!("{error:#}"), "shutdown of the reconciler failed");
         }
     }
 }
