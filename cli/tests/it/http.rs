@@ -290,6 +290,11 @@ async fn metrics_have_what_was_counted() {
         ) == Some(1.0)
     })
     .await;
+    // a hit before the first sample of the empty Redis would count as one of those that it lost
+    eventually("a sample of the empty Redis", async || {
+        sample(&scrape(&daemon).await, "counterfoil_unsaved_ids", &labels) == Some(0.0)
+    })
+    .await;
     // after Redis lost its data, the caller's next call fails once with an unknown outcome
     eventually("a further hit", async || {
         views.add("after", 1).await.is_ok()
