@@ -1,14 +1,13 @@
 // Keeps a page up to date. The page is complete without it.
 'use strict';
 
-const STALE_MS = 8_000; // without a message for this long, the connection is lost
-const RETRY_MS = 3_000;
-const CHART_MS = 2_000;
+const STALE_MS = 8_000; // without a reply for this long, the connection is lost
+const UPDATE_MS = 2_000;
 const loaded = Date.now();
 
 const connection = document.getElementById('connection');
 const age = document.getElementById('age');
-let received; // the time of the last message
+let received; // the time of the last reply
 
 /** Shows the state of the connection, and the age of the page if it is lost. */
 function showConnection() {
@@ -39,29 +38,31 @@ function replace(part, content) {
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
 }
 
-/** Updates the parts of the status page with the events of the daemon. */
+/** Repeats a task, each time after the last has ended. */
+function repeat(task) {
+  const again = () => task().catch(() => {}).finally(() => setTimeout(again, UPDATE_MS));
+  again();
+}
+
+/** Updates the parts of a page that changed. */
 function watch(path) {
-  const waiting = new Map();
-  const listen = () => {
-    const events = new EventSource(path + location.search);
-    events.onmessage = ({ data }) => {
-      received = Date.now();
-      const { state, parts } = JSON.parse(data);
-      if (path === 'events') document.title = `${state} – Counterfoil`;
-      Object.entries(parts).forEach(([name, content]) => waiting.set(name, content));
-      for (const [name, content] of waiting) {
-        const part = document.getElementById(`part-${name}`);
-        if (isSelected(part)) continue;
-        replace(part, content);
-        waiting.delete(name);
-      }
-    };
-    events.onerror = () => {
-      // After an error status the browser does not reconnect.
-      if (events.readyState === EventSource.CLOSED) setTimeout(listen, RETRY_MS);
-    };
-  };
-  listen();
+  const shown = new Map();
+  repeat(async () => {
+    const reply = await fetch(path + location.search, { signal: AbortSignal.timeout(STALE_MS) });
+    if (reply.status === 401) location.reload(); // shows the form for the token
+    if (!reply.ok) return;
+    const fresh = document.createElement('template');
+    fresh.innerHTML = await reply.text();
+    received = Date.now();
+    for (const { id, innerHTML } of fresh.content.children) {
+      const part = document.getElementById(id);
+      if (shown.get(id) === innerHTML || isSelected(part)) continue;
+      replace(part, innerHTML);
+      shown.set(id, innerHTML);
+    }
+    const state = document.querySelector('#part-health strong');
+    if (state) document.title = `${state.textContent} – Counterfoil`;
+  });
 }
 
 /** Draws the slices of a counter as bars in the browser's time zone. The last one, which is not over, is hollow. */
@@ -87,9 +88,9 @@ function draw(box) {
     }, data, box);
     box.chart = chart;
   };
-  const load = async () => {
-    const reply = await fetch(box.dataset.source).catch(() => undefined);
-    if (!reply?.ok) return;
+  repeat(async () => {
+    const reply = await fetch(box.dataset.source);
+    if (!reply.ok) return;
     const { slices } = await reply.json();
     const last = slices.length - 1;
     const data = [
@@ -99,14 +100,12 @@ function draw(box) {
     ];
     received = Date.now();
     if (chart) chart.setData(data); else build(data);
-  };
+  });
   addEventListener('resize', () => chart?.setSize(size()));
   matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => chart && build(chart.data));
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   document.getElementById('chart-zone').textContent = `Times of the chart are in ${zone}, those of the table in UTC.`;
   document.getElementById('slices').open = false;
-  const again = () => load().finally(() => setTimeout(again, CHART_MS));
-  again();
 }
 
 /** Copies the command beside a button. */

@@ -13,7 +13,7 @@ use crate::config::time;
 ///
 /// Exit codes: 0 success, 1 something is late, was refused or failed, 2 a server is unavailable or
 /// an error was found, 3 the command line or the configuration is invalid.
-#[derive(Debug, Parser)]
+#[derive(Parser)]
 #[command(name = "counterfoil", version, max_term_width = 100)]
 pub struct Arguments {
     /// The configuration file
@@ -39,7 +39,7 @@ pub struct Arguments {
     pub command: Command,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 pub enum Command {
     /// Runs the daemon
     Run,
@@ -62,8 +62,6 @@ pub enum Command {
         #[arg(long, default_value = "1m", value_parser = time, value_name = "TIME")]
         late: Duration,
     },
-    /// Lists the families in the database and in the configuration
-    Families,
     /// Prints exact values, including hits that are not in MySQL yet: a line for each id, or for
     /// each slice of a series
     Get {
@@ -159,8 +157,6 @@ pub enum Command {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Shows a table of all families that stays up to date
-    Top,
     /// Prints the least privileges in Redis as an ACL rule
     Acl {
         #[command(flatten)]
@@ -180,7 +176,7 @@ pub enum Command {
     Completions { shell: Shell },
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 pub enum FamilyCommand {
     /// Removes a family that is no longer used and has nothing pending: its keys in Redis,
     /// and its rows in counterfoil's own tables
@@ -196,7 +192,7 @@ pub enum FamilyCommand {
     },
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 pub enum Rejects {
     /// Lists rejects that were neither applied nor discarded
     List {
@@ -224,7 +220,7 @@ pub enum Rejects {
     },
 }
 
-#[derive(Debug, Args)]
+#[derive(Args)]
 #[group(required = true, multiple = false)]
 pub struct Which {
     /// The numbers of rejects
@@ -237,7 +233,7 @@ pub struct Which {
     pub all: bool,
 }
 
-#[derive(Debug, Args)]
+#[derive(Args)]
 pub struct PrivilegesOf {
     /// The role of the user
     #[arg(value_enum)]
@@ -247,7 +243,7 @@ pub struct PrivilegesOf {
     pub user: String,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, ValueEnum)]
 pub enum RoleName {
     /// Counts by the Lua scripts, in any language
     Writer,
@@ -257,7 +253,7 @@ pub enum RoleName {
     Reader,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 pub enum Scripts {
     /// Lists the names and SHA-1s of the scripts
     List,

@@ -5,7 +5,7 @@ use std::process::{ExitCode, Termination};
 
 use counterfoil::ErrorKind;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Exit {
     Ok = 0,
     /// Something is late, was refused, or failed.
@@ -29,7 +29,6 @@ impl Termination for Exit {
 }
 
 /// An error that ends a command, with advice.
-#[derive(Debug)]
 pub struct Failure {
     pub exit: Exit,
     pub message: String,

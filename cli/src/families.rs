@@ -86,10 +86,10 @@ pub async fn find(store: &dyn Store, name: &str) -> Result<Option<Registered>> {
 /// be missing: those of the configuration, and others with the settings that Redis has of them.
 pub async fn in_redis(
     redis: &Connection,
-    configured: &[FamilyConfig],
+    configured: &[&FamilyConfig],
 ) -> (Vec<Family>, Option<String>) {
     let single = configured.iter().filter(|family| !family.is_pattern());
-    let mut names: BTreeSet<_> = single.map(FamilyConfig::name).collect();
+    let mut names: BTreeSet<_> = single.map(|family| family.name()).collect();
     let why = match with_timeout(SEARCH_TIMEOUT, discovery::families(redis)).await {
         Ok(found) => {
             names.extend(found);
@@ -104,7 +104,7 @@ pub async fn in_redis(
         let Some((namespace, family)) = name.split_once('/') else {
             continue;
         };
-        let found = match describing(configured.iter(), &name) {
+        let found = match describing(configured.iter().copied(), &name) {
             Some(configured) => configured.in_namespace(namespace).ok(),
             None => settings_in_redis(redis, namespace, family).await,
         };
@@ -180,7 +180,7 @@ pub fn recount(
         builder = builder.at_most(difference);
     }
     if let Some(ids) = settings.ids_per_second {
-        builder = builder.ids_per_second(ids);
+        builder = builder.ids_per_second(ids.get());
     }
     Some(builder)
 }

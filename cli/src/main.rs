@@ -12,7 +12,6 @@ mod http;
 mod output;
 mod pair;
 mod poll;
-mod sampler;
 mod status;
 mod view;
 

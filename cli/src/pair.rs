@@ -1,10 +1,9 @@
 //! The connections of a pair.
 
-use std::fmt::Display;
 use std::time::Duration;
 
 use counterfoil::redis::cluster::ClusterClient;
-use counterfoil::redis::{Client, ClientTlsConfig, ConnectionInfo, TlsCertificates};
+use counterfoil::redis::{Client, ConnectionInfo, RedisError};
 use counterfoil::sqlx::MySqlPool;
 use counterfoil::sqlx::mysql::MySqlPoolOptions;
 use counterfoil::{
@@ -12,22 +11,25 @@ use counterfoil::{
     cluster_settings,
 };
 
-use crate::config::{PairConfig, RedisPlace, is_tls};
+use crate::config::{PairConfig, is_tls};
 
 /// The time limit for acquiring a connection to MySQL.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Connects to Redis. The first use of MySQL connects to it.
 pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
-    let redis: Connection = match &config.redis {
-        RedisPlace::Cluster(nodes) => cluster(config, nodes).await?.into(),
-        RedisPlace::Sentinel(sentinels, primary) => {
-            let sentinels = sentinels.iter().map(|info| certified(config, info));
-            let sentinels: Vec<_> = sentinels.collect::<Result<_>>()?;
-            let primary = certified(config, primary)?;
+    let (redis, sentinels) = (&config.redis, &config.redis.sentinels);
+    let redis: Connection = if redis.is_cluster {
+        cluster(config).await?.into()
+    } else {
+        let primary = certified(config, &redis.servers[0])?;
+        let sentinels = sentinels.iter().map(|info| certified(config, info));
+        let sentinels: Vec<_> = sentinels.collect::<Result<_>>()?;
+        if sentinels.is_empty() {
+            Primary::connect(primary).await?.into()
+        } else {
             Primary::connect_sentinel(sentinels, primary).await?.into()
         }
-        RedisPlace::At(info) => Primary::connect(certified(config, info)?).await?.into(),
     };
     Ok(Counterfoil::new(redis, store(config)).allow_evicting(config.allow_evicting))
 }
@@ -46,14 +48,14 @@ fn pool(config: &PairConfig, max_connections: u32) -> MySqlPool {
     MySqlPoolOptions::new()
         .max_connections(max_connections)
         .acquire_timeout(ACQUIRE_TIMEOUT)
-        .connect_lazy_with(config.mysql.options.clone())
+        .connect_lazy_with(config.mysql.clone())
 }
 
 /// Returns how to connect to one server, with the certificates if that takes TLS.
 fn certified(config: &PairConfig, info: &ConnectionInfo) -> Result<ConnectionInfo> {
-    match certificates(config) {
+    match &config.certificates {
         Some(certificates) if is_tls(info) => {
-            let client = Client::build_with_tls(info.clone(), certificates);
+            let client = Client::build_with_tls(info.clone(), certificates.clone());
             let client = client.map_err(|error| invalid_setting(config, "redis", error))?;
             Ok(client.get_connection_info().clone())
         }
@@ -61,14 +63,14 @@ fn certified(config: &PairConfig, info: &ConnectionInfo) -> Result<ConnectionInf
     }
 }
 
-async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<Cluster> {
+async fn cluster(config: &PairConfig) -> Result<Cluster> {
+    let nodes = &config.redis.servers;
     let mut builder = cluster_settings(ClusterClient::builder(nodes.iter().cloned()));
-    if let Some(certificates) = certificates(config) {
-        builder = builder.certs(certificates);
+    if let Some(certificates) = &config.certificates {
+        builder = builder.certs(certificates.clone());
     }
-    let client = builder
-        .build()
-        .map_err(|error| invalid_setting(config, "cluster", error))?;
+    let client = builder.build();
+    let client = client.map_err(|error| invalid_setting(config, "cluster", error))?;
     Cluster::connect(client).await.map_err(|error| {
         let nodes: Vec<_> = nodes.iter().map(|info| info.addr().to_string()).collect();
         let message = format!("connecting to the cluster at {} failed", nodes.join(", "));
@@ -76,22 +78,7 @@ async fn cluster(config: &PairConfig, nodes: &[ConnectionInfo]) -> Result<Cluste
     })
 }
 
-/// Returns the certificates of the configuration. An authority replaces those of the system.
-fn certificates(config: &PairConfig) -> Option<TlsCertificates> {
-    let tls = &config.redis_tls;
-    let client = tls.client.as_ref().map(|(cert, key)| ClientTlsConfig {
-        client_cert: cert.clone(),
-        client_key: key.clone(),
-    });
-    (!tls.is_empty()).then(|| TlsCertificates {
-        root_cert: tls.authority.clone(),
-        client_tls: client,
-    })
-}
-
-fn invalid_setting(config: &PairConfig, setting: impl Display, error: impl Display) -> Error {
-    Error::new(
-        ErrorKind::InvalidInput,
-        format!("pair {:?}: {setting}: {error:#}", config.name),
-    )
+fn invalid_setting(config: &PairConfig, setting: &str, error: RedisError) -> Error {
+    let message = format!("pair {:?}: {setting}: {error:#}", config.name);
+    Error::new(ErrorKind::InvalidInput, message)
 }

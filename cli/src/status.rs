@@ -1,7 +1,7 @@
 //! The state of a family: its data that waits in Redis, and MySQL's view of it.
 
 use std::collections::HashMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use counterfoil::admin::{Backlog, Overview};
 use counterfoil::{Durability, Family, Result};
@@ -12,9 +12,9 @@ pub const LATE: Duration = Duration::from_secs(60);
 /// The age in seconds from which figures are stale. They are read every 10 s at least.
 pub const STALE_SECONDS: u64 = 30;
 
-/// The state of one family.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct FamilyStatus {
+/// The state of a family, and its history.
+#[derive(Clone, Default, Serialize)]
+pub struct FamilyView {
     pub namespace: String,
     pub family: String,
     pub kind: &'static str,
@@ -42,9 +42,40 @@ pub struct FamilyStatus {
     /// The reason why its figures cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// Hits a second since the last sample of the daemon, for the kinds that count them.
+    pub rate: Option<f64>,
+    /// The time since which the daemon knows its state, in Unix seconds.
+    pub state_since: u64,
+    /// The daemon's last samples, the oldest first. A family that was idle throughout has none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<Sample>,
+    /// The time of the daemon's last sample.
+    #[serde(skip)]
+    pub sampled: Option<Instant>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+/// The figures of a family, or of all families of a pair, at one moment.
+#[derive(Clone, Copy, Default, Serialize)]
+pub struct Sample {
+    /// The time in Unix seconds.
+    pub at: u64,
+    pub rate: f64,
+    pub pending: u64,
+    /// The maximum of the families.
+    pub oldest_seconds: f64,
+    pub rejects: u64,
+    /// The counters that the last recount of each family found different.
+    #[serde(skip)]
+    pub drifted: u64,
+}
+
+impl Sample {
+    pub fn is_idle(&self) -> bool {
+        self.pending == 0 && self.rate == 0.0
+    }
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
     #[default]
@@ -68,10 +99,22 @@ impl State {
     }
 }
 
-impl FamilyStatus {
+impl FamilyView {
     /// Returns `NAMESPACE/FAMILY`.
     pub fn name(&self) -> String {
         format!("{}/{}", self.namespace, self.family)
+    }
+
+    /// Returns its present figures.
+    pub fn sample(&self, at: u64) -> Sample {
+        Sample {
+            at,
+            rate: self.rate.unwrap_or(0.0),
+            pending: self.pending,
+            oldest_seconds: self.oldest_seconds.unwrap_or(0.0),
+            rejects: self.rejects,
+            drifted: 0,
+        }
     }
 
     /// Returns the key by which lists of families are sorted.
@@ -107,7 +150,7 @@ impl FamilyStatus {
         let problem = backlog.as_ref().err().map(|error| format!("{error:#}"));
         let backlog = backlog.unwrap_or_default();
         let of_kinds = |kinds: &[&str], number| kinds.contains(&family.kind()).then_some(number);
-        FamilyStatus {
+        FamilyView {
             namespace: family.namespace().to_owned(),
             family: family.name().to_owned(),
             kind: family.kind(),
@@ -125,7 +168,22 @@ impl FamilyStatus {
             seen,
             served: true,
             problem,
+            ..FamilyView::default()
         }
+    }
+}
+
+/// Creates an idle buffered family.
+#[cfg(test)]
+pub fn idle(namespace: &str, family: &str) -> FamilyView {
+    FamilyView {
+        namespace: namespace.to_owned(),
+        family: family.to_owned(),
+        kind: "buffered",
+        counted: Some(0),
+        seen: Some(0),
+        served: true,
+        ..FamilyView::default()
     }
 }
 
@@ -149,14 +207,14 @@ pub fn of_families(
     backlogs: Vec<(Family, Result<Backlog>)>,
     overview: &[Overview],
     late: Duration,
-) -> Vec<FamilyStatus> {
+) -> Vec<FamilyView> {
     let overview: HashMap<_, _> = overview
         .iter()
         .map(|one| ((one.namespace.as_str(), one.family.as_str()), one))
         .collect();
     let of = |(family, backlog): (Family, Result<Backlog>)| {
         let overview = overview.get(&(family.namespace(), family.name())).copied();
-        FamilyStatus::new(&family, backlog, overview, late)
+        FamilyView::new(&family, backlog, overview, late)
     };
     backlogs.into_iter().map(of).collect()
 }

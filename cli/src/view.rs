@@ -6,17 +6,15 @@ use std::sync::Arc;
 use counterfoil::admin::{Drift, Finding, Reject, Severity};
 use serde::Serialize;
 
-use crate::status::{FamilyStatus, STALE_SECONDS, is_older, unix_seconds};
+use crate::status::{FamilyView, STALE_SECONDS, Sample, is_older, unix_seconds};
 
 /// The age in seconds from which the findings of `check` are stale. It runs every 30 s.
 const STALE_CHECK_SECONDS: u64 = 120;
 
 /// The state of all pairs at one moment.
-#[derive(Clone, Debug, Serialize)]
 pub struct View {
     /// The time of the snapshot, in Unix seconds.
     pub at: u64,
-    pub version: &'static str,
     pub pairs: Vec<Arc<PairView>>,
 }
 
@@ -39,7 +37,7 @@ impl View {
         };
         let pair = self.pairs.iter().find(is_it)?;
         let mut families = pair.families.iter();
-        let family = families.find(|family| family.status.name() == name)?;
+        let family = families.find(|family| family.name() == name)?;
         Some((pair, family))
     }
 
@@ -47,24 +45,23 @@ impl View {
     pub fn families(&self, text: &str) -> Vec<(&str, &FamilyView)> {
         let mut families: Vec<_> = self
             .of_pairs(|pair| &pair.families)
-            .filter(|(_, family)| family.matches(text))
+            .filter(|(_, family)| family.name().contains(text))
             .collect();
-        families.sort_by_key(|(pair, FamilyView { status, .. })| {
-            (Reverse(status.state), status.sort_key(), *pair)
-        });
+        families.sort_by_key(|(pair, family)| (Reverse(family.state), family.sort_key(), *pair));
         families
     }
 }
 
 /// One pair of servers, and its families.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Default)]
 pub struct PairView {
     pub name: String,
     pub redis: ServerView,
     pub mysql: ServerView,
     pub reconciler: ReconcilerView,
-    /// The times at which figures were last read.
-    pub looks: Looks,
+    /// The figures of the families, from Redis; the overview with rejects, recounts and times of saves,
+    /// from MySQL; and the findings of `check` with the families of the database.
+    pub looks: [Look; 3],
     pub families: Vec<FamilyView>,
     /// Configured families that were not opened, each with the reason.
     pub refused: Vec<Refused>,
@@ -78,32 +75,58 @@ pub struct PairView {
     pub drift: Vec<DriftView>,
     pub recounts: Vec<RecountView>,
     /// Sums of all families during the last hour, the oldest first.
-    #[serde(skip)]
-    pub totals: Vec<Total>,
+    pub totals: Vec<Sample>,
 }
 
 impl PairView {
+    pub fn new(name: &str) -> Self {
+        PairView {
+            name: name.to_owned(),
+            looks: [
+                Look::new("families", STALE_SECONDS),
+                Look::new("overview", STALE_SECONDS),
+                Look::new("check", STALE_CHECK_SECONDS),
+            ],
+            ..PairView::default()
+        }
+    }
+
+    /// Returns both servers with their names.
+    pub fn servers(&self) -> [(&'static str, &ServerView); 2] {
+        [("redis", &self.redis), ("mysql", &self.mysql)]
+    }
+
+    /// Returns whether both servers are up.
+    pub fn are_up(&self) -> bool {
+        self.redis.up && self.mysql.up
+    }
+
+    /// Returns the recount of NAMESPACE/FAMILY.
+    pub fn recount(&self, family: &str) -> Option<&RecountView> {
+        self.recounts
+            .iter()
+            .find(|recount| recount.family == family)
+    }
+
     /// Returns the sums of all families.
-    pub fn total(&self, at: u64) -> Total {
-        let mut total = Total {
+    pub fn total(&self, at: u64) -> Sample {
+        let mut total = Sample {
             at,
             drifted: self.recounts.iter().map(|recount| recount.drifted).sum(),
-            ..Total::default()
+            ..Sample::default()
         };
-        for FamilyView { status, rate, .. } in &self.families {
-            total.rate += rate.unwrap_or(0.0);
-            total.pending += status.pending;
-            total.oldest_seconds = total
-                .oldest_seconds
-                .max(status.oldest_seconds.unwrap_or(0.0));
-            total.rejects += status.rejects;
+        for one in self.families.iter().map(|family| family.sample(at)) {
+            total.rate += one.rate;
+            total.pending += one.pending;
+            total.oldest_seconds = total.oldest_seconds.max(one.oldest_seconds);
+            total.rejects += one.rejects;
         }
         total
     }
 
     /// Adds the present sums to those of the last hour.
     pub fn add_total(&mut self, at: u64) {
-        let is_due = |last: &Total| last.at + TOTAL_SECONDS <= at;
+        let is_due = |last: &Sample| last.at + TOTAL_SECONDS <= at;
         if self.totals.last().is_none_or(is_due) {
             self.totals.retain(|total| total.at + HOUR_SECONDS > at);
             self.totals.push(self.total(at));
@@ -115,22 +138,8 @@ impl PairView {
 const TOTAL_SECONDS: u64 = 10;
 const HOUR_SECONDS: u64 = 3600;
 
-/// The sums of a pair's families at one moment.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Total {
-    /// The time in Unix seconds.
-    pub at: u64,
-    pub rate: f64,
-    pub pending: u64,
-    /// The maximum of the families.
-    pub oldest_seconds: f64,
-    pub rejects: u64,
-    /// The counters that the last recount of each family found different.
-    pub drifted: u64,
-}
-
 /// A finding, and since when it is known.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq, Serialize)]
 pub struct FindingView {
     #[serde(flatten)]
     pub finding: Finding,
@@ -155,7 +164,7 @@ impl FindingView {
 }
 
 /// The last known state of a server.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ServerView {
     pub up: bool,
     /// The time of the last change of `up`, in Unix seconds.
@@ -197,7 +206,7 @@ impl ServerView {
 }
 
 /// A state in which Redis replies, but accepts no hits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     MemoryFull,
     Replica,
@@ -210,10 +219,20 @@ impl Refusal {
             Refusal::Replica => "Redis is a replica, which accepts no writes",
         }
     }
+
+    /// Returns the recommended action, in a sentence without a period.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Refusal::MemoryFull => {
+                "Raise maxmemory, or restore MySQL, so that waiting hits leave Redis"
+            }
+            Refusal::Replica => "Let the address in the configuration lead to the primary",
+        }
+    }
 }
 
 /// The state of the reconciler, which brings hits to MySQL.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Default, Serialize)]
 pub struct ReconcilerView {
     pub running: bool,
     /// The reason why it does not run; `None` before the first attempt to start it.
@@ -223,7 +242,7 @@ pub struct ReconcilerView {
 }
 
 /// A step of the reconciler that fails and is retried.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, PartialEq, Eq, Serialize)]
 pub struct FailingView {
     pub step: &'static str,
     /// `NAMESPACE/FAMILY`, if the step concerns one.
@@ -237,108 +256,54 @@ pub struct FailingView {
     pub blocks_hits: bool,
 }
 
-/// The figures that the daemon reads periodically.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct Looks {
-    /// The state of the families, from Redis.
-    pub families: Look,
-    /// Rejects, recounts and times of saves, from MySQL.
-    pub overview: Look,
-    /// The findings of `check`, and the families of the database.
-    pub check: Look,
-}
-
-impl Looks {
-    /// Returns each with its name, and whether it is stale at this time.
-    pub fn all(&self, now: u64) -> [(&'static str, &Look, bool); 3] {
-        [
-            ("families", &self.families, STALE_SECONDS),
-            ("overview", &self.overview, STALE_SECONDS),
-            ("check", &self.check, STALE_CHECK_SECONDS),
-        ]
-        .map(|(name, look, age)| (name, look, is_older(look.at, age, now)))
+impl FailingView {
+    /// Returns whether both are the same step of the same family.
+    pub fn is_same_step(&self, other: &FailingView) -> bool {
+        (self.step, &self.family) == (other.step, &other.family)
     }
 }
 
-/// The last read of some figures.
-#[derive(Clone, Debug, Default, Serialize)]
+/// The last read of figures that the daemon reads periodically.
+#[derive(Clone, Default)]
 pub struct Look {
+    pub name: &'static str,
+    /// The age in seconds from which the figures are stale.
+    max_age: u64,
     /// The time at which they were last read, in Unix seconds.
     pub at: Option<u64>,
     /// The reason why they could not be read since.
     pub why: Option<String>,
     /// The reason that was logged.
-    #[serde(skip)]
     pub logged: Option<String>,
 }
 
-/// The state of a family, and its history.
-#[derive(Clone, Debug, Default, Serialize)]
-pub struct FamilyView {
-    #[serde(flatten)]
-    pub status: FamilyStatus,
-    /// Hits a second since the last sample, for the kinds that count them.
-    pub rate: Option<f64>,
-    /// The time since which its state is the present one, in Unix seconds.
-    pub state_since: u64,
-    /// The last samples, the oldest first. A family that was idle throughout has none.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub history: Vec<Sample>,
-}
-
-impl FamilyView {
-    /// Returns whether its figures are stale at this time.
-    pub fn is_stale(&self, now: u64) -> bool {
-        self.status.is_stale(now)
-    }
-
-    /// Returns whether `NAMESPACE/FAMILY` contains `text`.
-    pub fn matches(&self, text: &str) -> bool {
-        self.status.name().contains(text)
-    }
-
-    /// Creates an idle buffered family.
-    #[cfg(test)]
-    pub fn idle(namespace: &str, family: &str) -> Self {
-        let status = FamilyStatus {
-            namespace: namespace.to_owned(),
-            family: family.to_owned(),
-            kind: "buffered",
-            counted: Some(0),
-            seen: Some(0),
-            served: true,
-            ..FamilyStatus::default()
-        };
-        FamilyView {
-            status,
-            ..FamilyView::default()
+impl Look {
+    fn new(name: &'static str, max_age: u64) -> Self {
+        Look {
+            name,
+            max_age,
+            ..Look::default()
         }
     }
-}
 
-/// A family at one moment.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Sample {
-    /// The time in Unix seconds.
-    pub at: u64,
-    pub rate: Option<f64>,
-    pub pending: u64,
-    pub oldest_seconds: f64,
-}
+    /// Returns whether the figures were tried to read.
+    pub fn is_tried(&self) -> bool {
+        self.at.is_some() || self.why.is_some()
+    }
 
-impl Sample {
-    pub fn is_idle(&self) -> bool {
-        self.pending == 0 && self.rate.unwrap_or(0.0) == 0.0
+    /// Returns whether the figures are stale at this time.
+    pub fn is_stale(&self, now: u64) -> bool {
+        is_older(self.at, self.max_age, now)
     }
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Serialize)]
 pub struct Refused {
     pub family: String,
     pub reason: String,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Serialize)]
 pub struct RejectView {
     pub number: u64,
     /// `NAMESPACE/FAMILY`.
@@ -369,7 +334,7 @@ impl RejectView {
 }
 
 /// A counter that differed from its rows.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Serialize)]
 pub struct DriftView {
     /// `NAMESPACE/FAMILY`.
     pub family: String,
@@ -406,7 +371,7 @@ impl DriftView {
 }
 
 /// A current recount, or the last run of a family.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Serialize)]
 pub struct RecountView {
     /// `NAMESPACE/FAMILY`.
     pub family: String,

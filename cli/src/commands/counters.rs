@@ -1,8 +1,7 @@
 //! Reading and changing counters of any kind.
 
-use std::io::{self, Write};
-
 use counterfoil::{AnyCounters, Outcome, Precision, Slice, VisitorCount};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{Context, connect};
@@ -183,7 +182,7 @@ async fn count(
 /// The number of counters in a read.
 const PAGE: usize = 1000;
 
-/// Prints the counters of a family, page by page.
+/// Prints the counters of a family.
 pub async fn list(
     context: &Context,
     family: &str,
@@ -192,50 +191,32 @@ pub async fn list(
     limit: usize,
 ) -> Result<Exit, Failure> {
     let counters = open_to_read(context, family).await?;
-    write_list(&counters, prefix, after, limit, context.output.json).await?;
-    Ok(Exit::Ok)
+    let mut all: Vec<Counter> = Vec::new();
+    loop {
+        let last = all.last().map(|counter| &counter.id).or(after.as_ref());
+        let asked = PAGE.min(limit - all.len());
+        let page = page(&counters, prefix, last.map(String::as_str), asked).await?;
+        let is_last = page.len() < asked;
+        all.extend(page);
+        if is_last || all.len() == limit {
+            break;
+        }
+    }
+    context.output.print(&all, |all| {
+        let line = |Counter { id, value }: &Counter| match value {
+            Some(value) => format!("{}\t{value}", isolated(id)),
+            None => isolated(id),
+        };
+        all.iter().map(line).collect()
+    })
 }
 
-async fn write_list(
-    counters: &AnyCounters,
-    prefix: &str,
-    mut after: Option<String>,
-    limit: usize,
-    json: bool,
-) -> Result<(), Failure> {
-    let mut left = limit;
-    let mut is_first = true;
-    loop {
-        let asked = left.min(PAGE);
-        let page = page(counters, prefix, after.as_deref(), asked).await?;
-        let mut out = io::BufWriter::new(io::stdout().lock());
-        for (id, value) in &page {
-            if json {
-                let item = match value {
-                    Some(value) => json!({"id": id, "value": value}),
-                    None => json!({"id": id}),
-                };
-                write!(out, "{}\n  {item}", if is_first { "[" } else { "," })?;
-                is_first = false;
-            } else {
-                let id = isolated(id);
-                match value {
-                    Some(value) => writeln!(out, "{id}\t{value}")?,
-                    None => writeln!(out, "{id}")?,
-                }
-            }
-        }
-        left -= page.len();
-        let is_last = page.len() < asked || left == 0;
-        if is_last && json {
-            writeln!(out, "{}", if is_first { "[]" } else { "\n]" })?;
-        }
-        out.flush()?;
-        if is_last {
-            return Ok(());
-        }
-        after = page.into_iter().next_back().map(|(id, _)| id);
-    }
+/// A counter, or the name of a series.
+#[derive(Serialize)]
+struct Counter {
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<i64>,
 }
 
 async fn page(
@@ -243,13 +224,13 @@ async fn page(
     prefix: &str,
     after: Option<&str>,
     limit: usize,
-) -> Result<Vec<(String, Option<i64>)>, Failure> {
+) -> Result<Vec<Counter>, Failure> {
     let valued = match counters {
         AnyCounters::Buffered(counters) => counters.list(prefix, after, limit).await?,
         AnyCounters::Visitors(visitors) => visitors.list(prefix, after, limit).await?,
         AnyCounters::Series(series) => {
             let names = series.names(prefix, after, limit).await?.into_iter();
-            return Ok(names.map(|name| (name, None)).collect());
+            return Ok(names.map(|id| Counter { id, value: None }).collect());
         }
         other => {
             let family = other.family();
@@ -260,6 +241,9 @@ async fn page(
             return Err(Failure::usage(what));
         }
     };
-    let valued = valued.into_iter().map(|(id, value)| (id, Some(value)));
-    Ok(valued.collect())
+    let counter = |(id, value)| Counter {
+        id,
+        value: Some(value),
+    };
+    Ok(valued.into_iter().map(counter).collect())
 }

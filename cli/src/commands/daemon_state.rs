@@ -1,14 +1,11 @@
 //! The state that the daemon on this machine reports over HTTP: what only the daemon sees.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::error::Error;
+use std::net::SocketAddr;
 
-use axum::body::{Body, to_bytes};
-use axum::http::header::{AUTHORIZATION, HOST};
-use axum::http::{Request, StatusCode};
 use counterfoil::admin::{Finding, Severity};
-use hyper::client::conn::http1::handshake;
-use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::config::HttpConfig;
@@ -17,7 +14,7 @@ use crate::poll::in_time;
 /// The path of the state without its families.
 const STATE: &str = "/api/v1/state?limit=0";
 /// The maximum length of a reply in bytes.
-const MAX_LENGTH: usize = 16 << 20;
+const MAX_LENGTH: u64 = 16 << 20;
 
 #[derive(Deserialize)]
 pub struct DaemonState {
@@ -62,44 +59,27 @@ impl DaemonState {
 /// serves no HTTP, or on a port that the system chose.
 pub async fn read(http: Option<&HttpConfig>) -> Option<Result<DaemonState, String>> {
     let http = http.filter(|http| http.listen.port() > 0)?;
-    let address = local(http.listen);
+    // an unspecified address leads to this machine
+    let address = http.listen;
     let state = in_time(ask(address, http)).await;
     Some(state.map_err(|why| format!("the daemon at {address} did not tell its state: {why}")))
 }
 
-/// Returns the address at which this machine reaches a listener.
-fn local(listen: SocketAddr) -> SocketAddr {
-    let ip = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    SocketAddr::new(ip, listen.port())
-}
-
-async fn ask(address: SocketAddr, http: &HttpConfig) -> Result<DaemonState, String> {
-    let stream = TcpStream::connect(address).await.map_err(text)?;
-    let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(text)?;
-    tokio::spawn(connection);
-    let mut request = Request::get(STATE).header(HOST, address.to_string());
+async fn ask(address: SocketAddr, http: &HttpConfig) -> Result<DaemonState, Box<dyn Error>> {
+    let mut stream = TcpStream::connect(address).await?;
+    let mut request = format!("GET {STATE} HTTP/1.0\r\nHost: {address}\r\n");
     if let Some(token) = &http.token {
-        request = request.header(AUTHORIZATION, format!("Bearer {}", token.as_str()));
+        request += &format!("Authorization: Bearer {token}\r\n");
     }
-    let request = request.body(Body::empty()).map_err(text)?;
-    let reply = sender.send_request(request).await.map_err(text)?;
-    match reply.status() {
-        StatusCode::OK => {}
-        StatusCode::UNAUTHORIZED => {
-            return Err("it needs its token, which this command lacks".to_owned());
-        }
-        status => return Err(format!("it replied {status}")),
+    stream
+        .write_all(format!("{request}\r\n").as_bytes())
+        .await?;
+    let mut reply = String::new();
+    stream.take(MAX_LENGTH).read_to_string(&mut reply).await?;
+    let (head, body) = reply.split_once("\r\n\r\n").ok_or("it is not one")?;
+    match head.split(' ').nth(1) {
+        Some("200") => Ok(serde_json::from_str(body)?),
+        Some("401") => Err("it needs its token, which this command lacks".into()),
+        _ => Err(format!("it replied {:?}", head.lines().next()).into()),
     }
-    let body = to_bytes(Body::new(reply.into_body()), MAX_LENGTH)
-        .await
-        .map_err(text)?;
-    serde_json::from_slice(&body).map_err(|why| format!("its reply is not its state: {why}"))
-}
-
-fn text(error: impl std::error::Error) -> String {
-    error.to_string()
 }

@@ -12,7 +12,6 @@ mod rejects;
 mod scripts;
 mod servers;
 mod status;
-mod top;
 
 use std::path::Path;
 
@@ -24,7 +23,7 @@ use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::Output;
 use crate::pair;
-use crate::poll::{Poller, in_time};
+use crate::poll::in_time;
 
 /// The context of most commands.
 pub struct Context {
@@ -138,13 +137,6 @@ impl Context {
             },
         }
     }
-
-    /// Creates a poller for each pair.
-    pub fn pollers(&self) -> counterfoil::Result<Vec<Poller>> {
-        self.pairs()
-            .map(|pair| Poller::new(pair, &self.config.families))
-            .collect()
-    }
 }
 
 /// Connects to a pair. The error names the pair.
@@ -174,7 +166,6 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
         Command::Init { print: false } => servers::init(&context()?).await,
         Command::Check => servers::check(&context()?).await,
         Command::Status { late } => status::status(&context()?, late).await,
-        Command::Families => status::list(&context()?).await,
         Command::Get {
             family,
             ids,
@@ -211,7 +202,6 @@ pub async fn execute(arguments: Arguments) -> Result<Exit, Failure> {
                 },
         } => changes::remove(&context()?, &family, yes, dry_run).await,
         Command::Purge { yes, dry_run } => purge::purge(&context()?, yes, dry_run).await,
-        Command::Top => top::run(&context()?).await,
         Command::Acl { of } => privileges::acl(&context()?, &of).await,
         Command::Grants { of } => privileges::grants(&context()?, &of).await,
         Command::Scripts {

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::Context;
 use crate::arguments::{PrivilegesOf, RoleName};
-use crate::config::{FamilyConfig, PairConfig, RedisPlace};
+use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::families::registered;
 use crate::pair;
@@ -53,7 +53,7 @@ async fn rules(
             rules.insert("+scan".to_owned());
         }
     }
-    if let RedisPlace::Cluster(_) = &pair.redis {
+    if pair.redis.is_cluster {
         rules.insert("+cluster|slots".to_owned());
     }
     if pair.redis.database() != 0 {
@@ -87,7 +87,7 @@ async fn statements(
     pair: &PairConfig,
     of: &PrivilegesOf,
 ) -> Result<Vec<String>, Failure> {
-    let schema = pair.mysql.database.as_str();
+    let schema = pair.mysql.get_database().unwrap_or_default();
     let (mut all, patterns) = families(context, pair).await?;
     for pattern in patterns {
         all.push(pattern.sample()?);

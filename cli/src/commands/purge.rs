@@ -1,40 +1,22 @@
 //! The deletion of old records.
 
 use counterfoil::admin::Purged;
-use serde::Serialize;
+use serde_json::json;
 
 use super::Context;
 use crate::exit::{Exit, Failure};
 use crate::output::{confirm, count};
 use crate::pair;
 
-#[derive(Serialize)]
-struct OfPair {
-    pair: String,
-    rejects: u64,
-    recounts: u64,
-    drift: u64,
-}
-
-impl OfPair {
-    fn new(pair: &str, purged: Purged) -> Self {
-        OfPair {
-            pair: pair.to_owned(),
-            rejects: purged.rejects,
-            recounts: purged.recounts,
-            drift: purged.drift,
-        }
-    }
-
-    fn line(&self) -> String {
-        format!(
-            "pair {}: {}, {} with {}",
-            self.pair,
-            count(self.rejects, "reject that is done", "rejects that are done"),
-            count(self.recounts, "recount", "recounts"),
-            count(self.drift, "difference", "differences"),
-        )
-    }
+fn line((pair, purged): &(&str, Purged)) -> String {
+    let rejects = count(
+        purged.rejects,
+        "reject that is done",
+        "rejects that are done",
+    );
+    let recounts = count(purged.recounts, "recount", "recounts");
+    let drift = count(purged.drift, "difference", "differences");
+    format!("pair {pair}: {rejects}, {recounts} with {drift}")
 }
 
 /// Deletes rejects that are done, and former recounts, older than `keep_history` of their pair.
@@ -42,24 +24,31 @@ pub async fn purge(context: &Context, yes: bool, dry_run: bool) -> Result<Exit, 
     let mut found = Vec::new();
     for pair in context.pairs() {
         let purgeable = pair::store(pair).purgeable(pair.keep_history).await?;
-        found.push(OfPair::new(&pair.name, purgeable));
+        found.push((pair.name.as_str(), purgeable));
     }
+    let mut verb = "would be deleted";
     if !dry_run {
-        let lines: Vec<_> = found.iter().map(OfPair::line).collect();
+        verb = "deleted";
+        let lines: Vec<_> = found.iter().map(line).collect();
         confirm(&format!("delete {}?", lines.join("; ")), yes)?;
         found.clear();
         for pair in context.pairs() {
             let purged = pair::store(pair).purge(pair.keep_history).await?;
-            found.push(OfPair::new(&pair.name, purged));
+            found.push((pair.name.as_str(), purged));
         }
     }
-    let verb = if dry_run {
-        "would be deleted"
-    } else {
-        "deleted"
+    let json = |(pair, purged): &(&str, Purged)| {
+        let Purged {
+            rejects,
+            recounts,
+            drift,
+            ..
+        } = purged;
+        json!({"pair": pair, "rejects": rejects, "recounts": recounts, "drift": drift})
     };
-    context.output.print(&found, |found| {
-        let line = |one: &OfPair| format!("{verb}: {}", one.line());
+    let json: Vec<_> = found.iter().map(json).collect();
+    context.output.print(&json, |_| {
+        let line = |one| format!("{verb}: {}", line(one));
         found.iter().map(line).collect()
     })
 }

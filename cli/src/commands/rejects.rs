@@ -32,8 +32,8 @@ pub async fn execute(context: &Context, command: Rejects) -> Result<Exit, Failur
 }
 
 #[derive(Serialize)]
-struct Listed {
-    pair: String,
+struct Listed<'a> {
+    pair: &'a str,
     #[serde(flatten)]
     reject: RejectView,
 }
@@ -42,27 +42,26 @@ async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exi
     let mut listed = Vec::new();
     for pair in context.pairs() {
         let rejects = open_rejects(&pair::store(pair), limit, family).await?;
-        listed.extend(self::listed(pair, rejects));
+        listed.extend(of_pair(pair, rejects));
     }
     print_rejects(context, listed)
 }
 
-fn listed(pair: &PairConfig, rejects: Vec<RejectView>) -> Vec<Listed> {
-    let listed = |reject| Listed {
-        pair: pair.name.clone(),
-        reject,
-    };
-    rejects.into_iter().map(listed).collect()
+fn of_pair(pair: &PairConfig, rejects: Vec<RejectView>) -> impl Iterator<Item = Listed<'_>> {
+    let pair = pair.name.as_str();
+    rejects
+        .into_iter()
+        .map(move |reject| Listed { pair, reject })
 }
 
-fn print_rejects(context: &Context, rejects: Vec<Listed>) -> Result<Exit, Failure> {
+fn print_rejects(context: &Context, rejects: Vec<Listed<'_>>) -> Result<Exit, Failure> {
     context.output.print(&rejects, |listed| {
         if listed.is_empty() {
             return vec!["no rejects".to_owned()];
         }
-        let row = |Listed { pair, reject }: &Listed| {
+        let row = |Listed { pair, reject }: &Listed<'_>| {
             [
-                pair.clone(),
+                (*pair).to_owned(),
                 reject.number.to_string(),
                 reject.family.clone(),
                 format!("{:?}", reject.id),
@@ -107,8 +106,7 @@ async fn select(store: &MysqlStore, which: &Which) -> Result<(Vec<RejectView>, V
         return Ok((rejects, Vec::new()));
     }
     let (mut selected, mut not_found) = (Vec::new(), Vec::new());
-    let numbers: BTreeSet<_> = which.numbers.iter().copied().collect();
-    for number in numbers {
+    for &number in BTreeSet::from_iter(&which.numbers) {
         match open_reject(store, number).await? {
             Some(reject) => selected.push(reject),
             None => not_found.push(number),
@@ -150,32 +148,27 @@ async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     let pair = context.pair()?;
     let connected = connect(pair).await?;
     let (selected, not_found) = select(connected.mysql()?, which).await?;
-    let outcome = Outcome {
-        not_found,
-        ..apply(&connected, selected).await?
-    };
+    let mut outcome = apply(&connected, selected).await?;
+    outcome.not_found = not_found;
     context.output.print(&outcome, |outcome| {
         let mut lines = vec![format!("applied: {}", outcome.applied.len())];
         if !outcome.done_before.is_empty() {
             let number = outcome.done_before.len();
             lines.push(format!("already applied or discarded: {number}"));
         }
-        for reject in &outcome.refused {
-            lines.push(format!(
+        lines.extend(outcome.refused.iter().map(|reject| {
+            format!(
                 "refused again: {} of {}, {}: {}",
                 reject.number,
                 reject.family,
                 isolated(&format!("{:?}", reject.id)),
                 isolated(&reject.reason)
-            ));
-        }
-        for left in &outcome.left {
+            )
+        }));
+        lines.extend(outcome.left.iter().map(|left| {
             let rejects = count(left.numbers.len() as u64, "reject", "rejects");
-            lines.push(format!(
-                "not applied: {rejects} of {}: {}",
-                left.family, left.why
-            ));
-        }
+            format!("not applied: {rejects} of {}: {}", left.family, left.why)
+        }));
         lines.extend(outcome.not_found.iter().map(not_open));
         lines
     })?;
@@ -191,50 +184,49 @@ fn not_open(number: &u64) -> String {
 /// Retries each reject once, family by family.
 async fn apply(counterfoil: &Counterfoil, rejects: Vec<RejectView>) -> Result<Outcome, Failure> {
     let (registered, _) = registered(counterfoil.store()).await?;
-    let mut numbers: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    let mut by_family: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for RejectView { family, number, .. } in rejects {
-        numbers.entry(family).or_default().push(number);
+        by_family.entry(family).or_default().push(number);
     }
     let store = counterfoil.mysql()?;
     let mut outcome = Outcome::default();
-    for (name, numbers) in numbers {
+    for (family, numbers) in by_family {
         let mut families = registered.iter().map(|registered| &registered.family);
-        let retried = match families.find(|family| family.to_string() == name) {
+        let retried = match families.find(|registered| registered.to_string() == family) {
             Some(family) => {
                 let retried = store.retry_rejects(family, &numbers).await;
                 retried.map_err(|error| format!("{error:#}"))
             }
             None => Err("this version does not know the family".to_owned()),
         };
-        let retried = match retried {
-            Ok(retried) => retried,
+        match retried {
+            Ok(retried) => {
+                for (number, retried) in numbers.into_iter().zip(retried) {
+                    match retried {
+                        Retried::Applied => outcome.applied.push(number),
+                        Retried::Refused => {
+                            outcome.refused.extend(open_reject(store, number).await?);
+                        }
+                        Retried::AppliedBefore | Retried::Discarded | Retried::NotFound => {
+                            outcome.done_before.push(number);
+                        }
+                    }
+                }
+            }
             Err(why) => {
                 // earlier ones may be applied
-                let is_open = match open_rejects(store, u64::MAX, Some(&name)).await {
-                    Ok(open) => open.into_iter().map(|reject| reject.number).collect(),
-                    Err(_) => BTreeSet::from_iter(numbers.iter().copied()),
+                let open = open_rejects(store, u64::MAX, Some(&family)).await.ok();
+                let is_open = |number: &u64| {
+                    let open = open.as_ref();
+                    open.is_none_or(|open| open.iter().any(|reject| reject.number == *number))
                 };
-                let (left, applied): (Vec<_>, _) = numbers
-                    .into_iter()
-                    .partition(|number| is_open.contains(number));
-                outcome.applied.extend::<Vec<_>>(applied);
+                let (numbers, applied): (Vec<_>, Vec<_>) = numbers.into_iter().partition(is_open);
+                outcome.applied.extend(applied);
                 outcome.left.push(Left {
-                    family: name,
-                    numbers: left,
+                    family,
+                    numbers,
                     why,
                 });
-                continue;
-            }
-        };
-        for (number, retried) in numbers.into_iter().zip(retried) {
-            match retried {
-                Retried::Applied => outcome.applied.push(number),
-                Retried::Refused => {
-                    outcome.refused.extend(open_reject(store, number).await?);
-                }
-                Retried::AppliedBefore | Retried::Discarded | Retried::NotFound => {
-                    outcome.done_before.push(number);
-                }
             }
         }
     }
@@ -251,7 +243,7 @@ async fn discard(
     let store = pair::store(pair);
     let (selected, not_found) = select(&store, which).await?;
     if dry_run {
-        return print_rejects(context, listed(pair, selected));
+        return print_rejects(context, of_pair(pair, selected).collect());
     }
     if which.numbers.is_empty() && !selected.is_empty() {
         let rejects = count(selected.len() as u64, "reject", "rejects");

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::Context;
 use super::privileges::quoted;
 use super::status::differences;
-use crate::config::{FamilyConfig, PairConfig};
+use crate::config::{FamilyConfig, PairConfig, mysql_transport};
 use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
 use crate::families;
@@ -94,7 +94,7 @@ async fn mysql_tls(pair: &PairConfig) -> Option<String> {
     let pool = pair::probe(pair);
     let version = sqlx::query_as("SHOW SESSION STATUS LIKE 'Ssl_version'").fetch_one(&pool);
     let (_, version): (String, String) = in_time(version).await.ok()?;
-    let transport = pair.mysql.transport(!version.is_empty());
+    let transport = mysql_transport(&pair.mysql, !version.is_empty());
     Some(format!("{transport} ({version})").replace(" ()", ""))
 }
 

@@ -4,28 +4,14 @@ use std::time::Duration;
 
 use counterfoil::Family;
 use counterfoil::admin::{Finding, Severity};
-use counterfoil::store::Registered;
 use futures_util::future::{join, join_all, try_join_all};
-use serde::Serialize;
 
 use super::{Context, daemon_state, servers};
-use crate::config::{FamilyConfig, PairConfig};
+use crate::config::FamilyConfig;
 use crate::exit::{Exit, Failure};
-use crate::families;
 use crate::output::{pair_table, short};
-use crate::pair;
-use crate::poll::{PairStatus, in_time};
-use crate::status::{FamilyStatus, LATE, State, unix_now};
-
-/// A pair with the errors that `check` and the daemon find in it.
-#[derive(Serialize)]
-struct CheckedPair {
-    #[serde(flatten)]
-    status: PairStatus,
-    errors: Vec<Finding>,
-    /// The errors that the daemon reports beyond these, `None` if it did not tell its state.
-    daemon: Option<Vec<Finding>>,
-}
+use crate::poll::{self, PairStatus};
+use crate::status::{FamilyView, LATE, State, unix_now};
 
 /// Prints a line for each family. The worst state decides the exit code.
 pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> {
@@ -35,83 +21,52 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
         Ok(daemon) => (daemon, None),
         Err(why) => (None, Some(why)),
     };
-    let checks = context.pairs().zip(polled?).map(async |(pair, status)| {
+    let checks = context.pairs().zip(polled).map(async |(pair, mut status)| {
         // an unavailable server is reported once
-        let mut errors = Vec::new();
         if is_up(&status) {
-            errors = servers::findings(context, pair).await?;
-            errors.retain(|finding| finding.severity == Severity::Error);
+            status.errors = servers::findings(context, pair).await?;
+            let is_error = |finding: &Finding| finding.severity == Severity::Error;
+            status.errors.retain(is_error);
         }
-        let daemon = daemon.as_ref().map(|state| {
+        status.daemon = daemon.as_ref().map(|state| {
             let mut reported = state.errors(&pair.name);
-            reported.retain(|finding| !errors.contains(finding));
+            reported.retain(|finding| !status.errors.contains(finding));
             reported
         });
-        Ok::<_, Failure>(CheckedPair {
-            status,
-            errors,
-            daemon,
-        })
+        Ok::<_, Failure>(status)
     });
     let pairs = try_join_all(checks).await?;
     context.output.print(&pairs, |pairs| {
-        let now = unix_now();
-        let age = |saved: u64| format!("{} ago", short(now.saturating_sub(saved) as f64));
-        let statuses = || pairs.iter().map(|pair| &pair.status);
-        let rows = rows(statuses(), |pair, family| {
-            let rejects = match pair.mysql_age_seconds {
-                Some(_) => family.rejects.to_string(),
-                None => "?".to_owned(),
-            };
-            [
-                pair.pair.clone(),
-                family.name(),
-                family.kind.to_owned(),
-                family.pending.to_string(),
-                family.oldest_seconds.map(short).unwrap_or_default(),
-                family.last_saved.map(age).unwrap_or_default(),
-                rejects,
-                family.state.name().to_owned(),
-            ]
-        });
-        let heads = [
-            "PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "SAVED", "REJECTS", "STATE",
-        ];
-        let mut lines = pair_table(pairs.len(), heads, &rows);
-        for CheckedPair {
-            status,
-            errors,
-            daemon,
-        } in pairs
-        {
+        let mut lines = table(pairs);
+        for status in pairs {
             let pair = &status.pair;
             lines.extend(remarks(status));
-            lines.extend(errors.iter().map(|error| format!("pair {pair}: {error}")));
-            let reported = daemon.iter().flatten();
+            let errors = status.errors.iter();
+            lines.extend(errors.map(|error| format!("pair {pair}: {error}")));
+            let reported = status.daemon.iter().flatten();
             lines.extend(reported.map(|error| format!("pair {pair}: the daemon reports {error}")));
         }
         lines.extend(silent);
         lines
     })?;
-    let is_well = |pair: &CheckedPair| {
-        let reported = pair.daemon.as_ref();
-        is_up(&pair.status) && pair.errors.is_empty() && reported.is_none_or(Vec::is_empty)
+    let has_errors = |pair: &PairStatus| {
+        let reported = pair.daemon.iter().flatten();
+        !is_up(pair) || pair.errors.iter().chain(reported).next().is_some()
     };
-    let is_quiet = |CheckedPair { status, .. }: &CheckedPair| {
-        let mut families = status.families.iter();
-        status.missing.is_empty()
-            && families.all(|family| family.state == State::Ok && !family.is_full())
+    let is_late = |pair: &PairStatus| {
+        let mut families = pair.families.iter();
+        !pair.missing.is_empty()
+            || families.any(|family| family.state != State::Ok || family.is_full())
     };
-    Ok(if pairs.iter().all(is_well) {
-        Exit::warning_if(!pairs.iter().all(is_quiet))
-    } else {
-        Exit::Critical
+    Ok(match pairs.iter().any(has_errors) {
+        true => Exit::Critical,
+        false => Exit::warning_if(pairs.iter().any(is_late)),
     })
 }
 
 /// Prints what waits in Redis for MySQL.
 pub async fn pending(context: &Context) -> Result<Exit, Failure> {
-    let mut pairs = poll(context, LATE).await?;
+    let mut pairs = poll(context, LATE).await;
     for pair in &mut pairs {
         pair.families
             .retain(|family| family.pending > 0 || family.open > 0 || family.problem.is_some());
@@ -119,19 +74,8 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     let are_up = pairs.iter().all(is_up);
     let has_no_problem = pairs.iter().all(|pair| problems(pair).is_empty());
     context.output.print(&pairs, |pairs| {
-        let rows = rows(pairs.iter(), |pair, family| {
-            [
-                pair.pair.clone(),
-                family.name(),
-                family.kind.to_owned(),
-                family.pending.to_string(),
-                family.oldest_seconds.map(short).unwrap_or_default(),
-                family.open.to_string(),
-            ]
-        });
-        let heads = ["PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "OPEN SLICES"];
-        let mut lines = pair_table(pairs.len(), heads, &rows);
-        if rows.is_empty() && has_no_problem {
+        let mut lines = table(pairs);
+        if lines.is_empty() && has_no_problem {
             lines.push("nothing is pending".to_owned());
         }
         lines.extend(pairs.iter().flat_map(problems));
@@ -144,52 +88,67 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     })
 }
 
-fn rows<'p, const N: usize>(
-    pairs: impl Iterator<Item = &'p PairStatus>,
-    row: impl Fn(&PairStatus, &FamilyStatus) -> [String; N],
-) -> Vec<[String; N]> {
+/// Returns a line for each family, below a head.
+fn table(pairs: &[PairStatus]) -> Vec<String> {
+    let now = unix_now();
+    let age = |saved: u64| format!("{} ago", short(now.saturating_sub(saved) as f64));
     let mut rows = Vec::new();
     for pair in pairs {
-        rows.extend(pair.families.iter().map(|family| row(pair, family)));
+        let rejects = |family: &FamilyView| match pair.mysql.up {
+            true => family.rejects.to_string(),
+            false => "?".to_owned(),
+        };
+        rows.extend(pair.families.iter().map(|family| {
+            [
+                pair.pair.clone(),
+                family.name(),
+                family.kind.to_owned(),
+                family.pending.to_string(),
+                family.oldest_seconds.map(short).unwrap_or_default(),
+                family.open.to_string(),
+                family.last_saved.map(age).unwrap_or_default(),
+                rejects(family),
+                family.state.name().to_owned(),
+            ]
+        }));
     }
-    rows
+    let heads = [
+        "PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "OPEN", "SAVED", "REJECTS", "STATE",
+    ];
+    pair_table(pairs.len(), heads, &rows)
 }
 
-async fn poll(context: &Context, late: Duration) -> Result<Vec<PairStatus>, Failure> {
-    let mut pollers = context.pollers()?;
-    let polls = pollers
-        .iter_mut()
-        .map(|poller| poller.poll(late, Duration::ZERO));
-    Ok(join_all(polls).await)
+async fn poll(context: &Context, late: Duration) -> Vec<PairStatus> {
+    let polls = context
+        .pairs()
+        .map(|pair| poll::poll(pair, &context.config.families, late));
+    join_all(polls).await
 }
 
 fn is_up(pair: &PairStatus) -> bool {
     pair.redis.up && pair.mysql.up
 }
 
-fn unavailable(pair: &PairStatus) -> Vec<String> {
-    let servers = [("redis", &pair.redis), ("mysql", &pair.mysql)].map(|(name, server)| {
-        let why = server.why.as_ref()?;
-        Some(format!("pair {}: {name} is unavailable: {why}", pair.pair))
-    });
-    servers.into_iter().flatten().collect()
-}
-
 /// Returns why figures are missing, or hits refused.
 fn problems(pair: &PairStatus) -> Vec<String> {
-    let mut problems = unavailable(pair);
-    let name = &pair.pair;
+    let mut problems = Vec::new();
+    for (name, server) in [("redis", &pair.redis), ("mysql", &pair.mysql)] {
+        let why = server.why.iter();
+        problems.extend(why.map(|why| format!("{name} is unavailable: {why}")));
+    }
     for family in &pair.families {
         let full = family
             .is_full()
             .then_some("max_pending is reached, Redis refuses hits of further ids");
-        for problem in family.problem.as_deref().into_iter().chain(full) {
-            problems.push(format!("pair {name}: {}: {problem}", family.name()));
-        }
+        let all = family.problem.as_deref().into_iter().chain(full);
+        problems.extend(all.map(|problem| format!("{}: {problem}", family.name())));
     }
-    let missing = pair.missing.iter();
-    problems.extend(missing.map(|why| format!("pair {name}: {why}")));
+    problems.extend(pair.missing.iter().cloned());
+    let name = &pair.pair;
     problems
+        .iter()
+        .map(|problem| format!("pair {name}: {problem}"))
+        .collect()
 }
 
 /// Returns the remarks below the table.
@@ -205,136 +164,6 @@ fn remarks(pair: &PairStatus) -> Vec<String> {
         remarks.push(format!("pair {name}: no family was opened yet"));
     }
     remarks
-}
-
-#[derive(Serialize)]
-struct PairFamilies {
-    pair: String,
-    families: Vec<Entry>,
-    /// Families of the database that this version does not understand.
-    unknown: Vec<String>,
-}
-
-/// A family of the database or of the configuration.
-#[derive(Serialize)]
-struct Entry {
-    family: String,
-    kind: String,
-    partitions: u32,
-    durability: String,
-    table: String,
-    /// True if the database knows the family: it was opened at least once.
-    opened: bool,
-    /// The name of the configuration's entry that describes the family.
-    described: Option<String>,
-    /// The differences between configuration and database.
-    differs: Vec<String>,
-}
-
-/// Lists the families in the database and in the configuration.
-pub async fn list(context: &Context) -> Result<Exit, Failure> {
-    let mut pairs = Vec::new();
-    for pair in context.pairs() {
-        pairs.push(families_of(context, pair).await?);
-    }
-    context.output.print(&pairs, |pairs| {
-        let (mut rows, mut remarks) = (Vec::new(), Vec::new());
-        for PairFamilies {
-            pair,
-            families,
-            unknown,
-        } in pairs
-        {
-            for family in families {
-                let name = &family.family;
-                rows.push([
-                    pair.clone(),
-                    name.clone(),
-                    family.kind.clone(),
-                    family.partitions.to_string(),
-                    family.durability.clone(),
-                    family.table.clone(),
-                    if family.opened { "yes" } else { "never opened" }.to_owned(),
-                    family.described.clone().unwrap_or_else(|| "no".to_owned()),
-                ]);
-                let differs = family.differs.iter();
-                remarks.extend(differs.map(|differs| format!("pair {pair}: {name}: {differs}")));
-            }
-            let unknown = unknown.iter();
-            remarks.extend(unknown.map(|unknown| format!("pair {pair}: {unknown}")));
-        }
-        let heads = [
-            "PAIR",
-            "FAMILY",
-            "KIND",
-            "PARTITIONS",
-            "DURABILITY",
-            "TABLE",
-            "IN DATABASE",
-            "IN FILE",
-        ];
-        let mut lines = pair_table(pairs.len(), heads, &rows);
-        if lines.is_empty() {
-            lines.push("no families".to_owned());
-        }
-        lines.extend(remarks);
-        lines
-    })?;
-    let mut families = pairs.iter().flat_map(|pair| &pair.families);
-    Ok(Exit::warning_if(
-        families.any(|family| !family.differs.is_empty()),
-    ))
-}
-
-async fn families_of(context: &Context, pair: &PairConfig) -> Result<PairFamilies, Failure> {
-    let store = pair::store(pair);
-    let found = in_time(families::registered(&store)).await;
-    let (registered, unknown) = found.map_err(|why| {
-        Failure::critical(format!("pair {}: mysql is unavailable: {why}", pair.name))
-    })?;
-    let mut families = Vec::new();
-    for Registered { family, .. } in &registered {
-        let name = family.to_string();
-        let configured = context.configured(pair, &name);
-        families.push(Entry {
-            opened: true,
-            described: configured.map(FamilyConfig::name),
-            differs: configured.map_or(Ok(Vec::new()), |it| differences(it, family))?,
-            ..Entry::new(name, family)
-        });
-    }
-    for configured in context.families(pair) {
-        let is_it = |Registered { family, .. }: &Registered| {
-            configured.describes(family.namespace(), family.name())
-        };
-        if !registered.iter().any(is_it) {
-            families.push(Entry {
-                described: Some(configured.name()),
-                ..Entry::new(configured.name(), &configured.sample()?)
-            });
-        }
-    }
-    Ok(PairFamilies {
-        pair: pair.name.clone(),
-        families,
-        unknown,
-    })
-}
-
-impl Entry {
-    fn new(name: String, family: &Family) -> Self {
-        let [kind, _, _, durability, table, _] = family.identity().map(|(_, value)| value);
-        Entry {
-            family: name,
-            kind,
-            partitions: family.partitions(),
-            durability,
-            table,
-            opened: false,
-            described: None,
-            differs: Vec::new(),
-        }
-    }
 }
 
 /// Returns the settings in which the database differs from the configuration.

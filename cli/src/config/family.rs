@@ -1,18 +1,17 @@
 //! A family, or the families in all namespaces that match a pattern.
 
-use std::ops::Range;
+use std::num::NonZeroU32;
 
 use counterfoil::recount::{RecountIds, Source};
 use counterfoil::{Error, Family, FamilySettings};
 use serde::Deserialize;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue, ValueDeserializer};
+use toml::de::{DeValue, ValueDeserializer};
 
-use super::value::Time;
-use super::{PairConfig, Wrong};
+use super::{PairConfig, Time, Wrong};
 
 /// A family of one pair, or one in each namespace that matches a pattern.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct FamilyConfig {
     pub pair: String,
     /// The namespace, or a pattern with one `*` in it.
@@ -22,11 +21,90 @@ pub struct FamilyConfig {
     settings: FamilySettings,
 }
 
+/// The settings of a family that are not the library's.
+#[derive(Deserialize)]
+struct Header {
+    name: Name,
+    pair: Option<String>,
+    recount: Option<Recount>,
+}
+
+/// NAMESPACE/FAMILY, with a pattern or without.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+struct Name(String, String);
+
+impl TryFrom<String> for Name {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        match name.split_once('/') {
+            Some((namespace, family)) if namespace.matches('*').count() < 2 => {
+                Ok(Name(namespace.to_owned(), family.to_owned()))
+            }
+            _ => Err(format!(
+                "family {name:?}: expected NAMESPACE/FAMILY, or one * in the namespace for many"
+            )),
+        }
+    }
+}
+
 /// The comparison of a family's counters with rows.
-#[derive(Clone, Debug)]
+#[derive(Clone, Deserialize)]
+#[serde(try_from = "RecountSettings")]
 pub struct Recount {
     pub source: Source,
     pub settings: RecountSettings,
+}
+
+/// The settings of a recount, as written in the file.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecountSettings {
+    /// The table with the rows; `None` if the source is SQL.
+    pub table: Option<String>,
+    keys: Option<Vec<String>>,
+    filter: Option<String>,
+    sum: Option<String>,
+    sql: Option<String>,
+    pub within: Time,
+    pub every: Time,
+    #[serde(default)]
+    pub only_report: bool,
+    #[serde(default)]
+    pub ids: RecountIds,
+    #[serde(default)]
+    pub rows_are_deleted: bool,
+    pub at_most: Option<u64>,
+    pub ids_per_second: Option<NonZeroU32>,
+}
+
+impl TryFrom<RecountSettings> for Recount {
+    type Error = &'static str;
+
+    fn try_from(settings: RecountSettings) -> Result<Self, Self::Error> {
+        if settings.within.0.is_zero() || settings.every.0.is_zero() {
+            return Err("recount: within and every must be greater than 0");
+        }
+        let mut source = match (&settings.table, &settings.keys, &settings.sql) {
+            (Some(table), Some(keys), None) => Source::table(table, keys),
+            (None, None, Some(sql)) => Source::sql(sql),
+            _ => return Err("recount: either table and keys, or sql, are expected"),
+        };
+        let is_for_table = settings.filter.is_some()
+            || settings.sum.is_some()
+            || settings.ids != RecountIds::Counters;
+        if settings.sql.is_some() && is_for_table {
+            return Err("recount: filter, sum and ids go with a table");
+        }
+        if let Some(filter) = &settings.filter {
+            source = source.filter(filter);
+        }
+        if let Some(column) = &settings.sum {
+            source = source.sum(column);
+        }
+        Ok(Recount { source, settings })
+    }
 }
 
 /// The text that replaces the `*` of a pattern for a check.
@@ -88,170 +166,66 @@ impl FamilyConfig {
         Family::new(namespace, &self.family, &self.settings)
     }
 
-    /// Reads a `[[family]]`. What is neither its name, its pair nor its recount is a setting of the
-    /// library.
+    /// Reads a `[[family]]` after `others`.
     pub(super) fn read(
         entry: Spanned<DeValue<'_>>,
         pairs: &[PairConfig],
+        others: &[FamilyConfig],
     ) -> Result<FamilyConfig, Wrong> {
         let at = entry.span();
-        let DeValue::Table(mut table) = entry.into_inner() else {
-            return Err(Wrong::new(&at, "expected a table, [[family]]"));
-        };
-        let name: Spanned<String> =
-            take(&mut table, "name")?.ok_or_else(|| Wrong::new(&at, "missing field `name`"))?;
-        let (written, name_at) = (name.get_ref(), name.span());
-        let wrong = |at: &Range<usize>, what: &str| {
-            Err(Wrong::new(at, format!("family {written:?}: {what}")))
-        };
-        let Some((namespace, family)) = written
-            .split_once('/')
-            .filter(|(namespace, _)| namespace.matches('*').count() < 2)
-        else {
-            let expected = "expected NAMESPACE/FAMILY, or one * in the namespace for many";
-            return wrong(&name_at, expected);
-        };
-        let named: Option<Spanned<String>> = take(&mut table, "pair")?;
-        let pair = match (&named, pairs) {
-            (Some(named), _) => match pairs.iter().find(|pair| pair.name == *named.get_ref()) {
-                Some(pair) => pair,
-                None => {
-                    let absent = format!("there is no [pair.{}]", named.get_ref());
-                    return wrong(&named.span(), &absent);
-                }
-            },
+        let header = Header::deserialize(ValueDeserializer::from(entry.clone()))?;
+        let mut settings = entry.into_inner();
+        if let DeValue::Table(table) = &mut settings {
+            for name in ["name", "pair", "recount"] {
+                table.remove(name);
+            }
+        }
+        let settings = ValueDeserializer::from(Spanned::new(at.clone(), settings));
+        let settings = FamilySettings::deserialize(settings)?;
+        let name = format!("{}/{}", header.name.0, header.name.1);
+        FamilyConfig::check(header, settings, pairs, others).map_err(|what| Wrong {
+            message: format!("family {name:?}: {what}"),
+            at,
+        })
+    }
+
+    fn check(
+        Header {
+            name: Name(namespace, family),
+            pair,
+            recount,
+        }: Header,
+        settings: FamilySettings,
+        pairs: &[PairConfig],
+        others: &[FamilyConfig],
+    ) -> Result<FamilyConfig, String> {
+        let pair = match (&pair, pairs) {
             (None, [only]) => only,
-            (None, _) => {
-                return wrong(
-                    &name_at,
-                    "pair = \"NAME\" is missing, and there are several",
-                );
+            (None, _) => return Err("pair = \"NAME\" is missing, and there are several".to_owned()),
+            (Some(named), _) => {
+                let found = pairs.iter().find(|pair| pair.name == *named);
+                found.ok_or_else(|| format!("there is no [pair.{named}]"))?
             }
         };
-        let in_recount = table
-            .get("recount")
-            .map_or(Vec::new(), |recount| spans(recount.get_ref()));
-        let recount: Option<Spanned<RecountSettings>> = take(&mut table, "recount")?;
-        let entry = Spanned::new(at, DeValue::Table(table));
-        let settings = spans(entry.get_ref());
-        let read = FamilySettings::deserialize(ValueDeserializer::from(entry))?;
-        let mut config = FamilyConfig {
+        let config = FamilyConfig {
             pair: pair.name.clone(),
-            namespace: namespace.to_owned(),
-            family: family.to_owned(),
-            recount: None,
-            settings: read.or_durability(pair.durability),
+            namespace,
+            family,
+            recount,
+            settings: settings.or_durability(pair.durability),
         };
-        let sample = config.sample().map_err(|error| {
-            // the library's error names the family, and then the setting
-            let message = format!("{error:#}");
-            let sample = format!("{}/{family}: ", namespace.replace('*', SAMPLE));
-            let what = message.strip_prefix(&sample).unwrap_or(&message);
-            let named = what.split(' ').next();
-            let setting = settings.iter().find(|(name, _)| named == Some(name));
-            let at = setting.map_or(&name_at, |(_, at)| at);
-            Wrong::new(at, format!("family {written:?}: {what}"))
-        })?;
-        if let Some(recount) = recount {
+        let sample = config.sample().map_err(|error| format!("{error:#}"))?;
+        if let Some(Recount { source, .. }) = &config.recount {
             if !["buffered", "cached"].contains(&sample.kind()) {
-                let others = "only buffered and cached counters are recounted";
-                return wrong(&recount.span(), others);
+                return Err("only buffered and cached counters are recounted".to_owned());
             }
-            let wrong = |setting: &str, what: String| {
-                let at = in_recount.iter().find(|(name, _)| name == setting);
-                let at = at.map_or(recount.span(), |(_, at)| at.clone());
-                Wrong::new(&at, format!("family {written:?}: recount: {what}"))
-            };
-            let settings = recount.get_ref();
-            settings
-                .check()
-                .map_err(|(setting, what)| wrong(setting, format!("{setting} {what}")))?;
-            let source = settings
-                .source()
-                .map_err(|what| wrong("", what.to_owned()))?;
-            source
-                .check(&sample)
-                .map_err(|what| wrong("sql", format!("{what:#}")))?;
-            config.recount = Some(Recount {
-                source,
-                settings: recount.into_inner(),
-            });
+            let checked = source.check(&sample);
+            checked.map_err(|error| format!("recount: {error:#}"))?;
+        }
+        let is_it = |other: &FamilyConfig| other.pair == pair.name && other.name() == config.name();
+        if others.iter().any(is_it) {
+            return Err(format!("is described twice for pair {:?}", pair.name));
         }
         Ok(config)
-    }
-}
-
-/// Returns the settings in a table, each with its part of the text.
-fn spans(table: &DeValue<'_>) -> Vec<(String, Range<usize>)> {
-    let settings = table.as_table().into_iter().flat_map(DeTable::keys);
-    settings
-        .map(|key| (key.get_ref().to_string(), key.span()))
-        .collect()
-}
-
-/// Removes an entry from the table, and reads it.
-fn take<'i, T: Deserialize<'i>>(
-    table: &mut DeTable<'i>,
-    name: &str,
-) -> Result<Option<T>, toml::de::Error> {
-    let value = table.remove(name).map(ValueDeserializer::from);
-    value.map(T::deserialize).transpose()
-}
-
-/// The settings of a recount, as written in the file.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RecountSettings {
-    /// The table with the rows; `None` if the source is SQL.
-    pub table: Option<String>,
-    keys: Option<Vec<String>>,
-    filter: Option<String>,
-    sum: Option<String>,
-    sql: Option<String>,
-    pub within: Time,
-    pub every: Time,
-    #[serde(default)]
-    pub only_report: bool,
-    #[serde(default)]
-    pub ids: RecountIds,
-    #[serde(default)]
-    pub rows_are_deleted: bool,
-    pub at_most: Option<u64>,
-    pub ids_per_second: Option<u32>,
-}
-
-impl RecountSettings {
-    /// Refuses what no recount can begin with: returns the setting, and what is wrong.
-    fn check(&self) -> Result<(), (&'static str, &'static str)> {
-        let zero = "must be greater than 0";
-        if self.within.0.is_zero() {
-            Err(("within", zero))
-        } else if self.every.0.is_zero() {
-            Err(("every", zero))
-        } else if self.ids_per_second == Some(0) {
-            Err(("ids_per_second", zero))
-        } else if self.sql.is_some() && self.ids != RecountIds::Counters {
-            Err(("ids", "is for a table: sql lists no ids"))
-        } else {
-            Ok(())
-        }
-    }
-
-    fn source(&self) -> Result<Source, &'static str> {
-        let mut source = match (&self.table, &self.keys, &self.sql) {
-            (Some(table), Some(keys), None) => Source::table(table, keys),
-            (None, None, Some(sql)) => Source::sql(sql),
-            _ => return Err("either table and keys, or sql, are expected"),
-        };
-        if self.sql.is_some() && (self.filter.is_some() || self.sum.is_some()) {
-            return Err("filter and sum go with a table");
-        }
-        if let Some(filter) = &self.filter {
-            source = source.filter(filter);
-        }
-        if let Some(column) = &self.sum {
-            source = source.sum(column);
-        }
-        Ok(source)
     }
 }

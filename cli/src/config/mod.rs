@@ -1,33 +1,32 @@
 //! `counterfoil.toml`: its settings, all checked before anything is done.
+//!
+//! A type of its own checks each value, so that the error has the line of the value. Errors about
+//! several values have the line of their pair or family.
 
 mod family;
-mod http;
 mod mysql;
 mod pair;
 mod redis;
 mod secret;
 mod tls;
-mod value;
 
-use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indexmap::IndexMap;
+use jiff::SignedDuration;
 use serde::Deserialize;
 use toml::Spanned;
-use toml::de::{DeArray, DeTable, DeValue};
+use toml::de::{DeTable, DeValue};
 
 pub use self::family::{FamilyConfig, Recount};
-use self::http::{DEFAULT_LISTEN, address};
-pub use self::http::{HttpConfig, Token};
-use self::pair::PairEntry;
+pub use self::mysql::transport as mysql_transport;
 pub use self::pair::{PairConfig, Serve};
-pub use self::redis::{RedisPlace, is_tls};
+use self::pair::{PairEntry, PairName};
+pub use self::redis::is_tls;
 use self::secret::{Hidden, Secrets};
-use self::value::Time;
-pub use self::value::time;
 
 /// The advice for a file that cannot be read.
 const ADVICE: &str =
@@ -37,7 +36,6 @@ const ADVICE: &str =
 pub const EXAMPLE: &str = include_str!("../../counterfoil.toml");
 
 /// The configuration that a file contains.
-#[derive(Debug)]
 pub struct Config {
     pub http: Option<HttpConfig>,
     pub shutdown: Duration,
@@ -46,7 +44,7 @@ pub struct Config {
     pub families: Vec<FamilyConfig>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     #[default]
@@ -54,19 +52,117 @@ pub enum LogFormat {
     Json,
 }
 
+/// The HTTP settings of the daemon.
+#[derive(Clone)]
+pub struct HttpConfig {
+    pub listen: SocketAddr,
+    /// The token that all requests need, except those for the state of health.
+    pub token: Option<String>,
+    /// The names by which clients reach the daemon, in lower case.
+    pub hosts: Vec<String>,
+    /// Allows other machines without a token.
+    allow_anonymous: bool,
+}
+
+impl HttpConfig {
+    /// Refuses to serve other machines by this address without a token. Only the daemon calls this:
+    /// other commands may not see the credential that has the token.
+    pub fn check(&self, listen: SocketAddr) -> Result<(), String> {
+        if self.token.is_some() || self.allow_anonymous || listen.ip().is_loopback() {
+            return Ok(());
+        }
+        Err(format!(
+            "listen = \"{listen}\" is reachable from other machines, and there is no token: set `token`, or allow_anonymous = true"
+        ))
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    listen: Option<Spanned<String>>,
+    #[serde(default)]
+    listen: Listen,
     token: Option<Hidden>,
     token_file: Option<PathBuf>,
     #[serde(default)]
-    hosts: Vec<Spanned<String>>,
-    allow_anonymous: Option<Spanned<bool>>,
-    shutdown: Option<Time>,
-    log: Option<LogFormat>,
+    hosts: Vec<Host>,
     #[serde(default)]
-    pair: IndexMap<Spanned<String>, Spanned<PairEntry>>,
+    allow_anonymous: bool,
+    shutdown: Option<Time>,
+    #[serde(default)]
+    log: LogFormat,
+    #[serde(default)]
+    pair: IndexMap<PairName, Spanned<PairEntry>>,
+}
+
+/// The address of the HTTP server, `None` for `off`.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+struct Listen(Option<SocketAddr>);
+
+impl Default for Listen {
+    fn default() -> Self {
+        Listen(Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9292)))
+    }
+}
+
+impl TryFrom<String> for Listen {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Listen(None));
+        }
+        let address = text.parse().map_err(|_| {
+            format!(
+                "listen = {text:?} is neither ADDRESS:PORT, such as \"127.0.0.1:9292\", nor \"off\""
+            )
+        })?;
+        Ok(Listen(Some(address)))
+    }
+}
+
+/// The name of a host in lower case.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+struct Host(String);
+
+impl TryFrom<String> for Host {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let is_allowed =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        if text.is_empty() || !text.bytes().all(is_allowed) {
+            return Err(format!("hosts: {text:?} is not a host name without a port"));
+        }
+        Ok(Host(text.to_lowercase()))
+    }
+}
+
+/// A time such as `2.5s`, `10m`, `6h` or `90d`.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Time(pub Duration);
+
+impl TryFrom<String> for Time {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        time(&text).map(Time)
+    }
+}
+
+/// Parses a time, also from the command line.
+pub fn time(text: &str) -> Result<Duration, String> {
+    let time = match text.strip_suffix('d').map(str::parse::<u32>) {
+        Some(Ok(days)) => Some(Duration::from_hours(24 * u64::from(days))),
+        _ => {
+            let time = text.parse::<SignedDuration>().ok();
+            time.and_then(|time| Duration::try_from(time).ok())
+        }
+    };
+    time.ok_or_else(|| format!("{text:?} is no time such as \"2.5s\", \"10m\", \"6h\" or \"90d\""))
 }
 
 /// An error, and the part of the text that it is about.
@@ -75,21 +171,18 @@ struct Wrong {
     at: Range<usize>,
 }
 
-impl Wrong {
-    fn new(at: &Range<usize>, message: impl fmt::Display) -> Self {
-        Wrong {
-            message: message.to_string(),
-            at: at.clone(),
-        }
-    }
-}
-
 impl From<toml::de::Error> for Wrong {
     fn from(error: toml::de::Error) -> Self {
         Wrong {
             message: error.message().to_owned(),
-            at: error.span().unwrap_or(0..0),
+            at: error.span().unwrap_or_default(),
         }
+    }
+}
+
+impl From<String> for Wrong {
+    fn from(message: String) -> Self {
+        Wrong { message, at: 0..0 }
     }
 }
 
@@ -99,85 +192,74 @@ impl Config {
         let file = path.display();
         let text = std::fs::read_to_string(path)
             .map_err(|error| format!("{file}: not read: {error:#}. {ADVICE}"))?;
-        let parsed = Config::parse(&text, &Secrets::of_process(path));
-        parsed.map_err(|Wrong { message, at }| {
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Config::parse(&text, &Secrets(folder)).map_err(|Wrong { message, at }| {
             let before = text.get(..at.start).unwrap_or_default();
             let line = before.matches('\n').count() + 1;
             format!("{file}:{line}: {message}")
         })
     }
 
-    fn parse(text: &str, secrets: &Secrets) -> Result<Config, Wrong> {
+    fn parse(text: &str, secrets: &Secrets<'_>) -> Result<Config, Wrong> {
         let mut document = DeTable::parse(text)?;
         let described = document.get_mut().remove("family");
         let file = File::deserialize(toml::Deserializer::from(document))?;
-        let whole = 0..0;
-        let token = secrets
-            .find("TOKEN", file.token, file.token_file)
-            .map_err(|wrong| Wrong::new(&whole, wrong))?;
-        let token = token.map(Token::new).transpose();
-        let token = token.map_err(|wrong| Wrong::new(&whole, wrong))?;
-        let anonymous = file.allow_anonymous.filter(|allowed| *allowed.get_ref());
-        if let (Some(allowed), Some(_)) = (&anonymous, &token) {
-            let both = "allow_anonymous = true goes without a token";
-            return Err(Wrong::new(&allowed.span(), both));
+        let token = secrets.find("token", file.token, file.token_file)?;
+        if let Some(token) = &token {
+            check_token(token)?;
+            if file.allow_anonymous {
+                return Err("allow_anonymous = true goes without a token"
+                    .to_owned()
+                    .into());
+            }
         }
-        let listen = file
-            .listen
-            .as_ref()
-            .map_or(Ok(Some(DEFAULT_LISTEN)), address)?;
-        let hosts = file.hosts.iter().map(http::host);
-        let hosts = hosts.collect::<Result<_, _>>()?;
-        let http = listen.map(|listen| HttpConfig {
+        let http = file.listen.0.map(|listen| HttpConfig {
             listen,
             token,
-            hosts,
-            allow_anonymous: anonymous.is_some(),
+            hosts: file.hosts.into_iter().map(|Host(host)| host).collect(),
+            allow_anonymous: file.allow_anonymous,
         });
         let mut pairs = Vec::new();
-        for (name, entry) in file.pair {
+        for (PairName(name), entry) in file.pair {
             let at = entry.span();
-            pairs.push(entry.into_inner().check(&name, &at, secrets)?);
+            let pair = entry.into_inner().check(&name, secrets);
+            pairs.push(pair.map_err(|what| Wrong {
+                message: format!("pair {name:?}: {what}"),
+                at,
+            })?);
         }
         if pairs.is_empty() {
-            return Err(Wrong::new(
-                &whole,
-                "there is no [pair.NAME]: which Redis and MySQL?",
-            ));
+            let none = "there is no [pair.NAME]: which Redis and MySQL?";
+            return Err(none.to_owned().into());
         }
         let mut families: Vec<FamilyConfig> = Vec::new();
-        for entry in family_entries(described)? {
-            let at = entry.span();
-            let family = FamilyConfig::read(entry, &pairs)?;
-            let (name, pair) = (family.name(), &family.pair);
-            if families
-                .iter()
-                .any(|other| other.name() == name && other.pair == *pair)
-            {
-                let twice = format!("family {name:?} of pair {pair:?} is described twice");
-                return Err(Wrong::new(&at, twice));
+        match described.map(Spanned::into_inner) {
+            None => {}
+            Some(DeValue::Array(entries)) => {
+                for entry in entries {
+                    families.push(FamilyConfig::read(entry, &pairs, &families)?);
+                }
             }
-            families.push(family);
+            Some(_) => return Err("family: expected [[family]]".to_owned().into()),
         }
         Ok(Config {
             http,
-            shutdown: file
-                .shutdown
-                .map_or(Duration::from_secs(20), |Time(time)| time),
-            log: file.log.unwrap_or_default(),
+            shutdown: file.shutdown.map_or(Duration::from_secs(20), |it| it.0),
+            log: file.log,
             pairs,
             families,
         })
     }
 }
 
-fn family_entries(value: Option<Spanned<DeValue<'_>>>) -> Result<DeArray<'_>, Wrong> {
-    match value.map(|value| (value.span(), value.into_inner())) {
-        None => Ok(DeArray::new()),
-        Some((_, DeValue::Array(entries))) => Ok(entries),
-        Some((at, _)) => Err(Wrong::new(&at, "family: expected [[family]]")),
+/// Refuses a token that a client cannot send in a header.
+fn check_token(token: &str) -> Result<(), String> {
+    let is_printable = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
+    if token.trim().is_empty() {
+        Err("the token is empty".to_owned())
+    } else if token.trim() != token || !token.bytes().all(is_printable) {
+        Err("the token has other than printable ASCII characters, or spaces around it".to_owned())
+    } else {
+        Ok(())
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,56 +1,90 @@
 //! The address of Redis.
 
 use counterfoil::redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use serde::Deserialize;
 
-use super::tls::{Certificates, NO_TLS, TlsRule, Transport, is_loopback};
+use super::secret::Hidden;
+use super::tls::{Transport, is_loopback};
+
+/// One URL or a list of them. No error shows a URL, which may have a password.
+#[derive(Default, Deserialize)]
+#[serde(try_from = "toml::Value")]
+pub struct RedisUrls(pub Vec<ConnectionInfo>);
+
+impl TryFrom<toml::Value> for RedisUrls {
+    type Error = String;
+
+    fn try_from(value: toml::Value) -> Result<Self, String> {
+        let urls = match value {
+            toml::Value::Array(urls) => urls,
+            url => vec![url],
+        };
+        let parse = |url: toml::Value| {
+            let Hidden(url) = Hidden::try_from(url)?;
+            let info = url.into_connection_info();
+            info.map_err(|error| format!("expected the URL of a Redis: {error:#}"))
+        };
+        urls.into_iter()
+            .map(parse)
+            .collect::<Result<_, _>>()
+            .map(RedisUrls)
+    }
+}
 
 /// The address of Redis, with the credentials.
-#[derive(Clone, Debug)]
-pub enum RedisPlace {
-    At(ConnectionInfo),
-    /// The sentinels, and the primary with its name as the host.
-    Sentinel(Vec<ConnectionInfo>, ConnectionInfo),
-    /// Some nodes.
-    Cluster(Vec<ConnectionInfo>),
+#[derive(Clone)]
+pub struct RedisPlace {
+    /// The server, some nodes of a cluster, or the primary with its name as the host.
+    pub servers: Vec<ConnectionInfo>,
+    pub sentinels: Vec<ConnectionInfo>,
+    pub is_cluster: bool,
 }
 
 impl RedisPlace {
-    fn all(&self) -> impl Iterator<Item = &ConnectionInfo> {
-        let (many, one): (&[_], _) = match self {
-            RedisPlace::At(one) => (&[], Some(one)),
-            RedisPlace::Sentinel(sentinels, primary) => (sentinels, Some(primary)),
-            RedisPlace::Cluster(nodes) => (nodes, None),
+    /// Returns the place that the settings `redis`, `sentinel` and `cluster` name together.
+    pub fn new([redis, sentinel, cluster]: [RedisUrls; 3]) -> Result<Self, String> {
+        let (servers, is_cluster) = match (redis.0.len(), sentinel.0.len(), cluster.0.len()) {
+            (1, _, 0) => (redis.0, false),
+            (0, 0, 1..) => (cluster.0, true),
+            _ => {
+                let expected = "expected redis = URL, or the URLs of `sentinel` with redis = \"redis://NAME\", \
+                     the name that Sentinel knows, or the URLs of `cluster` alone";
+                return Err(expected.to_owned());
+            }
         };
-        many.iter().chain(one)
+        Ok(RedisPlace {
+            servers,
+            sentinels: sentinel.0,
+            is_cluster,
+        })
     }
 
-    /// Returns what connections need, to compare it.
-    pub fn parts(&self) -> Vec<(String, i64, Option<&str>, Option<&str>)> {
-        let parts = self.all().map(|info| {
+    fn all(&self) -> impl Iterator<Item = &ConnectionInfo> {
+        self.servers.iter().chain(&self.sentinels)
+    }
+
+    /// Returns whether both connect to the same servers in the same way.
+    pub fn connects_like(&self, other: &RedisPlace) -> bool {
+        let parts = |info: &ConnectionInfo| {
             let settings = info.redis_settings();
-            let address = format!("{:?}", info.addr());
-            let (user, password) = (settings.username(), settings.password());
-            (address, settings.db(), user, password)
-        });
-        parts.collect()
+            let credentials = [settings.username(), settings.password()];
+            let credentials = credentials.map(|text| text.map(str::to_owned));
+            (format!("{:?}", info.addr()), settings.db(), credentials)
+        };
+        self.all().map(parts).eq(other.all().map(parts))
     }
 
     /// Returns the number of the database.
     pub fn database(&self) -> i64 {
-        self.all()
-            .last()
-            .map_or(0, |info| info.redis_settings().db())
+        let server = self.servers.first();
+        server.map_or(0, |info| info.redis_settings().db())
     }
 
     /// Sets the password of the servers, not that of the sentinels.
     pub fn set_password(&mut self, password: &str) {
-        let set = |info: &mut ConnectionInfo| {
+        for info in &mut self.servers {
             let settings = info.redis_settings().clone().set_password(password);
             *info = info.clone().set_redis_settings(settings);
-        };
-        match self {
-            RedisPlace::At(info) | RedisPlace::Sentinel(_, info) => set(info),
-            RedisPlace::Cluster(nodes) => nodes.iter_mut().for_each(set),
         }
     }
 
@@ -60,49 +94,27 @@ impl RedisPlace {
 
     /// Returns the protection of the least protected connection.
     pub fn transport(&self) -> Transport {
-        let all = self.all().map(|info| match info.addr() {
+        let is_local = |info: &ConnectionInfo| match info.addr() {
+            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => is_loopback(host),
+            _ => true,
+        };
+        let transport = |info: &ConnectionInfo| match info.addr() {
             ConnectionAddr::TcpTls { insecure: true, .. } => Transport::Unverified,
             ConnectionAddr::TcpTls { .. } => Transport::Verified,
-            ConnectionAddr::Tcp(host, _) if !is_loopback(host) => Transport::Plain,
-            _ => Transport::Local,
-        });
-        let RedisPlace::Sentinel(sentinels, primary) = self else {
-            return all.min().unwrap_or(Transport::Plain);
+            _ if is_local(info) => Transport::Local,
+            _ => Transport::Plain,
         };
-        // the primary's host is a name; it is taken to be where the sentinels are
-        let is_remote = |info: &ConnectionInfo| match info.addr() {
-            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => {
-                !is_loopback(host)
-            }
-            _ => false,
-        };
-        match (is_tls(primary), sentinels.iter().any(is_remote)) {
-            (true, _) => all.min().unwrap_or(Transport::Plain),
-            (false, true) => Transport::Plain,
-            (false, false) => Transport::Local,
+        // its host is a name; the primary is taken to be where the sentinels are
+        if !self.sentinels.is_empty() && !self.servers.iter().any(is_tls) {
+            return match self.sentinels.iter().all(is_local) {
+                true => Transport::Local,
+                false => Transport::Plain,
+            };
         }
-    }
-
-    /// Refuses connections that others may read, and certificates without TLS.
-    pub fn check(&self, rule: TlsRule, certificates: &Certificates) -> Result<(), String> {
-        if self.transport() == Transport::Plain && rule == TlsRule::Required {
-            return Err(format!(
-                "redis is on another machine, and its URL has no TLS: expected rediss://, {NO_TLS}"
-            ));
-        }
-        if !certificates.is_empty() && !self.has_tls() {
-            return Err("redis_ca, redis_cert and redis_key need a rediss:// URL".to_owned());
-        }
-        Ok(())
+        self.all().map(transport).min().unwrap_or(Transport::Plain)
     }
 }
 
 pub fn is_tls(info: &ConnectionInfo) -> bool {
     matches!(info.addr(), ConnectionAddr::TcpTls { .. })
-}
-
-/// Parses the URL of a Redis. The error does not contain the URL, which may have a password.
-pub fn parse(setting: &str, url: &str) -> Result<ConnectionInfo, String> {
-    let parsed = url.into_connection_info();
-    parsed.map_err(|error| format!("{setting} is no URL of a Redis: {error:#}"))
 }

@@ -5,28 +5,8 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 
-/// Certificates in PEM.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Certificates {
-    pub authority: Option<Vec<u8>>,
-    /// The client's certificate and its key.
-    pub client: Option<(Vec<u8>, Vec<u8>)>,
-}
-
-impl Certificates {
-    pub fn is_empty(&self) -> bool {
-        self.authority.is_none() && self.client.is_none()
-    }
-}
-
-impl fmt::Debug for Certificates {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Certificates(..)")
-    }
-}
-
 /// The rule for servers on other machines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TlsRule {
     #[default]
@@ -35,7 +15,7 @@ pub enum TlsRule {
 }
 
 /// The protection of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Transport {
     /// Without TLS to another machine.
     Plain,

@@ -12,7 +12,7 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 
 use super::discovery;
-use crate::config::FamilyConfig;
+use crate::config::{Config, FamilyConfig};
 use crate::families::{self, configured, of_pair};
 use crate::view::Refused;
 
@@ -23,8 +23,7 @@ const MAX_OPENING: usize = 16;
 pub struct Families {
     pair: String,
     counterfoil: Counterfoil,
-    /// The configured families of all pairs.
-    configured: watch::Receiver<Arc<[FamilyConfig]>>,
+    config: watch::Receiver<Arc<Config>>,
     opened: BTreeSet<String>,
     /// Families that were not opened, each with the reason.
     refused: BTreeMap<String, String>,
@@ -35,12 +34,12 @@ impl Families {
     pub fn new(
         pair: String,
         counterfoil: Counterfoil,
-        configured: watch::Receiver<Arc<[FamilyConfig]>>,
+        config: watch::Receiver<Arc<Config>>,
     ) -> Self {
         Families {
             pair,
             counterfoil,
-            configured,
+            config,
             opened: BTreeSet::new(),
             refused: BTreeMap::new(),
             recounters: HashMap::new(),
@@ -62,8 +61,8 @@ impl Families {
 
     /// Searches Redis for families, if patterns are configured.
     pub fn search(&self) -> impl Future<Output = RedisResult<BTreeSet<String>>> + use<> {
-        let configured = self.configured.borrow();
-        let has_patterns = of_pair(&configured, &self.pair).any(FamilyConfig::is_pattern);
+        let config = self.config.borrow();
+        let has_patterns = of_pair(&config.families, &self.pair).any(FamilyConfig::is_pattern);
         let redis = self.counterfoil.redis().clone();
         async move {
             match has_patterns {
@@ -90,9 +89,9 @@ impl Families {
     /// longer configured stays open until the daemon ends.
     pub async fn reload(&mut self) {
         self.stop().await;
-        let families = self.configured.borrow().clone();
+        let config = self.config.borrow().clone();
         self.refused
-            .retain(|name, _| configured(&families, &self.pair, name).is_some());
+            .retain(|name, _| configured(&config.families, &self.pair, name).is_some());
         let mut names = self.configured_names();
         names.extend(self.opened.iter().cloned());
         self.open(names).await;
@@ -132,16 +131,16 @@ impl Families {
 
     /// Returns the names of the configured families, except patterns.
     fn configured_names(&self) -> BTreeSet<String> {
-        let configured = self.configured.borrow();
-        let single = of_pair(&configured, &self.pair).filter(|family| !family.is_pattern());
+        let config = self.config.borrow();
+        let single = of_pair(&config.families, &self.pair).filter(|family| !family.is_pattern());
         single.map(FamilyConfig::name).collect()
     }
 
     /// Opens families by name, as configured.
     async fn open(&mut self, names: impl IntoIterator<Item = String>) {
-        let families = self.configured.borrow().clone();
+        let config = self.config.borrow().clone();
         let with_config = |name: String| {
-            let config = configured(&families, &self.pair, &name)?;
+            let config = configured(&config.families, &self.pair, &name)?;
             Some((name, config.clone()))
         };
         let names: Vec<_> = names.into_iter().filter_map(with_config).collect();

@@ -5,7 +5,6 @@ mod failing;
 mod families;
 pub mod metrics;
 mod overview;
-mod reject_log;
 mod sampling;
 mod servers;
 pub mod state;
@@ -14,11 +13,12 @@ mod worker;
 
 use std::future::pending;
 use std::io;
+use std::net::SocketAddr;
 use std::path::Path;
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sd_notify::NotifyState;
 use tokio::net::TcpListener;
 use tokio::select;
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,9 +29,9 @@ use tracing_subscriber::EnvFilter;
 
 use self::state::{DaemonState, PairState, is_set};
 use self::worker::Worker;
-use crate::config::{Config, FamilyConfig, HttpConfig, LogFormat, PairConfig};
+use crate::config::{Config, HttpConfig, LogFormat, PairConfig};
 use crate::exit::{Exit, Failure};
-use crate::http::{self, Access};
+use crate::http::{self, Auth};
 use crate::view::ReconcilerView;
 
 /// The default log filter, which `RUST_LOG` overrides. The daemon logs each state once, so this
@@ -39,7 +39,7 @@ use crate::view::ReconcilerView;
 const LOG_FILTER: &str = "info,counterfoil::reconciler=error,counterfoil::recount=error,counterfoil::writer=error,counterfoil::connection::failures=off,sqlx=error";
 /// The pause before a worker that ended is started again.
 const RESTART_PAUSE: Duration = Duration::from_secs(5);
-const VERSION: &str = env!("CARGO_PKG_VERSION");
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Runs until a signal ends the daemon.
 pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
@@ -51,53 +51,42 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
         Some(http) => Some(listen(http).await?),
         None => None,
     };
+    let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
     let pairs = config.pairs.iter();
     let state = DaemonState {
         pairs: pairs
             .map(|pair| Arc::new(PairState::new(&pair.name)))
             .collect(),
     };
+    let shutdown = config.shutdown;
     let (stop, stopping) = watch::channel(false);
-    let (families, configured) = watch::channel::<Arc<[FamilyConfig]>>(config.families.into());
-    let (pairs, configs) = watch::channel::<Arc<[PairConfig]>>(config.pairs.clone().into());
+    let (config, reloads) = watch::channel(Arc::new(config));
     let mut tasks = JoinSet::new();
-    for (config, state) in config.pairs.into_iter().zip(state.pairs.iter()) {
-        let worker = Worker {
-            config,
-            families: configured.clone(),
+    for (pair, state) in reloads.borrow().pairs.iter().zip(state.pairs.iter()) {
+        tasks.spawn(run_pair(Worker {
+            config: pair.clone(),
+            reloads: reloads.clone(),
             state: state.clone(),
             stop: stopping.clone(),
-        };
-        tasks.spawn(run_pair(worker, configs.clone()));
+        }));
     }
-    let mut live = Live {
-        pairs,
-        families,
-        access: None,
-    };
-    if let Some((listener, access)) = listener {
-        tracing::info!(address = %listener.local_addr()?, "listening");
+    if let (Some(listener), Some(address)) = (listener, address) {
+        tracing::info!(%address, "listening");
         let mut stop = stopping.clone();
         let stopped = async move { is_set(&mut stop).await };
-        tasks.spawn(http::serve(
-            listener,
-            state,
-            access.subscribe(),
-            prometheus,
-            stopped,
-        ));
-        live.access = Some(access);
+        let auth = Auth::new(reloads, address);
+        tasks.spawn(http::serve(listener, auth, state, prometheus, stopped));
     }
     select! {
-        ended = until_stop(path, &live) => ended?,
+        ended = until_stop(path, &config, address) => ended?,
         () = systemd::watchdog() => {}
         // workers and HTTP server run until `stop`
         _ = tasks.join_next() => return Err(Failure::warning("a task of the daemon panicked".to_owned())),
     }
-    systemd::stopping();
+    systemd::notify(NotifyState::Stopping);
     tracing::info!("shutting down");
     stop.send_replace(true);
-    let ended = timeout(config.shutdown, async {
+    let ended = timeout(shutdown, async {
         while tasks.join_next().await.is_some() {}
     })
     .await;
@@ -111,21 +100,38 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// Runs the worker of a pair until it stops. Starts it again whenever a reload changes how it
-/// connects.
-async fn run_pair(mut worker: Worker, mut pairs: watch::Receiver<Arc<[PairConfig]>>) {
+/// Runs the worker of a pair until it stops. Starts it again if it panics or fails, and whenever a
+/// reload changes how it connects.
+async fn run_pair(mut worker: Worker) {
     let mut stop = worker.stop.clone();
     loop {
         let (end, ending) = watch::channel(false);
         worker.stop = ending;
-        let mut run = pin!(supervise(worker.clone()));
+        let mut run = tokio::spawn(worker.clone().run());
         let changed = select! {
-            () = &mut run => return,
+            ended = &mut run => {
+                let why = match ended {
+                    Ok(Ok(())) => return,
+                    Ok(Err(error)) => format!("{error:#}"),
+                    Err(panicked) => panicked.to_string(),
+                };
+                tracing::error!(pair = worker.config.name, error = why, "the worker ended, will restart");
+                worker.state.update(|view| {
+                    view.reconciler = ReconcilerView {
+                        why: Some(format!("the worker ended: {why}")),
+                        ..ReconcilerView::default()
+                    };
+                });
+                select! {
+                    () = sleep(RESTART_PAUSE) => continue,
+                    () = is_set(&mut stop) => return,
+                }
+            }
             () = is_set(&mut stop) => None,
-            config = changed(&worker.config, &mut pairs) => Some(config),
+            config = changed(&worker.config, worker.reloads.clone()) => Some(config),
         };
         end.send_replace(true);
-        run.await;
+        let _ = run.await;
         let Some(config) = changed else { return };
         tracing::info!(pair = config.name, "connecting with the reloaded settings");
         worker.config = config;
@@ -133,47 +139,20 @@ async fn run_pair(mut worker: Worker, mut pairs: watch::Receiver<Arc<[PairConfig
 }
 
 /// Waits until a reload changes how the pair connects.
-async fn changed(
-    current: &PairConfig,
-    pairs: &mut watch::Receiver<Arc<[PairConfig]>>,
-) -> PairConfig {
+async fn changed(current: &PairConfig, mut reloads: watch::Receiver<Arc<Config>>) -> PairConfig {
     let is_changed = |pair: &&PairConfig| pair.name == current.name && !pair.connects_like(current);
     loop {
-        let found = pairs.borrow_and_update().iter().find(is_changed).cloned();
+        let found = reloads
+            .borrow_and_update()
+            .pairs
+            .iter()
+            .find(is_changed)
+            .cloned();
         match found {
             Some(pair) => return pair,
-            None if pairs.changed().await.is_err() => return pending().await,
+            None if reloads.changed().await.is_err() => return pending().await,
             None => {}
         }
-    }
-}
-
-/// Runs a worker until it stops. Starts it again if it panics or fails.
-async fn supervise(worker: Worker) {
-    let state = worker.state.clone();
-    run_again(&state, RESTART_PAUSE, || worker.clone().run()).await;
-}
-
-/// Runs until a run ends without an error. A panic ends a run with an error.
-async fn run_again<F>(state: &PairState, pause: Duration, run: impl Fn() -> F)
-where
-    F: Future<Output = counterfoil::Result<()>> + Send + 'static,
-{
-    loop {
-        let why = match tokio::spawn(run()).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => format!("{error:#}"),
-            Err(error) => format!("{error}"),
-        };
-        let pair = &state.name;
-        tracing::error!(pair, error = why, "the worker ended, will restart");
-        state.update(|view| {
-            view.reconciler = ReconcilerView {
-                why: Some(format!("the worker ended: {why}")),
-                ..ReconcilerView::default()
-            };
-        });
-        sleep(pause).await;
     }
 }
 
@@ -192,108 +171,57 @@ fn start_log(format: LogFormat) {
     }
 }
 
-async fn listen(http: &HttpConfig) -> Result<(TcpListener, watch::Sender<Access>), Failure> {
+async fn listen(http: &HttpConfig) -> Result<TcpListener, Failure> {
     http.check(http.listen).map_err(Failure::usage)?;
-    let listener = TcpListener::bind(http.listen).await.map_err(|error| {
+    TcpListener::bind(http.listen).await.map_err(|error| {
         let advice = "each daemon on a machine needs another `listen` address, or \"off\"";
         Failure::warning(format!("listen = \"{}\": {error:#}: {advice}", http.listen))
-    })?;
-    let access = Access::new(http, listener.local_addr()?);
-    Ok((listener, watch::Sender::new(access)))
+    })
 }
 
 /// Reports to systemd that the daemon is ready, and returns on SIGTERM and Ctrl-C. On SIGHUP it
 /// reloads the configuration.
-async fn until_stop(path: &Path, live: &Live) -> io::Result<()> {
+async fn until_stop(
+    path: &Path,
+    config: &watch::Sender<Arc<Config>>,
+    address: Option<SocketAddr>,
+) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hang_up = signal(SignalKind::hangup())?;
-    systemd::ready();
+    systemd::notify(NotifyState::Ready);
     loop {
         select! {
             _ = terminate.recv() => return Ok(()),
             _ = interrupt.recv() => return Ok(()),
             _ = hang_up.recv() => {
                 systemd::reloading();
-                live.reload(path);
-                systemd::ready();
-            }
-        }
-    }
-}
-
-/// The settings that a reload replaces.
-struct Live {
-    pairs: watch::Sender<Arc<[PairConfig]>>,
-    families: watch::Sender<Arc<[FamilyConfig]>>,
-    /// `None` without an HTTP server.
-    access: Option<watch::Sender<Access>>,
-}
-
-impl Live {
-    fn reload(&self, path: &Path) {
-        match self.try_reload(path) {
-            Ok(number) => tracing::info!(
-                families = number,
-                "reloaded the families, secrets and addresses; other settings need a restart"
-            ),
-            Err(error) => {
-                tracing::error!(error = %error, "reload failed, configuration unchanged")
-            }
-        }
-    }
-
-    /// Returns the number of configured families.
-    fn try_reload(&self, path: &Path) -> Result<usize, String> {
-        let config = Config::read(path)?;
-        if let (Some(access), Some(http)) = (&self.access, &config.http) {
-            let new = access.borrow().reloaded(http)?;
-            access.send_if_modified(|access| access.replace(new));
-        }
-        let number = config.families.len();
-        self.families.send_replace(config.families.into());
-        self.pairs.send_replace(config.pairs.into());
-        Ok(number)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    use counterfoil::{Error, ErrorKind};
-
-    use super::*;
-
-    #[tokio::test]
-    async fn a_worker_that_fails_or_panics_is_reported_and_runs_again() {
-        let (state, runs) = (PairState::new("main"), Arc::new(AtomicU32::new(0)));
-        let reason = || state.view.borrow().reconciler.why.clone();
-        let run = || {
-            let runs = runs.clone();
-            async move {
-                match runs.fetch_add(1, Ordering::SeqCst) {
-                    0 => panic!("of the test"),
-                    1 => Err(Error::new(ErrorKind::InvalidInput, "a wrong setting")),
-                    _ => Ok(()),
+                match reload(path, config, address) {
+                    Ok(families) => tracing::info!(
+                        families,
+                        "reloaded the families, secrets and addresses; other settings need a restart"
+                    ),
+                    Err(error) => tracing::error!(error, "reload failed, configuration unchanged"),
                 }
-            }
-        };
-        let pause = Duration::from_millis(100);
-        let supervised = run_again(&state, pause, run);
-        let mut supervised = std::pin::pin!(supervised);
-        for expected in ["of the test", "a wrong setting"] {
-            let reported = async {
-                while !reason().is_some_and(|why| why.contains(expected)) {
-                    sleep(Duration::from_millis(1)).await;
-                }
-            };
-            select! {
-                () = &mut supervised => panic!("it ended"),
-                () = reported => {}
+                systemd::notify(NotifyState::Ready);
             }
         }
-        supervised.await;
-        assert_eq!(runs.load(Ordering::SeqCst), 3);
     }
+}
+
+/// Replaces the configuration, and returns the number of configured families. The HTTP server still
+/// listens on its `address`.
+fn reload(
+    path: &Path,
+    config: &watch::Sender<Arc<Config>>,
+    address: Option<SocketAddr>,
+) -> Result<usize, String> {
+    let mut new = Config::read(path)?;
+    match (&new.http, address) {
+        (Some(http), Some(address)) => http.check(address)?,
+        _ => new.http.clone_from(&config.borrow().http),
+    }
+    let families = new.families.len();
+    config.send_replace(Arc::new(new));
+    Ok(families)
 }

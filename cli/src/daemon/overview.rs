@@ -2,39 +2,35 @@
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use counterfoil::admin::Overview;
+use counterfoil::admin::Reject;
 use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, MysqlStore, Result};
-use tokio::sync::watch;
 
 use super::families::Families;
-use super::reject_log::RejectLog;
 use super::state::PairState;
 use crate::status;
 use crate::view::{DriftView, RecountView, RejectView};
 
 /// The maximum number of rejects, and of differences, to show.
 const MAX_SHOWN: u64 = 20;
+/// The maximum number of rejects to log in a minute.
+const MAX_LOGGED: u32 = 10;
+const MINUTE: Duration = Duration::from_secs(60);
+
 /// Repeated reads of the overview.
+#[derive(Default)]
 pub struct Overviews {
-    /// The last overview.
-    known: watch::Sender<Vec<Overview>>,
-    reject_log: RejectLog,
+    /// The newest reject that was seen; `None` before the first read: older ones are only on the page.
+    last_reject: Option<u64>,
+    /// The beginning of a minute, and the number of rejects that were logged in it.
+    logged: Option<(Instant, u32)>,
     /// The run, and its number of differences, at the last read of each family's drift.
     drift_of: BTreeMap<String, (u64, u64)>,
 }
 
 impl Overviews {
-    /// Creates the state, which sends each overview to `known`.
-    pub fn new(known: watch::Sender<Vec<Overview>>) -> Self {
-        Overviews {
-            known,
-            reject_log: RejectLog::default(),
-            drift_of: BTreeMap::new(),
-        }
-    }
-
     /// Reads rejects, recounts and their differences, and publishes them.
     pub async fn read(
         &mut self,
@@ -45,7 +41,7 @@ impl Overviews {
         let store = counterfoil.mysql()?;
         let overview = store.overview().await?;
         let latest = store.latest_rejects(MAX_SHOWN).await?;
-        self.reject_log.log(&state.name, &latest);
+        self.log(&state.name, &latest);
         let mut recounts = Vec::new();
         for one in &overview {
             let Some(run) = &one.recount else { continue };
@@ -62,7 +58,7 @@ impl Overviews {
                 family,
             });
         }
-        self.known.send_replace(overview);
+        state.overview.send_replace(overview);
         let drift = self.drift(store, state, &recounts).await;
         state.update(|view| {
             view.rejects = RejectView::all(latest);
@@ -70,6 +66,32 @@ impl Overviews {
             view.drift = drift;
         });
         Ok(())
+    }
+
+    /// Logs the new rejects of `latest`, which has the newest first. Those beyond the maximum are only
+    /// on the page.
+    fn log(&mut self, pair: &str, latest: &[Reject]) {
+        let newest = latest.first().map_or(0, |reject| reject.number);
+        let last = self.last_reject.unwrap_or(newest);
+        self.last_reject = Some(newest.max(last));
+        let current = self.logged.filter(|(since, _)| since.elapsed() < MINUTE);
+        let (since, mut number) = current.unwrap_or((Instant::now(), 0));
+        for reject in latest.iter().rev().filter(|reject| reject.number > last) {
+            if number == MAX_LOGGED {
+                break;
+            }
+            number += 1;
+            tracing::error!(
+                pair,
+                number = reject.number,
+                family = format!("{}/{}", reject.namespace, reject.family),
+                id = reject.id,
+                delta = reject.delta,
+                reason = reject.reason,
+                "a row refused a change"
+            );
+        }
+        self.logged = Some((since, number));
     }
 
     /// Returns the latest differences, with those that current runs found since the last call.

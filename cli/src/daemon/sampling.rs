@@ -1,48 +1,53 @@
-//! Samples of the families of a pair, from Redis.
+//! Samples of the families of a pair, from Redis, which turn their counts into rates.
 
-use std::collections::HashSet;
-use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use counterfoil::admin::Overview;
 use counterfoil::{Counterfoil, Result};
-use tokio::sync::watch;
 use tokio::time::sleep;
 
+use super::metrics::count_hits;
 use super::state::PairState;
-use crate::status::{self, FamilyStatus, LATE, unix_now};
+use crate::status::{self, FamilyView, LATE, Sample, unix_now};
 
 /// The pause between samples of the families.
 const SAMPLE_PAUSE: Duration = Duration::from_secs(2);
 /// The pause if there are many families: a sample of 10,000 takes Redis about 100 ms.
 const SAMPLE_PAUSE_OF_MANY: Duration = Duration::from_secs(10);
 const MANY_FAMILIES: usize = 1_000;
+/// The maximum number of samples of a family.
+const SAMPLES: usize = 90;
 
 /// Publishes the state of the families, with MySQL's last overview. It needs only Redis, and never
 /// returns.
-pub async fn sample(
-    counterfoil: Counterfoil,
-    overview: watch::Receiver<Vec<Overview>>,
-    state: Arc<PairState>,
-) {
+pub async fn sample(counterfoil: Counterfoil, state: Arc<PairState>) {
     loop {
-        let overview = overview.borrow().clone();
+        let overview = state.overview.borrow().clone();
         let mut pause = SAMPLE_PAUSE;
         let read = sample_all(&counterfoil, &state, &overview).await;
         let read = read.map(|families| {
             if families.len() > MANY_FAMILIES {
                 pause = SAMPLE_PAUSE_OF_MANY;
             }
-            let sampler = state.sampler.lock();
-            let families = sampler
-                .unwrap_or_else(PoisonError::into_inner)
-                .sample(families);
+            let before = state.view.borrow().clone();
+            let before: HashMap<_, _> = before
+                .families
+                .iter()
+                .map(|family| (family.sort_key(), family))
+                .collect();
+            let families = families.into_iter().map(|family| {
+                let before = before.get(&family.sort_key()).copied();
+                sampled(&state.name, family, before)
+            });
+            let families = families.collect();
             state.update(|view| {
                 view.families = families;
                 view.add_total(unix_now());
             });
         });
-        state.looked("families", |looks| &mut looks.families, read);
+        state.looked("families", read);
         sleep(pause).await;
     }
 }
@@ -53,7 +58,7 @@ async fn sample_all(
     counterfoil: &Counterfoil,
     state: &PairState,
     overview: &[Overview],
-) -> Result<Vec<FamilyStatus>> {
+) -> Result<Vec<FamilyView>> {
     let served = counterfoil.backlogs().await?;
     let names: HashSet<_> = served
         .iter()
@@ -62,9 +67,48 @@ async fn sample_all(
     let others = counterfoil.backlogs_of(state.known_except(&names)).await?;
     let mut families = status::of_families(served, overview, LATE);
     let others = status::of_families(others, overview, LATE).into_iter();
-    families.extend(others.map(|other| FamilyStatus {
+    families.extend(others.map(|other| FamilyView {
         served: false,
         ..other
     }));
     Ok(families)
+}
+
+/// Adds the rate and the history to the state of a family, and counts its hits since the state
+/// `before`. If the state could not be read, the last figures stay.
+fn sampled(pair: &str, mut family: FamilyView, before: Option<&FamilyView>) -> FamilyView {
+    let same = before.filter(|before| before.state == family.state);
+    family.state_since = same.map_or_else(unix_now, |before| before.state_since);
+    if let (None, Some(before)) = (family.seen, before) {
+        return FamilyView {
+            state: family.state,
+            state_since: family.state_since,
+            problem: family.problem,
+            rate: None,
+            ..before.clone()
+        };
+    }
+    // a lower count means that Redis lost a part, and has the rest of what was counted before
+    let new = |number: fn(&FamilyView) -> Option<u64>| {
+        let known = before.and_then(number).unwrap_or(0);
+        number(&family).map(|count| count.saturating_sub(known))
+    };
+    let (counted, refused) = (new(|family| family.counted), new(|family| family.refused));
+    count_hits(pair, &family.family, counted, refused);
+    let now = Instant::now();
+    let last = before.and_then(|before| before.sampled);
+    let seconds = last.map_or(0.0, |last| now.duration_since(last).as_secs_f64());
+    family.sampled = Some(now);
+    family.rate = counted
+        .filter(|_| seconds > 0.0)
+        .map(|counted| counted as f64 / seconds);
+    family.history = before.map_or_else(Vec::new, |before| before.history.clone());
+    if family.history.len() == SAMPLES {
+        family.history.remove(0);
+    }
+    family.history.push(family.sample(unix_now()));
+    if family.history.iter().all(Sample::is_idle) {
+        family.history.clear();
+    }
+    family
 }

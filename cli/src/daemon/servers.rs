@@ -1,12 +1,11 @@
 //! The availability of a pair's two servers. Each change, and each new reason, is logged once.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use counterfoil::Connection;
 use counterfoil::redis::{InfoDict, RedisError, Value, cmd};
 use counterfoil::sqlx::{self, MySqlPool};
-use tokio::sync::watch;
 
 use super::state::PairState;
 use crate::poll::{no_reply, ticks, with_timeout};
@@ -18,51 +17,21 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// The time limit of a server's reply.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// One of a pair's servers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Name {
-    Redis,
-    Mysql,
-}
-
-impl Name {
-    fn text(self) -> &'static str {
-        match self {
-            Name::Redis => "redis",
-            Name::Mysql => "mysql",
-        }
-    }
-
-    fn view(self, pair: &mut PairView) -> &mut ServerView {
-        match self {
-            Name::Redis => &mut pair.redis,
-            Name::Mysql => &mut pair.mysql,
-        }
-    }
-}
-
-/// The availability of Redis and MySQL.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Up {
-    redis: bool,
-    mysql: bool,
-}
-
-impl Up {
-    pub fn both(self) -> bool {
-        self.redis && self.mysql
-    }
-}
-
-/// A server and its last known state.
+/// A server of a pair.
+#[derive(Clone, Copy)]
 pub struct Server {
-    name: Name,
-    state: Arc<PairState>,
-    up: watch::Sender<Up>,
-    view: ServerView,
-    /// The time of the last change, `None` before the first check.
-    changed: Option<Instant>,
+    name: &'static str,
+    of_pair: fn(&mut PairView) -> &mut ServerView,
 }
+
+pub const REDIS: Server = Server {
+    name: "redis",
+    of_pair: |pair| &mut pair.redis,
+};
+pub const MYSQL: Server = Server {
+    name: "mysql",
+    of_pair: |pair| &mut pair.mysql,
+};
 
 /// A server's description of itself.
 pub struct Description {
@@ -74,80 +43,60 @@ pub struct Description {
 }
 
 impl Server {
-    /// Creates the state of a server, which is published in `state` and `up`.
-    pub fn new(name: Name, state: Arc<PairState>, up: watch::Sender<Up>) -> Self {
-        Server {
-            name,
-            state,
-            up,
-            view: ServerView::default(),
-            changed: None,
-        }
-    }
-
     /// Records and publishes the result of a check. A change is logged, with the number of waiting
     /// families.
-    pub fn record(&mut self, result: Result<Description, String>, families_waiting: usize) {
-        let (pair, server) = (self.state.name.as_str(), self.name.text());
-        let is_up = result.is_ok();
-        let is_changed = self.changed.is_none() || self.view.up != is_up;
-        let before = self.changed;
-        if is_changed {
-            self.changed = Some(Instant::now());
-            self.view.since = unix_now();
-        }
-        match result {
-            Ok(Description {
-                version,
-                memory_bytes,
-                refusal,
-            }) => {
-                if let (true, Some(before)) = (is_changed, before) {
-                    let down_seconds = before.elapsed().as_secs();
-                    tracing::info!(
-                        pair,
-                        server,
-                        version,
-                        down_seconds,
-                        families_waiting,
-                        "available again"
-                    );
-                } else if is_changed {
-                    tracing::info!(pair, server, version, "available");
-                }
-                self.view.version = Some(version);
-                self.view.memory_bytes = memory_bytes;
-                self.view.refusal = refusal;
-                self.view.why = None;
+    pub fn record(
+        self,
+        state: &PairState,
+        result: Result<Description, String>,
+        families_waiting: usize,
+    ) {
+        let (pair, server, now) = (state.name.as_str(), self.name, unix_now());
+        state.update(|view| {
+            let view = (self.of_pair)(view);
+            let was_known = view.is_known();
+            let is_changed = !was_known || view.up != result.is_ok();
+            let down_seconds = now.saturating_sub(view.since);
+            if is_changed {
+                view.since = now;
             }
-            Err(why) => {
-                if is_changed || self.view.why.as_ref() != Some(&why) {
-                    tracing::error!(pair, server, why, families_waiting, "unavailable");
+            view.up = result.is_ok();
+            match result {
+                Ok(Description {
+                    version,
+                    memory_bytes,
+                    refusal,
+                }) => {
+                    if is_changed && was_known {
+                        tracing::info!(
+                            pair,
+                            server,
+                            version,
+                            down_seconds,
+                            families_waiting,
+                            "available again"
+                        );
+                    } else if is_changed {
+                        tracing::info!(pair, server, version, "available");
+                    }
+                    view.version = Some(version);
+                    view.memory_bytes = memory_bytes;
+                    view.refusal = refusal;
+                    view.why = None;
                 }
-                self.view.memory_bytes = None;
-                self.view.why = Some(why);
+                Err(why) => {
+                    if is_changed || view.why.as_ref() != Some(&why) {
+                        tracing::error!(pair, server, why, families_waiting, "unavailable");
+                    }
+                    view.memory_bytes = None;
+                    view.why = Some(why);
+                }
             }
-        }
-        self.view.up = is_up;
-        self.state.update(|pair| {
-            let view = self.name.view(pair);
-            let refuses = view.refuses.take();
-            *view = ServerView {
-                refuses,
-                ..self.view.clone()
-            };
-        });
-        self.up.send_if_modified(|up| {
-            let known = match self.name {
-                Name::Redis => &mut up.redis,
-                Name::Mysql => &mut up.mysql,
-            };
-            std::mem::replace(known, is_up) != is_up
         });
     }
 
     /// Checks the server periodically. Never returns.
-    pub async fn watch<F>(mut self, check: impl Fn() -> F)
+    pub async fn watch<F>(self, state: Arc<PairState>, check: impl Fn() -> F)
     where
         F: Future<Output = Result<Description, String>>,
     {
@@ -155,11 +104,11 @@ impl Server {
         loop {
             ticks.tick().await;
             // counted before the check: waiting hits are saved as soon as a server recovers
-            let view = self.state.view.borrow().clone();
+            let view = state.view.borrow().clone();
             let waiting = view.families.iter();
-            let waiting = waiting.filter(|one| one.status.pending > 0).count();
+            let waiting = waiting.filter(|one| one.pending > 0).count();
             let checked = with_timeout(TIMEOUT, check()).await;
-            self.record(checked, waiting);
+            self.record(&state, checked, waiting);
         }
     }
 }

@@ -2,24 +2,25 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use counterfoil::admin::Overview;
 use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, Family};
 use tokio::sync::watch;
 
-use crate::sampler::Sampler;
 use crate::status::unix_now;
-use crate::view::{Look, Looks, PairView, View};
+use crate::view::{PairView, View};
 
 /// One pair of the running daemon.
 pub struct PairState {
     pub name: String,
     /// `None` until the first connection to Redis.
     pub connected: watch::Sender<Option<Counterfoil>>,
+    /// The view outlives a worker, so that metrics count each hit once.
     pub view: watch::Sender<Arc<PairView>>,
-    /// The samples of the families: they outlive a worker, so that metrics count each hit once.
-    pub sampler: Mutex<Sampler>,
+    /// The last overview of MySQL.
+    pub overview: watch::Sender<Vec<Overview>>,
     /// The families that the database knows, by NAMESPACE/FAMILY.
     known: watch::Sender<HashMap<String, Registered>>,
 }
@@ -32,15 +33,11 @@ pub struct DaemonState {
 
 impl PairState {
     pub fn new(name: &str) -> Self {
-        let view = PairView {
-            name: name.to_owned(),
-            ..PairView::default()
-        };
         PairState {
             name: name.to_owned(),
             connected: watch::Sender::new(None),
-            view: watch::Sender::new(Arc::new(view)),
-            sampler: Mutex::new(Sampler::new(name)),
+            view: watch::Sender::new(Arc::new(PairView::new(name))),
+            overview: watch::Sender::default(),
             known: watch::Sender::default(),
         }
     }
@@ -62,51 +59,46 @@ impl PairState {
         others.map(|(_, known)| known.family.clone()).collect()
     }
 
-    /// Records a read of some figures. If it fails twice for the same reason while both servers are
-    /// up, the reason is logged.
-    pub fn looked<E: Display>(
-        &self,
-        figures: &str,
-        look: fn(&mut Looks) -> &mut Look,
-        result: Result<(), E>,
-    ) {
-        let why = result.err().map(|error| format!("{error:#}"));
-        let mut is_new = false;
-        self.update(|view| {
-            let are_up = view.redis.up && view.mysql.up;
-            let look = look(&mut view.looks);
-            if why.is_none() {
-                (look.at, look.logged) = (Some(unix_now()), None);
-            } else if are_up && look.why == why && look.logged != why {
-                look.logged.clone_from(&why);
-                is_new = true;
-            }
-            look.why.clone_from(&why);
-        });
-        if let Some(why) = why.filter(|_| is_new) {
-            tracing::error!(pair = self.name, figures, why, "figures are not current");
-        }
-    }
-
-    pub fn set_known(&self, families: impl IntoIterator<Item = Registered>) {
+    pub fn set_known(&self, families: Vec<Registered>) {
         let named = families
             .into_iter()
             .map(|registered| (registered.family.to_string(), registered));
         self.known.send_replace(named.collect());
+    }
+
+    /// Records a read of some figures. If it fails twice for the same reason while both servers are
+    /// up, the reason is logged.
+    pub fn looked<E: Display>(&self, figures: &str, result: Result<(), E>) {
+        let why = result.err().map(|error| format!("{error:#}"));
+        self.update(|view| {
+            let are_up = view.are_up();
+            for look in view.looks.iter_mut().filter(|look| look.name == figures) {
+                match &why {
+                    None => (look.at, look.logged) = (Some(unix_now()), None),
+                    Some(reason) if are_up && look.why == why && look.logged != why => {
+                        tracing::error!(
+                            pair = self.name,
+                            figures,
+                            why = reason,
+                            "figures are not current"
+                        );
+                        look.logged.clone_from(&why);
+                    }
+                    Some(_) => {}
+                }
+                look.why.clone_from(&why);
+            }
+        });
     }
 }
 
 impl DaemonState {
     /// Returns the last known state of all pairs.
     pub fn view(&self) -> View {
+        let pairs = self.pairs.iter();
         View {
             at: unix_now(),
-            version: super::VERSION,
-            pairs: self
-                .pairs
-                .iter()
-                .map(|pair| pair.view.borrow().clone())
-                .collect(),
+            pairs: pairs.map(|pair| pair.view.borrow().clone()).collect(),
         }
     }
 

@@ -1,29 +1,24 @@
-//! Notifications to systemd, if it started the daemon (`Type=notify`).
+//! Notifications to systemd, which have no effect if it did not start the daemon (`Type=notify`).
 
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tokio::time::interval;
 
-/// Reports that the daemon listens and works on its pairs.
-pub fn ready() {
-    notify(&[NotifyState::Ready]);
+pub fn notify(state: NotifyState<'_>) {
+    let _ = sd_notify::notify(&[state]);
 }
 
-/// Reports that the daemon reloads its configuration. [`ready`] ends the reload.
+/// Reports that the daemon reloads its configuration. `Ready` ends the reload.
 pub fn reloading() {
     if let Ok(now) = NotifyState::monotonic_usec_now() {
-        notify(&[NotifyState::Reloading, now]);
+        let _ = sd_notify::notify(&[NotifyState::Reloading, now]);
     }
 }
 
-pub fn stopping() {
-    notify(&[NotifyState::Stopping]);
-}
-
-/// Sets the status line in `systemctl status`.
-pub fn status(line: &str) {
-    notify(&[NotifyState::Status(line)]);
+/// Sets the line of a pair in `systemctl status`.
+pub fn status(pair: &str, line: &str) {
+    notify(NotifyState::Status(&format!("pair {pair}: {line}")));
 }
 
 /// Reports that the daemon is alive, twice as often as systemd requires. Never returns.
@@ -34,11 +29,6 @@ pub async fn watchdog() {
     let mut ticks = interval((limit / 2).max(Duration::from_millis(10)));
     loop {
         ticks.tick().await;
-        notify(&[NotifyState::Watchdog]);
+        notify(NotifyState::Watchdog);
     }
-}
-
-/// Notifies systemd. Has no effect if systemd did not start the daemon.
-fn notify(states: &[NotifyState<'_>]) {
-    let _ = sd_notify::notify(states);
 }

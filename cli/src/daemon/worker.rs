@@ -20,15 +20,15 @@ use super::failing::{self, FailingLog};
 use super::families::Families;
 use super::overview::Overviews;
 use super::sampling::sample;
-use super::servers::{Name, Server, Up, check_mysql, check_redis};
+use super::servers::{MYSQL, REDIS, check_mysql, check_redis};
 use super::state::{PairState, is_set};
 use super::systemd;
-use crate::config::{FamilyConfig, PairConfig, Serve};
+use crate::config::{Config, PairConfig, Serve};
 use crate::families;
 use crate::pair;
 use crate::poll::{CHECK_ADVICE, CHECK_TIMEOUT, ticks, with_timeout};
 use crate::status::unix_now;
-use crate::view::FindingView;
+use crate::view::{FailingView, FindingView};
 
 /// The interval between reads of MySQL's overview.
 const OVERVIEW: Duration = Duration::from_secs(5);
@@ -49,8 +49,8 @@ const MAX_NAMES: usize = 50;
 #[derive(Clone)]
 pub struct Worker {
     pub config: PairConfig,
-    /// The configured families of all pairs.
-    pub families: watch::Receiver<Arc<[FamilyConfig]>>,
+    /// The current configuration.
+    pub reloads: watch::Receiver<Arc<Config>>,
     pub state: Arc<PairState>,
     pub stop: watch::Receiver<bool>,
 }
@@ -60,55 +60,59 @@ impl Worker {
     ///
     /// # Errors
     /// An invalid setting of the pair, or a panic in one of its tasks.
-    pub async fn run(mut self) -> Result<()> {
+    pub async fn run(self) -> Result<()> {
         let mut stop = self.stop.clone();
-        let (set_up, up) = watch::channel(Up::default());
-        let server = |name| Server::new(name, self.state.clone(), set_up.clone());
-        let (mut redis, mysql) = (server(Name::Redis), server(Name::Mysql));
+        let state = self.state.clone();
+        // their state is unknown at other addresses
+        state.update(|view| (view.redis, view.mysql) = Default::default());
         let mut watching = JoinSet::new();
         let probe = pair::probe(&self.config);
-        watching.spawn(mysql.watch(move || check_mysql(probe.clone())));
+        watching.spawn(MYSQL.watch(state.clone(), move || check_mysql(probe.clone())));
         let connected = select! {
-            connected = self.connect(&mut redis) => connected,
+            connected = self.connect() => connected,
             () = is_set(&mut stop) => return Ok(()),
             ended = ended(&mut watching) => return Err(ended),
         };
         self.state.connected.send_replace(Some(connected.clone()));
         let connection = connected.redis().clone();
-        watching.spawn(redis.watch(move || check_redis(connection.clone())));
-        let (overview, known) = watch::channel(Vec::new());
-        watching.spawn(sample(connected.clone(), known, self.state.clone()));
+        watching.spawn(REDIS.watch(state.clone(), move || check_redis(connection.clone())));
+        watching.spawn(sample(connected.clone(), state));
         let families = Families::new(
             self.config.name.clone(),
             connected.clone(),
-            self.families.clone(),
+            self.reloads.clone(),
         );
         let mut pair = ConnectedWorker {
-            worker: &mut self,
+            config: self.config,
+            reloads: self.reloads,
+            state: self.state,
             counterfoil: connected,
             families,
-            up,
             up_since: None,
             reconciler: None,
-            overviews: Overviews::new(overview),
+            overviews: Overviews::default(),
             failing_log: FailingLog::default(),
             checked: Vec::new(),
         };
+        // a step that waits for a silent server is given up
         select! {
-            () = pair.work() => Ok(()),
-            ended = ended(&mut watching) => Err(ended),
+            () = pair.work() => {}
+            () = is_set(&mut stop) => {}
+            ended = ended(&mut watching) => return Err(ended),
         }
+        pair.finish().await;
+        Ok(())
     }
 
     /// Retries until it has a connection to Redis.
-    async fn connect(&self, redis: &mut Server) -> Counterfoil {
+    async fn connect(&self) -> Counterfoil {
         loop {
             match pair::connect(&self.config).await {
                 Ok(pair) => return pair,
                 Err(error) => {
-                    redis.record(Err(format!("{error:#}")), 0);
+                    REDIS.record(&self.state, Err(format!("{error:#}")), 0);
                     let name = &self.config.name;
-                    systemd::status(&format!("pair {name}: waiting for Redis: {error:#}"));
+                    systemd::status(name, &format!("waiting for Redis: {error:#}"));
                 }
             }
             sleep(RETRY_PAUSE).await;
@@ -127,13 +131,13 @@ async fn ended(tasks: &mut JoinSet<()>) -> Error {
 }
 
 /// A pair with a connection to Redis.
-struct ConnectedWorker<'w> {
-    worker: &'w mut Worker,
+struct ConnectedWorker {
+    config: PairConfig,
+    reloads: watch::Receiver<Arc<Config>>,
+    state: Arc<PairState>,
     counterfoil: Counterfoil,
     families: Families,
-    /// Which servers are up.
-    up: watch::Receiver<Up>,
-    /// The time since which both are.
+    /// The time since which both servers are up.
     up_since: Option<Instant>,
     reconciler: Option<Reconciler>,
     overviews: Overviews,
@@ -142,33 +146,36 @@ struct ConnectedWorker<'w> {
     checked: Vec<FindingView>,
 }
 
-impl ConnectedWorker<'_> {
+impl ConnectedWorker {
+    /// Works step by step. Never returns.
     async fn work(&mut self) {
-        let mut stop = self.worker.stop.clone();
-        let mut families = self.worker.families.clone();
-        let discover = self.worker.config.discover.max(Duration::from_millis(100));
+        let mut reloads = self.reloads.clone();
+        let discover = self.config.discover.max(Duration::from_millis(100));
         let (mut overviews, mut upkeep, mut discoveries) =
             (ticks(OVERVIEW), ticks(UPKEEP), ticks(discover));
         let mut supervisions = ticks(SUPERVISION);
-        let mut up_changes = self.up.clone();
+        let mut views = self.state.view.subscribe();
+        let mut were_up = false;
         // beside the other work: it takes long where Redis has many keys
         let mut search = pin!(Fuse::terminated());
         loop {
             let is_started = self.reconciler.is_some();
             // steps that need MySQL are skipped while a server is down
-            let both_up = up_changes.borrow_and_update().both();
+            let both_up = views.borrow_and_update().are_up();
+            if both_up != were_up {
+                upkeep.reset_immediately();
+            }
+            were_up = both_up;
             let is_working = is_started && both_up;
             if !both_up {
                 self.up_since = None;
             }
             select! {
                 biased;
-                () = is_set(&mut stop) => return self.finish().await,
-                Ok(()) = families.changed() => {
+                Ok(()) = reloads.changed() => {
                     self.reload().await;
                     discoveries.reset_immediately();
                 }
-                Ok(()) = up_changes.changed() => upkeep.reset_immediately(),
                 _ = supervisions.tick(), if is_started => {
                     if self.supervise() {
                         upkeep.reset_immediately();
@@ -186,6 +193,7 @@ impl ConnectedWorker<'_> {
                     search.set(self.families.search().fuse());
                 }
                 found = &mut search, if is_working => self.families.open_found(found).await,
+                Ok(()) = views.changed() => {}
             }
         }
     }
@@ -201,19 +209,15 @@ impl ConnectedWorker<'_> {
             self.not_running("the reconciler ended by a panic".to_owned());
             return false;
         }
-        let current = self.worker.state.view.borrow().clone();
-        let mut failing = failing::views(reconciler.failing(), &current.reconciler.failing);
-        if let Some(refusal) = current.redis.refusal.filter(|_| current.redis.up) {
-            let counting = failing::counting(refusal);
-            let mut known = current.reconciler.failing.iter();
-            let known = known.find(|known| known.error == counting.error);
-            failing.push(known.cloned().unwrap_or(counting));
-        }
-        let both_up = self.up.borrow().both();
+        let current = self.state.view.borrow().clone();
+        let failing = failing::views(reconciler.failing(), &current);
         let up_since = *self.up_since.get_or_insert_with(Instant::now);
-        if both_up && up_since.elapsed() >= RECOVERY {
-            self.failing_log.log(&self.worker.config.name, &failing);
+        if current.are_up() && up_since.elapsed() >= RECOVERY {
+            self.failing_log.log(&self.config.name, &failing);
         }
+        let known = &current.reconciler.failing;
+        let is_same = |(one, known): (&FailingView, &FailingView)| one.is_same_step(known);
+        let is_changed = failing.len() != known.len() || !failing.iter().zip(known).all(is_same);
         let refused_by = |server: &str| {
             let mut of_server = failing.iter().filter(|one| one.server == server);
             Some(of_server.next()?.error.clone())
@@ -221,27 +225,24 @@ impl ConnectedWorker<'_> {
         let (redis, mysql) = (refused_by("redis"), refused_by("mysql"));
         let mut findings = failing::findings(&failing);
         findings.extend(self.checked.iter().cloned());
-        let is_changed = !failing::are_same(&current.reconciler.failing, &failing);
-        if current.reconciler.failing != failing || current.findings != findings {
-            self.worker.state.update(|view| {
-                (view.redis.refuses, view.mysql.refuses) = (redis, mysql);
-                view.reconciler.failing = failing;
-                view.findings = findings;
-            });
-        }
+        self.state.update(|view| {
+            (view.redis.refuses, view.mysql.refuses) = (redis, mysql);
+            view.reconciler.failing = failing;
+            view.findings = findings;
+        });
         is_changed
     }
 
     /// Publishes and logs why the reconciler does not run.
     fn not_running(&self, why: String) {
         let mut is_new = false;
-        self.worker.state.update(|view| {
+        self.state.update(|view| {
             view.reconciler.running = false;
             is_new = view.reconciler.why.as_ref() != Some(&why);
             view.reconciler.why = Some(why.clone());
         });
-        let pair = &self.worker.config.name;
-        systemd::status(&format!("pair {pair}: {why}"));
+        let pair = &self.config.name;
+        systemd::status(pair, &why);
         if is_new {
             tracing::error!(pair, error = why, "start failed, will retry");
         }
@@ -257,7 +258,7 @@ impl ConnectedWorker<'_> {
     }
 
     async fn try_start(&mut self) -> Result<()> {
-        let config = &self.worker.config;
+        let config = &self.config;
         if config.create_tables {
             let create = self.counterfoil.mysql()?.create_tables();
             let created = with_timeout(CHECK_TIMEOUT, create).await;
@@ -265,7 +266,7 @@ impl ConnectedWorker<'_> {
         }
         self.families.open_configured().await;
         let reconciler = self.counterfoil.reconciler();
-        let reconciler = match &self.worker.config.serve {
+        let reconciler = match &self.config.serve {
             Serve::All => reconciler.all(),
             Serve::Declared => reconciler,
             Serve::Namespaces(namespaces) => namespaces
@@ -273,19 +274,19 @@ impl ConnectedWorker<'_> {
                 .fold(reconciler, |one, name| one.namespace(name)),
         };
         self.reconciler = Some(reconciler.start().await?);
-        self.worker.state.update(|view| {
+        self.state.update(|view| {
             view.reconciler.running = true;
             view.reconciler.why = None;
         });
-        let (pair, families) = (&self.worker.config.name, self.families.number());
+        let (pair, families) = (&self.config.name, self.families.number());
         tracing::info!(pair, families, "started");
-        systemd::status(&format!("pair {pair}: running"));
+        systemd::status(pair, "running");
         Ok(())
     }
 
     /// Reads rejects, recounts and their differences from MySQL.
     async fn overview(&mut self) {
-        let state = &self.worker.state;
+        let state = &self.state;
         let read = self
             .overviews
             .read(&self.counterfoil, &self.families, state);
@@ -295,7 +296,7 @@ impl ConnectedWorker<'_> {
         if read.is_ok() {
             drop(with_timeout(CHECK_TIMEOUT, self.read_families()).await);
         }
-        state.looked("overview", |looks| &mut looks.overview, read);
+        state.looked("overview", read);
     }
 
     /// Retries refused families, reads those of the database, and runs `check`.
@@ -304,9 +305,9 @@ impl ConnectedWorker<'_> {
         let read = with_timeout(CHECK_TIMEOUT, self.read_families()).await;
         self.check().await;
         let refused = self.families.refused();
-        let state = &self.worker.state;
+        let state = &self.state;
         state.update(|view| view.refused = refused);
-        state.looked("check", |looks| &mut looks.check, read);
+        state.looked("check", read);
         self.supervise();
     }
 
@@ -333,11 +334,11 @@ impl ConnectedWorker<'_> {
         let others = known.iter().filter(|registered| !self.serves(registered));
         let others = others.map(|registered| registered.family.to_string());
         let not_served: Vec<_> = others.chain(unknown).collect();
-        let before = self.worker.state.view.borrow().not_served.clone();
+        let before = self.state.view.borrow().not_served.clone();
         let new = not_served.iter().filter(|name| !before.contains(name));
         let new: Vec<_> = new.take(MAX_NAMES).cloned().collect();
         if !new.is_empty() {
-            let (pair, number) = (&self.worker.config.name, not_served.len());
+            let (pair, number) = (&self.config.name, not_served.len());
             tracing::warn!(
                 pair,
                 number,
@@ -346,15 +347,13 @@ impl ConnectedWorker<'_> {
             );
         }
         // first, since a read of a known family opens it
-        self.worker
-            .state
-            .update(|view| view.not_served = not_served);
-        self.worker.state.set_known(known);
+        self.state.update(|view| view.not_served = not_served);
+        self.state.set_known(known);
         Ok(())
     }
 
     fn serves(&self, Registered { family, .. }: &Registered) -> bool {
-        let in_scope = match &self.worker.config.serve {
+        let in_scope = match &self.config.serve {
             Serve::All => true,
             Serve::Declared => false,
             Serve::Namespaces(namespaces) => namespaces
@@ -379,7 +378,7 @@ impl ConnectedWorker<'_> {
         if let Some(reconciler) = self.reconciler.take()
             && let Err(error) = reconciler.shutdown().await
         {
-            tracing::error!(pair = self.worker.config.name, error = %format_args!("{error:#}"), "shutdown of the reconciler failed");
+            tracing::error!(pair = self.config.name, error = %format_args!("{error:#}"), "shutdown of the reconciler failed");
         }
     }
 }

@@ -6,15 +6,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::routing::get;
 use axum::{Json, Router};
 use counterfoil::{Precision, VisitorCount};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::family::connected;
-use super::params::Params;
 use super::problem::Problem;
-use super::{App, AppState};
-use crate::status::{FamilyStatus, unix_seconds};
-use crate::view::{DriftView, FamilyView, Look, PairView, RejectView};
+use super::{App, AppState, Params};
+use crate::daemon::VERSION;
+use crate::status::{FamilyView, unix_seconds};
+use crate::view::{DriftView, Look, PairView, RejectView};
 
 /// The maximum number of ids in a request.
 const MAX_IDS: usize = 100;
@@ -74,45 +74,50 @@ struct Selection {
     pair: Option<String>,
     #[serde(default)]
     family: String,
-    offset: Option<usize>,
-    limit: Option<Limit>,
+    #[serde(default)]
+    offset: usize,
+    #[serde(default)]
+    limit: Limit,
 }
 
 impl Selection {
     fn page<T>(&self, all: impl IntoIterator<Item = T>) -> Vec<T> {
-        let limit = self.limit.unwrap_or_default().0;
-        let all = all.into_iter().skip(self.offset.unwrap_or(0));
-        all.take(limit.into()).collect()
+        let all = all.into_iter().skip(self.offset);
+        all.take(self.limit.0.into()).collect()
     }
 }
 
-/// A family, marked if its figures are stale.
-#[derive(Serialize)]
-struct Aged<T: Serialize> {
-    #[serde(flatten)]
-    family: T,
-    stale: bool,
+/// Returns a family, marked if its figures are stale.
+fn aged(family: &FamilyView, now: u64) -> Value {
+    let mut json = json!(family);
+    json["stale"] = family.is_stale(now).into();
+    json
 }
 
 /// Returns a pair with some of its families.
 fn pair_page(pair: &PairView, selection: &Selection, now: u64) -> Value {
     let text = &selection.family;
-    let families = || pair.families.iter().filter(|family| family.matches(text));
+    let families = || {
+        pair.families
+            .iter()
+            .filter(|family| family.name().contains(text))
+    };
     let not_served = || pair.not_served.iter().filter(|name| name.contains(text));
     let refused = pair.refused.iter();
     let recounts = pair.recounts.iter();
-    let aged = |family| Aged {
-        stale: FamilyView::is_stale(family, now),
-        family,
-    };
+    let looks = pair.looks.iter().map(|look| {
+        let Look { name, at, why, .. } = look;
+        let look = json!({"at": at, "why": why, "stale": look.is_stale(now)});
+        ((*name).to_owned(), look)
+    });
     json!({
         "name": pair.name,
         "redis": pair.redis,
         "mysql": pair.mysql,
         "reconciler": pair.reconciler,
-        "looks": looks(pair, now),
+        "looks": Value::Object(looks.collect()),
         "families_total": families().count(),
-        "families": selection.page(families().map(aged)),
+        "families": selection.page(families().map(|family| aged(family, now))),
         "refused": selection.page(refused.filter(|one| one.family.contains(text))),
         "not_served_total": not_served().count(),
         "not_served": selection.page(not_served()),
@@ -123,16 +128,6 @@ fn pair_page(pair: &PairView, selection: &Selection, now: u64) -> Value {
     })
 }
 
-/// Returns when each kind of figures was last read.
-fn looks(pair: &PairView, now: u64) -> Value {
-    let looks = pair.looks.all(now).into_iter();
-    let looks = looks.map(|(name, Look { at, why, .. }, stale)| {
-        let look = json!({"at": at, "why": why, "stale": stale});
-        (name.to_owned(), look)
-    });
-    Value::Object(looks.collect())
-}
-
 /// Returns the whole state, with some families of each pair.
 async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
     let view = app.view(&selection.pair)?;
@@ -141,7 +136,7 @@ async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
     let pairs = pairs.map(|pair| pair_page(pair, &selection, view.at));
     Ok(Json(json!({
         "at": view.at,
-        "version": view.version,
+        "version": VERSION,
         "state": view.health(&problems),
         "problems": problems,
         "pairs": pairs.collect::<Vec<_>>(),
@@ -150,28 +145,19 @@ async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
 
 /// Returns the families of all pairs without their history, those in trouble first.
 async fn families(app: AppState, Params(selection): Params<Selection>) -> Reply {
-    #[derive(Serialize)]
-    struct Family<'a> {
-        pair: &'a str,
-        #[serde(flatten)]
-        status: &'a FamilyStatus,
-        rate: Option<f64>,
-        state_since: u64,
-        stale: bool,
-    }
     let view = app.view(&selection.pair)?;
     let families = view.families(&selection.family);
     let total = families.len();
-    let families = families.into_iter().map(|(pair, family)| Family {
-        pair,
-        status: &family.status,
-        rate: family.rate,
-        state_since: family.state_since,
-        stale: family.is_stale(view.at),
-    });
-    Ok(Json(
-        json!({"total": total, "families": selection.page(families)}),
-    ))
+    let mut page = Vec::new();
+    for (pair, family) in selection.page(families) {
+        let mut family = aged(family, view.at);
+        family["pair"] = pair.into();
+        family
+            .as_object_mut()
+            .map(|fields| fields.remove("history"));
+        page.push(family);
+    }
+    Ok(Json(json!({"total": total, "families": page})))
 }
 
 #[derive(Deserialize)]
@@ -244,11 +230,12 @@ struct NamesParams {
     #[serde(default)]
     prefix: String,
     after: Option<String>,
-    limit: Option<Limit>,
+    #[serde(default)]
+    limit: Limit,
 }
 
 async fn series_names(app: AppState, Params(params): Params<NamesParams>) -> Reply {
-    let limit = params.limit.unwrap_or_default();
+    let limit = params.limit;
     let family = app.family(&params.pair, &params.family).await?;
     let after = params.after.as_deref();
     let names = family.names(&params.prefix, after, limit.0.into()).await?;
@@ -285,11 +272,12 @@ async fn activity(app: AppState, Params(params): Params<ActivityParams>) -> Repl
 struct RejectsParams {
     pair: Option<String>,
     after: Option<u64>,
-    limit: Option<Limit>,
+    #[serde(default)]
+    limit: Limit,
 }
 
 async fn rejects(app: AppState, Params(params): Params<RejectsParams>) -> Reply {
-    let limit = params.limit.unwrap_or_default();
+    let limit = params.limit;
     let counterfoil = connected(app.pair(&params.pair)?)?;
     let _permit = app.query_permit().await?;
     let after = params.after.unwrap_or(0);
@@ -306,23 +294,23 @@ struct DriftParams {
     family: String,
     run: Option<u64>,
     after: Option<String>,
-    limit: Option<Limit>,
+    #[serde(default)]
+    limit: Limit,
 }
 
 async fn drift(app: AppState, Params(params): Params<DriftParams>) -> Reply {
-    let limit = params.limit.unwrap_or_default();
+    let limit = params.limit;
     let family = app.family(&params.pair, &params.family).await?;
     let last_run = || {
         let view = family.pair.view.borrow();
-        let mut recounts = view.recounts.iter();
-        Some(recounts.find(|one| one.family == family.name)?.run)
+        Some(view.recount(&family.name)?.run)
     };
     let run = params.run.or_else(last_run).ok_or_else(|| {
         Problem::not_found(format!("no recount of family {} is known", family.name))
     })?;
     let (store, after) = (family.counterfoil.mysql()?, params.after.as_deref());
     let drift = store
-        .drift(&family.registered.family, run, after, limit.0.into())
+        .drift(family.family(), run, after, limit.0.into())
         .await?;
     let next = limit.next(&drift, |drift| drift.id.clone());
     let drift = DriftView::all(&family.name, run, drift);

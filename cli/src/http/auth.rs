@@ -25,7 +25,7 @@ use super::connections::Peer;
 use super::logins::Logins;
 use super::page::login;
 use super::problem::Problem;
-use crate::config::{HttpConfig, Token};
+use crate::config::Config;
 use crate::status::unix_now;
 
 /// The time after which a browser needs the token again.
@@ -35,53 +35,8 @@ const CHALLENGE: &str = "Bearer realm=\"counterfoil\"";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// The host and the token that a client must send. A reload of the configuration replaces it.
-#[derive(Clone)]
-pub struct Access {
-    listen: SocketAddr,
-    hosts: Vec<String>,
-    keys: Option<Keys>,
-}
-
-impl Access {
-    /// Creates the rules of a daemon that listens on this address.
-    pub fn new(config: &HttpConfig, listen: SocketAddr) -> Self {
-        let keys = |token| Keys::new(token, listen.port());
-        Access {
-            listen,
-            hosts: config.hosts.clone(),
-            keys: config.token.as_ref().map(keys),
-        }
-    }
-
-    /// Returns the rules of another configuration, for a daemon that still listens on this address.
-    pub fn reloaded(&self, config: &HttpConfig) -> Result<Self, String> {
-        config.check(self.listen)?;
-        Ok(Access::new(config, self.listen))
-    }
-
-    /// Takes over other rules, and returns whether they differ.
-    pub fn replace(&mut self, new: Access) -> bool {
-        let token = |access: &Access| access.keys.as_ref().map(|keys| keys.token);
-        let differs = token(&new) != token(self) || new.hosts != self.hosts;
-        *self = new;
-        differs
-    }
-
-    /// Returns whether a browser may use this address: an IP address, a name of this machine, or a
-    /// configured one. Any other name may be that of a foreign page whose owner points it here.
-    fn is_host(&self, host: &str) -> bool {
-        let host = host.to_lowercase();
-        host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
-            || host == "localhost"
-            || host.ends_with(".localhost")
-            || self.hosts.contains(&host)
-    }
-}
-
 /// The proofs that a client knows the token. They are compared in constant time, so that timing
 /// reveals neither content nor length.
-#[derive(Clone)]
 struct Keys {
     token: [u8; 32],
     /// The key of the cookies. They replace the token, which no reply contains.
@@ -91,10 +46,10 @@ struct Keys {
 }
 
 impl Keys {
-    fn new(token: &Token, port: u16) -> Self {
-        let key = Sha512::digest(format!("counterfoil's cookies\n{}", token.as_str()));
+    fn new(token: &str, port: u16) -> Self {
+        let key = Sha512::digest(format!("counterfoil's cookies\n{token}"));
         Keys {
-            token: Sha256::digest(token.as_str()).into(),
+            token: Sha256::digest(token).into(),
             key: Hmac::new(&key),
             cookie_name: format!("counterfoil-{port}"),
         }
@@ -139,12 +94,6 @@ impl Keys {
     }
 }
 
-/// The rules, and the clients that broke them.
-pub struct Auth {
-    pub access: watch::Receiver<Access>,
-    pub logins: Logins,
-}
-
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme
@@ -152,7 +101,41 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
         .then_some(token.trim())
 }
 
+/// The rules of the configuration, which a reload may change, and the clients that broke them.
+pub struct Auth {
+    config: watch::Receiver<Arc<Config>>,
+    port: u16,
+    logins: Logins,
+}
+
 impl Auth {
+    /// Creates the rules of a daemon that listens on this address.
+    pub fn new(config: watch::Receiver<Arc<Config>>, listen: SocketAddr) -> Self {
+        Auth {
+            config,
+            port: listen.port(),
+            logins: Logins::default(),
+        }
+    }
+
+    fn keys(&self) -> Option<Keys> {
+        let config = self.config.borrow();
+        let token = config.http.as_ref()?.token.as_ref()?;
+        Some(Keys::new(token, self.port))
+    }
+
+    /// Returns whether a browser may use this address: an IP address, a name of this machine, or a
+    /// configured one. Any other name may be that of a foreign page whose owner points it here.
+    fn is_host(&self, host: &str) -> bool {
+        let host = host.to_lowercase();
+        let config = self.config.borrow();
+        let mut hosts = config.http.iter().flat_map(|http| &http.hosts);
+        host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok()
+            || host == "localhost"
+            || host.ends_with(".localhost")
+            || hosts.any(|known| *known == host)
+    }
+
     /// Returns why a client may not pass that offers this token, `None` if it may.
     fn refusal(&self, keys: &Keys, offered: Option<&str>, client: IpAddr) -> Option<Refusal> {
         let Some(offered) = offered else {
@@ -181,21 +164,19 @@ impl Refusal {
     /// Returns the reply to a program, or to a browser, which receives a form that leads to `next`.
     fn reply(self, next: Option<&str>) -> Response {
         let (status, why) = match self {
-            Refusal::Missing => (StatusCode::UNAUTHORIZED, "the token is missing"),
-            Refusal::Wrong => (StatusCode::UNAUTHORIZED, "the token is wrong"),
-            Refusal::TooMany(_) => (StatusCode::TOO_MANY_REQUESTS, "too many wrong tokens"),
-        };
-        let reply = match (next, self) {
-            (Some(next), Refusal::Missing) => login::form(
-                status,
-                "Enter the token of the daemon's configuration.",
-                next,
+            Refusal::Missing => (
+                StatusCode::UNAUTHORIZED,
+                "The token of the daemon's configuration is needed",
             ),
-            (Some(next), Refusal::Wrong) => login::form(status, "The token is wrong.", next),
-            (Some(next), Refusal::TooMany(_)) => {
-                login::form(status, "Too many wrong tokens: wait a minute.", next)
-            }
-            (None, _) => Problem::new(status, why)
+            Refusal::Wrong => (StatusCode::UNAUTHORIZED, "The token is wrong"),
+            Refusal::TooMany(_) => (
+                StatusCode::TOO_MANY_REQUESTS,
+                "Too many wrong tokens: wait a minute",
+            ),
+        };
+        let reply = match next {
+            Some(next) => login::form(status, why, next),
+            None => Problem::new(status, why)
                 .advise("send the header Authorization: Bearer TOKEN; a browser shows a form at /")
                 .into_response(),
         };
@@ -210,7 +191,7 @@ impl Refusal {
 
 /// Requires a known host name.
 pub async fn require_host(State(auth): State<Arc<Auth>>, request: Request, next: Next) -> Response {
-    let is_known = host(&request).is_some_and(|host| auth.access.borrow().is_host(&host));
+    let is_known = host(&request).is_some_and(|host| auth.is_host(&host));
     if is_known {
         return next.run(request).await;
     }
@@ -227,9 +208,8 @@ pub async fn require_token(
     request: Request,
     next: Next,
 ) -> Response {
-    let keys = auth.access.borrow().keys.clone();
     let headers = request.headers();
-    let Some(keys) = keys.filter(|keys| !keys.is_session(headers)) else {
+    let Some(keys) = auth.keys().filter(|keys| !keys.is_session(headers)) else {
         return next.run(request).await;
     };
     match auth.refusal(&keys, bearer(headers), client(&request)) {
@@ -268,8 +248,7 @@ pub async fn login(State(auth): State<Arc<Auth>>, request: Request) -> Response 
     } else {
         "./"
     };
-    let keys = auth.access.borrow().keys.clone();
-    let Some(keys) = keys else {
+    let Some(keys) = auth.keys() else {
         return Redirect::to(next).into_response();
     };
     match auth.refusal(&keys, Some(&login.token), client) {
@@ -329,8 +308,7 @@ mod tests {
 
     #[test]
     fn a_cookie_is_valid_for_its_time_token_and_port() {
-        let keys = |token: &str, port| Keys::new(&Token::new(token.to_owned()).expect(token), port);
-        let ours = keys("secret", 9292);
+        let ours = Keys::new("secret", 9292);
         let cookie = |keys: &Keys, expires: u64| {
             let value = format!("{}={expires}.{}", keys.cookie_name, keys.proof(expires));
             HeaderMap::from_iter([(COOKIE, value.parse().expect("a header"))])
@@ -338,7 +316,7 @@ mod tests {
         let now = unix_now();
         assert!(ours.is_session(&cookie(&ours, now + 60)));
         assert!(!ours.is_session(&cookie(&ours, now - 1)));
-        assert!(!ours.is_session(&cookie(&keys("other", 9292), now + 60)));
-        assert!(!ours.is_session(&cookie(&keys("secret", 9293), now + 60)));
+        assert!(!ours.is_session(&cookie(&Keys::new("other", 9292), now + 60)));
+        assert!(!ours.is_session(&cookie(&Keys::new("secret", 9293), now + 60)));
     }
 }

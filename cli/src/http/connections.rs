@@ -45,8 +45,8 @@ pub async fn serve(
     listener: TcpListener,
     [router, health]: [Router; 2],
     stop: impl Future<Output = ()>,
-    stopping: watch::Sender<bool>,
 ) {
+    let stopping = watch::Sender::new(false);
     let (mut connections, mut reserve) = (JoinSet::new(), Reserve::default());
     let mut stop = pin!(stop);
     loop {

@@ -4,15 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use counterfoil::store::Registered;
-use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Now, Precision, Series, Slice};
+use counterfoil::{
+    AnyCounters, Counterfoil, Error, ErrorKind, Family, Now, Precision, Series, Slice,
+};
 use tokio::sync::SemaphorePermit;
 
 use super::App;
 use super::problem::Problem;
 use crate::daemon::state::PairState;
 use crate::families;
-use crate::view::FamilyView;
+use crate::status::FamilyView;
 
 /// A family that the daemon serves, with the connections to read it.
 ///
@@ -21,7 +22,7 @@ pub struct ServedFamily<'a> {
     pub name: String,
     pub pair: Arc<PairState>,
     pub counterfoil: Counterfoil,
-    pub registered: Registered,
+    counters: AnyCounters,
     _permit: SemaphorePermit<'a>,
 }
 
@@ -59,13 +60,13 @@ impl App {
             return Err(problem.advise("use `counterfoil get`, or add it to `serve`"));
         }
         let permit = self.query_permit().await?;
-        let is_it = |one: &FamilyView| one.status.served && one.status.name() == name;
+        let is_it = |one: &FamilyView| one.served && one.name() == name;
         // opened after the daemon last read the database's families
         if registered.is_none() && view.families.iter().any(is_it) {
             registered = families::find(counterfoil.store(), name).await?;
         }
         let registered = registered.ok_or_else(|| {
-            if view.looks.families.at.is_none() {
+            if view.looks[0].at.is_none() {
                 Problem::unavailable("the daemon has not read its families yet")
             } else if view.mysql.up {
                 Problem::not_found(format!("no family {name:?}"))
@@ -76,44 +77,40 @@ impl App {
                 ))
             }
         })?;
+        let counters = match counterfoil.find_open(&registered.family) {
+            // its settings may be newer, but its counters are in other places if these differ
+            Some(Ok(opened)) if opened.family().identity() != registered.family.identity() => {
+                let differs = "the daemon has it open with other settings than the database has";
+                let differs = format!("{name}: {differs}");
+                return Err(Error::new(ErrorKind::Mismatch, differs).into());
+            }
+            Some(opened) => opened?,
+            None => counterfoil.open_registered(registered)?,
+        };
         Ok(ServedFamily {
             name: name.to_owned(),
             pair: pair.clone(),
             counterfoil,
-            registered,
+            counters,
             _permit: permit,
         })
     }
 }
 
 impl ServedFamily<'_> {
-    pub fn kind(&self) -> &'static str {
-        self.registered.family.kind()
-    }
-
-    fn counters(&self) -> Result<AnyCounters, Error> {
-        let registered = &self.registered.family;
-        match self.counterfoil.find_open(registered) {
-            // its settings may be newer, but its counters are in other places if these differ
-            Some(Ok(opened)) if opened.family().identity() != registered.identity() => {
-                let differs = "the daemon has it open with other settings than the database has";
-                let differs = format!("{registered}: {differs}");
-                Err(Error::new(ErrorKind::Mismatch, differs))
-            }
-            Some(opened) => opened,
-            None => self.counterfoil.open_registered(self.registered.clone()),
-        }
+    pub fn family(&self) -> &Family {
+        self.counters.family()
     }
 
     fn wrong_kind(&self, expected: &str) -> Problem {
-        let (name, kind) = (&self.name, self.kind());
+        let (name, kind) = (&self.name, self.family().kind());
         let wrong = format!("{name} has the kind {kind}, not {expected}");
         Problem::parameter("family", wrong)
     }
 
     /// Returns exact values in the order of the ids. For visitors, ids are `SCOPE/DAY`.
     pub async fn values(&self, ids: &[String]) -> Result<Vec<i64>, Problem> {
-        match families::values(&self.counters()?, ids).await {
+        match families::values(&self.counters, ids).await {
             Ok(Some(values)) => Ok(values),
             Ok(None) => Err(self.wrong_kind("buffered, cached or visitors")),
             Err(error) if error.kind() == ErrorKind::InvalidInput => {
@@ -147,8 +144,8 @@ impl ServedFamily<'_> {
         Ok(self.series()?.names(prefix, after, limit).await?)
     }
 
-    fn series(&self) -> Result<Series, Problem> {
-        match self.counters()? {
+    fn series(&self) -> Result<&Series, Problem> {
+        match &self.counters {
             AnyCounters::Series(series) => Ok(series),
             _ => Err(self.wrong_kind("series")),
         }
@@ -156,7 +153,7 @@ impl ServedFamily<'_> {
 
     /// Returns the views and visitors of a page within its window.
     pub async fn activity(&self, page: &str) -> Result<Now, Problem> {
-        match self.counters()? {
+        match &self.counters {
             AnyCounters::Activity(activity) => Ok(activity.now(page).await?),
             _ => Err(self.wrong_kind("activity")),
         }

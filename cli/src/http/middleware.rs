@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use super::LOGIN;
 use super::problem::Problem;
 
-/// The time limit of a reply, except for events.
+/// The time limit of a reply.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// The content security policy: this server alone serves files, and pages contain no inline scripts

@@ -4,30 +4,30 @@ mod api;
 mod assets;
 mod auth;
 mod connections;
-mod events;
 mod family;
 mod logins;
 mod middleware;
 mod page;
-mod params;
 mod problem;
 
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
+use axum::http::request::Parts;
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::IntoResponse;
 use axum::routing::{get, post};
+use axum_extra::extract::Query;
 use metrics_exporter_prometheus::PrometheusHandle;
+use percent_encoding::percent_decode_str;
+use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
-pub use self::auth::Access;
-use self::auth::Auth;
-use self::logins::Logins;
+pub use self::auth::Auth;
 use self::problem::Problem;
 use crate::daemon::metrics::set_gauges;
 use crate::daemon::state::DaemonState;
@@ -36,8 +36,6 @@ use crate::view::View;
 /// The maximum number of concurrent requests that query Redis and MySQL. The reconciler shares
 /// these connections.
 const MAX_QUERIES: usize = 4;
-/// The maximum number of concurrent event streams.
-const MAX_STREAMS: usize = 64;
 
 /// The path to which the form for the token is sent: the only one with a body.
 const LOGIN: &str = "/login";
@@ -48,9 +46,6 @@ struct App {
     daemon: DaemonState,
     prometheus: PrometheusHandle,
     queries: Semaphore,
-    streams: Arc<Semaphore>,
-    access: watch::Receiver<Access>,
-    stopping: watch::Receiver<bool>,
 }
 
 /// The application, as handlers receive it.
@@ -75,32 +70,44 @@ impl App {
     }
 }
 
-/// Serves until `stop`, then lets open requests finish. `access` may change meanwhile.
+/// An extractor of query parameters, with a [`Problem`] for errors.
+pub struct Params<T>(pub T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        // `Query` replaces invalid UTF-8, which would be another id
+        let mut params = parts.uri.query().unwrap_or_default().split('&');
+        if let Some(param) = params.find(|param| percent_decode_str(param).decode_utf8().is_err()) {
+            let name = param.split('=').next().unwrap_or_default();
+            return Err(Problem::parameter(name, "the value is not UTF-8"));
+        }
+        match Query::from_request_parts(parts, state).await {
+            Ok(Query(params)) => Ok(Params(params)),
+            Err(rejection) => Err(Problem::new(rejection.status(), rejection.body_text())),
+        }
+    }
+}
+
+/// Serves until `stop`, then lets open requests finish.
 pub async fn serve(
     listener: TcpListener,
+    auth: Auth,
     daemon: DaemonState,
-    access: watch::Receiver<Access>,
     prometheus: PrometheusHandle,
     stop: impl Future<Output = ()>,
 ) {
-    let (stopping, is_stopping) = watch::channel(false);
     let app = Arc::new(App {
         daemon,
         prometheus,
         queries: Semaphore::new(MAX_QUERIES),
-        streams: Arc::new(Semaphore::new(MAX_STREAMS)),
-        access: access.clone(),
-        stopping: is_stopping,
     });
-    let auth = Auth {
-        access,
-        logins: Logins::default(),
-    };
     let all = router(Arc::new(auth)).merge(health());
     let busy = || async { Problem::unavailable("too many connections") };
     let reserve = health().fallback(busy);
     let routers = [all, reserve].map(|router| finish(router, app.clone()));
-    connections::serve(listener, routers, stop, stopping).await;
+    connections::serve(listener, routers, stop).await;
 }
 
 fn router(auth: Arc<Auth>) -> Router<Arc<App>> {
@@ -109,10 +116,9 @@ fn router(auth: Arc<Auth>) -> Router<Arc<App>> {
         .merge(page::routes())
         .route("/metrics", get(metrics))
         .fallback(|| async { Problem::not_found("nothing at this path") })
-        .layer(from_fn(middleware::time_limit))
-        .merge(page::events())
         .layer(from_fn_with_state(auth.clone(), auth::require_token))
         .merge(public(&auth))
+        .layer(from_fn(middleware::time_limit))
         .layer(from_fn_with_state(auth, auth::require_host))
 }
 
@@ -122,7 +128,6 @@ fn public(auth: &Arc<Auth>) -> Router<Arc<App>> {
     Router::new()
         .merge(assets::routes())
         .route(LOGIN, login.layer(DefaultBodyLimit::max(MAX_LOGIN_BYTES)))
-        .layer(from_fn(middleware::time_limit))
 }
 
 /// Returns the routes that need no token.
@@ -150,7 +155,7 @@ async fn readyz(app: AppState) -> (StatusCode, String) {
     match app.daemon.view().not_ready() {
         None => (StatusCode::OK, "ready\n".to_owned()),
         Some(reason) => {
-            let reason = format!("not ready: {}\n", reason.name());
+            let reason = format!("not ready: {reason}\n");
             (StatusCode::SERVICE_UNAVAILABLE, reason)
         }
     }

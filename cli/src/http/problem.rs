@@ -7,7 +7,7 @@ use counterfoil::{Error, ErrorKind};
 use serde::Serialize;
 
 /// An error reply, with advice if there is any.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Serialize)]
 pub struct Problem {
     #[serde(skip)]
     pub status: StatusCode,

@@ -3,6 +3,7 @@
 mod client;
 mod clients;
 mod commands;
+mod config;
 mod daemon;
 mod http;
 mod outages;

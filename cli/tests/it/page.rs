@@ -111,7 +111,7 @@ fn command() -> Result<Command, &'static str> {
     Ok(command)
 }
 
-const PENDING: &str = "tr[data-family='shop/views'] .pending data";
+const PENDING: &str = "tr:has(#family-main-shop\\/views) .pending data";
 const HEALTH: &str = "#part-health strong";
 
 #[tokio::test]

@@ -34,6 +34,14 @@ every = "1h"
 ids = "both"
 "#;
 
+/// The sources that name metrics: those of the daemon, and those of the library.
+const NAMES: [&str; 2] = [
+    include_str!("../../src/daemon/metrics.rs"),
+    include_str!("../../../src/metrics.rs"),
+];
+const RULES: &str = include_str!("../../prometheus/rules.yml");
+const DASHBOARD: &str = include_str!("../../grafana/counterfoil.json");
+
 /// Runs a program of Prometheus in the folder of the rules. Returns `None` if it is not installed.
 async fn run(program: &str, args: &[&str]) -> Option<String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("prometheus");
@@ -167,7 +175,7 @@ impl Query {
 }
 
 fn dashboard() -> Value {
-    serde_json::from_str(include_str!("../../grafana/counterfoil.json")).expect("JSON")
+    serde_json::from_str(DASHBOARD).expect("JSON")
 }
 
 fn queries(dashboard: &Value) -> Vec<Query> {
@@ -207,9 +215,9 @@ async fn the_alerts_fire_in_each_outage_and_not_before() {
 #[test]
 fn the_dashboard_shows_what_alerts_tell_of() {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let shown = include_str!("../../grafana/counterfoil.json");
+    let shown = DASHBOARD;
     let shown: Vec<_> = shown.split(|c| !is_name(c)).collect();
-    let rules = include_str!("../../prometheus/rules.yml").lines();
+    let rules = RULES.lines();
     let expressions = rules.filter_map(|line| line.trim().strip_prefix("expr: "));
     for expression in expressions.filter(|expression| !expression.contains("absent")) {
         let mut words = expression.split(|c| !is_name(c));
@@ -296,11 +304,62 @@ async fn no_alert_is_active(prometheus: &Prometheus) {
     })
     .await;
     let rules = loaded.as_array().expect("rules");
-    let written = include_str!("../../prometheus/rules.yml");
+    let written = RULES;
     assert_eq!(rules.len(), written.matches("- alert:").count());
     for rule in rules {
         let active = prometheus.query(rule["query"].as_str().expect("a query"));
         assert_eq!(active.await, Vec::<Value>::new(), "{rule}");
         assert_eq!(rule["state"], "inactive", "{rule}");
     }
+}
+
+/// Returns the names in a text that begin with `counterfoil_`.
+fn names(text: &str) -> impl Iterator<Item = &str> {
+    let is_end = |c: char| !c.is_ascii_alphanumeric() && c != '_';
+    let starts = text.match_indices("counterfoil_");
+    starts.filter_map(move |(at, _)| text[at..].split(is_end).next())
+}
+
+#[test]
+fn dashboard_and_alerts_use_existing_metrics() {
+    for text in [DASHBOARD, RULES] {
+        for name in names(text) {
+            let parts = ["_bucket", "_sum", "_count"];
+            let series = parts.iter().find_map(|part| name.strip_suffix(part));
+            let quoted = format!("\"{}\"", series.unwrap_or(name));
+            let is_measured = NAMES.iter().any(|source| source.contains(&quoted));
+            assert!(is_measured, "{name} is not measured");
+        }
+        assert!(names(text).count() > 10);
+    }
+}
+
+#[test]
+fn no_metric_of_the_daemon_is_one_of_the_library() {
+    let [of_daemon, of_library] = NAMES;
+    for name in names(of_daemon) {
+        let quoted = format!("\"{name}\"");
+        assert!(!of_library.contains(&quoted), "{name} is the library's");
+    }
+}
+
+#[test]
+fn the_manual_has_every_alert() {
+    let manual = include_str!("../../../docs/operations.md");
+    let mut alerts = Vec::new();
+    for line in RULES.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix("- alert: ") {
+            alerts.push(format!("| {name} | "));
+        } else if let (Some(expr), Some(row)) = (line.strip_prefix("expr: "), alerts.last_mut()) {
+            *row += &format!("`{}` |", expr.replace('|', "\\|"));
+        }
+    }
+    assert!(alerts.len() > 10, "{alerts:?}");
+    for row in &alerts {
+        assert!(manual.contains(row.as_str()), "operations.md lacks {row}");
+    }
+    let rows = manual
+        .lines()
+        .filter(|line| line.starts_with("| Counterfoil"));
+    assert_eq!(rows.count(), alerts.len());
 }

@@ -2,21 +2,21 @@
 //! configuration.
 
 use axum::http::StatusCode;
-use axum::response::{Html, Response};
+use axum::response::Html;
 use counterfoil::{Precision, Slice};
 use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::format::{ago, elapsed, foreign, grouped, number, time};
-use super::{Parts, ProblemPage, address, header, live, page, problem, summary, tables};
+use super::{ProblemPage, address, header, page, problem, summary, tables};
 use crate::http::api::precision;
 use crate::http::family::ServedFamily;
-use crate::http::params::Params;
 use crate::http::problem::Problem;
-use crate::http::{AppState, events};
+use crate::http::{AppState, Params};
 use crate::output::short;
+use crate::status::FamilyView;
 use crate::status::unix_seconds;
-use crate::view::{FamilyView, PairView, Total, View};
+use crate::view::{PairView, View};
 
 /// The maximum number of names to offer.
 const MAX_NAMES: usize = 100;
@@ -47,7 +47,7 @@ pub async fn family(
     };
     let with_chart = served
         .as_ref()
-        .is_ok_and(|family| family.kind() == "series");
+        .is_ok_and(|family| family.family().kind() == "series");
     let counters = match &served {
         Ok(family) => counters_of(family, &selection).await,
         Err(unavailable) => Err(unavailable.clone()),
@@ -55,8 +55,8 @@ pub async fn family(
     let (status, counters) = counters.unwrap_or_else(|wrong| (wrong.status, problem(&wrong)));
     let content = html! {
         (header(&view, Some(name)))
-        main id="main" data-live="family-events" {
-            (live(&parts(&view, &selection)))
+        main id="main" data-live="family-live" {
+            (parts(&view, &selection))
             (counters)
             @if let Ok(family) = &served { (configuration(family)) }
         }
@@ -65,77 +65,50 @@ pub async fn family(
     Ok((status, page(&title, with_chart, &content)))
 }
 
-pub async fn events(app: AppState, Params(selection): Params<Selection>) -> Response {
-    events::stream(app, move |view| parts(view, &selection))
+/// Returns the parts that change, with which a page keeps itself up to date.
+pub async fn live(app: AppState, Params(selection): Params<Selection>) -> Html<String> {
+    Html(parts(&app.daemon.view(), &selection).into_string())
 }
 
 /// Renders the parts that the daemon knows without a query.
-fn parts(view: &View, selection: &Selection) -> Parts {
+fn parts(view: &View, selection: &Selection) -> Markup {
     let name = &selection.family;
     let Some((pair, family)) = view.family(selection.pair.as_deref(), name) else {
-        return Vec::new();
+        return Markup::default();
     };
     let wanted = |of_pair: &str, one: &str| of_pair == pair.name && one == name;
-    vec![
+    super::parts(&[
         ("health", state(family, view.at)),
         ("figures", figures(pair, family, view.at)),
         ("rejects", tables::rejects(view, wanted)),
         ("drift", tables::drift(view, wanted)),
         ("recount", recount(pair, name, view.at)),
-    ]
+    ])
 }
 
-fn state(
-    FamilyView {
-        status,
-        state_since,
-        ..
-    }: &FamilyView,
-    now: u64,
-) -> Markup {
+fn state(family: &FamilyView, now: u64) -> Markup {
     html! {
-        p { (tables::state(status, now)) span.quiet { " for " (elapsed(*state_since, now)) } }
-        @if let Some(problem) = &status.problem { p.problem { (problem) } }
+        p { (tables::state(family, now)) span.quiet { " for " (elapsed(family.state_since, now)) } }
+        @if let Some(problem) = &family.problem { p.problem { (problem) } }
     }
 }
 
 fn figures(pair: &PairView, family: &FamilyView, now: u64) -> Markup {
-    let FamilyView {
-        status,
-        rate,
-        history,
-        ..
-    } = family;
-    let recounts = pair.recounts.iter();
-    let mut recounts = recounts.filter(|recount| recount.family == status.name());
-    let drifted = recounts.next().map_or(0, |recount| recount.drifted);
-    let total = |at, rate: Option<f64>, pending, oldest_seconds| Total {
-        at,
-        rate: rate.unwrap_or(0.0),
-        pending,
-        oldest_seconds,
-        rejects: status.rejects,
-        drifted,
-    };
-    let present = total(
-        now,
-        *rate,
-        status.pending,
-        status.oldest_seconds.unwrap_or(0.0),
-    );
-    let history = history.iter();
-    let history = history.map(|one| total(one.at, one.rate, one.pending, one.oldest_seconds));
+    let mut present = family.sample(now);
+    present.drifted = pair
+        .recount(&family.name())
+        .map_or(0, |recount| recount.drifted);
     let optional = |number: Option<u64>| number.map_or("–".to_owned(), |it| grouped(it.into()));
-    let of_limit = format!("{:.1} %", status.full * 100.0);
+    let of_limit = format!("{:.1} %", family.full * 100.0);
     html! {
-        (summary::figures(&present, &history.collect::<Vec<_>>()))
+        (summary::figures(&present, &family.history))
         dl {
-            (setting("Counted by Redis", &optional(status.counted)))
-            (setting("Refused by Redis", &optional(status.refused)))
-            (setting("Slices that are not over", &grouped(status.open.into())))
+            (setting("Counted by Redis", &optional(family.counted)))
+            (setting("Refused by Redis", &optional(family.refused)))
+            (setting("Slices that are not over", &grouped(family.open.into())))
             (setting("Fullest partition, of max_pending", &of_limit))
             dt { "Last saved" }
-            dd { @match status.last_saved { Some(saved) => (ago(saved, now)), None => "never" } }
+            dd { @match family.last_saved { Some(saved) => (ago(saved, now)), None => "never" } }
         }
     }
 }
@@ -145,9 +118,8 @@ fn setting(name: &str, value: &str) -> Markup {
 }
 
 fn recount(pair: &PairView, name: &str, now: u64) -> Markup {
-    let recount = pair.recounts.iter().find(|recount| recount.family == name);
     html! {
-        @if let Some(recount) = recount {
+        @if let Some(recount) = pair.recount(name) {
             h2 { "Recount" }
             p { (tables::progress(recount, now)) ", " (number(recount.checked)) " counters checked, " (number(recount.drifted)) " drifted" }
         }
@@ -155,7 +127,7 @@ fn recount(pair: &PairView, name: &str, now: u64) -> Markup {
 }
 
 fn configuration(family: &ServedFamily<'_>) -> Markup {
-    let registered = &family.registered.family;
+    let registered = family.family();
     let sync = short(registered.sync_time().as_secs_f64());
     html! {
         h2 { "Configuration" }
@@ -173,11 +145,11 @@ async fn counters_of(
     family: &ServedFamily<'_>,
     selection: &Selection,
 ) -> Result<(StatusCode, Markup), Problem> {
-    if family.kind() == "series" {
+    if family.family().kind() == "series" {
         return Ok((StatusCode::OK, series(family, selection).await?));
     }
     let id = selection.id.as_deref().unwrap_or_default();
-    let label = match family.kind() {
+    let label = match family.family().kind() {
         "visitors" => "Scope and day, such as 7/2026-01-31",
         "activity" => "Page",
         _ => "Id",
@@ -210,7 +182,7 @@ async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Prob
     if id.is_empty() {
         return Ok(Markup::default());
     }
-    let value = if family.kind() == "activity" {
+    let value = if family.family().kind() == "activity" {
         let now = family.activity(id).await?;
         let visitors = number(now.visitors.count());
         html! { (number(now.views)) " views by " (visitors) " visitors now" }
@@ -221,18 +193,15 @@ async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Prob
     Ok(html! { p { (foreign(id)) ": " output id="value" { (value) } } })
 }
 
-/// Renders one counter of a series, by default the first, at the finest precision with hits.
+/// Renders one counter of a series, by default the first at the finest precision.
 async fn series(family: &ServedFamily<'_>, selection: &Selection) -> Result<Markup, Problem> {
-    let precisions = family.registered.family.precisions();
+    let precisions = family.family().precisions();
     let names = family.names("", None, MAX_NAMES).await?;
     let name = selection.id.as_ref().or(names.first());
     let name = name.map_or("", String::as_str);
     let wanted = selection.precision.as_deref().map(precision).transpose()?;
-    let (chosen, slices) = match wanted {
-        _ if name.is_empty() => (None, Vec::new()),
-        Some(wanted) => (Some(wanted), family.slices(name, wanted, None).await?),
-        None => finest(family, name, &precisions).await?,
-    };
+    let chosen = wanted.or(precisions.first().copied());
+    let chosen = chosen.filter(|_| !name.is_empty());
     let fields = html! {
         label { "Name " input name="id" list="names" required value=(name); }
         datalist id="names" { @for name in &names { option value=(name) {} } }
@@ -247,30 +216,10 @@ async fn series(family: &ServedFamily<'_>, selection: &Selection) -> Result<Mark
         h2 { "Counters" }
         (form(family, &fields))
         @match chosen {
-            Some(chosen) => (slices_of(family, name, chosen, &slices)),
+            Some(chosen) => (slices_of(family, name, chosen, &family.slices(name, chosen, None).await?)),
             None => p { "No counters." },
         }
     })
-}
-
-/// Returns the finest precision at which the counter has hits, with its slices.
-async fn finest(
-    family: &ServedFamily<'_>,
-    name: &str,
-    precisions: &[Precision],
-) -> Result<(Option<Precision>, Vec<Slice>), Problem> {
-    let mut first = (None, Vec::new());
-    for precision in precisions {
-        let slices = family.slices(name, *precision, None).await?;
-        let has_hits = slices.iter().any(|slice| slice.count != 0);
-        if has_hits || first.0.is_none() {
-            first = (Some(*precision), slices);
-        }
-        if has_hits {
-            break;
-        }
-    }
-    Ok(first)
 }
 
 /// Renders the slices, of which the last is not over.

@@ -2,26 +2,11 @@
 
 use maud::{Markup, html};
 
-use crate::output::{escaped, moment};
+use crate::output::{escaped, moment, short};
 
 /// Renders text of others, such as an id. Its direction has no effect on what surrounds it.
 pub fn foreign(text: &str) -> Markup {
     html! { bdi { (escaped(text)) } }
-}
-
-/// The number of characters of an id that are shown at its start, and at its end.
-const ENDS: usize = 18;
-
-/// Renders an id. The middle of a long one is in its title only.
-pub fn short_id(id: &str) -> Markup {
-    let id = escaped(id);
-    let length = id.chars().count();
-    if length <= 2 * ENDS + 1 {
-        return html! { bdi { (id) } };
-    }
-    let start: String = id.chars().take(ENDS).collect();
-    let end: String = id.chars().skip(length - ENDS).collect();
-    html! { bdi title=(id) { (start) "…" (end) } }
 }
 
 /// Renders 1,234,567, with the plain number as an attribute for programs.
@@ -52,24 +37,13 @@ pub fn rate(rate: f64) -> String {
     }
 }
 
-/// Formats 0.4 s, 12 s, 3 min, 5 h, 2 d.
-pub fn duration(seconds: f64) -> String {
-    match seconds {
-        seconds if seconds < 10.0 => format!("{seconds:.1} s"),
-        seconds if seconds < 120.0 => format!("{seconds:.0} s"),
-        seconds if seconds < 7200.0 => format!("{:.0} min", seconds / 60.0),
-        seconds if seconds < 172_800.0 => format!("{:.0} h", seconds / 3600.0),
-        seconds => format!("{:.0} d", seconds / 86_400.0),
-    }
-}
-
 /// Renders a time in UTC.
 pub fn time(unix_seconds: u64) -> Markup {
     let time = moment(unix_seconds);
     html! { time datetime=(time) { (readable(&time)) } }
 }
 
-/// Renders `3 min ago`, with the absolute time as its title.
+/// Renders `3m ago`, with the absolute time as its title.
 pub fn ago(unix_seconds: u64, now: u64) -> Markup {
     html! { (elapsed(unix_seconds, now)) " ago" }
 }
@@ -78,15 +52,7 @@ pub fn ago(unix_seconds: u64, now: u64) -> Markup {
 pub fn elapsed(unix_seconds: u64, now: u64) -> Markup {
     let time = moment(unix_seconds);
     let title = format!("{} UTC", readable(&time));
-    html! { time datetime=(time) title=(title) { (long(now.saturating_sub(unix_seconds))) } }
-}
-
-/// Formats 0 s, 59 s, 3 min, 5 h, 2 d.
-fn long(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        seconds => duration(seconds as f64),
-    }
+    html! { time datetime=(time) title=(title) { (short(now.saturating_sub(unix_seconds) as f64)) } }
 }
 
 fn readable(time: &str) -> String {
@@ -117,37 +83,13 @@ mod tests {
         ] {
             assert_eq!(rate(number), text);
         }
-        let times = [
-            (0.25, "0.2 s"),
-            (59.6, "60 s"),
-            (180.0, "3 min"),
-            (18_000.0, "5 h"),
-            (259_200.0, "3 d"),
-        ];
-        for (seconds, text) in times {
-            assert_eq!(duration(seconds), text);
-        }
         assert_eq!(
             ago(0, 7200).into_string(),
-            "<time datetime=\"1970-01-01T00:00:00Z\" title=\"1970-01-01 00:00:00 UTC\">2 h</time> ago"
+            "<time datetime=\"1970-01-01T00:00:00Z\" title=\"1970-01-01 00:00:00 UTC\">2h</time> ago"
         );
         assert_eq!(
             time(0).into_string(),
             "<time datetime=\"1970-01-01T00:00:00Z\">1970-01-01 00:00:00</time>"
         );
-    }
-
-    #[test]
-    fn the_middle_of_a_long_id_is_in_its_title() {
-        let id = format!("page/{}/<end>", "é".repeat(100));
-        let shown = short_id(&id).into_string();
-        let visible = format!(
-            "page/{}…{}/&lt;end&gt;</bdi>",
-            "é".repeat(13),
-            "é".repeat(12)
-        );
-        assert!(shown.ends_with(&visible), "{shown}");
-        assert!(shown.contains(&format!("title=\"page/{}/&lt;end&gt;\"", "é".repeat(100))));
-        assert_eq!(short_id("page/1").into_string(), "<bdi>page/1</bdi>");
     }
 }

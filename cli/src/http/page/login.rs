@@ -11,7 +11,7 @@ pub fn form(status: StatusCode, why: &str, next: &str) -> Response {
     let content = html! {
         header { h1 { "Counterfoil" } }
         main id="main" {
-            p role="alert" { (why) }
+            p role="alert" { (why) "." }
             form method="post" action="login" {
                 input type="hidden" name="next" value=(next);
                 // password managers need a name
@@ -40,31 +40,4 @@ pub fn next(requested: &Uri) -> String {
 pub fn is_page(next: &str) -> bool {
     let (path, _) = next.split_once('?').unwrap_or((next, ""));
     matches!(path, "./" | "family")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_login_leads_to_the_requested_page_and_nowhere_else() {
-        let next = |uri: &'static str| next(&Uri::from_static(uri));
-        assert_eq!(next("/"), "./");
-        assert_eq!(next("/?family=a&page=2"), "./?family=a&page=2");
-        assert_eq!(next("/family?family=a%2Fb"), "family?family=a%2Fb");
-        assert_eq!(next("//example.com"), "./");
-        assert!(
-            ["./", "./?family=//x", "family?family=a%2Fb"]
-                .iter()
-                .all(|next| is_page(next))
-        );
-        let others = [
-            "//example.com",
-            "https://example.com",
-            "/\\example.com",
-            "family.example.com",
-            "",
-        ];
-        assert!(!others.iter().any(|next| is_page(next)));
-    }
 }

@@ -24,20 +24,12 @@ use super::assets;
 use super::problem::Problem;
 use crate::view::View;
 
-/// The parts of a page that change, by name.
-pub type Parts = Vec<(&'static str, Markup)>;
-
 pub fn routes() -> Router<Arc<App>> {
     Router::new()
         .route("/", get(overview::overview))
+        .route("/live", get(overview::live))
         .route("/family", get(family::family))
-}
-
-/// Returns the routes of the events that keep pages up to date.
-pub fn events() -> Router<Arc<App>> {
-    Router::new()
-        .route("/events", get(overview::events))
-        .route("/family-events", get(family::events))
+        .route("/family-live", get(family::live))
 }
 
 /// Renders a page around its content, with the styles and scripts of a chart if `with_chart` is
@@ -81,8 +73,8 @@ fn header(view: &View, name: Option<&str>) -> Markup {
     }
 }
 
-/// Renders the parts of a page that change, each in an element that stays.
-fn live(parts: &Parts) -> Markup {
+/// Renders the parts of a page that change, each by its name in an element that stays.
+fn parts(parts: &[(&str, Markup)]) -> Markup {
     html! {
         @for (name, part) in parts {
             // screen readers announce changes only of an element that existed before

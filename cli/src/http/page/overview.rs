@@ -1,16 +1,16 @@
 //! The status page.
 
-use axum::response::{Html, Response};
+use axum::response::Html;
 use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::format::grouped;
-use super::{Parts, ProblemPage, address, header, live, page, summary, tables};
-use crate::http::params::Params;
+use super::{ProblemPage, address, header, page, summary, tables};
+use crate::daemon::VERSION;
 use crate::http::problem::Problem;
-use crate::http::{AppState, events};
-use crate::status::State;
-use crate::view::{FamilyView, View};
+use crate::http::{AppState, Params};
+use crate::status::{FamilyView, State};
+use crate::view::View;
 
 /// The maximum number of families on a page.
 const ROWS: usize = 50;
@@ -18,7 +18,7 @@ const ROWS: usize = 50;
 const SHOWN: usize = 20;
 
 /// The selection of families to show.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Default, Deserialize)]
 pub struct Selection {
     #[serde(default)]
     family: String,
@@ -46,22 +46,23 @@ pub async fn overview(
     let view = app.daemon.view();
     let content = html! {
         (header(&view, None))
-        main id="main" data-live="events" {
-            (live(&parts(&view, &selection)))
-            footer { p.quiet { "Version " (view.version) } }
+        main id="main" data-live="live" {
+            (parts(&view, &selection))
+            footer { p.quiet { "Version " (VERSION) } }
         }
     };
     let title = format!("{} – Counterfoil", view.health(&view.problems()).name());
     Ok(page(&title, false, &content))
 }
 
-pub async fn events(app: AppState, Params(selection): Params<Selection>) -> Response {
-    events::stream(app, move |view| parts(view, &selection))
+/// Returns the parts that change, with which a page keeps itself up to date.
+pub async fn live(app: AppState, Params(selection): Params<Selection>) -> Html<String> {
+    Html(parts(&app.daemon.view(), &selection).into_string())
 }
 
-fn parts(view: &View, selection: &Selection) -> Parts {
+fn parts(view: &View, selection: &Selection) -> Markup {
     let problems = view.problems();
-    vec![
+    super::parts(&[
         ("health", summary::health(view, &problems)),
         ("problems", summary::problems(view, &problems)),
         ("figures", figures(view)),
@@ -72,7 +73,7 @@ fn parts(view: &View, selection: &Selection) -> Parts {
         ("findings", tables::findings(view)),
         ("servers", tables::servers(view)),
         ("unserved", tables::unserved(view)),
-    ]
+    ])
 }
 
 /// Renders the figures of each pair.
@@ -91,9 +92,8 @@ fn figures(view: &View) -> Markup {
 /// Renders the unhealthy families, and the others on pages.
 fn families(view: &View, selection: &Selection) -> Markup {
     let rows = view.families(&selection.family);
-    let is_healthy = |(_, family): &(&str, &FamilyView)| {
-        family.status.state == State::Ok && !family.is_stale(view.at)
-    };
+    let is_healthy =
+        |(_, family): &(&str, &FamilyView)| family.state == State::Ok && !family.is_stale(view.at);
     let (healthy, unhealthy): (Vec<_>, Vec<_>) = rows.into_iter().partition(is_healthy);
     let pages = healthy.len().div_ceil(ROWS).max(1);
     let page = selection.page.unwrap_or(1).clamp(1, pages);
@@ -135,47 +135,27 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::view::{PairView, Refused};
-
-    fn view() -> View {
-        let mut families: Vec<_> = (0..120)
-            .map(|number| FamilyView::idle("shop", &format!("f{number:03}")))
-            .collect();
-        families[77].status.state = State::Late;
-        families[77].status.pending = 1234;
-        let refused = Refused {
-            family: "shop/<script>".to_owned(),
-            reason: "a \"reason\" & more".to_owned(),
-        };
-        let mut pair = PairView {
-            name: "main".to_owned(),
-            families,
-            refused: vec![refused],
-            ..PairView::default()
-        };
-        pair.redis.up = true;
-        (pair.redis.since, pair.mysql.since) = (1, 1);
-        View {
-            at: 0,
-            version: "1",
-            pairs: vec![Arc::new(pair)],
-        }
-    }
-
-    fn part(view: &View, family: &str, page: Option<usize>, wanted: &str) -> String {
-        let selection = Selection {
-            family: family.to_owned(),
-            page,
-        };
-        let parts = parts(view, &selection).into_iter();
-        let mut parts = parts.filter(|(name, _)| *name == wanted);
-        parts.next().expect("a part").1.into_string()
-    }
+    use crate::status::idle;
+    use crate::view::PairView;
 
     #[test]
     fn trouble_comes_first_and_the_rest_by_pages() {
-        let view = view();
-        let page = |page| part(&view, "", page, "families");
+        let mut families: Vec<_> = (0..120)
+            .map(|number| idle("shop", &format!("f{number:03}")))
+            .collect();
+        families[77].state = State::Late;
+        families[77].pending = 1234;
+        let mut pair = PairView::new("main");
+        pair.families = families;
+        let view = View {
+            at: 0,
+            pairs: vec![Arc::new(pair)],
+        };
+        let listed = |family: &str, page| {
+            let family = family.to_owned();
+            super::families(&view, &Selection { family, page }).into_string()
+        };
+        let page = |page| listed("", page);
         let first = page(None);
         let at = |name: &str| {
             first
@@ -192,27 +172,7 @@ mod tests {
         assert!(page(Some(2)).contains("<details id=\"healthy-families\" open"));
         assert!(first.contains("href=\"./?page=2\"") && first.contains("Page 1 of 3"));
         assert!(page(Some(99)).contains("Page 3 of 3"));
-        let some = part(&view, "f11", None, "families");
+        let some = listed("f11", None);
         assert!(some.contains("shop/f110") && !some.contains("shop/f077"));
-    }
-
-    #[test]
-    fn the_page_names_the_problems_and_text_is_escaped() {
-        let view = view();
-        let health = part(&view, "", None, "health");
-        assert!(
-            health.contains("<strong>down</strong> 3 problems"),
-            "{health}"
-        );
-        let problems = part(&view, "", None, "problems");
-        for text in [
-            "MySQL is unavailable",
-            "shop/f077 is late",
-            "<code>counterfoil pending</code>",
-            "shop/&lt;script&gt; was refused",
-            "a &quot;reason&quot; &amp; more",
-        ] {
-            assert!(problems.contains(text), "{text}: {problems}");
-        }
     }
 }

@@ -2,11 +2,12 @@
 
 use maud::{Markup, html};
 
-use super::format::{duration, elapsed, grouped, rate};
+use super::format::{elapsed, grouped, rate};
 use super::sparkline::sparkline;
 use crate::health::{Health, Problem};
-use crate::output::count;
-use crate::view::{Total, View};
+use crate::output::{count, short};
+use crate::status::Sample;
+use crate::view::View;
 
 /// The maximum number of problems to show.
 const MAX_PROBLEMS: usize = 20;
@@ -15,7 +16,7 @@ const MAX_PROBLEMS: usize = 20;
 pub fn health(view: &View, problems: &[Problem]) -> Markup {
     let health = view.health(problems);
     let families = view.of_pairs(|pair| &pair.families);
-    let served = families.filter(|(_, family)| family.status.served).count() as u64;
+    let served = families.filter(|(_, family)| family.served).count() as u64;
     html! {
         p.health.(health.name()) {
             strong { (health.name()) } " "
@@ -61,22 +62,22 @@ fn problem(one: &Problem, pairs: usize, now: u64) -> Markup {
 }
 
 /// Renders four figures, each with its history.
-pub fn figures(now: &Total, history: &[Total]) -> Markup {
-    let line = |value: fn(&Total) -> f64, scale: fn(f64) -> String| {
+pub fn figures(now: &Sample, history: &[Sample]) -> Markup {
+    let line = |value: fn(&Sample) -> f64, scale: fn(f64) -> String| {
         let values: Vec<_> = history.iter().chain([now]).map(value).collect();
         sparkline(&values, scale)
     };
     let whole = |value: f64| grouped(value as i128);
     let oldest = match now.oldest_seconds {
         0.0 => "–".to_owned(),
-        seconds => duration(seconds),
+        seconds => short(seconds),
     };
-    let open = |total: &Total| (total.rejects + total.drifted) as f64;
+    let open = |total: &Sample| (total.rejects + total.drifted) as f64;
     html! {
         div.figures {
             (figure("rate", "Hits per second", &rate(now.rate), &line(|total| total.rate, rate)))
             (figure("pending", "Ids waiting for MySQL", &grouped(now.pending.into()), &line(|total| total.pending as f64, whole)))
-            (figure("oldest", "Oldest waiting hit", &oldest, &line(|total| total.oldest_seconds, duration)))
+            (figure("oldest", "Oldest waiting hit", &oldest, &line(|total| total.oldest_seconds, short)))
             (figure("open", "Open rejects, drift", &format!("{}, {}", grouped(now.rejects.into()), grouped(now.drifted.into())), &line(open, whole)))
         }
     }

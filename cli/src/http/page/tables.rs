@@ -3,48 +3,47 @@
 use maud::{Markup, html};
 
 use super::address;
-use super::format::{ago, duration, foreign, number, rate, short_id};
-use crate::status::FamilyStatus;
-use crate::view::{
-    DriftView, FamilyView, FindingView, PairView, RecountView, RejectView, ServerView, View,
-};
+use super::format::{ago, foreign, number, rate};
+use crate::output::short;
+use crate::status::FamilyView;
+use crate::view::{DriftView, FindingView, PairView, RecountView, RejectView, ServerView, View};
 
 /// The maximum number of names in a list of families that are refused or not served.
 const MAX_NAMES: usize = 100;
 
-/// The headings of columns with numbers.
-const NUMBERS: [&str; 7] = [
-    "Refused",
-    "Number",
-    "Counter before",
-    "Rows",
-    "Run",
-    "Checked",
-    "Drifted",
-];
-/// The headings of columns that a narrow screen omits.
-const WIDE: [&str; 5] = ["Number", "Counter before", "Rows", "Run", "Started"];
+/// A column of a table: its heading, and the class of its cells. Cells of the class `row` head their
+/// row, and a narrow screen omits those of the class `wide`.
+type Column = (&'static str, &'static str);
 
-/// Renders a table that scrolls if it is too wide, also by keyboard.
-fn table(id: &str, caption: &str, heads: &[&str], rows: &Markup) -> Markup {
+/// Renders a table that scrolls if it is too wide, also by keyboard; without rows nothing.
+fn table<const N: usize>(
+    id: &str,
+    caption: &str,
+    columns: [Column; N],
+    rows: impl Iterator<Item = [Markup; N]>,
+) -> Markup {
+    let mut rows = rows.peekable();
+    if rows.peek().is_none() {
+        return Markup::default();
+    }
     html! {
         div.scroll role="region" tabindex="0" id=(id) aria-label=(caption) {
             table {
                 caption { (caption) }
-                thead { tr { @for head in heads { th.number[NUMBERS.contains(head)].wide[WIDE.contains(head)] scope="col" { (head) } } } }
-                tbody { (rows) }
+                thead { tr { @for (head, class) in columns { th class=(class) scope="col" { (head) } } } }
+                tbody {
+                    @for row in rows {
+                        tr {
+                            @for (cell, (_, class)) in row.into_iter().zip(columns) {
+                                @if class == "row" { th scope="row" { (cell) } }
+                                @else { td class=(class) { (cell) } }
+                            }
+                        }
+                    }
+                }
             }
         }
     }
-}
-
-/// Renders a table, or nothing without rows.
-fn optional_table(id: &str, caption: &str, heads: &[&str], rows: &[Markup]) -> Markup {
-    if rows.is_empty() {
-        return Markup::default();
-    }
-    let rows = html! { @for row in rows { tr { (row) } } };
-    table(id, caption, heads, &rows)
 }
 
 /// Renders a family's name, which leads to its page, with its pair if there are several.
@@ -60,7 +59,11 @@ fn family_address(pair: &str, family: &str) -> String {
 }
 
 pub fn servers(view: &View) -> Markup {
-    let row = |pair: &str, name: &str, server: &ServerView| {
+    let servers = view.pairs.iter().flat_map(|pair| {
+        let servers = [("Redis", &pair.redis), ("MySQL", &pair.mysql)];
+        servers.map(|(name, server)| (&pair.name, name, server))
+    });
+    let row = |(pair, name, server): (&String, &str, &ServerView)| {
         let state = server.state();
         let class = match state {
             "up" => "ok",
@@ -68,31 +71,32 @@ pub fn servers(view: &View) -> Markup {
             _ => "down",
         };
         let why = server.why.as_ref().or(server.refuses.as_ref());
-        html! {
-            tr {
-                th scope="row" { (pair) ": " (name) }
-                td { span.state.(class) { (state) } }
-                td { @if server.since > 0 { (ago(server.since, view.at)) } }
-                td { (server.version.as_deref().unwrap_or("unknown")) }
-                td.text { (why.map_or("", String::as_str)) }
-            }
-        }
+        [
+            html! { (pair) ": " (name) },
+            html! { span.state.(class) { (state) } },
+            html! { @if server.since > 0 { (ago(server.since, view.at)) } },
+            html! { (server.version.as_deref().unwrap_or("unknown")) },
+            html! { (why.map_or("", String::as_str)) },
+        ]
     };
-    let rows = html! {
-        @for pair in &view.pairs { (row(&pair.name, "Redis", &pair.redis)) (row(&pair.name, "MySQL", &pair.mysql)) }
-    };
-    let heads = ["Server", "State", "Since", "Version", "Reason"];
-    table("servers", "Servers", &heads, &rows)
+    let columns = [
+        ("Server", "row"),
+        ("State", ""),
+        ("Since", ""),
+        ("Version", ""),
+        ("Reason", "text"),
+    ];
+    table("servers", "Servers", columns, servers.map(row))
 }
 
 /// Renders when the figures of a pair were last read.
 pub fn ages(pair: &PairView, now: u64) -> Markup {
     html! {
         p.ages.quiet {
-            @for (at, (name, look, is_stale)) in pair.looks.all(now).into_iter().enumerate() {
+            @for (at, look) in pair.looks.iter().enumerate() {
                 @if at > 0 { ", " }
-                (name) " read " @match look.at { Some(at) => (ago(at, now)), None => "never" }
-                @if is_stale { " " span.state.late { "stale" } }
+                (look.name) " read " @match look.at { Some(at) => (ago(at, now)), None => "never" }
+                @if look.is_stale(now) { " " span.state.late { "stale" } }
             }
         }
     }
@@ -103,72 +107,66 @@ pub fn findings(view: &View) -> Markup {
     let findings = view.of_pairs(|pair| &pair.findings);
     let others = findings.filter(|(_, one)| !one.is_error());
     let row = |(pair, FindingView { finding, since }): (&str, &FindingView)| {
-        html! {
-            th scope="row" { (pair) ": " (finding.subject) }
-            td { span.state.(finding.severity) { (finding.severity) } }
-            td.text { (finding.message) }
-            td.text { (finding.advice) }
-            td { (ago(*since, view.at)) }
-        }
+        [
+            html! { (pair) ": " (finding.subject) },
+            html! { span.state.(finding.severity) { (finding.severity) } },
+            html! { (finding.message) },
+            html! { (finding.advice) },
+            ago(*since, view.at),
+        ]
     };
-    let rows: Vec<_> = others.map(row).collect();
-    let heads = ["Subject", "Severity", "Finding", "What to do", "Since"];
-    optional_table("findings", "Recommendations of check", &heads, &rows)
+    let columns = [
+        ("Subject", "row"),
+        ("Severity", ""),
+        ("Finding", "text"),
+        ("What to do", "text"),
+        ("Since", ""),
+    ];
+    table(
+        "findings",
+        "Recommendations of check",
+        columns,
+        others.map(row),
+    )
 }
 
 pub fn families(id: &str, caption: &str, rows: &[(&str, &FamilyView)], now: u64) -> Markup {
-    let body = html! { @for (pair, family) in rows { (family_row(pair, family, now)) } };
-    html! {
-        div.scroll role="region" tabindex="0" id=(id) aria-label=(caption) {
-            table.families {
-                caption { (caption) }
-                thead { tr {
-                    th scope="col" { "Family" }
-                    th scope="col" { "State" }
-                    th.number scope="col" { "Hits/s" }
-                    th.number scope="col" { "Waiting" }
-                    th.number.wide scope="col" { "Oldest" }
-                    th.number.wide scope="col" { "Rejects" }
-                    th.wide scope="col" { "Saved" }
-                } }
-                tbody { (body) }
-            }
-        }
-    }
-}
-
-fn family_row(pair: &str, family: &FamilyView, now: u64) -> Markup {
-    let FamilyView {
-        status,
-        rate: current,
-        ..
-    } = family;
-    let name = status.name();
-    html! {
-        tr data-family=(name) {
-            th scope="row" {
+    let row = |(pair, family): &(&str, &FamilyView)| {
+        let name = family.name();
+        [
+            html! {
                 a id={ "family-" (pair) "-" (name) } href=(family_address(pair, &name)) { (name) }
-                " " span.quiet { (status.kind) }
-            }
-            td { (state(status, now)) }
-            td.number { @if let Some(current) = current { (rate(*current)) } }
-            td.number.pending { (number(status.pending)) }
-            td.number.wide { @if let Some(oldest) = status.oldest_seconds { (duration(oldest)) } }
-            td.number.wide { (number(status.rejects)) }
-            td.wide { @if let Some(saved) = status.last_saved { (ago(saved, now)) } }
-        }
-    }
+                " " span.quiet { (family.kind) }
+            },
+            state(family, now),
+            html! { @if let Some(current) = family.rate { (rate(current)) } },
+            number(family.pending),
+            html! { @if let Some(oldest) = family.oldest_seconds { (short(oldest)) } },
+            number(family.rejects),
+            html! { @if let Some(saved) = family.last_saved { (ago(saved, now)) } },
+        ]
+    };
+    let columns = [
+        ("Family", "row"),
+        ("State", ""),
+        ("Hits/s", "number"),
+        ("Waiting", "number pending"),
+        ("Oldest", "number wide"),
+        ("Rejects", "number wide"),
+        ("Saved", "wide"),
+    ];
+    table(id, caption, columns, rows.iter().map(row))
 }
 
 /// Renders the state of a family, and whether its figures are old.
-pub fn state(status: &FamilyStatus, now: u64) -> Markup {
+pub fn state(family: &FamilyView, now: u64) -> Markup {
     html! {
-        span.state.(status.state.name()) { (status.state.name()) }
-        @if status.is_stale(now) {
+        span.state.(family.state.name()) { (family.state.name()) }
+        @if family.is_stale(now) {
             " " span.state.late { "stale" }
-            @if let Some(seen) = status.seen { " read " (ago(seen, now)) }
+            @if let Some(seen) = family.seen { " read " (ago(seen, now)) }
         }
-        @if !status.served { " " span.quiet { "not served here" } }
+        @if !family.served { " " span.quiet { "not served here" } }
     }
 }
 
@@ -201,17 +199,22 @@ pub fn rejects(view: &View, wanted: impl Fn(&str, &str) -> bool) -> Markup {
     let rejects = view.of_pairs(|pair| &pair.rejects);
     let rejects = rejects.filter(|(pair, reject)| wanted(pair, &reject.family));
     let row = |(pair, reject): (&str, &RejectView)| {
-        html! {
-            td.text { (foreign(&reject.reason)) }
-            th scope="row" { (family_link(view, pair, &reject.family)) " " (short_id(&reject.id)) }
-            td.number { (format!("{:+}", reject.delta)) @if reject.times > 1 { " in " (number(reject.times)) } }
-            td { (ago(reject.at, view.at)) }
-            td.number.wide { (number(reject.number)) }
-        }
+        [
+            foreign(&reject.reason),
+            html! { (family_link(view, pair, &reject.family)) " " (foreign(&reject.id)) },
+            html! { (format!("{:+}", reject.delta)) @if reject.times > 1 { " in " (number(reject.times)) } },
+            ago(reject.at, view.at),
+            number(reject.number),
+        ]
     };
-    let rows: Vec<_> = rejects.map(row).collect();
-    let heads = ["Reason", "Counter", "Refused", "Since", "Number"];
-    optional_table("rejects", "Latest open rejects", &heads, &rows)
+    let columns = [
+        ("Reason", "text"),
+        ("Counter", "row"),
+        ("Refused", "number"),
+        ("Since", ""),
+        ("Number", "number wide"),
+    ];
+    table("rejects", "Latest open rejects", columns, rejects.map(row))
 }
 
 /// Renders the latest differences of the `wanted` families, by pair and NAMESPACE/FAMILY.
@@ -219,42 +222,51 @@ pub fn drift(view: &View, wanted: impl Fn(&str, &str) -> bool) -> Markup {
     let drift = view.of_pairs(|pair| &pair.drift);
     let drift = drift.filter(|(pair, drift)| wanted(pair, &drift.family));
     let row = |(pair, drift): (&str, &DriftView)| {
-        html! {
-            td.text {
+        [
+            html! {
                 @if drift.delta == 0 { (foreign(&drift.note)) }
                 @else { "corrected by " (format!("{:+}", drift.delta)) " to " (number(drift.after.saturating_add(drift.delta))) }
-            }
-            th scope="row" { (family_link(view, pair, &drift.family)) " " (short_id(&drift.id)) }
-            td.number.wide { (number(drift.before)) }
-            td.number.wide { (number(drift.rows)) }
-            td { (ago(drift.at, view.at)) }
-            td.number.wide { (number(drift.run)) }
-        }
+            },
+            html! { (family_link(view, pair, &drift.family)) " " (foreign(&drift.id)) },
+            number(drift.before),
+            number(drift.rows),
+            ago(drift.at, view.at),
+            number(drift.run),
+        ]
     };
-    let rows: Vec<_> = drift.map(row).collect();
-    let heads = ["Result", "Counter", "Counter before", "Rows", "When", "Run"];
-    optional_table(
-        "drift",
-        "Latest drift: counters that differed from their rows",
-        &heads,
-        &rows,
-    )
+    let columns = [
+        ("Result", "text"),
+        ("Counter", "row"),
+        ("Counter before", "number wide"),
+        ("Rows", "number wide"),
+        ("When", ""),
+        ("Run", "number wide"),
+    ];
+    let caption = "Latest drift: counters that differed from their rows";
+    table("drift", caption, columns, drift.map(row))
 }
 
 pub fn recounts(view: &View) -> Markup {
     let row = |(pair, recount): (&str, &RecountView)| {
-        html! {
-            th scope="row" { (family_link(view, pair, &recount.family)) }
-            td { (progress(recount, view.at)) }
-            td.number { (number(recount.checked)) }
-            td.number { (number(recount.drifted)) }
-            td.wide { (ago(recount.started, view.at)) }
-            td.number.wide { (number(recount.run)) }
-        }
+        [
+            family_link(view, pair, &recount.family),
+            progress(recount, view.at),
+            number(recount.checked),
+            number(recount.drifted),
+            ago(recount.started, view.at),
+            number(recount.run),
+        ]
     };
-    let rows: Vec<_> = view.of_pairs(|pair| &pair.recounts).map(row).collect();
-    let heads = ["Family", "Progress", "Checked", "Drifted", "Started", "Run"];
-    optional_table("recounts", "Recounts", &heads, &rows)
+    let columns = [
+        ("Family", "row"),
+        ("Progress", ""),
+        ("Checked", "number"),
+        ("Drifted", "number"),
+        ("Started", "wide"),
+        ("Run", "number wide"),
+    ];
+    let rows = view.of_pairs(|pair| &pair.recounts).map(row);
+    table("recounts", "Recounts", columns, rows)
 }
 
 pub fn progress(recount: &RecountView, now: u64) -> Markup {

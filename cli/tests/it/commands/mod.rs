@@ -8,7 +8,7 @@ mod offline;
 mod privileges;
 mod recounts;
 mod rejects;
-pub mod top;
+mod terminal;
 mod unavailable;
 
 use serde_json::Value;

@@ -4,7 +4,7 @@ use counterfoil::sqlx;
 use futures_util::future::join;
 use serde_json::json;
 
-use super::top::in_terminal;
+use super::terminal::in_terminal;
 use crate::support::Site;
 
 const FAMILY: &str = "[[family]]\nname = \"shop/sold\"\nkind = \"buffered\"\n\
@@ -100,7 +100,7 @@ async fn rejects_are_listed_retried_and_discarded() {
     assert_eq!(dry_run[0]["number"].to_string(), number("4"));
     let refused = site.ends_with(3, &all).await;
     assert!(refused.err.contains("--yes confirms it"), "{refused:?}");
-    for (answer, code) in [("\\n", "1"), ("n\\n", "1"), ("y\\n", "0")] {
+    for (answer, code) in [("\n", "1"), ("n\n", "1"), ("y\n", "0")] {
         assert_eq!(site.number(OPEN).await, 1);
         let asked = in_terminal(&site, &all, "[y/N]", answer).await;
         let question = "pair main: discard 1 reject, which are then never applied?";
