@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use futures_util::future::join;
+use futures_util::future::{join, try_join_all};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::OnceCell;
 
@@ -126,6 +126,7 @@ impl Shared {
             replaced.push((opened, Arc::downgrade(&writer)));
         }
         self.work.announce(Announced::Family(number));
+        self.work.announce(Announced::Upkeep(number));
         Ok(both)
     }
 
@@ -214,6 +215,33 @@ impl Shared {
             let check = || mysql.warn_of_sessions();
             self.sessions_checked.get_or_init(check).await;
         }
+    }
+
+    /// Makes a call for each group of up to `size` items, a few at a time. In a cluster each item
+    /// has a call of its own, because a call cannot read several slots.
+    pub async fn by_group<'a, T, R, F>(
+        &self,
+        items: &'a [T],
+        size: usize,
+        call: impl Fn(&'a [T]) -> F,
+    ) -> Result<Vec<R>>
+    where
+        F: Future<Output = Result<R>>,
+    {
+        let calls = || async {
+            // few large calls on one server, which has other clients
+            let (size, calls) = match self.topology.is_cluster() {
+                true => (1, 64),
+                false => (size, 4),
+            };
+            let groups: Vec<_> = items.chunks(size).collect();
+            let mut results = Vec::with_capacity(groups.len());
+            for some in groups.chunks(calls) {
+                results.extend(try_join_all(some.iter().map(|group| call(group))).await?);
+            }
+            Ok(results)
+        };
+        self.by_topology(calls).await
     }
 
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {

@@ -35,7 +35,7 @@ impl Flusher {
         batch: &Batch,
         retention: &Retention,
     ) -> Result<()> {
-        let partition = held.partition(&self.redis);
+        let partition = self.partition(&held.opened.family, held.id.1);
         for deltas in batch.deltas.chunks(READ_BACK) {
             // an id that is not UTF-8 has no row
             let ids = deltas.iter().map(|(id, _)| &**id);

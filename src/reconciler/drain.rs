@@ -7,21 +7,30 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::connection::backoff::Retries;
-use crate::connection::each;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
-use crate::reconciler::flush::{Flushed, Flusher, PartitionId, Rotated};
+use crate::process::work::PartitionId;
+use crate::reconciler::flush::{Flushed, Flusher, Rotated};
 use crate::scripts::buffered::Cut;
 
 impl Flusher {
-    /// Brings everything in Redis to the database. A failing partition or family does not block
-    /// others.
+    /// Brings everything in Redis to the database, also what clients with another number of
+    /// partitions have counted. A failing partition or family does not block others.
     #[tracing::instrument(skip_all)]
-    pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
+    pub async fn drain(&self) -> Result<()> {
+        let drained = self.drain_families(self.shared.opened(), false).await;
+        let mut known = self.shared.opened();
+        // one that the database does not know yet has nothing there either
+        known.retain(|opened| opened.known().is_some());
+        drained.and(self.drain_families(known, true).await)
+    }
+
+    /// Drains the partitions of the families, or else those beyond.
+    async fn drain_families(&self, mut families: Vec<Arc<Opened>>, strays: bool) -> Result<()> {
         let (mut retries, mut result) = (Retries::default(), Ok(()));
         loop {
             let mut pending = Vec::new();
-            for swept in self.sweep(&std::mem::take(&mut families)).await {
+            for swept in self.sweep(&std::mem::take(&mut families), strays).await {
                 pending.extend(swept.pending);
                 let Err(error) = swept.result else { continue };
                 match retries.failed("drain", error) {
@@ -38,33 +47,6 @@ impl Flusher {
             // once for all families, because an outage concerns all of them
             retries.pause().await;
         }
-    }
-
-    /// Brings what clients with another number of partitions have counted beyond those of the
-    /// families to the database.
-    pub async fn drain_strays(&self, families: Vec<Arc<Opened>>) -> Result<()> {
-        let (mut retries, mut strays, mut stuck) = (Retries::default(), Vec::new(), Ok(()));
-        let mut left = families;
-        // one that the database does not know yet has nothing there either
-        left.retain(|opened| opened.known().is_some());
-        while !left.is_empty() {
-            let found = each(&left, |opened| self.strays(opened)).await;
-            for (opened, found) in std::mem::take(&mut left).into_iter().zip(found) {
-                match found {
-                    Ok(found) => strays.extend(found),
-                    Err(error) => match retries.failed("drain", error) {
-                        Ok(()) => left.push(opened),
-                        Err(error) => stuck = Err(error),
-                    },
-                }
-            }
-            if !left.is_empty() {
-                retries.pause().await;
-            }
-        }
-        let drained = self.drain_partitions(strays, Cut::Now, &mut retries).await;
-        retries.succeeded();
-        drained.and(stuck)
     }
 
     /// Cuts every partition of the family, and makes reconcilers delay further cuts for this time.

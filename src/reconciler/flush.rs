@@ -13,18 +13,16 @@ use tokio::time::Instant;
 use crate::connection::failures::Failures;
 use crate::connection::{Connection, each};
 use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
-use crate::reconciler::set_back;
+use crate::process::work::PartitionId;
 use crate::reconciler::step::{Step, caught};
 use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
 use crate::scripts::partition::Partition;
 use crate::store::{Batch, Progress, Registered};
 use crate::testing::ablation::{self, Guard};
-
-/// A partition: the number of its family, and its own number.
-pub type PartitionId = (u64, u32);
 
 /// The approximate number of ids in a page of a fetch: small enough for a script to stay far below
 /// a millisecond.
@@ -34,13 +32,15 @@ const PAGE: usize = 500;
 /// transaction to cost little.
 const FLUSH_IDS: u64 = 10_000;
 
-/// The steps from Redis to the database.
+/// The steps of a reconciler, on the connection of its own.
 #[derive(Debug)]
 pub struct Flusher {
     pub(super) shared: Arc<Shared>,
     pub(super) redis: Connection,
-    /// The name of this lease holder, and the time beyond the settle time.
-    pub(super) lease: Option<(String, Duration)>,
+    /// The time of its leases beyond the settle time.
+    pub(super) lease: Option<Duration>,
+    /// The name of this lease holder.
+    pub(super) owner: String,
     /// The limit of the rows that one transaction changes; `None` leaves it to the store.
     pub(super) max_rows: Option<u64>,
     pub(super) closing_all: bool,
@@ -62,7 +62,7 @@ pub(super) enum Pass {
 #[derive(Debug)]
 pub struct Held {
     pub id: PartitionId,
-    opened: Arc<Opened>,
+    pub(super) opened: Arc<Opened>,
     pub(super) registered: Arc<Registered>,
     pub cut: CutBatch,
     settle: Duration,
@@ -109,10 +109,6 @@ impl Held {
         self.ready_at + self.settle.min(Duration::from_secs(1)) / 50
     }
 
-    pub(super) fn partition(&self, redis: &Connection) -> Partition {
-        Partition::new(redis.clone(), &self.opened.family, self.id.1)
-    }
-
     /// Returns the batch with these deltas.
     fn batch(&self, deltas: Vec<(Vec<u8>, i64)>) -> Batch {
         Batch {
@@ -132,6 +128,7 @@ impl Flusher {
             shared,
             redis,
             lease: None,
+            owner: String::new(),
             max_rows: None,
             closing_all: false,
             passes: Mutex::default(),
@@ -150,12 +147,16 @@ impl Flusher {
 
     /// Takes a step, and notes for the log that it failed or succeeded. A panic is an error.
     pub async fn noted<T>(&self, step: Step, taken: impl Future<Output = Result<T>>) -> Result<T> {
-        let result = caught(taken).await.flatten();
+        let result = caught(taken).await;
         match &result {
             Ok(_) => self.failures.lock().succeeded(&step),
             Err(error) => self.failed(step, error),
         }
         result
+    }
+
+    pub(super) fn partition(&self, family: &Family, number: u32) -> Partition {
+        Partition::new(self.redis.clone(), family, number)
     }
 
     /// Also closes kept slices that are not over.
@@ -172,7 +173,7 @@ impl Flusher {
         partitions: &[PartitionId],
         cut: Cut,
     ) -> Vec<(PartitionId, Result<Rotated>)> {
-        let rotate = async |id: &PartitionId| (*id, self.rotate_one(*id, cut).await);
+        let rotate = async |id: &PartitionId| (*id, caught(self.rotate_one(*id, cut)).await);
         each(partitions, rotate).await
     }
 
@@ -188,12 +189,12 @@ impl Flusher {
             true => family.durability().settle(),
             false => Duration::ZERO,
         };
-        let lease = self.lease.as_ref().filter(|_| cut == Cut::WhenDue);
-        let lease = lease.map(|(owner, beyond)| Lease {
-            owner,
-            time: settle + *beyond,
+        let lease = self.lease.filter(|_| cut == Cut::WhenDue);
+        let lease = lease.map(|beyond| Lease {
+            owner: &self.owner,
+            time: settle + beyond,
         });
-        let partition = Partition::new(self.redis.clone(), family, id.1);
+        let partition = self.partition(family, id.1);
         Ok(
             match partition.rotate(family, database, lease, cut).await? {
                 RotateReply::Batch(cut) => {
@@ -310,7 +311,7 @@ impl Flusher {
     }
 
     async fn fetch(&self, held: &Held) -> Result<FetchReply> {
-        let partition = held.partition(&self.redis);
+        let partition = self.partition(&held.opened.family, held.id.1);
         partition.fetch(held.cut.id, held.settle, PAGE).await
     }
 
@@ -320,7 +321,7 @@ impl Flusher {
         let family = &held.opened.family;
         ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
             .record(held.oldest_hit().elapsed());
-        let partition = held.partition(&self.redis);
+        let partition = self.partition(&held.opened.family, held.id.1);
         let is_set_back = progress == Progress::SetBack && !ablation::is_out(Guard::SetBack);
         let finished = match family.retention() {
             _ if is_set_back => {
@@ -330,7 +331,7 @@ impl Flusher {
                     seq: id.seq,
                     nonce: Some(id.nonce),
                 };
-                set_back::begin_anew(&self.shared, &self.redis, &held.opened, held.id.1, cut).await
+                self.begin_anew(&held.opened, held.id.1, cut).await
             }
             // without ids there is nothing to save: half a script left the field of no id
             Some(retention) if !batch.deltas.is_empty() && !ablation::is_out(Guard::ReadBack) => {

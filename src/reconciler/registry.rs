@@ -21,13 +21,10 @@ const WARN_INTERVAL: Duration = Duration::from_mins(1);
 const NAMES: usize = 50;
 
 /// The families that a reconciler serves beside those that its process opens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// No other families.
-    Opened,
-    /// The families of these namespaces.
-    Namespaces(Vec<String>),
-    All,
+#[derive(Debug, Default)]
+pub struct Scope {
+    pub all: bool,
+    pub namespaces: Vec<String>,
 }
 
 /// The families of the database as a reconciler knows them.
@@ -42,7 +39,7 @@ struct Registry {
 /// Serves the families in scope as the database has them, and names others in the log.
 pub async fn serve_families(flusher: Arc<Flusher>, scope: Scope) {
     let mut pause = SEARCH_INTERVAL;
-    if scope == Scope::Opened {
+    if !scope.all && scope.namespaces.is_empty() {
         // the process gets time to open its own families
         sleep(SEARCH_INTERVAL).await;
         pause = WARN_INTERVAL;
@@ -99,23 +96,8 @@ impl Registry {
 }
 
 impl Scope {
-    pub fn with(self, namespace: String) -> Self {
-        match self {
-            Scope::Opened => Scope::Namespaces(vec![namespace]),
-            Scope::Namespaces(mut namespaces) => {
-                namespaces.push(namespace);
-                Scope::Namespaces(namespaces)
-            }
-            Scope::All => Scope::All,
-        }
-    }
-
     fn has(&self, Registered { family, .. }: &Registered) -> bool {
-        match self {
-            Scope::Opened => false,
-            Scope::Namespaces(namespaces) => namespaces.contains(&family.namespace),
-            Scope::All => true,
-        }
+        self.all || self.namespaces.contains(&family.namespace)
     }
 }
 
