@@ -9,8 +9,9 @@ use tokio::sync::watch;
 use crate::connection::backoff::Retries;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
-use crate::process::work::PartitionId;
+use crate::process::work::{Announced, PartitionId};
 use crate::reconciler::flush::{Flushed, Flusher, Rotated};
+use crate::reconciler::step::Step;
 use crate::scripts::buffered::Cut;
 
 impl Flusher {
@@ -66,29 +67,45 @@ impl Flusher {
         cut: Cut,
         retries: &mut Retries,
     ) -> Result<()> {
-        let mut stuck = None;
+        let mut stuck = Ok(());
         while !left.is_empty() {
-            left = self.drain_once(left, cut, retries, &mut stuck).await;
+            let (mut again, failed) = self.drain_once(&left, cut).await;
+            let mut pauses = false;
+            for (id, error) in failed {
+                match retries.failed("drain", error) {
+                    Ok(()) => {
+                        again.insert(id);
+                        pauses = true;
+                    }
+                    Err(error) => {
+                        again.remove(&id);
+                        stuck = Err(error);
+                    }
+                }
+            }
+            if pauses {
+                retries.pause().await;
+            }
+            left = again.into_iter().collect();
         }
-        stuck.map_or(Ok(()), Err)
+        stuck
     }
 
     /// Takes one batch off each partition. Returns the partitions that may still hold a hit from
-    /// before the call: a batch cut by another caller says nothing about the buffer.
+    /// before the call, because a batch cut by another caller says nothing about the buffer, and
+    /// the errors.
     async fn drain_once(
         &self,
-        partitions: Vec<PartitionId>,
+        partitions: &[PartitionId],
         cut: Cut,
-        retries: &mut Retries,
-        stuck: &mut Option<Error>,
-    ) -> Vec<PartitionId> {
+    ) -> (BTreeSet<PartitionId>, Vec<(PartitionId, Error)>) {
         let (_running, stop) = watch::channel(false);
-        let (mut held, mut left, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
-        for (id, rotated) in self.rotate(&partitions, cut).await {
+        let (mut held, mut again, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
+        for (id, rotated) in self.rotate(partitions, cut).await {
             match rotated {
                 Ok(Rotated::Held(batch)) => {
                     if !batch.cut.fresh {
-                        left.insert(id);
+                        again.insert(id);
                     }
                     held.push(batch);
                 }
@@ -101,28 +118,12 @@ impl Flusher {
             tokio::time::sleep_until(ready).await;
             for (id, end) in self.flush(self.next_flush(&mut held), &stop).await {
                 match end {
-                    Ok(Flushed::Done) => {}
+                    Ok(Flushed::Done) => self.succeeded(Step::Work(Announced::Due(id))),
                     Ok(Flushed::Waits(batch)) => held.push(batch),
                     Err(error) => failed.push((id, error)),
                 }
             }
         }
-        let mut pauses = false;
-        for (id, error) in failed {
-            match retries.failed("drain", error) {
-                Ok(()) => {
-                    left.insert(id);
-                    pauses = true;
-                }
-                Err(error) => {
-                    left.remove(&id);
-                    *stuck = Some(error);
-                }
-            }
-        }
-        if pauses {
-            retries.pause().await;
-        }
-        left.into_iter().collect()
+        (again, failed)
     }
 }

@@ -63,7 +63,7 @@ pub(super) enum Pass {
 pub struct Held {
     pub id: PartitionId,
     pub(super) opened: Arc<Opened>,
-    pub(super) registered: Arc<Registered>,
+    registered: Arc<Registered>,
     pub cut: CutBatch,
     settle: Duration,
     known_since: Instant,
@@ -73,6 +73,9 @@ pub struct Held {
     /// applied with it.
     pub failed_before: bool,
 }
+
+/// A batch that was fetched.
+pub(super) type Fetched = (Held, Arc<Batch>);
 
 /// The outcome of a flush of one batch.
 #[derive(Debug)]
@@ -108,16 +111,6 @@ impl Held {
     pub fn flush_at(&self) -> Instant {
         self.ready_at + self.settle.min(Duration::from_secs(1)) / 50
     }
-
-    /// Returns the batch with these deltas.
-    fn batch(&self, deltas: Vec<(Vec<u8>, i64)>) -> Batch {
-        Batch {
-            family: self.registered.clone(),
-            partition: self.id.1,
-            id: self.cut.id,
-            deltas,
-        }
-    }
 }
 
 impl Flusher {
@@ -145,11 +138,16 @@ impl Flusher {
         self.failures.lock().failed(step, name, error);
     }
 
+    /// Notes a success for the log.
+    pub fn succeeded(&self, step: Step) {
+        self.failures.lock().succeeded(&step);
+    }
+
     /// Takes a step, and notes for the log that it failed or succeeded. A panic is an error.
     pub async fn noted<T>(&self, step: Step, taken: impl Future<Output = Result<T>>) -> Result<T> {
         let result = caught(taken).await;
         match &result {
-            Ok(_) => self.failures.lock().succeeded(&step),
+            Ok(_) => self.succeeded(step),
             Err(error) => self.failed(step, error),
         }
         result
@@ -231,10 +229,9 @@ impl Flusher {
         let started = Instant::now();
         let mut ends = Vec::with_capacity(held.len());
         let fetched = self.fetch_all(held, &mut ends).await;
-        let batches: Vec<_> = fetched.iter().map(|(_, batch)| batch.clone()).collect();
-        let ids: usize = batches.iter().map(|batch| batch.deltas.len()).sum();
+        let ids: usize = fetched.iter().map(|(_, batch)| batch.deltas.len()).sum();
         tracing::Span::current().record("rows", ids);
-        let results = self.apply(&batches, stop).await;
+        let results = self.apply(&fetched, stop).await;
         let (mut applied, mut renewed) = (Vec::with_capacity(fetched.len()), BTreeMap::new());
         for (one, result) in fetched.into_iter().zip(results) {
             let result = match result {
@@ -243,7 +240,7 @@ impl Flusher {
             };
             applied.push((one, result));
         }
-        let finish = async |((held, batch), result): &((Held, Arc<Batch>), Result<Progress>)| {
+        let finish = async |((held, batch), result): &(Fetched, Result<Progress>)| {
             let end = match result {
                 Ok(progress) => self.finish(held, batch, *progress).await,
                 Err(error) => Err(error.clone()),
@@ -284,14 +281,23 @@ impl Flusher {
         &self,
         held: Vec<Held>,
         ends: &mut Vec<(PartitionId, Result<Flushed>)>,
-    ) -> Vec<(Held, Arc<Batch>)> {
+    ) -> Vec<Fetched> {
         let mut fetched = Vec::with_capacity(held.len());
-        let replies = each(&held, |held| self.fetch(held)).await;
+        let fetch = async |held: &Held| {
+            let partition = self.partition(&held.opened.family, held.id.1);
+            partition.fetch(held.cut.id, held.settle, PAGE).await
+        };
+        let replies = each(&held, fetch).await;
         for (mut held, reply) in held.into_iter().zip(replies) {
             let id = held.id;
             let end = match reply {
                 Ok(FetchReply::Deltas(deltas)) => {
-                    let batch = held.batch(deltas);
+                    let batch = Batch {
+                        family: held.registered.clone(),
+                        partition: id.1,
+                        id: held.cut.id,
+                        deltas,
+                    };
                     fetched.push((held, Arc::new(batch)));
                     continue;
                 }
@@ -308,11 +314,6 @@ impl Flusher {
             ends.push((id, end));
         }
         fetched
-    }
-
-    async fn fetch(&self, held: &Held) -> Result<FetchReply> {
-        let partition = self.partition(&held.opened.family, held.id.1);
-        partition.fetch(held.cut.id, held.settle, PAGE).await
     }
 
     /// Releases a batch that the database has, or begins anew if it proves that Redis was set back.

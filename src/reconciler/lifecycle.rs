@@ -1,6 +1,6 @@
 //! The builder of a reconciler, and the handle of a running one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -195,30 +195,22 @@ impl Reconciler {
     /// Returns the steps that fail at present: one for each step and family, the one that has
     /// failed for longest.
     pub fn failing(&self) -> Vec<Failing> {
-        let (mut names, mut registered) = (HashMap::new(), HashMap::new());
-        for opened in self.shared.opened() {
-            if let Some(known) = opened.known() {
-                registered.insert(known.number, opened.number);
-            }
-            names.insert(opened.number, opened.family.to_string());
-        }
         let failures = self.failures.lock();
         let mut failing: BTreeMap<_, &Failure> = BTreeMap::new();
         for (step, failure) in failures.failing() {
-            let number = match *step {
-                Step::Apply(number, _) => registered.get(&number).copied(),
-                _ => step.family(),
-            };
-            let longest = failing.entry((step.name(), number)).or_insert(failure);
+            let longest = failing
+                .entry((step.name(), step.family()))
+                .or_insert(failure);
             if failure.since < longest.since {
                 *longest = failure;
             }
         }
+        let name = |number| Some(self.shared.family(number)?.family.to_string());
         let all = failing
             .into_iter()
             .map(|((step, number), failure)| Failing {
                 step,
-                family: number.and_then(|number| names.get(&number).cloned()),
+                family: number.and_then(name),
                 error: failure.error.clone(),
                 duration: failure.since.elapsed(),
             });

@@ -345,7 +345,7 @@ impl Scheduler {
 
     fn succeeded(&mut self, what: Announced) {
         self.backoffs.remove(&what);
-        self.flusher.failures.lock().succeeded(&Step::Work(what));
+        self.flusher.succeeded(Step::Work(what));
     }
 
     /// Returns the pause after this failure, and notes it for the log.

@@ -15,9 +15,6 @@ pub enum Step {
     Listing,
     Servers,
     Rejects,
-    /// The write of a batch, together with others: the number of its family in the database, and
-    /// its partition.
-    Apply(u64, u32),
 }
 
 impl Step {
@@ -26,20 +23,20 @@ impl Step {
         match self {
             Step::Work(Announced::Family(_)) => "search for hits",
             Step::Work(Announced::Upkeep(_)) => "upkeep",
-            Step::Work(Announced::Due(_)) | Step::Apply(..) => "flush",
+            Step::Work(Announced::Due(_)) => "flush",
             Step::Listing => "search for families",
             Step::Servers => "check of Redis",
             Step::Rejects => "retry of rejects",
         }
     }
 
-    /// Returns the number that its family has in this process, if it has that number.
+    /// Returns the number of its family, if it concerns one.
     pub fn family(self) -> Option<u64> {
         match self {
             Step::Work(
                 Announced::Family(number) | Announced::Upkeep(number) | Announced::Due((number, _)),
             ) => Some(number),
-            Step::Apply(..) | Step::Listing | Step::Servers | Step::Rejects => None,
+            Step::Listing | Step::Servers | Step::Rejects => None,
         }
     }
 }
