@@ -139,17 +139,13 @@ impl Family {
     /// words of the database and of errors. Sync times and the pending limit are not among them,
     /// since a deploy may change them.
     pub fn identity(&self) -> [(&'static str, String); 6] {
+        let table = self.table.as_ref();
         [
             ("kind", self.kind().to_owned()),
             ("partitions", self.partitions.to_string()),
             ("wide", self.wide.to_string()),
             ("durability", self.durability.to_string()),
-            (
-                "table",
-                self.table
-                    .as_ref()
-                    .map_or("own".to_owned(), Table::describe),
-            ),
+            ("table", table.map_or("own".to_owned(), Table::describe)),
             ("shape", self.shape()),
         ]
     }
