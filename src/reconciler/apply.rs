@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use std::pin::pin;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped};
@@ -23,14 +22,10 @@ const SILENCE: Duration = Duration::from_secs(5);
 impl Flusher {
     /// Applies the batches together, or family by family if one of them cannot be written. Returns
     /// the progress or the error of each batch.
-    pub(super) async fn apply(
-        &self,
-        fetched: &[Fetched],
-        stop: &watch::Receiver<bool>,
-    ) -> Vec<Result<Progress>> {
+    pub(super) async fn apply(&self, fetched: &[Fetched]) -> Vec<Result<Progress>> {
         let _pending = PendingIds::of(fetched);
         let all: Vec<_> = fetched.iter().collect();
-        let mut results = self.apply_together(&all, stop).await;
+        let mut results = self.apply_together(&all).await;
         let mut families: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
         for (index, (held, _)) in fetched.iter().enumerate() {
             families.entry(held.id.0).or_default().push(index);
@@ -43,7 +38,7 @@ impl Flusher {
             let concerns_one = |error: &Error| error.kind() != ErrorKind::Store;
             indexes.retain(|&index| results[index].as_ref().is_err_and(concerns_one));
             let some: Vec<_> = indexes.iter().map(|&index| all[index]).collect();
-            let again = self.apply_together(&some, stop).await;
+            let again = self.apply_together(&some).await;
             for (index, result) in indexes.into_iter().zip(again) {
                 results[index] = result;
             }
@@ -53,31 +48,22 @@ impl Flusher {
 
     /// Applies the batches together until each is complete, or one fails. Returns the progress of
     /// the complete ones, and the error of the others.
-    async fn apply_together(
-        &self,
-        batches: &[&Fetched],
-        stop: &watch::Receiver<bool>,
-    ) -> Vec<Result<Progress>> {
+    async fn apply_together(&self, batches: &[&Fetched]) -> Vec<Result<Progress>> {
         let unfinished = || Error::corrupt("a batch was neither applied nor refused");
         let mut ends = vec![None; batches.len()];
-        let applied = self.apply_parts(batches, &mut ends, stop).await;
+        let applied = self.apply_parts(batches, &mut ends).await;
         let error = applied.err().unwrap_or_else(unfinished);
         let end = |end: Option<Progress>| end.ok_or_else(|| error.clone());
         ends.into_iter().map(end).collect()
     }
 
     /// Applies the batches part by part, and writes the progress of each complete one to `ends`.
-    async fn apply_parts(
-        &self,
-        batches: &[&Fetched],
-        ends: &mut [Option<Progress>],
-        stop: &watch::Receiver<bool>,
-    ) -> Result<()> {
+    async fn apply_parts(&self, batches: &[&Fetched], ends: &mut [Option<Progress>]) -> Result<()> {
         let mut stopped = None;
         let mut left: Vec<_> = (0..batches.len()).collect();
         while !left.is_empty() {
             let some: Vec<_> = left.iter().map(|&index| batches[index]).collect();
-            let applied = self.apply_repeated(&some, stop).await?;
+            let applied = self.apply_repeated(&some).await?;
             record(&applied);
             self.warn_of_rejects(applied.rejected);
             for (&index, &progress) in left.iter().zip(&applied.progress) {
@@ -90,7 +76,7 @@ impl Flusher {
                 }
             }
             left.retain(|&index| ends[index].is_none());
-            if *stop.borrow()
+            if *self.stop.borrow()
                 && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE
                 && !left.is_empty()
             {
@@ -103,11 +89,7 @@ impl Flusher {
     }
 
     /// Applies the batches, and retries while the database is unreachable, until it is stopped.
-    async fn apply_repeated(
-        &self,
-        batches: &[&Fetched],
-        stop: &watch::Receiver<bool>,
-    ) -> Result<Applied> {
+    async fn apply_repeated(&self, batches: &[&Fetched]) -> Result<Applied> {
         let (mut pause, mut grace) = (Backoff::default(), GRACE);
         let (ids, batches): (Vec<_>, Vec<_>) = batches
             .iter()
@@ -116,7 +98,7 @@ impl Flusher {
         loop {
             let apply = self.shared.store.apply(&batches, self.max_rows);
             let apply = self.noting_silence(&ids, apply);
-            match unless_stopped(stop, grace, apply).await {
+            match unless_stopped(&self.stop, grace, apply).await {
                 Ok(applied) if applied.progress.len() == batches.len() => return Ok(applied),
                 Ok(applied) => {
                     let (some, all) = (applied.progress.len(), batches.len());
@@ -129,7 +111,7 @@ impl Flusher {
                     metrics::retried("apply");
                     self.failed_all(&ids, &error);
                     grace = Duration::ZERO;
-                    if !pause_unless_stopped(stop, pause.next()).await {
+                    if !pause_unless_stopped(&self.stop, pause.next()).await {
                         return Err(error);
                     }
                 }

@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
-
 use crate::connection::backoff::Retries;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
@@ -99,7 +97,6 @@ impl Flusher {
         partitions: &[PartitionId],
         cut: Cut,
     ) -> (BTreeSet<PartitionId>, Vec<(PartitionId, Error)>) {
-        let (_running, stop) = watch::channel(false);
         let (mut held, mut again, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
         for (id, rotated) in self.rotate(partitions, cut).await {
             match rotated {
@@ -116,7 +113,7 @@ impl Flusher {
         }
         while let Some(ready) = held.iter().map(|held| held.ready_at).max() {
             tokio::time::sleep_until(ready).await;
-            for (id, end) in self.flush(self.next_flush(&mut held), &stop).await {
+            for (id, end) in self.flush(self.next_flush(&mut held)).await {
                 match end {
                     Ok(Flushed::Done) => self.succeeded(Step::Work(Announced::Due(id))),
                     Ok(Flushed::Waits(batch)) => held.push(batch),

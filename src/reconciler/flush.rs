@@ -44,6 +44,8 @@ pub struct Flusher {
     /// The limit of the rows that one transaction changes; `None` leaves it to the store.
     pub(super) max_rows: Option<u64>,
     pub(super) closing_all: bool,
+    /// Set when it stops: then it no longer waits for the database.
+    pub(super) stop: watch::Receiver<bool>,
     /// The deletion passes, by the number of the cached family.
     pub(super) passes: Mutex<HashMap<u64, Pass>>,
     pub(super) failures: Arc<Mutex<Failures<Step>>>,
@@ -124,6 +126,7 @@ impl Flusher {
             owner: String::new(),
             max_rows: None,
             closing_all: false,
+            stop: watch::channel(false).1,
             passes: Mutex::default(),
             failures: Arc::default(),
         }
@@ -221,17 +224,13 @@ impl Flusher {
     /// Returns an outcome for each batch. After an error the batch is still in Redis, also if it is
     /// in the database: it is flushed again.
     #[tracing::instrument(skip_all, fields(batches = held.len(), rows = tracing::field::Empty))]
-    pub async fn flush(
-        &self,
-        held: Vec<Held>,
-        stop: &watch::Receiver<bool>,
-    ) -> Vec<(PartitionId, Result<Flushed>)> {
+    pub async fn flush(&self, held: Vec<Held>) -> Vec<(PartitionId, Result<Flushed>)> {
         let started = Instant::now();
         let mut ends = Vec::with_capacity(held.len());
         let fetched = self.fetch_all(held, &mut ends).await;
         let ids: usize = fetched.iter().map(|(_, batch)| batch.deltas.len()).sum();
         tracing::Span::current().record("rows", ids);
-        let results = self.apply(&fetched, stop).await;
+        let results = self.apply(&fetched).await;
         let (mut applied, mut renewed) = (Vec::with_capacity(fetched.len()), BTreeMap::new());
         for (one, result) in fetched.into_iter().zip(results) {
             let result = match result {

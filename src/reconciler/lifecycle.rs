@@ -164,7 +164,9 @@ impl ReconcilerBuilder {
         Ok(Reconciler {
             shared: flusher.shared.clone(),
             failures: flusher.failures.clone(),
-            task: Background::start(|stop| Scheduler::new(flusher, stop).run(self.scope)),
+            task: Background::start(|stop| {
+                Scheduler::new(Flusher { stop, ..flusher }).run(self.scope)
+            }),
         })
     }
 }

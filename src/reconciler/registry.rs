@@ -56,7 +56,12 @@ fn serve_found(shared: &Shared, scope: &Scope, found: Vec<Result<Registered>>) -
     for one in found {
         let served = match one {
             Ok(registered) if scope.has(&registered) => {
-                shared.serve(Arc::new(registered)).map(drop)
+                let in_use = shared.in_use(&registered.family);
+                let known = in_use.and_then(|(opened, _)| opened.known());
+                match known.is_some_and(|known| *known == registered) {
+                    true => Ok(()),
+                    false => shared.serve(Arc::new(registered)).map(drop),
+                }
             }
             Ok(Registered { family, .. }) => {
                 if shared.in_use(&family).is_none() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
@@ -56,7 +56,6 @@ enum Finished {
 /// The scheduler, which decides when each partition and family is checked.
 pub struct Scheduler {
     flusher: Arc<Flusher>,
-    stopping: watch::Receiver<bool>,
     finishing: bool,
     schedule: Schedule,
     /// Partitions that are being rotated, held or flushed; `true` if they became due meanwhile.
@@ -74,10 +73,9 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    pub fn new(flusher: Flusher, stopping: watch::Receiver<bool>) -> Self {
+    pub fn new(flusher: Flusher) -> Self {
         Scheduler {
             flusher: Arc::new(flusher),
-            stopping,
             finishing: false,
             schedule: Schedule::default(),
             busy: HashMap::new(),
@@ -97,7 +95,7 @@ impl Scheduler {
         beside.spawn(server_watch::watch_servers(self.flusher.clone()));
         beside.spawn(rejects::retry_rejects(self.flusher.clone()));
         let shared = self.flusher.shared.clone();
-        let mut stopping = self.stopping.clone();
+        let mut stopping = self.flusher.stop.clone();
         let mut measure = interval(MEASURE);
         measure.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -211,9 +209,9 @@ impl Scheduler {
             let taken = self.flusher.next_flush(&mut self.held);
             let ids: Vec<_> = taken.iter().map(|held| held.id).collect();
             let oldest = taken.iter().map(Held::oldest_hit).min().unwrap_or(now);
-            let (flusher, stop) = (self.flusher.clone(), self.stopping.clone());
+            let flusher = self.flusher.clone();
             self.tasks.spawn(async move {
-                let ended = caught(flusher.flush(taken, &stop).map(Ok)).await;
+                let ended = caught(flusher.flush(taken).map(Ok)).await;
                 let all = ended.unwrap_or_else(|error| {
                     let failed = |id| (id, Err(error.clone()));
                     ids.into_iter().map(failed).collect()
