@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use crate::client::counterfoil::Counterfoil;
 #[cfg(feature = "cluster")]
 use crate::connection::cluster::Cluster;
+#[cfg(feature = "sentinel")]
 use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
 use crate::store::mysql::MysqlStore;
@@ -23,8 +24,9 @@ const CONNECT: Duration = Duration::from_secs(5);
 impl Counterfoil {
     /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a
     /// database, e.g. `mysql://user:password@localhost/shop`. The connection to Redis reconnects
-    /// automatically, and follows a name or address that moves in a failover: see [`Primary`].
-    /// Counterfoil's tables must exist, or be created by the [`builder`](Self::builder).
+    /// automatically, and follows a name or address that moves in a failover: see
+    /// [`Primary`](crate::Primary). Counterfoil's tables must exist, or be created by the
+    /// [`builder`](Self::builder).
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL; [`Redis`](crate::ErrorKind::Redis) or
