@@ -74,7 +74,7 @@ pub struct Minute {
 /// The activity on the pages of one open family (docs/protocol.md, section 5). Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Activity {
-    handle: Handle,
+    pub(super) handle: Handle,
     sliding: Sliding,
     /// The cached results; `None` if results are not cached.
     recent: Option<Cache<String, Now>>,

@@ -32,23 +32,20 @@ pub enum AnyCounters {
     Visitors(Visitors),
 }
 
-/// Evaluates one expression for the handle of any kind.
-macro_rules! of_any {
-    ($counters:expr, $handle:ident => $result:expr) => {
-        match $counters {
-            AnyCounters::Buffered($handle) => $result,
-            AnyCounters::Cached($handle) => $result,
-            AnyCounters::Series($handle) => $result,
-            AnyCounters::Activity($handle) => $result,
-            AnyCounters::Visitors($handle) => $result,
-        }
-    };
-}
-
 impl AnyCounters {
+    fn handle(&self) -> &Handle {
+        match self {
+            AnyCounters::Buffered(counters) => &counters.0,
+            AnyCounters::Cached(counters) => &counters.handle,
+            AnyCounters::Series(series) => &series.handle,
+            AnyCounters::Activity(activity) => &activity.handle,
+            AnyCounters::Visitors(visitors) => &visitors.0,
+        }
+    }
+
     /// Returns the configuration.
     pub fn family(&self) -> &Family {
-        of_any!(self, handle => handle.family())
+        self.handle().family()
     }
 
     /// Returns the family's backlog, like [`BufferedCounters::backlog`].
@@ -56,7 +53,7 @@ impl AnyCounters {
     /// # Errors
     /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
     pub async fn backlog(&self) -> Result<Backlog> {
-        of_any!(self, handle => handle.backlog().await)
+        self.handle().backlog().await
     }
 }
 

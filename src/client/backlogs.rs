@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use futures_util::future::try_join_all;
-
 use crate::admin::backlog::{self, Backlog};
 use crate::client::counterfoil::Counterfoil;
 use crate::connection::bisected;
@@ -13,25 +11,8 @@ use crate::metrics;
 use crate::process::shared::Shared;
 use crate::scripts::keys::Keys;
 
-/// The size and number of the calls to Redis.
-#[derive(Clone, Copy)]
-struct Pace {
-    /// The number of partitions that one call reads.
-    partitions: usize,
-    /// The number of concurrent calls.
-    calls: usize,
-}
-
-/// A few calls of a fraction of a millisecond each, because the server has other clients.
-const NODE: Pace = Pace {
-    partitions: 100,
-    calls: 4,
-};
-/// One partition a call, because a call cannot read several slots.
-const CLUSTER: Pace = Pace {
-    partitions: 1,
-    calls: 64,
-};
+/// The number of partitions that one call reads on one server, in a fraction of a millisecond.
+const PARTITIONS: usize = 100;
 
 impl Counterfoil {
     /// Returns the backlog of every family in use, in the order in which they were opened, or found
@@ -63,8 +44,16 @@ impl Counterfoil {
         &self,
         families: Vec<Family>,
     ) -> Result<Vec<(Family, Result<Backlog>)>> {
-        let backlogs = self.shared.backlogs_bisected(&families).await?;
-        Ok(families.into_iter().zip(backlogs).collect())
+        let read = |some| self.shared.backlogs(some);
+        let mut all = Vec::with_capacity(families.len());
+        // one that cannot be read does not hide the others
+        for (_, backlogs) in bisected(&families, |error| !error.is_retryable(), read).await? {
+            match backlogs {
+                Ok(backlogs) => all.extend(backlogs.into_iter().map(Ok)),
+                Err(error) => all.push(Err(error)),
+            }
+        }
+        Ok(families.into_iter().zip(all).collect())
     }
 }
 
@@ -86,19 +75,6 @@ fn measure(found: &[(Family, Result<Backlog>)]) {
 }
 
 impl Shared {
-    /// Returns the backlog of each family, or the error of one that cannot be read.
-    async fn backlogs_bisected(&self, families: &[Family]) -> Result<Vec<Result<Backlog>>> {
-        let read = |some| self.backlogs(some);
-        let mut all = Vec::with_capacity(families.len());
-        for (_, backlogs) in bisected(families, |error| !error.is_retryable(), read).await? {
-            match backlogs {
-                Ok(backlogs) => all.extend(backlogs.into_iter().map(Ok)),
-                Err(error) => all.push(Err(error)),
-            }
-        }
-        Ok(all)
-    }
-
     /// Returns the backlog of all partitions of the family.
     pub async fn backlog(&self, family: &Family) -> Result<Backlog> {
         let found = self.backlogs(std::slice::from_ref(family)).await?;
@@ -107,26 +83,18 @@ impl Shared {
 
     /// Returns the backlog of each of these families.
     async fn backlogs(&self, families: &[Family]) -> Result<Vec<Backlog>> {
-        self.by_topology(|| self.read(families)).await
-    }
-
-    async fn read(&self, families: &[Family]) -> Result<Vec<Backlog>> {
-        let is_cluster = self.topology.is_cluster();
-        let pace = if is_cluster { CLUSTER } else { NODE };
         let mut all = Vec::new();
         for (index, family) in families.iter().enumerate() {
             all.extend((0..family.partitions()).map(|number| (index, Keys::new(family, number))));
         }
+        let read = async |some: &[(usize, Keys)]| {
+            let keys: Vec<_> = some.iter().map(|(_, keys)| keys).collect();
+            backlog::of_partitions(&self.redis, &keys).await
+        };
+        let found = self.by_group(&all, PARTITIONS, read).await?;
         let mut backlogs = vec![Backlog::default(); families.len()];
-        for some in all.chunks(pace.partitions * pace.calls) {
-            let calls = some.chunks(pace.partitions).map(async |few| {
-                let keys: Vec<_> = few.iter().map(|(_, keys)| keys).collect();
-                backlog::of_partitions(&self.redis, &keys).await
-            });
-            let found = try_join_all(calls).await?.into_iter().flatten();
-            for ((index, _), more) in some.iter().zip(found) {
-                backlogs[*index] = backlogs[*index].join(more);
-            }
+        for ((index, _), more) in all.iter().zip(found.into_iter().flatten()) {
+            backlogs[*index] = backlogs[*index].join(more);
         }
         Ok(backlogs)
     }

@@ -13,7 +13,7 @@ use crate::writer::{Progress, Recorded, Request};
 
 /// The counters of one open family. Cloning is cheap.
 #[derive(Clone, Debug)]
-pub struct BufferedCounters(Handle);
+pub struct BufferedCounters(pub(super) Handle);
 
 impl FamilyHandle for BufferedCounters {
     fn of(handle: Handle) -> Result<Self> {

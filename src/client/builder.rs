@@ -5,9 +5,10 @@ use std::time::Duration;
 use redis::{ConnectionInfo, IntoConnectionInfo, RedisResult};
 use sqlx::MySqlPool;
 
-use crate::client::connect::{connect_mysql, connect_mysql_or_later};
+use crate::client::connect::connect_mysql;
 use crate::client::counterfoil::Counterfoil;
 use crate::client::handle::Timeouts;
+use crate::connection::Connection;
 use crate::connection::primary::{self, Primary, PrimaryTimeouts};
 use crate::error::{Error, Result};
 use crate::store::mysql::MysqlStore;
@@ -25,7 +26,7 @@ pub struct CounterfoilBuilder {
 
 enum Redis {
     At(Box<RedisResult<ConnectionInfo>>),
-    Connected(Primary),
+    Connected(Connection),
 }
 
 enum Mysql {
@@ -73,9 +74,8 @@ impl CounterfoilBuilder {
     }
 
     /// Sets an existing connection, for instance one created by [`Primary::connect`].
-    /// [`Counterfoil::new`] takes connections of other types, such as a cluster connection.
-    pub fn connection(mut self, redis: Primary) -> Self {
-        self.redis = Some(Redis::Connected(redis));
+    pub fn connection(mut self, redis: impl Into<Connection>) -> Self {
+        self.redis = Some(Redis::Connected(redis.into()));
         self
     }
 
@@ -137,14 +137,15 @@ impl CounterfoilBuilder {
         let redis = match redis {
             Redis::At(address) => {
                 let address = address.map_err(primary::invalid)?;
-                Primary::connect_with(address, self.redis_timeouts).await?
+                Primary::connect_with(address, self.redis_timeouts)
+                    .await?
+                    .into()
             }
             Redis::Connected(connection) => connection,
         };
-        let (store, is_there) = match (mysql, self.start_without_mysql) {
-            (Mysql::At(url), true) => connect_mysql_or_later(&url).await?,
-            (Mysql::At(url), false) => (connect_mysql(&url).await?, true),
-            (Mysql::Pool(pool), may_be_away) => (MysqlStore::new(pool), !may_be_away),
+        let (store, is_there) = match mysql {
+            Mysql::At(url) => connect_mysql(&url, self.start_without_mysql).await?,
+            Mysql::Pool(pool) => (MysqlStore::new(pool), !self.start_without_mysql),
         };
         let store = match (self.create_tables, is_there) {
             (true, false) => store.creating_tables(),

@@ -22,7 +22,7 @@ use crate::writer::{Deadline, Progress, Request};
 /// stays in Redis for as long as it is used (docs/protocol.md, section 4). Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct CachedCounters {
-    handle: Handle,
+    pub(super) handle: Handle,
     seeding: Arc<Seeding>,
     retention: Retention,
 }

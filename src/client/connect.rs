@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use crate::client::counterfoil::Counterfoil;
 #[cfg(feature = "cluster")]
 use crate::connection::cluster::Cluster;
+#[cfg(feature = "sentinel")]
 use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
 use crate::store::mysql::MysqlStore;
@@ -23,16 +24,17 @@ const CONNECT: Duration = Duration::from_secs(5);
 impl Counterfoil {
     /// Connects to a Redis, e.g. `redis://localhost` or `redis+unix:///run/redis.sock`, and a
     /// database, e.g. `mysql://user:password@localhost/shop`. The connection to Redis reconnects
-    /// automatically, and follows a name or address that moves in a failover: see [`Primary`].
-    /// Counterfoil's tables must exist, or be created by the [`builder`](Self::builder).
+    /// automatically, and follows a name or address that moves in a failover: see
+    /// [`Primary`](crate::Primary). Counterfoil's tables must exist, or be created by the
+    /// [`builder`](Self::builder).
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL; [`Redis`](crate::ErrorKind::Redis) or
     /// [`Store`](crate::ErrorKind::Store) if that server is unreachable, naming its address;
     /// [`AccessDenied`](crate::ErrorKind::AccessDenied) if Redis does not accept the credentials.
     pub async fn connect(redis_url: &str, mysql_url: &str) -> Result<Self> {
-        let redis = Primary::connect(redis_url).await?;
-        Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
+        let builder = Counterfoil::builder().redis(redis_url);
+        builder.mysql(mysql_url).connect().await
     }
 
     /// Connects to the Redis that Sentinel reports, like [`Primary::connect_sentinel`], and a
@@ -46,7 +48,8 @@ impl Counterfoil {
         mysql_url: &str,
     ) -> Result<Self> {
         let redis = Primary::connect_sentinel(sentinels, redis_url).await?;
-        Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
+        let builder = Counterfoil::builder().connection(redis);
+        builder.mysql(mysql_url).connect().await
     }
 }
 
@@ -64,7 +67,8 @@ impl Counterfoil {
         let client =
             client.map_err(|error| Error::invalid("invalid cluster URLs").with_source(error))?;
         let redis = Cluster::connect(client).await?;
-        Ok(Counterfoil::new(redis, connect_mysql(mysql_url).await?))
+        let builder = Counterfoil::builder().connection(redis);
+        builder.mysql(mysql_url).connect().await
     }
 }
 
@@ -100,37 +104,25 @@ pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
         .tcp_settings(crate::connection::primary::tcp_settings())
 }
 
-/// Creates a store in the database at the URL, which must be reachable.
-pub(crate) async fn connect_mysql(url: &str) -> Result<MysqlStore> {
-    match try_mysql(url, CONNECT).await? {
-        (store, None) => Ok(store),
-        (_, Some(missing)) => Err(missing),
-    }
-}
-
-/// Creates a store like [`connect_mysql`], even if the database is unreachable. Returns whether it
-/// is reachable.
-pub(crate) async fn connect_mysql_or_later(url: &str) -> Result<(MysqlStore, bool)> {
-    let (store, missing) = try_mysql(url, LATER).await?;
-    if let Some(missing) = &missing {
-        tracing::warn!(error = %missing, "started without the database");
-    }
-    Ok((store, missing.is_none()))
-}
-
 /// Creates a store in the database at the URL, and tries one connection: a pool that cannot connect
-/// reports only a timeout. Returns also the error if the database is unreachable.
-async fn try_mysql(url: &str, limit: Duration) -> Result<(MysqlStore, Option<Error>)> {
+/// reports only a timeout. Returns also whether the database is reachable, which it must be unless
+/// it may come `later`.
+pub(crate) async fn connect_mysql(url: &str, later: bool) -> Result<(MysqlStore, bool)> {
     let options = mysql_options(url)?;
-    let missing = match timeout(limit, MySqlConnection::connect_with(&options)).await {
-        Ok(Ok(_)) => None,
-        Ok(Err(error)) if is_unreachable(&error, &options) => {
-            Some(no_database(&options).with_source(error))
+    let limit = if later { LATER } else { CONNECT };
+    let (may_recover, error) = match timeout(limit, MySqlConnection::connect_with(&options)).await {
+        Ok(Ok(_)) => return Ok((lazy(options), true)),
+        Ok(Err(error)) => {
+            let may_recover = is_unreachable(&error, &options);
+            (may_recover, no_database(&options).with_source(error))
         }
-        Ok(Err(error)) => return Err(no_database(&options).with_source(error)),
-        Err(elapsed) => Some(no_database(&options).with_source(elapsed)),
+        Err(elapsed) => (true, no_database(&options).with_source(elapsed)),
     };
-    Ok((lazy(options), missing))
+    if !later || !may_recover {
+        return Err(error);
+    }
+    tracing::warn!(%error, "started without the database");
+    Ok((lazy(options), false))
 }
 
 /// Returns whether the database is unreachable, or accepts no connections at present: SQLSTATE

@@ -16,7 +16,6 @@ use crate::process::family::Opened;
 use crate::process::shared::{InUse, Shared};
 use crate::reconciler::flush::Flusher;
 use crate::reconciler::lifecycle::ReconcilerBuilder;
-use crate::reconciler::upkeep;
 use crate::store::mysql::MysqlStore;
 use crate::store::{Registered, Store};
 
@@ -115,10 +114,10 @@ impl Counterfoil {
         let is_there = unless_refused(self.shared.refuse_unsafe(&family).await)?;
         let registered = self.register(&family).await?;
         if is_there {
-            let (shared, redis) = (&self.shared, &self.shared.redis);
+            let flusher = Flusher::new(self.shared.clone());
             let configured = match &registered {
-                Some(known) => upkeep::configure(shared, redis, &family, &known.database).await,
-                None => upkeep::begin_epochs(shared, redis, &family, "").await,
+                Some(known) => flusher.configure(&family, &known.database).await,
+                None => flusher.begin_epochs(&family, "").await,
             };
             unless_refused(configured.map_err(|error| access::explain(&family, error)))?;
         }
@@ -221,9 +220,8 @@ impl Counterfoil {
     }
 
     async fn drain_families(&self, closing_all: bool) -> Result<()> {
-        let flusher = Flusher::new(self.shared.clone()).closing_all(closing_all);
-        let drained = flusher.drain(self.shared.opened()).await;
-        drained.and(flusher.drain_strays(self.shared.opened()).await)
+        let flusher = Flusher::new(self.shared.clone());
+        flusher.closing_all(closing_all).drain().await
     }
 }
 

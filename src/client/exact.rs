@@ -13,7 +13,7 @@ use crate::client::handle::{Handle, borrowed_ids};
 use crate::client::pages::{self, PAGE};
 use crate::client::read::{Verdict, beyond, has_ledger, judge, may_be_forgotten};
 use crate::error::{Error, ErrorKind, Result};
-use crate::reconciler::set_back;
+use crate::reconciler::flush::Flusher;
 use crate::scripts::buffered::{Pending, Scan};
 use crate::store::{Incarnation, Mark, ReadFrom, Snapshot};
 use crate::writer::LONGEST;
@@ -110,7 +110,7 @@ impl Handle {
     /// Resets the partitions that are behind the ledger, and returns their number.
     async fn probe(&self) -> Result<usize> {
         let family = std::slice::from_ref(&self.opened);
-        set_back::probe(&self.shared, &self.shared.redis, family).await
+        Flusher::new(self.shared.clone()).probe(family).await
     }
 
     /// Returns the value of each id in the database; a replica may lag.

@@ -103,62 +103,37 @@ mod tests {
         }
     }
 
-    fn mark(seq: u64) -> Mark {
-        Mark {
-            seq,
-            nonce: Nonce(9),
-            position: None,
-        }
-    }
-
     #[test]
     fn the_ledger_decides_about_the_batch() {
-        assert_eq!(judge(&pending(5, true), &mark(4)), Verdict::AddBatch);
-        assert_eq!(judge(&pending(5, true), &mark(5)), Verdict::LeaveOut);
-        assert_eq!(judge(&pending(5, false), &mark(5)), Verdict::LeaveOut);
-        assert_eq!(judge(&pending(5, true), &mark(6)), Verdict::Again);
-        assert_eq!(judge(&pending(5, false), &mark(4)), Verdict::Behind);
-        assert_eq!(judge(&pending(5, true), &mark(3)), Verdict::Behind);
-        assert_eq!(
-            judge(&pending(1, true), &Mark::default()),
-            Verdict::AddBatch
-        );
+        let mark = |seq, nonce, position: Option<&[u8]>| Mark {
+            seq,
+            nonce: Nonce(nonce),
+            position: position.map(<[u8]>::to_vec),
+        };
+        let complete = |seq| mark(seq, 9, None);
+        let partly = |seq| mark(seq, 9, Some(b"m"));
+        let after = Verdict::AddAfter(b"m".to_vec());
+        for (seq, in_flight, ledger, verdict) in [
+            (5, true, complete(4), Verdict::AddBatch),
+            (1, true, Mark::default(), Verdict::AddBatch),
+            (5, true, partly(5), after.clone()),
+            (5, true, complete(5), Verdict::LeaveOut),
+            (5, false, complete(5), Verdict::LeaveOut),
+            (0, false, Mark::default(), Verdict::LeaveOut),
+            (5, true, complete(6), Verdict::Again),
+            (5, false, complete(4), Verdict::Behind),
+            (5, true, complete(3), Verdict::Behind),
+            (5, false, partly(5), Verdict::Behind),
+            (5, true, partly(4), Verdict::Behind),
+            (5, true, mark(5, 8, None), Verdict::SetBack),
+        ] {
+            let judged = judge(&pending(seq, in_flight), &ledger);
+            assert_eq!(judged, verdict, "{seq} {in_flight} {ledger:?}");
+        }
+        let sums = ["m", "n"].map(|id| beyond(id, (1, 2), &after));
+        assert_eq!(sums, [2, 3]);
         let released = [(0, false), (1, true), (1, false), (2, true)];
         let released = released.map(|(seq, in_flight)| has_ledger(&pending(seq, in_flight)));
         assert_eq!(released, [false, false, true, true]);
-    }
-
-    #[test]
-    fn a_batch_that_is_partly_applied_is_added_after_its_position() {
-        let partly = |seq| Mark {
-            position: Some(b"m".to_vec()),
-            ..mark(seq)
-        };
-        let verdict = judge(&pending(5, true), &partly(5));
-        assert_eq!(verdict, Verdict::AddAfter(b"m".to_vec()));
-        assert_eq!(
-            [beyond("m", (1, 2), &verdict), beyond("n", (1, 2), &verdict)],
-            [2, 3]
-        );
-        assert_eq!(judge(&pending(5, false), &partly(5)), Verdict::Behind);
-        assert_eq!(judge(&pending(5, true), &partly(4)), Verdict::Behind);
-    }
-
-    #[test]
-    fn another_nonce_proves_a_set_back() {
-        assert_eq!(
-            judge(
-                &pending(5, true),
-                &Mark {
-                    nonce: Nonce(8),
-                    ..mark(5)
-                }
-            ),
-            Verdict::SetBack
-        );
-        assert_eq!(
-            judge(&pending(0, false), &Mark::default()),
-            Verdict::LeaveOut
-        );
     }
 }

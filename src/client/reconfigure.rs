@@ -5,7 +5,7 @@ use crate::client::counterfoil::Counterfoil;
 use crate::connection::try_each;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::reconciler::upkeep;
+use crate::reconciler::flush::Flusher;
 use crate::scripts::cached::Deleted;
 use crate::scripts::partition::Partition;
 use crate::store::Registered;
@@ -115,7 +115,8 @@ impl Counterfoil {
         family: &Family,
         database: &str,
     ) -> Result<()> {
-        upkeep::configure(&self.shared, &self.shared.redis, family, database).await?;
+        let flusher = Flusher::new(self.shared.clone());
+        flusher.configure(family, database).await?;
         let beyond: Vec<_> = (family.partitions()..before.partitions()).collect();
         let configure = async |number: &u32| {
             let partition = self.shared.partition(family, *number);

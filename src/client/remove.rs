@@ -45,11 +45,8 @@ impl Counterfoil {
     /// [`Busy`](ErrorKind::Busy) if the family is used, hits wait or rejects are open: nothing more
     /// was removed.
     pub async fn remove(&self, family: &Family) -> Result<()> {
-        let Registered { family, number, .. } = self.known(family).await?;
-        let mysql = self.shared.mysql()?;
-        mysql.refuse_open_rejects(&family, number).await?;
-        self.call_homes(&family, Calls::Delete).await?;
-        mysql.remove(&family, number).await?;
+        let Registered { family, number, .. } = self.call_homes(family, Calls::Delete).await?;
+        self.shared.mysql()?.remove(&family, number).await?;
         tracing::info!(%family, "the family was removed");
         Ok(())
     }
@@ -59,15 +56,18 @@ impl Counterfoil {
     /// # Errors
     /// See [`remove`](Self::remove).
     pub async fn check_removal(&self, family: &Family) -> Result<()> {
-        let Registered { family, number, .. } = self.known(family).await?;
-        let mysql = self.shared.mysql()?;
-        mysql.refuse_open_rejects(&family, number).await?;
-        self.call_homes(&family, Calls::Check).await
+        self.call_homes(family, Calls::Check).await.map(drop)
     }
 
-    async fn call_homes(&self, family: &Family, calls: Calls) -> Result<()> {
-        let call = || self.call_each_home(family, calls);
-        self.shared.by_topology(call).await
+    async fn call_homes(&self, family: &Family, calls: Calls) -> Result<Registered> {
+        let known = self.known(family).await?;
+        let mysql = self.shared.mysql()?;
+        mysql
+            .refuse_open_rejects(&known.family, known.number)
+            .await?;
+        let call = || self.call_each_home(&known.family, calls);
+        self.shared.by_topology(call).await?;
+        Ok(known)
     }
 
     async fn call_each_home(&self, family: &Family, calls: Calls) -> Result<()> {

@@ -32,7 +32,7 @@ pub struct Slice {
 /// (docs/protocol.md, section 5). Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct Series {
-    handle: Handle,
+    pub(super) handle: Handle,
     windows: Arc<Windows>,
 }
 

@@ -12,7 +12,7 @@ use crate::family::kind::visit;
 /// The visitors of one open family, each counted once for a scope and day (docs/protocol.md,
 /// section 5). Cloning is cheap.
 #[derive(Clone, Debug)]
-pub struct Visitors(Handle);
+pub struct Visitors(pub(super) Handle);
 
 impl FamilyHandle for Visitors {
     fn of(handle: Handle) -> Result<Self> {
@@ -102,21 +102,18 @@ impl Visitors {
     /// Returns `SCOPE/DAY`. Refuses one that would read as another scope and day: a table's last
     /// column holds only the day.
     fn id(&self, scope: &str, day: Day) -> Result<String> {
-        let (table, day) = (self.family().table(), day.to_string());
-        let separator = table.map_or('/', |table| table.separator);
+        let (family, day) = (self.family(), day.to_string());
+        let separator = family.separator();
         let id = format!("{scope}{separator}{day}");
-        self.family().check_id(&id)?;
-        let last = match table {
+        family.check_id(&id)?;
+        let last = match family.table() {
             Some(table) if table.keys.len() > 1 => id.splitn(table.keys.len(), separator).last(),
             _ => id.rsplit(separator).next(),
         };
         if last == Some(day.as_str()) {
-            Ok(id)
-        } else {
-            Err(Error::invalid(format!(
-                "{}: scope {scope:?} and day {day}, joined by {separator:?}, are ambiguous",
-                self.family()
-            )))
+            return Ok(id);
         }
+        let joined = format!("scope {scope:?} and day {day}, joined by {separator:?}");
+        Err(Error::invalid(format!("{family}: {joined}, are ambiguous")))
     }
 }

@@ -80,11 +80,6 @@ impl<K: Eq + Hash> Failures<K> {
         self.failing.iter()
     }
 
-    /// Removes the step, which ends without success.
-    pub fn forget(&mut self, step: &K) {
-        self.failing.remove(step);
-    }
-
     /// Counts an error, or anything else that is logged at most once a minute. Returns the number
     /// since its last event in the log, if the next is due.
     pub fn count(&mut self, error: String) -> Option<u64> {

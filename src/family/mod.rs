@@ -139,17 +139,13 @@ impl Family {
     /// words of the database and of errors. Sync times and the pending limit are not among them,
     /// since a deploy may change them.
     pub fn identity(&self) -> [(&'static str, String); 6] {
+        let table = self.table.as_ref();
         [
             ("kind", self.kind().to_owned()),
             ("partitions", self.partitions.to_string()),
             ("wide", self.wide.to_string()),
             ("durability", self.durability.to_string()),
-            (
-                "table",
-                self.table
-                    .as_ref()
-                    .map_or("own".to_owned(), Table::describe),
-            ),
+            ("table", table.map_or("own".to_owned(), Table::describe)),
             ("shape", self.shape()),
         ]
     }
@@ -240,7 +236,7 @@ impl Family {
     }
 
     /// Returns the error for an invalid setting.
-    fn refused(&self, setting: &str, wrong: impl fmt::Display) -> Error {
+    fn refused(&self, setting: impl fmt::Display, wrong: impl fmt::Display) -> Error {
         self.invalid(format_args!("{setting} {wrong}"))
     }
 
@@ -252,52 +248,5 @@ impl Family {
 impl fmt::Display for Family {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::family::calendar::Precision;
-    use crate::family::table::KeyType;
-
-    #[test]
-    fn partition_is_the_ieee_crc32() {
-        // the check value of CRC-32/ISO-HDLC
-        assert_eq!(crc32fast::hash(b"123456789"), 0xcbf4_3926);
-        let family = Family::buffered("shop", "views")
-            .partitions(16)
-            .build()
-            .expect("valid");
-        assert_eq!(family.partition_of("123456789"), 0xcbf4_3926 % 16);
-    }
-
-    #[test]
-    fn an_id_has_1_to_255_bytes() {
-        let family = Family::buffered("shop", "views").build().expect("valid");
-        assert!(family.check_id("").is_err());
-        assert!(family.check_id(&"é".repeat(128)).is_err());
-        assert!(family.check_id(&"e".repeat(255)).is_ok());
-    }
-
-    #[test]
-    fn what_is_needed_to_read_a_family_is_told() {
-        let windows = [(Precision::MINUTE, 5), (Precision::Day, 3)];
-        let series = Family::series("n", "f")
-            .windows(windows)
-            .build()
-            .expect("valid");
-        assert_eq!(series.precisions(), [Precision::MINUTE, Precision::Day]);
-        let table = Table::upsert("t")
-            .key("id", KeyType::Unsigned)
-            .key("day", KeyType::Date)
-            .value("n")
-            .separator(':');
-        let visitors = Family::visitors("n", "f")
-            .table(table)
-            .build()
-            .expect("valid");
-        assert_eq!((visitors.separator(), visitors.precisions()), (':', vec![]));
-        assert_eq!(series.separator(), '/');
     }
 }

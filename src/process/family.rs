@@ -119,7 +119,7 @@ impl Opened {
         }
         let add = |name, hits| {
             if hits > 0 {
-                ::metrics::counter!(name, "family" => self.label.clone()).increment(hits);
+                metrics::count(name, &self.label, hits);
             }
         };
         add(metrics::HITS, counted);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use futures_util::future::join;
+use futures_util::future::{join, try_join_all};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::OnceCell;
 
@@ -42,13 +42,13 @@ pub struct Shared {
 pub type InUse = (Arc<Opened>, Arc<Writer>);
 
 /// The families in use, by their numbers in this process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Families {
     in_use: BTreeMap<u64, InUse>,
     /// Those that were opened again with other settings, while handles may still use them.
     replaced: Vec<(Arc<Opened>, Weak<Writer>)>,
-    /// By namespace and name.
-    numbers: HashMap<(String, String), u64>,
+    /// By namespace and name, as `NAMESPACE/NAME`.
+    numbers: HashMap<String, u64>,
 }
 
 impl Shared {
@@ -57,13 +57,9 @@ impl Shared {
             topology: Arc::new(Topology::of(&redis)),
             redis,
             store,
-            families: RwLock::new(Families {
-                in_use: BTreeMap::new(),
-                replaced: Vec::new(),
-                numbers: HashMap::new(),
-            }),
-            allow_evicting: AtomicBool::new(false),
-            sessions_checked: OnceCell::new(),
+            families: RwLock::default(),
+            allow_evicting: AtomicBool::default(),
+            sessions_checked: OnceCell::default(),
             safe_for: Mutex::default(),
             work: Arc::default(),
             closed: Arc::default(),
@@ -107,7 +103,8 @@ impl Shared {
             let refused = format!("{family}: not opened: {SHUT_DOWN}");
             return Err(Error::new(ErrorKind::Closed, refused));
         }
-        let number = families.number_of(family);
+        let next = families.numbers.len() as u64;
+        let number = *families.numbers.entry(family.to_string()).or_insert(next);
         if let Some(kept) = families.in_use.get(&number).filter(|known| is_kept(known)) {
             return Ok(kept.clone());
         }
@@ -126,6 +123,7 @@ impl Shared {
             replaced.push((opened, Arc::downgrade(&writer)));
         }
         self.work.announce(Announced::Family(number));
+        self.work.announce(Announced::Upkeep(number));
         Ok(both)
     }
 
@@ -143,7 +141,7 @@ impl Shared {
     /// Returns the family of that name that is in use.
     pub fn in_use(&self, family: &Family) -> Option<InUse> {
         let families = self.families.read();
-        let number = families.numbers.get(&named(family))?;
+        let number = families.numbers.get(&family.to_string())?;
         families.in_use.get(number).cloned()
     }
 
@@ -216,6 +214,33 @@ impl Shared {
         }
     }
 
+    /// Makes a call for each group of up to `size` items, a few at a time. In a cluster each item
+    /// has a call of its own, because a call cannot read several slots.
+    pub async fn by_group<'a, T, R, F>(
+        &self,
+        items: &'a [T],
+        size: usize,
+        call: impl Fn(&'a [T]) -> F,
+    ) -> Result<Vec<R>>
+    where
+        F: Future<Output = Result<R>>,
+    {
+        let calls = || async {
+            // few large calls on one server, which has other clients
+            let (size, calls) = match self.topology.is_cluster() {
+                true => (1, 64),
+                false => (size, 4),
+            };
+            let groups: Vec<_> = items.chunks(size).collect();
+            let mut results = Vec::with_capacity(groups.len());
+            for some in groups.chunks(calls) {
+                results.extend(try_join_all(some.iter().map(|group| call(group))).await?);
+            }
+            Ok(results)
+        };
+        self.by_topology(calls).await
+    }
+
     pub fn family(&self, number: u64) -> Option<Arc<Opened>> {
         self.families
             .read()
@@ -238,15 +263,4 @@ impl Shared {
     pub fn partition(&self, family: &Family, partition: u32) -> Partition {
         Partition::new(self.redis.clone(), family, partition)
     }
-}
-
-impl Families {
-    fn number_of(&mut self, family: &Family) -> u64 {
-        let next = self.numbers.len() as u64;
-        *self.numbers.entry(named(family)).or_insert(next)
-    }
-}
-
-fn named(family: &Family) -> (String, String) {
-    (family.namespace().to_owned(), family.name().to_owned())
 }

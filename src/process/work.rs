@@ -12,13 +12,18 @@ pub struct Work {
     notify: Notify,
 }
 
+/// A partition: the number of its family, and its own number.
+pub type PartitionId = (u64, u32);
+
 /// One item of work for the reconciler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Announced {
-    /// A family was opened.
+    /// A family was opened, and is searched for hits.
     Family(u64),
-    /// A sync is due in this partition of a family.
-    Due(u64, u32),
+    /// A family was opened, and needs upkeep.
+    Upkeep(u64),
+    /// A sync is due in this partition.
+    Due(PartitionId),
 }
 
 impl Work {

@@ -3,18 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::connection::backoff::{Backoff, GRACE, pause_unless_stopped, unless_stopped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
-use crate::reconciler::flush::Flusher;
+use crate::process::work::{Announced, PartitionId};
+use crate::reconciler::flush::{Fetched, Flusher};
 use crate::reconciler::step::Step;
-use crate::store::{Applied, Batch, Progress};
+use crate::store::{Applied, Progress};
 
 /// The time after which a write without a reply counts as failing. A lock ends it within a second
 /// or two.
@@ -23,16 +22,13 @@ const SILENCE: Duration = Duration::from_secs(5);
 impl Flusher {
     /// Applies the batches together, or family by family if one of them cannot be written. Returns
     /// the progress or the error of each batch.
-    pub(super) async fn apply(
-        &self,
-        batches: &[Arc<Batch>],
-        stop: &watch::Receiver<bool>,
-    ) -> Vec<Result<Progress>> {
-        let _pending = PendingIds::of(batches);
-        let mut results = self.apply_together(batches, stop).await;
+    pub(super) async fn apply(&self, fetched: &[Fetched]) -> Vec<Result<Progress>> {
+        let _pending = PendingIds::of(fetched);
+        let all: Vec<_> = fetched.iter().collect();
+        let mut results = self.apply_together(&all).await;
         let mut families: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
-        for (index, batch) in batches.iter().enumerate() {
-            families.entry(batch.family.number).or_default().push(index);
+        for (index, (held, _)) in fetched.iter().enumerate() {
+            families.entry(held.id.0).or_default().push(index);
         }
         if families.len() < 2 {
             return results;
@@ -41,14 +37,9 @@ impl Flusher {
             // an unreachable database concerns all families
             let concerns_one = |error: &Error| error.kind() != ErrorKind::Store;
             indexes.retain(|&index| results[index].as_ref().is_err_and(concerns_one));
-            let some: Vec<_> = indexes
-                .iter()
-                .map(|&index| batches[index].clone())
-                .collect();
-            for (index, result) in indexes
-                .into_iter()
-                .zip(self.apply_together(&some, stop).await)
-            {
+            let some: Vec<_> = indexes.iter().map(|&index| all[index]).collect();
+            let again = self.apply_together(&some).await;
+            for (index, result) in indexes.into_iter().zip(again) {
                 results[index] = result;
             }
         }
@@ -57,43 +48,35 @@ impl Flusher {
 
     /// Applies the batches together until each is complete, or one fails. Returns the progress of
     /// the complete ones, and the error of the others.
-    async fn apply_together(
-        &self,
-        batches: &[Arc<Batch>],
-        stop: &watch::Receiver<bool>,
-    ) -> Vec<Result<Progress>> {
+    async fn apply_together(&self, batches: &[&Fetched]) -> Vec<Result<Progress>> {
         let unfinished = || Error::corrupt("a batch was neither applied nor refused");
         let mut ends = vec![None; batches.len()];
-        let applied = self.apply_parts(batches, &mut ends, stop).await;
+        let applied = self.apply_parts(batches, &mut ends).await;
         let error = applied.err().unwrap_or_else(unfinished);
         let end = |end: Option<Progress>| end.ok_or_else(|| error.clone());
         ends.into_iter().map(end).collect()
     }
 
     /// Applies the batches part by part, and writes the progress of each complete one to `ends`.
-    async fn apply_parts(
-        &self,
-        batches: &[Arc<Batch>],
-        ends: &mut [Option<Progress>],
-        stop: &watch::Receiver<bool>,
-    ) -> Result<()> {
+    async fn apply_parts(&self, batches: &[&Fetched], ends: &mut [Option<Progress>]) -> Result<()> {
         let mut stopped = None;
         let mut left: Vec<_> = (0..batches.len()).collect();
         while !left.is_empty() {
-            let some: Vec<_> = left.iter().map(|&index| batches[index].clone()).collect();
-            let applied = self.apply_repeated(&some, stop).await?;
+            let some: Vec<_> = left.iter().map(|&index| batches[index]).collect();
+            let applied = self.apply_repeated(&some).await?;
             record(&applied);
             self.warn_of_rejects(applied.rejected);
             for (&index, &progress) in left.iter().zip(&applied.progress) {
                 match progress {
                     Progress::Partial { left: ids } => {
-                        tracing::debug!(family = %batches[index].family.family, ids, "applied a part of a batch");
+                        let family = &batches[index].1.family.family;
+                        tracing::debug!(%family, ids, "applied a part of a batch");
                     }
                     end => ends[index] = Some(end),
                 }
             }
             left.retain(|&index| ends[index].is_none());
-            if *stop.borrow()
+            if *self.stop.borrow()
                 && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE
                 && !left.is_empty()
             {
@@ -106,23 +89,17 @@ impl Flusher {
     }
 
     /// Applies the batches, and retries while the database is unreachable, until it is stopped.
-    async fn apply_repeated(
-        &self,
-        batches: &[Arc<Batch>],
-        stop: &watch::Receiver<bool>,
-    ) -> Result<Applied> {
+    async fn apply_repeated(&self, batches: &[&Fetched]) -> Result<Applied> {
         let (mut pause, mut grace) = (Backoff::default(), GRACE);
-        let step = |batch: &Arc<Batch>| Step::Apply(batch.family.number, batch.partition);
-        let steps: Vec<_> = batches.iter().map(step).collect();
+        let (ids, batches): (Vec<_>, Vec<_>) = batches
+            .iter()
+            .map(|(held, batch)| (held.id, batch.clone()))
+            .unzip();
         loop {
-            let apply = self.shared.store.apply(batches, self.max_rows);
-            let apply = self.noting_silence(&steps, apply);
-            match unless_stopped(stop, grace, apply).await {
-                Ok(applied) if applied.progress.len() == batches.len() => {
-                    let mut failures = self.failures.lock();
-                    steps.iter().for_each(|step| failures.succeeded(step));
-                    return Ok(applied);
-                }
+            let apply = self.shared.store.apply(&batches, self.max_rows);
+            let apply = self.noting_silence(&ids, apply);
+            match unless_stopped(&self.stop, grace, apply).await {
+                Ok(applied) if applied.progress.len() == batches.len() => return Ok(applied),
                 Ok(applied) => {
                     let (some, all) = (applied.progress.len(), batches.len());
                     return Err(Error::corrupt(format!(
@@ -132,33 +109,35 @@ impl Flusher {
                 // a lock or a table that fails concerns one family, and the others do not wait for it
                 Err(error) if error.is_retryable() && error.kind() != ErrorKind::Busy => {
                     metrics::retried("apply");
-                    steps.iter().for_each(|step| self.failed(*step, &error));
+                    self.failed_all(&ids, &error);
                     grace = Duration::ZERO;
-                    if !pause_unless_stopped(stop, pause.next()).await {
+                    if !pause_unless_stopped(&self.stop, pause.next()).await {
                         return Err(error);
                     }
                 }
-                Err(error) => {
-                    let mut failures = self.failures.lock();
-                    steps.iter().for_each(|step| failures.forget(step));
-                    return Err(error);
-                }
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Waits for the database. If it is silent, for example because its disk is full, the steps count
-    /// as failing meanwhile.
-    async fn noting_silence<T>(&self, steps: &[Step], reply: impl Future<Output = T>) -> T {
+    /// Waits for the database. If it is silent, for example because its disk is full, the flushes
+    /// count as failing meanwhile.
+    async fn noting_silence<T>(&self, ids: &[PartitionId], reply: impl Future<Output = T>) -> T {
         let mut reply = pin!(reply);
         if let Ok(reply) = timeout(SILENCE, &mut reply).await {
             return reply;
         }
         let waited = SILENCE.as_secs();
         let silence = format!("batches are not written yet: no reply within {waited} s");
-        let silence = Error::store(silence);
-        steps.iter().for_each(|step| self.failed(*step, &silence));
+        self.failed_all(ids, &Error::store(silence));
         reply.await
+    }
+
+    /// Notes that the flush of each partition fails.
+    fn failed_all(&self, ids: &[PartitionId], error: &Error) {
+        for id in ids {
+            self.failed(Step::Work(Announced::Due(*id)), error);
+        }
     }
 
     fn warn_of_rejects(&self, rejected: u64) {
@@ -188,16 +167,15 @@ fn record(applied: &Applied) {
 struct PendingIds(Vec<(::metrics::Gauge, f64)>);
 
 impl PendingIds {
-    fn of(batches: &[Arc<Batch>]) -> Self {
-        let gauge = |batch: &Arc<Batch>| ::metrics::gauge!(metrics::PENDING_IDS, "family" => batch.family.family.name.clone());
-        let pending: Vec<_> = batches
-            .iter()
-            .map(|batch| (gauge(batch), batch.deltas.len() as f64))
-            .collect();
-        pending
-            .iter()
-            .for_each(|(gauge, ids)| gauge.increment(*ids));
-        PendingIds(pending)
+    fn of(fetched: &[Fetched]) -> Self {
+        let pending = fetched.iter().map(|(held, batch)| {
+            let family = held.opened.label.clone();
+            let gauge = ::metrics::gauge!(metrics::PENDING_IDS, "family" => family);
+            let ids = batch.deltas.len() as f64;
+            gauge.increment(ids);
+            (gauge, ids)
+        });
+        PendingIds(pending.collect())
     }
 }
 

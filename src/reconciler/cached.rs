@@ -1,8 +1,6 @@
 //! Cached counters in Redis: marks counters as saved once their batch is in the database, and
 //! deletes unused ones (docs/protocol.md, section 4).
 
-use std::collections::HashMap;
-
 use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
@@ -35,15 +33,15 @@ impl Flusher {
         batch: &Batch,
         retention: &Retention,
     ) -> Result<()> {
-        let partition = held.partition(&self.redis);
+        let partition = self.partition(&held.opened.family, held.id.1);
         for deltas in batch.deltas.chunks(READ_BACK) {
-            // an id that is not UTF-8 has no row
             let ids = deltas.iter().map(|(id, _)| &**id);
             let texts = ids.clone().filter_map(|id| std::str::from_utf8(id).ok());
             let texts: Vec<_> = texts.collect();
-            let values = self.read_back(batch, &texts).await?;
-            let rows = ids.map(|id| (id, values.get(id).copied().unwrap_or(Row::Missing)));
-            let rows: Vec<_> = rows.collect();
+            let mut rows = self.read_back(batch, &texts).await?;
+            // an id that is not UTF-8 has no row
+            let others = ids.filter(|id| std::str::from_utf8(id).is_err());
+            rows.extend(others.map(|id| (id, Row::Missing)));
             let marks = rows.chunks(SAVES);
             let marks = marks.map(|some| partition.saved(retention, batch.id, some));
             if try_join_all(marks).await?.contains(&None) {
@@ -54,12 +52,8 @@ impl Flusher {
     }
 
     /// Reads rows of a batch. A value beyond i64 does not block others.
-    async fn read_back<'i>(
-        &self,
-        batch: &Batch,
-        ids: &[&'i str],
-    ) -> Result<HashMap<&'i [u8], Row>> {
-        let mut found = HashMap::with_capacity(ids.len());
+    async fn read_back<'i>(&self, batch: &Batch, ids: &[&'i str]) -> Result<Vec<(&'i [u8], Row)>> {
+        let mut found = Vec::with_capacity(ids.len());
         let is_beyond = |error: &Error| error.kind() == ErrorKind::Range;
         let family = &batch.family;
         let read = |some| self.rows_with(batch, some);

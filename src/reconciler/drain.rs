@@ -4,24 +4,32 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
-
 use crate::connection::backoff::Retries;
-use crate::connection::each;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
-use crate::reconciler::flush::{Flushed, Flusher, PartitionId, Rotated};
+use crate::process::work::{Announced, PartitionId};
+use crate::reconciler::flush::{Flushed, Flusher, Rotated};
+use crate::reconciler::step::Step;
 use crate::scripts::buffered::Cut;
 
 impl Flusher {
-    /// Brings everything in Redis to the database. A failing partition or family does not block
-    /// others.
+    /// Brings everything in Redis to the database, also what clients with another number of
+    /// partitions have counted. A failing partition or family does not block others.
     #[tracing::instrument(skip_all)]
-    pub async fn drain(&self, mut families: Vec<Arc<Opened>>) -> Result<()> {
+    pub async fn drain(&self) -> Result<()> {
+        let drained = self.drain_families(self.shared.opened(), false).await;
+        let mut known = self.shared.opened();
+        // one that the database does not know yet has nothing there either
+        known.retain(|opened| opened.known().is_some());
+        drained.and(self.drain_families(known, true).await)
+    }
+
+    /// Drains the partitions of the families, or else those beyond.
+    async fn drain_families(&self, mut families: Vec<Arc<Opened>>, strays: bool) -> Result<()> {
         let (mut retries, mut result) = (Retries::default(), Ok(()));
         loop {
             let mut pending = Vec::new();
-            for swept in self.sweep(&std::mem::take(&mut families)).await {
+            for swept in self.sweep(&std::mem::take(&mut families), strays).await {
                 pending.extend(swept.pending);
                 let Err(error) = swept.result else { continue };
                 match retries.failed("drain", error) {
@@ -38,33 +46,6 @@ impl Flusher {
             // once for all families, because an outage concerns all of them
             retries.pause().await;
         }
-    }
-
-    /// Brings what clients with another number of partitions have counted beyond those of the
-    /// families to the database.
-    pub async fn drain_strays(&self, families: Vec<Arc<Opened>>) -> Result<()> {
-        let (mut retries, mut strays, mut stuck) = (Retries::default(), Vec::new(), Ok(()));
-        let mut left = families;
-        // one that the database does not know yet has nothing there either
-        left.retain(|opened| opened.known().is_some());
-        while !left.is_empty() {
-            let found = each(&left, |opened| self.strays(opened)).await;
-            for (opened, found) in std::mem::take(&mut left).into_iter().zip(found) {
-                match found {
-                    Ok(found) => strays.extend(found),
-                    Err(error) => match retries.failed("drain", error) {
-                        Ok(()) => left.push(opened),
-                        Err(error) => stuck = Err(error),
-                    },
-                }
-            }
-            if !left.is_empty() {
-                retries.pause().await;
-            }
-        }
-        let drained = self.drain_partitions(strays, Cut::Now, &mut retries).await;
-        retries.succeeded();
-        drained.and(stuck)
     }
 
     /// Cuts every partition of the family, and makes reconcilers delay further cuts for this time.
@@ -84,29 +65,44 @@ impl Flusher {
         cut: Cut,
         retries: &mut Retries,
     ) -> Result<()> {
-        let mut stuck = None;
+        let mut stuck = Ok(());
         while !left.is_empty() {
-            left = self.drain_once(left, cut, retries, &mut stuck).await;
+            let (mut again, failed) = self.drain_once(&left, cut).await;
+            let mut pauses = false;
+            for (id, error) in failed {
+                match retries.failed("drain", error) {
+                    Ok(()) => {
+                        again.insert(id);
+                        pauses = true;
+                    }
+                    Err(error) => {
+                        again.remove(&id);
+                        stuck = Err(error);
+                    }
+                }
+            }
+            if pauses {
+                retries.pause().await;
+            }
+            left = again.into_iter().collect();
         }
-        stuck.map_or(Ok(()), Err)
+        stuck
     }
 
     /// Takes one batch off each partition. Returns the partitions that may still hold a hit from
-    /// before the call: a batch cut by another caller says nothing about the buffer.
+    /// before the call, because a batch cut by another caller says nothing about the buffer, and
+    /// the errors.
     async fn drain_once(
         &self,
-        partitions: Vec<PartitionId>,
+        partitions: &[PartitionId],
         cut: Cut,
-        retries: &mut Retries,
-        stuck: &mut Option<Error>,
-    ) -> Vec<PartitionId> {
-        let (_running, stop) = watch::channel(false);
-        let (mut held, mut left, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
-        for (id, rotated) in self.rotate(&partitions, cut).await {
+    ) -> (BTreeSet<PartitionId>, Vec<(PartitionId, Error)>) {
+        let (mut held, mut again, mut failed) = (Vec::new(), BTreeSet::new(), Vec::new());
+        for (id, rotated) in self.rotate(partitions, cut).await {
             match rotated {
                 Ok(Rotated::Held(batch)) => {
                     if !batch.cut.fresh {
-                        left.insert(id);
+                        again.insert(id);
                     }
                     held.push(batch);
                 }
@@ -117,30 +113,14 @@ impl Flusher {
         }
         while let Some(ready) = held.iter().map(|held| held.ready_at).max() {
             tokio::time::sleep_until(ready).await;
-            for (id, end) in self.flush(self.next_flush(&mut held), &stop).await {
+            for (id, end) in self.flush(self.next_flush(&mut held)).await {
                 match end {
-                    Ok(Flushed::Done) => {}
+                    Ok(Flushed::Done) => self.succeeded(Step::Work(Announced::Due(id))),
                     Ok(Flushed::Waits(batch)) => held.push(batch),
                     Err(error) => failed.push((id, error)),
                 }
             }
         }
-        let mut pauses = false;
-        for (id, error) in failed {
-            match retries.failed("drain", error) {
-                Ok(()) => {
-                    left.insert(id);
-                    pauses = true;
-                }
-                Err(error) => {
-                    left.remove(&id);
-                    *stuck = Some(error);
-                }
-            }
-        }
-        if pauses {
-            retries.pause().await;
-        }
-        left.into_iter().collect()
+        (again, failed)
     }
 }

@@ -13,18 +13,16 @@ use tokio::time::Instant;
 use crate::connection::failures::Failures;
 use crate::connection::{Connection, each};
 use crate::error::{Error, ErrorKind, Result};
+use crate::family::Family;
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::process::shared::Shared;
-use crate::reconciler::set_back;
+use crate::process::work::PartitionId;
 use crate::reconciler::step::{Step, caught};
 use crate::scripts::buffered::{Cut, CutBatch, FetchReply, LastCut, Lease, RotateReply};
 use crate::scripts::partition::Partition;
 use crate::store::{Batch, Progress, Registered};
 use crate::testing::ablation::{self, Guard};
-
-/// A partition: the number of its family, and its own number.
-pub type PartitionId = (u64, u32);
 
 /// The approximate number of ids in a page of a fetch: small enough for a script to stay far below
 /// a millisecond.
@@ -34,16 +32,20 @@ const PAGE: usize = 500;
 /// transaction to cost little.
 const FLUSH_IDS: u64 = 10_000;
 
-/// The steps from Redis to the database.
+/// The steps of a reconciler, on the connection of its own.
 #[derive(Debug)]
 pub struct Flusher {
     pub(super) shared: Arc<Shared>,
     pub(super) redis: Connection,
-    /// The name of this lease holder, and the time beyond the settle time.
-    pub(super) lease: Option<(String, Duration)>,
+    /// The time of its leases beyond the settle time.
+    pub(super) lease: Option<Duration>,
+    /// The name of this lease holder.
+    pub(super) owner: String,
     /// The limit of the rows that one transaction changes; `None` leaves it to the store.
     pub(super) max_rows: Option<u64>,
     pub(super) closing_all: bool,
+    /// Set when it stops: then it no longer waits for the database.
+    pub(super) stop: watch::Receiver<bool>,
     /// The deletion passes, by the number of the cached family.
     pub(super) passes: Mutex<HashMap<u64, Pass>>,
     pub(super) failures: Arc<Mutex<Failures<Step>>>,
@@ -62,8 +64,8 @@ pub(super) enum Pass {
 #[derive(Debug)]
 pub struct Held {
     pub id: PartitionId,
-    opened: Arc<Opened>,
-    pub(super) registered: Arc<Registered>,
+    pub(super) opened: Arc<Opened>,
+    registered: Arc<Registered>,
     pub cut: CutBatch,
     settle: Duration,
     known_since: Instant,
@@ -73,6 +75,9 @@ pub struct Held {
     /// applied with it.
     pub failed_before: bool,
 }
+
+/// A batch that was fetched.
+pub(super) type Fetched = (Held, Arc<Batch>);
 
 /// The outcome of a flush of one batch.
 #[derive(Debug)]
@@ -108,20 +113,6 @@ impl Held {
     pub fn flush_at(&self) -> Instant {
         self.ready_at + self.settle.min(Duration::from_secs(1)) / 50
     }
-
-    pub(super) fn partition(&self, redis: &Connection) -> Partition {
-        Partition::new(redis.clone(), &self.opened.family, self.id.1)
-    }
-
-    /// Returns the batch with these deltas.
-    fn batch(&self, deltas: Vec<(Vec<u8>, i64)>) -> Batch {
-        Batch {
-            family: self.registered.clone(),
-            partition: self.id.1,
-            id: self.cut.id,
-            deltas,
-        }
-    }
 }
 
 impl Flusher {
@@ -132,8 +123,10 @@ impl Flusher {
             shared,
             redis,
             lease: None,
+            owner: String::new(),
             max_rows: None,
             closing_all: false,
+            stop: watch::channel(false).1,
             passes: Mutex::default(),
             failures: Arc::default(),
         }
@@ -148,14 +141,23 @@ impl Flusher {
         self.failures.lock().failed(step, name, error);
     }
 
+    /// Notes a success for the log.
+    pub fn succeeded(&self, step: Step) {
+        self.failures.lock().succeeded(&step);
+    }
+
     /// Takes a step, and notes for the log that it failed or succeeded. A panic is an error.
     pub async fn noted<T>(&self, step: Step, taken: impl Future<Output = Result<T>>) -> Result<T> {
-        let result = caught(taken).await.flatten();
+        let result = caught(taken).await;
         match &result {
-            Ok(_) => self.failures.lock().succeeded(&step),
+            Ok(_) => self.succeeded(step),
             Err(error) => self.failed(step, error),
         }
         result
+    }
+
+    pub(super) fn partition(&self, family: &Family, number: u32) -> Partition {
+        Partition::new(self.redis.clone(), family, number)
     }
 
     /// Also closes kept slices that are not over.
@@ -172,7 +174,7 @@ impl Flusher {
         partitions: &[PartitionId],
         cut: Cut,
     ) -> Vec<(PartitionId, Result<Rotated>)> {
-        let rotate = async |id: &PartitionId| (*id, self.rotate_one(*id, cut).await);
+        let rotate = async |id: &PartitionId| (*id, caught(self.rotate_one(*id, cut)).await);
         each(partitions, rotate).await
     }
 
@@ -188,12 +190,12 @@ impl Flusher {
             true => family.durability().settle(),
             false => Duration::ZERO,
         };
-        let lease = self.lease.as_ref().filter(|_| cut == Cut::WhenDue);
-        let lease = lease.map(|(owner, beyond)| Lease {
-            owner,
-            time: settle + *beyond,
+        let lease = self.lease.filter(|_| cut == Cut::WhenDue);
+        let lease = lease.map(|beyond| Lease {
+            owner: &self.owner,
+            time: settle + beyond,
         });
-        let partition = Partition::new(self.redis.clone(), family, id.1);
+        let partition = self.partition(family, id.1);
         Ok(
             match partition.rotate(family, database, lease, cut).await? {
                 RotateReply::Batch(cut) => {
@@ -222,18 +224,13 @@ impl Flusher {
     /// Returns an outcome for each batch. After an error the batch is still in Redis, also if it is
     /// in the database: it is flushed again.
     #[tracing::instrument(skip_all, fields(batches = held.len(), rows = tracing::field::Empty))]
-    pub async fn flush(
-        &self,
-        held: Vec<Held>,
-        stop: &watch::Receiver<bool>,
-    ) -> Vec<(PartitionId, Result<Flushed>)> {
+    pub async fn flush(&self, held: Vec<Held>) -> Vec<(PartitionId, Result<Flushed>)> {
         let started = Instant::now();
         let mut ends = Vec::with_capacity(held.len());
         let fetched = self.fetch_all(held, &mut ends).await;
-        let batches: Vec<_> = fetched.iter().map(|(_, batch)| batch.clone()).collect();
-        let ids: usize = batches.iter().map(|batch| batch.deltas.len()).sum();
+        let ids: usize = fetched.iter().map(|(_, batch)| batch.deltas.len()).sum();
         tracing::Span::current().record("rows", ids);
-        let results = self.apply(&batches, stop).await;
+        let results = self.apply(&fetched).await;
         let (mut applied, mut renewed) = (Vec::with_capacity(fetched.len()), BTreeMap::new());
         for (one, result) in fetched.into_iter().zip(results) {
             let result = match result {
@@ -242,7 +239,7 @@ impl Flusher {
             };
             applied.push((one, result));
         }
-        let finish = async |((held, batch), result): &((Held, Arc<Batch>), Result<Progress>)| {
+        let finish = async |((held, batch), result): &(Fetched, Result<Progress>)| {
             let end = match result {
                 Ok(progress) => self.finish(held, batch, *progress).await,
                 Err(error) => Err(error.clone()),
@@ -283,14 +280,23 @@ impl Flusher {
         &self,
         held: Vec<Held>,
         ends: &mut Vec<(PartitionId, Result<Flushed>)>,
-    ) -> Vec<(Held, Arc<Batch>)> {
+    ) -> Vec<Fetched> {
         let mut fetched = Vec::with_capacity(held.len());
-        let replies = each(&held, |held| self.fetch(held)).await;
+        let fetch = async |held: &Held| {
+            let partition = self.partition(&held.opened.family, held.id.1);
+            partition.fetch(held.cut.id, held.settle, PAGE).await
+        };
+        let replies = each(&held, fetch).await;
         for (mut held, reply) in held.into_iter().zip(replies) {
             let id = held.id;
             let end = match reply {
                 Ok(FetchReply::Deltas(deltas)) => {
-                    let batch = held.batch(deltas);
+                    let batch = Batch {
+                        family: held.registered.clone(),
+                        partition: id.1,
+                        id: held.cut.id,
+                        deltas,
+                    };
                     fetched.push((held, Arc::new(batch)));
                     continue;
                 }
@@ -309,18 +315,13 @@ impl Flusher {
         fetched
     }
 
-    async fn fetch(&self, held: &Held) -> Result<FetchReply> {
-        let partition = held.partition(&self.redis);
-        partition.fetch(held.cut.id, held.settle, PAGE).await
-    }
-
     /// Releases a batch that the database has, or begins anew if it proves that Redis was set back.
     /// If the release fails, the batch is found again, and the ledger skips it.
     async fn finish(&self, held: &Held, batch: &Batch, progress: Progress) -> Result<()> {
         let family = &held.opened.family;
         ::metrics::histogram!(metrics::LAG_SECONDS, "family" => held.opened.label.clone())
             .record(held.oldest_hit().elapsed());
-        let partition = held.partition(&self.redis);
+        let partition = self.partition(&held.opened.family, held.id.1);
         let is_set_back = progress == Progress::SetBack && !ablation::is_out(Guard::SetBack);
         let finished = match family.retention() {
             _ if is_set_back => {
@@ -330,7 +331,7 @@ impl Flusher {
                     seq: id.seq,
                     nonce: Some(id.nonce),
                 };
-                set_back::begin_anew(&self.shared, &self.redis, &held.opened, held.id.1, cut).await
+                self.begin_anew(&held.opened, held.id.1, cut).await
             }
             // without ids there is nothing to save: half a script left the field of no id
             Some(retention) if !batch.deltas.is_empty() && !ablation::is_out(Guard::ReadBack) => {

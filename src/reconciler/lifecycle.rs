@@ -1,6 +1,6 @@
 //! The builder of a reconciler, and the handle of a running one.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,10 +24,7 @@ use crate::scripts::partition::salt;
 #[derive(Debug)]
 #[must_use = "a reconciler runs after start()"]
 pub struct ReconcilerBuilder {
-    shared: Arc<Shared>,
-    redis: Option<Connection>,
-    lease: Option<Duration>,
-    max_rows: Option<u64>,
+    flusher: Flusher,
     allow_evicting: bool,
     scope: Scope,
 }
@@ -88,20 +85,19 @@ impl Failing {
 
 impl ReconcilerBuilder {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        let (lease, allow_evicting) = (Some(Duration::from_secs(2)), shared.allows_evicting());
         ReconcilerBuilder {
-            shared,
-            redis: None,
-            lease,
-            max_rows: None,
-            allow_evicting,
-            scope: Scope::Opened,
+            allow_evicting: shared.allows_evicting(),
+            flusher: Flusher {
+                lease: Some(Duration::from_secs(2)),
+                ..Flusher::new(shared)
+            },
+            scope: Scope::default(),
         }
     }
 
     /// Sets a separate connection, so that large fetches do not delay hits.
     pub fn redis(mut self, redis: impl Into<Connection>) -> Self {
-        self.redis = Some(redis.into());
+        self.flusher.redis = redis.into();
         self
     }
 
@@ -109,7 +105,7 @@ impl ReconcilerBuilder {
     /// to 2 s, at most a minute; `None` disables leases. Correctness never depends on them. If a
     /// reconciler is killed, its batches wait this long for another one.
     pub fn lease(mut self, lease: Option<Duration>) -> Self {
-        self.lease = lease.map(|time| time.min(Duration::from_mins(1)));
+        self.flusher.lease = lease.map(|time| time.min(Duration::from_mins(1)));
         self
     }
 
@@ -117,7 +113,7 @@ impl ReconcilerBuilder {
     /// to 500 for a table of the application, and to 10,000 for counterfoil's own. A larger batch
     /// is applied in parts.
     pub fn max_rows(mut self, rows: u64) -> Self {
-        self.max_rows = Some(rows.max(1));
+        self.flusher.max_rows = Some(rows.max(1));
         self
     }
 
@@ -129,14 +125,14 @@ impl ReconcilerBuilder {
     /// A family that was last opened by a version whose settings this one does not understand is
     /// left out, and named in the log.
     pub fn all(mut self) -> Self {
-        self.scope = Scope::All;
+        self.scope.all = true;
         self
     }
 
     /// Serves every family of this namespace, like [`all`](Self::all). May be called for several
     /// namespaces.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.scope = self.scope.with(namespace.into());
+        self.scope.namespaces.push(namespace.into());
         self
     }
 
@@ -156,25 +152,21 @@ impl ReconcilerBuilder {
     /// [`Redis`](ErrorKind::Redis) if Redis cannot be queried;
     /// [`AccessDenied`](ErrorKind::AccessDenied) if Redis denies the query.
     pub async fn start(self) -> Result<Reconciler> {
-        let redis = self.redis.unwrap_or_else(|| self.shared.redis.clone());
-        let families = self.shared.families();
-        match admin::redis::eviction(&redis, &families).await {
+        let mut flusher = self.flusher;
+        let families = flusher.shared.families();
+        match admin::redis::eviction(&flusher.redis, &families).await {
             Err(error) if error.kind() == ErrorKind::Unsafe && self.allow_evicting => {}
             looked => looked?,
         }
-        admin::redis::warn_of_persistence(&redis, &families).await;
-        let lease = |beyond| Ok::<_, Error>((salt()?, beyond));
-        let flusher = Flusher {
-            redis,
-            lease: self.lease.map(lease).transpose()?,
-            max_rows: self.max_rows,
-            ..Flusher::new(self.shared)
-        };
+        admin::redis::warn_of_persistence(&flusher.redis, &families).await;
+        flusher.owner = salt()?;
         metrics::begin_reconciler();
         Ok(Reconciler {
             shared: flusher.shared.clone(),
             failures: flusher.failures.clone(),
-            task: Background::start(|stop| Scheduler::new(flusher, stop).run(self.scope)),
+            task: Background::start(|stop| {
+                Scheduler::new(Flusher { stop, ..flusher }).run(self.scope)
+            }),
         })
     }
 }
@@ -205,30 +197,22 @@ impl Reconciler {
     /// Returns the steps that fail at present: one for each step and family, the one that has
     /// failed for longest.
     pub fn failing(&self) -> Vec<Failing> {
-        let (mut names, mut registered) = (HashMap::new(), HashMap::new());
-        for opened in self.shared.opened() {
-            if let Some(known) = opened.known() {
-                registered.insert(known.number, opened.number);
-            }
-            names.insert(opened.number, opened.family.to_string());
-        }
         let failures = self.failures.lock();
         let mut failing: BTreeMap<_, &Failure> = BTreeMap::new();
         for (step, failure) in failures.failing() {
-            let number = match *step {
-                Step::Apply(number, _) => registered.get(&number).copied(),
-                _ => step.family(),
-            };
-            let longest = failing.entry((step.name(), number)).or_insert(failure);
+            let longest = failing
+                .entry((step.name(), step.family()))
+                .or_insert(failure);
             if failure.since < longest.since {
                 *longest = failure;
             }
         }
+        let name = |number| Some(self.shared.family(number)?.family.to_string());
         let all = failing
             .into_iter()
             .map(|((step, number), failure)| Failing {
                 step,
-                family: number.and_then(|number| names.get(&number).cloned()),
+                family: number.and_then(name),
                 error: failure.error.clone(),
                 duration: failure.since.elapsed(),
             });

@@ -1,7 +1,7 @@
 //! Families in the database that this process did not open: a reconciler serves them, or names them
 //! in the log.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,41 +21,28 @@ const WARN_INTERVAL: Duration = Duration::from_mins(1);
 const NAMES: usize = 50;
 
 /// The families that a reconciler serves beside those that its process opens.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// No other families.
-    Opened,
-    /// The families of these namespaces.
-    Namespaces(Vec<String>),
-    All,
-}
-
-/// The families of the database as a reconciler knows them.
-struct Registry {
-    scope: Scope,
-    /// The families that it serves, by their numbers in the database.
-    serves: HashMap<u64, Arc<Registered>>,
-    /// The families and errors that were logged as not served.
-    warned: HashSet<String>,
+#[derive(Debug, Default)]
+pub struct Scope {
+    pub all: bool,
+    pub namespaces: Vec<String>,
 }
 
 /// Serves the families in scope as the database has them, and names others in the log.
 pub async fn serve_families(flusher: Arc<Flusher>, scope: Scope) {
     let mut pause = SEARCH_INTERVAL;
-    if scope == Scope::Opened {
+    if !scope.all && scope.namespaces.is_empty() {
         // the process gets time to open its own families
         sleep(SEARCH_INTERVAL).await;
         pause = WARN_INTERVAL;
     }
-    let mut registry = Registry {
-        scope,
-        serves: HashMap::new(),
-        warned: HashSet::new(),
-    };
+    // the families and errors that were logged
+    let mut warned = HashSet::new();
     loop {
         let serve = async {
             let found = list(&*flusher.shared.store).await?;
-            registry.serve_found(&flusher.shared, found);
+            let mut unserved = serve_found(&flusher.shared, &scope, found);
+            unserved.retain(|what| warned.insert(what.clone()));
+            warn_of(&unserved);
             Ok(())
         };
         let _ = flusher.noted(Step::Listing, serve).await;
@@ -63,59 +50,48 @@ pub async fn serve_families(flusher: Arc<Flusher>, scope: Scope) {
     }
 }
 
-impl Registry {
-    /// Serves the families in scope that are new or have changed settings, and logs families that
-    /// are not served.
-    fn serve_found(&mut self, shared: &Shared, found: Vec<Result<Registered>>) {
-        let mut unserved = Vec::new();
-        for one in found {
-            match one {
-                Ok(registered) if self.scope.has(&registered) => {
-                    let known = self.serves.get(&registered.number);
-                    if known.is_none_or(|known| **known != registered) {
-                        let registered = Arc::new(registered);
-                        self.serves.insert(registered.number, registered.clone());
-                        if let Err(error) = shared.serve(registered) {
-                            tracing::error!(error = %format_args!("{error:#}"), "a family is not served");
-                        }
-                    }
+/// Serves the families in scope. Returns the names of others that are not in use, and the errors.
+fn serve_found(shared: &Shared, scope: &Scope, found: Vec<Result<Registered>>) -> Vec<String> {
+    let mut unserved = Vec::new();
+    for one in found {
+        let served = match one {
+            Ok(registered) if scope.has(&registered) => {
+                let in_use = shared.in_use(&registered.family);
+                let known = in_use.and_then(|(opened, _)| opened.known());
+                match known.is_some_and(|known| *known == registered) {
+                    true => Ok(()),
+                    false => shared.serve(Arc::new(registered)).map(drop),
                 }
-                Ok(Registered { family, .. }) if shared.in_use(&family).is_some() => {}
-                Ok(Registered { family, .. }) => unserved.push(family.to_string()),
-                Err(error) => unserved.push(format!("{error:#}")),
             }
-        }
-        unserved.retain(|what| self.warned.insert(what.clone()));
-        if !unserved.is_empty() {
-            let number = unserved.len();
-            let families = unserved[..number.min(NAMES)].join("; ");
-            tracing::warn!(
-                number,
-                families,
-                "registered families are not served by this reconciler"
-            );
-        }
+            Ok(Registered { family, .. }) => {
+                if shared.in_use(&family).is_none() {
+                    unserved.push(family.to_string());
+                }
+                Ok(())
+            }
+            Err(error) => Err(error),
+        };
+        unserved.extend(served.err().map(|error| format!("{error:#}")));
     }
+    unserved
+}
+
+fn warn_of(unserved: &[String]) {
+    if unserved.is_empty() {
+        return;
+    }
+    let number = unserved.len();
+    let families = unserved[..number.min(NAMES)].join("; ");
+    tracing::warn!(
+        number,
+        families,
+        "registered families are not served by this reconciler"
+    );
 }
 
 impl Scope {
-    pub fn with(self, namespace: String) -> Self {
-        match self {
-            Scope::Opened => Scope::Namespaces(vec![namespace]),
-            Scope::Namespaces(mut namespaces) => {
-                namespaces.push(namespace);
-                Scope::Namespaces(namespaces)
-            }
-            Scope::All => Scope::All,
-        }
-    }
-
     fn has(&self, Registered { family, .. }: &Registered) -> bool {
-        match self {
-            Scope::Opened => false,
-            Scope::Namespaces(namespaces) => namespaces.contains(&family.namespace),
-            Scope::All => true,
-        }
+        self.all || self.namespaces.contains(&family.namespace)
     }
 }
 

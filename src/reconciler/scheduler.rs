@@ -5,7 +5,8 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use futures_util::FutureExt;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
@@ -13,8 +14,8 @@ use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::family::Opened;
-use crate::process::work::Announced;
-use crate::reconciler::flush::{Flushed, Flusher, Held, PartitionId, Rotated};
+use crate::process::work::{Announced, PartitionId};
+use crate::reconciler::flush::{Flushed, Flusher, Held, Rotated};
 use crate::reconciler::registry::{self, Scope};
 use crate::reconciler::rejects;
 use crate::reconciler::schedule::Schedule;
@@ -37,8 +38,6 @@ const UPKEEP: Duration = Duration::from_mins(1);
 const STRAYS: u32 = 10;
 /// The number of concurrent upkeeps: a search names some hundred keys.
 const UPKEEPS: usize = 16;
-/// Longer than any wait: the partition is checked again when it becomes due, or with its family.
-const NEVER: Duration = Duration::MAX;
 /// The pause after a permanent error, such as a missing table.
 const MEND: Duration = Duration::from_secs(30);
 
@@ -57,7 +56,6 @@ enum Finished {
 /// The scheduler, which decides when each partition and family is checked.
 pub struct Scheduler {
     flusher: Arc<Flusher>,
-    stopping: watch::Receiver<bool>,
     finishing: bool,
     schedule: Schedule,
     /// Partitions that are being rotated, held or flushed; `true` if they became due meanwhile.
@@ -68,39 +66,16 @@ pub struct Scheduler {
     /// The time of the oldest hit of each flush.
     flushing: Vec<Instant>,
     backoffs: HashMap<Announced, Backoff>,
-    upkeep: HashMap<u64, Upkeep>,
+    /// The number of upkeeps that succeeded of each family that it serves.
+    upkeeps: HashMap<u64, u32>,
     /// The permits of concurrent upkeeps.
-    upkeeps: Arc<Semaphore>,
-}
-
-/// The upkeep of a family.
-struct Upkeep {
-    next: Instant,
-    /// The number of rounds that succeeded.
-    rounds: u32,
-    backoff: Backoff,
-}
-
-fn due((family, partition): PartitionId) -> Announced {
-    Announced::Due(family, partition)
-}
-
-/// Returns the outcome of a step for each partition. If it panics, that is the error of all.
-async fn caught_each<T>(
-    partitions: Vec<PartitionId>,
-    step: impl Future<Output = Vec<(PartitionId, Result<T>)>>,
-) -> Vec<(PartitionId, Result<T>)> {
-    caught(step).await.unwrap_or_else(|error| {
-        let failed = |id| (id, Err(error.clone()));
-        partitions.into_iter().map(failed).collect()
-    })
+    permits: Arc<Semaphore>,
 }
 
 impl Scheduler {
-    pub fn new(flusher: Flusher, stopping: watch::Receiver<bool>) -> Self {
+    pub fn new(flusher: Flusher) -> Self {
         Scheduler {
             flusher: Arc::new(flusher),
-            stopping,
             finishing: false,
             schedule: Schedule::default(),
             busy: HashMap::new(),
@@ -108,8 +83,8 @@ impl Scheduler {
             tasks: JoinSet::new(),
             flushing: Vec::new(),
             backoffs: HashMap::new(),
-            upkeep: HashMap::new(),
-            upkeeps: Arc::new(Semaphore::new(UPKEEPS)),
+            upkeeps: HashMap::new(),
+            permits: Arc::new(Semaphore::new(UPKEEPS)),
         }
     }
 
@@ -120,7 +95,7 @@ impl Scheduler {
         beside.spawn(server_watch::watch_servers(self.flusher.clone()));
         beside.spawn(rejects::retry_rejects(self.flusher.clone()));
         let shared = self.flusher.shared.clone();
-        let mut stopping = self.stopping.clone();
+        let mut stopping = self.flusher.stop.clone();
         let mut measure = interval(MEASURE);
         measure.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -159,7 +134,7 @@ impl Scheduler {
     /// Checks the partitions at once.
     fn check_now(&mut self, partitions: Vec<PartitionId>) {
         for id in partitions {
-            self.schedule.check(due(id), Duration::ZERO);
+            self.schedule.check(Announced::Due(id), Duration::ZERO);
         }
     }
 
@@ -186,7 +161,8 @@ impl Scheduler {
         while let Some(what) = self.schedule.pop_due(now) {
             match what {
                 Announced::Family(number) => families.extend(self.flusher.shared.family(number)),
-                Announced::Due(number, partition) => match self.busy.entry((number, partition)) {
+                Announced::Upkeep(number) => self.start_upkeep(number),
+                Announced::Due(id) => match self.busy.entry(id) {
                     Entry::Occupied(mut busy) => *busy.get_mut() = true,
                     Entry::Vacant(free) => {
                         due.push(*free.key());
@@ -198,10 +174,8 @@ impl Scheduler {
         self.start_sweep(families);
         for some in due.chunks(ROTATE) {
             let (flusher, some) = (self.flusher.clone(), some.to_vec());
-            self.tasks.spawn(async move {
-                let rotate = flusher.rotate(&some, Cut::WhenDue);
-                Finished::Rotated(caught_each(some.clone(), rotate).await)
-            });
+            let rotate = async move { flusher.rotate(&some, Cut::WhenDue).await };
+            self.tasks.spawn(rotate.map(Finished::Rotated));
         }
     }
 
@@ -210,16 +184,21 @@ impl Scheduler {
         if families.is_empty() {
             return;
         }
-        for opened in &families {
-            self.keep_up(opened.number);
-        }
         let flusher = self.flusher.clone();
+        let sweep = async move { flusher.sweep(&families, false).await };
+        self.tasks.spawn(sweep.map(Finished::Swept));
+    }
+
+    /// Starts the upkeep of the family.
+    fn start_upkeep(&mut self, number: u64) {
+        let rounds = self.upkeeps.entry(number).or_default();
+        let finds_strays = rounds.is_multiple_of(STRAYS);
+        let (flusher, permits) = (self.flusher.clone(), self.permits.clone());
         self.tasks.spawn(async move {
-            let swept = caught(flusher.sweep(&families)).await;
-            Finished::Swept(swept.unwrap_or_else(|error| {
-                let failed = |opened: &Arc<Opened>| Swept::failed(opened.number, error.clone());
-                families.iter().map(failed).collect()
-            }))
+            let _permit = permits.acquire().await;
+            // boxed, so that thousands of waiting tasks stay small
+            let upkeep = Box::pin(flusher.upkeep(number, finds_strays));
+            Finished::Kept(number, caught(upkeep).await)
         });
     }
 
@@ -228,12 +207,16 @@ impl Scheduler {
         let now = Instant::now();
         while self.flushing.len() < FLUSHES && self.held.iter().any(|held| held.flush_at() <= now) {
             let taken = self.flusher.next_flush(&mut self.held);
-            let ids = taken.iter().map(|held| held.id).collect();
+            let ids: Vec<_> = taken.iter().map(|held| held.id).collect();
             let oldest = taken.iter().map(Held::oldest_hit).min().unwrap_or(now);
-            let (flusher, stop) = (self.flusher.clone(), self.stopping.clone());
+            let flusher = self.flusher.clone();
             self.tasks.spawn(async move {
-                let flush = flusher.flush(taken, &stop);
-                Finished::Flushed(oldest, caught_each(ids, flush).await)
+                let ended = caught(flusher.flush(taken).map(Ok)).await;
+                let all = ended.unwrap_or_else(|error| {
+                    let failed = |id| (id, Err(error.clone()));
+                    ids.into_iter().map(failed).collect()
+                });
+                Finished::Flushed(oldest, all)
             });
             self.flushing.push(oldest);
         }
@@ -263,9 +246,10 @@ impl Scheduler {
     /// received their announcement.
     fn take_up_families(&mut self) {
         for opened in self.flusher.shared.opened() {
-            if !self.upkeep.contains_key(&opened.number) {
-                self.schedule
-                    .check(Announced::Family(opened.number), Duration::ZERO);
+            if !self.upkeeps.contains_key(&opened.number) {
+                for what in [Announced::Family, Announced::Upkeep] {
+                    self.schedule.check(what(opened.number), Duration::ZERO);
+                }
             }
         }
     }
@@ -278,41 +262,52 @@ impl Scheduler {
                 self.succeeded(what);
                 self.check_interval(swept.family)
             }
-            Err(error) => Some(self.pause(what, &error)),
+            Err(error) => self.pause(what, &error),
         };
-        if let Some(pause) = pause {
-            self.schedule.check(what, pause);
-        }
+        self.schedule.check(what, pause);
+    }
+
+    fn kept(&mut self, number: u64, strays: Result<Vec<PartitionId>>) {
+        let what = Announced::Upkeep(number);
+        let pause = match strays {
+            Ok(strays) => {
+                *self.upkeeps.entry(number).or_default() += 1;
+                self.succeeded(what);
+                self.check_now(strays);
+                UPKEEP
+            }
+            Err(error) => self.pause(what, &error),
+        };
+        self.schedule.check(what, pause);
     }
 
     /// Returns the interval of searches for hits of the family.
-    fn check_interval(&self, number: u64) -> Option<Duration> {
-        let opened = self.flusher.shared.family(number)?;
-        Some(opened.family.sync_time / CHECKS)
+    fn check_interval(&self, number: u64) -> Duration {
+        let opened = self.flusher.shared.family(number);
+        opened.map_or(UPKEEP, |opened| opened.family.sync_time / CHECKS)
     }
 
     fn rotated(&mut self, id: PartitionId, rotated: Result<Rotated>) {
         match rotated {
             Ok(Rotated::Held(mut held)) => {
-                held.failed_before = self.backoffs.contains_key(&due(id));
+                held.failed_before = self.backoffs.contains_key(&Announced::Due(id));
                 self.held.push(held);
             }
             Ok(Rotated::Early(time)) => {
-                let interval = self.check_interval(id.0);
-                self.free(id, interval.map_or(time, |interval| time.min(interval)));
+                self.free(id, Some(time.min(self.check_interval(id.0))));
             }
             Ok(Rotated::Leased(time)) => {
-                self.succeeded(due(id));
+                self.succeeded(Announced::Due(id));
                 self.rest(id, time);
             }
-            Ok(Rotated::Nothing) => self.free(id, NEVER),
+            Ok(Rotated::Nothing) => self.free(id, None),
             Err(error) => self.failed(id, &error),
         }
     }
 
     fn flushed(&mut self, id: PartitionId, end: Result<Flushed>) {
         match end {
-            Ok(Flushed::Done) => self.free(id, NEVER),
+            Ok(Flushed::Done) => self.free(id, None),
             Ok(Flushed::Waits(held)) => self.held.push(held),
             Err(error) => {
                 if self.finishing && error.is_retryable() {
@@ -325,70 +320,30 @@ impl Scheduler {
     }
 
     /// Lets a partition that succeeded be rotated again: at once if it became due meanwhile, else
-    /// after this time at the latest.
-    fn free(&mut self, id: PartitionId, after: Duration) {
-        self.succeeded(due(id));
+    /// after this time at the latest, or with its family.
+    fn free(&mut self, id: PartitionId, after: Option<Duration>) {
+        self.succeeded(Announced::Due(id));
         if self.busy.remove(&id) == Some(true) {
-            self.schedule.check(due(id), Duration::ZERO);
-        } else if after < NEVER {
-            self.schedule.check(due(id), after);
+            self.schedule.check(Announced::Due(id), Duration::ZERO);
+        } else if let Some(after) = after {
+            self.schedule.check(Announced::Due(id), after);
         }
     }
 
     fn failed(&mut self, id: PartitionId, error: &Error) {
-        let pause = self.pause(due(id), error);
+        let pause = self.pause(Announced::Due(id), error);
         self.rest(id, pause);
     }
 
     /// Lets the partition be rotated again after this time, and not before, even if it becomes due.
     fn rest(&mut self, id: PartitionId, time: Duration) {
         self.busy.remove(&id);
-        self.schedule.check_not_before(due(id), time);
-    }
-
-    /// Starts the upkeep of the family if it is due.
-    fn keep_up(&mut self, number: u64) {
-        let now = Instant::now();
-        let upkeep = self.upkeep.entry(number).or_insert_with(|| Upkeep {
-            next: now,
-            rounds: 0,
-            backoff: Backoff::default(),
-        });
-        if now < upkeep.next {
-            return;
-        }
-        upkeep.next = now + UPKEEP;
-        let flusher = self.flusher.clone();
-        let finds_strays = upkeep.rounds.is_multiple_of(STRAYS);
-        let turns = self.upkeeps.clone();
-        self.tasks.spawn(async move {
-            let _turn = turns.acquire().await;
-            // boxed, so that thousands of waiting tasks stay small
-            let upkeep = Box::pin(flusher.upkeep(number, finds_strays));
-            Finished::Kept(number, flusher.noted(Step::Upkeep(number), upkeep).await)
-        });
-    }
-
-    fn kept(&mut self, number: u64, strays: Result<Vec<PartitionId>>) {
-        let Some(upkeep) = self.upkeep.get_mut(&number) else {
-            return;
-        };
-        match strays {
-            Ok(strays) => {
-                upkeep.rounds += 1;
-                upkeep.backoff = Backoff::default();
-                self.check_now(strays);
-            }
-            Err(error) if error.is_retryable() => {
-                upkeep.next = Instant::now() + upkeep.backoff.next();
-            }
-            Err(_) => upkeep.next = Instant::now() + MEND,
-        }
+        self.schedule.check_not_before(Announced::Due(id), time);
     }
 
     fn succeeded(&mut self, what: Announced) {
         self.backoffs.remove(&what);
-        self.flusher.failures.lock().succeeded(&Step::Work(what));
+        self.flusher.succeeded(Step::Work(what));
     }
 
     /// Returns the pause after this failure, and notes it for the log.

@@ -11,11 +11,8 @@ use crate::admin;
 use crate::connection::{Connection, bisected};
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
-use crate::process::shared::Shared;
 use crate::reconciler::flush::Flusher;
-use crate::reconciler::set_back;
 use crate::reconciler::step::Step;
-use crate::reconciler::upkeep;
 use crate::scripts::bundle;
 use crate::scripts::keys::{Key, Keys};
 use crate::store::Registered;
@@ -53,7 +50,7 @@ pub async fn watch_servers(flusher: Arc<Flusher>) {
         first: 0,
     };
     loop {
-        let check = known.clone().check(&flusher.shared, &flusher.redis);
+        let check = known.clone().check(&flusher);
         // boxed to keep the task small
         if let Ok(checked) = flusher.noted(Step::Servers, Box::pin(check)).await {
             known = checked;
@@ -64,16 +61,16 @@ pub async fn watch_servers(flusher: Arc<Flusher>) {
 
 impl ServerWatch {
     /// Checks Redis, and returns the new state.
-    async fn check(mut self, shared: &Shared, redis: &Connection) -> Result<Self> {
-        let servers = admin::redis::run_ids(redis).await?;
-        let families = shared.opened();
+    async fn check(mut self, flusher: &Flusher) -> Result<Self> {
+        let servers = admin::redis::run_ids(&flusher.redis).await?;
+        let families = flusher.shared.opened();
         let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);
-        if is_other || self.is_emptied(shared, redis, &families).await? {
-            configure(shared, redis, &families).await;
+        if is_other || self.is_emptied(flusher, &families).await? {
+            configure(flusher, &families).await;
         }
         let is_new = families.len() > self.probed;
         if is_other || is_new || self.probe_at <= Instant::now() {
-            probe(shared, redis, &families).await?;
+            probe(flusher, &families).await?;
             self.probe_at = Instant::now() + PROBE;
             self.probed = families.len();
         }
@@ -87,16 +84,11 @@ impl ServerWatch {
     }
 
     /// Returns true if Redis does not know one of the families whose turn it is.
-    async fn is_emptied(
-        &mut self,
-        shared: &Shared,
-        redis: &Connection,
-        families: &[Arc<Opened>],
-    ) -> Result<bool> {
-        let is_cluster = shared.topology.is_cluster();
-        let (count, size) = match is_cluster {
-            true => (IN_A_CLUSTER, 1),
-            false => (ON_A_SERVER, ON_A_SERVER),
+    async fn is_emptied(&mut self, flusher: &Flusher, families: &[Arc<Opened>]) -> Result<bool> {
+        let shared = &flusher.shared;
+        let count = match shared.topology.is_cluster() {
+            true => IN_A_CLUSTER,
+            false => ON_A_SERVER,
         };
         let turn = families.iter().skip(self.first).take(count);
         let homes: Vec<_> = turn.map(|one| Keys::new(&one.family, 0).calls()).collect();
@@ -104,15 +96,9 @@ impl ServerWatch {
         if self.first >= families.len() {
             self.first = 0;
         }
-        for keys in homes.chunks(size) {
-            match lacks_any(redis, keys).await {
-                Ok(true) => return Ok(true),
-                Ok(false) => {}
-                Err(error) if bundle::crosses_slots(&error) => shared.topology.found_cluster(),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(false)
+        let lacks = |keys| lacks_any(&flusher.redis, keys);
+        let lacking = shared.by_group(&homes, ON_A_SERVER, lacks).await?;
+        Ok(lacking.contains(&true))
     }
 }
 
@@ -127,8 +113,8 @@ async fn lacks_any(redis: &Connection, keys: &[Key]) -> Result<bool> {
 }
 
 /// Compares the families with the ledger. One that cannot be read does not hide the others.
-async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) -> Result<()> {
-    let probe = |some| set_back::probe(shared, redis, some);
+async fn probe(flusher: &Flusher, families: &[Arc<Opened>]) -> Result<()> {
+    let probe = |some| flusher.probe(some);
     for (_, probed) in bisected(families, |error| !error.is_retryable(), probe).await? {
         if let Err(error) = probed {
             tracing::debug!(error = %format_args!("{error:#}"), "a family was not probed");
@@ -139,13 +125,12 @@ async fn probe(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) ->
 
 /// Configures the families that the database has registered. If Redis refuses one, its upkeep
 /// reports the error.
-async fn configure(shared: &Shared, redis: &Connection, families: &[Arc<Opened>]) {
+async fn configure(flusher: &Flusher, families: &[Arc<Opened>]) {
     for registered in families.iter().filter_map(|opened| opened.known()) {
         let Registered {
             family, database, ..
         } = &*registered;
-        let begun = upkeep::begin_epochs(shared, redis, family, database);
-        if let Err(error) = begun.await {
+        if let Err(error) = flusher.begin_epochs(family, database).await {
             tracing::debug!(%family, error = %format_args!("{error:#}"), "configuring a family again failed");
         }
     }

@@ -10,15 +10,11 @@ use crate::process::work::Announced;
 /// A step of a reconciler that is retried when it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Checks of a family, and all steps of a partition.
+    /// Searches and upkeeps of a family, and all steps of a partition.
     Work(Announced),
-    Upkeep(u64),
     Listing,
     Servers,
     Rejects,
-    /// The write of a batch, together with others: the number of its family in the database, and
-    /// its partition.
-    Apply(u64, u32),
 }
 
 impl Step {
@@ -26,32 +22,33 @@ impl Step {
     pub fn name(self) -> &'static str {
         match self {
             Step::Work(Announced::Family(_)) => "search for hits",
-            Step::Work(Announced::Due(..)) | Step::Apply(..) => "flush",
-            Step::Upkeep(_) => "upkeep",
+            Step::Work(Announced::Upkeep(_)) => "upkeep",
+            Step::Work(Announced::Due(_)) => "flush",
             Step::Listing => "search for families",
             Step::Servers => "check of Redis",
             Step::Rejects => "retry of rejects",
         }
     }
 
-    /// Returns the number that its family has in this process, if it has that number.
+    /// Returns the number of its family, if it concerns one.
     pub fn family(self) -> Option<u64> {
         match self {
-            Step::Work(Announced::Family(number) | Announced::Due(number, _))
-            | Step::Upkeep(number) => Some(number),
-            Step::Apply(..) | Step::Listing | Step::Servers | Step::Rejects => None,
+            Step::Work(
+                Announced::Family(number) | Announced::Upkeep(number) | Announced::Due((number, _)),
+            ) => Some(number),
+            Step::Listing | Step::Servers | Step::Rejects => None,
         }
     }
 }
 
 /// Returns the result of a step, or an error if it panics. The same panic has the same text.
-pub async fn caught<T>(step: impl Future<Output = T>) -> Result<T> {
+pub async fn caught<T>(step: impl Future<Output = Result<T>>) -> Result<T> {
     let ended = AssertUnwindSafe(step).catch_unwind().await;
-    ended.map_err(|panic| {
+    ended.unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         let text = text.unwrap_or_default();
         let message = format!("a task of the reconciler panicked: {text}");
-        Error::new(ErrorKind::Closed, message)
+        Err(Error::new(ErrorKind::Closed, message))
     })
 }

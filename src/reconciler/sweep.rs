@@ -6,7 +6,9 @@ use std::sync::Arc;
 use crate::connection::each;
 use crate::error::{Error, Result};
 use crate::process::family::Opened;
-use crate::reconciler::flush::{Flusher, PartitionId};
+use crate::process::work::PartitionId;
+use crate::reconciler::flush::Flusher;
+use crate::reconciler::step::caught;
 use crate::scripts::bundle;
 use crate::scripts::keys::Key;
 use crate::scripts::partition::Partition;
@@ -18,41 +20,39 @@ pub struct Swept {
     pub result: Result<()>,
 }
 
-impl Swept {
-    /// Returns the result of a search that failed and found nothing.
-    pub fn failed(family: u64, error: Error) -> Self {
-        Swept {
-            family,
-            pending: Vec::new(),
-            result: Err(error),
-        }
-    }
-}
-
 impl Flusher {
-    /// Returns the partitions of each family that have anything pending.
+    /// Searches each family for partitions that have anything pending, or else for
+    /// [strays](Self::strays).
     #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
-    pub async fn sweep(&self, families: &[Arc<Opened>]) -> Vec<Swept> {
+    pub async fn sweep(&self, families: &[Arc<Opened>], strays: bool) -> Vec<Swept> {
         let sweep = async |opened: &Arc<Opened>| {
-            let Opened { family, number, .. } = &**opened;
-            let all: Vec<_> = (0..family.partitions())
-                .map(|partition| Partition::new(self.redis.clone(), family, partition))
-                .collect();
-            let mut swept = Swept {
-                family: *number,
-                pending: Vec::new(),
-                result: self.tidy(opened, &all).await,
+            let mut pending = Vec::new();
+            let result = if strays {
+                let found = caught(self.strays(opened)).await;
+                found.map(|found| pending = found)
+            } else {
+                caught(self.sweep_one(opened, &mut pending)).await
             };
-            // a key of a wrong type or a node of a cluster does not hold up the hits beside it
-            let is_retryable = swept.result.as_ref().is_err_and(Error::is_retryable);
-            if !is_retryable || self.shared.topology.is_cluster() {
-                let (pending, result) = self.pending_partitions(*number, &all).await;
-                swept.pending = pending;
-                swept.result = result.and(swept.result);
+            Swept {
+                family: opened.number,
+                pending,
+                result,
             }
-            swept
         };
         each(families, sweep).await
+    }
+
+    async fn sweep_one(&self, opened: &Opened, pending: &mut Vec<PartitionId>) -> Result<()> {
+        let family = &opened.family;
+        let all = (0..family.partitions()).map(|number| self.partition(family, number));
+        let all: Vec<_> = all.collect();
+        let tidied = self.tidy(opened, &all).await;
+        // a key of a wrong type or a node of a cluster does not hold up the hits beside it
+        let is_retryable = tidied.as_ref().is_err_and(Error::is_retryable);
+        if !is_retryable || self.shared.topology.is_cluster() {
+            self.find_pending(opened.number, &all, pending).await?;
+        }
+        tidied
     }
 
     /// Closes the slices that are over, and deletes the counters that are due.
@@ -66,23 +66,22 @@ impl Flusher {
         }
     }
 
-    /// Returns the partitions of the family that have anything pending, and an error of the others;
-    /// takes one command if it is idle on one server.
-    async fn pending_partitions(
+    /// Finds the partitions of the family that have anything pending, and returns an error of the
+    /// others. Takes one command if the family is idle on one server.
+    async fn find_pending(
         &self,
         family: u64,
         all: &[Partition],
-    ) -> (Vec<PartitionId>, Result<()>) {
-        let (mut pending, mut result) = (Vec::new(), Ok(()));
-        match self
-            .has_any(all.iter().flat_map(|one| one.keys.pending()))
-            .await
-        {
-            Ok(false) => return (pending, result),
+        pending: &mut Vec<PartitionId>,
+    ) -> Result<()> {
+        let keys = all.iter().flat_map(|one| one.keys.pending());
+        match self.has_any(keys).await {
+            Ok(false) => return Ok(()),
             // the one server is unreachable
-            Err(error) if error.is_retryable() => return (pending, Err(error)),
+            Err(error) if error.is_retryable() => return Err(error),
             _ => {}
         }
+        let mut result = Ok(());
         for (partition, found) in (0..).zip(each(all, Partition::has_pending).await) {
             match found {
                 Ok(true) => pending.push((family, partition)),
@@ -90,22 +89,20 @@ impl Flusher {
                 Err(error) => result = Err(error),
             }
         }
-        (pending, result)
+        result
     }
 
     /// Returns true if any of the keys exists. Takes one command; a cluster is assumed to have one:
     /// it refuses keys of several slots once, and is then known as a cluster.
     pub(super) async fn has_any(&self, keys: impl Iterator<Item = Key>) -> Result<bool> {
-        if self.shared.topology.is_cluster() {
-            return Ok(true);
-        }
-        match bundle::any_exists(&self.redis, &keys.collect::<Vec<_>>()).await {
-            Err(error) if bundle::crosses_slots(&error) => {
-                self.shared.topology.found_cluster();
-                Ok(true)
+        let keys: Vec<_> = keys.collect();
+        let look = || async {
+            match self.shared.topology.is_cluster() {
+                true => Ok(true),
+                false => bundle::any_exists(&self.redis, &keys).await,
             }
-            reply => reply,
-        }
+        };
+        self.shared.by_topology(look).await
     }
 
     /// Moves the slices that are over, or all of them, to the buffers.

@@ -91,7 +91,7 @@ impl Route {
                 for index in due {
                     if let Some((partition, _)) = group.parts().nth(*index) {
                         self.work
-                            .announce(Announced::Due(self.opened.number, partition));
+                            .announce(Announced::Due((self.opened.number, partition)));
                     }
                 }
             }

@@ -9,6 +9,7 @@ mod connection;
 mod databases;
 mod docs;
 mod exact_value;
+mod families;
 mod layout;
 mod lifecycle;
 mod limits;
