@@ -228,31 +228,3 @@ fn lacks(family: &Family, command: &str, error: Error) -> Result<String> {
         None => Err(error),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_script_of_a_role_is_in_the_bundle() {
-        for name in WRITING.iter().chain(&READING) {
-            assert!(Script::named(name).is_some(), "{name}");
-        }
-    }
-
-    #[test]
-    fn each_family_has_its_keys_and_all_share_their_commands() {
-        let family = |name| Family::buffered("shop", name).build().expect("valid");
-        let families = ["views", "clicks", "views"].map(family);
-        let rules = acl_rules(&families, Role::Reader);
-        let expected = [
-            "~cf1:{shop/clicks/*",
-            "~cf1:{shop/views/*",
-            "+eval",
-            "+evalsha",
-            "+exists",
-            "+hmget",
-        ];
-        assert_eq!(rules, expected);
-    }
-}

@@ -487,14 +487,3 @@ async fn rows(
     };
     source.fetch(select).await.map_err(refused)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_integer_may_have_zeros_behind_the_point() {
-        let read = ["7", "-7", "7.000", "7.5", "", "NaN", "9223372036854775808"].map(integer);
-        assert_eq!(read, [Some(7), Some(-7), Some(7), None, None, None, None]);
-    }
-}
