@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::fault;
 use super::json;
-use super::session::Transaction;
+use super::session::Session;
 use super::statement::Statement;
 use super::target::{self, BULK, Segment, Target};
 use crate::store::Registered;
@@ -59,7 +59,7 @@ pub fn deltas<'b>(
 /// Takes the deltas out whose rows another transaction has locked, and locks the rows of the others.
 /// Returns the indexes of those taken out.
 pub async fn take_locked(
-    transaction: &mut Transaction,
+    transaction: &mut Session,
     target: &Target,
     deltas: &mut Vec<Delta<'_>>,
 ) -> Result<BTreeSet<usize>, sqlx::Error> {
@@ -75,7 +75,7 @@ pub async fn take_locked(
 /// whether another transaction has locked its row. Counterfoil's own rows are locked when they are
 /// written.
 pub async fn lock_free(
-    transaction: &mut Transaction,
+    transaction: &mut Session,
     target: &Target,
     keys: &[&[Segment<'_>]],
 ) -> Result<Vec<bool>, sqlx::Error> {
@@ -96,7 +96,7 @@ pub async fn lock_free(
 
 /// Returns for each key whether the statement finds its row.
 async fn find(
-    transaction: &mut Transaction,
+    transaction: &mut Session,
     select: &Statement,
     keys: &[&[Segment<'_>]],
 ) -> Result<Vec<bool>, sqlx::Error> {
@@ -141,7 +141,7 @@ enum Way {
 /// then updated. The others are bisected, down to the single row: among 10,000 rows, one bad row
 /// costs about 42 more statements.
 pub async fn add(
-    transaction: &mut Transaction,
+    transaction: &mut Session,
     target: &Target,
     mut deltas: Vec<Delta<'_>>,
     refused: &mut Refused,
@@ -253,7 +253,7 @@ impl<'d, 'b> Bulk<'d, 'b> {
     /// appear or vanish before it is updated.
     async fn find(
         self,
-        transaction: &mut Transaction,
+        transaction: &mut Session,
         target: &Target,
     ) -> Result<(Vec<RowDelta<'d, 'b>>, Vec<RowDelta<'d, 'b>>), sqlx::Error> {
         let keys: Vec<_> = self.rows.iter().map(RowDelta::key).collect();
@@ -264,11 +264,7 @@ impl<'d, 'b> Bulk<'d, 'b> {
             .partition(|_| is_found.next() == Some(true)))
     }
 
-    async fn write(
-        &self,
-        transaction: &mut Transaction,
-        target: &Target,
-    ) -> Result<(), sqlx::Error> {
+    async fn write(&self, transaction: &mut Session, target: &Target) -> Result<(), sqlx::Error> {
         let rows = &self.rows;
         let statement = match (self.way, &target.bulk_upsert) {
             (Way::Upsert, Some(bulk)) if rows.len() == BULK => {

@@ -9,7 +9,7 @@ use super::add::{self, Delta, Refused};
 use super::fault;
 use super::ledger::{self, Locked};
 use super::rejects;
-use super::session::{Transaction, UnitOfWork};
+use super::session::{Session, UnitOfWork};
 use super::target::{Segment, Target};
 use crate::error::{Error, Result};
 use crate::store::ledger::Advance;
@@ -106,7 +106,7 @@ impl Apply {
     /// `max_rows` if all are free.
     async fn lock_free(
         &self,
-        transaction: &mut Transaction,
+        transaction: &mut Session,
         advance: &Advance<'_>,
     ) -> Result<u64, sqlx::Error> {
         let mut by_table: BTreeMap<&str, (&Target, Vec<Place<'_>>)> = BTreeMap::new();
@@ -146,7 +146,7 @@ impl UnitOfWork for Apply {
         fault::is_conflict(error) && !fault::is_locked(error)
     }
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<Outcome, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<Outcome, sqlx::Error> {
         let Locked {
             known,
             unregistered,

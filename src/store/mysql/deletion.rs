@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::MysqlStore;
-use super::session::{Transaction, UnitOfWork};
+use super::session::{Session, UnitOfWork};
 use super::statement::Statement;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
@@ -31,7 +31,7 @@ struct Unregister(u64);
 impl UnitOfWork for Unregister {
     type Output = u64;
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<u64, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<u64, sqlx::Error> {
         // waits for batches that are being applied, which may leave rejects
         const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
         const MARK: &str = "UPDATE counterfoil_families SET state = 'removing' WHERE number = ?";
@@ -141,7 +141,7 @@ impl MysqlStore {
                 .await?;
         }
         let mark = bind(Statement::once(MARK));
-        self.primary.write(failed, mark).await.map(drop)
+        self.primary.transact(failed, mark).await.map(drop)
     }
 
     /// Deletes rejects that were done long ago, as far as this user may.
@@ -170,7 +170,7 @@ impl MysqlStore {
         let (delete, mut deleted) = (bind(delete), 0);
         loop {
             let delete = delete.clone();
-            let rows = self.primary.write("old records stay", delete).await?;
+            let rows = self.primary.transact("old records stay", delete).await?;
             deleted += rows;
             if rows < ROWS {
                 return Ok(deleted);

@@ -99,7 +99,7 @@ pub(super) async fn register(
     let insert = bind_name(Statement::new(INSERT), family).bind(family.settings());
     let insert = bind_identity(insert.bind(database_id(database).await?), family);
     database
-        .write("a family was not registered", insert)
+        .transact("a family was not registered", insert)
         .await?;
     // another process may have been first, with another configuration
     let absent = || Error::store(format!("{family} was registered, but is missing"));
@@ -163,7 +163,7 @@ async fn find(
             Statement::new("UPDATE counterfoil_families SET settings = ? WHERE number = ?");
         let update = update.bind(settings).bind(known.number);
         let failed = format!("{family}: its settings were not written");
-        database.write(failed, update).await?;
+        database.transact(failed, update).await?;
     }
     Ok(Some(Registered {
         family: family.clone(),
@@ -180,7 +180,7 @@ async fn take_over(database: &Database, family: &Family) -> Result<()> {
     let update = bind_identity(Statement::new(UPDATE).bind(family.settings()), family);
     let update = bind_name(update, family);
     let failed = "a family was not registered";
-    database.write(failed, update).await.map(drop)
+    database.transact(failed, update).await.map(drop)
 }
 
 /// Replaces the configuration by `after` if it is still `before`.
@@ -195,7 +195,10 @@ pub(super) async fn reconfigure(
          AND kind = ? AND partitions = ? AND wide = ? AND durability = ? AND target = ? AND shape = ?";
     let update = bind_identity(Statement::new(UPDATE).bind(after.settings()), after);
     let update = bind_identity(bind_name(update, after), before);
-    match database.write("a family was not changed", update).await? {
+    match database
+        .transact("a family was not changed", update)
+        .await?
+    {
         0 => Err(Error::mismatch(format!(
             "{after} was changed by another process at the same time"
         ))),

@@ -9,7 +9,7 @@ use super::MysqlStore;
 use super::add::{self, Refused};
 use super::json::{self, I64, ID, INPUT, hex};
 use super::rejects;
-use super::session::{Transaction, UnitOfWork};
+use super::session::{Session, UnitOfWork};
 use super::statement::{Statement, schema_and_name, text, time, unix_ms};
 use super::target::Target;
 use crate::error::Result;
@@ -152,7 +152,7 @@ impl MysqlStore {
         // sqlx asks the server for rows found
         let updated = self
             .primary
-            .write("a recount's run was not written", update);
+            .transact("a recount's run was not written", update);
         Ok(updated.await? == 1)
     }
 
@@ -267,7 +267,7 @@ pub(crate) struct Begin {
 impl UnitOfWork for Begin {
     type Output = Begun;
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<Begun, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<Begun, sqlx::Error> {
         // if two processes begin a run, the second waits here and finds the first one's run
         const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
         const LAST: &str = "SELECT run, holder, finished_at IS NOT NULL, \
@@ -341,7 +341,7 @@ struct Correct {
 impl UnitOfWork for Correct {
     type Output = Option<Vec<Drifted>>;
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
         let mut done = HashMap::new();
         if !self.trusting {
             if !self.is_held(transaction).await? {
@@ -417,7 +417,7 @@ impl UnitOfWork for Correct {
 impl Correct {
     /// Returns `true` if the run is still this holder's. It then stays so until the transaction
     /// ends.
-    async fn is_held(&self, transaction: &mut Transaction) -> Result<bool, sqlx::Error> {
+    async fn is_held(&self, transaction: &mut Session) -> Result<bool, sqlx::Error> {
         const HELD: &str = "SELECT run FROM counterfoil_recounts \
              WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL FOR UPDATE";
         let Run {
@@ -431,10 +431,7 @@ impl Correct {
     }
 
     /// Returns the ids that the run has already recorded, with the deltas that it added.
-    async fn done(
-        &self,
-        transaction: &mut Transaction,
-    ) -> Result<HashMap<Vec<u8>, i64>, sqlx::Error> {
+    async fn done(&self, transaction: &mut Session) -> Result<HashMap<Vec<u8>, i64>, sqlx::Error> {
         let select = Statement::new(format!(
             "SELECT d.id, d.delta FROM {} STRAIGHT_JOIN counterfoil_drift AS d \
              ON d.family = ? AND d.run = ? AND d.id = UNHEX({INPUT}.id)",
