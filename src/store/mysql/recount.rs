@@ -10,11 +10,12 @@ use super::add::{self, Refused};
 use super::json::{self, I64, ID, INPUT, hex};
 use super::rejects;
 use super::session::{Session, UnitOfWork};
-use super::statement::{Statement, schema_and_name, text, time, unix_ms};
+use super::statement::{Statement, of_table, text, time, unix_ms};
 use super::target::Target;
 use crate::error::Result;
 use crate::family::Family;
 use crate::store::Registered;
+use crate::testing::ablation::{self, Guard};
 
 /// A run of a recount that this process works on.
 #[derive(Clone, Debug)]
@@ -170,14 +171,10 @@ impl MysqlStore {
     pub(crate) async fn about_counters(&self, family: &Registered) -> Result<u64> {
         const OWN: &str =
             "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_values WHERE family = ?";
-        const TABLE: &str = "SELECT CAST(COALESCE(MAX(TABLE_ROWS), 0) AS UNSIGNED) FROM information_schema.TABLES \
-             WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
+        const TABLE: &str = "CAST(COALESCE(MAX(TABLE_ROWS), 0) AS UNSIGNED)";
         let select = match &family.family.table {
             None => Statement::new(OWN).bind(family.number),
-            Some(table) => {
-                let (schema, name) = schema_and_name(&table.name);
-                Statement::new(TABLE).bind(schema).bind(name)
-            }
+            Some(table) => of_table(TABLE, "TABLES", &table.name),
         };
         let number = self.primary.read_one("counters were not counted", select);
         let (number,) = number.await?;
@@ -195,24 +192,21 @@ impl MysqlStore {
     /// with open rejects, or whose rejects changed since `rejections`. Returns those that the run
     /// has recorded, now or before: the commit may have had no reply. Does nothing and returns
     /// `None` if the run is over for this holder.
-    ///
-    /// Without `rejections`, or with `trusting`, these or the run are not checked, for the tests that
-    /// show why both are needed.
     pub(crate) async fn correct(
         &self,
         family: &Registered,
         run: &Run,
         drifted: Vec<Drifted>,
-        rejections: Option<Rejections>,
-        trusting: bool,
+        rejections: Rejections,
     ) -> Result<Option<Vec<Drifted>>> {
         let correct = Correct {
+            // read here, because the task may continue on another thread
+            out: ablation::out(),
             target: self.target(&family.family).await?,
             family: family.clone(),
             run: run.clone(),
             drifted,
             rejections,
-            trusting,
         };
         let failed = "counters were not corrected";
         self.primary.transact(failed, correct).await
@@ -333,9 +327,9 @@ struct Correct {
     family: Registered,
     run: Run,
     drifted: Vec<Drifted>,
-    /// The rejects before the values were read; `None` corrects whatever their state.
-    rejections: Option<Rejections>,
-    trusting: bool,
+    /// The rejects before the values were read.
+    rejections: Rejections,
+    out: Option<Guard>,
 }
 
 impl UnitOfWork for Correct {
@@ -343,7 +337,7 @@ impl UnitOfWork for Correct {
 
     async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
         let mut done = HashMap::new();
-        if !self.trusting {
+        if self.out != Some(Guard::RecountRun) {
             if !self.is_held(transaction).await? {
                 return Ok(None);
             }
@@ -359,11 +353,11 @@ impl UnitOfWork for Correct {
             }
             None => true,
         });
-        if let Some(before) = &self.rejections {
+        if self.out != Some(Guard::RecountRejects) {
             let ids = open.iter().map(|one| one.id.as_str());
             let now = transaction.fetch(Rejections::select(&self.family, ids));
             let now = Rejections::new(now.await?);
-            open.retain(|one| before.allow(&now, &one.id));
+            open.retain(|one| self.rejections.allow(&now, &one.id));
         }
         let to_add = open.iter().enumerate();
         let to_add = to_add.filter(|(_, one)| one.only_noted.is_none() && one.delta != 0);
