@@ -86,19 +86,20 @@ async fn many(
         select = select.bind_rows(ledger).bind(family.number);
     }
     let rows = database.look_up(select, writes).await?;
-    // an incomplete reply must not pass for missing rows
-    json::check_all(keys.len() + ledger.len() + 1, rows.len() as u64)?;
-    let (mut digits, mut marks) = (vec![None; keys.len()], vec![Mark::default(); ledger.len()]);
+    let (mut digits, mut marks) = (Vec::new(), Vec::new());
     for (kind, at, text, seq, nonce, position) in rows {
-        let (kind, text): (i64, Option<String>) = (kind, text);
-        let mark = ledger::mark(seq, nonce, position);
+        let (kind, mark): (i64, _) = (kind, ledger::mark(seq, nonce, position));
         match kind {
-            0 => *json::at(&mut digits, at)? = text,
-            1 => *json::at(&mut marks, at)? = mark.unwrap_or_default(),
+            0 => digits.push((at, text)),
+            1 => marks.push((at, mark.unwrap_or_default())),
             _ => {}
         }
     }
-    Ok((digits, marks))
+    // an incomplete reply must not pass for missing rows
+    Ok((
+        json::by_position(digits, keys.len())?,
+        json::by_position(marks, ledger.len())?,
+    ))
 }
 
 /// Reads a value from its digits. Only an unsigned column can hold one that is not a valid i64.

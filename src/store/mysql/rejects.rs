@@ -104,8 +104,7 @@ pub async fn write(transaction: &mut Session, refused: &[Rejected<'_>]) -> Resul
     ));
     let insert = Statement::new(format!(
         "INSERT INTO counterfoil_rejects (family, cause, partition_no, incarnation, seq, id, delta, reason) \
-         SELECT {INPUT}.family, {INPUT}.cause, {INPUT}.partition_no, {INPUT}.incarnation, {INPUT}.seq, \
-         UNHEX({INPUT}.id), {INPUT}.delta, CONVERT(UNHEX({INPUT}.reason) USING utf8mb4) FROM {input} \
+         SELECT family, cause, partition_no, incarnation, seq, UNHEX(id), delta, {REASON} FROM {input} \
          ON DUPLICATE KEY UPDATE counterfoil_rejects.delta = counterfoil_rejects.delta + {INPUT}.delta, \
          counterfoil_rejects.times = counterfoil_rejects.times + 1, \
          counterfoil_rejects.partition_no = {INPUT}.partition_no, \
@@ -150,10 +149,7 @@ pub async fn write(transaction: &mut Session, refused: &[Rejected<'_>]) -> Resul
 /// Returns a hash of the reason.
 fn cause(reason: &str) -> u64 {
     let digest = sha1_smol::Sha1::from(reason).digest().bytes();
-    digest
-        .iter()
-        .take(8)
-        .fold(0, |hash, byte| hash << 8 | u64::from(*byte))
+    u64::from_be_bytes(std::array::from_fn(|index| digest[index]))
 }
 
 /// Cuts the reason to its column.

@@ -196,7 +196,7 @@ impl Database {
 /// Returns whether another connection is tried, because this one is not fit and is closed. All
 /// `others` that the pool had may be like it.
 fn passes_over(error: &sqlx::Error, others: &mut u32) -> bool {
-    if *others == 0 || !fault::is_unfit(error) {
+    if *others == 0 || fault::unfit(error).is_none() {
         return false;
     }
     tracing::debug!(error = %format_args!("{error:#}"), "a connection was closed");
