@@ -343,16 +343,15 @@ impl UnitOfWork for Correct {
             }
             done = self.done(transaction).await?;
         }
-        let (mut notes, mut noted) = (Vec::new(), Vec::new());
-        let mut open = self.drifted.clone();
-        open.retain(|one| match done.get(one.id.as_bytes()) {
-            Some(&delta) => {
-                let one = one.clone();
-                noted.push(Drifted { delta, ..one });
-                false
+        let (mut open, mut noted, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+        for mut one in self.drifted.iter().cloned() {
+            if let Some(&delta) = done.get(one.id.as_bytes()) {
+                one.delta = delta;
+                noted.push(one);
+            } else {
+                open.push(one);
             }
-            None => true,
-        });
+        }
         if self.out != Some(Guard::RecountRejects) {
             let ids = open.iter().map(|one| one.id.as_str());
             let now = transaction.fetch(Rejections::select(&self.family, ids));
