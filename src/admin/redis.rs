@@ -55,12 +55,8 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
                 }
                 _ => "Check that the server runs and that the connection points to it.",
             };
-            return vec![Finding::new(
-                Severity::Error,
-                "redis",
-                format!("{error:#}"),
-                advice,
-            )];
+            let message = format!("{error:#}");
+            return vec![Finding::new(Severity::Error, "redis", message, advice)];
         }
     };
     let asked = started..SystemTime::now();
@@ -69,46 +65,43 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
     for (name, node) in &nodes {
         let setting = |name: &str| node.get(name).map_or("", String::as_str);
         let has_aof = setting("aof_enabled") == "1";
+        let server = format!("redis {name}");
+        let server = server.trim_end();
         let found = [
             version(setting("redis_version")),
             memory(setting("maxmemory_policy"), setting("maxmemory"), families),
             full(setting("used_memory"), setting("maxmemory")),
             refusal(node),
             role(setting("role")),
-            // a connection without cluster support reaches the slots of one node only
-            (name.is_empty() && setting("cluster_enabled") == "1").then(|| {
-                let message = "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
-                ("cluster", message.to_owned(), "Connect with Counterfoil::connect_cluster.".to_owned())
-            }),
+            cluster(name, setting("cluster_enabled")),
+            persistence(
+                has_aof,
+                value_of(&fsync, name),
+                value_of(&save, name),
+                families,
+            ),
         ];
-        let server = format!("redis {name}");
-        let server = server.trim_end();
-        findings.extend(found.into_iter().flatten().map(|(what, message, advice)| {
-            Finding::new(Severity::Error, format!("{server} {what}"), message, advice)
+        findings.extend(found.into_iter().flatten().map(|mut found| {
+            found.subject = format!("{server} {}", found.subject);
+            found
         }));
         // Redis 7.0 and later
         let time = setting("server_time_usec").parse().ok();
         let time = time.map(|micros| UNIX_EPOCH + Duration::from_micros(micros));
         let effect = "hits count in the slices and days of its clock";
         findings.extend(time.and_then(|time| clock::finding(server, time, &asked, effect)));
-        let persistence = persistence(has_aof, fsync.of(name), save.of(name), families);
-        findings.extend(persistence.map(|(severity, message, advice)| {
-            Finding::new(severity, format!("{server} persistence"), message, advice)
-        }));
     }
     findings
 }
 
-/// An error: the setting that was checked, what is wrong, and the recommended action.
-type Fault = (&'static str, String, String);
-
-fn version(version: &str) -> Option<Fault> {
+fn version(version: &str) -> Option<Finding> {
     let message = format!("the server is version {version:?}, the scripts need 6.2");
-    let advice = "Update Redis, or use Valkey.".to_owned();
-    (version_numbers(version) < [6, 2, 0]).then_some(("version", message, advice))
+    let advice = "Update Redis, or use Valkey.";
+    let finding = Finding::new(Severity::Error, "version", message, advice);
+    (version_numbers(version) < [6, 2, 0]).then_some(finding)
 }
 
-fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Fault> {
+fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
     let message = match policy {
         "" => "the server does not show it".to_owned(),
         policy => evicts(policy, families)?,
@@ -121,18 +114,24 @@ fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Fault> {
     let advice = format!(
         "Set maxmemory-policy noeviction, or keep the counters in a Redis of their own.{limit}"
     );
-    Some(("maxmemory-policy", message, advice))
+    Some(Finding::new(
+        Severity::Error,
+        "maxmemory-policy",
+        message,
+        advice,
+    ))
 }
 
-fn full(used: &str, limit: &str) -> Option<Fault> {
+fn full(used: &str, limit: &str) -> Option<Finding> {
     let [used, limit] = [used, limit].map(|bytes| bytes.parse::<u64>().unwrap_or(0));
     let message = format!("{used} of {limit} bytes are used: Redis refuses hits");
-    let advice = "Raise maxmemory, or find out why hits do not reach the database.".to_owned();
-    (limit > 0 && used >= limit).then_some(("maxmemory", message, advice))
+    let advice = "Raise maxmemory, or find out why hits do not reach the database.";
+    let finding = Finding::new(Severity::Error, "maxmemory", message, advice);
+    (limit > 0 && used >= limit).then_some(finding)
 }
 
 /// Returns another reason why Redis refuses all writes.
-fn refusal(node: &Info) -> Option<Fault> {
+fn refusal(node: &Info) -> Option<Finding> {
     const REASONS: [(&str, &str, &str, &str); 3] = [
         (
             "rdb_last_bgsave_status",
@@ -155,13 +154,23 @@ fn refusal(node: &Info) -> Option<Fault> {
     ];
     let is_so =
         |(name, value, ..): &&(&str, &str, _, _)| node.get(*name).is_some_and(|it| it == value);
-    let (_, _, message, advice) = REASONS.iter().find(is_so)?;
-    Some(("writes", (*message).to_owned(), (*advice).to_owned()))
+    let (_, _, message, advice) = *REASONS.iter().find(is_so)?;
+    Some(Finding::new(Severity::Error, "writes", message, advice))
 }
 
-fn role(role: &str) -> Option<Fault> {
+fn role(role: &str) -> Option<Finding> {
     let message = format!("the server is a {role}, which accepts no writes");
-    (role != "master").then(|| ("role", message, "Connect to the primary.".to_owned()))
+    let advice = "Connect to the primary.";
+    (role != "master").then(|| Finding::new(Severity::Error, "role", message, advice))
+}
+
+/// Refuses a connection without cluster support, which reaches the slots of one node only.
+fn cluster(node: &str, enabled: &str) -> Option<Finding> {
+    let message =
+        "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
+    let advice = "Connect with Counterfoil::connect_cluster.";
+    let finding = Finding::new(Severity::Error, "cluster", message, advice);
+    (node.is_empty() && enabled == "1").then_some(finding)
 }
 
 /// Applies the durability table of docs/protocol.md, section 6.
@@ -170,7 +179,10 @@ fn persistence(
     fsync: Option<&str>,
     save: Option<&str>,
     families: &[Family],
-) -> Option<(Severity, String, &'static str)> {
+) -> Option<Finding> {
+    let finding = |severity, message: String, advice: &str| {
+        Some(Finding::new(severity, "persistence", message, advice))
+    };
     if !aof {
         let (with, loses) = match save {
             Some("") => ("without persistence", "what is not yet in the database"),
@@ -182,12 +194,12 @@ fn persistence(
             let message = format!(
                 "{with} a crash of Redis forgets known visitors: {family} counts them again"
             );
-            return Some((Severity::Error, message, "Set appendonly yes."));
+            return finding(Severity::Error, message, "Set appendonly yes.");
         }
         let advice = "No hit counts twice, but for requests (add_once, incr_once) that Redis forgot and the application \
                       repeats. If neither may happen, set appendonly yes.";
         let message = format!("{with} a crash of Redis loses {loses}");
-        return Some((Severity::Warning, message, advice));
+        return finding(Severity::Warning, message, advice);
     }
     if fsync == Some("always") {
         return None;
@@ -202,28 +214,28 @@ fn persistence(
             family.durability()
         );
         let advice = "Give the family Durability::Settle with 2.5 s, or set appendfsync always.";
-        return Some((Severity::Warning, message, advice));
+        return finding(Severity::Warning, message, advice);
     }
-    Some(match fsync {
-        Some("everysec") => (
+    match fsync {
+        Some("everysec") => finding(
             Severity::Info,
             "with appendfsync everysec a crash of the machine loses up to the last 2 s of hits"
                 .to_owned(),
             "No hit counts twice. If none may be lost, set appendfsync always.",
         ),
-        Some(other) => (
+        Some(other) => finding(
             Severity::Warning,
             format!(
                 "with appendfsync {other} a crash of the machine loses an unknown number of hits"
             ),
             "Set appendfsync everysec or always. No hit counts twice.",
         ),
-        None => (
+        None => finding(
             Severity::Warning,
             "the server does not show its appendfsync".to_owned(),
             "Make sure that it is everysec or always.",
         ),
-    })
+    }
 }
 
 /// The loss when Redis restarts with an older state after a crash.
@@ -268,27 +280,22 @@ async fn info(redis: &Connection, section: &str) -> Result<Vec<(String, Info)>> 
     Ok(replies.collect())
 }
 
-/// A setting that INFO does not show, by node.
-struct Setting(Vec<(String, String)>);
-
-impl Setting {
-    /// Returns the value at the node, or at the one server that was asked; `None` if the server
-    /// does not show it.
-    fn of(&self, node: &str) -> Option<&str> {
-        let mut values = self.0.iter();
-        let (_, value) = values.find(|(name, _)| name == node || name.is_empty())?;
-        Some(value)
-    }
-}
-
-async fn config(redis: &Connection, name: &str) -> Setting {
+/// Returns a setting that INFO does not show, by node.
+async fn config(redis: &Connection, name: &str) -> HashMap<String, String> {
     let replies = each_primary(redis, ::redis::cmd("CONFIG").arg("GET").arg(name)).await;
     let replies = replies.map(nodes);
     let value = |(node, reply)| {
         let mut settings = HashMap::<String, String>::from_redis_value(reply).ok()?;
         Some((node, settings.remove(name)?))
     };
-    Setting(replies.into_iter().flatten().filter_map(value).collect())
+    replies.into_iter().flatten().filter_map(value).collect()
+}
+
+/// Returns the value at the node, or at the one server that was asked; `None` if the server does
+/// not show it.
+fn value_of<'s>(setting: &'s HashMap<String, String>, node: &str) -> Option<&'s str> {
+    let value = setting.get(node).or_else(|| setting.get(""));
+    value.map(String::as_str)
 }
 
 /// Returns the replies of all primaries. By default, a cluster connection sends the command to one

@@ -11,7 +11,6 @@ use tokio::time::timeout;
 use crate::client::counterfoil::Counterfoil;
 #[cfg(feature = "cluster")]
 use crate::connection::cluster::Cluster;
-#[cfg(feature = "sentinel")]
 use crate::connection::primary::Primary;
 use crate::error::{Error, Result};
 use crate::store::mysql::MysqlStore;

@@ -4,11 +4,13 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use sqlx::MySqlPool;
+use tokio::sync::watch;
 
 use crate::client::counterfoil::Counterfoil;
 use crate::client::handle::Handle;
 use crate::client::open::Recountable;
 use crate::error::{Error, Result};
+use crate::metrics;
 use crate::recount::plan::{Mode, Plan, RecountIds};
 use crate::recount::recounter::Recounter;
 use crate::recount::recounting::{Recounted, Recounting};
@@ -215,7 +217,16 @@ impl RecountBuilder {
         if self.plan.ids_per_second == 0 || self.plan.timeout.is_zero() {
             return Err(self.wrong("ids_per_second() and timeout() must be greater than 0"));
         }
-        Recounting::new(self.handle, source, within, self.plan)
+        let mysql = self.handle.shared.mysql()?.clone();
+        metrics::begin_recount(&self.handle.opened.label);
+        Ok(Recounting {
+            handle: self.handle,
+            mysql,
+            source,
+            within,
+            plan: self.plan,
+            progress: watch::Sender::default(),
+        })
     }
 
     fn wrong(&self, what: &str) -> Error {

@@ -1,12 +1,9 @@
 //! The proof that a counter did not move between two reads, where +1 and -1 may cancel: its
 //! partition was not cut in between, and its id is not in the buffer (docs/protocol.md, section 9).
 
-use std::time::Duration;
-
 use crate::client::handle::Handle;
 use crate::connection::try_each;
 use crate::error::Result;
-use crate::reconciler::flush::Flusher;
 use crate::scripts::buffered::{LastCut, last_cuts};
 use crate::testing::ablation::{self, Guard};
 
@@ -46,12 +43,4 @@ impl Cuts {
         }
         Ok(moved)
     }
-}
-
-/// Cuts all partitions, so that no earlier hit is taken for a movement, and makes reconcilers delay
-/// further cuts for this time, an hour at most. Correctness does not depend on the delay.
-pub async fn hold(handle: &Handle, time: Duration) -> Result<()> {
-    let flusher = Flusher::new(handle.shared.clone());
-    let time = time.min(Duration::from_hours(1));
-    flusher.hold(&handle.opened, time).await
 }

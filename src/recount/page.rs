@@ -99,10 +99,11 @@ impl Recounting {
     }
 
     pub(super) async fn measure(&self, ids: Vec<String>, cuts: Option<Cuts>) -> Result<Page> {
-        let before = self
-            .repeated(|| self.before(ids.clone(), cuts.clone()))
-            .await?;
-        self.repeated(|| self.count(&before)).await
+        let measure = || async {
+            let before = self.before(ids.clone(), cuts.clone()).await?;
+            self.count(before).await
+        };
+        self.repeated(measure).await
     }
 
     /// Takes the first step: reads the values, and leaves out counters that are too large.
@@ -138,18 +139,23 @@ impl Recounting {
     }
 
     /// Takes the second step: counts the rows.
-    pub async fn count(&self, before: &Before) -> Result<Page> {
-        let ids: Vec<_> = before.values.iter().map(|(id, _)| id.as_str()).collect();
+    pub async fn count(&self, before: Before) -> Result<Page> {
+        let Before {
+            values,
+            rejections,
+            cuts,
+        } = before;
+        let ids: Vec<_> = values.iter().map(|(id, _)| id.as_str()).collect();
         let rows = self.rows(&ids).await?;
-        let counted = Instant::now();
-        let all = before.values.iter().zip(rows);
-        let all = all.map(|((id, value), rows)| (id.clone(), *value, rows));
-        let differing: Vec<_> = all.filter(|(_, value, rows)| value != rows).collect();
+        let (all, counted) = (ids.len(), Instant::now());
+        let values = values.into_iter().zip(rows);
+        let values = values.map(|((id, value), rows)| (id, value, rows));
+        let differing: Vec<_> = values.filter(|(_, value, rows)| value != rows).collect();
         Ok(Page {
-            same: (ids.len() - differing.len()) as u64,
+            same: (all - differing.len()) as u64,
             differing,
-            rejections: before.rejections.clone(),
-            cuts: before.cuts.clone(),
+            rejections,
+            cuts,
             counted,
             until: None,
             tries: 1,
@@ -274,18 +280,14 @@ impl Recounting {
             return Ok(Some(Vec::new()));
         }
         let family = &self.handle.registered().await?;
-        let trusting = ablation::is_out(Guard::RecountRun);
-        let rejections =
-            (!ablation::is_out(Guard::RecountRejects)).then_some(&difference.rejections);
-        let (drifted, rejections) = (difference.drifted.clone(), rejections.cloned());
+        let (drifted, rejections) = (&difference.drifted, &difference.rejections);
         let noted = self
             .mysql
-            .correct(family, run, drifted, rejections, trusting);
+            .correct(family, run, drifted.clone(), rejections.clone());
         let noted = noted.await?;
         if let Some(noted) = noted.as_ref().filter(|_| self.family().is_cached()) {
-            let corrected = noted.iter().filter(|one| one.delta != 0);
-            let corrected: Vec<_> = corrected.map(|one| one.id.as_str()).collect();
-            self.forget(&corrected).await?;
+            let noted = noted.iter().map(|one| (&*one.id, one.delta));
+            self.forget(noted).await?;
         }
         Ok(noted)
     }
@@ -300,20 +302,22 @@ impl Recounting {
                 .drift(self.family(), run.number, after.as_deref(), PAGE as u64);
             let page = page.await?;
             let Some(last) = page.last() else { break };
-            let corrected = page.iter().filter(|one| one.delta != 0);
-            let corrected: Vec<_> = corrected.map(|one| one.id.as_str()).collect();
-            self.forget(&corrected).await?;
+            self.forget(page.iter().map(|one| (&*one.id, one.delta)))
+                .await?;
             after = Some(last.id.clone());
         }
         Ok(())
     }
 
-    /// Deletes these cached counters from Redis, so that their next use reads the corrected rows.
+    /// Deletes the cached counters with a delta from Redis, so that their next use reads the corrected
+    /// rows.
     /// Waits for counters that are being saved. One that stays shows the correction with its next
     /// save.
-    async fn forget(&self, ids: &[&str]) -> Result<()> {
+    async fn forget(&self, noted: impl Iterator<Item = (&str, i64)>) -> Result<()> {
+        let corrected = noted.filter(|(_, delta)| *delta != 0);
+        let ids: Vec<_> = corrected.map(|(id, _)| id).collect();
         let mut pauses = FORGET;
-        for (number, indexes) in self.handle.by_partition_of_row(ids) {
+        for (number, indexes) in self.handle.by_partition_of_row(&ids) {
             let partition = self.handle.partition(number);
             let mut left: Vec<_> = indexes.into_iter().map(|index| ids[index]).collect();
             loop {

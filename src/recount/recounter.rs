@@ -27,7 +27,7 @@ pub struct Recounter {
 
 impl Recounter {
     pub(crate) fn start(recounting: Recounting, every: RangeInclusive<Duration>) -> Self {
-        let progress = recounting.progress();
+        let progress = recounting.progress.subscribe();
         let task = Background::start(|stop| run(recounting, every, stop));
         Recounter { task, progress }
     }
@@ -79,7 +79,7 @@ async fn work(
 ) -> Result<Duration> {
     let (began, first) = (Instant::now(), *every.start());
     let longer = at_random(every.end().saturating_sub(first));
-    let mut begin = pin!(recounting.begin(first));
+    let mut begin = pin!(recounting.begin(recounting.lease(), first));
     let begun = tokio::select! {
         begun = &mut begin => begun?,
         // a run that the database has begun must be left

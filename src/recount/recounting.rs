@@ -9,7 +9,6 @@ use crate::client::handle::Handle;
 use crate::connection::backoff::Retries;
 use crate::error::Result;
 use crate::family::Family;
-use crate::metrics;
 use crate::recount::plan::Plan;
 use crate::store::mysql::{MysqlStore, Source};
 
@@ -50,30 +49,6 @@ pub struct Recounting {
 }
 
 impl Recounting {
-    /// # Errors
-    /// [`Mismatch`](crate::ErrorKind::Mismatch) on a store other than MySQL.
-    pub(crate) fn new(
-        handle: Handle,
-        source: Source,
-        within: Duration,
-        plan: Plan,
-    ) -> Result<Self> {
-        let mysql = handle.shared.mysql()?.clone();
-        metrics::begin_recount(&handle.opened.label);
-        Ok(Recounting {
-            handle,
-            mysql,
-            source,
-            within,
-            plan,
-            progress: watch::Sender::default(),
-        })
-    }
-
-    pub(crate) fn progress(&self) -> watch::Receiver<Recounted> {
-        self.progress.subscribe()
-    }
-
     pub(crate) fn family(&self) -> &Family {
         self.handle.family()
     }

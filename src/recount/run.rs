@@ -9,7 +9,8 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
-use crate::recount::movement::{self, Cuts};
+use crate::reconciler::flush::Flusher;
+use crate::recount::movement::Cuts;
 use crate::recount::page::Page;
 use crate::recount::recounting::{Recounted, Recounting};
 use crate::scripts::partition::random;
@@ -59,7 +60,7 @@ impl Recounting {
             let busy = format!("{}: another recount {what}", self.family());
             Error::new(ErrorKind::Busy, busy)
         };
-        match self.begin(Duration::ZERO).await? {
+        match self.begin(self.lease(), Duration::ZERO).await? {
             Begun::Run(run) => {
                 let recounted = self.run(run, pending()).await?;
                 recounted.ok_or_else(|| busy("took over the run"))
@@ -68,12 +69,9 @@ impl Recounting {
         }
     }
 
-    /// Begins a run if the last one began at least that long ago, or takes over an abandoned one.
-    pub(crate) async fn begin(&self, every: Duration) -> Result<Begun> {
-        self.begin_after(self.lease(), every).await
-    }
-
-    async fn begin_after(&self, lease: Duration, every: Duration) -> Result<Begun> {
+    /// Begins a run if the last one began at least that long ago, or takes over one that no process has
+    /// touched for the lease.
+    pub(crate) async fn begin(&self, lease: Duration, every: Duration) -> Result<Begun> {
         let begin = Begin {
             family: self.handle.registered().await?.number,
             holder: random()?,
@@ -239,11 +237,14 @@ impl Recounting {
         Ok(())
     }
 
-    /// Cuts all partitions, and holds further cuts until the round is over. A round takes two waits
-    /// and a count of rows, after the lag of a replica.
+    /// Cuts all partitions, so that no earlier hit is taken for a movement, and makes reconcilers delay
+    /// further cuts until the round is over, an hour at most. A round takes two waits and a count of
+    /// rows, after the lag of a replica. Correctness does not depend on the delay.
     async fn hold(&self) -> Result<Cuts> {
         let time = self.lag() + 2 * self.within + self.plan.timeout;
-        movement::hold(&self.handle, time).await?;
+        let flusher = Flusher::new(self.handle.shared.clone());
+        let time = time.min(Duration::from_hours(1));
+        flusher.hold(&self.handle.opened, time).await?;
         Cuts::read(&self.handle).await
     }
 
@@ -277,7 +278,7 @@ impl Recounting {
 impl Recounting {
     /// Begins a run, or takes over the current one from any holder.
     pub async fn take(&self) -> Result<Option<Run>> {
-        match self.begin_after(Duration::ZERO, Duration::ZERO).await? {
+        match self.begin(Duration::ZERO, Duration::ZERO).await? {
             Begun::Run(run) => Ok(Some(run)),
             Begun::Held | Begun::Early(_) => Ok(None),
         }

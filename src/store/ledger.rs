@@ -15,7 +15,7 @@ const POSITION_BYTES: usize = 255;
 
 /// The work of one transaction.
 pub(crate) struct Advance<'b> {
-    /// The work on each batch, in the order in which the batches were given.
+    /// The work on each batch, in the order of the ledger, in which ids are taken.
     pub(crate) steps: Vec<Step<'b>>,
     /// The ledger rows to write.
     pub(crate) marks: BTreeMap<LedgerKey, Mark>,
@@ -23,16 +23,18 @@ pub(crate) struct Advance<'b> {
 
 /// The work of one transaction on one batch.
 pub(crate) struct Step<'b> {
+    /// The index of the batch in the caller's list.
+    pub(crate) index: usize,
     pub(crate) batch: &'b Batch,
     /// The deltas to add.
-    pub(crate) deltas: &'b [(Vec<u8>, i64)],
+    pub(crate) deltas: &'b Deltas,
     /// The progress of the batch once they are added.
-    pub(crate) progress: Progress,
+    progress: Progress,
 }
 
 impl<'b> Advance<'b> {
     /// Compares the batches with the ledger's rows and takes up to `max_rows` ids of them, at least
-    /// one, in the order of the ledger. A row that is missing in `rows` does not exist yet.
+    /// one. A row that is missing in `rows` does not exist yet.
     pub(crate) fn new(
         batches: &'b [Arc<Batch>],
         rows: &BTreeMap<LedgerKey, Mark>,
@@ -42,7 +44,7 @@ impl<'b> Advance<'b> {
         let mut order: Vec<_> = batches.iter().map(|batch| &**batch).enumerate().collect();
         order.sort_by_key(|(_, batch)| (batch.ledger_key(), batch.id));
         let mut room = usize::try_from(max_rows).unwrap_or(usize::MAX).max(1);
-        let (mut steps, mut marks) = (BTreeMap::new(), BTreeMap::new());
+        let (mut steps, mut marks) = (Vec::new(), BTreeMap::new());
         for (index, batch) in order {
             let key = batch.ledger_key();
             let before = marks
@@ -50,53 +52,43 @@ impl<'b> Advance<'b> {
                 .or(rows.get(&key))
                 .cloned()
                 .unwrap_or_default();
-            let (step, after) = before.step(batch, room, out);
-            room = room.saturating_sub(step.deltas.len());
+            let (deltas, progress, after) = before.step(batch, room, out);
+            room = room.saturating_sub(deltas.len());
             marks.extend(after.map(|mark| (key, mark)));
-            steps.insert(index, step);
+            steps.push(Step {
+                index,
+                batch,
+                deltas,
+                progress,
+            });
         }
-        Advance {
-            steps: steps.into_values().collect(),
-            marks,
-        }
+        Advance { steps, marks }
     }
 
-    /// Returns the indexes of the steps in the order of the ledger, in which ids are taken.
-    pub(crate) fn order(&self) -> Vec<usize> {
-        let mut order: Vec<_> = (0..self.steps.len()).collect();
-        order.sort_by_key(|&index| {
-            let batch = self.steps[index].batch;
-            (batch.ledger_key(), batch.id)
-        });
-        order
+    /// Returns the progress of each batch, in the order in which the batches were given.
+    pub(crate) fn progress(&self) -> Vec<Progress> {
+        let steps = self.steps.iter().map(|step| (step.index, step.progress));
+        let by_index: BTreeMap<_, _> = steps.collect();
+        by_index.into_values().collect()
     }
 }
 
 impl Mark {
-    /// Decides what a transaction with room for that many ids does with the batch. Returns the next
-    /// mark as well if the ledger row changes.
+    /// Decides what a transaction with room for that many ids does with the batch. Returns the
+    /// deltas to add, the progress of the batch once they are added, and the next mark if the ledger
+    /// row changes.
     fn step<'b>(
         &self,
         batch: &'b Batch,
         room: usize,
         out: Option<Guard>,
-    ) -> (Step<'b>, Option<Mark>) {
+    ) -> (&'b Deltas, Progress, Option<Mark>) {
         let (start, room) = match self.start(batch, out) {
             // taken at once, because a batch that begins anew with every part never ends
             _ if out == Some(Guard::Ledger) => (0, usize::MAX),
             Ok(_) if out == Some(Guard::Position) && self.position.is_some() => (0, usize::MAX),
             Ok(start) => (start, room),
-            Err(progress) => {
-                let deltas = &[];
-                return (
-                    Step {
-                        batch,
-                        deltas,
-                        progress,
-                    },
-                    None,
-                );
-            }
+            Err(progress) => return (&[], progress, None),
         };
         let (deltas, left) = split(&batch.deltas[start..], room);
         debug_assert!(
@@ -115,14 +107,7 @@ impl Mark {
         };
         // only a test without the ledger adds a batch with a lower number
         let is_ahead = (left.is_empty() || last.is_some()) && batch.id.seq >= self.seq;
-        (
-            Step {
-                batch,
-                deltas,
-                progress,
-            },
-            is_ahead.then_some(mark),
-        )
+        (deltas, progress, is_ahead.then_some(mark))
     }
 
     /// Returns the index of the first delta that the database lacks, or the progress of a batch
@@ -140,7 +125,8 @@ impl Mark {
     }
 }
 
-type Deltas = [(Vec<u8>, i64)];
+/// A part of the deltas of a batch.
+pub(crate) type Deltas = [(Vec<u8>, i64)];
 
 /// Splits off the deltas to take: `room`, and more until the last id fits into a ledger row.
 fn split(deltas: &Deltas, room: usize) -> (&Deltas, &Deltas) {

@@ -125,7 +125,10 @@ impl Store for MemoryStore {
         let mut tables = self.0.lock();
         let max_rows = max_rows.unwrap_or(u64::MAX);
         let advance = Advance::new(batches, &tables.ledger, max_rows, ablation::out());
-        let mut applied = Applied::default();
+        let mut applied = Applied {
+            progress: advance.progress(),
+            ..Applied::default()
+        };
         for step in advance.steps {
             for (id, delta) in step.deltas {
                 if tables.add(&step.batch.family.family, id, *delta) {
@@ -134,7 +137,6 @@ impl Store for MemoryStore {
                     applied.rejected += 1;
                 }
             }
-            applied.progress.push(step.progress);
         }
         tables.ledger.extend(advance.marks);
         Ok(applied)

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::fault;
 use super::json;
-use super::session::Transaction;
+use super::session::Session;
 use super::statement::Statement;
 use super::target::{self, BULK, Segment, Target};
 use crate::store::Registered;
@@ -31,14 +31,6 @@ pub struct Delta<'b> {
 /// The refused deltas, each by its index in the caller's list and with the reason.
 pub type Refused = BTreeMap<usize, String>;
 
-/// Returns the key of the row that takes the id.
-pub fn key<'b>(family: &Registered, id: &'b [u8]) -> Result<Vec<Segment<'b>>, String> {
-    let id = std::str::from_utf8(id).map_err(|_| NOT_UTF8.to_owned())?;
-    let segments = target::segments(family, id)?;
-    let family = target::family_segment(family).into_iter();
-    Ok(family.chain(segments).collect())
-}
-
 /// Finds the rows of the ids, which clients in other languages may have written. Refuses an id that
 /// matches no row.
 pub fn deltas<'b>(
@@ -46,9 +38,15 @@ pub fn deltas<'b>(
     ids: impl IntoIterator<Item = (usize, &'b [u8], i64)>,
     refused: &mut Refused,
 ) -> Vec<Delta<'b>> {
+    let key = |id: &'b [u8]| {
+        let id = std::str::from_utf8(id).map_err(|_| NOT_UTF8.to_owned())?;
+        let segments = target::segments(family, id)?;
+        let family = target::family_segment(family).into_iter();
+        Ok::<_, String>(family.chain(segments).collect())
+    };
     let mut deltas = Vec::new();
     for (index, id, delta) in ids {
-        match key(family, id) {
+        match key(id) {
             Ok(key) => deltas.push(Delta { index, key, delta }),
             Err(reason) => drop(refused.insert(index, reason)),
         }
@@ -59,44 +57,40 @@ pub fn deltas<'b>(
 /// Takes the deltas out whose rows another transaction has locked, and locks the rows of the others.
 /// Returns the indexes of those taken out.
 pub async fn take_locked(
-    transaction: &mut Transaction,
+    transaction: &mut Session,
     target: &Target,
     deltas: &mut Vec<Delta<'_>>,
 ) -> Result<BTreeSet<usize>, sqlx::Error> {
-    let keys: Vec<_> = deltas.iter().map(|delta| &*delta.key).collect();
-    let are_locked = lock_free(transaction, target, &keys).await?;
-    let locked = deltas.iter().zip(are_locked).filter(|(_, locked)| *locked);
-    let locked: BTreeSet<_> = locked.map(|(delta, _)| delta.index).collect();
+    let locked = lock_free(transaction, target, deltas).await?;
     deltas.retain(|delta| !locked.contains(&delta.index));
     Ok(locked)
 }
 
-/// Locks the rows of these keys in a table of the application, without waiting. Returns for each key
-/// whether another transaction has locked its row. Counterfoil's own rows are locked when they are
-/// written.
+/// Locks the rows of these deltas in a table of the application, without waiting. Returns the
+/// indexes of the deltas whose rows another transaction has locked. Counterfoil's own rows are
+/// locked when they are written.
 pub async fn lock_free(
-    transaction: &mut Transaction,
+    transaction: &mut Session,
     target: &Target,
-    keys: &[&[Segment<'_>]],
-) -> Result<Vec<bool>, sqlx::Error> {
-    let mut locked = vec![false; keys.len()];
+    deltas: &[Delta<'_>],
+) -> Result<BTreeSet<usize>, sqlx::Error> {
     if target.is_own {
-        return Ok(locked);
+        return Ok(BTreeSet::new());
     }
-    let found = find(transaction, &target.lock_free, keys).await?;
+    let keys: Vec<_> = deltas.iter().map(|delta| &*delta.key).collect();
+    let found = find(transaction, &target.lock_free, &keys).await?;
+    let others = deltas.iter().zip(found).filter(|(_, found)| !found);
     // missing, or locked
-    let others: Vec<_> = (0..keys.len()).filter(|&index| !found[index]).collect();
-    let of_others: Vec<_> = others.iter().map(|&index| keys[index]).collect();
-    let exist = find(transaction, &target.exists, &of_others).await?;
-    for (index, exists) in others.into_iter().zip(exist) {
-        locked[index] = exists;
-    }
-    Ok(locked)
+    let others: Vec<_> = others.map(|(delta, _)| delta).collect();
+    let keys: Vec<_> = others.iter().map(|delta| &*delta.key).collect();
+    let exist = find(transaction, &target.exists, &keys).await?;
+    let locked = others.iter().zip(exist).filter(|(_, exists)| *exists);
+    Ok(locked.map(|(delta, _)| delta.index).collect())
 }
 
 /// Returns for each key whether the statement finds its row.
 async fn find(
-    transaction: &mut Transaction,
+    transaction: &mut Session,
     select: &Statement,
     keys: &[&[Segment<'_>]],
 ) -> Result<Vec<bool>, sqlx::Error> {
@@ -141,7 +135,7 @@ enum Way {
 /// then updated. The others are bisected, down to the single row: among 10,000 rows, one bad row
 /// costs about 42 more statements.
 pub async fn add(
-    transaction: &mut Transaction,
+    transaction: &mut Session,
     target: &Target,
     mut deltas: Vec<Delta<'_>>,
     refused: &mut Refused,
@@ -153,6 +147,9 @@ pub async fn add(
     });
     let (mut steps, mut added) = (plan(target, &deltas), 0);
     while let Some(step) = steps.pop() {
+        if step.rows.is_empty() {
+            continue;
+        }
         let reason = match step.way {
             Way::Find if target.inserts => {
                 format!("no such row, and {} takes no negative number", target.value)
@@ -174,11 +171,14 @@ pub async fn add(
             Way::Find | Way::Upsert => step.find(transaction, target).await?,
         };
         match way {
-            Way::Find if target.is_numbered => steps.extend(Bulk::unless_empty(Way::Upsert, &rows)),
+            Way::Find if target.is_numbered => steps.push(Bulk {
+                way: Way::Upsert,
+                rows,
+            }),
             Way::Upsert | Way::Update if !is_single => {
-                let (first, second) = rows.split_at(rows.len() / 2);
-                let halves = [second, first].into_iter();
-                steps.extend(halves.filter_map(|rows| Bulk::unless_empty(way, rows)));
+                let mut first = rows;
+                let second = first.split_off(first.len() / 2);
+                steps.extend([second, first].map(|rows| Bulk { way, rows }));
             }
             _ => {
                 for row in rows {
@@ -189,7 +189,10 @@ pub async fn add(
                 }
             }
         }
-        steps.extend(Bulk::unless_empty(Way::Update, &found));
+        steps.push(Bulk {
+            way: Way::Update,
+            rows: found,
+        });
     }
     Ok(added)
 }
@@ -242,18 +245,11 @@ impl Way {
 }
 
 impl<'d, 'b> Bulk<'d, 'b> {
-    fn unless_empty(way: Way, rows: &[RowDelta<'d, 'b>]) -> Option<Self> {
-        (!rows.is_empty()).then(|| Bulk {
-            way,
-            rows: rows.to_vec(),
-        })
-    }
-
     /// Locks the rows that exist, and returns them and the others. Without the lock a row could
     /// appear or vanish before it is updated.
     async fn find(
         self,
-        transaction: &mut Transaction,
+        transaction: &mut Session,
         target: &Target,
     ) -> Result<(Vec<RowDelta<'d, 'b>>, Vec<RowDelta<'d, 'b>>), sqlx::Error> {
         let keys: Vec<_> = self.rows.iter().map(RowDelta::key).collect();
@@ -264,11 +260,7 @@ impl<'d, 'b> Bulk<'d, 'b> {
             .partition(|_| is_found.next() == Some(true)))
     }
 
-    async fn write(
-        &self,
-        transaction: &mut Transaction,
-        target: &Target,
-    ) -> Result<(), sqlx::Error> {
+    async fn write(&self, transaction: &mut Session, target: &Target) -> Result<(), sqlx::Error> {
         let rows = &self.rows;
         let statement = match (self.way, &target.bulk_upsert) {
             (Way::Upsert, Some(bulk)) if rows.len() == BULK => {

@@ -9,8 +9,8 @@ use super::add::{self, Delta, Refused};
 use super::fault;
 use super::ledger::{self, Locked};
 use super::rejects;
-use super::session::{Transaction, UnitOfWork};
-use super::target::{Segment, Target};
+use super::session::{Session, UnitOfWork};
+use super::target::Target;
 use crate::error::{Error, Result};
 use crate::store::ledger::Advance;
 use crate::store::{Applied, Batch, Registered};
@@ -34,11 +34,10 @@ pub async fn apply(
     for batch in batches {
         targets.push(mysql.target(&batch.family.family).await?);
     }
-    let is_shared = |batch: &Arc<Batch>| batch.family.family.table.is_some();
-    let default = if batches.iter().any(is_shared) {
-        MAX_ROWS_SHARED
-    } else {
+    let default = if targets.iter().all(|target| target.is_own) {
         MAX_ROWS
+    } else {
+        MAX_ROWS_SHARED
     };
     let apply = Apply {
         batches: batches.to_vec(),
@@ -47,41 +46,15 @@ pub async fn apply(
         out,
     };
     let failed = "batches were not written";
-    match mysql.primary.transact(failed, apply.clone()).await? {
-        Outcome::PutOff => {
-            let first = Apply {
-                max_rows: 1,
-                ..apply
-            };
-            mysql.primary.transact(failed, first).await?.applied()
-        }
-        done => done.applied(),
+    if let Some(applied) = mysql.primary.transact(failed, apply.clone()).await? {
+        return applied;
     }
-}
-
-/// The outcome of a transaction.
-enum Outcome {
-    Applied(Applied),
-    /// Nothing was done, since another transaction has locked the first row.
-    PutOff,
-    /// Nothing was done, since the database does not have this family under its number.
-    Unregistered(Arc<Registered>),
-}
-
-impl Outcome {
-    fn applied(self) -> Result<Applied> {
-        match self {
-            Outcome::Applied(applied) => Ok(applied),
-            Outcome::PutOff => Err(Error::corrupt("a transaction of one row was put off")),
-            Outcome::Unregistered(registered) => {
-                let Registered { family, number, .. } = &*registered;
-                let why = "it was removed, or the database lost its registration";
-                Err(Error::mismatch(format!(
-                    "{family} is not registered as number {number}: {why}"
-                )))
-            }
-        }
-    }
+    let first = Apply {
+        max_rows: 1,
+        ..apply
+    };
+    let first = mysql.primary.transact(failed, first).await?;
+    first.unwrap_or_else(|| Err(Error::corrupt("a transaction of one row was put off")))
 }
 
 /// A transaction that applies batches. It **never waits for a row of the application's tables while
@@ -97,56 +70,57 @@ struct Apply {
     out: Option<Guard>,
 }
 
-/// The key of a row, and the place of its id in the order of the ledger.
-type Place<'b> = (Vec<Segment<'b>>, u64);
+/// The deltas of each table, in the order in which all transactions write tables.
+type ByTable<'b> = BTreeMap<&'b str, (&'b Target, Vec<Delta<'b>>)>;
 
 impl Apply {
+    /// Finds the rows of the deltas. The index of a delta is its place in the order of the ledger.
+    fn by_table<'b>(&'b self, advance: &Advance<'b>, refused: &mut Refused) -> ByTable<'b> {
+        let (mut by_table, mut place) = (ByTable::new(), 0);
+        for step in &advance.steps {
+            let ids = step.deltas.iter().zip(place..);
+            let ids = ids.map(|((id, delta), place)| (place, &**id, *delta));
+            let target = &*self.targets[step.index];
+            let new = || (target, Vec::new());
+            let (_, deltas) = by_table.entry(&target.label).or_insert_with(new);
+            deltas.extend(add::deltas(&step.batch.family, ids, refused));
+            place += step.deltas.len();
+        }
+        by_table
+    }
+
     /// Locks the rows of the application's tables without waiting. Returns how many ids, in the
     /// order of the ledger, come before the first one whose row another transaction has locked;
     /// `max_rows` if all are free.
     async fn lock_free(
         &self,
-        transaction: &mut Transaction,
+        transaction: &mut Session,
         advance: &Advance<'_>,
     ) -> Result<u64, sqlx::Error> {
-        let mut by_table: BTreeMap<&str, (&Target, Vec<Place<'_>>)> = BTreeMap::new();
-        let mut place = 0;
-        for index in advance.order() {
-            let (step, target) = (&advance.steps[index], &*self.targets[index]);
-            if target.is_own {
-                place += step.deltas.len() as u64;
-                continue;
-            }
-            let new = || (target, Vec::new());
-            let (_, rows) = by_table.entry(&target.label).or_insert_with(new);
-            for (id, _) in step.deltas {
-                // an id without a key goes to the rejects
-                rows.extend(add::key(&step.batch.family, id).map(|key| (key, place)));
-                place += 1;
-            }
-        }
         let mut free = self.max_rows;
-        for (target, mut rows) in by_table.into_values() {
-            rows.sort();
-            let keys: Vec<_> = rows.iter().map(|(key, _)| &**key).collect();
-            let locked = add::lock_free(transaction, target, &keys).await?;
-            let locked = rows.iter().zip(locked).filter(|(_, locked)| *locked);
-            let first = locked.map(|((_, place), _)| *place).min();
-            free = free.min(first.unwrap_or(free));
+        if self.targets.iter().all(|target| target.is_own) {
+            return Ok(free);
+        }
+        let by_table = self.by_table(advance, &mut Refused::new());
+        for (target, deltas) in by_table.into_values() {
+            let locked = add::lock_free(transaction, target, &deltas).await?;
+            free = locked.first().map_or(free, |&place| free.min(place as u64));
         }
         Ok(free)
     }
 }
 
 impl UnitOfWork for Apply {
-    type Output = Outcome;
+    /// `None` if nothing was done because another transaction has locked the first row, an error if
+    /// the database does not have one of the families under its number.
+    type Output = Option<Result<Applied>>;
 
     /// After a lock timeout others go first: the scheduler tries again later.
     fn is_repeated(error: &sqlx::Error) -> bool {
         fault::is_conflict(error) && !fault::is_locked(error)
     }
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<Outcome, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
         let Locked {
             known,
             unregistered,
@@ -154,7 +128,11 @@ impl UnitOfWork for Apply {
         if let Some(family) = unregistered
             && self.out != Some(Guard::Registration)
         {
-            return Ok(Outcome::Unregistered(family));
+            let Registered { family, number, .. } = &*family;
+            let why = "it was removed, or the database lost its registration";
+            return Ok(Some(Err(Error::mismatch(format!(
+                "{family} is not registered as number {number}: {why}"
+            )))));
         }
         let advance = |rows| Advance::new(&self.batches, &known, rows, self.out);
         let free = match self.max_rows {
@@ -162,26 +140,17 @@ impl UnitOfWork for Apply {
             rows => self.lock_free(transaction, &advance(rows)).await?,
         };
         if free == 0 {
-            return Ok(Outcome::PutOff);
+            return Ok(None);
         }
-        let Advance { steps, marks } = advance(free);
-        ledger::write(transaction, &known, &marks).await?;
-        let (mut taken, mut refused) = (Vec::new(), Refused::new());
-        // all transactions write tables in this order
-        let mut by_table: BTreeMap<&str, (&Target, Vec<Delta<'_>>)> = BTreeMap::new();
-        for (step, target) in steps.iter().zip(&self.targets) {
-            let ids = step.deltas.iter().zip(taken.len()..);
-            let ids = ids.map(|((id, delta), index)| (index, &**id, *delta));
-            let deltas = add::deltas(&step.batch.family, ids, &mut refused);
-            let new = || (&**target, Vec::new());
-            let table = by_table.entry(&target.label).or_insert_with(new);
-            table.1.extend(deltas);
-            taken.extend(step.deltas.iter().map(|delta| (step.batch, delta)));
-        }
-        let mut rows = 0;
-        for (target, deltas) in by_table.into_values() {
+        let advance = advance(free);
+        ledger::write(transaction, &known, &advance.marks).await?;
+        let (mut rows, mut refused) = (0, Refused::new());
+        for (target, deltas) in self.by_table(&advance, &mut refused).into_values() {
             rows += add::add(transaction, target, deltas, &mut refused).await?;
         }
+        let taken = advance.steps.iter();
+        let taken = taken.flat_map(|step| step.deltas.iter().map(|delta| (step.batch, delta)));
+        let taken: Vec<_> = taken.collect();
         let rejected = refused.iter();
         let rejected = rejected.map(|(index, reason)| {
             let (batch, delta) = taken[*index];
@@ -193,13 +162,13 @@ impl UnitOfWork for Apply {
         let (dropped, rejected): (Vec<_>, Vec<_>) = rejected.partition(is_dropped);
         rejects::write(transaction, &rejected).await?;
         let applied = Applied {
-            progress: steps.iter().map(|step| step.progress).collect(),
+            progress: advance.progress(),
             rows,
             rejected: rejected.len() as u64,
             dropped: dropped.len() as u64,
         };
         if taken.len() as u64 == applied.rows + applied.rejected + applied.dropped {
-            Ok(Outcome::Applied(applied))
+            Ok(Some(Ok(applied)))
         } else {
             Err(sqlx::Error::Protocol(format!(
                 "some deltas were neither added, rejected nor dropped: {applied:?}"

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::MysqlStore;
-use super::session::{Transaction, UnitOfWork};
+use super::session::{Session, UnitOfWork};
 use super::statement::Statement;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
@@ -31,13 +31,13 @@ struct Unregister(u64);
 impl UnitOfWork for Unregister {
     type Output = u64;
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<u64, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<u64, sqlx::Error> {
         // waits for batches that are being applied, which may leave rejects
         const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
         const MARK: &str = "UPDATE counterfoil_families SET state = 'removing' WHERE number = ?";
         let by_number = |text| Statement::once(text).bind(self.0);
         transaction.fetch::<()>(by_number(LOCK)).await?;
-        let open = transaction.fetch(by_number(OPEN_REJECTS)).await?;
+        let open = transaction.fetch(count(OPEN_REJECTS, &[self.0])).await?;
         let open = open.first().map_or(0, |(open,)| *open);
         if open == 0 {
             transaction.execute(by_number(MARK)).await?;
@@ -46,16 +46,15 @@ impl UnitOfWork for Unregister {
     }
 }
 
-const OPEN_REJECTS: &str = "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects \
-     WHERE applied_at IS NULL AND family = ?";
+const OPEN_REJECTS: &str = "counterfoil_rejects WHERE applied_at IS NULL AND family = ?";
 
 fn refuse_open(family: &Family, open: u64) -> Result<()> {
-    let open = match open {
-        0 => return Ok(()),
-        1 => "1 reject is".to_owned(),
-        open => format!("{open} rejects are"),
-    };
-    let why = format!("{family}: {open} open, whose hits no row has; apply or discard them first");
+    if open == 0 {
+        return Ok(());
+    }
+    let why = format!(
+        "{family}: {open} reject(s) open, whose hits no row has; apply or discard them first"
+    );
     Err(Error::new(ErrorKind::Busy, why))
 }
 
@@ -80,18 +79,7 @@ impl MysqlStore {
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store): some records may be deleted already. Call again.
     pub async fn purge(&self, age: Duration) -> Result<Purged> {
-        let mut purged = Purged {
-            rejects: self.delete_old_rejects(age).await?,
-            ..Purged::default()
-        };
-        for (family, run) in self.old_recounts(age).await? {
-            let bind = |delete: Statement| delete.bind(family).bind(run);
-            let drift = "counterfoil_drift WHERE family = ? AND run = ?";
-            purged.drift += self.delete(drift, bind).await?;
-            let recount = "counterfoil_recounts WHERE family = ? AND run = ?";
-            purged.recounts += self.delete(recount, bind).await?;
-        }
-        Ok(purged)
+        self.old_records(age, true).await
     }
 
     /// Returns what [`purge`](Self::purge) would delete.
@@ -99,31 +87,38 @@ impl MysqlStore {
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     pub async fn purgeable(&self, age: Duration) -> Result<Purged> {
-        const FAILED: &str = "old records were not counted";
-        let count =
-            |from: &str| Statement::once(format!("SELECT CAST(COUNT(*) AS UNSIGNED) FROM {from}"));
-        let rejects = count(OLD_REJECTS).bind(age.as_secs());
-        let (rejects,) = self.primary.read_one(FAILED, rejects).await?;
-        let recounts = self.old_recounts(age).await?;
-        let mut drift = 0;
-        for (family, run) in &recounts {
-            let of_run = count("counterfoil_drift WHERE family = ? AND run = ?");
-            let of_run = of_run.bind(*family).bind(*run);
-            let (of_run,): (u64,) = self.primary.read_one(FAILED, of_run).await?;
-            drift += of_run;
+        self.old_records(age, false).await
+    }
+
+    /// Deletes or counts the records that are older than `age`.
+    async fn old_records(&self, age: Duration, deletes: bool) -> Result<Purged> {
+        // the last recount of each family is kept
+        const RECOUNTS: &str = "SELECT family, run FROM counterfoil_recounts AS r \
+             WHERE finished_at < CURRENT_TIMESTAMP(3) - INTERVAL ? SECOND \
+             AND run < (SELECT MAX(run) FROM counterfoil_recounts AS l WHERE l.family = r.family)";
+        let rows = async |from: &str, numbers: &[u64]| match deletes {
+            true => self.delete(from, numbers).await,
+            false => self.count(from, numbers).await,
+        };
+        let age = age.as_secs();
+        let mut old = Purged {
+            rejects: rows(OLD_REJECTS, &[age]).await?,
+            ..Purged::default()
+        };
+        let recounts = Statement::once(RECOUNTS).bind(age);
+        let recounts = self.primary.read("recounts were not read", recounts);
+        for (family, run) in recounts.await? {
+            let of_run = [family, run];
+            old.drift += rows("counterfoil_drift WHERE family = ? AND run = ?", &of_run).await?;
+            old.recounts +=
+                rows("counterfoil_recounts WHERE family = ? AND run = ?", &of_run).await?;
         }
-        Ok(Purged {
-            rejects,
-            recounts: recounts.len() as u64,
-            drift,
-        })
+        Ok(old)
     }
 
     /// Returns an error if rejects of the family are open.
     pub(crate) async fn refuse_open_rejects(&self, family: &Family, number: u64) -> Result<()> {
-        let count = Statement::new(OPEN_REJECTS).bind(number);
-        let count = self.primary.read_one("rejects were not read", count);
-        let (open,) = count.await?;
+        let open = self.count(OPEN_REJECTS, &[number]).await?;
         refuse_open(family, open)
     }
 
@@ -135,46 +130,57 @@ impl MysqlStore {
         let failed = "the family was not removed";
         let open = self.primary.transact(failed, Unregister(number)).await?;
         refuse_open(family, open)?;
-        let bind = |statement: Statement| statement.bind(number);
         for table in ["values", "rejects", "recounts", "drift"] {
-            self.delete(&format!("counterfoil_{table} WHERE family = ?"), bind)
+            self.delete(&format!("counterfoil_{table} WHERE family = ?"), &[number])
                 .await?;
         }
-        let mark = bind(Statement::once(MARK));
-        self.primary.write(failed, mark).await.map(drop)
+        let mark = Statement::once(MARK).bind(number);
+        self.primary.transact(failed, mark).await.map(drop)
     }
 
     /// Deletes rejects that were done long ago, as far as this user may.
     pub(super) async fn expire_rejects(&self) {
-        if let Err(error) = self.delete_old_rejects(self.rejects_kept).await {
+        if let Err(error) = self
+            .delete(OLD_REJECTS, &[self.rejects_kept.as_secs()])
+            .await
+        {
             tracing::debug!(error = %format_args!("{error:#}"), "deleting old rejects failed");
         }
     }
 
-    async fn delete_old_rejects(&self, age: Duration) -> Result<u64> {
-        let bind = |delete: Statement| delete.bind(age.as_secs());
-        self.delete(OLD_REJECTS, bind).await
-    }
-
-    /// Returns the family and number of each recount that ended, except the last of each family.
-    async fn old_recounts(&self, age: Duration) -> Result<Vec<(u64, u64)>> {
-        const OLD: &str = "SELECT family, run FROM counterfoil_recounts AS r \
-             WHERE finished_at < CURRENT_TIMESTAMP(3) - INTERVAL ? SECOND \
-             AND run < (SELECT MAX(run) FROM counterfoil_recounts AS l WHERE l.family = r.family)";
-        let select = Statement::once(OLD).bind(age.as_secs());
-        self.primary.read("recounts were not read", select).await
-    }
-
-    async fn delete(&self, from: &str, bind: impl FnOnce(Statement) -> Statement) -> Result<u64> {
-        let delete = Statement::once(format!("DELETE FROM {from} LIMIT {ROWS}"));
-        let (delete, mut deleted) = (bind(delete), 0);
+    /// Deletes the rows with these numbers.
+    async fn delete(&self, from: &str, numbers: &[u64]) -> Result<u64> {
+        let delete = bind(format!("DELETE FROM {from} LIMIT {ROWS}"), numbers);
+        let mut deleted = 0;
         loop {
             let delete = delete.clone();
-            let rows = self.primary.write("old records stay", delete).await?;
+            let rows = self.primary.transact("old records stay", delete).await?;
             deleted += rows;
             if rows < ROWS {
                 return Ok(deleted);
             }
         }
     }
+
+    async fn count(&self, from: &str, numbers: &[u64]) -> Result<u64> {
+        let count = self
+            .primary
+            .read_one("records were not counted", count(from, numbers));
+        let (rows,) = count.await?;
+        Ok(rows)
+    }
+}
+
+fn count(from: &str, numbers: &[u64]) -> Statement {
+    bind(
+        format!("SELECT CAST(COUNT(*) AS UNSIGNED) FROM {from}"),
+        numbers,
+    )
+}
+
+fn bind(text: String, numbers: &[u64]) -> Statement {
+    let numbers = numbers.iter();
+    numbers.fold(Statement::once(text), |statement, number| {
+        statement.bind(*number)
+    })
 }

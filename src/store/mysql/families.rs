@@ -76,34 +76,28 @@ pub(super) fn holder(registered: &Registered) -> String {
     format!("{}/{}", registered.family, registered.database)
 }
 
-/// A family that was removed: whether it may be registered anew.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Removed {
-    TakenOver,
-    Refused,
-}
-
-/// Registers the family unless it is registered.
+/// Registers the family unless it is registered. One that was removed is registered anew, except
+/// `again`.
 pub(super) async fn register(
     database: &Database,
     family: &Family,
-    removed: Removed,
+    again: bool,
 ) -> Result<Registered> {
     // an existing row stays unchanged
     const INSERT: &str = "INSERT INTO counterfoil_families \
          (namespace, name, settings, database_id, kind, partitions, wide, durability, target, shape) \
          VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
-    if let Some(registered) = find(database, family, removed).await? {
+    if let Some(registered) = find(database, family, again).await? {
         return Ok(registered);
     }
     let insert = bind_name(Statement::new(INSERT), family).bind(family.settings());
     let insert = bind_identity(insert.bind(database_id(database).await?), family);
     database
-        .write("a family was not registered", insert)
+        .transact("a family was not registered", insert)
         .await?;
     // another process may have been first, with another configuration
     let absent = || Error::store(format!("{family} was registered, but is missing"));
-    find(database, family, removed).await?.ok_or_else(absent)
+    find(database, family, again).await?.ok_or_else(absent)
 }
 
 fn bind_name(statement: Statement, family: &Family) -> Statement {
@@ -130,16 +124,12 @@ async fn database_id(database: &Database) -> Result<String> {
 }
 
 /// Returns the family as registered, and writes this process's settings beside its identity.
-async fn find(
-    database: &Database,
-    family: &Family,
-    removed: Removed,
-) -> Result<Option<Registered>> {
+async fn find(database: &Database, family: &Family, again: bool) -> Result<Option<Registered>> {
     let by_name = bind_name(select("WHERE namespace = ? AND name = ?"), family);
     let read = || database.read::<Known>(UNREAD, by_name.clone());
     let mut found = read().await?.pop();
     if found.as_ref().is_some_and(|known| known.state == "removed") {
-        if removed == Removed::Refused {
+        if again {
             return Err(Error::mismatch(format!("{family} was removed")));
         }
         take_over(database, family).await?;
@@ -163,7 +153,7 @@ async fn find(
             Statement::new("UPDATE counterfoil_families SET settings = ? WHERE number = ?");
         let update = update.bind(settings).bind(known.number);
         let failed = format!("{family}: its settings were not written");
-        database.write(failed, update).await?;
+        database.transact(failed, update).await?;
     }
     Ok(Some(Registered {
         family: family.clone(),
@@ -174,13 +164,9 @@ async fn find(
 
 /// Registers a family under the number of a removed one of its name, unless another process did.
 async fn take_over(database: &Database, family: &Family) -> Result<()> {
-    const UPDATE: &str = "UPDATE counterfoil_families SET state = 'used', \
-         settings = ?, kind = ?, partitions = ?, wide = ?, durability = ?, target = ?, shape = ? \
-         WHERE namespace = ? AND name = ? AND state = 'removed'";
-    let update = bind_identity(Statement::new(UPDATE).bind(family.settings()), family);
-    let update = bind_name(update, family);
+    let update = configure(family, "state = 'removed'");
     let failed = "a family was not registered";
-    database.write(failed, update).await.map(drop)
+    database.transact(failed, update).await.map(drop)
 }
 
 /// Replaces the configuration by `after` if it is still `before`.
@@ -189,18 +175,26 @@ pub(super) async fn reconfigure(
     before: &Family,
     after: &Family,
 ) -> Result<()> {
-    const UPDATE: &str = "UPDATE counterfoil_families \
-         SET settings = ?, kind = ?, partitions = ?, wide = ?, durability = ?, target = ?, shape = ? \
-         WHERE namespace = ? AND name = ? AND state = 'used' \
-         AND kind = ? AND partitions = ? AND wide = ? AND durability = ? AND target = ? AND shape = ?";
-    let update = bind_identity(Statement::new(UPDATE).bind(after.settings()), after);
-    let update = bind_identity(bind_name(update, after), before);
-    match database.write("a family was not changed", update).await? {
+    const IS_BEFORE: &str = "state = 'used' AND kind = ? AND partitions = ? AND wide = ? \
+         AND durability = ? AND target = ? AND shape = ?";
+    let update = bind_identity(configure(after, IS_BEFORE), before);
+    let failed = "a family was not changed";
+    match database.transact(failed, update).await? {
         0 => Err(Error::mismatch(format!(
             "{after} was changed by another process at the same time"
         ))),
         _ => Ok(()),
     }
+}
+
+/// Returns the statement that writes the configuration of a family that meets a condition.
+fn configure(family: &Family, condition: &str) -> Statement {
+    let update = Statement::new(format!(
+        "UPDATE counterfoil_families SET state = 'used', settings = ?, kind = ?, partitions = ?, wide = ?, \
+         durability = ?, target = ?, shape = ? WHERE namespace = ? AND name = ? AND {condition}"
+    ));
+    let update = bind_identity(update.bind(family.settings()), family);
+    bind_name(update, family)
 }
 
 /// Returns all families, each with the settings of the process that opened it last, or the error in

@@ -12,7 +12,7 @@ pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> 
     move |source| {
         let kind = if blames_table(&source) {
             ErrorKind::Mismatch
-        } else if matches!(unfit(&source), Some(Unfit::ReadOnly(_))) {
+        } else if unfit(&source).is_some_and(|unfit| unfit.is_read_only) {
             ErrorKind::Unsafe
         } else if source.as_database_error().is_none() || concerns_server(&source) {
             ErrorKind::Store
@@ -134,12 +134,8 @@ pub fn ends_session(error: &sqlx::Error) -> bool {
     is_lost(error) || is_demoted(error) || matches!(error, sqlx::Error::Protocol(_))
 }
 
-/// Returns `true` if the session is not [fit](Unfit).
-pub fn is_unfit(error: &sqlx::Error) -> bool {
-    unfit(error).is_some()
-}
-
-fn unfit(error: &sqlx::Error) -> Option<&Unfit> {
+/// Returns the reason why the session is not used, if that is the error.
+pub fn unfit(error: &sqlx::Error) -> Option<&Unfit> {
     match error {
         sqlx::Error::Configuration(error) => error.downcast_ref(),
         _ => None,

@@ -6,6 +6,7 @@
 //! or a JSON parser can change a byte. Its columns name their character set: the default is the
 //! database's, and UNHEX of text in utf16 is NULL.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use serde::Serializer;
@@ -65,21 +66,12 @@ pub fn serialize_hex<S: Serializer>(
 /// reply (by `sql_select_limit`, by a proxy) is an error, and is not mistaken for missing rows.
 pub fn by_position<T>(rows: Vec<(u64, T)>, given: usize) -> Result<Vec<T>, sqlx::Error> {
     check_all(given, rows.len() as u64)?;
-    let mut found: Vec<_> = std::iter::repeat_with(|| None).take(given).collect();
-    for (position, row) in rows {
-        *at(&mut found, position)? = Some(row);
-    }
-    let found: Option<_> = found.into_iter().collect();
-    found.ok_or_else(|| unexpected(given, 0))
-}
-
-/// Returns the item at a position from 1.
-pub fn at<T>(items: &mut [T], position: u64) -> Result<&mut T, sqlx::Error> {
-    let given = items.len();
-    let index = usize::try_from(position).unwrap_or(0).wrapping_sub(1);
-    items
-        .get_mut(index)
-        .ok_or_else(|| unexpected(given, position))
+    let found: BTreeMap<_, _> = rows.into_iter().collect();
+    let is_complete = found.keys().copied().eq(1..=given as u64);
+    let rows = found.into_values().collect();
+    is_complete
+        .then_some(rows)
+        .ok_or_else(|| unexpected(given, 0))
 }
 
 /// Returns an error unless a statement concerned every row that it received.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::families;
 use super::json::{self, ID, INPUT, U64, hex};
-use super::session::{Database, Transaction};
+use super::session::{Database, Session};
 use super::statement::Statement;
 use crate::error::Result;
 use crate::store::ledger::LedgerKey;
@@ -48,7 +48,7 @@ pub struct Locked {
 /// Locks the ledger rows of the batches, in the order of the primary key, and the rows of their
 /// families against a removal.
 pub async fn lock(
-    transaction: &mut Transaction,
+    transaction: &mut Session,
     batches: &[Arc<Batch>],
 ) -> Result<Locked, sqlx::Error> {
     let lock = Statement::new(format!(
@@ -87,7 +87,7 @@ pub async fn lock(
 /// Writes the rows. Rows that are not `known` are inserted plainly: a duplicate key is a conflict
 /// with another transaction, after which this one starts again.
 pub async fn write(
-    transaction: &mut Transaction,
+    transaction: &mut Session,
     known: &BTreeMap<LedgerKey, Mark>,
     marks: &BTreeMap<LedgerKey, Mark>,
 ) -> Result<(), sqlx::Error> {

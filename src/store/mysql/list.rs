@@ -144,20 +144,15 @@ impl MysqlStore {
             None => format!("t.family = {}", family.number),
             Some(_) => "TRUE".to_owned(),
         };
-        let after = After::new(
-            family,
-            after,
-            &columns,
-            keys.iter().map(StoredKey::parameter),
-        )?;
+        let parameters: Vec<_> = keys.iter().map(StoredKey::parameter).collect();
+        let (is_after, segments) = self::after(family, after, &columns, &parameters)?;
         let select = Statement::new(format!(
-            "SELECT {} FROM {} AS t WHERE {of_family}{} ORDER BY {} LIMIT ?",
+            "SELECT {} FROM {} AS t WHERE {of_family}{is_after} ORDER BY {} LIMIT ?",
             target::join(keys, ", ", StoredKey::bytes),
             target.name,
-            after.condition,
             columns.join(", "),
         ));
-        let select = target::bind(select, after.segments);
+        let select = target::bind(select, segments);
         let rows = self
             .primary
             .read("ids were not listed", select.bind(limit as u64));
@@ -165,39 +160,26 @@ impl MysqlStore {
     }
 }
 
-/// The condition that a row comes after that of an id, in the order of its columns.
-#[derive(Default)]
-pub struct After<'id> {
-    /// Begins with AND; empty for the first page.
-    pub condition: String,
-    /// The parameters of the condition: the first column's twice.
-    pub segments: Vec<Segment<'id>>,
-}
-
-impl<'id> After<'id> {
-    pub fn new(
-        family: &Registered,
-        id: Option<&'id str>,
-        columns: &[String],
-        parameters: impl Iterator<Item = String>,
-    ) -> Result<Self> {
-        let (Some(id), [first, ..]) = (id, columns) else {
-            return Ok(After::default());
-        };
-        let key = target::segments(family, id).map_err(Error::invalid)?;
-        let (parameters, columns): (Vec<_>, _) = (parameters.collect(), columns.join(", "));
-        // the comparison of rows uses no index, and that of the first column does
-        let condition = format!(
-            " AND {first} >= {} AND ({columns}) > ({})",
-            parameters[0],
-            parameters.join(", ")
-        );
-        let segments = [&key[..1], &key].concat();
-        Ok(After {
-            condition,
-            segments,
-        })
-    }
+/// Returns the condition that a row comes after that of an id, in the order of its columns. It
+/// begins with AND; for the first page it is empty. Its parameters follow, the first column's twice.
+pub fn after<'id>(
+    family: &Registered,
+    id: Option<&'id str>,
+    columns: &[String],
+    parameters: &[String],
+) -> Result<(String, Vec<Segment<'id>>)> {
+    let (Some(id), [first, ..]) = (id, columns) else {
+        return Ok((String::new(), Vec::new()));
+    };
+    let key = target::segments(family, id).map_err(Error::invalid)?;
+    // the comparison of rows uses no index, and that of the first column does
+    let condition = format!(
+        " AND {first} >= {} AND ({}) > ({})",
+        parameters[0],
+        columns.join(", "),
+        parameters.join(", ")
+    );
+    Ok((condition, [&key[..1], &key].concat()))
 }
 
 /// Ids in the order of their key columns.

@@ -1,9 +1,6 @@
 //! Values and ledger as of one moment (docs/protocol.md, section 3.7), and the values that seed
 //! cached counters (section 4).
 
-use sqlx::Row;
-use sqlx::mysql::MySqlRow;
-
 use super::fault::store;
 use super::json;
 use super::ledger;
@@ -55,20 +52,20 @@ async fn one(
 ) -> Result<Found, sqlx::Error> {
     let key = key.iter().copied();
     let key = target::family_segment(family).into_iter().chain(key);
-    let Some((partition, incarnation)) = ledger else {
-        let select = target::bind(target.values.one.clone(), key);
-        let found = database.look_up(select, state_of_one, writes).await?.pop();
-        let (digits, _): (_, String) = found.ok_or(sqlx::Error::RowNotFound)?;
-        return Ok((vec![digits], Vec::new()));
+    let lookup = match ledger {
+        None => &target.values,
+        Some(_) => &target.snapshot,
     };
-    let select = target::bind(target.snapshot.one.clone(), key);
-    let select = select.bind(family.number).bind(partition);
-    let select = select.bind(incarnation.0);
-    let found = database.look_up(select, state_of_one, writes).await?.pop();
-    let (digits, state, seq, nonce, position) = found.ok_or(sqlx::Error::RowNotFound)?;
-    let _: String = state;
-    let mark = ledger::mark(seq, nonce, position).unwrap_or_default();
-    Ok((vec![digits], vec![mark]))
+    let mut select = target::bind(lookup.one.clone(), key);
+    if let Some((partition, incarnation)) = ledger {
+        select = select.bind(family.number).bind(partition);
+        select = select.bind(incarnation.0);
+    }
+    let found = database.look_up(select, writes).await?.pop();
+    let (kind, state, digits, seq, nonce, position) = found.ok_or(sqlx::Error::RowNotFound)?;
+    let _: (i64, String) = (kind, state);
+    let mark = ledger.map(|_| ledger::mark(seq, nonce, position).unwrap_or_default());
+    Ok((vec![digits], mark.into_iter().collect()))
 }
 
 async fn many(
@@ -88,20 +85,21 @@ async fn many(
     if !ledger.is_empty() {
         select = select.bind_rows(ledger).bind(family.number);
     }
-    let rows = database.look_up(select, state_of_many, writes).await?;
-    // an incomplete reply must not pass for missing rows
-    json::check_all(keys.len() + ledger.len() + 1, rows.len() as u64)?;
-    let (mut digits, mut marks) = (vec![None; keys.len()], vec![Mark::default(); ledger.len()]);
+    let rows = database.look_up(select, writes).await?;
+    let (mut digits, mut marks) = (Vec::new(), Vec::new());
     for (kind, at, text, seq, nonce, position) in rows {
-        let (kind, text): (i64, Option<String>) = (kind, text);
-        let mark = ledger::mark(seq, nonce, position);
+        let (kind, mark): (i64, _) = (kind, ledger::mark(seq, nonce, position));
         match kind {
-            0 => *json::at(&mut digits, at)? = text,
-            1 => *json::at(&mut marks, at)? = mark.unwrap_or_default(),
+            0 => digits.push((at, text)),
+            1 => marks.push((at, mark.unwrap_or_default())),
             _ => {}
         }
     }
-    Ok((digits, marks))
+    // an incomplete reply must not pass for missing rows
+    Ok((
+        json::by_position(digits, keys.len())?,
+        json::by_position(marks, ledger.len())?,
+    ))
 }
 
 /// Reads a value from its digits. Only an unsigned column can hold one that is not a valid i64.
@@ -115,26 +113,10 @@ pub fn value(family: &Registered, id: &str, digits: &str) -> Result<i64> {
     digits.parse().map_err(outside)
 }
 
-/// Finds the session's state in the row of [`Lookup::one`](target::Lookup::one).
-fn state_of_one(rows: &[MySqlRow]) -> Result<Option<String>, sqlx::Error> {
-    rows.first().map(|row| row.try_get("state")).transpose()
-}
-
-/// Finds the session's state in the rows of [`Lookup::many`](target::Lookup::many), mostly in the
-/// last one.
-fn state_of_many(rows: &[MySqlRow]) -> Result<Option<String>, sqlx::Error> {
-    for row in rows.iter().rev() {
-        if row.try_get::<i64, _>(0)? == 2 {
-            return row.try_get(2);
-        }
-    }
-    Ok(None)
-}
-
 /// Refuses a server that accepts no writes, before a family of cached counters is opened.
 pub async fn refuse_replica(database: &Database) -> Result<()> {
-    let select = Statement::new(format!("SELECT {STATE} AS state"));
-    let state = database.look_up(select, state_of_one, true).await;
-    let _: Vec<(String,)> = state.map_err(store("read_only was not read"))?;
+    let select = Statement::new(format!("SELECT 2, {STATE} AS text"));
+    let state = database.look_up(select, true).await;
+    let _: Vec<(i64, String)> = state.map_err(store("read_only was not read"))?;
     Ok(())
 }

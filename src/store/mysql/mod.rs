@@ -31,7 +31,6 @@ use moka::future::Cache;
 use sqlx::MySqlPool;
 
 pub use self::deletion::Purged;
-use self::families::Removed;
 pub(crate) use self::list::IdPage;
 pub use self::overview::{Overview, RecountRun};
 pub(crate) use self::recount::{Begin, Begun, Cursor, Drifted, Rejections, RunState};
@@ -166,13 +165,13 @@ impl MysqlStore {
         Ok(())
     }
 
-    async fn register_with(&self, family: &Family, removed: Removed) -> Result<Registered> {
+    async fn register_with(&self, family: &Family, again: bool) -> Result<Registered> {
         self.ensure_tables().await?;
         self.target(family).await?;
         if family.is_cached() {
             lookup::refuse_replica(&self.primary).await?;
         }
-        families::register(&self.primary, family, removed).await
+        families::register(&self.primary, family, again).await
     }
 
     /// Returns the number of statements that this store and its clones have sent, as the server
@@ -226,11 +225,11 @@ impl fmt::Debug for MysqlStore {
 #[async_trait]
 impl Store for MysqlStore {
     async fn register(&self, family: &Family) -> Result<Registered> {
-        self.register_with(family, Removed::TakenOver).await
+        self.register_with(family, false).await
     }
 
     async fn register_again(&self, known: &Registered) -> Result<Registered> {
-        self.register_with(&known.family, Removed::Refused).await
+        self.register_with(&known.family, true).await
     }
 
     async fn families(&self) -> Result<Vec<Result<Registered>>> {

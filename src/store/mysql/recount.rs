@@ -9,12 +9,13 @@ use super::MysqlStore;
 use super::add::{self, Refused};
 use super::json::{self, I64, ID, INPUT, hex};
 use super::rejects;
-use super::session::{Transaction, UnitOfWork};
-use super::statement::{Statement, schema_and_name, text, time, unix_ms};
+use super::session::{Session, UnitOfWork};
+use super::statement::{Statement, of_table, text, time, unix_ms};
 use super::target::Target;
 use crate::error::Result;
 use crate::family::Family;
 use crate::store::Registered;
+use crate::testing::ablation::{self, Guard};
 
 /// A run of a recount that this process works on.
 #[derive(Clone, Debug)]
@@ -152,7 +153,7 @@ impl MysqlStore {
         // sqlx asks the server for rows found
         let updated = self
             .primary
-            .write("a recount's run was not written", update);
+            .transact("a recount's run was not written", update);
         Ok(updated.await? == 1)
     }
 
@@ -170,14 +171,10 @@ impl MysqlStore {
     pub(crate) async fn about_counters(&self, family: &Registered) -> Result<u64> {
         const OWN: &str =
             "SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_values WHERE family = ?";
-        const TABLE: &str = "SELECT CAST(COALESCE(MAX(TABLE_ROWS), 0) AS UNSIGNED) FROM information_schema.TABLES \
-             WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
+        const TABLE: &str = "CAST(COALESCE(MAX(TABLE_ROWS), 0) AS UNSIGNED)";
         let select = match &family.family.table {
             None => Statement::new(OWN).bind(family.number),
-            Some(table) => {
-                let (schema, name) = schema_and_name(&table.name);
-                Statement::new(TABLE).bind(schema).bind(name)
-            }
+            Some(table) => of_table(TABLE, "TABLES", &table.name),
         };
         let number = self.primary.read_one("counters were not counted", select);
         let (number,) = number.await?;
@@ -195,24 +192,21 @@ impl MysqlStore {
     /// with open rejects, or whose rejects changed since `rejections`. Returns those that the run
     /// has recorded, now or before: the commit may have had no reply. Does nothing and returns
     /// `None` if the run is over for this holder.
-    ///
-    /// Without `rejections`, or with `trusting`, these or the run are not checked, for the tests that
-    /// show why both are needed.
     pub(crate) async fn correct(
         &self,
         family: &Registered,
         run: &Run,
         drifted: Vec<Drifted>,
-        rejections: Option<Rejections>,
-        trusting: bool,
+        rejections: Rejections,
     ) -> Result<Option<Vec<Drifted>>> {
         let correct = Correct {
+            // read here, because the task may continue on another thread
+            out: ablation::out(),
             target: self.target(&family.family).await?,
             family: family.clone(),
             run: run.clone(),
             drifted,
             rejections,
-            trusting,
         };
         let failed = "counters were not corrected";
         self.primary.transact(failed, correct).await
@@ -267,7 +261,7 @@ pub(crate) struct Begin {
 impl UnitOfWork for Begin {
     type Output = Begun;
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<Begun, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<Begun, sqlx::Error> {
         // if two processes begin a run, the second waits here and finds the first one's run
         const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
         const LAST: &str = "SELECT run, holder, finished_at IS NOT NULL, \
@@ -333,37 +327,36 @@ struct Correct {
     family: Registered,
     run: Run,
     drifted: Vec<Drifted>,
-    /// The rejects before the values were read; `None` corrects whatever their state.
-    rejections: Option<Rejections>,
-    trusting: bool,
+    /// The rejects before the values were read.
+    rejections: Rejections,
+    out: Option<Guard>,
 }
 
 impl UnitOfWork for Correct {
     type Output = Option<Vec<Drifted>>;
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
         let mut done = HashMap::new();
-        if !self.trusting {
+        if self.out != Some(Guard::RecountRun) {
             if !self.is_held(transaction).await? {
                 return Ok(None);
             }
             done = self.done(transaction).await?;
         }
-        let (mut notes, mut noted) = (Vec::new(), Vec::new());
-        let mut open = self.drifted.clone();
-        open.retain(|one| match done.get(one.id.as_bytes()) {
-            Some(&delta) => {
-                let one = one.clone();
-                noted.push(Drifted { delta, ..one });
-                false
+        let (mut open, mut noted, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+        for mut one in self.drifted.iter().cloned() {
+            if let Some(&delta) = done.get(one.id.as_bytes()) {
+                one.delta = delta;
+                noted.push(one);
+            } else {
+                open.push(one);
             }
-            None => true,
-        });
-        if let Some(before) = &self.rejections {
+        }
+        if self.out != Some(Guard::RecountRejects) {
             let ids = open.iter().map(|one| one.id.as_str());
             let now = transaction.fetch(Rejections::select(&self.family, ids));
             let now = Rejections::new(now.await?);
-            open.retain(|one| before.allow(&now, &one.id));
+            open.retain(|one| self.rejections.allow(&now, &one.id));
         }
         let to_add = open.iter().enumerate();
         let to_add = to_add.filter(|(_, one)| one.only_noted.is_none() && one.delta != 0);
@@ -417,7 +410,7 @@ impl UnitOfWork for Correct {
 impl Correct {
     /// Returns `true` if the run is still this holder's. It then stays so until the transaction
     /// ends.
-    async fn is_held(&self, transaction: &mut Transaction) -> Result<bool, sqlx::Error> {
+    async fn is_held(&self, transaction: &mut Session) -> Result<bool, sqlx::Error> {
         const HELD: &str = "SELECT run FROM counterfoil_recounts \
              WHERE family = ? AND run = ? AND holder = ? AND finished_at IS NULL FOR UPDATE";
         let Run {
@@ -431,10 +424,7 @@ impl Correct {
     }
 
     /// Returns the ids that the run has already recorded, with the deltas that it added.
-    async fn done(
-        &self,
-        transaction: &mut Transaction,
-    ) -> Result<HashMap<Vec<u8>, i64>, sqlx::Error> {
+    async fn done(&self, transaction: &mut Session) -> Result<HashMap<Vec<u8>, i64>, sqlx::Error> {
         let select = Statement::new(format!(
             "SELECT d.id, d.delta FROM {} STRAIGHT_JOIN counterfoil_drift AS d \
              ON d.family = ? AND d.run = ? AND d.id = UNHEX({INPUT}.id)",

@@ -9,7 +9,7 @@ use super::MysqlStore;
 use super::add::{self, NOT_UTF8, Refused};
 use super::fault;
 use super::json::{self, I64, ID, INPUT, U64, hex};
-use super::session::{Transaction, UnitOfWork};
+use super::session::{Session, UnitOfWork};
 use super::statement::{Statement, text, time, unix_ms};
 use super::target::Target;
 use crate::error::{ErrorKind, Result};
@@ -84,10 +84,7 @@ pub const REASON: &str = "CONVERT(UNHEX(reason) USING utf8mb4)";
 pub type Rejected<'b> = (&'b Batch, &'b (Vec<u8>, i64), &'b String);
 
 /// Adds the refused deltas to the open rejects of their ids and reasons, or inserts new ones.
-pub async fn write(
-    transaction: &mut Transaction,
-    refused: &[Rejected<'_>],
-) -> Result<(), sqlx::Error> {
+pub async fn write(transaction: &mut Session, refused: &[Rejected<'_>]) -> Result<(), sqlx::Error> {
     let input = json::table([
         ("family", U64),
         ("cause", U64),
@@ -107,8 +104,7 @@ pub async fn write(
     ));
     let insert = Statement::new(format!(
         "INSERT INTO counterfoil_rejects (family, cause, partition_no, incarnation, seq, id, delta, reason) \
-         SELECT {INPUT}.family, {INPUT}.cause, {INPUT}.partition_no, {INPUT}.incarnation, {INPUT}.seq, \
-         UNHEX({INPUT}.id), {INPUT}.delta, CONVERT(UNHEX({INPUT}.reason) USING utf8mb4) FROM {input} \
+         SELECT family, cause, partition_no, incarnation, seq, UNHEX(id), delta, {REASON} FROM {input} \
          ON DUPLICATE KEY UPDATE counterfoil_rejects.delta = counterfoil_rejects.delta + {INPUT}.delta, \
          counterfoil_rejects.times = counterfoil_rejects.times + 1, \
          counterfoil_rejects.partition_no = {INPUT}.partition_no, \
@@ -153,10 +149,7 @@ pub async fn write(
 /// Returns a hash of the reason.
 fn cause(reason: &str) -> u64 {
     let digest = sha1_smol::Sha1::from(reason).digest().bytes();
-    digest
-        .iter()
-        .take(8)
-        .fold(0, |hash, byte| hash << 8 | u64::from(*byte))
+    u64::from_be_bytes(std::array::from_fn(|index| digest[index]))
 }
 
 /// Cuts the reason to its column.
@@ -207,7 +200,7 @@ impl UnitOfWork for Resolve {
         fault::is_conflict(error) && !fault::is_locked(error)
     }
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<Self::Output, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
         let kept = self.lock(transaction).await?;
         let (refused, locked) = self.retry(transaction, &kept).await?;
         let (mut resolved, mut rows) = (Resolved::default(), Vec::new());
@@ -258,7 +251,7 @@ impl UnitOfWork for Resolve {
 impl Resolve {
     /// Locks the rejects and returns their content. If two calls resolve the same reject, the second
     /// one waits and finds it marked.
-    async fn lock(&self, transaction: &mut Transaction) -> Result<Vec<Kept>, sqlx::Error> {
+    async fn lock(&self, transaction: &mut Session) -> Result<Vec<Kept>, sqlx::Error> {
         let lock = Statement::new(format!(
             "SELECT r.family, r.number, r.id, r.delta, r.reason, r.applied_at IS NOT NULL FROM {} \
              STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (PRIMARY) ON r.number = {INPUT}.number FOR UPDATE",
@@ -284,7 +277,7 @@ impl Resolve {
     /// left out.
     async fn retry(
         &self,
-        transaction: &mut Transaction,
+        transaction: &mut Session,
         kept: &[Kept],
     ) -> Result<(Refused, BTreeSet<usize>), sqlx::Error> {
         let (mut refused, mut locked) = (Refused::new(), BTreeSet::new());

@@ -43,11 +43,8 @@ enum Learn {
     /// By a statement before it.
     First,
     /// From its rows. If `writes`, the server must accept writes.
-    From { find: FindState, writes: bool },
+    FromRows { writes: bool },
 }
-
-/// Finds the text of [`STATE`] in the rows of a SELECT that returns it.
-pub type FindState = fn(&[MySqlRow]) -> Result<Option<String>, sqlx::Error>;
 
 impl Database {
     /// The default limit. A statement waits for a lock for a second, and a commit for a full disk
@@ -62,12 +59,8 @@ impl Database {
 
     /// Reads the one row that such a SELECT always finds.
     pub async fn read_one<T: Row>(&self, failed: &'static str, select: Statement) -> Result<T> {
-        self.fetch_one(select).await.map_err(store(failed))
-    }
-
-    async fn fetch_one<T: Row>(&self, select: Statement) -> Result<T, sqlx::Error> {
-        let row = self.fetch(select).await?.pop();
-        row.ok_or(sqlx::Error::RowNotFound)
+        let row = self.read(failed, select).await?.pop();
+        row.ok_or_else(|| store(failed)(sqlx::Error::RowNotFound))
     }
 
     /// Runs a SELECT outside of a transaction.
@@ -75,15 +68,14 @@ impl Database {
         self.select(select, Learn::First).await
     }
 
-    /// Runs a SELECT that also returns [`STATE`], which saves a round trip. If `writes`, it fails
-    /// on a server that accepts no writes.
+    /// Runs a SELECT that also returns [`STATE`], which saves a round trip: as `text` of a row
+    /// whose first column is 2. If `writes`, it fails on a server that accepts no writes.
     pub async fn look_up<T: Row>(
         &self,
         select: Statement,
-        find: FindState,
         writes: bool,
     ) -> Result<Vec<T>, sqlx::Error> {
-        self.select(select, Learn::From { find, writes }).await
+        self.select(select, Learn::FromRows { writes }).await
     }
 
     /// Uses an idle connection without the ping of [`MySqlPool::acquire`]. If the connection turns
@@ -111,21 +103,6 @@ impl Database {
         rows.await?.iter().map(T::from_row).collect()
     }
 
-    /// Runs a statement in a transaction of its own and returns the number of rows that it found.
-    /// `failed` names the failure in the error message.
-    pub async fn write(
-        &self,
-        failed: impl Into<Cow<'static, str>>,
-        statement: Statement,
-    ) -> Result<u64> {
-        self.transact(failed, statement).await
-    }
-
-    /// Counts statements as sent.
-    pub fn count(&self, statements: u64) {
-        self.sent.fetch_add(statements, Ordering::Relaxed);
-    }
-
     /// Returns a connection that was alive a moment ago.
     async fn tested(&self) -> Result<Session, sqlx::Error> {
         loop {
@@ -141,6 +118,7 @@ impl Database {
             connection,
             database: self.clone(),
             is_idle: true,
+            is_open: false,
             is_spent: false,
         }
     }
@@ -191,25 +169,23 @@ impl Database {
     async fn transact_once<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
         let mut transaction = self.begin().await?;
         let done = work.run(&mut transaction).await;
-        if transaction.session.is_spent {
+        if transaction.is_spent {
             return done;
         }
         // after an error it is unknown whether the transaction was committed
         let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
         let end = format!("{end} AND NO CHAIN NO RELEASE; {RESTORE}");
-        let ended = transaction.session.packet(end, 2).await;
-        transaction.ended = ended.is_ok();
+        let ended = transaction.packet(end, 2).await;
+        transaction.is_open = ended.is_err();
         done.and_then(|done| ended.map(|_| done))
     }
 
-    async fn begin(&self) -> Result<Transaction, sqlx::Error> {
+    async fn begin(&self) -> Result<Session, sqlx::Error> {
         let mut others = self.pool.size();
         loop {
-            let mut transaction = Transaction {
-                session: self.tested().await?,
-                ended: false,
-            };
-            match transaction.session.learn(BEGIN, 3).await {
+            let mut transaction = self.tested().await?;
+            transaction.is_open = true;
+            match transaction.learn(BEGIN, 3).await {
                 Err(error) if passes_over(&error, &mut others) => {}
                 begun => return begun.map(|()| transaction),
             }
@@ -220,7 +196,7 @@ impl Database {
 /// Returns whether another connection is tried, because this one is not fit and is closed. All
 /// `others` that the pool had may be like it.
 fn passes_over(error: &sqlx::Error, others: &mut u32) -> bool {
-    if *others == 0 || !fault::is_unfit(error) {
+    if *others == 0 || fault::unfit(error).is_none() {
         return false;
     }
     tracing::debug!(error = %format_args!("{error:#}"), "a connection was closed");
@@ -244,7 +220,7 @@ pub trait UnitOfWork: Send + Sync + 'static {
     /// Does the work. An error rolls all of it back.
     fn run(
         &self,
-        transaction: &mut Transaction,
+        transaction: &mut Session,
     ) -> impl Future<Output = Result<Self::Output, sqlx::Error>> + Send;
 }
 
@@ -252,7 +228,7 @@ pub trait UnitOfWork: Send + Sync + 'static {
 impl UnitOfWork for Statement {
     type Output = u64;
 
-    async fn run(&self, transaction: &mut Transaction) -> Result<u64, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<u64, sqlx::Error> {
         transaction.execute(self.clone()).await
     }
 }
@@ -283,25 +259,35 @@ const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
 const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates, \
      SESSION innodb_lock_wait_timeout = @counterfoil_row_wait, SESSION lock_wait_timeout = @counterfoil_table_wait";
 
-/// A session of the server. If it is dropped while a statement runs, or if it is spent, its
-/// connection is closed.
-struct Session {
+/// A session of the server, for a unit of work in a transaction. If it is dropped while a statement
+/// runs or a transaction is open, or if it is spent, its connection is closed: the server rolls
+/// back, and no session with changed settings returns to the pool.
+pub struct Session {
     connection: PoolConnection<MySql>,
     database: Database,
     /// Set once the last statement has ended.
     is_idle: bool,
+    /// Set from the begin of a transaction until its end has succeeded.
+    is_open: bool,
     /// Set for good once the session is lost, or not fit.
     is_spent: bool,
 }
 
 impl Session {
-    async fn execute(&mut self, statement: Statement) -> Result<u64, sqlx::Error> {
+    /// Runs a statement and returns the number of rows that it found, unchanged ones too, as sqlx
+    /// requests it.
+    pub async fn execute(&mut self, statement: Statement) -> Result<u64, sqlx::Error> {
         let limit = self.begin(1);
         let done = timeout(limit, statement.query().execute(&mut *self.connection)).await;
         Ok(self.ended(done)?.rows_affected())
     }
 
-    async fn fetch(&mut self, select: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
+    pub async fn fetch<T: Row>(&mut self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
+        let rows = self.rows(select).await?;
+        rows.iter().map(T::from_row).collect()
+    }
+
+    async fn rows(&mut self, select: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
         let limit = self.begin(1);
         let rows = timeout(limit, select.query().fetch_all(&mut *self.connection)).await;
         self.ended(rows)
@@ -312,12 +298,18 @@ impl Session {
         select: Statement,
         learn: Learn,
     ) -> Result<Vec<MySqlRow>, sqlx::Error> {
-        let Learn::From { find, writes } = learn else {
+        let Learn::FromRows { writes } = learn else {
             self.learn("", 0).await?;
-            return self.fetch(select).await;
+            return self.rows(select).await;
         };
-        let rows = self.fetch(select).await?;
-        self.check(find(&rows)?, writes)?;
+        let rows = self.rows(select).await?;
+        // mostly the last one
+        for row in rows.iter().rev() {
+            if row.try_get::<i64, _>(0)? == 2 {
+                self.check(row.try_get("text")?, writes)?;
+                break;
+            }
+        }
         Ok(rows)
     }
 
@@ -326,14 +318,14 @@ impl Session {
     async fn learn(&mut self, packet: &str, statements: u64) -> Result<(), sqlx::Error> {
         let text = format!("{packet}SELECT {STATE}");
         let rows = self.packet(text, statements + 1).await?;
-        let state = rows.first().map(|row| row.try_get(0)).transpose()?;
-        self.check(state, false)
+        match rows.first() {
+            Some(row) => self.check(row.try_get(0)?, false),
+            None => Ok(()),
+        }
     }
 
-    /// Checks the state of the session; `None` if it is not among truncated rows, which are an
-    /// error of their own.
-    fn check(&mut self, state: Option<String>, writes: bool) -> Result<(), sqlx::Error> {
-        let Some(state) = state else { return Ok(()) };
+    /// Checks the state of the session.
+    fn check(&mut self, state: String, writes: bool) -> Result<(), sqlx::Error> {
         let fits = state::check(&state, &self.database.schema, writes);
         self.is_spent |= fits.is_err();
         Ok(fits?)
@@ -361,7 +353,7 @@ impl Session {
 
     /// Notes that statements are sent. Returns the longest wait for their reply.
     fn begin(&mut self, statements: u64) -> Duration {
-        self.database.count(statements);
+        self.database.sent.fetch_add(statements, Ordering::Relaxed);
         self.is_idle = false;
         self.database.limit
     }
@@ -386,36 +378,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.is_idle || self.is_spent {
+        if !self.is_idle || self.is_open || self.is_spent {
             self.connection.close_on_drop();
-        }
-    }
-}
-
-/// An open transaction. If it is dropped before it ended, or if its end failed, its connection is
-/// closed: the server rolls back, and no session with changed settings returns to the pool.
-pub struct Transaction {
-    session: Session,
-    ended: bool,
-}
-
-impl Transaction {
-    /// Runs a statement and returns the number of rows that it found, unchanged ones too, as sqlx
-    /// requests it.
-    pub async fn execute(&mut self, statement: Statement) -> Result<u64, sqlx::Error> {
-        self.session.execute(statement).await
-    }
-
-    pub async fn fetch<T: Row>(&mut self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
-        let rows = self.session.fetch(select).await?;
-        rows.iter().map(T::from_row).collect()
-    }
-}
-
-impl Drop for Transaction {
-    fn drop(&mut self) {
-        if !self.ended {
-            self.session.connection.close_on_drop();
         }
     }
 }

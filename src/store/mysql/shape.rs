@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use indexmap::IndexMap;
 
 use super::session::Database;
-use super::statement::{Statement, quoted, schema_and_name, table_name};
+use super::statement::{of_table, quoted, table_name};
 use crate::error::{Error, Result};
 use crate::family::table::{KeyType, Missing, Table};
 
@@ -39,19 +39,16 @@ pub enum Storage {
     Uuid,
 }
 
-/// The collations of MySQL and MariaDB under which two texts are equal only if their bytes are. All
-/// others fold letters or ignore trailing spaces. Two ids would then mean one row, or an UPDATE
-/// would count only one of them.
-const EXACT_COLLATIONS: [&str; 2] = ["utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
-
-/// The collations with this property for texts that do not end in a space.
-const EXACT_CHAR_COLLATIONS: [&str; 3] = ["utf8mb4_bin", "utf8mb4_0900_bin", "utf8mb4_nopad_bin"];
+/// The collations of MySQL and MariaDB under which two texts are equal only if their bytes are; under
+/// the last one, if neither ends in a space. All others fold letters or ignore trailing spaces. Two
+/// ids would then mean one row, or an UPDATE would count only one of them.
+const EXACT_COLLATIONS: [&str; 3] = ["utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb4_bin"];
 
 /// Returns the collations of text that this type of key can have.
 pub fn exact_collations(kind: KeyType) -> &'static [&'static str] {
     match kind {
-        KeyType::Char => &EXACT_CHAR_COLLATIONS,
-        _ => &EXACT_COLLATIONS,
+        KeyType::Char => &EXACT_COLLATIONS,
+        _ => &EXACT_COLLATIONS[..2],
     }
 }
 
@@ -94,10 +91,9 @@ impl Shape {
     /// Reads the table's definition and checks that it matches the description.
     pub async fn learn(database: &Database, table: &Table) -> Result<Self> {
         const UNREAD: &str = "a table's definition was not read";
-        let (schema, name) = schema_and_name(&table.name);
-        let about = |select: &'static str| Statement::new(select).bind(schema).bind(name);
-        let kind = database.read(UNREAD, about(KIND)).await?.pop();
-        let columns = database.read(UNREAD, about(COLUMNS)).await?;
+        let about = |columns, view| of_table(columns, view, &table.name);
+        let kind = database.read(UNREAD, about(KIND, "TABLES")).await?.pop();
+        let columns = database.read(UNREAD, about(COLUMNS, "COLUMNS")).await?;
         let columns = columns.into_iter().map(
             |(
                 name,
@@ -127,12 +123,13 @@ impl Shape {
             },
         );
         let mut uniques = BTreeMap::<String, BTreeSet<String>>::new();
-        for (key, column) in database.read(UNREAD, about(UNIQUES)).await? {
+        let indexes = database.read(UNREAD, about(INDEXES, "STATISTICS")).await?;
+        for (index, column, is_unique) in indexes {
             let column: String = column;
-            uniques
-                .entry(key)
-                .or_default()
-                .insert(column.to_lowercase());
+            if is_unique {
+                let columns = uniques.entry(index).or_default();
+                columns.insert(column.to_lowercase());
+            }
         }
         let definition = Definition {
             table,
@@ -145,22 +142,19 @@ impl Shape {
 }
 
 /// The type and the engine of the table.
-const KIND: &str = "SELECT CAST(TABLE_TYPE AS CHAR), CAST(ENGINE AS CHAR) FROM information_schema.TABLES \
-     WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
+const KIND: &str = "CAST(TABLE_TYPE AS CHAR), CAST(ENGINE AS CHAR)";
 
 /// The fields of [`Column`]. Without a default, MySQL has NULL, and MariaDB has the word NULL for a
 /// nullable column; DEFAULT_GENERATED is an ordinary column whose default is an expression.
-const COLUMNS: &str = "SELECT CAST(COLUMN_NAME AS CHAR), CAST(LOWER(DATA_TYPE) AS CHAR), \
+const COLUMNS: &str = "CAST(COLUMN_NAME AS CHAR), CAST(LOWER(DATA_TYPE) AS CHAR), \
      CAST(COALESCE(CHARACTER_SET_NAME, '') AS CHAR), CAST(COALESCE(COLLATION_NAME, '') AS CHAR), \
      CAST(COALESCE(CHARACTER_MAXIMUM_LENGTH, 0) AS SIGNED), LOWER(COLUMN_TYPE) LIKE '%unsigned%', \
      IS_NULLABLE = 'YES', COALESCE(COLUMN_DEFAULT <> 'NULL', 0), LOWER(EXTRA) LIKE '%auto_increment%', \
-     LOWER(EXTRA) LIKE '%virtual generated%' OR LOWER(EXTRA) LIKE '%stored generated%' \
-     FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?";
+     LOWER(EXTRA) LIKE '%virtual generated%' OR LOWER(EXTRA) LIKE '%stored generated%'";
 
-/// The columns of each unique key.
-const UNIQUES: &str = "SELECT CAST(INDEX_NAME AS CHAR), \
-     CAST(IF(SUB_PART IS NULL, COALESCE(COLUMN_NAME, ''), '') AS CHAR) FROM information_schema.STATISTICS \
-     WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ? AND NON_UNIQUE = 0";
+/// A column of an index, and `true` if the index is a unique key.
+const INDEXES: &str = "CAST(INDEX_NAME AS CHAR), \
+     CAST(IF(SUB_PART IS NULL, COALESCE(COLUMN_NAME, ''), '') AS CHAR), NON_UNIQUE = 0";
 
 fn check_kind(table: &Table, kind: Option<(String, Option<String>)>) -> Result<(), String> {
     match kind {

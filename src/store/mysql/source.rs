@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::MysqlStore;
 use super::fault::{self, store};
-use super::list::{After, Columns, IdPage};
+use super::list::{self, Columns, IdPage};
 use super::session::Database;
 use super::shape::{Storage, exact_collations};
 use super::statement::{Statement, quoted, table_name, text};
@@ -312,15 +312,14 @@ impl Source {
         let each = |text: &dyn Fn(&String) -> String, between| {
             columns.iter().map(text).collect::<Vec<_>>().join(between)
         };
-        let parameters = keys.iter().map(|_| "?".to_owned());
+        let parameters = vec!["?".to_owned(); keys.len()];
         let spelt = keys.iter().zip(&columns);
         let spelt: Vec<_> = spelt.map(|(key, column)| key.bytes_of(column)).collect();
-        let after = After::new(family, after, &columns, parameters)?;
+        let (is_after, segments) = list::after(family, after, &columns, &parameters)?;
         let select = Statement::new(format!(
             "SELECT {spelt} FROM {name} WHERE ({order}) IN (SELECT {order} FROM (\
-             SELECT DISTINCT {order} FROM {name} WHERE {found}{}{filter} ORDER BY {order} LIMIT ?\
+             SELECT DISTINCT {order} FROM {name} WHERE {found}{is_after}{filter} ORDER BY {order} LIMIT ?\
              ) AS counterfoil_source){filter} GROUP BY {spelt} ORDER BY {}",
-            after.condition,
             each(&|column| format!("MIN({column})"), ", "),
             spelt = spelt.join(", "),
             name = table_name(name),
@@ -329,21 +328,14 @@ impl Source {
             filter = self.condition(),
         ));
         let bound = keys.iter().take(1).chain(keys);
-        let select = bind(select, bound.zip(after.segments)).bind(limit as u64);
+        let select = bind(select, bound.zip(segments)).bind(limit as u64);
         IdPage::new(family, rows(mysql, replica, family, select).await?, limit)
     }
 }
 
 impl fmt::Debug for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rows: &dyn fmt::Debug = match &self.rows {
-            Rows::Sql(text) => text,
-            Rows::Table { name, keys } => &(name, keys),
-            Rows::Function(_) => &"function",
-        };
-        let mut source = f.debug_struct("Source");
-        source.field("rows", rows).field("filter", &self.filter);
-        source.field("sum", &self.sum).finish()
+        f.debug_struct("Source").finish_non_exhaustive()
     }
 }
 
@@ -486,15 +478,4 @@ async fn rows(
         ..mysql.on(replica)
     };
     source.fetch(select).await.map_err(refused)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_integer_may_have_zeros_behind_the_point() {
-        let read = ["7", "-7", "7.000", "7.5", "", "NaN", "9223372036854775808"].map(integer);
-        assert_eq!(read, [Some(7), Some(-7), Some(7), None, None, None, None]);
-    }
 }

@@ -12,31 +12,35 @@ pub const STATE: &str =
 
 /// The reason why a session is not used.
 #[derive(Debug)]
-pub enum Unfit {
-    /// No database is selected.
-    Nowhere,
-    /// The session's database, and the one in which the store began.
-    Elsewhere(String, String),
-    /// The server accepts no writes, with its `read_only`. It may be a replica, whose rows may be
-    /// older than batches applied before. MySQL's `super_read_only` sets `read_only` too.
-    ReadOnly(String),
+pub struct Unfit {
+    why: String,
+    /// `true` if the server accepts no writes. It may be a replica, whose rows may be older than
+    /// batches applied before.
+    pub is_read_only: bool,
 }
 
 /// Checks the text of [`STATE`]. The first database becomes the store's.
 pub fn check(state: &str, store: &OnceLock<String>, writes: bool) -> Result<(), Unfit> {
+    let unfit = |is_read_only, why| Err(Unfit { why, is_read_only });
     let Some((read_only, database)) = state.split_once(' ') else {
-        return Err(Unfit::Nowhere);
+        let why = "no database is selected; name one in the pool's URL";
+        return unfit(false, why.to_owned());
     };
     let store = store.get_or_init(|| database.to_owned());
     if database != store {
-        return Err(Unfit::Elsewhere(name(database), name(store)));
+        let (session, store) = (name(database), name(store));
+        let why = format!("a session is in database `{session}`, and the store began in `{store}`");
+        let advice = "give MysqlStore::new a pool whose sessions stay in one database";
+        return unfit(false, format!("{why}; {advice}"));
     }
-    // a number on most servers, a word on others
-    match read_only {
-        "0" | "OFF" => Ok(()),
-        _ if !writes => Ok(()),
-        setting => Err(Unfit::ReadOnly(setting.to_owned())),
+    // a number on most servers, a word on others; MySQL's super_read_only sets read_only too
+    if writes && !matches!(read_only, "0" | "OFF") {
+        let why =
+            format!("the server accepts no writes (read_only is {read_only}), as a replica does");
+        let advice = "give MysqlStore::new a pool on the primary";
+        return unfit(true, format!("{why}; {advice}"));
     }
+    Ok(())
 }
 
 /// Returns the name with these hexadecimal digits.
@@ -50,19 +54,7 @@ fn name(digits: &str) -> String {
 
 impl fmt::Display for Unfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Unfit::Nowhere => f.write_str("no database is selected; name one in the pool's URL"),
-            Unfit::Elsewhere(session, store) => write!(
-                f,
-                "a session is in database `{session}`, and the store began in `{store}`; give MysqlStore::new a pool whose \
-                 sessions stay in one database"
-            ),
-            Unfit::ReadOnly(setting) => write!(
-                f,
-                "the server accepts no writes (read_only is {setting}), as a replica does; give MysqlStore::new a pool on the \
-                 primary"
-            ),
-        }
+        f.write_str(&self.why)
     }
 }
 

@@ -64,10 +64,18 @@ pub fn table_name(name: &str) -> String {
     name.split('.').map(quoted).collect::<Vec<_>>().join(".")
 }
 
-/// Splits the name of a table into its schema, if that is given, and the name itself.
-pub fn schema_and_name(name: &str) -> (Option<&str>, &str) {
-    name.split_once('.')
-        .map_or((None, name), |(schema, name)| (Some(schema), name))
+/// Returns the statement that reads these columns of a view of `information_schema` about a table,
+/// whose name may include its schema.
+pub fn of_table(columns: &str, view: &str, table: &str) -> Statement {
+    let (schema, name) = match table.split_once('.') {
+        Some((schema, name)) => (Some(schema), name),
+        None => (None, table),
+    };
+    let select = Statement::new(format!(
+        "SELECT {columns} FROM information_schema.{view} \
+         WHERE TABLE_SCHEMA = COALESCE(?, DATABASE()) AND TABLE_NAME = ?"
+    ));
+    select.bind(schema).bind(name)
 }
 
 /// Returns text that is stored as bytes.

@@ -62,7 +62,7 @@ pub struct Target {
 /// The statements of a lookup.
 pub struct Lookup {
     /// Takes one row's key; and the ledger's family, partition and incarnation. Always returns one
-    /// row of digits, `state` and mark.
+    /// row of 2, state, digits, mark.
     pub one: Statement,
     /// Takes ids, and the family if the table is counterfoil's own; and ledger rows (partition,
     /// incarnation) and their family. Returns 0, position, digits; 1, position, NULL, mark; and one
@@ -140,7 +140,7 @@ impl Target {
         );
 
         // names the columns, since the reply would otherwise contain whole expressions as names
-        let one = format!("SELECT {found} AS digits, {STATE} AS state");
+        let one = format!("SELECT 2, {STATE} AS text, {found} AS digits");
         let by_parameters = join(&keys, " AND ", StoredKey::equals);
         let one_row = format!("FROM (SELECT 1) AS one LEFT JOIN {t} ON {by_parameters}");
         // the ids of a read have one family
@@ -180,7 +180,7 @@ impl Target {
                 unchanged("t")
             )),
             values: Lookup {
-                one: Statement::new(format!("{one} {one_row}")),
+                one: Statement::new(format!("{one}, NULL, NULL, NULL {one_row}")),
                 many: Statement::new(format!("{many} {last}")),
             },
             // one statement, so one snapshot of InnoDB, except with READ UNCOMMITTED

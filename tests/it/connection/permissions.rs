@@ -72,6 +72,16 @@ fn all_rules() -> Vec<String> {
     rules_without("", Role::Reconciler)
 }
 
+#[test]
+fn each_family_has_its_keys_and_all_share_their_commands() {
+    let family = |name| Family::buffered("shop", name).build().unwrap();
+    let families = ["views", "clicks", "views"].map(family);
+    let keys = ["~cf1:{shop/clicks/*", "~cf1:{shop/views/*"];
+    let commands = ["+eval", "+evalsha", "+exists", "+hmget"];
+    let rules = acl_rules(&families, Role::Reader);
+    assert_eq!(rules, [&keys[..], &commands].concat());
+}
+
 #[tokio::test]
 async fn the_rules_of_a_kind_are_enough_for_it() {
     let plain = Plain::new().await;

@@ -207,6 +207,35 @@ fn the_documentation_has_the_privileges_of_a_reconciler() {
     );
 }
 
+#[test]
+fn grants_name_each_table_once_in_its_database() {
+    let named = |table: Option<Table>, name| {
+        let family = Family::buffered("shop", name);
+        let family = match table {
+            Some(table) => family.table(by_id(table, Signed)),
+            None => family,
+        };
+        family.build().unwrap()
+    };
+    let families = [
+        named(Some(Table::update("sales")), "sold"),
+        named(Some(Table::upsert("shop.sales")), "seen"),
+        named(Some(Table::update("other.item")), "liked"),
+    ];
+    let all = grants(&families, Role::Reconciler, "shop", "shop@10.0.0.%");
+    let expected = [
+        "GRANT SELECT, INSERT, UPDATE ON `shop`.`sales` TO `shop`@`10.0.0.%`;",
+        "GRANT SELECT, UPDATE ON `other`.`item` TO `shop`@`10.0.0.%`;",
+    ];
+    assert_eq!(all[6..], expected);
+    let own = [named(None, "own")];
+    let quoted = grants(&own, Role::Reader, "a`b", "c`d");
+    let expected = "GRANT SELECT ON `a``b`.`counterfoil_families` TO `c``d`@`%`;";
+    assert_eq!(quoted[0], expected);
+    // only rows of cached counters are read to count
+    assert_eq!(grants(&own, Role::Writer, "shop", "shop"), [""; 0]);
+}
+
 #[tokio::test]
 async fn each_privilege_of_a_reconciler_is_enough_and_needed() {
     let (db, grants) = granted(&families(), Role::Reconciler).await;

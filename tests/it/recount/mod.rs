@@ -56,7 +56,7 @@ impl At {
                 At::Before(run, recounting.before(ids, cuts).await.unwrap())
             }
             At::Before(run, before) => {
-                At::Counted(run, recounting.count(&before).await.unwrap(), coming)
+                At::Counted(run, recounting.count(before).await.unwrap(), coming)
             }
             At::Counted(_, _, ref due) if waits && due.iter().any(|one| coming.contains(one)) => {
                 self

@@ -48,7 +48,7 @@ async fn applied_during_a_run(without: Option<Guard>) -> i64 {
     let recounting = pair.recount(&counters).steps().unwrap();
     let run = recounting.take().await.unwrap().unwrap();
     let before = recounting.before(vec!["7".to_owned()], None).await.unwrap();
-    let page = recounting.count(&before).await.unwrap();
+    let page = recounting.count(before).await.unwrap();
     pair.drain().await;
     let difference = recounting.after(&page).await.unwrap();
     pair.sql(INSERT).await;
