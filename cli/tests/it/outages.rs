@@ -324,14 +324,14 @@ async fn every_surface_tells_of_an_outage() {
             outage: "Redis is a replica",
             page: &[
                 "<strong>down</strong>",
-                "Redis refuses hits",
-                "accepts no writes",
+                "Redis is unavailable",
+                "the server is a replica",
             ],
-            api: ("/reconciler/failing/0/server", json!("redis")),
-            metric: ("counterfoil_server_failing", &[("server", "redis")], 1.0),
-            ready: "not ready: flush\n",
+            api: ("/redis/up", json!(false)),
+            metric: ("counterfoil_server_up", &[("server", "redis")], 0.0),
+            ready: "not ready: redis\n",
             status: (2, "replica"),
-            log: &["fails, will retry", "server=\"redis\""],
+            log: &["unavailable", "server=\"redis\"", "the server is a replica"],
         })
         .await;
     let _: () = site.redis.run("REPLICAOF NO ONE").await.expect("set");
