@@ -334,8 +334,13 @@ async fn sentinel_names_the_new_primary() {
         views.count("page", 1).await;
         if silently {
             first.pause();
-            // Sentinel names it, until it has noticed
-            let redis = Primary::connect_sentinel([url.as_str()], "redis://primary");
+            // Sentinel names it, until it has noticed; connecting to it would take the whole time
+            let timeouts = PrimaryTimeouts {
+                connect: secs(20),
+                ..PrimaryTimeouts::default()
+            };
+            let sentinels = [url.as_str()];
+            let redis = Primary::connect_sentinel_with(sentinels, "redis://primary", timeouts);
             redis.await.unwrap();
         } else {
             first.kill()
