@@ -69,7 +69,7 @@ pub fn confirm(question: &str, yes: bool) -> Result<(), Failure> {
 /// The characters around text that is ordered by itself, without effect on what surrounds it.
 const ISOLATE: [char; 2] = ['\u{2068}', '\u{2069}'];
 
-/// Returns the text with escapes in place of control characters and of those that reorder text.
+/// Returns the text with escapes in place of control characters, also those for right-to-left text.
 pub fn escaped(text: &str) -> String {
     let is_bidi_control = |c| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let is_break = |c| matches!(c, '\u{2028}' | '\u{2029}');

@@ -1,4 +1,4 @@
-//! What a page says first: the health, the problems, and four figures.
+//! The top of a page: the health, the problems, and four figures.
 
 use maud::{Markup, html};
 

@@ -11,14 +11,14 @@ use testkit::Package;
 /// The variable with a part of the names of the scenarios to play.
 const SELECTED: &str = "COUNTERFOIL_SCENARIO";
 
-/// What each client has to do, and what must come of it.
+/// The calls of each client, what disturbs them, and their expected results.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
     /// The name of the file, and the namespace of its families.
     #[serde(skip)]
     pub name: String,
-    /// What it shows.
+    /// The promise that it shows.
     #[allow(dead_code, reason = "for readers of the files")]
     pub why: String,
     #[serde(default)]
@@ -26,7 +26,7 @@ pub struct Scenario {
     /// The guards without which it fails.
     #[serde(default)]
     pub guards: BTreeSet<String>,
-    /// Whether the package makes the connection.
+    /// Set if the package makes the connection.
     #[serde(default)]
     pub own: bool,
     /// Seconds to wait for a reply of Redis.
@@ -35,19 +35,19 @@ pub struct Scenario {
     #[serde(default)]
     pub options: Map<String, Value>,
     pub steps: Vec<Step>,
-    /// What Redis has pending at the end, in the families named.
+    /// The pending deltas in Redis at the end, in the families named.
     #[serde(default)]
     pub redis: BTreeMap<String, BTreeMap<String, i64>>,
-    /// What MySQL has once everything is saved, in the families named.
+    /// The values in MySQL once everything is saved, in the families named.
     #[serde(default)]
     pub mysql: BTreeMap<String, BTreeMap<String, i64>>,
-    /// How many names of callers Redis may remember.
+    /// The maximum number of names of callers that Redis remembers.
     pub callers_at_most: Option<usize>,
-    /// How many calls Redis may have executed, of which their numbers show about half.
+    /// The maximum number of calls that Redis executed, of which their numbers show about half.
     pub calls_at_most: Option<u64>,
 }
 
-/// What not every client or machine has.
+/// A requirement that not every client or machine meets.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "snake_case")]
 pub enum Need {
