@@ -282,8 +282,17 @@ pub(crate) async fn try_each<'a, T, R, F: Future<Output = Result<R>>>(
     items: &'a [T],
     call: impl Fn(&'a T) -> F,
 ) -> Result<Vec<R>> {
+    try_each_of(CALLS, items, call).await
+}
+
+/// Makes calls like [`try_each`], up to `calls` at a time.
+pub(crate) async fn try_each_of<'a, T, R, F: Future<Output = Result<R>>>(
+    calls: usize,
+    items: &'a [T],
+    call: impl Fn(&'a T) -> F,
+) -> Result<Vec<R>> {
     let mut results = Vec::with_capacity(items.len());
-    for some in items.chunks(CALLS) {
+    for some in items.chunks(calls) {
         results.extend(try_join_all(some.iter().map(&call)).await?);
     }
     Ok(results)

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use futures_util::future::{join, try_join_all};
+use futures_util::future::join;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::OnceCell;
 
 use crate::admin;
-use crate::connection::Connection;
 use crate::connection::topology::Topology;
+use crate::connection::{Connection, try_each_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::process::family::{Opened, SHUT_DOWN};
@@ -232,11 +232,7 @@ impl Shared {
                 false => (size, 4),
             };
             let groups: Vec<_> = items.chunks(size).collect();
-            let mut results = Vec::with_capacity(groups.len());
-            for some in groups.chunks(calls) {
-                results.extend(try_join_all(some.iter().map(|group| call(group))).await?);
-            }
-            Ok(results)
+            try_each_of(calls, &groups, |group| call(group)).await
         };
         self.by_topology(calls).await
     }
