@@ -64,7 +64,7 @@ class ErrorsTest < ClientTest
 
   def test_input
     @views.add(@id, 0)
-    executed = calls("evalsha") do
+    executed = calls("EVALSHA") do
       ["", "x" * 256, nil, 1.5, "\xff", "\xff".b].each { |id| assert_equal "BADID", reason(Counterfoil::NotCounted) { @views.add(id) } }
       ["1", 1.0, nil, 2**63, -2**63 - 1].each { |delta| assert_equal "BADARG", reason(Counterfoil::NotCounted) { @views.add(@id, delta) } }
       assert_equal "BADARG", reason(Counterfoil::NotCounted) { @counterfoil.series("hits").add(@id, 0) }

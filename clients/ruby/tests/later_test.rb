@@ -5,7 +5,7 @@ require_relative "helper"
 class LaterTest < ClientTest
   def test_many_hits_are_few_calls
     @views.add(@id)
-    executed = calls("evalsha") do
+    executed = calls("EVALSHA") do
       10_000.times { @views.later(@id) }
       @views.flush
     end
