@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`Deltas`](deltas::Deltas) | buffer, batch, ledger, exact reads, and a Redis that was set back |
 //! | [`Fence`](fence::Fence) | calls that arrive more than once, told apart by epochs |
+//! | [`Requests`](requests::Requests) | hits with a name from the application, which any process may request again |
 //! | [`Cached`](cached::Cached) | counters whose value is kept in Redis: tickets, seeds, saves, deletion |
 //! | [`AddedRows`](recount::AddedRows) | recounting a counter whose rows are only added |
 //! | [`DeletedRows`](recount::DeletedRows) | recounting a counter whose rows are also deleted |
@@ -25,6 +26,7 @@ mod check;
 pub mod deltas;
 pub mod fence;
 pub mod recount;
+pub mod requests;
 mod terms;
 
 pub use check::{Checkable, Counterexample, Failure, Outcome, check, check_property};

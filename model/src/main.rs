@@ -10,6 +10,7 @@ use counterfoil_model::cached::Cached;
 use counterfoil_model::deltas::{Deltas, Incarnation};
 use counterfoil_model::fence::Fence;
 use counterfoil_model::recount::{AddedRows, DeletedRows};
+use counterfoil_model::requests::Requests;
 use counterfoil_model::{Checkable, Crash, Outcome, check};
 
 struct Case {
@@ -203,6 +204,52 @@ fn cases() -> Vec<Case> {
                 calls: vec![2, 2],
                 epochs: 2,
                 ..Fence::new(true)
+            },
+        ),
+        case(
+            "requests, last fsync, 3 epochs",
+            Requests {
+                epochs: 3,
+                crashes: 1,
+                ..Requests::new(false)
+            },
+        ),
+        case(
+            "requests, emptied, 3 epochs",
+            Requests {
+                epochs: 3,
+                emptied: true,
+                crashes: 1,
+                ..Requests::new(false)
+            },
+        ),
+        case(
+            "requests of a cached counter",
+            Requests {
+                since: false,
+                attempts: vec![1, 1],
+                ..Requests::new(true)
+            },
+        ),
+        case(
+            "requests of a cached counter, last fsync",
+            Requests {
+                sends_once: true,
+                attempts: vec![1, 1],
+                epochs: 1,
+                crashes: 1,
+                ..Requests::new(true)
+            },
+        ),
+        case(
+            "requests of a cached counter, emptied",
+            Requests {
+                sends_once: true,
+                emptied: true,
+                attempts: vec![1, 1],
+                epochs: 1,
+                crashes: 1,
+                ..Requests::new(true)
             },
         ),
         case(

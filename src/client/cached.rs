@@ -34,7 +34,7 @@ type HeldSeed = Option<(Seed, Arc<Read>)>;
 /// A change of one counter.
 enum Change<'a> {
     Update(Update),
-    Once(Request<'a>, Progress),
+    Once(Request<'a>, &'a mut Progress),
 }
 
 /// The maximum number of attempts when a counter leaves Redis again before the call reaches it.
@@ -134,13 +134,20 @@ impl CachedCounters {
 
     async fn once(
         &self,
-        progress: Progress,
+        mut progress: Progress,
         request: &str,
         id: &str,
         delta: i64,
     ) -> Result<Outcome> {
         let request = Request::new(self.family(), request, id, delta)?;
-        self.make(id, Change::Once(request, progress)).await
+        let made = self.make(id, Change::Once(request, &mut progress)).await;
+        match made {
+            Err(error) if progress.is_in_doubt() && !error.outcome_unknown() => {
+                let what = format!("{}: a reply was lost", self.family());
+                Err(Error::new(ErrorKind::OutcomeUnknown, what).with_source(error))
+            }
+            made => made,
+        }
     }
 
     /// Replaces the value of `id`, and returns the new value. Increments acknowledged before are

@@ -24,6 +24,8 @@ pub enum Guard {
     OneMemory,
     /// No caller is looked up.
     NoMemory,
+    /// A request's call is executed whatever came of the one before.
+    Predecessor,
     /// A process with another database counts in the family, and takes its batches.
     Database,
     /// A batch is returned before its rotation is durable.

@@ -3,8 +3,7 @@
 //! A request is a caller whose calls are numbered from 1. They name the **previous** epoch, so that
 //! Redis looks them up in both memories: a repeat an epoch later receives the first outcome. A
 //! buffered counter takes one call. A missing cached counter is seeded and requested by the next
-//! number, so a repeat goes through the numbers up to the last. No call is sent whose predecessor
-//! may be forgotten: a late one never meets a memory that has begun anew.
+//! number, which Redis executes only after that miss (docs/protocol.md, 4.5).
 
 use std::sync::Arc;
 
@@ -54,26 +53,15 @@ impl<'a> Request<'a> {
 type Settled = (PairResult, bool);
 
 /// The progress of a request, as known from the replies to its calls.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Progress {
     /// The number of its last call that is known to have been executed.
     n: u64,
-    known: Known,
-    /// The current epoch of the first send of the next call that may have been executed.
-    doubt: Option<Arc<str>>,
-    /// The epoch that the application stored before it first made the request.
+    /// The number of a call that may have been executed.
+    doubt: Option<u64>,
+    /// The current epoch of the first send that may have been executed, or the epoch that the
+    /// application stored before it first made the request.
     since: Option<Arc<str>>,
-}
-
-/// The outcome of a request's previous call.
-#[derive(Debug, Default)]
-enum Known {
-    #[default]
-    Nothing,
-    /// The call missed the counter and was the last one, in these epochs.
-    Missed(Epochs),
-    /// The call was not the last one. One of two epochs remembers that; this is the older.
-    Passed(Arc<str>),
 }
 
 /// The outcome of one send of a call.
@@ -81,7 +69,7 @@ enum Told {
     Settled(Settled),
     /// The request has made a later call.
     Passed,
-    /// Redis no longer knows the epoch.
+    /// Redis does not know the epoch, or the call's predecessor.
     Expired,
     /// Redis may have forgotten the outcome of an earlier call.
     Forgotten,
@@ -96,41 +84,22 @@ impl Progress {
         }
     }
 
-    /// Returns whether Redis remembers the calls that the next one depends on. Begins again if only
-    /// a miss is forgotten.
-    fn is_remembered(&mut self, epochs: &Epochs) -> bool {
-        if let Known::Missed(then) = &self.known
-            && !epochs.knows(&then.before)
-        {
-            self.n = 0;
-        }
-        let known = match &self.known {
-            Known::Nothing => None,
-            Known::Missed(then) => Some(&then.now),
-            Known::Passed(epoch) => Some(epoch),
-        };
-        known
-            .into_iter()
-            .chain(&self.doubt)
-            .chain(&self.since)
-            .all(|epoch| epochs.knows(epoch))
+    /// Returns whether the request may have been executed.
+    pub fn is_in_doubt(&self) -> bool {
+        self.doubt.is_some()
     }
 
-    /// Returns whether the application stored an epoch other than these.
-    fn is_since_another(&self, epochs: &Epochs) -> bool {
-        self.since
-            .as_ref()
-            .is_some_and(|epoch| !epochs.knows(epoch))
+    /// Returns whether Redis remembers what the request did so far, given its epochs.
+    fn is_remembered(&self, epochs: &Epochs) -> bool {
+        let since = self.since.as_ref();
+        since.is_none_or(|epoch| epochs.knows(epoch))
     }
 
     /// Continues with the next call.
-    fn next(&mut self, known: Known) {
-        *self = Progress {
-            n: self.n + 1,
-            known,
-            doubt: None,
-            since: self.since.take(),
-        };
+    fn next(&mut self) {
+        self.n += 1;
+        // a later call may have been executed before the request began again
+        self.doubt = self.doubt.filter(|n| *n > self.n);
     }
 }
 
@@ -159,16 +128,18 @@ impl Writer {
             .await
             .unwrap_or_else(|_| Err(route.error(ErrorKind::Redis, "no reply in time")));
         let done = done.map_err(|error| {
-            let (kind, what) = match progress.doubt {
-                Some(_) => (ErrorKind::OutcomeUnknown, "a reply was lost"),
-                None if error.kind() == ErrorKind::Redis => (ErrorKind::Redis, "not counted"),
-                None => return error,
+            let (kind, what) = if progress.is_in_doubt() {
+                (ErrorKind::OutcomeUnknown, "a reply was lost")
+            } else if error.kind() == ErrorKind::Redis {
+                (ErrorKind::Redis, "not counted")
+            } else {
+                return error;
             };
             route.error(kind, what).with_source(error)
         });
         match &done {
             // decided by another process, or by an earlier call of the application
-            Ok((PairResult::Counted(_), true)) if progress.doubt.is_none() => {}
+            Ok((PairResult::Counted(_), true)) if !progress.is_in_doubt() => {}
             Ok((PairResult::Missing(_), _)) => {}
             Ok((result, _)) => route.opened.measure([(1, Some(*result))]),
             Err(error) if error.outcome_unknown() => route.opened.measure([(1, None)]),
@@ -210,7 +181,7 @@ impl Request<'_> {
                 }
                 Err(error) => error,
             };
-            let is_in_vain = progress.doubt.is_some()
+            let is_in_vain = progress.is_in_doubt()
                 && (bundle::may_be_partly_executed(&error) || bundle::crosses_slots(&error));
             let wait = pause.next();
             if is_in_vain || !may_pass(&error) || Instant::now() + wait >= deadline.start_by {
@@ -231,15 +202,16 @@ impl Request<'_> {
         let partition = self.partition(route.family());
         let home = route.home(partition);
         let mut epochs = route.epochs(home).await?;
-        if progress.is_since_another(&epochs) {
+        if !progress.is_remembered(&epochs) {
             // perhaps a later one, which another process has asked for
             epochs = route.new_epochs(home).await?;
         }
         if !progress.is_remembered(&epochs) {
             return Ok(Told::Forgotten);
         }
-        let earlier = progress.doubt.clone();
-        progress.doubt.get_or_insert_with(|| epochs.now.clone());
+        let earlier = progress.clone();
+        progress.doubt.get_or_insert(progress.n + 1);
+        progress.since.get_or_insert_with(|| epochs.now.clone());
         let caller = self.caller();
         let fence = Fence {
             home: home.keys(),
@@ -258,13 +230,13 @@ impl Request<'_> {
         let counted = route.count(fence, &group).await;
         // only over a connection that never resends does a refusal prove that this was the only
         // arrival
-        let is_settled = match &counted {
-            Ok(Counted::Executed { .. } | Counted::Passed) => true,
+        let was_not_executed = match &counted {
+            Ok(Counted::Executed { .. } | Counted::Passed) => false,
             Ok(Counted::Expired) => route.redis.sends_once(),
             Err(error) => !error.outcome_unknown(),
         };
-        if is_settled {
-            progress.doubt = earlier;
+        if was_not_executed {
+            *progress = earlier.clone();
         }
         match counted? {
             Counted::Executed {
@@ -275,16 +247,19 @@ impl Request<'_> {
                     .copied()
                     .ok_or_else(|| Error::corrupt("the reply to a request has no result"))?;
                 if let PairResult::Missing(_) = result {
-                    progress.next(Known::Missed(epochs));
+                    progress.next();
+                } else {
+                    progress.doubt = earlier.doubt;
                 }
                 Ok(Told::Settled((result, repeated)))
             }
             Counted::Expired => {
                 home.forget(&epochs.before);
+                progress.n = 0;
                 Ok(Told::Expired)
             }
             Counted::Passed => {
-                progress.next(Known::Passed(epochs.before));
+                progress.next();
                 Ok(Told::Passed)
             }
         }

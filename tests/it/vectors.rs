@@ -625,6 +625,12 @@ const GUARDS: [(&str, &[[&str; 3]]); 23] = [
         "cached_incr",
         &[
             ["value % 1 == 0 and", "", "bad-state"],
+            [
+                "not words:find('^MISS:')",
+                "false",
+                "request-that-was-decided",
+            ],
+            ["n - (last_n or 0) > 1", "false", "request-without-its-miss"],
             ["is_lowered and after < low", "false", "min"],
             [
                 "math.abs(value) < 2^53 then",

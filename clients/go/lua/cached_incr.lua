@@ -31,7 +31,8 @@
 --   {"DUP", words}            executed before, nothing done now; the same words, separated by
 --                             spaces
 --   {"PASSED"}  the caller made a later call: nothing done now, the outcome is unknown
---   {"EXPIRED"}  unknown epoch: nothing done now, the outcome of earlier arrivals is unknown
+--   {"EXPIRED"}  unknown epoch, or unknown call before that of a request: nothing done now, the
+--                             outcome of earlier arrivals is unknown
 -- ERRORS
 --   BADARG                    the arguments do not fit the keys, or the family is of another kind;
 --                             nothing done
@@ -69,6 +70,12 @@ local last_n
 if last then last_n = tonumber(last) or tonumber(last:match('^%d+')) end -- guard: NoMemory
 if last_n and n - last_n < 0 then return { 'PASSED' } end
 if last_n and n - last_n == 0 then return { 'DUP', last:match(' (.+)') or '' } end
+-- a request's later call is executed only after a miss of the one before (docs/protocol.md, 4.5)
+if caller:find('^request:') and n ~= '1' then
+  local words = last and last:match(' (.+)') or ''
+  if last and not words:find('^MISS:') then return { 'DUP', words } end -- guard: Predecessor
+  if n - (last_n or 0) > 1 then return { 'EXPIRED' } end -- guard: Predecessor
+end
 
 local low = ARGV[6] == '' and -math.huge or ARGV[6] + 0
 local high = ARGV[7] == '' and math.huge or ARGV[7] + 0

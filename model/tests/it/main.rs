@@ -4,6 +4,7 @@ mod cached;
 mod deltas;
 mod fence;
 mod recount;
+mod requests;
 
 use counterfoil_model::{Checkable, check, check_property};
 

@@ -346,6 +346,48 @@ async fn a_change_that_is_overtaken_by_epochs_counts_once() {
     }
 }
 
+/// Returns Redis to its last fsync while a process that missed the counter reads its row. Another
+/// process makes the request then. Returns the result of the first one, and the final value.
+async fn asked_again_after_a_crash() -> (Outcome, i64) {
+    let plain = Plain::new().await;
+    let gate = Gate::new();
+    let store = Wrapped {
+        store: plain.store.clone(),
+        between: gate.clone(),
+    };
+    let family = || votes().partitions(1);
+    let there = plain.open(family()).await;
+    there.count("item", 5).await;
+    plain.drain().await;
+    let forget = async |what: &str| {
+        let hdel = format!("HDEL cf1:{{test/votes/0}}:{what}");
+        let forgotten: i64 = plain.redis.run(&hdel).await.unwrap();
+        assert_eq!(forgotten, 1, "{what}");
+    };
+    forget("base item").await;
+    let here = Counterfoil::new(plain.redis.manager().await, store);
+    let here = here.opened(family()).await;
+    let asks = tokio::spawn(async move { here.incr_once("job", "item", 1).await });
+    gate.reach(&asks).await;
+    forget("calls request:3:job:item").await;
+    forget("base item").await;
+    assert_eq!(there.value("item").await, 5);
+    let told = there.incr_once("job", "item", 1).await.unwrap();
+    assert_eq!(told, Counted(6));
+    gate.open();
+    (asks.await.unwrap().unwrap(), there.value("item").await)
+}
+
+#[tokio::test]
+async fn a_miss_that_a_crash_forgot_counts_nothing() {
+    let asked = asked_again_after_a_crash().await;
+    assert_eq!(asked, (CountedBefore(6), 6));
+    take_out(Some(Guard::Predecessor));
+    let asked = asked_again_after_a_crash().await;
+    take_out(None);
+    assert_eq!(asked, (Counted(7), 7), "without the guard");
+}
+
 /// Processes make the same requests at once, lose every third reply, and die anywhere. Meanwhile
 /// counters leave Redis, and an epoch begins.
 #[tokio::test(flavor = "multi_thread")]
