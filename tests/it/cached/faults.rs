@@ -390,7 +390,7 @@ async fn rows_that_lack_the_batch_are_read_back_again() {
 #[tokio::test]
 async fn a_read_says_why_redis_takes_no_row() {
     let pair = Pair::new().await;
-    let votes = pair.open(votes()).await.read_timeout(millis(500));
+    let votes = pair.open(votes()).await.read_timeout(secs(2));
     assert_eq!(votes.get("late").await.unwrap(), 0);
     let insert = "INSERT INTO counterfoil_values \
                   SELECT number, 'late', 7 FROM counterfoil_families WHERE name = 'votes'";
