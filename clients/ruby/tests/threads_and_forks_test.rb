@@ -117,6 +117,31 @@ class ThreadsAndForksTest < ClientTest
     assert third.join(20), "a thread waits although no call is under way"
   end
 
+  # a call is under way for a batch of which nobody is left, and is interrupted too
+  def test_an_abandoned_call_holds_up_no_other
+    replies = Queue.new
+    shared = Counterfoil::GroupCommit.new { replies.pop }
+    waiting = ->(&block) { Thread.new(&block).tap { |thread| Thread.pass until thread.stop? } }
+    first = waiting.call { shared.call("a") }
+    leader = waiting.call do
+      shared.call("b")
+    rescue Timeout::Error
+      shared.call("c") # joins the next batch, and makes the call of "b" first
+    end
+    other = waiting.call { shared.call("b") }
+    replies << "reply"
+    first.join
+    Thread.pass until replies.num_waiting == 1
+    last = waiting.call { shared.call("c") }
+    leader.raise(Timeout::Error)
+    Thread.pass until replies.num_waiting.zero?
+    Thread.pass until replies.num_waiting == 1
+    other.kill.join
+    leader.kill.join
+    replies << "reply"
+    assert last.join(20), "a thread waits although no call is under way"
+  end
+
   def test_interrupts_at_random
     counted = Array.new(16) do |i|
       Thread.new do

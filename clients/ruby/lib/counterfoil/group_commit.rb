@@ -90,7 +90,7 @@ class Counterfoil
       Thread.handle_interrupt(NEVER) do
         @mutex.synchronize do
           remove(batch)
-          @batches.unshift(batch) unless batch.is_done
+          @batches.unshift(batch) unless batch.is_done || batch.threads.zero?
           batch.turn&.broadcast if batch.is_done
           @batches.first&.turn&.signal
           @leader = nil
