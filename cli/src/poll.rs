@@ -139,7 +139,7 @@ async fn read_families(
         .query_async::<()>(&mut counterfoil.redis().clone())
         .await;
     // without families, only this detects an unavailable Redis
-    ping.map_err(|error| Error::new(ErrorKind::Redis, "Redis did not reply").with_source(error))?;
+    ping.map_err(|error| Error::new(ErrorKind::Redis, "PING failed").with_source(error))?;
     let (families, incomplete, overview) = match stored {
         Some(stored) => (stored.families.clone(), None, &stored.overview[..]),
         None => {

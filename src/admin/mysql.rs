@@ -41,7 +41,9 @@ impl MysqlStore {
         }
         match schema::missing(&self.primary).await {
             Ok(missing) if missing.is_empty() => {
-                findings.extend(self.table_findings(families).await);
+                // otherwise every probe would fail for the same reason
+                let accepts_writes = !findings.iter().any(|one| one.subject == "mysql read_only");
+                findings.extend(self.table_findings(families, accepts_writes).await);
             }
             Ok(missing) => findings.push(Finding::new(
                 Severity::Error,
@@ -97,16 +99,17 @@ impl MysqlStore {
         clock::finding("mysql", time, &asked, effect)
     }
 
-    /// Checks the tables that the families write, each once: their definitions and this user's
-    /// privileges.
-    async fn table_findings(&self, families: &[Family]) -> Vec<Finding> {
+    /// Checks the tables that the families write, each once: their definitions and, if the server
+    /// accepts writes, this user's privileges.
+    async fn table_findings(&self, families: &[Family], accepts_writes: bool) -> Vec<Finding> {
         let mut findings = Vec::new();
+        let first = |count: usize| &PRIVILEGES[..if accepts_writes { count } else { 0 }];
         for table in schema::tables() {
             // the table of values is probed like any family's table
             let privileges = match table.name {
-                "counterfoil_values" => &PRIVILEGES[..1],
-                "counterfoil_rejects" => &PRIVILEGES[..],
-                _ => &PRIVILEGES[..3],
+                "counterfoil_values" => first(1),
+                "counterfoil_rejects" => first(4),
+                _ => first(3),
             };
             let columns = table.columns.iter().map(|column| quoted(column)).collect();
             let name = table_name(table.name);
@@ -123,7 +126,7 @@ impl MysqlStore {
             }
             match self.target_now(family).await {
                 Ok(target) => {
-                    let privileges = &PRIVILEGES[..if target.inserts { 3 } else { 2 }];
+                    let privileges = first(if target.inserts { 3 } else { 2 });
                     let probed = self.probe(&target.name, target.columns(), privileges);
                     findings.extend(probed.await);
                     findings.extend(self.shared_column(family).await);

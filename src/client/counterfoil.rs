@@ -164,7 +164,8 @@ impl Counterfoil {
         findings
     }
 
-    /// Returns a finding for each family whose hits in this Redis go to another database.
+    /// Returns a finding for each family that Redis refuses to this process: its hits go to another
+    /// database, or it has other partitions.
     async fn database_findings(&self) -> Vec<Finding> {
         let opened = self.shared.opened();
         let look = async |opened: &Arc<Opened>| {
@@ -175,7 +176,7 @@ impl Counterfoil {
             let refusal = asked
                 .err()
                 .filter(|error| error.kind() == ErrorKind::Mismatch)?;
-            let advice = "Nothing is counted or stored meanwhile: see \"Two databases\" in the operations manual";
+            let advice = "This process counts and stores nothing in it meanwhile: see \"Changing a family\" in the operations manual";
             let subject = format!("family {}", opened.family);
             Some(Finding::new(
                 Severity::Error,

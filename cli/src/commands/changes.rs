@@ -19,11 +19,12 @@ pub async fn reconfigure(context: &Context, name: &str, dry_run: bool) -> Result
     let counterfoil = connect(pair).await?;
     let registered = registered(&counterfoil, pair, name).await?;
     let changes = differences(configured, &registered)?;
-    if !dry_run && !changes.is_empty() {
+    let changed = !dry_run && !changes.is_empty();
+    if changed {
         let family = configured.in_namespace(registered.namespace())?;
         counterfoil.reconfigure(&family).await?;
     }
-    let result = json!({ "family": name, "changes": changes, "changed": !dry_run });
+    let result = json!({ "family": name, "changes": changes, "changed": changed });
     context.output.print(&result, |_| match changes.join("; ") {
         changes if changes.is_empty() => vec![format!("{name} is as configured")],
         changes if dry_run => vec![format!("{name} would be changed: {changes}")],

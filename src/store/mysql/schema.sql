@@ -3,7 +3,7 @@
 -- The engine is InnoDB, because ledger and values change in one transaction.
 
 -- The families, each with the configuration that all processes share, all settings of the process that opened it last, and
--- the id of this database, random and the same in all rows. Redis refuses a process with another database. `state` is `used`,
+-- the random id of the database of its hits. Redis refuses a process with another database. `state` is `used`,
 -- `removing` while the family's rows are deleted, or `removed`. Then its number and its ledger stay, and a family that is
 -- registered under its name takes them over, so that no batch from before the removal counts again.
 CREATE TABLE IF NOT EXISTS counterfoil_families (

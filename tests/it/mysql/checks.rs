@@ -87,12 +87,19 @@ async fn what_is_wrong_with_the_database_is_found() {
     // a server of its own: other tests refuse one that accepts no writes
     let server = MysqlServer::start().await;
     let (_, pool) = server.database("read_only").await;
-    let store = MysqlStore::new(pool.clone());
-    store.create_tables().await.unwrap();
-    let set = sqlx::raw_sql("SET GLOBAL read_only = 1").execute(&pool);
-    set.await.unwrap();
+    MysqlStore::new(pool.clone()).create_tables().await.unwrap();
+    let set = "CREATE USER plain@localhost; GRANT SELECT, INSERT, UPDATE, DELETE ON *.* TO plain@localhost; \
+         SET GLOBAL read_only = 1";
+    run_sql(&pool, set).await;
+    // root may write nevertheless
+    let plain = (*pool.connect_options()).clone().username("plain");
+    let store = MysqlStore::new(MySqlPool::connect_with(plain).await.unwrap());
     let found = store.check(&[]).await;
     assert_found(&found, Severity::Error, &["read_only", "no writes"]);
+    let of_tables = found
+        .iter()
+        .filter(|one| one.subject.starts_with("mysql table"));
+    assert_eq!(of_tables.count(), 0, "{found:?}");
 }
 
 #[tokio::test]

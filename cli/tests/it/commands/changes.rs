@@ -30,6 +30,8 @@ async fn a_family_gets_the_settings_of_its_configuration() {
     assert!(done.contains(&format!("was changed: {change}")), "{done}");
     let again = site.printed(&["reconfigure", "shop/views"]).await;
     assert!(again.contains("is as configured"), "{again}");
+    let again = site.printed(&["--json", "reconfigure", "shop/views"]).await;
+    assert!(again.contains("\"changed\": false"), "{again}");
     site.printed(&["add", "shop/views", "a"]).await;
     assert_eq!(site.printed(&["get", "shop/views", "a"]).await, "a\t4\n");
 
