@@ -176,7 +176,7 @@ impl Counterfoil {
             let refusal = asked
                 .err()
                 .filter(|error| error.kind() == ErrorKind::Mismatch)?;
-            let advice = "This process counts and stores nothing in it meanwhile: see \"Changing a family\" in the operations manual";
+            let advice = "This process counts and stores nothing in it meanwhile: see \"Two databases\" or \"Changing a family\" in the operations manual";
             let subject = format!("family {}", opened.family);
             Some(Finding::new(
                 Severity::Error,
