@@ -28,9 +28,11 @@ impl Counterfoil {
     /// [`builder`](Self::builder).
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL; [`Redis`](crate::ErrorKind::Redis) or
-    /// [`Store`](crate::ErrorKind::Store) if that server is unreachable, naming its address;
-    /// [`AccessDenied`](crate::ErrorKind::AccessDenied) if Redis does not accept the credentials.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, or one that names no
+    /// database; [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) if that
+    /// server is unreachable, naming its address, or if MySQL refuses the connection, for instance
+    /// because of the password; [`AccessDenied`](crate::ErrorKind::AccessDenied) if Redis does not
+    /// accept the credentials.
     pub async fn connect(redis_url: &str, mysql_url: &str) -> Result<Self> {
         let builder = Counterfoil::builder().redis(redis_url);
         builder.mysql(mysql_url).connect().await
@@ -103,24 +105,33 @@ pub fn cluster_settings(builder: ClusterClientBuilder) -> ClusterClientBuilder {
         .tcp_settings(crate::connection::primary::tcp_settings())
 }
 
+const UNREACHABLE: &str = "is unreachable";
+
 /// Creates a store in the database at the URL, and tries one connection: a pool that cannot connect
 /// reports only a timeout. Returns also whether the database is reachable, which it must be unless
 /// it may come `later`.
 pub(crate) async fn connect_mysql(url: &str, later: bool) -> Result<(MysqlStore, bool)> {
-    let options = mysql_options(url)?;
+    let options = own_pool(url)?;
     let limit = if later { LATER } else { CONNECT };
     let (may_recover, error) = match timeout(limit, MySqlConnection::connect_with(&options)).await {
         Ok(Ok(_)) => return Ok((lazy(options), true)),
         Ok(Err(error)) => {
             let may_recover = is_unreachable(&error, &options);
-            (may_recover, no_database(&options).with_source(error))
+            let what = match error.as_database_error() {
+                Some(_) => "refused the connection",
+                None => UNREACHABLE,
+            };
+            (may_recover, no_database(&options, what).with_source(error))
         }
-        Err(elapsed) => (true, no_database(&options).with_source(elapsed)),
+        Err(elapsed) => (
+            true,
+            no_database(&options, UNREACHABLE).with_source(elapsed),
+        ),
     };
     if !later || !may_recover {
         return Err(error);
     }
-    tracing::warn!(%error, "started without the database");
+    tracing::warn!(error = %format_args!("{error:#}"), "started without the database");
     Ok((lazy(options), false))
 }
 
@@ -139,12 +150,12 @@ fn is_unreachable(error: &sqlx::Error, options: &MySqlConnectOptions) -> bool {
     }
 }
 
-fn no_database(options: &MySqlConnectOptions) -> Error {
+fn no_database(options: &MySqlConnectOptions, what: &str) -> Error {
     let address = match options.get_socket() {
         Some(socket) => socket.display().to_string(),
         None => format!("{}:{}", options.get_host(), options.get_port()),
     };
-    Error::store(format!("the database at {address} is unreachable"))
+    Error::store(format!("the database at {address} {what}"))
 }
 
 impl MysqlStore {
@@ -152,7 +163,8 @@ impl MysqlStore {
     /// use: for an application that must start even while the database is unreachable.
     ///
     /// # Errors
-    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL.
+    /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, or one that names no
+    /// database.
     ///
     /// ```no_run
     /// # use counterfoil::{Counterfoil, MysqlStore, Primary};
@@ -162,7 +174,7 @@ impl MysqlStore {
     /// # Ok(()) }
     /// ```
     pub fn connect_lazy(url: &str) -> Result<Self> {
-        Ok(lazy(mysql_options(url)?))
+        Ok(lazy(own_pool(url)?))
     }
 }
 
@@ -202,6 +214,16 @@ pub fn mysql_options(url: &str) -> Result<MySqlConnectOptions> {
         Some(name) => Err(unknown_parameter(name)),
         None => Ok(options),
     }
+}
+
+/// Parses the URL for a pool of the store's own, whose sessions nothing else sends to a database.
+fn own_pool(url: &str) -> Result<MySqlConnectOptions> {
+    let options = mysql_options(url)?;
+    if options.get_database().is_none() {
+        let what = "the database's URL names no database: mysql://user:password@host/DATABASE";
+        return Err(Error::invalid(what));
+    }
+    Ok(options)
 }
 
 /// Returns the names of the parameters in a URL.

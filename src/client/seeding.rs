@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use futures_util::future::{BoxFuture, FutureExt, Shared};
 use parking_lot::Mutex;
+use tokio::runtime;
 
 use crate::error::Result;
 use crate::metrics;
@@ -13,7 +14,8 @@ use crate::process::family::Opened;
 use crate::process::shared;
 use crate::scripts::partition::Ticket;
 
-type ReadKey = (Box<str>, Ticket);
+/// Each runtime has reads of its own: the timers of a read end with the runtime that begins it.
+type ReadKey = (Box<str>, Ticket, Option<runtime::Id>);
 
 /// The reads that callers hold.
 #[derive(Debug, Default)]
@@ -21,10 +23,10 @@ pub struct Seeding {
     reads: Mutex<HashMap<ReadKey, Weak<Read>>>,
 }
 
-/// One read of a row, for all callers with the same ticket. It began after the ticket was issued,
-/// and counterfoil has not written to the row since, as long as the ticket has seeded nothing
-/// (docs/protocol.md, section 4.2). A caller holds the read until Redis has the seed, so that
-/// others that miss the counter meanwhile need no further read.
+/// One read of a row, for all callers on a runtime with the same ticket. It began after the ticket
+/// was issued, and counterfoil has not written to the row since, as long as the ticket has seeded
+/// nothing (docs/protocol.md, section 4.2). A caller holds the read until Redis has the seed, so
+/// that others that miss the counter meanwhile need no further read.
 #[derive(Debug)]
 pub struct Read {
     seeding: Arc<Seeding>,
@@ -41,7 +43,8 @@ impl Seeding {
         id: &str,
         ticket: Ticket,
     ) -> Arc<Read> {
-        let key = (Box::from(id), ticket);
+        let runtime = runtime::Handle::try_current().ok();
+        let key = (Box::from(id), ticket, runtime.map(|runtime| runtime.id()));
         let mut reads = self.reads.lock();
         if let Some(read) = reads.get(&key).and_then(Weak::upgrade) {
             return read;

@@ -563,18 +563,22 @@ async fn a_builder_starts_without_the_database_if_configured() {
     let (url, elsewhere) = (mysql.url(&database), mysql.url("nowhere"));
     // a permanent error is reported at once
     let bad_mode = "mysql://localhost/shop?ssl-mode=NONE";
-    for (wrong, kind) in [
-        ("localhost/shop", InvalidInput),
-        (bad_mode, InvalidInput),
-        (&*elsewhere, ErrorKind::Store),
+    for (wrong, kind, words) in [
+        ("localhost/shop", InvalidInput, ""),
+        (bad_mode, InvalidInput, ""),
+        (&*elsewhere, ErrorKind::Store, "refused the connection"),
     ] {
-        refused(connect(wrong, true).await, kind, "");
+        refused(connect(wrong, true).await, kind, words);
     }
     for (is_silent, value) in [(false, 1), (true, 2)] {
         pool.close().await;
         lose(&mysql, is_silent);
         if !is_silent {
-            refused(connect(&url, false).await, ErrorKind::Store, "");
+            refused(
+                connect(&url, false).await,
+                ErrorKind::Store,
+                "is unreachable",
+            );
         }
         let client = within(secs(4), connect(&url, true)).await;
         let client = client.unwrap();

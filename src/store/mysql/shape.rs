@@ -337,8 +337,9 @@ impl Column {
             (KeyType::Uuid, "char" | "varchar") if self.length >= 36 => return Ok(characters()),
             (KeyType::Uuid, _) => "BINARY(16), UUID (MariaDB), or CHAR or VARCHAR of at least 36",
         };
+        let unsigned = if self.unsigned { " unsigned" } else { "" };
         Err(format!(
-            "key column {name} is {}, needed for {kind:?} is {needed}",
+            "key column {name} is {}{unsigned}, needed for {kind:?} is {needed}",
             self.data_type
         ))
     }

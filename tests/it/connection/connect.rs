@@ -648,6 +648,12 @@ async fn a_url_with_an_unknown_parameter_is_refused() {
             "unknown parameter \"\"",
         ),
         ("postgres://nobody@127.0.0.1:1/none", "not mysql://"),
+        // nothing would ever reach the database
+        ("mysql://nobody@127.0.0.1:1", "names no database"),
+        (
+            "mysql://nobody@127.0.0.1:1/?ssl-mode=DISABLED",
+            "names no database",
+        ),
     ] {
         let pair = Counterfoil::builder().redis(redis.url()).mysql(url);
         refused(pair.connect().await, InvalidInput, words);

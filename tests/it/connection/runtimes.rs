@@ -81,6 +81,48 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
     assert_eq!(value.unwrap(), 1 + 8 * THREADS * ROUNDS);
 }
 
+/// A store whose rows take half a second, by a timer of the runtime that reads them.
+struct Slow;
+
+impl Between for Slow {
+    async fn seen(&self, rows: Vec<Option<i64>>) -> Vec<Option<i64>> {
+        pause(500).await;
+        rows
+    }
+}
+
+/// Callers on two runtimes miss one counter at the same time.
+#[test]
+fn a_read_that_ends_with_its_runtime_takes_no_other_caller_with_it() {
+    let (home, doomed) = (threads(1), threads(1));
+    let store = Wrapped {
+        store: MemoryStore::new(),
+        between: Slow,
+    };
+    let redis = home.block_on(new_redis());
+    let (incr, get) = home.block_on(async {
+        let pair = Counterfoil::new(redis.manager().await, store);
+        let votes = pair.opened(votes()).await;
+        let call = |runtime: &Runtime| {
+            let incr = votes.clone();
+            let get = votes.clone();
+            (
+                runtime.spawn(async move { incr.incr("a", 1).await }),
+                runtime.spawn(async move { get.get("b").await }),
+            )
+        };
+        call(&doomed);
+        pause(200).await;
+        let calls = call(&home);
+        pause(100).await;
+        calls
+    });
+    doomed.shutdown_background();
+    let added = home.block_on(incr).expect("no panic").unwrap();
+    assert_eq!(counted(added), 1);
+    assert_eq!(home.block_on(get).expect("no panic").unwrap(), 0);
+}
+
 /// Callers whose hits gather, or are in flight, when the runtime of the family ends.
 #[test]
 fn no_caller_waits_for_a_runtime_that_has_ended() {

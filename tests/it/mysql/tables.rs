@@ -105,7 +105,10 @@ const REFUSED: [(Keys, &[(&str, &str)]); 6] = [
             ("AS SELECT 1 AS id, 1 AS n", "VIEW"),
             ("(other INT PRIMARY KEY, n INT)", "no column id"),
             ("(id INT PRIMARY KEY, m INT)", "no column n"),
-            ("(id INT UNSIGNED PRIMARY KEY, n INT)", "id|signed integer"),
+            (
+                "(id INT UNSIGNED PRIMARY KEY, n INT)",
+                "id is int unsigned|signed integer",
+            ),
             ("(id INT PRIMARY KEY, n DOUBLE)", "n|double|integer"),
             ("(id INT, n INT, KEY (id))", "unique|(id)"),
             (
