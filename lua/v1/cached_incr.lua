@@ -16,7 +16,7 @@
 --   2 n             integer   number of the call, higher than the caller's last, 1 to 2^53
 --   3 epoch         string    as family_epoch returned it
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
---   5 ticket_ms     integer   how long a ticket is kept
+--   5 ticket_ms     integer   how long a ticket is kept, below 10^12
 --   6 min           integer   a change downwards must not end below it; smaller than 2^53 in size;
 --                             "" for none
 --   7 max           integer   a change upwards must not end above it; likewise
@@ -50,6 +50,11 @@ end
 if #KEYS < 6 or #KEYS % 4 ~= 2 or arg ~= #ARGV + 1 or #ARGV > 2007 + #KEYS / 4 then
   return redis.error_reply('BADARG expected for every four keys from the 3rd on: pairs, '
     .. 'and so many pairs')
+end
+local function is_bound(text) return text == '' or text:find('^%-?%d+$') end
+local is_time = ARGV[5]:find('^%d+$') and #ARGV[5] < 13
+if not (is_time and is_bound(ARGV[6]) and is_bound(ARGV[7])) then
+  return redis.error_reply('BADARG expected ticket_ms, and integers or "" for min and max')
 end
 -- the fence, word for word the same in each counting script: a repeated call does not count again
 local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')

@@ -30,6 +30,7 @@
 
 local base_key, buffer, batch, meta = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local ids, fit = {}, #KEYS == 4 and #ARGV > 6 and #ARGV < 2006 and #ARGV % 2 == 1
+fit = fit and ARGV[4]:find('^%d+$') and #ARGV[4] < 13
 for i = 6, fit and #ARGV or 0, 2 do
   ids[#ids + 1] = ARGV[i]
   local row = ARGV[i + 1]

@@ -7,7 +7,7 @@
 --   2 buffer        hash      id -> pending delta
 --   3 batch         hash      id -> delta
 -- ARGV
---   1 ticket_ms     integer   how long a ticket is kept; "" or 0 to make none
+--   1 ticket_ms     integer   how long a ticket is kept, below 10^12; "" or 0 to make none
 --   2 now_ms        integer   "" for the server's clock; anything else is for tests
 --   3 salt          string    random; tickets are made of it and the time, so that none is given
 --                             twice
@@ -24,6 +24,7 @@
 
 local base_key, buffer, batch = KEYS[1], KEYS[2], KEYS[3]
 local fit = #KEYS == 3 and #ARGV > 3 and #ARGV < 1004
+fit = fit and ARGV[1]:find('^%d*$') and #ARGV[1] < 13
 for i = 4, fit and #ARGV or 0 do fit = fit and ARGV[i] ~= '' and #ARGV[i] < 256 end
 if not fit then
   return redis.error_reply('BADARG expected 3 keys, ticket_ms, now_ms, salt, and 1 to 1000 ids')

@@ -21,6 +21,7 @@
 
 local base_key, ids = KEYS[1], {}
 local fit = #KEYS == 1 and #ARGV > 2 and #ARGV < 3003 and #ARGV % 3 == 2
+fit = fit and ARGV[1]:find('^%d+$') and #ARGV[1] < 13
 for i = 3, fit and #ARGV or 0, 3 do
   local id, ticket, value = unpack(ARGV, i, i + 2)
   ids[#ids + 1] = id
