@@ -119,10 +119,12 @@ class ThreadsAndForksTest < ClientTest
 
   # a call is under way for a batch of which nobody is left, and is interrupted too
   def test_an_abandoned_call_holds_up_no_other
-    replies = Queue.new
-    shared = Counterfoil::GroupCommit.new { replies.pop }
+    begun, replies = Queue.new, Queue.new
+    shared = Counterfoil::GroupCommit.new { begun.push(1).then { replies.pop } }
     waiting = ->(&block) { Thread.new(&block).tap { |thread| Thread.pass until thread.stop? } }
+    next_call = -> { Timeout.timeout(20) { begun.pop } }
     first = waiting.call { shared.call("a") }
+    next_call.call
     leader = waiting.call do
       shared.call("b")
     rescue Timeout::Error
@@ -131,11 +133,10 @@ class ThreadsAndForksTest < ClientTest
     other = waiting.call { shared.call("b") }
     replies << "reply"
     first.join
-    Thread.pass until replies.num_waiting == 1
+    next_call.call
     last = waiting.call { shared.call("c") }
     leader.raise(Timeout::Error)
-    Thread.pass until replies.num_waiting.zero?
-    Thread.pass until replies.num_waiting == 1
+    next_call.call
     other.kill.join
     leader.kill.join
     replies << "reply"
