@@ -103,7 +103,7 @@ pub enum Step {
     },
 }
 
-/// What happens to a request.
+/// A disturbance of a request.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Disturbance {
@@ -119,7 +119,7 @@ pub enum Disturbance {
     Any,
 }
 
-/// What happens to all connections.
+/// A disturbance of all connections.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Connections {
@@ -129,7 +129,7 @@ pub enum Connections {
     Free,
 }
 
-/// What happens to Redis.
+/// An event of Redis.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
@@ -148,7 +148,7 @@ pub enum Event {
     MoveSlots,
 }
 
-/// What happens to the client's process.
+/// An event of the client's process.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientEvent {
@@ -178,12 +178,12 @@ pub struct Call {
     #[serde(default, deserialize_with = "present")]
     pub returns: Option<Value>,
     pub fails: Option<Failure>,
-    /// Whether the outcome may be unknown.
+    /// The outcome may be unknown.
     #[serde(default)]
     pub may_be_unknown: bool,
 }
 
-/// What a call must come to. A call without it must succeed, whatever it returns.
+/// The expected result of a call. A call without one must succeed, whatever it returns.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Expected {
     #[serde(default, deserialize_with = "present")]
@@ -208,7 +208,7 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, 
 }
 
 impl Scenario {
-    /// Returns whether only some scenarios are to be played.
+    /// Returns whether the environment selects scenarios.
     pub fn are_selected() -> bool {
         std::env::var_os(SELECTED).is_some()
     }
