@@ -10,7 +10,7 @@ mod stage;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use futures_util::future::join_all;
 use tokio::sync::Semaphore;
@@ -27,6 +27,9 @@ const OWN: &str = "own";
 /// The family in which the programs of READMEs count.
 const NAMESPACE_OF_READMES: &str = "shop";
 const FAMILY_OF_READMES: &str = "product_views";
+
+/// The longest time for the tests of a package, in seconds.
+const LONGEST_TESTS: &str = "400";
 
 /// The number of stages on which a package plays at a time, besides the cluster.
 const STAGES: usize = 2;
@@ -263,8 +266,20 @@ async fn run_own_tests(language: &Language, installed: &Path) -> Result<(), Stri
     Ok(())
 }
 
-async fn run_aside(mut command: Command) -> Result<String, String> {
-    spawn_blocking(move || run(&mut command))
+/// Runs a command, whose processes are stopped after a while: a test that hangs fails.
+async fn run_aside(command: Command) -> Result<String, String> {
+    let mut limited = Command::new("timeout");
+    limited
+        .args(["--verbose", "--kill-after=10", LONGEST_TESTS])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .envs(
+            command
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        )
+        .stdin(Stdio::null());
+    spawn_blocking(move || run(&mut limited))
         .await
         .map_err(|error| error.to_string())?
 }
