@@ -1,17 +1,22 @@
 //! Cached counters: the value is in Redis as base + batch + buffer, and reaches the row as deltas.
 //!
-//! All hits are on one counter. The base is the row as it was when the counter was seeded or last
-//! saved. Parts, exact reads, repeated calls and the probe are left to [`deltas`](crate::deltas).
+//! The counters are in one partition, and hits alternate between them. A base is the row as it was
+//! when the counter was seeded or last saved. Applying in parts, exact reads, repeated calls and the
+//! probe are left to [`deltas`](crate::deltas).
+
+use std::ops::Add;
 
 use stateright::{Model, Property};
 
 use crate::terms::{BatchId, Crash, Database, Hit, Hits, Name, Verdict, next_name};
 
-/// The model of one cached counter.
+/// The model of cached counters.
 #[derive(Clone, Debug)]
 pub struct Cached {
     /// The state in which Redis returns after a crash.
     pub crash: Crash,
+    /// The number of counters. A worker saves one after the other.
+    pub counters: usize,
     /// The number of hits that are made.
     pub hits: u8,
     /// The number of clients that count.
@@ -20,7 +25,9 @@ pub struct Cached {
     pub workers: usize,
     /// The number of times that Redis crashes.
     pub crashes: u8,
-    /// Another application adds to the row once.
+    /// The number of tickets that end before they have seeded a counter.
+    pub expiries: u8,
+    /// Another application adds to the first counter's row once.
     pub outside_writer: bool,
     /// The guard that is left out.
     pub mistake: Option<Mistake>,
@@ -37,7 +44,9 @@ pub enum Mistake {
     SaveWithoutReadingBack,
     /// A save does not check that its batch is the current one.
     SaveAnyBatch,
-    /// A partition that begins anew keeps its base or ticket.
+    /// A save also marks a counter that another worker has marked.
+    MarkTwice,
+    /// A partition that begins anew keeps its bases and tickets.
     KeepEntryWhenBeginningAnew,
     /// A worker fetches a batch whose rotation is not durable yet.
     FetchBeforeDurable,
@@ -45,7 +54,7 @@ pub enum Mistake {
     IgnoreLedger,
 }
 
-/// The counter in Redis and in the database, its clients and its workers.
+/// The counters in Redis and in the database, their clients and workers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     redis: Redis,
@@ -62,15 +71,18 @@ pub struct State {
     /// then.
     dropped: Hits,
     crashes: u8,
+    expiries: u8,
     /// The last name that was given out.
     names: Name,
     /// A save left a value that differs from the row, although it had read the row as it is.
     saved_wrong_value: bool,
+    /// A save replaced a base by an older row.
+    saved_old_row: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Redis {
-    entry: Entry,
+    entries: Vec<Entry>,
     buffer: Hits,
     batch: Option<Hits>,
     last_cut: BatchId,
@@ -94,9 +106,19 @@ enum Client {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Worker {
     Idle,
-    Fetched { id: BatchId, batch: Hits },
-    Applied { id: BatchId },
-    ReadBack { id: BatchId, row: Hits },
+    Fetched {
+        id: BatchId,
+        batch: Hits,
+    },
+    Applied {
+        id: BatchId,
+    },
+    /// It has read the rows, and saves this counter next.
+    ReadBack {
+        id: BatchId,
+        rows: Hits,
+        counter: usize,
+    },
 }
 
 /// A step of the model.
@@ -110,9 +132,9 @@ pub enum Step {
     ClientReadsRow(usize),
     /// A client counts, with the row it read as a seed.
     ClientSeeds(usize),
-    /// A counter is deleted at the end of its retention.
-    Delete,
-    /// Another application adds to the row.
+    /// A counter is deleted at the end of its retention, or its ticket ends.
+    Delete(usize),
+    /// Another application adds to a row.
     OutsideWrite,
     /// Redis makes its state durable.
     Save,
@@ -122,31 +144,33 @@ pub enum Step {
     WorkerCuts(usize),
     /// A worker fetches the batch.
     WorkerFetches(usize),
-    /// A worker adds its batch to the row, unless the ledger has it.
+    /// A worker adds its batch to the rows, unless the ledger has it.
     WorkerApplies(usize),
     /// A worker whose batch is behind the ledger makes the partition begin anew, if Redis still has
     /// that batch.
     WorkerBeginsAnew(usize),
-    /// A worker reads the row back.
+    /// A worker reads the rows back.
     WorkerReadsBack(usize),
-    /// A worker saves the counter: the row becomes the base, and the batch is dropped.
+    /// A worker saves a counter: the row becomes the base, and the counter leaves the batch.
     WorkerSaves(usize),
     /// A worker dies and another takes its place.
     WorkerDies(usize),
 }
 
-/// The hit that the outside writer adds to the row.
-const OUTSIDE: Hit = Hits::CAPACITY - 1;
+/// The hit that the outside writer adds to the first row of one or two.
+const OUTSIDE: Hit = Hits::CAPACITY - 2;
 
 impl Cached {
-    /// Returns a small model: two hits by two clients, one worker and one crash.
+    /// Returns a small model: two hits on one counter by two clients, one worker and one crash.
     pub fn new(crash: Crash) -> Self {
         Self {
             crash,
+            counters: 1,
             hits: 2,
             clients: 2,
             workers: 1,
             crashes: 1,
+            expiries: 0,
             outside_writer: false,
             mistake: None,
         }
@@ -158,7 +182,7 @@ impl Cached {
 
     fn after_crash(&self, state: &State) -> Redis {
         if self.crash == Crash::Emptied {
-            Redis::new(state.names + 1)
+            Redis::new(state.names + 1, self.counters)
         } else {
             state.saved.clone()
         }
@@ -201,25 +225,81 @@ impl Cached {
         state.dropped = state
             .dropped
             .union(state.redis.pending().without(state.database.rows));
-        let entry = state.redis.entry;
-        state.redis = Redis::new(next_name(&mut state.names));
+        let anew = Redis::new(next_name(&mut state.names), self.counters);
+        let before = std::mem::replace(&mut state.redis, anew);
         if self.makes(Mistake::KeepEntryWhenBeginningAnew) {
-            state.redis.entry = entry;
+            state.redis.entries = before.entries;
         }
     }
-}
 
-impl State {
+    /// Saves a counter, if the batch is still the one that was read back. Returns whether a part of
+    /// the batch is left.
+    fn save_counter(&self, state: &mut State, id: BatchId, rows: Hits, counter: usize) -> bool {
+        let is_current = state.redis.last_cut == id || self.makes(Mistake::SaveAnyBatch);
+        let Some(batch) = state.redis.batch.filter(|_| is_current) else {
+            return false;
+        };
+        let (own, row) = (self.of(batch, counter), self.of(rows, counter));
+        let is_skipped = own.is_empty() && !self.makes(Mistake::MarkTwice);
+        if let (Entry::Base(base), false) = (state.redis.entries[counter], is_skipped) {
+            let is_read = !self.makes(Mistake::SaveWithoutReadingBack);
+            let saved = if is_read { row } else { base + own };
+            state.redis.entries[counter] = Entry::Base(saved);
+            state.saved_old_row |= base.contains(OUTSIDE) && !saved.contains(OUTSIDE);
+        }
+        let left = batch.without(own);
+        state.redis.batch = Some(left).filter(|left| !left.is_empty());
+        let stored = self.of(state.database.rows, counter);
+        let expected = stored + self.of(state.redis.buffer, counter);
+        let value = self.value(state, counter);
+        state.saved_wrong_value |=
+            !is_skipped && row == stored && value.is_some_and(|value| value != expected);
+        !left.is_empty()
+    }
+
+    fn counter(&self, hit: Hit) -> usize {
+        usize::from(hit) % self.counters
+    }
+
+    /// Returns the hits of a counter.
+    fn of(&self, hits: Hits, counter: usize) -> Hits {
+        let own = hits.iter().filter(|hit| self.counter(*hit) == counter);
+        let own = own.map(Hits::one).fold(Hits::default(), Add::add);
+        hits.among(own)
+    }
+
     /// Returns the value that a client sees, if there is a base.
-    fn value(&self) -> Option<Hits> {
-        match self.redis.entry {
+    fn value(&self, state: &State, counter: usize) -> Option<Hits> {
+        let Redis { batch, buffer, .. } = state.redis;
+        match state.redis.entries[counter] {
             Entry::Base(base) => {
-                Some(base + self.redis.batch.unwrap_or_default() + self.redis.buffer)
+                Some(base + self.of(batch.unwrap_or_default(), counter) + self.of(buffer, counter))
             }
             _ => None,
         }
     }
 
+    /// Returns whether a client is about to seed a counter under a condition on the counter's entry,
+    /// the client's ticket and its row.
+    fn any_seed(&self, state: &State, condition: impl Fn(Entry, Name, Hits) -> bool) -> bool {
+        state.clients.iter().any(|client| match *client {
+            Client::ReadRow { hit, ticket, row } => {
+                condition(state.redis.entries[self.counter(hit)], ticket, row)
+            }
+            _ => false,
+        })
+    }
+
+    /// Returns whether the values of all counters with a base fulfill a condition.
+    fn all_values(&self, state: &State, condition: impl Fn(usize, Hits) -> bool) -> bool {
+        (0..self.counters).all(|counter| {
+            self.value(state, counter)
+                .is_none_or(|value| condition(counter, value))
+        })
+    }
+}
+
+impl State {
     fn is_set_back(&self) -> bool {
         self.database.ledger.proves_set_back(self.redis.last_cut)
     }
@@ -232,13 +312,13 @@ impl State {
 }
 
 impl Redis {
-    fn new(incarnation: Name) -> Self {
+    fn new(incarnation: Name, counters: usize) -> Self {
         let last_cut = BatchId {
             incarnation,
             ..BatchId::default()
         };
         Self {
-            entry: Entry::Missing,
+            entries: vec![Entry::Missing; counters],
             buffer: Hits::default(),
             batch: None,
             last_cut,
@@ -256,8 +336,8 @@ impl Model for Cached {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            redis: Redis::new(1),
-            saved: Redis::new(1),
+            redis: Redis::new(1, self.counters),
+            saved: Redis::new(1, self.counters),
             database: Database::default(),
             clients: vec![Client::Idle; self.clients],
             workers: vec![Worker::Idle; self.workers],
@@ -266,8 +346,10 @@ impl Model for Cached {
             lost: Hits::default(),
             dropped: Hits::default(),
             crashes: 0,
+            expiries: 0,
             names: 1,
             saved_wrong_value: false,
+            saved_old_row: false,
         }]
     }
 
@@ -282,10 +364,16 @@ impl Model for Cached {
                 Client::ReadRow { .. } => steps.push(Step::ClientSeeds(number)),
             }
         }
-        let is_idle = redis.buffer.is_empty() && redis.batch.is_none();
-        if matches!(redis.entry, Entry::Base(_)) && (is_idle || self.makes(Mistake::DeletePending))
-        {
-            steps.push(Step::Delete);
+        for (counter, entry) in redis.entries.iter().enumerate() {
+            let is_idle = self.of(redis.pending(), counter).is_empty();
+            let is_due = match entry {
+                Entry::Missing => false,
+                Entry::Ticket(_) => state.expiries < self.expiries,
+                Entry::Base(_) => true,
+            };
+            if is_due && (is_idle || self.makes(Mistake::DeletePending)) {
+                steps.push(Step::Delete(counter));
+            }
         }
         if self.outside_writer && !state.database.rows.contains(OUTSIDE) {
             steps.push(Step::OutsideWrite);
@@ -332,7 +420,8 @@ impl Model for Cached {
                 let Client::Counting { hit } = state.clients[client] else {
                     return None;
                 };
-                let ticket = match state.redis.entry {
+                let counter = self.counter(hit);
+                let ticket = match state.redis.entries[counter] {
                     Entry::Base(_) => {
                         state.count(client, hit);
                         return Some(state);
@@ -340,7 +429,7 @@ impl Model for Cached {
                     Entry::Ticket(ticket) => ticket,
                     Entry::Missing => next_name(&mut state.names),
                 };
-                state.redis.entry = Entry::Ticket(ticket);
+                state.redis.entries[counter] = Entry::Ticket(ticket);
                 state.clients[client] = Client::Missed { hit, ticket };
             }
             Step::ClientReadsRow(client) => {
@@ -350,26 +439,30 @@ impl Model for Cached {
                 state.clients[client] = Client::ReadRow {
                     hit,
                     ticket,
-                    row: state.database.rows,
+                    row: self.of(state.database.rows, self.counter(hit)),
                 };
             }
             Step::ClientSeeds(client) => {
                 let Client::ReadRow { hit, ticket, row } = state.clients[client] else {
                     return None;
                 };
-                match state.redis.entry {
+                let counter = self.counter(hit);
+                match state.redis.entries[counter] {
                     Entry::Base(_) => state.count(client, hit),
                     entry
                         if entry == Entry::Ticket(ticket)
                             || self.makes(Mistake::AcceptAnyTicket) =>
                     {
-                        state.redis.entry = Entry::Base(row);
+                        state.redis.entries[counter] = Entry::Base(row);
                         state.count(client, hit);
                     }
                     _ => state.clients[client] = Client::Counting { hit },
                 }
             }
-            Step::Delete => state.redis.entry = Entry::Missing,
+            Step::Delete(counter) => {
+                let entry = std::mem::replace(&mut state.redis.entries[counter], Entry::Missing);
+                state.expiries += u8::from(matches!(entry, Entry::Ticket(_)));
+            }
             Step::OutsideWrite => state.database.rows = state.database.rows + Hits::one(OUTSIDE),
             Step::Save => state.saved = state.redis.clone(),
             Step::Crash => self.crash(&mut state),
@@ -408,25 +501,21 @@ impl Model for Cached {
                 };
                 state.workers[worker] = Worker::ReadBack {
                     id,
-                    row: state.database.rows,
+                    rows: state.database.rows,
+                    counter: 0,
                 };
             }
             Step::WorkerSaves(worker) => {
-                let Worker::ReadBack { id, row } = state.workers[worker] else {
+                let Worker::ReadBack { id, rows, counter } = state.workers[worker] else {
                     return None;
                 };
-                state.workers[worker] = Worker::Idle;
-                let is_current = state.redis.last_cut == id || self.makes(Mistake::SaveAnyBatch);
-                if let Some(batch) = state.redis.batch.filter(|_| is_current) {
-                    if let Entry::Base(base) = state.redis.entry {
-                        let is_read = !self.makes(Mistake::SaveWithoutReadingBack);
-                        state.redis.entry = Entry::Base(if is_read { row } else { base + batch });
-                    }
-                    state.redis.batch = None;
-                    let expected = state.database.rows + state.redis.buffer;
-                    state.saved_wrong_value |= row == state.database.rows
-                        && state.value().is_some_and(|value| value != expected);
-                }
+                let is_left = self.save_counter(&mut state, id, rows, counter);
+                let counter = counter + 1;
+                state.workers[worker] = if is_left && counter < self.counters {
+                    Worker::ReadBack { id, rows, counter }
+                } else {
+                    Worker::Idle
+                };
             }
             Step::WorkerDies(worker) => state.workers[worker] = Worker::Idle,
         }
@@ -473,38 +562,42 @@ impl Model for Cached {
             ),
             Property::always(
                 "a value contains every hit acknowledged before it",
-                |_, state: &State| {
+                |model: &Self, state: &State| {
                     let expected = state
                         .acknowledged
                         .without(state.lost)
                         .without(state.dropped);
-                    state
-                        .value()
-                        .is_none_or(|value| value.contains_all(expected))
-                        || state.is_set_back()
+                    state.is_set_back()
+                        || model.all_values(state, |counter, value| {
+                            value.contains_all(model.of(expected, counter))
+                        })
                 },
             ),
-            Property::always("a value contains no hit twice", |_, state: &State| {
-                state.value().is_none_or(|value| !value.has_repeats()) || state.is_set_back()
-            }),
+            Property::always(
+                "a value contains no hit twice",
+                |model: &Self, state: &State| {
+                    state.is_set_back() || model.all_values(state, |_, value| !value.has_repeats())
+                },
+            ),
             Property::always(
                 "a save brings the value up to date with the row",
                 |_, state: &State| !state.saved_wrong_value,
             ),
-            Property::sometimes("a deleted counter is seeded again", |_, state: &State| {
-                state.crashes == 0
-                    && state.clients.iter().any(|client| match client {
-                        Client::ReadRow { ticket, row, .. } => {
-                            row.contains(0) && state.redis.entry == Entry::Ticket(*ticket)
-                        }
-                        _ => false,
-                    })
-            }),
-            Property::sometimes("a seed comes too late", |_, state: &State| {
-                state.clients.iter().any(|client| match client {
-                    Client::ReadRow { ticket, .. } => state.redis.entry != Entry::Ticket(*ticket),
-                    _ => false,
-                })
+            Property::always(
+                "a save does not bring back an older row",
+                |_, state: &State| !state.saved_old_row,
+            ),
+            Property::sometimes(
+                "a deleted counter is seeded again",
+                |model: &Self, state: &State| {
+                    state.crashes == 0
+                        && model.any_seed(state, |entry, ticket, row| {
+                            row.contains(0) && entry == Entry::Ticket(ticket)
+                        })
+                },
+            ),
+            Property::sometimes("a seed comes too late", |model: &Self, state: &State| {
+                model.any_seed(state, |entry, ticket, _| entry != Entry::Ticket(ticket))
             }),
             Property::sometimes(
                 "a save finds newer hits in the buffer",
@@ -532,10 +625,41 @@ impl Model for Cached {
                         Client::Missed { ticket, .. } => Some(ticket),
                         _ => None,
                     });
-                    tickets.clone().count() > 1
-                        && tickets
-                            .clone()
-                            .all(|ticket| Entry::Ticket(*ticket) == state.redis.entry)
+                    state.redis.entries.iter().any(|entry| {
+                        let sharing = tickets.clone();
+                        let sharing = sharing.filter(|ticket| *entry == Entry::Ticket(**ticket));
+                        sharing.count() > 1
+                    })
+                },
+            ));
+        }
+        if self.counters > 1 && self.workers > 1 {
+            properties.push(Property::sometimes(
+                "a worker takes over a batch of which a part is saved",
+                |_, state: &State| {
+                    let Redis {
+                        batch, last_cut, ..
+                    } = state.redis;
+                    let saves_last = |worker: &Worker| match worker {
+                        Worker::ReadBack { id, counter, .. } => *id == last_cut && *counter > 0,
+                        _ => false,
+                    };
+                    let has_fetched = |worker: &Worker| match worker {
+                        Worker::Fetched { id, batch: rest } => {
+                            *id == last_cut && Some(*rest) == batch
+                        }
+                        _ => false,
+                    };
+                    state.workers.iter().any(saves_last) && state.workers.iter().any(has_fetched)
+                },
+            ));
+        }
+        if self.expiries > 0 {
+            properties.push(Property::sometimes(
+                "a ticket ends before its seed",
+                |model: &Self, state: &State| {
+                    state.expiries > 0
+                        && model.any_seed(state, |entry, _, _| entry == Entry::Missing)
                 },
             ));
         }
@@ -546,10 +670,10 @@ impl Model for Cached {
                     state
                         .workers
                         .iter()
-                        .any(|worker| match (worker, state.redis.entry) {
-                            (Worker::ReadBack { id, row }, Entry::Base(base)) => {
+                        .any(|worker| match (worker, state.redis.entries[0]) {
+                            (Worker::ReadBack { id, rows, .. }, Entry::Base(base)) => {
                                 *id == state.redis.last_cut
-                                    && row.contains(OUTSIDE)
+                                    && rows.contains(OUTSIDE)
                                     && !base.contains(OUTSIDE)
                             }
                             _ => false,

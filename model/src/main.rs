@@ -93,6 +93,12 @@ fn cases() -> Vec<Case> {
     let cached_emptied = cached(Crash::Emptied);
     let cached_set_back = cached(Crash::SetBack);
 
+    let saved_in_parts = |crash| Cached {
+        counters: 2,
+        expiries: 1,
+        ..cached(crash)
+    };
+
     vec![
         case(
             "deltas, last fsync, 2 crashes",
@@ -296,6 +302,28 @@ fn cases() -> Vec<Case> {
                 crashes: 2,
                 outside_writer: true,
                 ..cached_set_back
+            },
+        ),
+        case(
+            "cached, last fsync, 2 counters saved in parts",
+            saved_in_parts(Crash::ToLastFsync),
+        ),
+        case(
+            "cached, emptied, 2 counters saved in parts",
+            saved_in_parts(Crash::Emptied),
+        ),
+        case(
+            "cached, set back, 2 counters saved in parts",
+            Cached {
+                clients: 1,
+                ..saved_in_parts(Crash::SetBack)
+            },
+        ),
+        case(
+            "cached, last fsync, 2 tickets end",
+            Cached {
+                expiries: 2,
+                ..Cached::new(Crash::ToLastFsync)
             },
         ),
         case(

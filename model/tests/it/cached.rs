@@ -48,6 +48,52 @@ fn a_redis_that_is_set_back() {
 }
 
 #[test]
+fn a_ticket_that_ends_before_its_seed() {
+    passes(Cached {
+        expiries: 1,
+        ..last_fsync()
+    });
+}
+
+fn two_counters(crash: Crash) -> Cached {
+    Cached {
+        counters: 2,
+        hits: 3,
+        clients: 1,
+        expiries: 1,
+        workers: 2,
+        ..Cached::new(crash)
+    }
+}
+
+#[test]
+fn a_batch_of_two_counters_is_saved_in_parts() {
+    passes(two_counters(Crash::ToLastFsync));
+    passes(two_counters(Crash::Emptied));
+    passes(Cached {
+        workers: 1,
+        ..two_counters(Crash::SetBack)
+    });
+    passes(Cached {
+        outside_writer: true,
+        crashes: 0,
+        ..two_counters(Crash::ToLastFsync)
+    });
+}
+
+#[test]
+fn a_counter_that_left_the_batch_is_not_marked_again() {
+    breaks(
+        Cached {
+            mistake: Some(Mistake::MarkTwice),
+            outside_writer: true,
+            ..two_counters(Crash::ToLastFsync)
+        },
+        "a save does not bring back an older row",
+    );
+}
+
+#[test]
 fn a_seed_needs_the_ticket_that_it_was_read_for() {
     let mistake = Some(Mistake::AcceptAnyTicket);
     breaks(
