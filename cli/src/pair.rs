@@ -13,8 +13,9 @@ use counterfoil::{
 
 use crate::config::{PairConfig, is_tls};
 
-/// The time limit for acquiring a connection to MySQL.
-const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time limit for acquiring a connection to MySQL: less than for a reply, so that the error names
+/// the reason.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Connects to Redis. The first use of MySQL connects to it.
 pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sqlx::mysql::MySqlRow;
 use sqlx::pool::PoolConnection;
-use sqlx::{AssertSqlSafe, Connection, FromRow, MySql, MySqlPool, Row as _};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, FromRow, MySql, MySqlPool, Row as _};
 use tokio::time::error::Elapsed;
 use tokio::time::timeout;
 
@@ -106,11 +106,24 @@ impl Database {
     /// Returns a connection that was alive a moment ago.
     async fn tested(&self) -> Result<Session, sqlx::Error> {
         loop {
-            let mut session = self.session(self.pool.acquire().await?);
+            let mut session = self.session(self.acquire().await?);
             if self.pool.options().get_test_before_acquire() || session.ping().await.is_ok() {
                 return Ok(session);
             }
         }
+    }
+
+    /// Takes a connection from the pool. The pool repeats connections that are refused until its time
+    /// is over, and does not tell why it has none: one more shows it.
+    async fn acquire(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
+        let acquired = self.pool.acquire().await;
+        if let Err(sqlx::Error::PoolTimedOut) = acquired
+            && self.pool.size() == 0
+            && let Ok(Err(error)) = timeout(REFUSAL, self.pool.connect_options().connect()).await
+        {
+            return Err(error);
+        }
+        acquired
     }
 
     fn session(&self, connection: PoolConnection<MySql>) -> Session {
@@ -203,6 +216,9 @@ fn passes_over(error: &sqlx::Error, others: &mut u32) -> bool {
     *others -= 1;
     true
 }
+
+/// The longest wait for the reason why a server refuses connections.
+const REFUSAL: Duration = Duration::from_secs(1);
 
 /// The maximum number of attempts of a transaction that conflicts with others.
 const ATTEMPTS: u32 = 5;
