@@ -43,7 +43,7 @@ local fits, arg = #KEYS >= 4 and #KEYS % 2 == 0 and #ARGV <= 2002 + #KEYS, 5
 for _ = 3, fits and #KEYS or 0, 2 do
   local hits, count = tonumber(ARGV[arg]) or 0, tonumber(ARGV[arg + 1]) or 0
   -- the hits decide when the buffer may be full
-  fits = fits and hits >= 1 and hits % 1 == 0 and hits <= 2^53 and count >= 0
+  fits = fits and hits >= 1 and hits % 1 == 0 and hits <= 2^53 and count >= 0 and count % 1 == 0
   arg = arg + 2 + 2 * count
 end
 if not fits or arg ~= #ARGV + 1 then

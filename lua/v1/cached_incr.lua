@@ -44,7 +44,7 @@ local own_kind, caller, n, epoch = 'cached', ARGV[1], ARGV[2], ARGV[3]
 local arg, known = 8, {}
 for k = 3, #KEYS, 4 do
   local count = not known[KEYS[k]] and tonumber(ARGV[arg]) or 0
-  arg = count > 0 and arg + 1 + 2 * count or math.huge
+  arg = count > 0 and count % 1 == 0 and arg + 1 + 2 * count or math.huge
   known[KEYS[k]] = true
 end
 if #KEYS < 6 or #KEYS % 4 ~= 2 or arg ~= #ARGV + 1 or #ARGV > 2007 + #KEYS / 4 then
