@@ -76,6 +76,8 @@ pub enum Mistake {
     ReadWithoutNonce,
     /// A reader does not check again an incarnation that has no ledger row.
     ReadWithoutRecheck,
+    /// A reader asks the database before Redis.
+    ReadDatabaseFirst,
 }
 
 /// The partition, the database, the workers and the readers.
@@ -131,6 +133,12 @@ enum Worker {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Reader {
     Idle,
+    /// By mistake has read the rows and the ledger before Redis, for the current incarnation.
+    AskedDatabaseFirst {
+        incarnation: Name,
+        database: Database,
+        expected: Hits,
+    },
     /// Has read Redis; `expected` holds the hits that were acknowledged before.
     AskedRedis {
         buffer: Hits,
@@ -171,6 +179,8 @@ pub enum Step {
     ProbeReadsLedger,
     /// The probe reads Redis and compares.
     ProbeReadsRedis,
+    /// The reader reads the rows and the ledger before Redis.
+    ReaderAsksDatabaseFirst,
     /// The reader reads what is pending.
     ReaderAsksRedis,
     /// The reader reads the rows and the ledger.
@@ -342,7 +352,37 @@ impl Deltas {
         };
     }
 
-    fn ask_database(&self, state: &mut State) {
+    fn ask_redis(&self, state: &mut State) {
+        let Redis {
+            buffer,
+            batch,
+            last_cut,
+            ..
+        } = state.redis;
+        let before = std::mem::replace(&mut state.reader, Reader::Idle);
+        let expected = match before {
+            Reader::AskedDatabaseFirst { expected, .. } => expected,
+            _ => state.acknowledged(),
+        };
+        state.reader = Reader::AskedRedis {
+            buffer,
+            batch,
+            last_cut,
+            expected,
+        };
+        if let Reader::AskedDatabaseFirst {
+            incarnation,
+            database,
+            ..
+        } = before
+            && incarnation == last_cut.incarnation
+        {
+            self.combine(state, &database);
+        }
+    }
+
+    /// Adds what the reader found pending to what the database has.
+    fn combine(&self, state: &mut State, database: &Database) {
         let Reader::AskedRedis {
             buffer,
             batch,
@@ -352,11 +392,16 @@ impl Deltas {
         else {
             return;
         };
-        let row = state.database.ledger.row(last_cut.incarnation);
+        let row = database.ledger.row(last_cut.incarnation);
         let is_newer = row.seq > last_cut.seq && !self.makes(Mistake::ReadPastNewerBatch);
         let is_other = row.seq == last_cut.seq && row.nonce != last_cut.nonce;
+        let is_before = row.seq + 1 == last_cut.seq && row.position.is_none();
+        let is_behind = match batch {
+            Some(_) => row.seq < last_cut.seq && !is_before,
+            None => row.seq < last_cut.seq || row.seq == last_cut.seq && row.position.is_some(),
+        };
         state.reader = Reader::Idle;
-        if is_newer || (is_other && !self.makes(Mistake::ReadWithoutNonce)) {
+        if is_newer || is_behind || (is_other && !self.makes(Mistake::ReadWithoutNonce)) {
             return;
         }
         let is_part = row.seq == last_cut.seq && row.position.is_some();
@@ -372,9 +417,8 @@ impl Deltas {
             .iter()
             .filter(|hit| !is_stored(*hit))
             .map(Hits::one);
-        let value = pending.fold(state.database.rows + buffer, |value, hit| value + hit);
-        if state.database.ledger.has_row(last_cut.incarnation)
-            || self.makes(Mistake::ReadWithoutRecheck)
+        let value = pending.fold(database.rows + buffer, |value, hit| value + hit);
+        if database.ledger.has_row(last_cut.incarnation) || self.makes(Mistake::ReadWithoutRecheck)
         {
             state.finish_read(value, expected);
         } else {
@@ -398,6 +442,12 @@ impl State {
             .filter(|hit| !row.has_stored(id, *hit))
             .map(Hits::one)
             .fold(self.redis.buffer, |sum, hit| sum + hit)
+    }
+
+    fn acknowledged(&self) -> Hits {
+        Hits::first(self.calls)
+            .without(self.lost)
+            .without(self.dropped)
     }
 
     fn finish_read(&mut self, value: Hits, expected: Hits) {
@@ -460,7 +510,10 @@ impl Model for Deltas {
         }
         if self.reader {
             steps.push(match state.reader {
-                Reader::Idle => Step::ReaderAsksRedis,
+                Reader::Idle if self.makes(Mistake::ReadDatabaseFirst) => {
+                    Step::ReaderAsksDatabaseFirst
+                }
+                Reader::Idle | Reader::AskedDatabaseFirst { .. } => Step::ReaderAsksRedis,
                 Reader::AskedRedis { .. } => Step::ReaderAsksDatabase,
                 Reader::AskedDatabase { .. } => Step::ReaderChecksIncarnation,
             });
@@ -528,24 +581,18 @@ impl Model for Deltas {
                     self.begin_anew(&mut state, last_cut);
                 }
             }
-            Step::ReaderAsksRedis => {
-                let Redis {
-                    buffer,
-                    batch,
-                    last_cut,
-                    ..
-                } = state.redis;
-                let expected = Hits::first(state.calls)
-                    .without(state.lost)
-                    .without(state.dropped);
-                state.reader = Reader::AskedRedis {
-                    buffer,
-                    batch,
-                    last_cut,
-                    expected,
+            Step::ReaderAsksDatabaseFirst => {
+                state.reader = Reader::AskedDatabaseFirst {
+                    incarnation: state.redis.last_cut.incarnation,
+                    database: state.database.clone(),
+                    expected: state.acknowledged(),
                 };
             }
-            Step::ReaderAsksDatabase => self.ask_database(&mut state),
+            Step::ReaderAsksRedis => self.ask_redis(&mut state),
+            Step::ReaderAsksDatabase => {
+                let database = state.database.clone();
+                self.combine(&mut state, &database);
+            }
             Step::ReaderChecksIncarnation => {
                 let Reader::AskedDatabase {
                     incarnation,

@@ -235,6 +235,17 @@ fn a_reader_compares_the_nonce() {
 }
 
 #[test]
+fn a_reader_asks_redis_before_the_database() {
+    breaks(
+        Deltas {
+            mistake: Some(Mistake::ReadDatabaseFirst),
+            ..set_back()
+        },
+        "a value read contains every hit acknowledged before it",
+    );
+}
+
+#[test]
 fn a_reader_checks_an_incarnation_without_a_ledger_row_again() {
     let mistake = Some(Mistake::ReadWithoutRecheck);
     let model = Deltas {

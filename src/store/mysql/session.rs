@@ -113,12 +113,11 @@ impl Database {
         }
     }
 
-    /// Takes a connection from the pool. The pool repeats connections that are refused until its time
-    /// is over, and does not tell why it has none: one more shows it.
+    /// Takes a connection from the pool. While the server refuses connections, the pool tries again
+    /// until its time is over, and its error does not name the reason: one more attempt shows it.
     async fn acquire(&self) -> Result<PoolConnection<MySql>, sqlx::Error> {
         let acquired = self.pool.acquire().await;
         if let Err(sqlx::Error::PoolTimedOut) = acquired
-            && self.pool.size() == 0
             && let Ok(Err(error)) = timeout(REFUSAL, self.pool.connect_options().connect()).await
         {
             return Err(error);

@@ -9,6 +9,7 @@
 use crate::support::kinds::family;
 use crate::support::{self};
 use counterfoil::test_hooks::{Counted, Scan, last_cuts};
+use redis::aio::ConnectionLike;
 
 use crate::support::interleaving::*;
 use crate::support::*;
@@ -495,6 +496,41 @@ async fn a_reader_names_the_set_back_unless_it_has_the_time_to_repeat() {
                 .contains("Redis was set back to an older state"),
         "{error}"
     );
+}
+
+/// Redis is set back while a read waits for it, after a batch was stored that it does not have then.
+#[tokio::test]
+async fn a_read_that_waits_for_redis_meanwhile() {
+    let plain = Plain::new().await;
+    let redis = plain.redis.manager().await;
+    let set_back: Arc<Mutex<Option<State>>> = Arc::default();
+    let connection = {
+        let (set_back, redis, counterfoil) =
+            (set_back.clone(), redis.clone(), plain.counterfoil.clone());
+        custom(move |cmd| {
+            let before = set_back.lock().unwrap().take();
+            let (mut redis, counterfoil) = (redis.clone(), counterfoil.clone());
+            async move {
+                if let Some(before) = before {
+                    // time for a read of the database, if one is made at the same time
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    counterfoil.drained().await;
+                    before.restore(&redis).await;
+                }
+                redis.req_packed_command(&cmd).await
+            }
+        })
+    };
+    let views = support::family("views").partitions(1);
+    let reader = plain.over(connection).open(views.clone()).await.unwrap();
+    let views = plain.open(views).await;
+    let _ = views.add("page", 1).await.unwrap();
+    plain.counterfoil.drained().await;
+    assert_eq!(reader.value("page").await, 1);
+    let before = State::of(&redis, views.family()).await;
+    let _ = views.add("page", 1).await.unwrap();
+    *set_back.lock().unwrap() = Some(before);
+    assert_eq!(reader.value("page").await, 2);
 }
 
 fn hunted(cases: u32, guard: Option<Guard>) -> Result<(), TestError<Vec<Step>>> {
