@@ -29,6 +29,8 @@ pub struct Deltas {
     pub parts: bool,
     /// A reader asks for exact values.
     pub reader: bool,
+    /// The reader may ask a replica of the database, which lags.
+    pub replica: bool,
     /// A reconciler probes for a Redis that was set back.
     pub probe: bool,
     /// The guard that is left out.
@@ -78,6 +80,10 @@ pub enum Mistake {
     ReadWithoutRecheck,
     /// A reader asks the database before Redis.
     ReadDatabaseFirst,
+    /// A reader asks a replica although no batch of the incarnation was released.
+    ReadReplicaBeforeRelease,
+    /// A reader takes a replica that lacks released batches for one that has them.
+    ReadReplicaBehind,
 }
 
 /// The partition, the database, the workers and the readers.
@@ -86,6 +92,8 @@ pub struct State {
     redis: Redis,
     saved: Redis,
     database: Database,
+    /// The replica of the database.
+    replica: Database,
     workers: Vec<Worker>,
     probe: Option<(Name, LedgerRow)>,
     reader: Reader,
@@ -185,6 +193,10 @@ pub enum Step {
     ReaderAsksRedis,
     /// The reader reads the rows and the ledger.
     ReaderAsksDatabase,
+    /// The reader reads them from the replica.
+    ReaderAsksReplica,
+    /// The replica receives everything that the database has.
+    Replicate,
     /// The reader checks the incarnation again.
     ReaderChecksIncarnation,
     /// A worker renames the buffer to a batch.
@@ -214,6 +226,7 @@ impl Deltas {
             repeats: false,
             parts: true,
             reader: true,
+            replica: false,
             probe: true,
             mistake: None,
         }
@@ -352,6 +365,19 @@ impl Deltas {
         };
     }
 
+    /// Returns whether the reader may ask the replica: a copy without the incarnation's row lacks
+    /// batches of it then.
+    fn may_ask_replica(&self, state: &State) -> bool {
+        let Reader::AskedRedis {
+            batch, last_cut, ..
+        } = state.reader
+        else {
+            return false;
+        };
+        let is_released = last_cut.seq > u8::from(batch.is_some());
+        self.replica && (is_released || self.makes(Mistake::ReadReplicaBeforeRelease))
+    }
+
     fn ask_redis(&self, state: &mut State) {
         let Redis {
             buffer,
@@ -400,6 +426,7 @@ impl Deltas {
             Some(_) => row.seq < last_cut.seq && !is_before,
             None => row.seq < last_cut.seq || row.seq == last_cut.seq && row.position.is_some(),
         };
+        let is_behind = is_behind && !self.makes(Mistake::ReadReplicaBehind);
         state.reader = Reader::Idle;
         if is_newer || is_behind || (is_other && !self.makes(Mistake::ReadWithoutNonce)) {
             return;
@@ -472,6 +499,7 @@ impl Model for Deltas {
             redis: Redis::default(),
             saved: Redis::default(),
             database: Database::default(),
+            replica: Database::default(),
             workers: vec![Worker::Idle; self.workers],
             probe: None,
             reader: Reader::Idle,
@@ -507,6 +535,12 @@ impl Model for Deltas {
                 }
                 None => {}
             }
+        }
+        if self.replica && state.replica != state.database {
+            steps.push(Step::Replicate);
+        }
+        if self.may_ask_replica(state) {
+            steps.push(Step::ReaderAsksReplica);
         }
         if self.reader {
             steps.push(match state.reader {
@@ -589,6 +623,11 @@ impl Model for Deltas {
                 };
             }
             Step::ReaderAsksRedis => self.ask_redis(&mut state),
+            Step::Replicate => state.replica = state.database.clone(),
+            Step::ReaderAsksReplica => {
+                let replica = state.replica.clone();
+                self.combine(&mut state, &replica);
+            }
             Step::ReaderAsksDatabase => {
                 let database = state.database.clone();
                 self.combine(&mut state, &database);
@@ -781,6 +820,18 @@ impl Model for Deltas {
                         incarnation == last_cut.incarnation && row.proves_set_back(last_cut)
                     };
                     state.redis.batch.is_none() && state.probe.is_some_and(is_proof)
+                },
+            ));
+        }
+        if self.replica {
+            properties.push(Property::sometimes(
+                "a reader asks a replica that lacks the last batch",
+                |model: &Self, state: &State| match state.reader {
+                    Reader::AskedRedis { last_cut, .. } => {
+                        let row = state.replica.ledger.row(last_cut.incarnation);
+                        model.may_ask_replica(state) && row.seq + 1 < last_cut.seq
+                    }
+                    _ => false,
                 },
             ));
         }

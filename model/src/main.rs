@@ -123,6 +123,20 @@ fn cases() -> Vec<Case> {
             },
         ),
         case(
+            "deltas, last fsync, a replica",
+            Deltas {
+                replica: true,
+                ..last_fsync.clone()
+            },
+        ),
+        case(
+            "deltas, emptied, a replica",
+            Deltas {
+                replica: true,
+                ..emptied.clone()
+            },
+        ),
+        case(
             "deltas, emptied, 2 crashes",
             Deltas {
                 crashes: 2,

@@ -246,6 +246,52 @@ fn a_reader_asks_redis_before_the_database() {
 }
 
 #[test]
+fn a_reader_of_a_replica() {
+    for crash in [Crash::ToLastFsync, Crash::Emptied] {
+        passes(Deltas {
+            replica: true,
+            ..Deltas::new(crash)
+        });
+    }
+}
+
+/// The known limit: docs/protocol.md, section 3.7.
+#[test]
+fn a_replica_that_lags_does_not_show_that_redis_was_set_back() {
+    breaks(
+        Deltas {
+            replica: true,
+            ..set_back()
+        },
+        "a value read contains every hit acknowledged before it",
+    );
+}
+
+#[test]
+fn a_replica_is_asked_once_a_batch_was_released() {
+    breaks(
+        Deltas {
+            replica: true,
+            mistake: Some(Mistake::ReadReplicaBeforeRelease),
+            ..Deltas::new(Crash::Emptied)
+        },
+        "a value read contains every hit acknowledged before it",
+    );
+}
+
+#[test]
+fn a_replica_that_is_behind_is_noticed() {
+    breaks(
+        Deltas {
+            replica: true,
+            mistake: Some(Mistake::ReadReplicaBehind),
+            ..last_fsync()
+        },
+        "a value read contains every hit acknowledged before it",
+    );
+}
+
+#[test]
 fn a_reader_checks_an_incarnation_without_a_ledger_row_again() {
     let mistake = Some(Mistake::ReadWithoutRecheck);
     let model = Deltas {
