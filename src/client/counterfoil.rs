@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join;
 use tokio::time::timeout;
 
 use crate::admin::{self, Finding, Severity, access};
@@ -154,12 +155,20 @@ impl Counterfoil {
     /// findings is a good sign.
     pub async fn check(&self) -> Vec<Finding> {
         let families = self.shared.families();
-        let mut findings = admin::redis::findings(&self.shared.redis, &families).await;
-        findings.extend(access::findings(&self.shared.redis, &families).await);
-        findings.extend(self.database_findings().await);
-        if let Some(mysql) = self.shared.store.as_mysql() {
-            findings.extend(mysql.check(&families).await);
-        }
+        let redis = async {
+            let mut findings = admin::redis::findings(&self.shared.redis, &families).await;
+            findings.extend(access::findings(&self.shared.redis, &families).await);
+            findings.extend(self.database_findings().await);
+            findings
+        };
+        let mysql = async {
+            match self.shared.store.as_mysql() {
+                Some(mysql) => mysql.check(&families).await,
+                None => Vec::new(),
+            }
+        };
+        let (mut findings, of_mysql) = join(redis, mysql).await;
+        findings.extend(of_mysql);
         findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
         findings
     }
