@@ -72,11 +72,12 @@ def _follows_a_lost_reply(error: BaseException) -> bool:
 
 def refusal(code: str, error: Exception, was_lost: bool) -> CounterfoilError:
     """Returns what a caller gets. After a lost reply a refusal proves nothing about the earlier arrival."""
+    explanation = str(error) or repr(error)
     if was_lost or code not in NOT_COUNTED | REPEATED | MISCONFIGURED:
-        return OutcomeUnknown(code, str(error))
+        return OutcomeUnknown(code, explanation)
     if code in MISCONFIGURED:
-        return Misconfigured(code, str(error))
-    return NotCounted(code, str(error), temporary=code not in ("WRONGTYPE", "BADSTATE"))
+        return Misconfigured(code, explanation)
+    return NotCounted(code, explanation, temporary=code not in ("WRONGTYPE", "BADSTATE"))
 
 
 class Address(NamedTuple):
