@@ -91,7 +91,10 @@ class Address(NamedTuple):
         retry, timeout = library.retry.Retry(NoBackoff(), 0), self.timeout
         options = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": retry}
         if isinstance(self.address, str):
-            return checked(library.Redis.from_url(self.address, **options), library)
+            try:
+                return checked(library.Redis.from_url(self.address, **options), library)
+            except ValueError as error:
+                raise Misconfigured("ADDRESS", str(error)) from error
         if int(redis.__version__.split(".")[0]) < 6:
             options["cluster_error_retry_attempts"] = 0
         first, *others = [node if "://" in node else f"redis://{node}" for node in self.address]
