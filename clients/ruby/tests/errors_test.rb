@@ -44,6 +44,13 @@ class ErrorsTest < ClientTest
     assert_equal [true, true], Timeout.timeout(5) { threads.map(&:value) }
   end
 
+  def test_a_cluster_that_is_unreachable_is_tried_again
+    counterfoil = Counterfoil.connect(["redis://127.0.0.1:1"], NAMESPACE, retry_for: 0.3)
+    start = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+    assert_predicate assert_raises(Counterfoil::NotCounted) { counterfoil.buffered("views").add(@id) }, :temporary?
+    assert_operator Process.clock_gettime(Process::CLOCK_MONOTONIC) - start, :>, 0.2
+  end
+
   def test_no_client
     assert_raises(Counterfoil::Misconfigured) { client("redis://localhost") }
     assert_raises(Counterfoil::Misconfigured) { client(@redis, retry_for: 31) }

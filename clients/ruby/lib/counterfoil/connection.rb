@@ -67,8 +67,9 @@ class Counterfoil
     def cluster?
       return @is_cluster if defined?(@is_cluster)
 
-      clients = lend { |client| [client, (client._client if client.respond_to?(:_client))] }
-      @is_cluster = clients.any? { |client| (client.class.ancestors.map(&:name) & CLUSTERS).any? }
+      is_cluster = ->(client) { (client.class.ancestors.map(&:name) & CLUSTERS).any? }
+      # a cluster client connects to answer respond_to?
+      @is_cluster = lend { |client| is_cluster.(client) || (client.respond_to?(:_client) && is_cluster.(client._client)) }
     rescue Failure => error
       raise NotCounted.new("unreachable", error.message, temporary: true)
     end
