@@ -50,6 +50,10 @@ impl App {
         let mut pairs = self.daemon.pairs.iter().filter(has_it);
         match (pair, pairs.next(), pairs.next()) {
             (None, Some(only), None) => Ok(only),
+            (None, None, _) if self.daemon.pairs.len() > 1 => {
+                let problem = Problem::not_found(format!("no family {family:?} is configured"));
+                Err(problem.advise("name its pair if another program opens it"))
+            }
             _ => self.pair(pair),
         }
     }

@@ -330,6 +330,8 @@ async fn several_pairs_are_served_by_one_daemon() {
     assert_eq!(values.json()["values"][0]["value"], 0, "{values:?}");
     let unclear = get(&daemon, "/api/v1/values?family=shop/views&id=page").await;
     assert_eq!(unclear.status, 400, "{unclear:?}");
+    let unknown = get(&daemon, "/api/v1/values?family=shop/other&id=page").await;
+    assert_eq!(unknown.status, 404, "{unknown:?}");
     // its MySQL is checked although Redis was down from the start
     eventually("the healthy MySQL", async || {
         let state = get(&daemon, "/api/v1/state?pair=gone").await.json();
