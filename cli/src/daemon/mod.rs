@@ -74,8 +74,10 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
         tracing::info!(%address, "listening");
         let mut stop = stopping.clone();
         let stopped = async move { is_set(&mut stop).await };
-        let auth = Auth::new(reloads, address);
-        tasks.spawn(http::serve(listener, auth, state, prometheus, stopped));
+        let auth = Auth::new(reloads.clone(), address);
+        tasks.spawn(http::serve(
+            listener, auth, state, reloads, prometheus, stopped,
+        ));
     }
     select! {
         ended = until_stop(path, &config, address) => ended?,

@@ -12,7 +12,7 @@ use tokio::sync::SemaphorePermit;
 use super::App;
 use super::problem::Problem;
 use crate::daemon::state::PairState;
-use crate::families;
+use crate::families::{self, configured};
 use crate::status::FamilyView;
 
 /// A family that the daemon serves, with the connections to read it.
@@ -43,6 +43,21 @@ impl App {
         })
     }
 
+    /// Returns the named pair, the only one whose configuration has the family, or the only one.
+    fn pair_of(&self, pair: &Option<String>, family: &str) -> Result<&Arc<PairState>, Problem> {
+        let families = &self.config.borrow().families;
+        let has_it = |one: &&Arc<PairState>| configured(families, &one.name, family).is_some();
+        let mut pairs = self.daemon.pairs.iter().filter(has_it);
+        match (pair, pairs.next(), pairs.next()) {
+            (None, Some(only), None) => Ok(only),
+            (None, None, _) if self.daemon.pairs.len() > 1 => {
+                let problem = Problem::not_found(format!("no family {family:?} is configured"));
+                Err(problem.advise("name its pair if another program opens it"))
+            }
+            _ => self.pair(pair),
+        }
+    }
+
     /// Returns the family `name` of a pair. A family that is not served stays closed, because
     /// opening it would start to serve it.
     pub async fn family(
@@ -50,7 +65,7 @@ impl App {
         pair: &Option<String>,
         name: &str,
     ) -> Result<ServedFamily<'_>, Problem> {
-        let pair = self.pair(pair)?;
+        let pair = self.pair_of(pair, name)?;
         let counterfoil = connected(pair)?;
         // before the families that are not served, which are published first
         let mut registered = pair.known(name);

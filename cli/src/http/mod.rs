@@ -25,10 +25,11 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
 pub use self::auth::Auth;
 use self::problem::Problem;
+use crate::config::Config;
 use crate::daemon::metrics::set_gauges;
 use crate::daemon::state::DaemonState;
 use crate::view::View;
@@ -44,6 +45,7 @@ const MAX_LOGIN_BYTES: usize = 4096;
 /// The state that all requests share.
 struct App {
     daemon: DaemonState,
+    config: watch::Receiver<Arc<Config>>,
     prometheus: PrometheusHandle,
     queries: Semaphore,
 }
@@ -95,11 +97,13 @@ pub async fn serve(
     listener: TcpListener,
     auth: Auth,
     daemon: DaemonState,
+    config: watch::Receiver<Arc<Config>>,
     prometheus: PrometheusHandle,
     stop: impl Future<Output = ()>,
 ) {
     let app = Arc::new(App {
         daemon,
+        config,
         prometheus,
         queries: Semaphore::new(MAX_QUERIES),
     });

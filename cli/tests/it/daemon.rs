@@ -297,8 +297,9 @@ async fn several_pairs_are_served_by_one_daemon() {
     let family = |pair: &str| format!("{VIEWS}pair = \"{pair}\"\n");
     let pairs = pair("first", &first) + &pair("second", &second) + &pair("gone", &gone);
     gone.redis.kill();
+    let only = "[[family]]\nname = \"shop/only\"\nkind = \"buffered\"\npair = \"second\"\n";
     first.write(&format!(
-        "listen = \"127.0.0.1:0\"\n{pairs}{}{}",
+        "listen = \"127.0.0.1:0\"\n{pairs}{}{}{only}",
         family("first"),
         family("second")
     ));
@@ -324,6 +325,13 @@ async fn several_pairs_are_served_by_one_daemon() {
         .await;
         assert_eq!(values.json()["values"][0]["value"], hits, "{values:?}");
     }
+    // the pair of a family of one pair need not be named
+    let values = get(&daemon, "/api/v1/values?family=shop/only&id=page").await;
+    assert_eq!(values.json()["values"][0]["value"], 0, "{values:?}");
+    let unclear = get(&daemon, "/api/v1/values?family=shop/views&id=page").await;
+    assert_eq!(unclear.status, 400, "{unclear:?}");
+    let unknown = get(&daemon, "/api/v1/values?family=shop/other&id=page").await;
+    assert_eq!(unknown.status, 404, "{unknown:?}");
     // its MySQL is checked although Redis was down from the start
     eventually("the healthy MySQL", async || {
         let state = get(&daemon, "/api/v1/state?pair=gone").await.json();

@@ -55,7 +55,9 @@ export class Sender {
         const code = codeOf(error);
         if (counts && code === 'no reply') lost = true;
         if (code === 'NOSCRIPT') command = ['EVAL', source, ...command.slice(2)];
-        else if (TEMPORARY.test(code) && performance.now() < deadline) await sleep(pause);
+        else if (!this.redis.isCluster && /^(MOVED|ASK)$/.test(code) && !lost) {
+          throw new Misconfigured(code, `use a client for a cluster: ${error.message}`, error);
+        } else if (TEMPORARY.test(code) && performance.now() < deadline) await sleep(pause);
         else throw failure(error, code, counts, lost);
       }
     }
@@ -65,7 +67,9 @@ export class Sender {
   private once(command: (string | Buffer)[], key: string): Promise<unknown> {
     const state = this.redis.state();
     if (state === 'closed') throw new Misconfigured('CLOSED', 'connect it; node-redis needs a reconnectStrategy');
-    if (state === 'away') throw new NotCounted('unreachable', 'the client is not connected', undefined, true);
+    const { failure } = this.redis;
+    const why = `the client is not connected${failure ? `: ${failure.message || failure}` : ''}`;
+    if (state === 'away') throw new NotCounted('unreachable', why, failure, true);
     return new Promise((resolve, reject) => {
       const wait: Wait = { until: performance.now() + this.timeout, reject };
       this.waits.add(wait);

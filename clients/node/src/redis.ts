@@ -15,6 +15,8 @@ export type Redis = {
   send(command: (string | Buffer)[], key: string): Promise<unknown>;
   /** Closes a connection that `connect` made. Its library sends each command once. */
   closeOwn?(): Promise<unknown>;
+  /** Why a connection that `connect` made was lost, or not made. */
+  failure?: Error;
 };
 
 /** How long a reply may take by default. */
@@ -58,6 +60,8 @@ export type Address = string | string[];
 /** Connects with settings under which a call ends in time, and is not sent again by the library. */
 export async function connect(address: Address, library?: string, timeout = TIMEOUT_MS): Promise<Redis> {
   const module = load(library ? [library] : ['ioredis', 'redis']);
+  const isAddress = Array.isArray(address) || /^(rediss?:\/\/|\/)/.test(address);
+  if (!isAddress) throw new Misconfigured('ADDRESS', `expected redis://, rediss:// or the path of a socket, not ${address}`);
   return ('createCluster' in module ? connectNodeRedis : connectIoredis)(module, address, timeout);
 }
 
@@ -75,7 +79,6 @@ function connectIoredis({ Redis, Cluster }: any, address: Address, timeout: numb
   const client = typeof address === 'string'
     ? new Redis(address, { ...timeouts, maxRetriesPerRequest: 0 })
     : new Cluster(address, { retryDelayOnFailover: 0, redisOptions: timeouts });
-  client.on('error', ignore);
   return own(client, timeout, () => client.quit(), () => client.disconnect());
 }
 
@@ -86,13 +89,17 @@ async function connectNodeRedis(module: any, address: Address, timeout: number):
   const client = Array.isArray(address)
     ? module.createCluster({ rootNodes: address.map((node) => ({ url: `redis://${node}` })), defaults })
     : module.createClient('path' in target ? defaults : { ...defaults, url: address });
-  client.on('error', ignore);
-  await Promise.race([client.connect().catch(ignore), sleep(timeout, undefined, { ref: false })]);
-  return own(client, timeout, () => client.close(), () => client.destroy());
+  const redis = own(client, timeout, () => client.close(), () => client.destroy());
+  const attempt = (): Promise<void> => client.connect().catch((error: Error) => { // that of a cluster gives up
+    redis.failure = error;
+    void sleep(50, undefined, { ref: false }).then(() => { if (redis.state() !== 'closed') void attempt(); });
+  });
+  await Promise.race([attempt(), sleep(timeout, undefined, { ref: false })]);
+  return redis;
 }
 
 /** Wraps a client that `closeOwn` ends: by `end`, which waits for replies, and if that takes longer than the timeout by `stop`. */
-function own(client: object, timeout: number, end: () => Promise<unknown>, stop: () => void): Redis {
+function own(client: any, timeout: number, end: () => Promise<unknown>, stop: () => void): Redis {
   const redis = wrap(client);
   let isClosed = false;
   const closeOwn = async () => {
@@ -102,7 +109,10 @@ function own(client: object, timeout: number, end: () => Promise<unknown>, stop:
     await ended.catch(ignore).then(stop).catch(ignore); // either may throw if it is closed
     late.abort();
   };
-  return { ...redis, closeOwn, state: () => (isClosed ? 'closed' : redis.state()) };
+  const state = () => (isClosed ? 'closed' : redis.state() === 'ready' ? 'ready' : 'away');
+  const own: Redis = { ...redis, closeOwn, state };
+  client.on('error', (error: Error) => { own.failure = error; });
+  return own;
 }
 
 const ignore = (): void => {}; // the call that fails reports it

@@ -1,5 +1,7 @@
 // The traps of the libraries: options that change keys or replies, connections that close, lost replies.
 import assert from 'node:assert/strict';
+import { once } from 'node:events';
+import { createServer } from 'node:net';
 import { test } from 'node:test';
 import { Counterfoil, Misconfigured, NotCounted, OutcomeUnknown } from 'counterfoil';
 import { LIBRARIES, clientOf, command, daemon, first, namespace, proxyOf, require, socket, unique } from './support.mjs';
@@ -23,6 +25,23 @@ for (const library of LIBRARIES) {
     await counterfoil.close();
     await assert.rejects(counterfoil.buffered('views').add(id), is(Misconfigured, 'CLOSED'));
     assert.equal(await counterfoil.buffered('views').value(id), 3, 'close sent what later() took');
+  });
+
+  test(`${library}: a cluster that is unreachable at first is tried again`, { timeout: 10_000 }, async () => {
+    const listen = (port) => once(server.listen(port, '127.0.0.1'), 'listening');
+    const server = createServer((connection) => connection.destroy());
+    await listen(0);
+    const { port } = server.address();
+    server.close();
+    const counterfoil = await Counterfoil.connect([`127.0.0.1:${port}`], namespace, { library, timeout: 200, retryFor: 300 });
+    const isAway = (error) => error instanceof NotCounted && error.temporary && /not connected: \w/.test(error.message);
+    await assert.rejects(counterfoil.buffered('views').add('page'), isAway);
+    const connection = once(server, 'connection');
+    await listen(port);
+    await connection;
+    await counterfoil.close();
+    server.close();
+    await assert.rejects(Counterfoil.connect('http://localhost', namespace, { library }), is(Misconfigured, 'ADDRESS'));
   });
 
   test(`${library}: close returns while Redis is unreachable, and while it does not reply`, { timeout: 10_000 }, async (t) => {

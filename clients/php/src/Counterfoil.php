@@ -35,7 +35,7 @@ final class Counterfoil {
     }
 
     /**
-     * Makes a connection of its own, with phpredis if it is installed, otherwise with Predis.
+     * Makes a connection of its own: to a cluster with Predis if it is installed, otherwise with phpredis if it is.
      *
      * @param string|list<string> $url `redis://USER:PASSWORD@HOST:PORT/DATABASE`, `rediss://...` for TLS,
      *     `unix:///PATH?db=DATABASE`; a list for some nodes of a cluster
@@ -51,7 +51,9 @@ final class Counterfoil {
         ?string $library = null,
         mixed ...$options,
     ): self {
-        $library ??= extension_loaded('redis') ? 'phpredis' : 'predis';
+        // a RedisCluster of phpredis can crash PHP when slots move
+        $prefersPredis = is_array($url) && class_exists(\Predis\Client::class);
+        $library ??= extension_loaded('redis') && !$prefersPredis ? 'phpredis' : 'predis';
         return new self(new Connector($url, $timeout, $library), $namespace, ...$options);
     }
 

@@ -552,6 +552,8 @@ return [
             $error = fails(NotCounted::class, 'no connection', fn() => $away->buffered('views')->add(id()));
             same(1, preg_match('/refused|assign/', $error->getMessage()), $error->getMessage());
         }
+        $single = Counterfoil::connect(['unix://' . SOCKET], NS, library: 'predis', retryFor: 0.1);  // is no cluster
+        fails(NotCounted::class, 'no connection', fn() => $single->buffered('views')->add(id()));
         redis()->rawCommand('ACL', 'SETUSER', 'php', 'on', '>right', '~*', '+@all');
         foreach (['phpredis', 'predis'] as $library) {
             $of = fn(string $password) => Counterfoil::connect("redis+unix://" . SOCKET . "?user=php&password=$password", NS, library: $library);

@@ -5,6 +5,7 @@ import os
 import unittest
 
 import counterfoil
+from counterfoil._redis import SHA1
 from counterfoil.asyncio import Counterfoil
 from support import DAEMON, NAMESPACE, SOCKET, Case, calls_of, in_child, new_id, pending, plain, plain_asyncio
 
@@ -29,6 +30,25 @@ class Tasks(Case):
             self.assertEqual(results, list(range(2, 642)))
             self.assertEqual(len(made), 1)
             self.assertLess(made[0], 20)
+
+    def test_first_calls_ask_for_the_family_once(self):
+        async def count(id):
+            async with connected() as client:
+                execute, asked = client.session.execute, []
+
+                async def noted(words, deadline):
+                    asked.append(words[1] == SHA1["family_epoch"])
+                    return await execute(words, deadline)
+
+                client.session.execute = noted
+                tasks = [asyncio.create_task(client.buffered("views").add(id)) for _ in range(300)]
+                await asyncio.sleep(0)
+                tasks[0].cancel()  # the one that asks: another one does so then
+                results = await asyncio.gather(*tasks, return_exceptions=True)
+                self.assertIsInstance(results[0], asyncio.CancelledError)
+                return results[1:], sum(asked)
+
+        self.assertEqual(asyncio.run(count(new_id())), (list(range(1, 300)), 2))
 
     def test_a_cancelled_task_does_not_take_others_with_it(self):
         async def count(id):

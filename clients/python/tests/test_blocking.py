@@ -279,6 +279,8 @@ class Library(Case):
         self.assert_raises(Misconfigured, "DECODED", wrong.add, "a")
         for wrong in (plain().pipeline(), plain_asyncio(), "redis://localhost", None):
             self.assert_raises(Misconfigured, "CLIENT", Counterfoil, wrong, NAMESPACE)
+        views = Counterfoil.connect("http://localhost", NAMESPACE).buffered("views")
+        self.assert_raises(Misconfigured, "ADDRESS", views.add, "a")
 
     def test_a_prefix_of_keys(self):
         class Prefixed(redis.Redis):

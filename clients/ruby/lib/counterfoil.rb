@@ -8,7 +8,7 @@ require "monitor"
 #   counterfoil = Counterfoil.new(Redis.new, "shop")
 #   counterfoil.buffered("product_views").add("product-1")
 class Counterfoil
-  FILES = %w[version errors scripts failure connection callers family group_commit counters buffered later cached daemon exact
+  FILES = %w[version errors lock scripts failure connection callers family group_commit counters buffered later cached daemon exact
              visitors activity calendar series].freeze
   private_constant :FILES
   FILES.each { |file| require_relative "counterfoil/#{file}" }
@@ -29,7 +29,8 @@ class Counterfoil
     require is_cluster ? "redis-cluster-client" : "redis-client"
     settings = { timeout: timeout, reconnect_attempts: 0, (is_cluster ? :nodes : :url) => url_or_nodes }
     config = is_cluster ? RedisClient.cluster(**settings) : RedisClient.config(**settings)
-    new(config.new_pool(size: pool, timeout: timeout), namespace, is_own: true, **options)
+    connect = -> { config.new_pool(size: pool, timeout: timeout) }
+    new(connect.call, namespace, is_own: true, connect: (connect if is_cluster), **options)
   rescue LoadError, ArgumentError, Failure => error
     raise Misconfigured.new("connect", error.message)
   end
@@ -44,10 +45,10 @@ class Counterfoil
   # @param on_error [#call, nil] receives family, id, delta and error of what {Buffered#later} could not count
   # @raise [Misconfigured]
   def initialize(redis, namespace, retry_for: 10, later_every: 0.005, daemon: nil, token: nil, database: nil, on_error: nil,
-                 is_own: false)
+                 is_own: false, connect: nil)
     raise Misconfigured.new("retry_for", "expected 0 to #{MAX_RETRY_FOR} seconds") unless (0..MAX_RETRY_FOR).cover?(retry_for)
 
-    @connection = Connection.new(redis, retry_for: retry_for, is_own: is_own)
+    @connection = Connection.new(redis, retry_for: retry_for, is_own: is_own, connect: connect)
     @daemon = Daemon.new(daemon, token, retry_for) if daemon
     @namespace, @database, @callers, @later = namespace, database, Callers.new, Later.new(@connection, later_every, on_error)
     @monitor, @memo = Monitor.new, {}
@@ -101,5 +102,5 @@ class Counterfoil
   def family(kind, name) = memo(kind, name) { Family.new(@connection, @callers, @namespace, name, kind) }
 
   # threads that use the same family share its epochs and calls
-  def memo(*key) = @monitor.synchronize { @memo[key] ||= yield }
+  def memo(*key) = @memo[key] || @monitor.synchronize { @memo[key] ||= yield }
 end

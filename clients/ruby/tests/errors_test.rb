@@ -30,6 +30,27 @@ class ErrorsTest < ClientTest
     end
   end
 
+  # it may know only nodes that are down, for seconds, and a call that waits for one of them holds up no other
+  def test_the_client_of_a_cluster_is_shared_and_replaced
+    entered = Queue.new
+    down = Class.new(Wrapper) { def self.name = "RedisClient::Cluster" }.new(nil) do
+      entered << true
+      sleep 0.01 until entered.size == 2
+      raise RedisClient::CannotConnectError
+    end
+    counterfoil = client(down, is_own: true, connect: -> { RedisClient.config(path: SOCKET).new_pool(size: 2) })
+    scope = (1..).lazy.map { |i| "#{@id}/#{i}" }.find { |id| Zlib.crc32("#{id}/2026-11-27").even? } # the partition that has an epoch
+    threads = Array.new(2) { |i| Thread.new { counterfoil.visitors("daily").first_visit(scope, "2026-11-27", i.to_s) } }
+    assert_equal [true, true], Timeout.timeout(5) { threads.map(&:value) }
+  end
+
+  def test_a_cluster_that_is_unreachable_is_tried_again
+    counterfoil = Counterfoil.connect(["redis://127.0.0.1:1"], NAMESPACE, retry_for: 0.3)
+    start = Process.clock_gettime(Process::CLOCK_MONOTONIC)
+    assert_predicate assert_raises(Counterfoil::NotCounted) { counterfoil.buffered("views").add(@id) }, :temporary?
+    assert_operator Process.clock_gettime(Process::CLOCK_MONOTONIC) - start, :>, 0.2
+  end
+
   def test_no_client
     assert_raises(Counterfoil::Misconfigured) { client("redis://localhost") }
     assert_raises(Counterfoil::Misconfigured) { client(@redis, retry_for: 31) }

@@ -143,6 +143,21 @@ class ThreadsAndForksTest < ClientTest
     assert last.join(20), "a thread waits although no call is under way"
   end
 
+  # an unlock wakes one thread, which may be interrupted then: Ruby wakes no other one
+  def test_an_interrupted_thread_passes_on_a_lock
+    lock, monitor = Counterfoil::Lock.new, Monitor.new
+    takes = [->(&block) { lock.synchronize(&block) }, ->(&block) { Counterfoil::Lock.waking(monitor) { monitor.synchronize(&block) } }]
+    takes.cycle(200) do |take|
+      is_held = Queue.new
+      holder = Thread.new { take.call { is_held.push(true) && sleep(0.003) } }
+      is_held.pop
+      first = Thread.new { Timeout.timeout(0.0025 + (rand * 0.001)) { take.call { nil } } rescue Timeout::Error }
+      Thread.pass until first.stop?
+      second = Thread.new { take.call { nil } }
+      [holder, first, second].each { |thread| assert thread.join(20), "a thread waits for a lock that is free" }
+    end
+  end
+
   def test_interrupts_at_random
     counted = Array.new(16) do |i|
       Thread.new do

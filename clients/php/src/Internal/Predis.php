@@ -2,7 +2,7 @@
 
 namespace Counterfoil\Internal;
 
-use Counterfoil\Misconfigured;
+use Counterfoil\{Misconfigured, NotCounted};
 use ErrorException;
 use Predis\{ClientInterface, PredisException};
 use Predis\Connection\{Cluster\ClusterInterface, NodeConnectionInterface, Replication\ReplicationInterface};
@@ -16,10 +16,12 @@ final class Predis extends Driver {
     public function __construct(private readonly ClientInterface $client) {
         if ($client->getOptions()->prefix !== null) throw new Misconfigured('prefix', 'it changes keys');
         $connection = $client->getConnection();
-        $this->nodes = $connection instanceof ClusterInterface ? iterator_to_array($connection, false) : [];
+        $isCluster = $connection instanceof ClusterInterface;
+        $this->nodes = $isCluster ? iterator_to_array($connection, false) : [];
+        if ($isCluster && !$this->nodes) throw new NotCounted('no connection', 'no node knows a cluster', isTemporary: true);
         $server = $connection instanceof ReplicationInterface ? $connection->getMaster() : $connection;
         $address = fn(NodeConnectionInterface $node): string => "$node/{$node->getParameters()->database}";
-        parent::__construct($this->nodes !== [], implode(' ', array_map($address, $this->nodes ?: [$server])));
+        parent::__construct($isCluster, implode(' ', array_map($address, $this->nodes ?: [$server])));
         if ($connection instanceof NodeConnectionInterface) $connection->connect();
     }
 

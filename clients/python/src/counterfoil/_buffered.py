@@ -51,10 +51,8 @@ class Buffered(ExactValues[D]):
         partition = await self._request_partition(request, change[0])
         home, was_lost = channel.home(partition), False
         while True:
-            if epoch:  # it may be newer than what is known
-                channel.descriptions.pop(home, None)
-            try:
-                description = await channel.describe(home)
+            try:  # an epoch that was passed may be newer than what is known
+                description = await (channel.ask(home) if epoch else channel.describe(home))
             except CounterfoilError as error:
                 raise OutcomeUnknown(error.reason, error.explanation) if was_lost else error
             epoch = epoch or description.now.decode()
@@ -73,8 +71,7 @@ class Buffered(ExactValues[D]):
     async def request_epoch(self, request: str, id: str) -> str:
         """Returns the epoch that a job stores before its first `add_once`."""
         channel, partition = self.channel, await self._request_partition(valid(request, 64), valid(id))
-        channel.descriptions.pop(channel.home(partition), None)  # a job that runs later needs the current one
-        return (await channel.describe(channel.home(partition))).now.decode()
+        return (await channel.ask(channel.home(partition))).now.decode()  # a job that runs later needs the current one
 
     def later(self, id: str, delta: int = 1) -> None:
         """Adds to a sum in the process, which is sent within milliseconds. Never waits. A killed process

@@ -160,10 +160,21 @@ class Channel:
         return partition, await self.describe(self.home(partition))
 
     async def describe(self, home: int = 0, deadline: float = 0) -> Description:
-        """Asks Redis for the family and its current epoch, unless it did so less than 30 s ago."""
-        start, known = time.monotonic(), self.descriptions.get(home)
-        if known and start < known.asked_at + EPOCH_SECONDS:
-            return known
+        """Returns the family and its current epoch, as Redis replied less than 30 s ago. Callers share a call."""
+        deadline = deadline or self.client.deadline()
+        while True:
+            known = self.descriptions.get(home)
+            if known and time.monotonic() < known.asked_at + EPOCH_SECONDS:
+                return known
+            try:
+                await self.session.share((self, home), self.ask, home, deadline)
+            except CounterfoilError as error:  # of a caller whose deadline may have been earlier
+                if error.reason not in REPEATED or time.monotonic() + PAUSE_SECONDS >= deadline:
+                    raise
+
+    async def ask(self, home: int, deadline: float = 0) -> Description:
+        """Asks Redis for the family and its current epoch."""
+        start = time.monotonic()
         while True:
             asked_at, last = time.monotonic(), self._last
             args = [self.family.kind, last.partitions if last else "", "", ""]

@@ -72,11 +72,12 @@ def _follows_a_lost_reply(error: BaseException) -> bool:
 
 def refusal(code: str, error: Exception, was_lost: bool) -> CounterfoilError:
     """Returns what a caller gets. After a lost reply a refusal proves nothing about the earlier arrival."""
+    explanation = str(error) or repr(error)
     if was_lost or code not in NOT_COUNTED | REPEATED | MISCONFIGURED:
-        return OutcomeUnknown(code, str(error))
+        return OutcomeUnknown(code, explanation)
     if code in MISCONFIGURED:
-        return Misconfigured(code, str(error))
-    return NotCounted(code, str(error), temporary=code not in ("WRONGTYPE", "BADSTATE"))
+        return Misconfigured(code, explanation)
+    return NotCounted(code, explanation, temporary=code not in ("WRONGTYPE", "BADSTATE"))
 
 
 class Address(NamedTuple):
@@ -90,7 +91,10 @@ class Address(NamedTuple):
         retry, timeout = library.retry.Retry(NoBackoff(), 0), self.timeout
         options = {"socket_timeout": timeout, "socket_connect_timeout": timeout, "retry": retry}
         if isinstance(self.address, str):
-            return checked(library.Redis.from_url(self.address, **options), library)
+            try:
+                return checked(library.Redis.from_url(self.address, **options), library)
+            except ValueError as error:
+                raise Misconfigured("ADDRESS", str(error)) from error
         if int(redis.__version__.split(".")[0]) < 6:
             options["cluster_error_retry_attempts"] = 0
         first, *others = [node if "://" in node else f"redis://{node}" for node in self.address]

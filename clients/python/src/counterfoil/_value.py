@@ -101,7 +101,7 @@ class ExactValues(Family[D]):
 def daemon_value(client: Any, family: str, id: str) -> int:
     """Gets the value of an id from the daemon."""
     if not client.daemon:
-        raise Misconfigured("NO SOURCE", "pass daemon=URL or database= to read values")
+        raise Misconfigured("NO SOURCE", "pass daemon=URL; or database= for values, read_row= for rows")
     url = f"{client.daemon}/api/v1/values?{urlencode({'family': family, 'id': id})}"
     request = Request(url, headers={"Authorization": f"Bearer {client.token}"} if client.token else {})
     try:

@@ -13,7 +13,7 @@ class Counterfoil
     private_constant :MAX_N, :MAX_STEP
 
     def initialize
-      @mutex, @free = Mutex.new, []
+      @mutex, @free = Lock.new, []
     end
 
     # @return [Caller] for the next call

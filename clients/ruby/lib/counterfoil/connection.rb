@@ -4,6 +4,7 @@ class Counterfoil
   # Sends calls through a client or pool of the Redis library until there is a reply.
   class Connection
     PAUSE = 0.05
+    RENEW_EVERY = 1
     # their clients may be used by one thread at a time
     UNSHARED = %w[RedisClient RedisClient::Cluster].freeze
     CLUSTERS = %w[Redis::Cluster RedisClient::Cluster].freeze
@@ -18,12 +19,14 @@ class Counterfoil
     attr_reader :retry_for
 
     # @param is_own [Boolean] the library does not repeat calls by itself
-    def initialize(redis, retry_for:, is_own:)
+    # @param connect [Proc, nil] makes another client of a cluster, which threads may share
+    def initialize(redis, retry_for:, is_own:, connect: nil)
       raise Misconfigured.new("BADKEY", "a Redis::Namespace changes keys") if redis.class.name == "Redis::Namespace"
       raise Misconfigured.new("BADARG", "#{redis.class} is not a Redis, RedisClient or pool") unless redis.respond_to?(:with)
 
-      @redis, @retry_for, @is_own = redis, retry_for, is_own
-      @mutex = Mutex.new if UNSHARED.include?(redis.class.name)
+      @redis, @retry_for, @is_own, @connect, @renewed_at = redis, retry_for, is_own, connect, 0
+      @mutex = Lock.new if UNSHARED.include?(redis.class.name) && !connect
+      @monitor = redis.instance_variable_get(:@monitor) if defined?(Redis) && Redis === redis # not if it is in a pool
     end
 
     # Yields, and calls within the block have one deadline.
@@ -54,6 +57,7 @@ class Counterfoil
         is_lost ||= Failure.lost?(reason, resends?)
         is_temporary = Failure.temporary?(reason, cluster?)
         command[0, 2] = "EVAL", Scripts::SOURCES.fetch(name) if reason == "NOSCRIPT"
+        renew if is_temporary && @connect
         retry if reason == "NOSCRIPT" || (is_temporary && Connection.now < deadline.at && sleep(PAUSE))
         deadline.is_missed = is_temporary
         raise Failure.outcome(reason, error.message, is_lost, is_temporary)
@@ -63,8 +67,9 @@ class Counterfoil
     def cluster?
       return @is_cluster if defined?(@is_cluster)
 
-      clients = lend { |client| [client, (client._client if client.respond_to?(:_client))] }
-      @is_cluster = clients.any? { |client| (client.class.ancestors.map(&:name) & CLUSTERS).any? }
+      is_cluster = ->(client) { (client.class.ancestors.map(&:name) & CLUSTERS).any? }
+      # a cluster client connects to answer respond_to?
+      @is_cluster = lend { |client| is_cluster.(client) || (client.respond_to?(:_client) && is_cluster.(client._client)) }
     rescue Failure => error
       raise NotCounted.new("unreachable", error.message, temporary: true)
     end
@@ -73,10 +78,23 @@ class Counterfoil
 
     private
 
+    # Replaces the client of a cluster: it asks where slots are once in 3 to 10 s, and a failover takes less. Other threads may still
+    # use the old one, so it is not closed.
+    def renew
+      return if Connection.now < @renewed_at + RENEW_EVERY
+
+      @redis, @renewed_at = @connect.call, Connection.now
+    end
+
     def deadline = Deadline.new(Connection.now + @retry_for, false)
 
     # pools yield a client, and clients of redis-rb themselves
-    def lend(&block) = @mutex ? @mutex.synchronize { yield @redis } : @redis.with(&block)
+    def lend(&block)
+      return yield @redis if @connect
+      return @mutex.synchronize { yield @redis } if @mutex
+
+      @monitor ? Lock.waking(@monitor) { @redis.with(&block) } : @redis.with(&block)
+    end
 
     def send_once(command)
       lend { |client| client.respond_to?(:call_v) ? client.call_v(command) : client.call(*command) }

@@ -10,7 +10,7 @@ class Counterfoil
 
     # @param key_names [Array<String>] of each partition
     def initialize(family, script, key_names, exact)
-      @family, @script, @exact, @mutex, @commits = family, script, exact, Mutex.new, {}
+      @family, @script, @exact, @mutex, @commits = family, script, exact, Lock.new, {}
       @keys = Hash.new { |keys, partition| keys[partition] = family.keys(partition, *key_names).freeze }
     end
 

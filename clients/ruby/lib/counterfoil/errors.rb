@@ -11,6 +11,7 @@ class Counterfoil
     attr_reader :value
 
     def initialize(reason, detail = nil, temporary: false, value: nil)
+      detail ||= "Redis lost its memory, or the call took too long" if reason == "EXPIRED"
       @reason, @detail, @temporary, @value = reason, detail, temporary, value
       super([reason, detail].compact.join(": "))
     end

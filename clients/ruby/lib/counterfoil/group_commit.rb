@@ -16,7 +16,7 @@ class Counterfoil
     # @yieldparam batch [Batch] whose call the block makes, and whose items get their results. If the thread is interrupted, e.g. by
     #   a Timeout, another thread of the batch makes the same call again.
     def initialize(&count)
-      @count, @mutex = count, Mutex.new
+      @count, @mutex = count, Lock.new
     end
 
     # Returns when the item has its result.

@@ -11,7 +11,7 @@ class Counterfoil
     # @param every [Numeric] seconds
     # @param on_error [#call, nil] receives family, id, delta and error of each sum that is dropped
     def initialize(connection, every, on_error)
-      @connection, @every, @on_error, @mutex, @is_over = connection, every, on_error, Mutex.new, false
+      @connection, @every, @on_error, @mutex, @is_over = connection, every, on_error, Lock.new, false
       start_anew
     end
 
@@ -46,7 +46,7 @@ class Counterfoil
     # a fork: these sums are the parent's
     def start_anew
       @pid, @sums, @in_flight, @dropped, @dropped_size, @thread = Process.pid, no_sums, 0, nil, 0, nil
-      @waiting, @sending = ConditionVariable.new, Mutex.new
+      @waiting, @sending = ConditionVariable.new, Lock.new
     end
 
     # for each family the sums of its ids

@@ -1,0 +1,22 @@
+# frozen_string_literal: true
+
+class Counterfoil
+  # A Mutex for threads that may be interrupted, e.g. by a Timeout. An unlock wakes one of those that wait. If it is interrupted
+  # then, a plain Mutex or Monitor leaves the others waiting, for ever.
+  class Lock < Thread::Mutex
+    alias try_enter try_lock
+    alias exit unlock
+
+    # Yields, and after an interrupt wakes one of those that wait.
+    #
+    # @param lock [Lock, Monitor] that the block takes and releases
+    def self.waking(lock)
+      is_done = false
+      yield.tap { is_done = true }
+    ensure
+      Thread.handle_interrupt(Object => :never) { lock.try_enter && lock.exit } unless is_done
+    end
+
+    def synchronize = Lock.waking(self) { super }
+  end
+end
