@@ -81,6 +81,21 @@ async fn a_reconciler_stops_soon_also_while_the_database_is_unreachable() {
     assert_eq!(pair.stored().await, 2);
 }
 
+/// The upkeep and the rotation wait for the registration of the family.
+#[tokio::test]
+async fn a_reconciler_stops_soon_while_a_silent_database_does_not_know_the_family() {
+    let (mysql, pair) = Pair::on_own_mysql().await;
+    let reconciler = pair.reconcile().await;
+    mysql.pause();
+    let views = pair.open(family("views")).await;
+    views.count("page", 1).await;
+    pause(500).await;
+    within(SOON, reconciler.shutdown()).await.unwrap();
+    mysql.resume();
+    pair.drain().await;
+    assert_eq!(pair.stored().await, 1);
+}
+
 /// An outage concerns every partition and repeats, and so does a family that Redis refuses.
 #[tokio::test]
 async fn a_failure_is_logged_when_it_begins_and_when_it_ends() {
