@@ -578,7 +578,9 @@ async fn a_builder_starts_without_the_database_if_configured() {
     let (url, elsewhere) = (mysql.url(&database), mysql.url("nowhere"));
     // a permanent error is reported at once
     let bad_mode = "mysql://localhost/shop?ssl-mode=NONE";
+    let stranger = url.replace("root", "nobody");
     for (wrong, kind, words) in [
+        (&*stranger, AccessDenied, "denies access"),
         ("localhost/shop", InvalidInput, ""),
         (bad_mode, InvalidInput, ""),
         (&*elsewhere, ErrorKind::Store, "refused the connection"),
