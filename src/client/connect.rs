@@ -125,6 +125,10 @@ pub(crate) async fn connect_mysql(url: &str, later: bool) -> Result<(MysqlStore,
                 }
                 sqlx::Error::Database(_) => (ErrorKind::Store, "refused the connection"),
                 sqlx::Error::Tls(_) => (ErrorKind::Store, "cannot be reached by TLS"),
+                sqlx::Error::Configuration(_) => (
+                    ErrorKind::InvalidInput,
+                    "cannot be reached with these settings",
+                ),
                 _ => (ErrorKind::Store, UNREACHABLE),
             };
             let failed = no_database(&options, what).with_kind(kind);
