@@ -118,11 +118,7 @@ pub(crate) async fn connect_mysql(url: &str, later: bool) -> Result<(MysqlStore,
         Ok(Err(error)) => {
             let may_recover = is_unreachable(&error, &options);
             let (kind, what) = match &error {
-                error
-                    if fault::class(error).as_deref() == Some("28") || fault::is_denied(error) =>
-                {
-                    (ErrorKind::AccessDenied, "denies access")
-                }
+                error if fault::rejects_user(error) => (ErrorKind::AccessDenied, "denies access"),
                 sqlx::Error::Database(_) => (ErrorKind::Store, "refused the connection"),
                 sqlx::Error::Tls(_) => (ErrorKind::Store, "cannot be reached by TLS"),
                 sqlx::Error::Configuration(_) => (
