@@ -12,8 +12,8 @@ use crate::client::counterfoil::Counterfoil;
 #[cfg(feature = "cluster")]
 use crate::connection::cluster::Cluster;
 use crate::connection::primary::Primary;
-use crate::error::{Error, Result};
-use crate::store::mysql::MysqlStore;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::mysql::{MysqlStore, fault};
 
 /// The time limit for the first connection to a database that may be unreachable.
 const LATER: Duration = Duration::from_secs(3);
@@ -31,7 +31,7 @@ impl Counterfoil {
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput) for an invalid URL, or one that names no
     /// database; [`Redis`](crate::ErrorKind::Redis) or [`Store`](crate::ErrorKind::Store) if that
     /// server is unreachable, naming its address, or if MySQL refuses the connection, for instance
-    /// because of the password; [`AccessDenied`](crate::ErrorKind::AccessDenied) if Redis does not
+    /// because it is full; [`AccessDenied`](crate::ErrorKind::AccessDenied) if a server does not
     /// accept the credentials.
     pub async fn connect(redis_url: &str, mysql_url: &str) -> Result<Self> {
         let builder = Counterfoil::builder().redis(redis_url);
@@ -117,11 +117,18 @@ pub(crate) async fn connect_mysql(url: &str, later: bool) -> Result<(MysqlStore,
         Ok(Ok(_)) => return Ok((lazy(options), true)),
         Ok(Err(error)) => {
             let may_recover = is_unreachable(&error, &options);
-            let what = match error.as_database_error() {
-                Some(_) => "refused the connection",
-                None => UNREACHABLE,
+            let (kind, what) = match &error {
+                error if fault::rejects_user(error) => (ErrorKind::AccessDenied, "denies access"),
+                sqlx::Error::Database(_) => (ErrorKind::Store, "refused the connection"),
+                sqlx::Error::Tls(_) => (ErrorKind::Store, "cannot be reached by TLS"),
+                sqlx::Error::Configuration(_) => (
+                    ErrorKind::InvalidInput,
+                    "cannot be reached with these settings",
+                ),
+                _ => (ErrorKind::Store, UNREACHABLE),
             };
-            (may_recover, no_database(&options, what).with_source(error))
+            let failed = no_database(&options, what).with_kind(kind);
+            (may_recover, failed.with_source(error))
         }
         Err(elapsed) => (
             true,

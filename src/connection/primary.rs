@@ -42,7 +42,7 @@ impl Default for PrimaryTimeouts {
 impl PrimaryTimeouts {
     /// Returns the time limit for finding the primary and connecting to it, in all.
     fn search(self) -> Duration {
-        self.connect + self.response
+        self.connect.saturating_add(self.response)
     }
 
     fn config(self) -> AsyncConnectionConfig {
@@ -184,7 +184,8 @@ impl Primary {
 
     /// Returns the time limit for a command that first connects.
     pub(crate) fn limit(&self) -> Duration {
-        self.0.timeouts.search() + self.0.timeouts.response
+        let timeouts = self.0.timeouts;
+        timeouts.search().saturating_add(timeouts.response)
     }
 
     /// Returns the connection for a command, with the search that found it.

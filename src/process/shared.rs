@@ -99,7 +99,7 @@ impl Shared {
         open: impl FnOnce(u64) -> Opened,
     ) -> Result<InUse> {
         let mut families = self.families.write();
-        if self.closed.load(Ordering::Relaxed) {
+        if self.is_closed() {
             let refused = format!("{family}: not opened: {SHUT_DOWN}");
             return Err(Error::new(ErrorKind::Closed, refused));
         }
@@ -136,6 +136,11 @@ impl Shared {
         let replaced =
             replaced.filter_map(|(opened, writer)| Some((opened.clone(), writer.upgrade()?)));
         families.in_use.values().cloned().chain(replaced).collect()
+    }
+
+    /// Returns whether hits are refused because of a shutdown.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
     }
 
     /// Returns the family of that name that is in use.

@@ -4,6 +4,7 @@
 use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
+use crate::connection::backoff::{GRACE, unless_stopped};
 use crate::connection::{bisected, each};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::kind::Retention;
@@ -76,6 +77,7 @@ impl Flusher {
         let (store, id) = (&self.shared.store, batch.id);
         let ledger = [(batch.partition, id.incarnation)];
         let read = store.read(&batch.family, ids, &ledger, ReadFrom::Primary);
+        let read = unless_stopped(&self.stop, GRACE, read);
         let Snapshot { values, ledger } = read.await?;
         let complete = Mark {
             seq: id.seq,

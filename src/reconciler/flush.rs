@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::connection::backoff::{GRACE, unless_stopped};
 use crate::connection::failures::Failures;
 use crate::connection::{Connection, each};
 use crate::error::{Error, ErrorKind, Result};
@@ -182,7 +183,8 @@ impl Flusher {
         let Some(opened) = self.shared.family(id.0) else {
             return Ok(Rotated::Nothing);
         };
-        let registered = opened.registered(&*self.shared.store).await?;
+        let registered = opened.registered(&*self.shared.store);
+        let registered = unless_stopped(&self.stop, GRACE, registered).await?;
         let Registered {
             family, database, ..
         } = &*registered;

@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
-use crate::connection::backoff::Backoff;
+use crate::connection::backoff::{Backoff, unless_stopped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::process::family::Opened;
@@ -118,7 +118,7 @@ impl Scheduler {
                 // an error means that the handle was dropped
                 asked = stopping.wait_for(|&stop| stop), if !self.finishing => {
                     let held = self.held.len();
-                    if asked.is_ok() {
+                    if asked.is_ok() || shared.is_closed() {
                         tracing::info!(held, "the reconciler was shut down");
                     } else {
                         tracing::warn!(held, "the reconciler was dropped and stops");
@@ -198,7 +198,8 @@ impl Scheduler {
             let _permit = permits.acquire().await;
             // boxed, so that thousands of waiting tasks stay small
             let upkeep = Box::pin(flusher.upkeep(number, finds_strays));
-            Finished::Kept(number, caught(upkeep).await)
+            let upkeep = unless_stopped(&flusher.stop, Duration::ZERO, caught(upkeep));
+            Finished::Kept(number, upkeep.await)
         });
     }
 
@@ -224,6 +225,8 @@ impl Scheduler {
 
     fn finished(&mut self, finished: Finished) {
         match finished {
+            // an upkeep that the stop ended is no failure
+            Finished::Swept(_) | Finished::Kept(..) if self.finishing => {}
             Finished::Swept(all) => all.into_iter().for_each(|swept| self.swept(swept)),
             Finished::Rotated(all) => {
                 for (id, rotated) in all {

@@ -68,7 +68,8 @@ impl RecountBuilder {
     /// Sets a time longer than the application ever takes from the commit of a row to its count.
     /// Required. A row that is counted later is taken for missing, and then counts twice.
     pub fn within(mut self, time: Duration) -> Self {
-        self.within = Some(time);
+        // a year: still in the range of an `Instant`
+        self.within = Some(time.min(365 * LONGEST));
         self
     }
 

@@ -81,6 +81,21 @@ async fn a_reconciler_stops_soon_also_while_the_database_is_unreachable() {
     assert_eq!(pair.stored().await, 2);
 }
 
+/// The upkeep and the rotation wait for the registration of the family.
+#[tokio::test]
+async fn a_reconciler_stops_soon_while_a_silent_database_does_not_know_the_family() {
+    let (mysql, pair) = Pair::on_own_mysql().await;
+    let reconciler = pair.reconcile().await;
+    mysql.pause();
+    let views = pair.open(family("views")).await;
+    views.count("page", 1).await;
+    pause(500).await;
+    within(SOON, reconciler.shutdown()).await.unwrap();
+    mysql.resume();
+    pair.drain().await;
+    assert_eq!(pair.stored().await, 1);
+}
+
 /// An outage concerns every partition and repeats, and so does a family that Redis refuses.
 #[tokio::test]
 async fn a_failure_is_logged_when_it_begins_and_when_it_ends() {
@@ -563,7 +578,9 @@ async fn a_builder_starts_without_the_database_if_configured() {
     let (url, elsewhere) = (mysql.url(&database), mysql.url("nowhere"));
     // a permanent error is reported at once
     let bad_mode = "mysql://localhost/shop?ssl-mode=NONE";
+    let stranger = url.replace("root", "nobody");
     for (wrong, kind, words) in [
+        (&*stranger, AccessDenied, "denies access"),
         ("localhost/shop", InvalidInput, ""),
         (bad_mode, InvalidInput, ""),
         (&*elsewhere, ErrorKind::Store, "refused the connection"),

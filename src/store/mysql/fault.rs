@@ -114,6 +114,12 @@ pub fn is_denied(error: &sqlx::Error) -> bool {
     matches!(number(error), Some(1044 | 1142 | 1143 | 1227))
 }
 
+/// Returns `true` if the server does not accept the user of a new connection: SQLSTATE class 28, no
+/// privilege for the database, or 3159 (without TLS).
+pub fn rejects_user(error: &sqlx::Error) -> bool {
+    class(error).as_deref() == Some("28") || is_denied(error) || number(error) == Some(3159)
+}
+
 /// Returns `true` if the connection is lost: mostly an idle one that the server closed, or an
 /// earlier server's. Some servers announce it: 1053 (shutdown), 1927 (killed), 4031 (idle for too
 /// long).

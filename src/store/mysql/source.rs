@@ -36,7 +36,8 @@ const ALL: &str = "LIMIT 18446744073709551615";
 /// (docs/protocol.md, section 9).
 ///
 /// A row must be committed before it is counted. An id that the source does not return has no rows.
-/// A row belongs to the id that its text spells, byte by byte.
+/// A row belongs to the id that its text spells, byte by byte. The id of a UUID is in lower case,
+/// also if its row is not and the collation folds.
 ///
 /// ```
 /// use counterfoil::recount::Source;

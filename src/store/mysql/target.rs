@@ -363,9 +363,11 @@ impl StoredKey {
             // removes the leading zeros of a ZEROFILL column
             (KeyType::Unsigned | KeyType::Signed, _) => format!("{column} + 0"),
             // some sessions have CHAR padded with spaces
-            (KeyType::Char, _) | (KeyType::Uuid, Storage::Characters { .. }) => {
-                format!("RTRIM({column})")
-            }
+            (KeyType::Char, _) => format!("RTRIM({column})"),
+            // a lookup also finds a row in upper case where the collation folds
+            (KeyType::Uuid, Storage::Characters { .. }) => format!(
+                "IF(COLLATION({column}) LIKE '%_ci', LOWER(RTRIM({column})), RTRIM({column}))"
+            ),
             (_, Storage::UuidBytes) => {
                 let groups = [(1, 4), (5, 2), (7, 2), (9, 2), (11, 6)];
                 let groups =

@@ -79,17 +79,15 @@ async fn what_is_not_certified_is_refused() {
     }
     let without = |part| tls.mysql_url(&CERTIFIED.replace(part, ""));
     let plain = tls.mysql_url("mysql://shop@mysql.internal/shop?ssl-mode=DISABLED");
-    for (words, mysql) in [
-        ("UnknownIssuer", without("ssl-ca=ca.pem&")),
-        ("not valid for name", elsewhere(certified.clone())),
-        (
-            "Access denied",
-            without("&ssl-cert=client.pem&ssl-key=client.key"),
-        ),
-        // the messages of MariaDB and MySQL
-        ("Access denied|insecure transport", plain),
+    let uncertified = without("&ssl-cert=client.pem&ssl-key=client.key");
+    for (words, kind, mysql) in [
+        ("UnknownIssuer", ErrorKind::Store, without("ssl-ca=ca.pem&")),
+        ("not valid for name", ErrorKind::Store, elsewhere(certified)),
+        ("Access denied", AccessDenied, uncertified),
+        // the messages of MySQL and of later MariaDB
+        ("Access denied|insecure transport", AccessDenied, plain),
     ] {
-        refused(both.clone(), mysql, ErrorKind::Store, words).await;
+        refused(both.clone(), mysql, kind, words).await;
     }
 }
 
@@ -119,7 +117,7 @@ async fn a_password_is_taken_also_without_certificates() {
     refused(
         redis.url(),
         tcp.replace("secret", "wrong"),
-        ErrorKind::Store,
+        AccessDenied,
         "Access denied",
     )
     .await;

@@ -252,6 +252,29 @@ async fn ids_that_a_collation_folds_are_counted_apart() {
     assert_eq!(saves.value("go").await, 1);
 }
 
+/// The rows of the counters and their source have UUIDs in either case, which their collation folds.
+#[tokio::test]
+async fn uuids_in_upper_case_are_counted() {
+    let pair = Pair::new().await;
+    let column = "CHAR(36) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL";
+    pair.sql(&format!(
+        "CREATE TABLE user (id {column} PRIMARY KEY, saves INT NOT NULL);
+         CREATE TABLE saves (user {column}, KEY (user));
+         INSERT INTO user VALUES ('5D41402A-BC4B-4A76-B971-9D911017C592', 3), ('ffffffff-bc4b-4a76-b971-9d911017c592', 2);
+         INSERT INTO saves VALUES ('5D41402A-BC4B-4A76-B971-9D911017C592'), ('5d41402a-bc4b-4a76-b971-9d911017c592'), \
+             ('FFFFFFFF-BC4B-4A76-B971-9D911017C592')"
+    ))
+    .await;
+    let table = Table::update("user").key("id", Uuid).value("saves");
+    let saves = pair.open(family("saves").table(table)).await;
+    let source = Source::table("saves", ["user"]);
+    let recount = pair.recount(&saves).source(source).ids(RecountIds::Both);
+    expect(recount, &[("checked", 2), ("lowered", 2)]).await;
+    let listed = saves.list("", None, 9).await.unwrap();
+    let listed: Vec<_> = listed.iter().map(|(id, n)| (&id[..8], *n)).collect();
+    assert_eq!(listed, [("5d41402a", 2), ("ffffffff", 1)]);
+}
+
 /// More ids than a page has, each in two spellings that the column takes for equal.
 #[tokio::test]
 async fn all_spellings_of_an_id_are_listed() {
