@@ -139,8 +139,8 @@ impl Refusal {
         let pair = Pair::with(options).await;
         let views = pair.open(family("views")).await;
         // shorter than the refusal, but longer than a reply takes on a busy machine, which would
-        // leave the outcome open
-        let load = Hits::on(&views.write_timeout(secs(2)));
+        // leave the outcome open; a writer that reads then also makes a call that is refused
+        let load = Hits::on(&views.write_timeout(secs(2)).read_timeout(secs(1)));
         load.more(300).await;
         Refusal { pair, load }
     }
