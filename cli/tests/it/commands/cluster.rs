@@ -54,4 +54,14 @@ async fn commands_reach_all_primaries_of_a_cluster() {
             .await
             .contains("+cluster|slots")
     );
+
+    // while a node is dead, the log has the daemon's messages and not those of each attempt
+    let daemon = site.daemon().await;
+    daemon.logs(&["started"]).await;
+    let primary = cluster.primaries().await[0];
+    let replica = cluster.replica_of(primary).await;
+    cluster.node(replica).kill();
+    cluster.node(primary).kill();
+    daemon.logs(&["fails, will retry"]).await;
+    assert_eq!(daemon.lines(&["redis::"]), 0, "{}", daemon.log());
 }
