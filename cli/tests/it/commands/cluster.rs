@@ -12,7 +12,7 @@ async fn commands_reach_all_primaries_of_a_cluster() {
     let site = Site::new().await;
     let (nodes, mysql) = (cluster.urls(), &site.mysql_url);
     let pair = format!(
-        "[pair.main]\ncluster = {nodes:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n"
+        "listen = \"127.0.0.1:0\"\n[pair.main]\ncluster = {nodes:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n"
     );
     site.write(&format!("{pair}{FAMILIES}"));
     site.printed(&["scripts", "load"]).await;

@@ -107,7 +107,7 @@ async fn who_has_what_is_printed_can_do_everything() {
     let as_ops = |redis: &str, mysql: &str, families: &str| {
         let redis = format!("{redis}?user=ops&pass=secret");
         let pair = format!(
-            "[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n"
+            "listen = \"off\"\n[pair.main]\nredis = {redis:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n"
         );
         site.write(&format!("{pair}{families}"));
     };
