@@ -105,11 +105,7 @@ impl Error {
 
     /// Returns the source if it is an error of the redis crate.
     pub(crate) fn redis_error(&self) -> Option<&redis::RedisError> {
-        let source = self.source.as_deref()?;
-        let inner = source
-            .downcast_ref::<WithoutSource>()
-            .map_or(source, |outer| &*outer.0);
-        inner.downcast_ref()
+        redis_error(self.source.as_deref()?)
     }
 
     pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Self {
@@ -140,11 +136,26 @@ impl fmt::Display for Error {
         f.write_str(&self.message)?;
         let mut source = self.source();
         while let Some(cause) = source.filter(|_| f.alternate()) {
-            write!(f, ": {cause}")?;
+            match redirected_to(cause) {
+                Some(node) => write!(f, ": redirected to {node}, which may be unreachable")?,
+                None => write!(f, ": {cause}")?,
+            }
             source = cause.source();
         }
         Ok(())
     }
+}
+
+/// Returns the node of a redirection. Its text has no slot, so that the calls that one dead node
+/// fails have one reason.
+fn redirected_to<'e>(cause: &'e (dyn StdError + 'static)) -> Option<&'e str> {
+    let (node, _) = redis_error(cause)?.redirect_node()?;
+    Some(node)
+}
+
+fn redis_error<'e>(cause: &'e (dyn StdError + 'static)) -> Option<&'e redis::RedisError> {
+    let outer = cause.downcast_ref::<WithoutSource>();
+    outer.map_or(cause, |outer| &*outer.0).downcast_ref()
 }
 
 /// Prints the kind, then the text of `{:#}`: for a `main` that returns the error.
@@ -205,6 +216,17 @@ mod tests {
                 "{printed}"
             );
         }
+    }
+
+    #[test]
+    fn the_slots_of_a_node_have_one_reason() {
+        let moved = |reply: &str| {
+            let reply = redis::parse_redis_value(format!("-MOVED {reply}\r\n").as_bytes());
+            let error = reply.and_then(redis::Value::extract_error).unwrap_err();
+            format!("{:#}", Error::redis("not executed").with_source(error))
+        };
+        assert_eq!(moved("4073 node:1"), moved("12 node:1"));
+        assert!(moved("4073 node:2").contains("redirected to node:2"));
     }
 
     #[test]

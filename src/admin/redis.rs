@@ -46,7 +46,7 @@ fn evicts(policy: &str, families: &[Family]) -> Option<String> {
 pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let started = SystemTime::now();
-    let nodes = match info(redis, "default").await {
+    let mut nodes = match info(redis, "default").await {
         Ok(nodes) => nodes,
         Err(error) => {
             let advice = match error.kind() {
@@ -59,6 +59,9 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
             return vec![Finding::new(Severity::Error, "redis", message, advice)];
         }
     };
+    // the client of a cluster may not have noticed yet that a node is no longer a primary
+    nodes
+        .retain(|(name, node)| name.is_empty() || node.get("role").is_none_or(|it| it == "master"));
     let asked = started..SystemTime::now();
     let fsync = config(redis, "appendfsync").await;
     let save = config(redis, "save").await;

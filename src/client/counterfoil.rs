@@ -112,7 +112,7 @@ impl Counterfoil {
 
     /// Opens a family, and returns the common part of its handle.
     pub(crate) async fn handle(&self, family: Family) -> Result<Handle> {
-        let is_there = unless_refused(self.shared.refuse_unsafe(&family).await)?;
+        let is_there = unless_refused(&family, self.shared.refuse_unsafe(&family).await)?;
         let registered = self.register(&family).await?;
         if is_there {
             let flusher = Flusher::new(self.shared.clone());
@@ -120,7 +120,10 @@ impl Counterfoil {
                 Some(known) => flusher.configure(&family, &known.database).await,
                 None => flusher.begin_epochs(&family, "").await,
             };
-            unless_refused(configured.map_err(|error| access::explain(&family, error)))?;
+            unless_refused(
+                &family,
+                configured.map_err(|error| access::explain(&family, error)),
+            )?;
         }
         Ok(self.in_use(self.shared.open(family, registered)?))
     }
@@ -237,7 +240,7 @@ impl Counterfoil {
 
 /// Returns whether Redis accepted the settings, or the error if it refused them. An unreachable
 /// Redis refuses nothing: the first reconciler after its recovery writes them.
-fn unless_refused(taken: Result<()>) -> Result<bool> {
+fn unless_refused(family: &Family, taken: Result<()>) -> Result<bool> {
     match taken {
         Ok(()) => Ok(true),
         Err(error)
@@ -249,7 +252,7 @@ fn unless_refused(taken: Result<()>) -> Result<bool> {
             Err(error)
         }
         Err(error) => {
-            tracing::warn!(error = %format_args!("{error:#}"), "opened the family, but its settings are not in Redis yet");
+            tracing::warn!(%family, error = %format_args!("{error:#}"), "opened the family, but its settings are not in Redis yet");
             Ok(false)
         }
     }

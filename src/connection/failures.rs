@@ -53,7 +53,7 @@ impl<K: Eq + Hash> Failures<K> {
             error: error.clone(),
         };
         self.failing.insert(step, failure);
-        if let Some(failures) = self.count(reason(error)) {
+        if let Some(failures) = self.count(format!("{error:#}")) {
             self.is_open = true;
             let failing = self.failing.len();
             let error_text = format_args!("{error:#}");
@@ -100,31 +100,9 @@ impl<K: Eq + Hash> Failures<K> {
     }
 }
 
-/// Returns the text of the error without the slot of a redirection: those of one node of a cluster
-/// have one reason.
-fn reason(error: &Error) -> String {
-    const MOVED: &str = "Moved: ";
-    let text = format!("{error:#}");
-    match text.split_once(MOVED) {
-        Some((before, slot)) => before.to_owned() + slot.trim_start_matches(char::is_numeric),
-        None => text,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_slots_of_a_node_have_one_reason() {
-        let moved = |reply: &str| {
-            let reply = redis::parse_redis_value(format!("-MOVED {reply}\r\n").as_bytes());
-            let error = reply.and_then(redis::Value::extract_error).unwrap_err();
-            reason(&Error::redis("Redis did not execute the call").with_source(error))
-        };
-        assert_eq!(moved("4073 node:1"), moved("12 node:1"));
-        assert_ne!(moved("4073 node:1"), moved("4073 node:2"));
-    }
 
     #[tokio::test(start_paused = true)]
     async fn an_error_is_due_at_once_and_then_once_a_minute() {

@@ -15,7 +15,8 @@ use crate::pair;
 use crate::poll::in_time;
 
 /// ACL rules for commands that the daemon needs or benefits from, in addition to the library's.
-const OF_DAEMON: [&str; 3] = ["+config|get", "+info", "+ping"];
+/// `drain` searches Redis by SCAN, and so does the daemon if a name has a `*`.
+const OF_DAEMON: [&str; 4] = ["+config|get", "+info", "+ping", "+scan"];
 
 /// Prints the rules of an ACL.
 pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
@@ -24,7 +25,7 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
         let (name, user) = (&pair.name, &of.user);
         let rules = rules(context, pair, of.role).await?;
         lines.push(format!(
-            "# pair {name}: replace PASSWORD; in a cluster run it on every node"
+            "# pair {name}: replace PASSWORD; run it on every server, also on replicas"
         ));
         lines.push(format!(
             "ACL SETUSER {user} reset on >PASSWORD {}",
@@ -49,9 +50,6 @@ async fn rules(
     }
     if let RoleName::Daemon = role {
         rules.extend(OF_DAEMON.map(str::to_owned));
-        if !patterns.is_empty() {
-            rules.insert("+scan".to_owned());
-        }
     }
     if pair.redis.is_cluster {
         rules.insert("+cluster|slots".to_owned());

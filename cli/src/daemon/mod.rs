@@ -35,8 +35,8 @@ use crate::http::{self, Auth};
 use crate::view::ReconcilerView;
 
 /// The default log filter, which `RUST_LOG` overrides. The daemon logs each state once, so this
-/// hides the library's messages about every attempt.
-const LOG_FILTER: &str = "info,counterfoil::reconciler=error,counterfoil::recount=error,counterfoil::writer=error,counterfoil::connection::failures=off,sqlx=error";
+/// hides the libraries' messages about every attempt.
+const LOG_FILTER: &str = "info,counterfoil::reconciler=error,counterfoil::recount=error,counterfoil::writer=error,counterfoil::connection::failures=off,redis=off,sqlx=error";
 /// The pause before a worker that ended is started again.
 const RESTART_PAUSE: Duration = Duration::from_secs(5);
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

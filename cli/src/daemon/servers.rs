@@ -133,21 +133,27 @@ pub async fn check_redis(mut redis: Connection) -> Result<Description, String> {
             .iter()
             .map(|node| node.get::<u64>("used_memory"))
             .sum(),
-        refusal: nodes.iter().find_map(refusal),
+        refusal: refusal(&nodes),
     })
 }
 
-fn refusal(node: &InfoDict) -> Option<Refusal> {
-    let number = |field| node.get::<u64>(field).unwrap_or(0);
-    let limit = number("maxmemory");
-    if node
-        .get::<String>("role")
-        .is_some_and(|role| role != "master")
-    {
-        Some(Refusal::Replica)
-    } else {
-        (limit > 0 && number("used_memory") >= limit).then_some(Refusal::MemoryFull)
+/// Returns why the server, or a primary of the cluster, refuses hits. The client of a cluster may
+/// not have noticed yet that a node is no longer a primary.
+fn refusal(nodes: &[InfoDict]) -> Option<Refusal> {
+    let is_primary = |node: &&InfoDict| {
+        let role = node.get::<String>("role");
+        role.is_none_or(|role| role == "master")
+    };
+    let is_full = |node: &InfoDict| {
+        let number = |field| node.get::<u64>(field).unwrap_or(0);
+        let limit = number("maxmemory");
+        limit > 0 && number("used_memory") >= limit
+    };
+    let mut primaries = nodes.iter().filter(is_primary).peekable();
+    if primaries.peek().is_none() {
+        return Some(Refusal::Replica);
     }
+    primaries.any(is_full).then_some(Refusal::MemoryFull)
 }
 
 /// Returns why Redis did not reply. Other words for the same reason would be logged as a change.
@@ -187,4 +193,25 @@ pub async fn check_mysql(pool: MySqlPool) -> Result<Description, String> {
         memory_bytes: None,
         refusal: None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_former_primary_of_a_cluster_refuses_nothing() {
+        let refused = |nodes: &[&str]| {
+            let nodes: Vec<_> = nodes.iter().map(|text| InfoDict::new(text)).collect();
+            refusal(&nodes)
+        };
+        let (primary, replica) = ("role:master\r\n", "role:slave\r\n");
+        let full = "role:master\r\nmaxmemory:9\r\nused_memory:9\r\n";
+        assert!(refused(&[replica, primary]).is_none());
+        assert!(matches!(refused(&[replica]), Some(Refusal::Replica)));
+        assert!(matches!(
+            refused(&[primary, full]),
+            Some(Refusal::MemoryFull)
+        ));
+    }
 }

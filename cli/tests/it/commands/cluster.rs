@@ -12,7 +12,7 @@ async fn commands_reach_all_primaries_of_a_cluster() {
     let site = Site::new().await;
     let (nodes, mysql) = (cluster.urls(), &site.mysql_url);
     let pair = format!(
-        "[pair.main]\ncluster = {nodes:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n"
+        "listen = \"127.0.0.1:0\"\n[pair.main]\ncluster = {nodes:?}\nmysql = {mysql:?}\ndurability = \"immediate\"\n"
     );
     site.write(&format!("{pair}{FAMILIES}"));
     site.printed(&["scripts", "load"]).await;
@@ -54,4 +54,14 @@ async fn commands_reach_all_primaries_of_a_cluster() {
             .await
             .contains("+cluster|slots")
     );
+
+    // while a node is dead, the log has the daemon's messages and not those of each attempt
+    let daemon = site.daemon().await;
+    daemon.logs(&["started"]).await;
+    let primary = cluster.primaries().await[0];
+    let replica = cluster.replica_of(primary).await;
+    cluster.node(replica).kill();
+    cluster.node(primary).kill();
+    daemon.logs(&["fails, will retry"]).await;
+    assert_eq!(daemon.lines(&["redis::"]), 0, "{}", daemon.log());
 }
