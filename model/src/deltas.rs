@@ -29,6 +29,8 @@ pub struct Deltas {
     pub parts: bool,
     /// A reader asks for exact values.
     pub reader: bool,
+    /// The reader may ask the database before Redis.
+    pub database_first: bool,
     /// The reader may ask a replica of the database, which lags.
     pub replica: bool,
     /// A reconciler probes for a Redis that was set back.
@@ -78,8 +80,8 @@ pub enum Mistake {
     ReadWithoutNonce,
     /// A reader does not check again an incarnation that has no ledger row.
     ReadWithoutRecheck,
-    /// A reader asks the database before Redis.
-    ReadDatabaseFirst,
+    /// A reader keeps what it read from the database before a crash of Redis.
+    ReadAcrossCrash,
     /// A reader asks a replica although no batch of the incarnation was released.
     ReadReplicaBeforeRelease,
     /// A reader takes a replica that lacks released batches for one that has them.
@@ -141,10 +143,11 @@ enum Worker {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Reader {
     Idle,
-    /// By mistake has read the rows and the ledger before Redis, for the current incarnation.
+    /// Has read the rows and the ledger before Redis, for the incarnation that it guesses.
     AskedDatabaseFirst {
         incarnation: Name,
         database: Database,
+        crashes: u8,
         expected: Hits,
     },
     /// Has read Redis; `expected` holds the hits that were acknowledged before.
@@ -226,6 +229,7 @@ impl Deltas {
             repeats: false,
             parts: true,
             reader: true,
+            database_first: false,
             replica: false,
             probe: true,
             mistake: None,
@@ -399,11 +403,14 @@ impl Deltas {
         if let Reader::AskedDatabaseFirst {
             incarnation,
             database,
+            crashes,
             ..
         } = before
-            && incarnation == last_cut.incarnation
         {
-            self.combine(state, &database);
+            let is_same_run = crashes == state.crashes || self.makes(Mistake::ReadAcrossCrash);
+            if is_same_run && incarnation == last_cut.incarnation {
+                self.combine(state, &database);
+            }
         }
     }
 
@@ -543,10 +550,10 @@ impl Model for Deltas {
             steps.push(Step::ReaderAsksReplica);
         }
         if self.reader {
+            if state.reader == Reader::Idle && self.database_first {
+                steps.push(Step::ReaderAsksDatabaseFirst);
+            }
             steps.push(match state.reader {
-                Reader::Idle if self.makes(Mistake::ReadDatabaseFirst) => {
-                    Step::ReaderAsksDatabaseFirst
-                }
                 Reader::Idle | Reader::AskedDatabaseFirst { .. } => Step::ReaderAsksRedis,
                 Reader::AskedRedis { .. } => Step::ReaderAsksDatabase,
                 Reader::AskedDatabase { .. } => Step::ReaderChecksIncarnation,
@@ -619,6 +626,7 @@ impl Model for Deltas {
                 state.reader = Reader::AskedDatabaseFirst {
                     incarnation: state.redis.last_cut.incarnation,
                     database: state.database.clone(),
+                    crashes: state.crashes,
                     expected: state.acknowledged(),
                 };
             }

@@ -182,6 +182,16 @@ impl Connection {
         }
     }
 
+    /// Returns the number of the connection to the server, if it is known and one is there. While the
+    /// number stays the same, no call has reached a server that was restarted.
+    pub(crate) fn run(&self) -> Option<u64> {
+        match &self.0 {
+            Link::Primary(primary) => primary.run(),
+            Link::Multiplexed(_) => Some(0),
+            _ => None,
+        }
+    }
+
     /// Returns whether a crash may revert what was executed.
     pub(crate) fn can_be_reverted(&self) -> bool {
         match &self.0 {

@@ -77,8 +77,15 @@ struct Inner {
     address: String,
     source: Source,
     timeouts: PrimaryTimeouts,
-    /// The connection, or the search for it, shared by all callers; and when it was last checked.
-    current: Mutex<(Search, Instant)>,
+    current: Mutex<Current>,
+}
+
+/// The connection, or the search for it, shared by all callers.
+struct Current {
+    search: Search,
+    /// Its number among the searches.
+    number: u64,
+    checked_at: Instant,
 }
 
 /// The time between two checks that the connection leads to the primary.
@@ -178,7 +185,11 @@ impl Primary {
             address,
             source,
             timeouts,
-            current: Mutex::new((search, Instant::now())),
+            current: Mutex::new(Current {
+                search,
+                number: 0,
+                checked_at: Instant::now(),
+            }),
         })))
     }
 
@@ -188,9 +199,16 @@ impl Primary {
         timeouts.search().saturating_add(timeouts.response)
     }
 
+    /// Returns the number of the current connection, if there is one.
+    pub(crate) fn run(&self) -> Option<u64> {
+        let current = self.0.current.lock();
+        let is_there = current.search.peek().is_some_and(Result::is_ok);
+        is_there.then_some(current.number)
+    }
+
     /// Returns the connection for a command, with the search that found it.
     async fn connection(&self) -> RedisResult<(Search, MultiplexedConnection)> {
-        let search = self.0.current.lock().0.clone();
+        let search = self.0.current.lock().search.clone();
         match search.clone().await {
             Ok(found) => {
                 self.check(&search, &found);
@@ -206,10 +224,10 @@ impl Primary {
     /// Begins to check that the connection leads to the primary, once a second.
     fn check(&self, search: &Search, found: &Found) {
         let mut current = self.0.current.lock();
-        if current.1.elapsed() < CHECK {
+        if current.checked_at.elapsed() < CHECK {
             return;
         }
-        current.1 = Instant::now();
+        current.checked_at = Instant::now();
         let (primary, search, found) = (self.clone(), search.clone(), found.clone());
         tokio::spawn(async move {
             if primary.0.source.has_left(found).await {
@@ -221,9 +239,10 @@ impl Primary {
     /// Starts a new search, unless another caller already has.
     fn search_again(&self, failed: &Search) {
         let mut current = self.0.current.lock();
-        if current.0.ptr_eq(failed) {
+        if current.search.ptr_eq(failed) {
             tracing::debug!(redis = self.0.address, "reconnecting");
-            current.0 = self.0.source.clone().search(self.0.timeouts);
+            current.search = self.0.source.clone().search(self.0.timeouts);
+            current.number += 1;
         }
     }
 }

@@ -1,5 +1,6 @@
 //! A family in use by this process.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use ::metrics::SharedString;
@@ -11,7 +12,7 @@ use crate::family::Family;
 use crate::metrics;
 use crate::scripts::partition::PairResult;
 use crate::scripts::server_clock::ServerClock;
-use crate::store::{Registered, Store};
+use crate::store::{Incarnation, Registered, Store};
 
 /// The reason why hits are refused after a shutdown.
 pub const SHUT_DOWN: &str = "the pair was shut down";
@@ -29,6 +30,8 @@ pub struct Opened {
     /// The family's name as a metrics label, cheap to clone.
     pub label: SharedString,
     pub clock: ServerClock,
+    /// The incarnations that exact reads guess.
+    pub incarnations: Incarnations,
 }
 
 /// The family as registered in the database, once it is.
@@ -44,6 +47,7 @@ impl Opened {
             registered: RwLock::new(Arc::new(OnceCell::new_with(registered))),
             label,
             clock: ServerClock::default(),
+            incarnations: Incarnations::default(),
         }
     }
 
@@ -126,6 +130,24 @@ impl Opened {
                 ::metrics::counter!(metrics::REFUSED, "family" => family, "reason" => reason)
                     .increment(hits);
             }
+        }
+    }
+}
+
+/// The last known incarnation of each partition. An exact read guesses that it is still current, so
+/// that it can query the database and Redis at the same time. After a wrong guess the database's
+/// reply is discarded.
+#[derive(Debug, Default)]
+pub struct Incarnations(RwLock<HashMap<u32, Incarnation>>);
+
+impl Incarnations {
+    pub fn guess(&self, partition: u32) -> Option<Incarnation> {
+        self.0.read().get(&partition).copied()
+    }
+
+    pub fn seen(&self, partition: u32, incarnation: Incarnation) {
+        if self.guess(partition) != Some(incarnation) {
+            self.0.write().insert(partition, incarnation);
         }
     }
 }

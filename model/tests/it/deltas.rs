@@ -235,10 +235,17 @@ fn a_reader_compares_the_nonce() {
 }
 
 #[test]
-fn a_reader_asks_redis_before_the_database() {
+fn a_reader_that_asks_the_database_first() {
+    for crash in [Crash::ToLastFsync, Crash::Emptied, Crash::SetBack] {
+        passes(Deltas {
+            database_first: true,
+            ..Deltas::new(crash)
+        });
+    }
     breaks(
         Deltas {
-            mistake: Some(Mistake::ReadDatabaseFirst),
+            database_first: true,
+            mistake: Some(Mistake::ReadAcrossCrash),
             ..set_back()
         },
         "a value read contains every hit acknowledged before it",

@@ -327,6 +327,54 @@ async fn a_table_that_fails_holds_up_only_its_own_family() {
     reconciler.stop().await;
 }
 
+/// An exact read queries both servers at once. Here the database replies first, and hits arrive
+/// before Redis replies.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_is_exact_although_the_database_replies_first() {
+    let (pair, writer) = Pair::of(family("views")).await;
+    let proxy = Proxy::to(&pair.redis);
+    let primary = Primary::connect(proxy.url()).await.unwrap();
+    let store = MysqlStore::new(pair.pool.clone());
+    let reader = Counterfoil::new(primary, store.clone());
+    let reader = reader.opened(family("views")).await;
+    let mut total = 0;
+    // the number of hits counted and drained before the read, and during it
+    for [counted, drained, counted_then, drained_then] in [
+        [1, 1, 0, 0],
+        [1, 0, 1, 0],
+        [1, 0, 0, 1],
+        [0, 0, 1, 1],
+        [1, 1, 1, 0],
+        [1, 0, 1, 2],
+        [0, 0, 0, 0],
+        [1, 0, 1, 1],
+    ] {
+        let change = async |counted, drained| {
+            for _ in 0..counted {
+                writer.count("page", 1).await;
+            }
+            for _ in 0..drained {
+                pair.drain().await;
+                writer.count("page", 1).await;
+            }
+            counted + drained
+        };
+        total += change(counted, drained).await;
+        assert_eq!(reader.value("page").await, total);
+        proxy.black_hole();
+        let before = store.statements();
+        let reading = tokio::spawn({
+            let reader = reader.clone();
+            async move { reader.value("page").await }
+        });
+        eventually("the query", async || store.statements() > before).await;
+        pause(50).await;
+        total += change(counted_then, drained_then).await;
+        proxy.heal(Held::Delivered);
+        assert_eq!(reading.await.unwrap(), total);
+    }
+}
+
 #[tokio::test]
 async fn a_read_survives_an_idle_connection_that_was_closed() {
     let pair = Pair::new().await;

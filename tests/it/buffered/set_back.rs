@@ -9,7 +9,6 @@
 use crate::support::kinds::family;
 use crate::support::{self};
 use counterfoil::test_hooks::{Counted, Scan, last_cuts};
-use redis::aio::ConnectionLike;
 
 use crate::support::interleaving::*;
 use crate::support::*;
@@ -498,39 +497,30 @@ async fn a_reader_names_the_set_back_unless_it_has_the_time_to_repeat() {
     );
 }
 
-/// Redis is set back while a read waits for it, after a batch was stored that it does not have then.
+/// A read waits for a new connection. Meanwhile a batch is stored, and Redis is set back to before
+/// it: what the database held before that does not count.
 #[tokio::test]
-async fn a_read_that_waits_for_redis_meanwhile() {
+async fn a_read_that_waits_for_a_redis_that_is_set_back() {
     let plain = Plain::new().await;
-    let redis = plain.redis.manager().await;
-    let set_back: Arc<Mutex<Option<State>>> = Arc::default();
-    let connection = {
-        let (set_back, redis, counterfoil) =
-            (set_back.clone(), redis.clone(), plain.counterfoil.clone());
-        custom(move |cmd| {
-            let before = set_back.lock().unwrap().take();
-            let (mut redis, counterfoil) = (redis.clone(), counterfoil.clone());
-            async move {
-                if let Some(before) = before {
-                    // time for a read of the database, if one is made at the same time
-                    tokio::time::sleep(Duration::from_millis(50)).await;
-                    counterfoil.drained().await;
-                    before.restore(&redis).await;
-                }
-                redis.req_packed_command(&cmd).await
-            }
-        })
-    };
+    let (redis, proxy) = (plain.redis.manager().await, Proxy::to(&plain.redis));
+    let primary = Primary::connect(proxy.url()).await.unwrap();
     let views = support::family("views").partitions(1);
-    let reader = plain.over(connection).open(views.clone()).await.unwrap();
+    let reader = plain.over(primary).opened(views.clone()).await;
     let views = plain.open(views).await;
     let _ = views.add("page", 1).await.unwrap();
     plain.counterfoil.drained().await;
     assert_eq!(reader.value("page").await, 1);
     let before = State::of(&redis, views.family()).await;
     let _ = views.add("page", 1).await.unwrap();
-    *set_back.lock().unwrap() = Some(before);
-    assert_eq!(reader.value("page").await, 2);
+    proxy.black_hole();
+    proxy.heal(Held::Lost);
+    proxy.black_hole();
+    let reading = tokio::spawn(async move { reader.value("page").await });
+    pause(500).await;
+    plain.counterfoil.drained().await;
+    before.restore(&redis).await;
+    proxy.heal(Held::Delivered);
+    assert_eq!(reading.await.unwrap(), 2);
 }
 
 fn hunted(cases: u32, guard: Option<Guard>) -> Result<(), TestError<Vec<Step>>> {
