@@ -301,8 +301,8 @@ impl Handle {
             }
             _ => &[ReadFrom::Primary],
         };
-        let is_right = is_known && guess.as_ref() == Some(&marks) && copies[0] == from;
-        let is_right = is_right && run() == before;
+        let fits = guess.as_ref() == Some(&marks) && copies[0] == from;
+        let is_right = is_known && fits && run() == before;
         let mut guessed = guessed.filter(|_| is_right);
         for &copy in copies {
             let snapshot = if let Some(snapshot) = guessed.take() {

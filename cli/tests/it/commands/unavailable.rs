@@ -48,7 +48,7 @@ async fn a_redis_that_is_gone_or_silent_is_named() {
     site.printed(&["rejects", "list"]).await;
 }
 
-/// What a server that is gone replies.
+/// The error of a connection to a server that is gone.
 const REFUSED: &str = "Connection refused";
 
 #[tokio::test]
