@@ -97,9 +97,8 @@ async fn an_interrupted_removal_is_repeated() {
     );
 }
 
-/// An open reject is an acknowledged hit, which only its row may get.
-#[tokio::test]
-async fn a_family_with_an_open_reject_stays_until_it_is_applied_or_discarded() {
+/// Returns a family with a reject and without pending hits.
+async fn with_a_reject() -> (Pair, BufferedCounters) {
     let pair = Pair::new().await;
     pair.sql("CREATE TABLE sales (id VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL DEFAULT 0)")
         .await;
@@ -108,6 +107,13 @@ async fn a_family_with_an_open_reject_stays_until_it_is_applied_or_discarded() {
     views.count("no-row", 5).await;
     pair.drain().await;
     age(&pair).await;
+    (pair, views)
+}
+
+/// An open reject is an acknowledged hit, which only its row may get.
+#[tokio::test]
+async fn a_family_with_an_open_reject_stays_until_it_is_applied_or_discarded() {
+    let (pair, views) = with_a_reject().await;
     let before = (lasting(&pair).await, rows(&pair).await);
     for _ in 0..2 {
         refused(pair.check_removal(views.family()).await, Busy, "1 reject");
@@ -123,6 +129,31 @@ async fn a_family_with_an_open_reject_stays_until_it_is_applied_or_discarded() {
         .unwrap();
     pair.remove(views.family()).await.unwrap();
     assert_eq!(pair.number("SELECT n FROM sales").await, 5);
+}
+
+/// A removal waits for a batch that is being applied, which may leave a reject. Redis was emptied
+/// and no longer shows the batch.
+#[tokio::test]
+async fn a_reject_that_a_batch_leaves_during_a_removal_stays() {
+    let (pair, views) = with_a_reject().await;
+    let number = pair.mysql().rejects(0, 1).await.unwrap()[0].number;
+    pair.mysql().discard_rejects(&[number]).await.unwrap();
+    pair.sql("CREATE TRIGGER late BEFORE INSERT ON counterfoil_rejects FOR EACH ROW SET @late = SLEEP(0.5)")
+        .await;
+    views.count("no-row", 5).await;
+    let remove = async {
+        let late = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
+             WHERE STATE = 'User sleep' AND DB = DATABASE()";
+        eventually("the batch is applied", async || pair.number(late).await > 0).await;
+        pair.redis.does("FLUSHALL").await;
+        pair.remove(views.family()).await
+    };
+    let (removed, _) = tokio::join!(remove, pair.counterfoil.drain());
+    refused(removed, Busy, "1 reject");
+    // the family may still be used
+    views.count("no-row", 5).await;
+    pair.drain().await;
+    assert_eq!(pair.mysql().rejects(0, 9).await.unwrap()[0].delta, 10);
 }
 
 /// A Redis that is restored to a state from before the removal has hits that are in the table.
