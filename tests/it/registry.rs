@@ -150,6 +150,23 @@ async fn partitions_change_once_nothing_is_pending() {
     assert_eq!(before.count("page/0", 1).await, 1);
 }
 
+/// Redis has the new number, and the database does not get it. A reconciler restores the old one.
+#[tokio::test]
+async fn an_interrupted_change_of_partitions_is_taken_back() {
+    let pair = Pair::new().await;
+    let [of_4, of_16] = [4, 16].map(|partitions| family("views").partitions(partitions));
+    let views = pair.open(of_4).await;
+    pair.sql("CREATE TRIGGER stuck BEFORE UPDATE ON counterfoil_families FOR EACH ROW SIGNAL SQLSTATE '45000'")
+        .await;
+    let operator = pair.other().await;
+    let changed = operator.reconfigure(&of_16.build().unwrap()).await;
+    assert!(changed.is_err());
+    refused(views.add("a", 1).await, Mismatch, "");
+    let _reconciler = pair.reconcile().await;
+    eventually("the old number is back", async || views.add("a", 1).await.is_ok()).await;
+    assert_eq!(views.value("a").await, 1);
+}
+
 /// A process with the old number opens the family between two steps of the change, and counts.
 #[tokio::test]
 async fn a_hit_that_arrives_while_partitions_change_is_kept() {
