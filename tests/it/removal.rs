@@ -186,6 +186,25 @@ async fn a_restored_redis_counts_nothing_again_after_a_removal() {
     assert_eq!(pair.number("SELECT n FROM sales").await, 6);
 }
 
+/// A reconciler that was suspended meanwhile leaves later hits to a process that opens the family.
+#[tokio::test]
+async fn a_reconciler_does_not_undo_a_removal() {
+    let pair = Pair::new().await;
+    let server = pair.other().await;
+    let views = pair.open(family("views")).await;
+    let _running = server.reconciler().all().start().await.unwrap();
+    views.count("a", 7).await;
+    server.drain_all().await.unwrap();
+    age(&pair).await;
+    pair.other().await.remove(views.family()).await.unwrap();
+    views.add("a", 1).await.unwrap();
+    refused(server.drain_all().await, Mismatch, "was removed");
+    assert_eq!(rows(&pair).await, 0);
+    pair.other().await.opened(family("views")).await;
+    server.drain_all().await.unwrap();
+    assert_eq!(views.value("a").await, 1);
+}
+
 /// Partitions beyond the family's number keep a fence from when it had more.
 #[tokio::test]
 async fn a_family_that_had_more_partitions_is_created_again() {
