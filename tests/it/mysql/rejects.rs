@@ -248,15 +248,17 @@ async fn a_locked_row_delays_its_own_rejects_only() {
     let retried = db.store.retry_rejects(&family.family, &numbers).await;
     refused(retried, ErrorKind::Busy, "");
     assert_eq!(db.reject_numbers().await, [numbers[1]]);
-    shop.rollback().await.unwrap();
     let one = |at| match at {
         1 => Retried::Applied,
         _ => Retried::AppliedBefore,
     };
-    assert_eq!(
-        db.retry(&family, &numbers).await,
-        [0, 1, 2, 3, 4, 5].map(one)
-    );
+    // it waits a moment for the row
+    let unlocked = async {
+        pause(300).await;
+        shop.rollback().await.unwrap();
+    };
+    let (retried, ()) = tokio::join!(db.retry(&family, &numbers), unlocked);
+    assert_eq!(retried, [0, 1, 2, 3, 4, 5].map(one));
     assert_eq!(db.number(SUM).await, 6 * 200);
 }
 
