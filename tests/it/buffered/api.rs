@@ -461,6 +461,21 @@ async fn a_shutdown_waits_until_a_batch_is_durable() {
     assert_eq!(pair.stored().await, 1);
 }
 
+/// Few hits wait until `sync_time` has passed since the last cut, and then they arrive.
+#[tokio::test]
+async fn hits_soon_after_a_cut_wait_for_the_next_one() {
+    let slow = family("views").sync_hits(1000).sync_time(secs(1));
+    let (pair, views) = Pair::of(slow).await;
+    let reconciler = pair.reconcile().await;
+    views.count("page", 1).await;
+    pair.arrives(1).await;
+    for sum in [2, 3] {
+        views.count("page", 1).await;
+        pair.arrives(sum).await;
+    }
+    reconciler.stop().await;
+}
+
 #[tokio::test]
 async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
     let (pair, views) = Pair::of(family("views").partitions(1)).await;
