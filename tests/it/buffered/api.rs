@@ -476,6 +476,21 @@ async fn hits_soon_after_a_cut_wait_for_the_next_one() {
     reconciler.stop().await;
 }
 
+/// Enough hits that arrive while a batch of their partition settles are saved next, before
+/// `sync_time` has passed.
+#[tokio::test]
+async fn hits_that_are_due_during_a_flush_are_saved_after_it() {
+    let views = family("views").partitions(1).sync_time(secs(600));
+    let (pair, views) = Pair::of(views.settle(300)).await;
+    let reconciler = pair.reconcile().await;
+    views.count("page", 1).await;
+    let cut = "EXISTS cf1:{test/views/0}:batch";
+    eventually("a cut", async || pair.command::<i64>(cut).await == 1).await;
+    views.count("page", 1).await;
+    pair.arrives(2).await;
+    reconciler.stop().await;
+}
+
 #[tokio::test]
 async fn a_leased_partition_is_left_alone_however_many_hits_are_due() {
     let (pair, views) = Pair::of(family("views").partitions(1)).await;
