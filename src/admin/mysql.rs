@@ -193,9 +193,16 @@ impl MysqlStore {
                     format!("GRANT {privilege} on it"),
                 )
             } else {
+                let advice = if is_locked {
+                    "End the session that holds the lock: see SHOW PROCESSLIST, information_schema.INNODB_TRX and XA RECOVER"
+                } else if fault::is_lost(&error) {
+                    "If this happens again, find the cause of lost connections in the log of the server"
+                } else {
+                    "Make the table writable for this user"
+                };
                 (
                     format!("a harmless {privilege} fails: {message}"),
-                    "Make the table writable for this user".to_owned(),
+                    advice.to_owned(),
                 )
             };
             let subject = format!("mysql table {}", name.replace('`', ""));

@@ -390,6 +390,10 @@ pub(crate) fn unreachable(address: &str, error: RedisError) -> Error {
             ErrorKind::AccessDenied,
             format!("Redis at {address} rejected the credentials"),
         )
+    } else if error.is_connection_dropped() && !error.is_connection_refusal() {
+        Error::redis(format!(
+            "Redis at {address} closed the new connection, as it does when `maxclients` is reached"
+        ))
     } else {
         Error::redis(format!("Redis at {address} is unreachable"))
     };

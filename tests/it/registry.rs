@@ -163,7 +163,10 @@ async fn an_interrupted_change_of_partitions_is_taken_back() {
     assert!(changed.is_err());
     refused(views.add("a", 1).await, Mismatch, "");
     let _reconciler = pair.reconcile().await;
-    eventually("the old number is back", async || views.add("a", 1).await.is_ok()).await;
+    eventually("the old number is back", async || {
+        views.add("a", 1).await.is_ok()
+    })
+    .await;
     assert_eq!(views.value("a").await, 1);
 }
 

@@ -518,6 +518,7 @@ async fn outages_of_single_families(stage: &Stage) {
         "no INSERT privilege",
         "locked",
         "Lock wait timeout",
+        "End the session that holds the lock",
     ] {
         assert!(printed.contains(words), "{words}: {printed}");
     }

@@ -1,5 +1,6 @@
 //! The messages of commands while a server is unavailable.
 
+use counterfoil::redis;
 use futures_util::future::join_all;
 use testkit::MysqlServer;
 
@@ -46,6 +47,23 @@ async fn a_redis_that_is_gone_or_silent_is_named() {
     }
     // commands that need only MySQL continue to work
     site.printed(&["rejects", "list"]).await;
+}
+
+#[tokio::test]
+async fn a_redis_without_a_free_connection_is_named() {
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    let client = redis::Client::open(site.redis.url()).expect("a URL");
+    let mut held = client.get_multiplexed_async_connection().await.unwrap();
+    let mut limit = redis::cmd("CONFIG");
+    let limit = limit.arg(&["SET", "maxclients", "1"]);
+    let _: () = limit.query_async(&mut held).await.unwrap();
+    let refused = site.ends_with(2, &["status"]).await;
+    let names_it = |words| refused.out.contains(words);
+    assert!(
+        names_it("maxclients") || names_it("max number of clients"),
+        "{refused:?}"
+    );
 }
 
 /// The error of a connection to a server that is gone.
