@@ -170,6 +170,54 @@ async fn an_interrupted_change_of_partitions_is_taken_back() {
     assert_eq!(views.value("a").await, 1);
 }
 
+/// A process with the old number counts before one step of the change, whichever it is.
+#[tokio::test]
+async fn a_hit_before_any_step_of_a_change_of_partitions_is_kept_or_refused() {
+    let pair = Pair::new().await;
+    let (mut kept, mut refused) = (0, 0);
+    for step in 0.. {
+        let [of_4, of_7] = [4, 7].map(|partitions| {
+            let name = format!("views-{step}");
+            family(&name).partitions(partitions)
+        });
+        let [four, seven] = [&of_4, &of_7].map(|one| one.clone().build().unwrap());
+        let moves = |id: &String| four.partition_of(id) != seven.partition_of(id);
+        let id = pages(20).into_iter().find(moves).unwrap();
+        let before = pair.open(of_4).await;
+        before.count(&id, 1).await;
+        pair.drain().await;
+        let (redis, late, late_id) = (pair.redis.manager().await, before.clone(), id.clone());
+        let (steps, hits) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (at, counted) = (steps.clone(), hits.clone());
+        let operator = pair.over(custom(move |cmd| {
+            let (mut redis, late, id) = (redis.clone(), late.clone(), late_id.clone());
+            let (at, counted) = (at.clone(), counted.clone());
+            async move {
+                if at.fetch_add(1, Ordering::Relaxed) == step && late.add(&id, 2).await.is_ok() {
+                    counted.store(2, Ordering::Relaxed);
+                }
+                redis.req_packed_command(&cmd).await
+            }
+        }));
+        let result = operator.reconfigure(&seven).await;
+        if steps.load(Ordering::Relaxed) <= step {
+            break;
+        }
+        let mut sum = 1 + hits.load(Ordering::Relaxed) as i64;
+        let counters = if result.is_ok() {
+            refused += usize::from(sum == 1);
+            operator.opened(of_7).await
+        } else {
+            kept += 1;
+            before.count(&id, 3).await;
+            sum += 3;
+            before
+        };
+        assert_eq!(counters.value(&id).await, sum, "step {step}: {result:?}");
+    }
+    assert!(kept > 0 && refused > 0, "{kept} kept, {refused} refused");
+}
+
 /// A process with the old number opens the family between two steps of the change, and counts.
 #[tokio::test]
 async fn a_hit_that_arrives_while_partitions_change_is_kept() {
