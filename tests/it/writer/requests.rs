@@ -346,6 +346,34 @@ async fn a_change_that_is_overtaken_by_epochs_counts_once() {
     }
 }
 
+/// The reply to a change is lost, a crash takes its miss back, and then the row cannot be read.
+#[tokio::test]
+async fn an_error_after_a_lost_reply_says_that_the_outcome_is_unknown() {
+    const CHANGE: &str = "request:3:job:item\r\n$1\r\n2\r\n";
+    let pair = Pair::new().await;
+    let (redis, pool) = (pair.redis.manager().await, pair.pool.clone());
+    let changes = Arc::new(AtomicU64::new(0));
+    let process = pair.over(custom(move |cmd| {
+        let (mut redis, pool, changes) = (redis.clone(), pool.clone(), changes.clone());
+        async move {
+            let is_change = String::from_utf8_lossy(&cmd.get_packed_command()).contains(CHANGE);
+            if !is_change || changes.fetch_add(1, Ordering::Relaxed) > 0 {
+                return cmd.query_async(&mut redis).await;
+            }
+            for (key, field) in [("base", "item"), ("calls", "request:3:job:item")] {
+                let key = format!("cf1:{{test/votes/0}}:{key}");
+                let forget = redis::cmd("HDEL").arg((key, field)).to_owned();
+                let _: i64 = forget.query_async(&mut redis).await?;
+            }
+            run_sql(&pool, "RENAME TABLE counterfoil_values TO hidden").await;
+            Err(cut_off())
+        }
+    }));
+    let votes = process.opened(votes().partitions(1)).await;
+    let told = votes.incr_once("job", "item", 1).await;
+    refused(told, OutcomeUnknown, "a reply was lost");
+}
+
 /// Returns Redis to its last fsync while a process that missed the counter reads its row. Another
 /// process makes the request then. Returns the result of the first one, and the final value.
 async fn asked_again_after_a_crash() -> (Outcome, i64) {
