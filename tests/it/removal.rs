@@ -72,7 +72,10 @@ async fn nothing_is_left_of_a_family_but_what_expires() {
     }
     assert_eq!(other.value("a").await, 7);
     // they begin anew; windows of activity expire
-    for kind in KINDS.into_iter().filter(|kind| !kind.starts_with("activity")) {
+    for kind in KINDS
+        .into_iter()
+        .filter(|kind| !kind.starts_with("activity"))
+    {
         let again = OfKind::open(&pair.other().await, kind).await.unwrap();
         assert_eq!(again.shown().await.unwrap(), 0, "{kind}");
     }
