@@ -56,7 +56,7 @@ impl Work {
 impl Recounting {
     /// Begins a run and works on it until its end.
     pub(crate) async fn run_now(&self) -> Result<Recounted> {
-        let busy = |what| {
+        let busy = |what: &str| {
             let busy = format!("{}: another recount {what}", self.family());
             Error::new(ErrorKind::Busy, busy)
         };
@@ -65,7 +65,12 @@ impl Recounting {
                 let recounted = self.run(run, pending()).await?;
                 recounted.ok_or_else(|| busy("took over the run"))
             }
-            Begun::Held | Begun::Early(_) => Err(busy("is working on a run")),
+            Begun::Held | Begun::Early(_) => {
+                let lease = self.lease();
+                let what =
+                    format!("is working on a run, or was interrupted within the last {lease:?}");
+                Err(busy(&what))
+            }
         }
     }
 
