@@ -41,7 +41,7 @@ local call, pcall, type, KEYS, ARGV = redis.call, redis.pcall, type, KEYS, ARGV
 local own_kind, caller, n, epoch = 'buffered', ARGV[1], ARGV[2], ARGV[3]
 local fits, arg = #KEYS >= 4 and #KEYS % 2 == 0 and #ARGV <= 2002 + #KEYS, 5
 for _ = 3, fits and #KEYS or 0, 2 do
-  local hits, count = tonumber(ARGV[arg]) or 0, tonumber(ARGV[arg + 1]) or 0
+  local hits, count = tonumber(ARGV[arg]) or 0, tonumber(ARGV[arg + 1]) or -1
   -- the hits decide when the buffer may be full
   fits = fits and hits >= 1 and hits % 1 == 0 and hits <= 2^53 and count >= 0 and count % 1 == 0
   arg = arg + 2 + 2 * count
