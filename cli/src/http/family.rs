@@ -34,6 +34,15 @@ pub fn connected(pair: &PairState) -> Result<Counterfoil, Problem> {
     })
 }
 
+/// Returns the settings that decide where the counters of a family are.
+fn places(family: &Family) -> Vec<(&'static str, String)> {
+    let is_cached = family.kind() == "cached";
+    let mut settings = family.identity().to_vec();
+    // the shape of cached counters is their bounds
+    settings.retain(|(setting, _)| *setting != "durability" && !(is_cached && *setting == "shape"));
+    settings
+}
+
 impl App {
     /// Returns the pair `name`, or the only one.
     pub fn pair(&self, name: &Option<String>) -> Result<&Arc<PairState>, Problem> {
@@ -81,20 +90,20 @@ impl App {
             registered = families::find(counterfoil.store(), name).await?;
         }
         let registered = registered.ok_or_else(|| {
-            if view.looks[0].at.is_none() {
-                Problem::unavailable("the daemon has not read its families yet")
-            } else if view.mysql.up {
-                Problem::not_found(format!("no family {name:?}"))
-                    .advise("see /api/v1/families for all families")
-            } else {
+            if !view.mysql.up {
                 Problem::unavailable(format!(
                     "MySQL is unavailable, and without it family {name:?} is unknown"
                 ))
+            } else if view.looks[2].at.is_none() {
+                Problem::unavailable("the daemon has not read the families of MySQL yet")
+            } else {
+                Problem::not_found(format!("no family {name:?}"))
+                    .advise("see /api/v1/families for all families")
             }
         })?;
         let counters = match counterfoil.find_open(&registered.family) {
-            // its settings may be newer, but its counters are in other places if these differ
-            Some(Ok(opened)) if opened.family().identity() != registered.family.identity() => {
+            // with another durability or other bounds, its counters are in the same places
+            Some(Ok(opened)) if places(opened.family()) != places(&registered.family) => {
                 let differs = "the daemon has it open with other settings than the database has";
                 let differs = format!("{name}: {differs}");
                 return Err(Error::new(ErrorKind::Mismatch, differs).into());

@@ -1014,3 +1014,61 @@ async fn values_of_a_family_that_was_reconfigured_are_refused() {
     })
     .await;
 }
+
+/// An operator changes bounds and durability while processes run.
+#[tokio::test]
+async fn values_of_a_family_with_other_bounds_are_exact() {
+    let site = Site::new().await;
+    let configure = |settings: &str| {
+        let family = "[[family]]\nname = \"shop/stock\"\nkind = \"cached\"\n";
+        site.configure(&format!("{family}{settings}"))
+    };
+    configure("max = 10");
+    let daemon = site.daemon().await;
+    ready(&daemon).await;
+    configure("max = 20\ndurability = { settle = \"100ms\" }");
+    let changed = site.run(&["reconfigure", "shop/stock"]).await;
+    assert_eq!(changed.code, 0, "{changed:?}");
+    site.run(&["add", "shop/stock", "1", "15"]).await;
+    // the daemon reads the families of the database every five seconds
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(7) {
+        let reply = get(&daemon, "/api/v1/values?family=shop/stock&id=1").await;
+        assert_eq!(reply.status, 200, "{}", reply.body);
+        assert_eq!(reply.json()["values"][0]["value"], 15);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// A client takes 404 for a mistake, and does not repeat the request.
+#[tokio::test]
+async fn families_that_the_daemon_has_not_read_yet_are_unavailable() {
+    let site = Site::new().await;
+    site.configure(KINDS);
+    application(&site).await.open(views()).await.unwrap();
+    let mut lock = site.pool.acquire().await.unwrap();
+    let sql = |sql: &'static str| counterfoil::sqlx::raw_sql(sql);
+    sql("LOCK TABLES counterfoil_families WRITE")
+        .execute(&mut *lock)
+        .await
+        .unwrap();
+    let daemon = site.daemon().await;
+    eventually("both servers are up", async || {
+        let state = get(&daemon, "/api/v1/state").await.json();
+        let pair = &state["pairs"][0];
+        pair["mysql"]["up"] == true && !pair["looks"]["families"]["at"].is_null()
+    })
+    .await;
+    let values = |family: &str| format!("/api/v1/values?family={family}&id=1");
+    let reply = get(&daemon, &values("shop/views")).await;
+    assert_eq!(reply.status, 503, "{}", reply.body);
+    sql("UNLOCK TABLES").execute(&mut *lock).await.unwrap();
+    eventually("a value", async || {
+        get(&daemon, &values("shop/views")).await.status == 200
+    })
+    .await;
+    eventually("all families are known", async || {
+        get(&daemon, &values("shop/other")).await.status == 404
+    })
+    .await;
+}
