@@ -42,14 +42,25 @@ struct Left {
 /// Waits until everything is in MySQL.
 pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exit, Failure> {
     let end = Instant::now() + within.min(LONGEST);
-    let drains = context.pairs().map(|pair| async move {
-        let connected = connect(pair).await?;
-        drain_pair(context, pair, &connected, end, all).await
+    let drains = context
+        .pairs()
+        .map(|pair| drain_pair(context, pair, end, all));
+    let mut exit = Exit::Warning;
+    let drained = join_all(drains).await.into_iter().zip(context.pairs());
+    let drained = drained.map(|(drained, pair)| {
+        drained.unwrap_or_else(|failure| {
+            exit = exit.max(failure.exit);
+            let (name, message) = (&pair.name, &failure.message);
+            let why = message.strip_prefix(&format!("pair {name}: "));
+            Drained {
+                pair: name.clone(),
+                drained: false,
+                left: Vec::new(),
+                problems: vec![why.unwrap_or(message).to_owned()],
+            }
+        })
     });
-    let drained = join_all(drains)
-        .await
-        .into_iter()
-        .collect::<Result<Vec<_>, _>>()?;
+    let drained: Vec<_> = drained.collect();
     context.output.print(&drained, |drained| {
         let done = drained.iter().filter(|pair| pair.drained);
         done.map(|pair| format!("pair {}: everything is in MySQL", pair.pair))
@@ -75,17 +86,18 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
     if not_done.is_empty() {
         Ok(Exit::Ok)
     } else {
-        Err(Failure::warning(not_done.join("; ")))
+        let message = not_done.join("; ");
+        Err(Failure { exit, message })
     }
 }
 
 async fn drain_pair(
     context: &Context,
     pair: &PairConfig,
-    counterfoil: &Counterfoil,
     end: Instant,
     all: bool,
 ) -> Result<Drained, Failure> {
+    let counterfoil = &connect(pair).await?;
     let (opened, unknown) = open_all(context, pair, counterfoil).await?;
     let draining = async {
         if all {
@@ -131,7 +143,7 @@ async fn drain_pair(
 }
 
 /// Opens the families of the database, and those that only the configuration has. Returns their
-/// names, and why others of the database were not opened.
+/// names, and why others were not opened.
 async fn open_all(
     context: &Context,
     pair: &PairConfig,
@@ -155,8 +167,11 @@ async fn open_all(
     }
     for name in names {
         if context.configured(pair, &name).is_some() && opened.insert(name.clone()) {
-            context.open(pair, counterfoil, &name).await?;
-            unknown.retain(|why| !why.starts_with(&format!("{name}: ")));
+            let prefix = format!("{name}: ");
+            unknown.retain(|why| !why.starts_with(&prefix));
+            if let Err(Failure { message, .. }) = context.open(pair, counterfoil, &name).await {
+                unknown.push(prefix.clone() + message.strip_prefix(&prefix).unwrap_or(&message));
+            }
         }
     }
     Ok((opened, unknown))

@@ -117,11 +117,16 @@ pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<
         registered.ok_or_else(|| Failure::usage(format!("the database has no family {family}")))?;
     let overview = overview_of(&store, family).await?;
     let last_run = overview.and_then(|one| Some(one.recount?.run));
-    let run = run.or(last_run).ok_or_else(|| {
+    let last_run = last_run.ok_or_else(|| {
         Failure::warning(format!(
             "{family} was never recounted: run `counterfoil recount {family}`"
         ))
     })?;
+    let run = run.unwrap_or(last_run);
+    if !(1..=last_run).contains(&run) {
+        let what = format!("{family} has no run {run}; the last one is {last_run}");
+        return Err(Failure::warning(what));
+    }
     let drift = drift_of(&store, &registered.family, run).await?;
     let found = DriftView::all(family, run, drift);
     context.output.print(&found, |found| {

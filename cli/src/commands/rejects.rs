@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use counterfoil::MysqlStore;
 use counterfoil::admin::Retried;
-use counterfoil::{Counterfoil, MysqlStore};
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Context, connect};
+use super::Context;
 use crate::arguments::{Rejects, Which};
 use crate::config::PairConfig;
 use crate::exit::{Exit, Failure};
@@ -146,9 +146,9 @@ struct Left {
 
 async fn retry(context: &Context, which: &Which) -> Result<Exit, Failure> {
     let pair = context.pair()?;
-    let connected = connect(pair).await?;
-    let (selected, not_found) = select(connected.mysql()?, which).await?;
-    let mut outcome = apply(&connected, selected).await?;
+    let store = pair::store(pair);
+    let (selected, not_found) = select(&store, which).await?;
+    let mut outcome = apply(&store, selected).await?;
     outcome.not_found = not_found;
     context.output.print(&outcome, |outcome| {
         let mut lines = vec![format!("applied: {}", outcome.applied.len())];
@@ -182,13 +182,12 @@ fn not_open(number: &u64) -> String {
 }
 
 /// Retries each reject once, family by family.
-async fn apply(counterfoil: &Counterfoil, rejects: Vec<RejectView>) -> Result<Outcome, Failure> {
-    let (registered, _) = registered(counterfoil.store()).await?;
+async fn apply(store: &MysqlStore, rejects: Vec<RejectView>) -> Result<Outcome, Failure> {
+    let (registered, _) = registered(store).await?;
     let mut by_family: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for RejectView { family, number, .. } in rejects {
         by_family.entry(family).or_default().push(number);
     }
-    let store = counterfoil.mysql()?;
     let mut outcome = Outcome::default();
     for (family, numbers) in by_family {
         let mut families = registered.iter().map(|registered| &registered.family);

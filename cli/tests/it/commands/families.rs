@@ -137,6 +137,22 @@ async fn a_family_of_a_newer_version_is_named() {
     assert_eq!(site.printed(&["get", "shop/views", "a"]).await, "a\t1\n");
 }
 
+#[tokio::test]
+async fn drain_names_a_family_that_it_cannot_open_and_drains_the_others() {
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    site.printed(&["add", "shop/views", "a"]).await;
+    let without_table = "[[family]]\nname = \"shop/sold\"\nkind = \"buffered\"\ntable = \
+                         { name = \"item\", write = \"update\", keys = [[\"id\", \"signed\"]], value = \"sold\" }\n";
+    site.configure(&(FAMILIES.to_owned() + without_table));
+    let drained = site.json(1, &["drain"]).await;
+    let problem = &drained[0]["problems"][0];
+    let problem = problem.as_str().unwrap_or_default();
+    assert!(problem.starts_with("shop/sold: table item: "), "{drained}");
+    let saved = "SELECT value FROM counterfoil_values WHERE id = 'a'";
+    assert_eq!(site.number(saved).await, 1);
+}
+
 /// `status` also asks the daemon, with the token, and names one that does not reply.
 #[tokio::test]
 async fn status_names_a_daemon_that_does_not_tell_its_state() {

@@ -81,10 +81,15 @@ async fn a_recount_reports_corrects_and_says_what_it_found() {
             .await
             .contains("\"a\"")
     );
+    let last = site.printed(&["recount", "shop/likes"]).await;
+    assert!(last.contains("2 checked, 0 differ"), "{last}");
+    let none = site.printed(&["drift", "shop/likes"]).await;
+    assert!(none.contains("found no counter that differs"), "{none}");
+    let unknown = site.ends_with(1, &["drift", "shop/likes", "--run", "99"]);
+    let unknown = unknown.await;
     assert!(
-        site.printed(&["drift", "shop/likes", "--run", "99"])
-            .await
-            .contains("found no counter that differs")
+        unknown.err.contains("shop/likes has no run 99; the last"),
+        "{unknown:?}"
     );
     assert!(
         site.ends_with(3, &["recount", "shop/plain"])

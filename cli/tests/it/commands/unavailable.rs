@@ -45,8 +45,11 @@ async fn a_redis_that_is_gone_or_silent_is_named() {
         );
         assert!(away.err.lines().count() <= 1, "{away:?}");
     }
+    let not_drained = site.json(2, &["drain"]).await;
+    assert_eq!(not_drained[0]["drained"], false, "{not_drained}");
     // commands that need only MySQL continue to work
     site.printed(&["rejects", "list"]).await;
+    site.printed(&["rejects", "retry", "--all"]).await;
 }
 
 #[tokio::test]
