@@ -52,6 +52,15 @@ pub fn hex(text: impl AsRef<[u8]>) -> String {
         .collect()
 }
 
+/// Returns the text with these hexadecimal digits.
+pub fn unhex(digits: &str) -> Option<Vec<u8>> {
+    let pairs = digits.as_bytes().chunks(2).map(|pair| {
+        let pair = std::str::from_utf8(pair).ok()?;
+        u8::from_str_radix(pair, 16).ok()
+    });
+    pairs.collect()
+}
+
 /// Serializes text as [`hex`] does.
 pub fn serialize_hex<S: Serializer>(
     text: impl AsRef<[u8]>,

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::families;
+use super::fault::store;
 use super::json::{self, ID, INPUT, U64, hex};
 use super::session::{Database, Session};
 use super::statement::Statement;
@@ -15,8 +16,9 @@ use crate::store::{Batch, Incarnation, LedgerRow, Mark, Nonce, Registered};
 /// The maximum number of rows in a statement.
 const CHUNK: usize = 10_000;
 
-/// A [`Mark`] as columns of the ledger `l`, NULL if the row does not exist.
-pub const MARK: &str = "l.seq, l.nonce, l.position";
+/// A [`Mark`] of the ledger `l` as text, empty if the row does not exist: the number, the nonce, and
+/// the position in hexadecimal digits. A reply costs more with each of its columns.
+pub const MARK: &str = "CAST(CONCAT_WS(' ', l.seq, l.nonce, HEX(l.position)) AS CHAR)";
 
 /// The columns of a key and a mark in a statement's JSON; the position in hexadecimal digits, or
 /// `-` if there is none.
@@ -62,13 +64,13 @@ pub async fn lock(
     let (mut known, mut holders) = (BTreeMap::new(), BTreeMap::<u64, Vec<u8>>::new());
     for keys in keys.chunks(CHUNK) {
         let found = transaction.fetch(lock.clone().bind_rows(keys)).await?;
-        let found = found.into_iter().map(|(at, seq, nonce, position, holder)| {
-            let holder: Option<Vec<u8>> = holder;
-            (at, (mark(seq, nonce, position), holder))
+        let found = found.into_iter().map(|(at, mark, holder)| {
+            let found: (Option<String>, Option<Vec<u8>>) = (mark, holder);
+            (at, found)
         });
         let rows = json::by_position(found.collect(), keys.len())?;
         for (key, (mark, holder)) in keys.iter().zip(rows) {
-            known.extend(mark.map(|mark| (*key, mark)));
+            known.extend(self::mark(mark)?.map(|mark| (*key, mark)));
             holders.extend(holder.map(|holder| (key.0, holder)));
         }
     }
@@ -131,6 +133,7 @@ pub async fn write(
 
 /// Returns the rows of these families.
 pub async fn read(database: &Database, families: &[u64]) -> Result<Vec<LedgerRow>> {
+    const FAILED: &str = "the ledger was not read";
     let select = Statement::new(format!(
         "SELECT l.family, l.partition_no, l.incarnation, {MARK} FROM {} \
          STRAIGHT_JOIN counterfoil_ledger AS l ON l.family = {INPUT}.family",
@@ -138,21 +141,36 @@ pub async fn read(database: &Database, families: &[u64]) -> Result<Vec<LedgerRow
     ));
     let families: BTreeSet<_> = families.iter().collect();
     let select = select.bind_rows(families.into_iter().map(|family| (family,)));
-    let rows = database.read("the ledger was not read", select).await?;
-    let row = |(family, partition, incarnation, seq, nonce, position)| LedgerRow {
-        family,
-        partition,
-        incarnation: Incarnation(incarnation),
-        mark: mark(Some(seq), Some(nonce), position).unwrap_or_default(),
+    let rows = database.read(FAILED, select).await?;
+    let row = |(family, partition, incarnation, text)| {
+        let mark = mark(text).map_err(store(FAILED))?;
+        Ok(LedgerRow {
+            family,
+            partition,
+            incarnation: Incarnation(incarnation),
+            mark: mark.unwrap_or_default(),
+        })
     };
-    Ok(rows.into_iter().map(row).collect())
+    rows.into_iter().map(row).collect()
 }
 
-/// Returns the mark with the columns of [`MARK`].
-pub fn mark(seq: Option<u64>, nonce: Option<u64>, position: Option<Vec<u8>>) -> Option<Mark> {
+/// Reads the text of [`MARK`]. Returns `None` if the row does not exist.
+pub fn mark(text: Option<String>) -> Result<Option<Mark>, sqlx::Error> {
+    let Some(text) = text.filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let mark = parse(&text).map(Some);
+    mark.ok_or_else(|| sqlx::Error::Protocol(format!("{text:?} is no mark")))
+}
+
+fn parse(text: &str) -> Option<Mark> {
+    let mut parts = text.split(' ');
     Some(Mark {
-        seq: seq?,
-        nonce: Nonce(nonce?),
-        position,
+        seq: parts.next()?.parse().ok()?,
+        nonce: Nonce(parts.next()?.parse().ok()?),
+        position: match parts.next() {
+            Some(digits) => Some(json::unhex(digits)?),
+            None => None,
+        },
     })
 }

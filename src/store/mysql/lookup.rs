@@ -62,10 +62,11 @@ async fn one(
         select = select.bind(incarnation.0);
     }
     let found = database.look_up(select, writes).await?.pop();
-    let (kind, state, digits, seq, nonce, position) = found.ok_or(sqlx::Error::RowNotFound)?;
+    let (kind, state, digits, mark) = found.ok_or(sqlx::Error::RowNotFound)?;
     let _: (i64, String) = (kind, state);
-    let mark = ledger.map(|_| ledger::mark(seq, nonce, position).unwrap_or_default());
-    Ok((vec![digits], mark.into_iter().collect()))
+    let mark = ledger::mark(mark)?.unwrap_or_default();
+    let marks = ledger.map(|_| mark).into_iter().collect();
+    Ok((vec![digits], marks))
 }
 
 async fn many(
@@ -87,11 +88,11 @@ async fn many(
     }
     let rows = database.look_up(select, writes).await?;
     let (mut digits, mut marks) = (Vec::new(), Vec::new());
-    for (kind, at, text, seq, nonce, position) in rows {
-        let (kind, mark): (i64, _) = (kind, ledger::mark(seq, nonce, position));
+    for (kind, at, text) in rows {
+        let kind: i64 = kind;
         match kind {
             0 => digits.push((at, text)),
-            1 => marks.push((at, mark.unwrap_or_default())),
+            1 => marks.push((at, ledger::mark(text)?.unwrap_or_default())),
             _ => {}
         }
     }

@@ -4,6 +4,8 @@
 use std::fmt;
 use std::sync::OnceLock;
 
+use super::json;
+
 /// The expression that returns the state as text: `read_only`, and the database in hexadecimal
 /// digits, which no character set changes. A prepared statement keeps the database in which it was
 /// prepared, for its tables and for DATABASE().
@@ -45,11 +47,7 @@ pub fn check(state: &str, store: &OnceLock<String>, writes: bool) -> Result<(), 
 
 /// Returns the name with these hexadecimal digits.
 fn name(digits: &str) -> String {
-    let bytes = digits.as_bytes().chunks(2).filter_map(|pair| {
-        let pair = std::str::from_utf8(pair).ok()?;
-        u8::from_str_radix(pair, 16).ok()
-    });
-    String::from_utf8_lossy(&bytes.collect::<Vec<_>>()).into_owned()
+    String::from_utf8_lossy(&json::unhex(digits).unwrap_or_default()).into_owned()
 }
 
 impl fmt::Display for Unfit {

@@ -139,25 +139,22 @@ impl Target {
             json::derived_table(columns(&keys)),
         );
 
-        // names the columns, since the reply would otherwise contain whole expressions as names
-        let one = format!("SELECT 2, {STATE} AS text, {found} AS digits");
-        let by_parameters = join(&keys, " AND ", StoredKey::equals);
-        let one_row = format!("FROM (SELECT 1) AS one LEFT JOIN {t} ON {by_parameters}");
         // the ids of a read have one family
         let family = if is_own { "t.family = ? AND " } else { "" };
         let ids = &keys[usize::from(is_own)..];
-        // a plain NULL would make an unsigned column of a UNION a decimal one
-        let none = "CAST(NULL AS UNSIGNED)";
         let many = format!(
-            "SELECT 0, CAST({INPUT}.pos AS UNSIGNED), {found} AS text, {none} AS seq, {none} AS nonce, NULL AS position \
-             FROM {} LEFT JOIN {t} ON {family}{}",
+            "SELECT 0, CAST({INPUT}.pos AS UNSIGNED), {found} AS text FROM {} LEFT JOIN {t} ON {family}{}",
             json::table(columns(ids)),
             join(ids, " AND ", StoredKey::equals_given)
         );
-        let last =
-            format!("UNION ALL SELECT 2, CAST(0 AS UNSIGNED), {STATE}, {none}, {none}, NULL");
+        let last = format!("UNION ALL SELECT 2, CAST(0 AS UNSIGNED), {STATE}");
+        // names the columns, since the reply would otherwise contain whole expressions as names
+        let by_parameters = join(&keys, " AND ", StoredKey::equals);
+        let one = format!(
+            "SELECT 2, {STATE} AS text, (SELECT {digits} FROM {t} WHERE {by_parameters}) AS digits"
+        );
         let mark = ledger::MARK;
-        let ledger = "LEFT JOIN counterfoil_ledger AS l FORCE INDEX (PRIMARY) ON l.family = ?";
+        let ledger = "counterfoil_ledger AS l FORCE INDEX (PRIMARY)";
         let rows = json::table([("partition_no", U64), ("incarnation", U64)]);
 
         Target {
@@ -180,16 +177,18 @@ impl Target {
                 unchanged("t")
             )),
             values: Lookup {
-                one: Statement::new(format!("{one}, NULL, NULL, NULL {one_row}")),
+                one: Statement::new(format!("{one}, NULL AS mark")),
                 many: Statement::new(format!("{many} {last}")),
             },
             // one statement, so one snapshot of InnoDB, except with READ UNCOMMITTED
             snapshot: Lookup {
                 one: Statement::new(format!(
-                    "{one}, {mark} {one_row} {ledger} AND l.partition_no = ? AND l.incarnation = ?"
+                    "{one}, (SELECT {mark} FROM {ledger} \
+                     WHERE l.family = ? AND l.partition_no = ? AND l.incarnation = ?) AS mark"
                 )),
                 many: Statement::new(format!(
-                    "{many} UNION ALL SELECT 1, CAST({INPUT}.pos AS UNSIGNED), NULL, {mark} FROM {rows} {ledger} \
+                    "{many} UNION ALL SELECT 1, CAST({INPUT}.pos AS UNSIGNED), {mark} \
+                     FROM {rows} LEFT JOIN {ledger} ON l.family = ? \
                      AND l.partition_no = {INPUT}.partition_no AND l.incarnation = {INPUT}.incarnation {last}"
                 )),
             },
