@@ -254,7 +254,7 @@ fn check_setting(name: &str, value: &str) -> Option<Finding> {
         "read_only" if !is_off(value) => (
             Severity::Error,
             "the server accepts no writes".to_owned(),
-            "Give MysqlStore::new a pool on the primary",
+            "Connect to the primary",
         ),
         "innodb_flush_log_at_trx_commit" if matches!(value, "0" | "2") => (
             Severity::Warning,

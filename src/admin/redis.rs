@@ -171,7 +171,7 @@ fn role(role: &str) -> Option<Finding> {
 fn cluster(node: &str, enabled: &str) -> Option<Finding> {
     let message =
         "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
-    let advice = "Connect with Counterfoil::connect_cluster.";
+    let advice = "Connect with Counterfoil::connect_cluster; set `cluster` of the daemon.";
     let finding = Finding::new(Severity::Error, "cluster", message, advice);
     (node.is_empty() && enabled == "1").then_some(finding)
 }

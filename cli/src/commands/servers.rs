@@ -130,7 +130,7 @@ pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Findin
         }
         for family in families {
             let advice =
-                "Configure what the database has, or change it there with Counterfoil::reconfigure";
+                "Configure what the database has, or change it there: `counterfoil reconfigure`";
             for message in differences(configured, family)? {
                 findings.push(error(format!("family {family}"), message, advice));
             }

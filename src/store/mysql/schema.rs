@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 pub const SCHEMA: &str = include_str!("schema.sql");
 
 /// The advice for an operator whose database lacks tables.
-pub const ADVICE: &str = "Connect by Counterfoil::builder() with create_tables(true), call MysqlStore::create_tables(), \
+pub const ADVICE: &str = "Run `counterfoil init`, connect by Counterfoil::builder() with create_tables(true), \
      or run the SQL of MysqlStore::schema()";
 
 /// One of counterfoil's own tables.

@@ -39,7 +39,7 @@ pub fn check(state: &str, store: &OnceLock<String>, writes: bool) -> Result<(), 
     if writes && !matches!(read_only, "0" | "OFF") {
         let why =
             format!("the server accepts no writes (read_only is {read_only}), as a replica does");
-        let advice = "give MysqlStore::new a pool on the primary";
+        let advice = "connect to the primary";
         return unfit(true, format!("{why}; {advice}"));
     }
     Ok(())
