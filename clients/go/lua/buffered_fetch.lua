@@ -24,8 +24,9 @@
 -- REPEAT  safe
 -- SINCE   0.1.0
 
-local batch, meta, settle_ms, count = KEYS[1], KEYS[2], tonumber(ARGV[4]), tonumber(ARGV[6])
-if #KEYS ~= 2 or #ARGV ~= 7 or not settle_ms or not count or count < 1 or count > 10000 then
+local batch, meta, count = KEYS[1], KEYS[2], tonumber(ARGV[6]) or 0
+local settle_ms = (ARGV[4] or ''):find('^%d+$') and tonumber(ARGV[4])
+if #KEYS ~= 2 or #ARGV ~= 7 or not settle_ms or count < 1 or count > 10000 then
   return redis.error_reply('BADARG expected batch and meta, incarnation, seq, nonce, settle_ms, '
     .. 'cursor, a count of 1 to 10000, and now_ms')
 end
