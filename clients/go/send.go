@@ -83,7 +83,7 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 	}
 }
 
-// The codes of lua/README.md, "Errors".
+// The codes of lua/README.md, "Errors and lost replies".
 const (
 	passing       = " LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY "
 	refused       = " OOM MISCONF NOREPLICAS WRONGTYPE BADSTATE "

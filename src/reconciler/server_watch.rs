@@ -39,6 +39,8 @@ struct ServerWatch {
     probed: usize,
     /// The index of the first family in the next check.
     first: usize,
+    /// Redis did not know a family of the last check.
+    is_emptied: bool,
 }
 
 /// Checks again and again that Redis has not lost or reverted its state.
@@ -48,6 +50,7 @@ pub async fn watch_servers(flusher: Arc<Flusher>) {
         probe_at: Instant::now(),
         probed: 0,
         first: 0,
+        is_emptied: false,
     };
     loop {
         let check = known.clone().check(&flusher);
@@ -65,7 +68,15 @@ impl ServerWatch {
         let servers = admin::redis::run_ids(&flusher.redis).await?;
         let families = flusher.shared.opened();
         let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);
-        if is_other || self.is_emptied(flusher, &families).await? {
+        let is_emptied = self.lacks_one(flusher, &families).await?;
+        if is_emptied && !self.is_emptied {
+            tracing::error!(
+                "Redis does not know a family: if it was emptied, the hits that the database did not \
+                 have are lost"
+            );
+        }
+        self.is_emptied = is_emptied;
+        if is_other || is_emptied {
             configure(flusher, &families).await;
         }
         let is_new = families.len() > self.probed;
@@ -84,7 +95,7 @@ impl ServerWatch {
     }
 
     /// Returns true if Redis does not know one of the families whose turn it is.
-    async fn is_emptied(&mut self, flusher: &Flusher, families: &[Arc<Opened>]) -> Result<bool> {
+    async fn lacks_one(&mut self, flusher: &Flusher, families: &[Arc<Opened>]) -> Result<bool> {
         let shared = &flusher.shared;
         let count = match shared.topology.is_cluster() {
             true => IN_A_CLUSTER,

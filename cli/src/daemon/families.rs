@@ -156,7 +156,9 @@ impl Families {
         for (name, config, opened) in opened {
             match opened {
                 Ok(counters) => {
-                    self.refused.remove(&name);
+                    if self.refused.remove(&name).is_some() {
+                        tracing::info!(pair = self.pair, family = name, "family was opened");
+                    }
                     match start_recount(counterfoil, &counters, &config) {
                         Ok(recounter) => {
                             let recounter = recounter.map(|recounter| (name.clone(), recounter));

@@ -156,12 +156,15 @@ async fn set_back_database(position: &str) {
 #[tokio::test]
 async fn a_redis_that_is_emptied_loses_what_mysql_did_not_have_and_counts_on() {
     let counted = Counted::new().await;
-    let _daemon = counted.site.daemon().await;
+    let daemon = counted.site.daemon().await;
     counted.count(10).await;
     counted.has(10, 10).await;
     let _: () = counted.site.redis.run("FLUSHALL").await.unwrap();
     counted.count(3).await;
     counted.has(13, 13).await;
+    // nothing counts meanwhile, so the daemon is the first to notice
+    let _: () = counted.site.redis.run("FLUSHALL").await.unwrap();
+    daemon.logs(&["does not know a family"]).await;
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 # frozen_string_literal: true
 
 class Counterfoil
-  # An exception of a Redis library, and what it proves about the call (lua/README.md, "Errors").
+  # An exception of a Redis library, and what it proves about the call (lua/README.md, "Errors and lost replies").
   module Failure
     # a repeat may succeed
     TEMPORARY = ["no reply", "unreachable", *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY MOVED ASK]].freeze
