@@ -40,7 +40,7 @@ impl From<counterfoil::Error> for Failure {
             ErrorKind::InvalidInput => (Exit::Usage, ""),
             ErrorKind::Redis => (
                 Exit::Critical,
-                ". Check that Redis is running, and its address",
+                ". Check that Redis is running, and its address; `counterfoil check` names why it refuses calls",
             ),
             ErrorKind::Store => (
                 Exit::Critical,

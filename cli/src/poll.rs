@@ -135,11 +135,14 @@ async fn read_families(
     stored: Option<&Stored>,
     late: Duration,
 ) -> counterfoil::Result<(Vec<FamilyView>, Option<String>)> {
-    let ping = cmd("PING")
-        .query_async::<()>(&mut counterfoil.redis().clone())
+    // a Redis whose disk is full refuses PING
+    let mut redis = counterfoil.redis().clone();
+    let info = cmd("INFO")
+        .arg("server")
+        .query_async::<()>(&mut redis)
         .await;
     // without families, only this detects an unavailable Redis
-    ping.map_err(|error| Error::new(ErrorKind::Redis, "PING failed").with_source(error))?;
+    info.map_err(|error| Error::new(ErrorKind::Redis, "INFO failed").with_source(error))?;
     let (families, incomplete, overview) = match stored {
         Some(stored) => (stored.families.clone(), None, &stored.overview[..]),
         None => {

@@ -1,5 +1,5 @@
 -- family_try, revision 1
--- Tries commands, and returns those that the user may not execute.
+-- Tries commands, and returns those that the user cannot execute.
 --
 -- KEYS
 --   1 key           any       for the commands to act on; in the family, so that its rules apply
@@ -7,7 +7,8 @@
 --   1 command       bytes     its words, separated by spaces, with "@" for the key; then the next
 --                             one, up to 1000
 -- REPLIES
---   {"OK", name, ...}         of the commands that Redis denies the user, in lower case
+--   {"OK", name, ...}         in lower case, of the commands that Redis denies the user or does not
+--                             know, as after rename-command
 -- ERRORS
 --   BADARG                    other than one key, or no command, too many or an empty one
 -- REPEAT  safe if the commands are
@@ -30,9 +31,9 @@ for _, command in ipairs(ARGV) do
   -- a client may send a plain read to a replica, which has rules of its own
   local result = redis.pcall(unpack(words))
   local text = type(result) == 'table' and result.err or ''
-  -- most servers give the error no code of its own
+  -- most servers give the errors no code of their own
   if text:find('ACL failure in script') or text:find('The user executing the script')
-    or text:find('^NOPERM ') then
+    or text:find('^NOPERM ') or text:find('Unknown .*command called from ') then
     reply[#reply + 1] = words[1]:lower()
   end
 end

@@ -80,8 +80,8 @@ const READING: [&str; 6] = [
 /// The commands that `cached_get` calls only to issue tickets, which callers need to seed counters.
 const TICKETS: [&str; 2] = ["HSET", "TIME"];
 
-/// Returns the permissions that this connection's user lacks for the family, as ACL rules:
-/// `+pexpire`, or `~cf1:{shop/views/*` for its keys.
+/// Returns the permissions that this connection's user lacks for the family, or the commands that
+/// the server does not know, as ACL rules: `+pexpire`, or `~cf1:{shop/views/*` for its keys.
 ///
 /// # Errors
 /// [`AccessDenied`](ErrorKind::AccessDenied) without credentials; [`Redis`](ErrorKind::Redis) if
@@ -145,7 +145,9 @@ pub fn explain(family: &Family, error: Error) -> Error {
 
 fn lacking(family: &Family, rules: &[String]) -> Error {
     let rules = rules.join(" ");
-    let message = format!("{family}: the Redis user lacks {rules} (see docs/operations.md)");
+    let message = format!(
+        "{family}: the Redis user lacks {rules} (or rename-command hides it, see docs/operations.md)"
+    );
     Error::new(ErrorKind::AccessDenied, message)
 }
 
@@ -160,8 +162,8 @@ pub async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
         .into_iter()
         .filter_map(Result::err)
         .filter(|error| error.kind() == ErrorKind::AccessDenied);
-    let advice =
-        "Add it with ACL SETUSER: a script that is refused halfway leaves half of its writes.";
+    let advice = "Add it with ACL SETUSER, or remove rename-command from redis.conf: a script that is refused halfway leaves half \
+         of its writes.";
     refusals
         .map(|error| Finding::new(Severity::Error, "redis acl", format!("{error:#}"), advice))
         .collect()
@@ -219,12 +221,13 @@ fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
 /// Returns the ACL rule that a user needs to send this command, or the error if it has another
 /// cause.
 fn lacks(family: &Family, command: &str, error: Error) -> Result<String> {
-    let refusal = error
-        .redis_error()
-        .filter(|refused| refused.code() == Some("NOPERM"));
-    match refusal.and_then(|refused| refused.detail()) {
-        Some(text) if text.contains(&format!("'{command}'")) => Ok(format!("+{command}")),
-        Some(_) => Ok(key_pattern(family)),
-        None => Err(error),
+    let refused = error.redis_error();
+    match refused.and_then(|refused| Some((refused.code()?, refused.detail()?))) {
+        Some(("ERR", text)) if text.starts_with("unknown command") => Ok(format!("+{command}")),
+        Some(("NOPERM", text)) if text.contains(&format!("'{command}'")) => {
+            Ok(format!("+{command}"))
+        }
+        Some(("NOPERM", _)) => Ok(key_pattern(family)),
+        _ => Err(error),
     }
 }

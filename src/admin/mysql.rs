@@ -13,6 +13,8 @@ use crate::store::mysql::{MysqlStore, fault, schema};
 
 /// The minimum of `max_allowed_packet`. A statement of the largest batch has about 5 MB.
 const PACKET: i64 = 8_388_608;
+/// The least limit of the rows of a reply: a read of the ledger has one for each partition.
+const ROWS: u64 = 1_000_000;
 
 impl MysqlStore {
     /// Checks the database and the families' tables, and returns what an operator should know or
@@ -42,7 +44,8 @@ impl MysqlStore {
         match schema::missing(&self.primary).await {
             Ok(missing) if missing.is_empty() => {
                 // otherwise every probe would fail for the same reason
-                let accepts_writes = !findings.iter().any(|one| one.subject == "mysql read_only");
+                const ALL: [&str; 2] = ["mysql read_only", "mysql binlog_format"];
+                let accepts_writes = !findings.iter().any(|one| ALL.contains(&&*one.subject));
                 findings.extend(self.table_findings(families, accepts_writes).await);
             }
             Ok(missing) => findings.push(Finding::new(
@@ -58,7 +61,12 @@ impl MysqlStore {
 
     /// Logs a warning for each setting of the pool's sessions with which batches may not arrive.
     pub(crate) async fn warn_of_sessions(&self) {
-        const SESSIONS: [&str; 3] = ["mysql autocommit", "mysql binlog_format", "mysql sql_mode"];
+        const SESSIONS: [&str; 4] = [
+            "mysql autocommit",
+            "mysql binlog_format",
+            "mysql sql_mode",
+            "mysql sql_select_limit",
+        ];
         let findings = self.server_findings().await.unwrap_or_default();
         let of_sessions = |finding: &&Finding| SESSIONS.contains(&&*finding.subject);
         for found in findings.iter().filter(of_sessions) {
@@ -69,7 +77,7 @@ impl MysqlStore {
     async fn server_findings(&self) -> Result<Vec<Finding>> {
         // by name, since not every server has every setting
         const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('version', 'read_only', 'autocommit', 'sql_mode', \
-             'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', \
+             'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', 'sql_select_limit', \
              'transaction_isolation', 'tx_isolation')";
         let unread = "the server's settings were not read";
         let settings = self.primary.read(unread, Statement::new(SETTINGS));
@@ -289,6 +297,11 @@ fn check_setting(name: &str, value: &str) -> Option<Finding> {
             "is STATEMENT: InnoDB then refuses the READ COMMITTED transactions that write batches"
                 .to_owned(),
             "Set it to ROW or MIXED",
+        ),
+        "sql_select_limit" if value.parse::<u64>().is_ok_and(|rows| rows < ROWS) => (
+            Severity::Error,
+            format!("is {value}: batches and reads of more rows fail"),
+            "Leave its default for this pool",
         ),
         _ => return None,
     };

@@ -73,7 +73,7 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
         let found = [
             version(setting("redis_version")),
             memory(setting("maxmemory_policy"), setting("maxmemory"), families),
-            full(setting("used_memory"), setting("maxmemory")),
+            full(node),
             refusal(node),
             role(setting("role")),
             cluster(name, setting("cluster_enabled")),
@@ -125,12 +125,20 @@ fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
     ))
 }
 
-fn full(used: &str, limit: &str) -> Option<Finding> {
-    let [used, limit] = [used, limit].map(|bytes| bytes.parse::<u64>().unwrap_or(0));
+/// Returns a finding if the memory is full, and Redis has no key that it may evict.
+fn full(node: &Info) -> Option<Finding> {
+    let [used, limit] = ["used_memory", "maxmemory"]
+        .map(|name| node.get(name).and_then(|bytes| bytes.parse::<u64>().ok()));
+    let (used, limit) = (used?, limit.filter(|limit| *limit > 0)?);
+    let policy = node.get("maxmemory_policy").map_or("", String::as_str);
+    let has_expiring =
+        |(name, keys): (&String, &String)| name.starts_with("db") && !keys.contains("expires=0,");
+    let evicts = policy.starts_with("allkeys-")
+        || (policy.starts_with("volatile-") && node.iter().any(has_expiring));
     let message = format!("{used} of {limit} bytes are used: Redis refuses hits");
     let advice = "Raise maxmemory, or find out why hits do not reach the database.";
     let finding = Finding::new(Severity::Error, "maxmemory", message, advice);
-    (limit > 0 && used >= limit).then_some(finding)
+    (used >= limit && !evicts).then_some(finding)
 }
 
 /// Returns another reason why Redis refuses all writes.
@@ -341,5 +349,29 @@ fn text(value: Value) -> Option<String> {
         Value::BulkString(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
         Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_memory_refuses_hits_unless_keys_are_evicted() {
+        let is_found = |policy: &str, keys: &str| {
+            let pairs = [
+                ("used_memory", "9"),
+                ("maxmemory", "9"),
+                ("maxmemory_policy", policy),
+                ("db0", keys),
+            ];
+            let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            full(&Info::from(pairs)).is_some()
+        };
+        let (lasting, expiring) = ("keys=2,expires=0,avg_ttl=0", "keys=2,expires=1,avg_ttl=9");
+        assert!(is_found("noeviction", expiring));
+        assert!(is_found("volatile-lru", lasting));
+        assert!(!is_found("volatile-lru", expiring));
+        assert!(!is_found("allkeys-lru", lasting));
     }
 }

@@ -157,10 +157,17 @@ impl Counterfoil {
     /// Checks both servers, and returns what should be known or changed, the most severe first. No
     /// findings is a good sign.
     pub async fn check(&self) -> Vec<Finding> {
+        self.check_with(&[]).await
+    }
+
+    /// Does the same, and checks the permissions in Redis also for families that are not open.
+    #[doc(hidden)]
+    pub async fn check_with(&self, others: &[Family]) -> Vec<Finding> {
         let families = self.shared.families();
         let redis = async {
+            let all = [&families[..], others].concat();
             let mut findings = admin::redis::findings(&self.shared.redis, &families).await;
-            findings.extend(access::findings(&self.shared.redis, &families).await);
+            findings.extend(access::findings(&self.shared.redis, &all).await);
             findings.extend(self.database_findings().await);
             findings
         };

@@ -502,7 +502,7 @@ const FENCE_GUARDS: [[&str; 3]; 8] = [
 ];
 
 /// The guards of each script: their text, what replaces it, and the vector that then fails.
-const GUARDS: [(&str, &[[&str; 3]]); 23] = [
+const GUARDS: [(&str, &[[&str; 3]]); 24] = [
     (
         "family_epoch",
         &[
@@ -537,6 +537,14 @@ const GUARDS: [(&str, &[[&str; 3]]); 23] = [
                 "other-database-of-a-partition",
             ],
         ],
+    ),
+    (
+        "family_try",
+        &[[
+            "or text:find('Unknown .*command called from ')",
+            "",
+            "unknown",
+        ]],
     ),
     (
         "family_remove",

@@ -206,9 +206,12 @@ async fn print_progress<T>(pair: &str, counterfoil: &Counterfoil) -> T {
     ticks.reset();
     loop {
         ticks.tick().await;
-        let Ok(backlogs) = counterfoil.backlogs().await else {
-            eprintln!("pair {pair}: no reply from Redis");
-            continue;
+        let backlogs = match counterfoil.backlogs().await {
+            Ok(backlogs) => backlogs,
+            Err(error) => {
+                eprintln!("pair {pair}: {error:#}");
+                continue;
+            }
         };
         let (left, _) = pending(backlogs);
         if !left.is_empty() {

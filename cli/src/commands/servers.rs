@@ -140,7 +140,7 @@ pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Findin
         match &connected {
             Ok(counterfoil) => {
                 let has_patterns = context.families(pair).any(FamilyConfig::is_pattern);
-                check_servers(counterfoil, registered, has_patterns).await
+                check_servers(counterfoil, registered, &new, has_patterns).await
             }
             Err(why) => {
                 let advice = "Check that Redis is running, and its address and password";
@@ -169,12 +169,13 @@ pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Findin
 async fn check_servers(
     counterfoil: &Counterfoil,
     registered: Vec<Registered>,
+    new: &[Family],
     has_patterns: bool,
 ) -> Result<Vec<Finding>, Failure> {
     for registered in registered {
         counterfoil.open_registered(registered)?;
     }
-    let mut findings = counterfoil.check().await;
+    let mut findings = counterfoil.check_with(new).await;
     if has_patterns && let Err(why) = try_scan(counterfoil.redis()).await {
         let message = format!("searching for namespaces failed: {why}");
         let advice = "Families with a * in their names need +scan";

@@ -147,7 +147,10 @@ fn refusal(nodes: &[InfoDict]) -> Option<Refusal> {
     let is_full = |node: &InfoDict| {
         let number = |field| node.get::<u64>(field).unwrap_or(0);
         let limit = number("maxmemory");
-        limit > 0 && number("used_memory") >= limit
+        // with another policy Redis mostly evicts keys; the check finds where it cannot
+        let policy = node.get::<String>("maxmemory_policy");
+        let evicts = policy.is_some_and(|policy| policy != "noeviction");
+        limit > 0 && number("used_memory") >= limit && !evicts
     };
     let mut primaries = nodes.iter().filter(is_primary).peekable();
     if primaries.peek().is_none() {
@@ -200,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_former_primary_of_a_cluster_refuses_nothing() {
+    fn neither_a_former_primary_nor_an_evicting_server_refuses_hits() {
         let refused = |nodes: &[&str]| {
             let nodes: Vec<_> = nodes.iter().map(|text| InfoDict::new(text)).collect();
             refusal(&nodes)
@@ -213,5 +216,7 @@ mod tests {
             refused(&[primary, full]),
             Some(Refusal::MemoryFull)
         ));
+        let evicting = format!("{full}maxmemory_policy:volatile-lru\r\n");
+        assert!(refused(&[&evicting]).is_none());
     }
 }

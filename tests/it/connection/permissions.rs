@@ -140,6 +140,20 @@ async fn opening_and_checking_name_each_rule_that_is_missing() {
     }
 }
 
+/// Hits would be counted, and never reach the database.
+#[tokio::test]
+async fn opening_and_checking_name_a_command_that_the_server_does_not_know() {
+    for renamed in ["RENAME", "EXISTS", "EVAL", "INFO"] {
+        let options = RedisOptions::volatile().arg(format!("rename-command {renamed}"), "");
+        let redis = RedisServer::start(options).await;
+        let counterfoil = Counterfoil::new(redis.manager().await, MemoryStore::new());
+        let missing = format!("+{}", renamed.to_lowercase());
+        let error = refused(OfKind::open(&counterfoil, "buffered").await);
+        assert_eq!(error.kind(), ErrorKind::AccessDenied, "{error:?}");
+        assert!(error.to_string().contains(&missing), "{error}");
+    }
+}
+
 /// A user with all permissions opens the family. A client that only calls the scripts needs none
 /// for that.
 #[tokio::test]

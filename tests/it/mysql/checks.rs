@@ -154,6 +154,9 @@ async fn sessions_in_which_batches_may_not_arrive_are_found() {
     let off = db.session("SET SESSION autocommit = 0").await;
     let found = off.store.check(&[]).await;
     assert_found(&found, Severity::Error, &["mysql autocommit"]);
+    let limited = db.session("SET SESSION sql_select_limit = 1000").await;
+    let found = limited.store.check(&[]).await;
+    assert_found(&found, Severity::Error, &["mysql sql_select_limit", "1000"]);
     if db.mariadb {
         let oracle = db.session("SET SESSION sql_mode = 'ORACLE'").await;
         let found = oracle.store.check(&[]).await;

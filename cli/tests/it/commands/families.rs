@@ -29,6 +29,18 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
         Some(6)
     );
 
+    // the family could not be opened
+    let set = async |rule: &str| {
+        let set = format!("ACL SETUSER default {rule}");
+        site.redis.run::<()>(&set).await.expect("a rule");
+    };
+    set("-rename").await;
+    for command in ["check", "status"] {
+        let denied = site.ends_with(2, &[command]).await;
+        assert!(denied.out.contains("lacks +rename"), "{denied:?}");
+    }
+    set("+rename").await;
+
     site.printed(&["add", "shop/views", "a", "3"]).await;
     let status = site.printed(&["status"]).await;
     let row = status
