@@ -199,6 +199,8 @@ async fn a_reconciler_does_not_undo_a_removal() {
     let server = pair.other().await;
     let views = pair.open(family("views")).await;
     let _running = server.reconciler().all().start().await.unwrap();
+    let served = async || server.backlogs().await.unwrap().len() == 1;
+    eventually("it serves the family", served).await;
     views.count("a", 7).await;
     server.drain_all().await.unwrap();
     age(&pair).await;
