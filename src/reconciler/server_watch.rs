@@ -30,7 +30,6 @@ const IN_A_CLUSTER: usize = 16;
 type Servers = BTreeMap<String, String>;
 
 /// The state of Redis as a reconciler knows it.
-#[derive(Clone)]
 struct ServerWatch {
     /// `None` before the first check.
     servers: Option<Servers>,
@@ -53,18 +52,16 @@ pub async fn watch_servers(flusher: Arc<Flusher>) {
         is_emptied: false,
     };
     loop {
-        let check = known.clone().check(&flusher);
         // boxed to keep the task small
-        if let Ok(checked) = flusher.noted(Step::Servers, Box::pin(check)).await {
-            known = checked;
-        }
+        let check = Box::pin(known.check(&flusher));
+        let _ = flusher.noted(Step::Servers, check).await;
         sleep(PAUSE).await;
     }
 }
 
 impl ServerWatch {
-    /// Checks Redis, and returns the new state.
-    async fn check(mut self, flusher: &Flusher) -> Result<Self> {
+    /// Checks Redis. After an error the next check does what is left.
+    async fn check(&mut self, flusher: &Flusher) -> Result<()> {
         let servers = admin::redis::run_ids(&flusher.redis).await?;
         let families = flusher.shared.opened();
         let is_other = self.servers.as_ref().is_some_and(|known| *known != servers);
@@ -91,7 +88,7 @@ impl ServerWatch {
             );
         }
         self.servers = Some(servers);
-        Ok(self)
+        Ok(())
     }
 
     /// Returns true if Redis does not know one of the families whose turn it is.
@@ -103,12 +100,12 @@ impl ServerWatch {
         };
         let turn = families.iter().skip(self.first).take(count);
         let homes: Vec<_> = turn.map(|one| Keys::new(&one.family, 0).calls()).collect();
+        let lacks = |keys| lacks_any(&flusher.redis, keys);
+        let lacking = shared.by_group(&homes, ON_A_SERVER, lacks).await?;
         self.first += homes.len();
         if self.first >= families.len() {
             self.first = 0;
         }
-        let lacks = |keys| lacks_any(&flusher.redis, keys);
-        let lacking = shared.by_group(&homes, ON_A_SERVER, lacks).await?;
         Ok(lacking.contains(&true))
     }
 }
