@@ -10,9 +10,6 @@ use crate::scripts::cached::Deleted;
 use crate::scripts::partition::Partition;
 use crate::store::Registered;
 
-/// The settings that may change, among those that every process must agree on.
-const CHANGEABLE: [&str; 2] = ["partitions", "durability"];
-
 impl Counterfoil {
     /// Changes the partitions, the durability, or the bounds of cached counters of a registered
     /// family to those of `family`.
@@ -132,9 +129,8 @@ fn pending(family: &Family) -> Error {
 }
 
 fn refuse_unchangeable(known: &Family, family: &Family) -> Result<()> {
-    for ((setting, before), (_, after)) in known.identity().into_iter().zip(family.identity()) {
-        let is_bound = setting == "shape" && known.is_cached() && family.is_cached();
-        if before != after && !is_bound && !CHANGEABLE.contains(&setting) {
+    for (setting, before, _) in known.differences(family) {
+        if setting != "partitions" && !known.moves_nothing(setting) {
             return Err(Error::invalid(format!(
                 "{family}: {setting} cannot be changed from {before:?}"
             )));

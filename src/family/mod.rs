@@ -150,6 +150,23 @@ impl Family {
         ]
     }
 
+    /// Returns the settings of the [identity](Self::identity) in which the families differ, each
+    /// with the own and the other value.
+    pub fn differences(
+        &self,
+        other: &Family,
+    ) -> impl Iterator<Item = (&'static str, String, String)> + use<> {
+        let settings = self.identity().into_iter().zip(other.identity());
+        let settings = settings.map(|((setting, own), (_, other))| (setting, own, other));
+        settings.filter(|(_, own, other)| own != other)
+    }
+
+    /// Returns whether this setting of the identity can change while the counters stay where they
+    /// are: the durability, and the bounds of cached counters.
+    pub fn moves_nothing(&self, setting: &str) -> bool {
+        setting == "durability" || (setting == "shape" && self.is_cached())
+    }
+
     /// Returns the error for a caller that takes it for another kind.
     pub(crate) fn is_not(&self, kind: &str) -> Error {
         self.invalid(format_args!("is of the kind {}, not {kind}", self.kind()))

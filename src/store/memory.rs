@@ -105,12 +105,10 @@ impl Stored {
 impl Store for MemoryStore {
     async fn register(&self, family: &Family) -> Result<Registered> {
         let mut tables = self.0.lock();
-        let known = tables.stored(family).family.identity();
-        for ((setting, known), (_, new)) in known.iter().zip(family.identity()) {
-            if *known != new {
-                let differs = format!("{family}: {setting} is {known}, not {new}");
-                return Err(Error::mismatch(differs));
-            }
+        let known = &tables.stored(family).family;
+        if let Some((setting, known, new)) = known.differences(family).next() {
+            let differs = format!("{family}: {setting} is {known}, not {new}");
+            return Err(Error::mismatch(differs));
         }
         let number = tables.families.get_index_of(&family.to_string());
         Ok(Registered {

@@ -172,13 +172,8 @@ pub fn differences(
     registered: &Family,
 ) -> counterfoil::Result<Vec<String>> {
     let configured = configured.in_namespace(registered.namespace())?;
-    let settings = configured.identity().into_iter();
-    let differs = settings
-        .zip(registered.identity())
-        .filter(|(here, there)| here != there);
+    let differs = configured.differences(registered);
     Ok(differs
-        .map(|((name, here), (_, there))| {
-            format!("{name} is {here} here, and {there} in the database")
-        })
+        .map(|(name, here, there)| format!("{name} is {here} here, and {there} in the database"))
         .collect())
 }

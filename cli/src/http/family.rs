@@ -34,13 +34,10 @@ pub fn connected(pair: &PairState) -> Result<Counterfoil, Problem> {
     })
 }
 
-/// Returns the settings that decide where the counters of a family are.
-fn places(family: &Family) -> Vec<(&'static str, String)> {
-    let is_cached = family.kind() == "cached";
-    let mut settings = family.identity().to_vec();
-    // the shape of cached counters is their bounds
-    settings.retain(|(setting, _)| *setting != "durability" && !(is_cached && *setting == "shape"));
-    settings
+/// Returns whether counters of the family are elsewhere with the other's settings.
+fn moves(family: &Family, other: &Family) -> bool {
+    let mut differences = family.differences(other);
+    differences.any(|(setting, ..)| !family.moves_nothing(setting))
 }
 
 impl App {
@@ -102,8 +99,7 @@ impl App {
             }
         })?;
         let counters = match counterfoil.find_open(&registered.family) {
-            // with another durability or other bounds, its counters are in the same places
-            Some(Ok(opened)) if places(opened.family()) != places(&registered.family) => {
+            Some(Ok(opened)) if moves(opened.family(), &registered.family) => {
                 let differs = "the daemon has it open with other settings than the database has";
                 let differs = format!("{name}: {differs}");
                 return Err(Error::new(ErrorKind::Mismatch, differs).into());
