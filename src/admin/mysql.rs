@@ -44,8 +44,9 @@ impl MysqlStore {
         match schema::missing(&self.primary).await {
             Ok(missing) if missing.is_empty() => {
                 // otherwise every probe would fail for the same reason
-                const ALL: [&str; 2] = ["mysql read_only", "mysql binlog_format"];
-                let accepts_writes = !findings.iter().any(|one| ALL.contains(&&*one.subject));
+                const REFUSING: [&str; 2] = ["mysql read_only", "mysql binlog_format"];
+                let refuses = |one: &Finding| REFUSING.contains(&&*one.subject);
+                let accepts_writes = !findings.iter().any(refuses);
                 findings.extend(self.table_findings(families, accepts_writes).await);
             }
             Ok(missing) => findings.push(Finding::new(

@@ -64,13 +64,13 @@ pub async fn lock(
     let (mut known, mut holders) = (BTreeMap::new(), BTreeMap::<u64, Vec<u8>>::new());
     for keys in keys.chunks(CHUNK) {
         let found = transaction.fetch(lock.clone().bind_rows(keys)).await?;
-        let found = found.into_iter().map(|(at, mark, holder)| {
-            let found: (Option<String>, Option<Vec<u8>>) = (mark, holder);
+        let found = found.into_iter().map(|(at, text, holder)| {
+            let found: (Option<String>, Option<Vec<u8>>) = (text, holder);
             (at, found)
         });
         let rows = json::by_position(found.collect(), keys.len())?;
-        for (key, (mark, holder)) in keys.iter().zip(rows) {
-            known.extend(self::mark(mark)?.map(|mark| (*key, mark)));
+        for (key, (text, holder)) in keys.iter().zip(rows) {
+            known.extend(mark(text)?.map(|mark| (*key, mark)));
             holders.extend(holder.map(|holder| (key.0, holder)));
         }
     }
