@@ -290,7 +290,7 @@ async fn metrics_have_what_was_counted() {
         ) == Some(1.0)
     })
     .await;
-    // a hit before the first sample of the empty Redis would count as one of those that it lost
+    // a hit before the first sample of the empty Redis would count as one that was lost
     eventually("a sample of the empty Redis", async || {
         sample(&scrape(&daemon).await, "counterfoil_unsaved_ids", &labels) == Some(0.0)
     })
