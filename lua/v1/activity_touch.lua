@@ -35,13 +35,15 @@ local call, pcall, type, tonumber = redis.call, redis.pcall, type, tonumber
 local KEYS, ARGV = KEYS, ARGV
 local own_kind, caller, n, epoch = 'activity', ARGV[1], ARGV[2], ARGV[3]
 local keeps, places, starts = ARGV[7] == '1', tonumber(ARGV[8]) or 0, { 9 }
-local function is_count(text, digits) return #text <= digits and text:find('^[1-9]%d*$') ~= nil end
+local count_form = '^[1-9]%d*$'
 local fits = places > 0 and #KEYS == 4 + 2 * places and #ARGV <= 1008 + 3 * places
-  and is_count(ARGV[5], 7) and is_count(ARGV[6], 4)
+  and #ARGV[5] <= 7 and ARGV[5]:find(count_form) and #ARGV[6] <= 4 and ARGV[6]:find(count_form)
 for i = 1, fits and places or 0 do
-  local page, count = ARGV[starts[i]], tonumber(ARGV[starts[i] + 2]) or 0
-  fits = fits and count >= 1 and page ~= '' and #page <= 200 and is_count(ARGV[starts[i] + 1], 15)
-  starts[i + 1] = starts[i] + 3 + count
+  local at = starts[i]
+  local page, views, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]) or 0
+  fits = fits and count >= 1 and page ~= '' and #page <= 200
+    and (views == '1' or #views <= 15 and views:find(count_form))
+  starts[i + 1] = at + 3 + count
 end
 if not fits or starts[places + 1] ~= #ARGV + 1 then
   return redis.error_reply('BADARG expected for each place 2 keys, page, views, count and visitors')
@@ -51,20 +53,21 @@ local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '900719
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
   return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local state = redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
-local now, kind, last, max_pending = unpack(state)
+local state = call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
+local now, kind, last, max_pending = state[1], state[2], state[3], state[4]
 if kind and kind ~= own_kind then
   return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
 end
 if epoch ~= now then
-  local before = redis.call('HGET', KEYS[1], '=before')
+  local before = call('HGET', KEYS[1], '=before')
   if caller ~= '' and epoch ~= before then return { 'EXPIRED' } end -- guard: AnyEpoch
-  last = last or redis.call('HGET', KEYS[2], caller) -- guard: OneMemory
+  last = last or call('HGET', KEYS[2], caller) -- guard: OneMemory
 end
 local last_n
 if last then last_n = tonumber(last) or tonumber(last:match('^%d+')) end -- guard: NoMemory
-if last_n and n - last_n < 0 then return { 'PASSED' } end
-if last_n and n - last_n == 0 then return { 'DUP' } end
+local ahead = last_n and n - last_n or 1
+if ahead < 0 then return { 'PASSED' } end
+if ahead == 0 then return { 'DUP' } end
 
 local layer_ms, layers, time = tonumber(ARGV[5]), tonumber(ARGV[6]), call('TIME')
 local now_ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
@@ -101,8 +104,8 @@ for i = 1, places do
   end
   changed = i
   local amount = hits == '1' and 1 or tonumber(hits)
-  opens[i] = sum == amount
-  trims[i] = opens[i] or sum % 64 < amount
+  if sum == amount then opens[i] = true end
+  if opens[i] or sum % 64 < amount then trims[i] = true end
   local present = pcall('ZCARD', KEYS[4 + 2 * i])
   if type(present) == 'table' then
     refused = present

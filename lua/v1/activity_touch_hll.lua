@@ -39,12 +39,13 @@ local own_kind, caller, n, epoch = 'activity', ARGV[1], ARGV[2], ARGV[3]
 local keeps, places = ARGV[7] == '1', tonumber(ARGV[9]) or 0
 -- each place has its own number of keys, and its arguments from given[k] on, k being its first key
 local each, given, at = keeps and 3 or 2, {}, 10
-local function is_count(text, digits) return #text <= digits and text:find('^[1-9]%d*$') ~= nil end
+local count_form = '^[1-9]%d*$'
 local fits = places >= 1 and #KEYS == 4 + each * places and #ARGV <= 1009 + 3 * places
-  and is_count(ARGV[5], 7) and is_count(ARGV[6], 4)
+  and #ARGV[5] <= 7 and ARGV[5]:find(count_form) and #ARGV[6] <= 4 and ARGV[6]:find(count_form)
 for k = 5, fits and #KEYS or 0, each do
-  local count = tonumber(ARGV[at + 2]) or 0
-  fits = fits and count >= 1 and ARGV[at] ~= '' and #ARGV[at] <= 200 and is_count(ARGV[at + 1], 15)
+  local page, views, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]) or 0
+  fits = fits and count >= 1 and page ~= '' and #page <= 200
+    and (views == '1' or #views <= 15 and views:find(count_form))
   given[k], at = at, at + 3 + count
 end
 if not fits or places % 1 ~= 0 or at ~= #ARGV + 1 then
@@ -55,20 +56,21 @@ local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '900719
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
   return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local state = redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
-local now, kind, last, max_pending = unpack(state)
+local state = call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
+local now, kind, last, max_pending = state[1], state[2], state[3], state[4]
 if kind and kind ~= own_kind then
   return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
 end
 if epoch ~= now then
-  local before = redis.call('HGET', KEYS[1], '=before')
+  local before = call('HGET', KEYS[1], '=before')
   if caller ~= '' and epoch ~= before then return { 'EXPIRED' } end -- guard: AnyEpoch
-  last = last or redis.call('HGET', KEYS[2], caller) -- guard: OneMemory
+  last = last or call('HGET', KEYS[2], caller) -- guard: OneMemory
 end
 local last_n
 if last then last_n = tonumber(last) or tonumber(last:match('^%d+')) end -- guard: NoMemory
-if last_n and n - last_n < 0 then return { 'PASSED' } end
-if last_n and n - last_n == 0 then return { 'DUP' } end
+local ahead = last_n and n - last_n or 1
+if ahead < 0 then return { 'PASSED' } end
+if ahead == 0 then return { 'DUP' } end
 
 local layer_ms, layers, layer = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[8])
 local time = call('TIME')

@@ -39,7 +39,8 @@
 -- REPEAT  safe with a caller, from any process
 -- SINCE   0.1.0
 
-local call, tonumber, sub, ARGV, nan = redis.call, tonumber, string.sub, ARGV, 0 / 0
+local call, pcall, type, tonumber = redis.call, redis.pcall, type, tonumber
+local sub, ARGV, nan = string.sub, ARGV, 0 / 0
 local own_kind, caller, n, epoch = 'cached', ARGV[1], ARGV[2], ARGV[3]
 local arg, known = 8, {}
 for k = 3, #KEYS, 4 do
@@ -61,20 +62,21 @@ local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '900719
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
   return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local state = redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
-local now, kind, last, max_pending = unpack(state)
+local state = call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
+local now, kind, last, max_pending = state[1], state[2], state[3], state[4]
 if kind and kind ~= own_kind then
   return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
 end
 if epoch ~= now then
-  local before = redis.call('HGET', KEYS[1], '=before')
+  local before = call('HGET', KEYS[1], '=before')
   if caller ~= '' and epoch ~= before then return { 'EXPIRED' } end -- guard: AnyEpoch
-  last = last or redis.call('HGET', KEYS[2], caller) -- guard: OneMemory
+  last = last or call('HGET', KEYS[2], caller) -- guard: OneMemory
 end
 local last_n
 if last then last_n = tonumber(last) or tonumber(last:match('^%d+')) end -- guard: NoMemory
-if last_n and n - last_n < 0 then return { 'PASSED' } end
-if last_n and n - last_n == 0 then return { 'DUP', last:match(' (.+)') or '' } end
+local ahead = last_n and n - last_n or 1
+if ahead < 0 then return { 'PASSED' } end
+if ahead == 0 then return { 'DUP', last:match(' (.+)') or '' } end
 -- a request's later call is executed only after a miss of the one before (docs/protocol.md, 4.5)
 if caller:find('^request:') and n ~= '1' then
   local words = last and last:match(' (.+)') or ''
@@ -84,6 +86,63 @@ end
 
 local low = ARGV[6] == '' and -math.huge or ARGV[6] + 0
 local high = ARGV[7] == '' and math.huge or ARGV[7] + 0
+local is_bounded = ARGV[6] ~= '' or ARGV[7] ~= ''
+local function is_within(after, is_lowered, is_raised)
+  return not (is_lowered and after < low) and not (is_raised and after > high)
+end
+
+-- the sum as text, nil beyond i64: Redis adds, in a field of no caller (docs/protocol.md, 7)
+local function exact_sum(...)
+  local sum = call('HSET', KEYS[1], '', '0')
+  for _, each in ipairs({ ... }) do
+    if type(sum) ~= 'table' then sum = pcall('HINCRBY', KEYS[1], '', each) end
+  end
+  local text = type(sum) ~= 'table' and call('HGET', KEYS[1], '')
+  call('HDEL', KEYS[1], '')
+  return text or nil
+end
+
+local has_text = false
+-- adds a change to what is pending, and returns the new value; or nil and the refusal
+local function add_exactly(buffer, id, row, in_flight, change)
+  local value = exact_sum(row, in_flight or 0, call('HGET', buffer, id) or 0)
+  if not value then return nil, 'BADSTATE' end
+  local target, delta = change:match('^=(.*)'), change
+  if target then
+    -- that of the lowest i64 is beyond i64
+    local minus = ('-' .. value):gsub('^%-%-', ''):gsub('^%-0$', '0')
+    delta = exact_sum(target, minus)
+  end
+  local after, amount = delta and exact_sum(value, delta), tonumber(delta) or 0
+  local is_added = after and is_within(tonumber(after), target or amount < 0, target or amount > 0)
+    and type(pcall('HINCRBY', buffer, id, delta)) ~= 'table'
+  if not is_added then return nil, 'RANGE:' .. value end
+  has_text = true
+  return after
+end
+
+-- the same in Lua's numbers, where they are exact
+local function add(buffer, id, row, saved, in_flight, change)
+  local cut = not in_flight and 0 or tonumber(in_flight) or nan
+  local amount, delta, waiting = change == '1' and 1 or tonumber(change), change, 0
+  local is_set = not amount
+  if is_set or is_bounded then waiting = tonumber(call('HGET', buffer, id) or 0) or nan end
+  if is_set then
+    amount = (change:byte() == 61 and tonumber(sub(change, 2)) or nan) - saved - cut - waiting
+    delta = ('%.0f'):format(amount)
+  end
+  local after = saved + cut + waiting + amount
+  local size = saved * saved + cut * cut + amount * amount
+  local is_exact = size < 1e26 and after % 1 == 0
+    and (not is_bounded or is_within(after, is_set or amount < 0, is_set or amount > 0))
+  local pending = is_exact and pcall('HINCRBY', buffer, id, delta)
+  if type(pending) == 'number' then
+    if pending * pending < 1e26 then return saved + cut + pending end
+    call('HINCRBY', buffer, id, ('%.0f'):format(0 - amount))
+  end
+  return add_exactly(buffer, id, row, in_flight, change)
+end
+
 -- the time, and a name that is never given twice
 local function read_clock()
   local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
@@ -91,80 +150,31 @@ local function read_clock()
   return time[1] * 1000 + math.floor(time[2] / 1000), redis.sha1hex(seed):sub(1, 16)
 end
 
--- the sum as text, nil beyond i64: Redis adds, in a field of no caller (docs/protocol.md, 7)
-local function exact_sum(...)
-  local sum = call('HSET', KEYS[1], '', '0')
-  for _, each in ipairs({ ... }) do
-    if type(sum) ~= 'table' then sum = redis.pcall('HINCRBY', KEYS[1], '', each) end
-  end
-  local text = type(sum) ~= 'table' and call('HGET', KEYS[1], '')
-  call('HDEL', KEYS[1], '')
-  return text or nil
-end
-
-local function is_within(after, is_lowered, is_raised)
-  return not (is_lowered and after < low) and not (is_raised and after > high)
-end
-local has_text = false
--- the value and the pending delta after a change; nil and the refusal
-local function exact_change(row, in_flight, waiting, change, target)
-  local value = exact_sum(row, in_flight, waiting)
-  if not value then return nil, 'BADSTATE' end
-  local delta = change
-  if target then
-    -- that of the lowest i64 is beyond i64
-    local minus = ('-' .. value):gsub('^%-%-', ''):gsub('^%-0$', '0')
-    delta = exact_sum(target, minus)
-  end
-  local after = delta and exact_sum(value, delta)
-  local pending = after and exact_sum(waiting, delta)
-  local amount = tonumber(delta) or 0
-  if not pending or not is_within(tonumber(after), target or amount < 0, target or amount > 0) then
-    return nil, 'RANGE:' .. value
-  end
-  has_text = true
-  return after, pending
-end
-
--- the same in Lua's numbers, where they are exact
-local function change_of(row, in_flight, waiting, change)
-  local target = change:byte() == 61 and sub(change, 2) or nil
-  local saved, cut, pending = tonumber(row), tonumber(in_flight), tonumber(waiting)
-  local value = saved + (cut or nan) + (pending or nan)
-  local delta = tonumber(target or change) or nan
-  if target then delta = delta - value end
-  local size = value * value + saved * saved + delta * delta
-  if not (size < 1e26 and value % 1 == 0 and delta % 1 == 0 and pending * pending < 1e26) then
-    return exact_change(row, in_flight, waiting, change, target)
-  end
-  local after = value + delta
-  if not is_within(after, target or delta < 0, target or delta > 0) then
-    return nil, 'RANGE:' .. value
-  end
-  return after, ('%.0f'):format(pending + delta) -- docs/protocol.md, 7
-end
-
--- everything is read before anything is written: a key of another type ends the script here
-local reply, at, writes, first = { 'OK' }, 1, {}, 9
-local now_ms, name, due
+-- what can be refused as a whole is refused here: a key of another type, and the first write
+local reads, first = {}, 9
 for k = 3, #KEYS, 4 do
   local count, ids = tonumber(ARGV[first - 1]), {}
   for i = 1, count do ids[i] = ARGV[first + 2 * i - 2] end
-  local bases, waits = call('HMGET', KEYS[k], unpack(ids)), call('HMGET', KEYS[k + 1], unpack(ids))
   local hits, batch_hits = unpack(call('HMGET', KEYS[k + 3], 'hits', 'batch_hits'))
-  local cut = batch_hits and call('HMGET', KEYS[k + 2], unpack(ids)) or {}
-  local deltas, changes, tickets, latest = {}, 0, {}, {}
-  for i, id in ipairs(ids) do
+  local read = { ids = ids, first = first, before = tonumber(hits) or 0 }
+  read.bases = call('HMGET', KEYS[k], unpack(ids))
+  read.cut = batch_hits and call('HMGET', KEYS[k + 2], unpack(ids)) or {}
+  call('HLEN', KEYS[k + 1])
+  reads[k], first = read, first + 1 + 2 * count
+end
+if caller ~= '' then call('HSET', KEYS[1], caller, n) end
+
+local reply, at, now_ms, name, due = { 'OK' }, 1, nil, nil, nil
+for k = 3, #KEYS, 4 do
+  local buffer, meta, read = KEYS[k + 1], KEYS[k + 3], reads[k]
+  local bases, cut, arg_before, changes, tickets = read.bases, read.cut, read.first - 1, 0, {}
+  for i, id in ipairs(read.ids) do
     local row, word = bases[i] and sub(bases[i], 15), 'BADID'
-    if row and tonumber(row) then
-      local waiting = latest[id] or waits[i] or 0
-      local after, result = change_of(row, cut[i] or 0, waiting, ARGV[first + 2 * i - 1])
-      word = after or result
-      if after then
-        latest[id] = result
-        deltas[2 * changes + 1], deltas[2 * changes + 2] = id, result
-        changes = changes + 1
-      end
+    local saved = row and tonumber(row)
+    if saved then
+      local after, refusal = add(buffer, id, row, saved, cut[i], ARGV[arg_before + 2 * i])
+      if after then changes = changes + 1 end
+      word = after or refusal
     elseif id ~= '' and #id < 256 then
       if not due then
         now_ms, name = read_clock()
@@ -178,21 +188,10 @@ for k = 3, #KEYS, 4 do
     at = at + 1
     reply[at] = word
   end
-  local before = tonumber(hits) or 0
-  writes[k] = { deltas = deltas, changes = changes, tickets = tickets, before = before }
-  first = first + 1 + 2 * count
-end
--- the first write is refused where Redis takes none
-if caller ~= '' then call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(reply, ' ', 2)) end
-for k = 3, #KEYS, 4 do
-  local buffer, meta, write = KEYS[k + 1], KEYS[k + 3], writes[k]
-  local before, total = write.before, write.before + write.changes
-  if write.tickets[1] then call('HSET', KEYS[k], unpack(write.tickets)) end
-  if write.changes > 0 then
-    call('HSET', buffer, unpack(write.deltas))
-    call('HSET', meta, 'hits', ('%.0f'):format(total))
-  end
-  if write.changes > 0 and before == 0 then
+  if tickets[1] then call('HSET', KEYS[k], unpack(tickets)) end
+  local before, total = read.before, read.before + changes
+  if changes > 0 then call('HSET', meta, 'hits', ('%.0f'):format(total)) end
+  if changes > 0 and before == 0 then
     if not name then now_ms, name = read_clock() end
     call('HSET', meta, 'first_at', ('%.0f'):format(now_ms))
     -- of a partition that was never configured
@@ -203,6 +202,7 @@ for k = 3, #KEYS, 4 do
     call('HDEL', buffer, '')
   end
 end
+if caller ~= '' then call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(reply, ' ', 2)) end
 for i = 2, has_text and at or 0 do
   local value = type(reply[i]) == 'string' and tonumber(reply[i])
   if value and math.abs(value) < 2^53 then reply[i] = value end

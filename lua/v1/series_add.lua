@@ -45,20 +45,21 @@ local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '900719
 if caller ~= '' and (caller:byte() == 61 or not is_number) then
   return redis.error_reply('BADARG expected n of 1 to 2^53, and a caller without = in front')
 end
-local state = redis.call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
-local now, kind, last, max_pending = unpack(state)
+local state = call('HMGET', KEYS[1], '=now', '=kind', caller, '=max_pending')
+local now, kind, last, max_pending = state[1], state[2], state[3], state[4]
 if kind and kind ~= own_kind then
   return redis.error_reply('BADARG the family is ' .. kind .. ', not ' .. own_kind)
 end
 if epoch ~= now then
-  local before = redis.call('HGET', KEYS[1], '=before')
+  local before = call('HGET', KEYS[1], '=before')
   if caller ~= '' and epoch ~= before then return { 'EXPIRED' } end -- guard: AnyEpoch
-  last = last or redis.call('HGET', KEYS[2], caller) -- guard: OneMemory
+  last = last or call('HGET', KEYS[2], caller) -- guard: OneMemory
 end
 local last_n
 if last then last_n = tonumber(last) or tonumber(last:match('^%d+')) end -- guard: NoMemory
-if last_n and n - last_n < 0 then return { 'PASSED' } end
-if last_n and n - last_n == 0 then return { 'DUP', last:match(' (.+)') or '' } end
+local ahead = last_n and n - last_n or 1
+if ahead < 0 then return { 'PASSED' } end
+if ahead == 0 then return { 'DUP', last:match(' (.+)') or '' } end
 
 local open, schedule, names, idle = KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local time = call('TIME')

@@ -475,11 +475,11 @@ pub const FENCED: [&str; 6] = [
 
 /// The guards of the fence, like those of scripts.
 const FENCE_GUARDS: [[&str; 3]; 8] = [
-    ["n - last_n == 0", "false", "dup"],
-    ["n - last_n < 0", "false", "caller-used-twice"],
+    ["ahead == 0", "false", "dup"],
+    ["ahead < 0", "false", "caller-used-twice"],
     ["epoch ~= before", "false", "expired"],
     [
-        "last = last or redis.call('HGET', KEYS[2], caller)",
+        "last = last or call('HGET', KEYS[2], caller)",
         "last = nil",
         "epoch-before-dup",
     ],
@@ -632,7 +632,12 @@ const GUARDS: [(&str, &[[&str; 3]]); 24] = [
     (
         "cached_incr",
         &[
-            ["value % 1 == 0 and", "", "bad-state"],
+            ["after % 1 == 0", "true", "bad-state"],
+            [
+                "call('HINCRBY', buffer, id, ('%.0f'):format(0 - amount))",
+                "",
+                "each-part-beyond-1e14",
+            ],
             [
                 "not words:find('^MISS:')",
                 "false",

@@ -673,7 +673,7 @@ async fn a_change_to_a_script_is_noticed() {
                 ("math.max(ttl, 60000 + layer_ms)", "ttl"),
                 ("or layer) <= gone then", "or layer) <= gone + 1 then"),
                 ("ttl + layers * layer_ms", "ttl"),
-                ("last = last or redis", "last = redis"),
+                ("last = last or call", "last = call"),
                 ("changed = i", "changed = i - 1"),
                 (
                     "if left == 0 then call('HDEL', KEYS[3 + 2 * i], field) end",
@@ -691,7 +691,7 @@ async fn a_change_to_a_script_is_noticed() {
                 ("if outside then", "if false then"),
                 ("or layer) <= gone then", "or layer) <= gone + 1 then"),
                 ("ttl + layers * layer_ms", "ttl"),
-                ("last = last or redis", "last = redis"),
+                ("last = last or call", "last = call"),
                 ("take_back(k)", "take_back(k - 1)"),
                 ("call('HDEL', views, ARGV[8])", ""),
                 ("call('PFCOUNT', KEYS[k + 2]) --", "--"),

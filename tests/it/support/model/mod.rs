@@ -565,9 +565,9 @@ pub async fn agrees<K: Kind>() {
 const WITHOUT_FENCE: [(&str, &str); 5] = [
     ("epoch ~= before", "false"),
     ("epoch ~= before then return", "true then return"),
-    ("last = last or redis.call('HGET', KEYS[2], caller)", ""),
-    ("n - last_n < 0", "false"),
-    ("n - last_n == 0", "false"),
+    ("last = last or call('HGET', KEYS[2], caller)", ""),
+    ("ahead < 0", "false"),
+    ("ahead == 0", "false"),
 ];
 
 /// One in so many changes is tried by default, another one with each seed.
