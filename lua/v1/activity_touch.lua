@@ -46,7 +46,8 @@ for i = 1, fits and places or 0 do
   starts[i + 1] = at + 3 + count
 end
 if not fits or starts[places + 1] ~= #ARGV + 1 then
-  return redis.error_reply('BADARG expected for each place 2 keys, page, views, count and visitors')
+  return redis.error_reply('BADARG expected for each place 2 keys, page, views, count and '
+    .. 'visitors, 1000 visitors in all at most')
 end
 -- the fence, word for word the same in each counting script: a repeated call does not count again
 local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')

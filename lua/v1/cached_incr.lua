@@ -50,7 +50,7 @@ for k = 3, #KEYS, 4 do
 end
 if #KEYS < 6 or #KEYS % 4 ~= 2 or arg ~= #ARGV + 1 or #ARGV > 2007 + #KEYS / 4 then
   return redis.error_reply('BADARG expected for every four keys from the 3rd on: pairs, '
-    .. 'and so many pairs')
+    .. 'and so many pairs, 1000 in all at most')
 end
 local function is_bound(text) return text == '' or text:find('^%-?%d+$') end
 local is_time = ARGV[5]:find('^%d+$') and #ARGV[5] < 13

@@ -1,5 +1,5 @@
 -- family_remove, revision 1
--- Deletes keys of a family that nobody uses and that has nothing pending.
+-- Deletes keys of a family that is not in use and has nothing pending.
 --
 -- KEYS
 --   1 calls         hash      of the home partition: =began_at, when its last epoch began
@@ -8,8 +8,8 @@
 --                             keys to delete; up to 4000 in all
 -- ARGV
 --   1 pending       integer   how many of the keys after calls are the pending ones, 1 or more
---   2 unused_ms     integer   the age from which the last epoch shows that nobody uses the family;
---                             processes that do begin one about every minute
+--   2 unused_ms     integer   the age of the last epoch from which the family is not in use;
+--                             processes that use it begin one about every minute
 --   3 now_ms        integer   "" for the server's clock; anything else is for tests
 -- REPLIES
 --   {"OK", deleted}           how many of the keys to delete there were

@@ -27,7 +27,8 @@
 --   {"DUP"}  this call was executed before, nothing done now
 --   {"PASSED"}  the caller made a later call: nothing done now, the outcome is unknown
 --   {"EXPIRED"}  unknown epoch: nothing done now, the outcome of earlier arrivals is unknown
---   {"OUTSIDE", now_ms}  the layer is another one at this time; nothing done: call with its keys
+--   {"OUTSIDE", now_ms}  the layer is another one at this time, a string; nothing done: call with
+--                        its keys
 -- ERRORS
 --   BADARG  the arguments do not fit the keys, or an id is too long; nothing done
 --   BADSTATE  open holds a value that is not a count; nothing done
@@ -49,7 +50,8 @@ for k = 5, fits and #KEYS or 0, each do
   given[k], at = at, at + 3 + count
 end
 if not fits or places % 1 ~= 0 or at ~= #ARGV + 1 then
-  return redis.error_reply('BADARG expected for each place keys, page, views, count and visitors')
+  return redis.error_reply('BADARG expected for each place keys, page, views, count and '
+    .. 'visitors, 1000 visitors in all at most')
 end
 -- the fence, word for word the same in each counting script: a repeated call does not count again
 local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')

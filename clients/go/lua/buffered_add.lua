@@ -48,7 +48,7 @@ for _ = 3, fits and #KEYS or 0, 2 do
 end
 if not fits or arg ~= #ARGV + 1 then
   return redis.error_reply('BADARG expected for every two keys from the 3rd on: hits of 1 to 2^53, '
-    .. 'pairs, and so many pairs')
+    .. 'pairs, and so many pairs, 1000 in all at most')
 end
 
 -- the fence, word for word the same in each counting script: a repeated call does not count again

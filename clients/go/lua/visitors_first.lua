@@ -44,7 +44,8 @@ for i = 1, ids do
 end
 fits = fits and starts[ids + 1] == #ARGV + 1 and #remember_ms <= 15
 if not fits or not remember_ms:find('^[1-9]%d*$') then
-  return redis.error_reply('BADARG expected remember_ms, ids, and for each its key and visitors')
+  return redis.error_reply('BADARG expected remember_ms, ids, and for each its key and '
+    .. 'visitors, 1000 visitors in all at most')
 end
 -- the fence, word for word the same in each counting script: a repeated call does not count again
 local is_number = n:find('^[1-9]%d*$') and (#n < 16 or #n == 16 and n <= '9007199254740992')
