@@ -1,5 +1,6 @@
 //! The builder of a recount.
 
+use std::future::pending;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -178,7 +179,19 @@ impl RecountBuilder {
     /// [`Store`](crate::ErrorKind::Store): a server was unreachable for a minute. Corrections made
     /// so far remain, and the next process to begin a run continues this one.
     pub async fn run_once(self) -> Result<Recounted> {
-        self.checked()?.run_now().await
+        let done = self.run_until(pending()).await?;
+        Ok(done.expect("a run that nothing stops ends"))
+    }
+
+    /// Recounts the family now as [`run_once`](Self::run_once) does, and returns `None` if `stop`
+    /// completes first. The next process to begin a run then continues this one at once. Without it,
+    /// for example if the future of `run_once` is dropped, the run is held for the
+    /// [lease](Self::lease).
+    ///
+    /// # Errors
+    /// Those of [`run_once`](Self::run_once).
+    pub async fn run_until(self, stop: impl Future<Output = ()>) -> Result<Option<Recounted>> {
+        self.checked()?.run_now(stop).await
     }
 
     /// Recounts the family repeatedly, on the current tokio runtime. If several processes do this,

@@ -2,7 +2,6 @@
 //! and corrects. Many pages share one wait.
 
 use std::collections::VecDeque;
-use std::future::pending;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::{Instant, sleep_until, timeout};
@@ -54,16 +53,27 @@ impl Work {
 }
 
 impl Recounting {
-    /// Begins a run and works on it until its end.
-    pub(crate) async fn run_now(&self) -> Result<Recounted> {
+    /// Begins a run and works on it until its end, or until `stop`. Returns `None` if it was stopped.
+    pub(crate) async fn run_now(
+        &self,
+        stop: impl Future<Output = ()>,
+    ) -> Result<Option<Recounted>> {
         let busy = |what: &str| {
             let busy = format!("{}: another recount {what}", self.family());
             Error::new(ErrorKind::Busy, busy)
         };
         match self.begin(self.lease(), Duration::ZERO).await? {
             Begun::Run(run) => {
-                let recounted = self.run(run, pending()).await?;
-                recounted.ok_or_else(|| busy("took over the run"))
+                let mut stopped = false;
+                let stop = async {
+                    stop.await;
+                    stopped = true;
+                };
+                let recounted = self.run(run, stop).await?;
+                if recounted.is_none() && !stopped {
+                    return Err(busy("took over the run"));
+                }
+                Ok(recounted)
             }
             Begun::Held | Begun::Early(_) => {
                 let lease = self.lease();

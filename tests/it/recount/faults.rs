@@ -180,6 +180,17 @@ async fn a_second_run_is_refused_and_an_abandoned_one_is_continued() {
     assert_eq!((done.run, done.checked, done.raised), (1, 1, 1), "{done:?}");
 }
 
+#[tokio::test]
+async fn a_run_that_is_stopped_is_continued_at_once() {
+    let (pair, saves) = stage().await;
+    let long = pair.recount(&saves).within(MINUTE);
+    let held = eventually("a run", async || pair.number(HELD).await == 1);
+    let stopped = within(secs(5), long.run_until(held)).await.unwrap();
+    assert_eq!(stopped, None);
+    let done = pair.recount(&saves).run_once().await.unwrap();
+    assert_eq!((done.run, done.checked, done.raised), (1, 1, 1), "{done:?}");
+}
+
 /// The holder of the run died without leaving it.
 #[tokio::test]
 async fn a_run_whose_lease_has_ended_is_taken_over() {
