@@ -13,8 +13,8 @@ use crate::output::confirm;
 /// Gives a registered family the partitions, durability and bounds of its configuration.
 pub async fn reconfigure(context: &Context, name: &str, dry_run: bool) -> Result<Exit, Failure> {
     let pair = context.pair_of(name)?;
-    let configured = context
-        .configured(pair, name)
+    let configured = pair
+        .family(name)
         .ok_or_else(|| Failure::usage(format!("the configuration has no family {name}")))?;
     let counterfoil = connect(pair).await?;
     let registered = registered(&counterfoil, pair, name).await?;
@@ -40,8 +40,7 @@ pub async fn remove(
     dry_run: bool,
 ) -> Result<Exit, Failure> {
     let pair = context.pair_of(name)?;
-    let configured = context.configured(pair, name);
-    if configured.is_some_and(|configured| configured.name() == name) {
+    if pair.family_names().contains(name) {
         return Err(Failure::usage(format!(
             "{name} is still in the configuration: a daemon would open it again. Remove it there first"
         )));

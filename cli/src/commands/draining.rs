@@ -9,8 +9,8 @@ use futures_util::future::join_all;
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Context, connect};
-use crate::config::{FamilyConfig, PairConfig};
+use super::{Context, connect, open};
+use crate::config::PairConfig;
 use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
 use crate::families;
@@ -42,9 +42,7 @@ struct Left {
 /// Waits until everything is in MySQL.
 pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exit, Failure> {
     let end = Instant::now() + within.min(LONGEST);
-    let drains = context
-        .pairs()
-        .map(|pair| drain_pair(context, pair, end, all));
+    let drains = context.pairs().map(|pair| drain_pair(pair, end, all));
     let mut exit = Exit::Warning;
     let drained = join_all(drains).await.into_iter().zip(context.pairs());
     let drained = drained.map(|(drained, pair)| {
@@ -91,14 +89,9 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
     }
 }
 
-async fn drain_pair(
-    context: &Context,
-    pair: &PairConfig,
-    end: Instant,
-    all: bool,
-) -> Result<Drained, Failure> {
+async fn drain_pair(pair: &PairConfig, end: Instant, all: bool) -> Result<Drained, Failure> {
     let counterfoil = &connect(pair).await?;
-    let (opened, unknown) = open_all(context, pair, counterfoil).await?;
+    let (opened, unknown) = open_all(pair, counterfoil).await?;
     let draining = async {
         if all {
             counterfoil.drain_all().await
@@ -145,7 +138,6 @@ async fn drain_pair(
 /// Opens the families of the database, and those that only the configuration has. Returns their
 /// names, and why others were not opened.
 async fn open_all(
-    context: &Context,
     pair: &PairConfig,
     counterfoil: &Counterfoil,
 ) -> Result<(BTreeSet<String>, Vec<String>), Failure> {
@@ -157,19 +149,18 @@ async fn open_all(
     for registered in registered {
         counterfoil.open_registered(registered)?;
     }
-    let names = context.families(pair).filter(|family| !family.is_pattern());
-    let mut names: BTreeSet<_> = names.map(FamilyConfig::name).collect();
-    if context.families(pair).any(FamilyConfig::is_pattern) {
+    let mut names = pair.family_names();
+    if pair.has_patterns() {
         let found = discovery::families(counterfoil.redis()).await;
         names.extend(found.map_err(|error| {
             Error::new(ErrorKind::Redis, "search for namespaces failed").with_source(error)
         })?);
     }
     for name in names {
-        if context.configured(pair, &name).is_some() && opened.insert(name.clone()) {
+        if pair.family(&name).is_some() && opened.insert(name.clone()) {
             let prefix = format!("{name}: ");
             unknown.retain(|why| !why.starts_with(&prefix));
-            if let Err(Failure { message, .. }) = context.open(pair, counterfoil, &name).await {
+            if let Err(Failure { message, .. }) = open(pair, counterfoil, &name).await {
                 unknown.push(prefix.clone() + message.strip_prefix(&prefix).unwrap_or(&message));
             }
         }

@@ -18,7 +18,7 @@ use std::path::Path;
 use counterfoil::{AnyCounters, Counterfoil};
 
 use crate::arguments::{Arguments, Command, FamilyCommand, Scripts};
-use crate::config::{Config, FamilyConfig, PairConfig};
+use crate::config::{Config, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::Output;
@@ -78,9 +78,7 @@ impl Context {
                 "{family:?} is not NAMESPACE/FAMILY, such as shop/views"
             )));
         }
-        let mut pairs = self
-            .pairs()
-            .filter(|pair| self.configured(pair, family).is_some());
+        let mut pairs = self.pairs().filter(|pair| pair.family(family).is_some());
         match (pairs.next(), pairs.next()) {
             (Some(pair), None) => Ok(pair),
             (Some(_), Some(_)) => Err(Failure::usage(format!(
@@ -89,53 +87,22 @@ impl Context {
             (None, _) => self.pair(),
         }
     }
+}
 
-    /// Returns the configured families of `pair`.
-    pub fn families(&self, pair: &PairConfig) -> impl Iterator<Item = &FamilyConfig> {
-        families::of_pair(&self.config.families, &pair.name)
+/// Opens a family to count in it, as configured or else as in the database.
+pub async fn open(
+    pair: &PairConfig,
+    counterfoil: &Counterfoil,
+    family: &str,
+) -> Result<AnyCounters, Failure> {
+    if let Some(configured) = pair.family(family) {
+        return Ok(families::open(counterfoil, configured, family).await?);
     }
-
-    /// Returns the configuration of NAMESPACE/FAMILY.
-    pub fn configured(&self, pair: &PairConfig, family: &str) -> Option<&FamilyConfig> {
-        families::configured(&self.config.families, &pair.name, family)
-    }
-
-    /// Opens a family of `pair` to count in it, as configured or else as in the database.
-    pub async fn open(
-        &self,
-        pair: &PairConfig,
-        counterfoil: &Counterfoil,
-        family: &str,
-    ) -> Result<AnyCounters, Failure> {
-        if let Some(configured) = self.configured(pair, family) {
-            return Ok(families::open(counterfoil, configured, family).await?);
-        }
-        match families::find(counterfoil.store(), family).await? {
-            Some(registered) => Ok(counterfoil.open_registered(registered)?),
-            None => Err(Failure::usage(format!(
-                "family {family} is neither in the configuration nor in the database"
-            ))),
-        }
-    }
-
-    /// Opens a family of `pair` to read it, as in the database or else as configured.
-    pub async fn open_to_read(
-        &self,
-        pair: &PairConfig,
-        counterfoil: &Counterfoil,
-        family: &str,
-    ) -> Result<AnyCounters, Failure> {
-        match families::find(counterfoil.store(), family).await? {
-            Some(registered) => Ok(counterfoil.open_registered(registered)?),
-            None => match self.configured(pair, family) {
-                // a misspelt name would stay in the database
-                Some(pattern) if pattern.is_pattern() => Err(Failure::usage(format!(
-                    "family {family} is not in the database: {} describes it, but nothing has opened it",
-                    pattern.name()
-                ))),
-                _ => self.open(pair, counterfoil, family).await,
-            },
-        }
+    match families::find(counterfoil.store(), family).await? {
+        Some(registered) => Ok(counterfoil.open_registered(registered)?),
+        None => Err(Failure::usage(format!(
+            "family {family} is neither in the configuration nor in the database"
+        ))),
     }
 }
 

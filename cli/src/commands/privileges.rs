@@ -23,7 +23,7 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     for pair in context.pairs() {
         let (name, user) = (&pair.name, &of.user);
-        let rules = rules(context, pair, of.role).await?;
+        let rules = rules(pair, of.role).await?;
         lines.push(format!(
             "# pair {name}: replace PASSWORD; run it on every server, also on replicas"
         ));
@@ -36,12 +36,8 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
     context.output.print(&json, |_| lines)
 }
 
-async fn rules(
-    context: &Context,
-    pair: &PairConfig,
-    role: RoleName,
-) -> Result<Vec<String>, Failure> {
-    let (single, patterns) = families(context, pair).await?;
+async fn rules(pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure> {
+    let (single, patterns) = families(pair).await?;
     let mut rules: BTreeSet<_> = acl_rules(&single, role.role()).into_iter().collect();
     for pattern in &patterns {
         let of_sample = acl_rules(&[pattern.sample()?], role.role());
@@ -68,7 +64,7 @@ pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failur
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     for pair in context.pairs() {
         let name = &pair.name;
-        let statements = statements(context, pair, of).await?;
+        let statements = statements(pair, of).await?;
         lines.push(if statements.is_empty() {
             format!("-- pair {name}: needs no privileges in MySQL")
         } else {
@@ -80,20 +76,16 @@ pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failur
     context.output.print(&json, |_| lines)
 }
 
-async fn statements(
-    context: &Context,
-    pair: &PairConfig,
-    of: &PrivilegesOf,
-) -> Result<Vec<String>, Failure> {
+async fn statements(pair: &PairConfig, of: &PrivilegesOf) -> Result<Vec<String>, Failure> {
     let schema = pair.mysql.get_database().unwrap_or_default();
-    let (mut all, patterns) = families(context, pair).await?;
+    let (mut all, patterns) = families(pair).await?;
     for pattern in patterns {
         all.push(pattern.sample()?);
     }
     let mut lines = counterfoil::admin::grants(&all, of.role.role(), schema, &of.user);
     if let RoleName::Daemon = of.role {
         let account = account(&of.user);
-        let families = context.families(pair);
+        let families = pair.families.iter();
         lines.extend(families.filter_map(|family| recount_grant(family, schema, &account)));
         if pair.create_tables {
             lines.push(format!(
@@ -131,20 +123,16 @@ pub fn quoted(name: &str) -> String {
 
 /// Returns the single families of the file and of the database, if it is reachable, and the
 /// patterns of the file.
-async fn families<'c>(
-    context: &'c Context,
-    pair: &PairConfig,
-) -> Result<(Vec<Family>, Vec<&'c FamilyConfig>), Failure> {
-    let (patterns, single): (Vec<_>, Vec<_>) = context
-        .families(pair)
-        .partition(|family| family.is_pattern());
+async fn families(pair: &PairConfig) -> Result<(Vec<Family>, Vec<&FamilyConfig>), Failure> {
+    let families = pair.families.iter();
+    let (patterns, single): (Vec<_>, Vec<_>) = families.partition(|family| family.is_pattern());
     let mut families = Vec::new();
     for family in single {
         families.push(family.sample()?);
     }
     match in_time(registered(&pair::store(pair))).await {
         Ok((registered, _)) => {
-            let is_new = |family: &Family| context.configured(pair, &family.to_string()).is_none();
+            let is_new = |family: &Family| pair.family(&family.to_string()).is_none();
             let registered = registered.into_iter().map(|registered| registered.family);
             families.extend(registered.filter(is_new));
         }

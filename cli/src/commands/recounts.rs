@@ -8,7 +8,7 @@ use counterfoil::{Counterfoil, Family, MysqlStore};
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::{Context, connect};
+use super::{Context, connect, open};
 use crate::config::{PairConfig, Recount};
 use crate::exit::{Exit, Failure};
 use crate::families;
@@ -24,7 +24,7 @@ const PAGE: u64 = 1000;
 /// Recounts a family once.
 pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
-    let configured = context.configured(pair, family);
+    let configured = pair.family(family);
     let mut recount = configured
         .and_then(|configured| configured.recount.clone())
         .ok_or_else(|| {
@@ -34,7 +34,7 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
         })?;
     recount.settings.only_report |= report;
     let connected = connect(pair).await?;
-    let (recounted, drift) = run(context, pair, &connected, family, &recount).await?;
+    let (recounted, drift) = run(pair, &connected, family, &recount).await?;
     let Recounted {
         run,
         checked,
@@ -69,13 +69,12 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
 }
 
 async fn run(
-    context: &Context,
     pair: &PairConfig,
     counterfoil: &Counterfoil,
     family: &str,
     recount: &Recount,
 ) -> Result<(Recounted, Vec<Drift>), Failure> {
-    let counters = context.open(pair, counterfoil, family).await?;
+    let counters = open(pair, counterfoil, family).await?;
     let recount = families::recount(counterfoil, &counters, recount);
     let recount =
         recount.ok_or_else(|| Failure::usage(format!("{family}: its kind cannot be recounted")))?;

@@ -41,7 +41,6 @@ pub struct Config {
     pub shutdown: Duration,
     pub log: LogFormat,
     pub pairs: Vec<PairConfig>,
-    pub families: Vec<FamilyConfig>,
 }
 
 #[derive(Clone, Copy, Default, Deserialize)]
@@ -232,12 +231,11 @@ impl Config {
             let none = "there is no [pair.NAME]: which Redis and MySQL?";
             return Err(none.to_owned().into());
         }
-        let mut families: Vec<FamilyConfig> = Vec::new();
         match described.map(Spanned::into_inner) {
             None => {}
             Some(DeValue::Array(entries)) => {
                 for entry in entries {
-                    families.push(FamilyConfig::read(entry, &pairs, &families)?);
+                    FamilyConfig::read(entry, &mut pairs)?;
                 }
             }
             Some(_) => return Err("family: expected [[family]]".to_owned().into()),
@@ -247,8 +245,11 @@ impl Config {
             shutdown: file.shutdown.map_or(Duration::from_secs(20), |it| it.0),
             log: file.log,
             pairs,
-            families,
         })
+    }
+
+    pub fn pair(&self, name: &str) -> Option<&PairConfig> {
+        self.pairs.iter().find(|pair| pair.name == name)
     }
 }
 

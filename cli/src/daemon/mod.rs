@@ -223,7 +223,7 @@ fn reload(
         (Some(http), Some(address)) => http.check(address)?,
         _ => new.http.clone_from(&config.borrow().http),
     }
-    let families = new.families.len();
+    let families = new.pairs.iter().map(|pair| pair.families.len()).sum();
     config.send_replace(Arc::new(new));
     Ok(families)
 }

@@ -12,7 +12,7 @@ use tokio::sync::SemaphorePermit;
 use super::App;
 use super::problem::Problem;
 use crate::daemon::state::PairState;
-use crate::families::{self, configured};
+use crate::families;
 use crate::status::FamilyView;
 
 /// A family that the daemon serves, with the connections to read it.
@@ -51,8 +51,11 @@ impl App {
 
     /// Returns the named pair, the only one whose configuration has the family, or the only one.
     fn pair_of(&self, pair: &Option<String>, family: &str) -> Result<&Arc<PairState>, Problem> {
-        let families = &self.config.borrow().families;
-        let has_it = |one: &&Arc<PairState>| configured(families, &one.name, family).is_some();
+        let config = self.config.borrow();
+        let has_it = |one: &&Arc<PairState>| {
+            let pair = config.pair(&one.name);
+            pair.is_some_and(|pair| pair.family(family).is_some())
+        };
         let mut pairs = self.daemon.pairs.iter().filter(has_it);
         match (pair, pairs.next(), pairs.next()) {
             (None, Some(only), None) => Ok(only),
