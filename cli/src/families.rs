@@ -1,5 +1,6 @@
 //! The families of a pair, in the configuration and in the database.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use counterfoil::recount::{Mode, RecountBuilder};
@@ -29,29 +30,16 @@ pub async fn open(
     counterfoil.open_any(family).await
 }
 
-/// Returns the families in the database, and why this version does not understand others.
-pub async fn registered(store: &dyn Store) -> Result<(Vec<Registered>, Vec<String>)> {
-    let (mut known, mut unknown) = (Vec::new(), Vec::new());
-    for family in store.families().await? {
+/// Returns the families in the database, and why this version does not understand others, by name.
+pub async fn registered(store: &dyn Store) -> Result<(Vec<Registered>, BTreeMap<String, String>)> {
+    let (mut known, mut unknown) = (Vec::new(), BTreeMap::new());
+    for (name, family) in store.families().await? {
         match family {
             Ok(registered) => known.push(registered),
-            Err(error) => unknown.push(format!("{error:#}")),
+            Err(error) => drop(unknown.insert(name, format!("{error:#}"))),
         }
     }
     Ok((known, unknown))
-}
-
-/// Returns the family NAMESPACE/FAMILY of the database.
-pub async fn find(store: &dyn Store, name: &str) -> Result<Option<Registered>> {
-    let is_of_it = format!("{name}: ");
-    for family in store.families().await? {
-        match family {
-            Ok(registered) if registered.family.to_string() == name => return Ok(Some(registered)),
-            Err(error) if error.to_string().starts_with(&is_of_it) => return Err(error),
-            _ => {}
-        }
-    }
-    Ok(None)
 }
 
 /// Returns the families that Redis knows, for a reader that cannot ask the database, and why some may

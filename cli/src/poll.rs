@@ -1,5 +1,6 @@
 //! Reads the state of a pair, its servers and its families, without writing anything.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -59,8 +60,8 @@ impl<T> From<&Result<T, String>> for ServerStatus {
 /// Data from MySQL.
 struct Stored {
     families: Vec<Family>,
-    /// Families that this version does not understand.
-    unknown: Vec<String>,
+    /// Why this version does not understand other families.
+    unknown: BTreeMap<String, String>,
     overview: Vec<Overview>,
 }
 
@@ -91,7 +92,7 @@ pub async fn poll(config: &PairConfig, late: Duration) -> PairStatus {
         };
         let new = config.families.iter().filter(is_new);
         never_opened.extend(new.map(FamilyConfig::name));
-        missing = unknown;
+        missing.extend(unknown.into_values());
     }
     missing.extend(incomplete);
     PairStatus {

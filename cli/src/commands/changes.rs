@@ -1,13 +1,10 @@
 //! Changes to registered families, and their removal.
 
-use counterfoil::{Counterfoil, Family};
 use serde_json::json;
 
 use super::status::differences;
-use super::{Context, connect};
-use crate::config::PairConfig;
+use super::{Context, connect, registered};
 use crate::exit::{Exit, Failure};
-use crate::families;
 use crate::output::confirm;
 
 /// Gives a registered family the partitions, durability and bounds of its configuration.
@@ -17,7 +14,7 @@ pub async fn reconfigure(context: &Context, name: &str, dry_run: bool) -> Result
         .family(name)
         .ok_or_else(|| Failure::usage(format!("the configuration has no family {name}")))?;
     let counterfoil = connect(pair).await?;
-    let registered = registered(&counterfoil, pair, name).await?;
+    let registered = registered(counterfoil.store(), name).await?.family;
     let changes = differences(configured, &registered)?;
     let changed = !dry_run && !changes.is_empty();
     if changed {
@@ -46,7 +43,7 @@ pub async fn remove(
         )));
     }
     let counterfoil = connect(pair).await?;
-    let family = registered(&counterfoil, pair, name).await?;
+    let family = registered(counterfoil.store(), name).await?.family;
     let rows = match family.table() {
         Some(_) => "Its table stays".to_owned(),
         None => "Its values in MySQL are deleted with it".to_owned(),
@@ -65,20 +62,4 @@ pub async fn remove(
         let verb = if dry_run { "would be" } else { "was" };
         vec![format!("{name} {verb} removed. {rows}")]
     })
-}
-
-/// Returns the family as it is registered.
-async fn registered(
-    counterfoil: &Counterfoil,
-    pair: &PairConfig,
-    name: &str,
-) -> Result<Family, Failure> {
-    let found = families::find(counterfoil.store(), name).await?;
-    let missing = || {
-        let place = &pair.name;
-        Failure::usage(format!("the database of pair {place} has no family {name}"))
-    };
-    found
-        .map(|registered| registered.family)
-        .ok_or_else(missing)
 }

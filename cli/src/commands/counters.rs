@@ -36,7 +36,7 @@ pub async fn get(
 async fn open_to_read(context: &Context, family: &str) -> Result<AnyCounters, Failure> {
     let pair = context.pair_of(family)?;
     let counterfoil = connect(pair).await?;
-    if let Some(registered) = families::find(counterfoil.store(), family).await? {
+    if let Some(registered) = counterfoil.store().find(family).await? {
         return Ok(counterfoil.open_registered(registered)?);
     }
     match pair.family(family) {

@@ -1,6 +1,6 @@
 //! Waiting until everything is in MySQL.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use counterfoil::admin::Backlog;
@@ -91,7 +91,7 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
 
 async fn drain_pair(pair: &PairConfig, end: Instant, all: bool) -> Result<Drained, Failure> {
     let counterfoil = &connect(pair).await?;
-    let (opened, unknown) = open_all(pair, counterfoil).await?;
+    let (opened, unopened) = open_all(pair, counterfoil).await?;
     let draining = async {
         if all {
             counterfoil.drain_all().await
@@ -120,12 +120,9 @@ async fn drain_pair(pair: &PairConfig, end: Instant, all: bool) -> Result<Draine
     if drained.is_err() && left.is_empty() && problems.is_empty() {
         problems.push("the time limit was reached before the check ended".to_owned());
     }
-    let is_known = |name: &str| {
-        let names_it = |why: &String| why.starts_with(&format!("{name}: "));
-        opened.contains(name) || unknown.iter().any(names_it)
-    };
+    let is_known = |name: &str| opened.contains(name) || unopened.contains_key(name);
     problems.extend(strangers(counterfoil, is_known, end).await);
-    problems.extend(unknown);
+    problems.extend(unopened.into_values());
     let drained = problems.is_empty() && left.is_empty();
     Ok(Drained {
         pair: pair.name.clone(),
@@ -136,12 +133,12 @@ async fn drain_pair(pair: &PairConfig, end: Instant, all: bool) -> Result<Draine
 }
 
 /// Opens the families of the database, and those that only the configuration has. Returns their
-/// names, and why others were not opened.
+/// names, and why others were not opened, by name.
 async fn open_all(
     pair: &PairConfig,
     counterfoil: &Counterfoil,
-) -> Result<(BTreeSet<String>, Vec<String>), Failure> {
-    let (registered, mut unknown) = families::registered(counterfoil.store()).await?;
+) -> Result<(BTreeSet<String>, BTreeMap<String, String>), Failure> {
+    let (registered, mut unopened) = families::registered(counterfoil.store()).await?;
     let mut opened: BTreeSet<_> = registered
         .iter()
         .map(|registered| registered.family.to_string())
@@ -158,14 +155,15 @@ async fn open_all(
     }
     for name in names {
         if pair.family(&name).is_some() && opened.insert(name.clone()) {
-            let prefix = format!("{name}: ");
-            unknown.retain(|why| !why.starts_with(&prefix));
+            unopened.remove(&name);
             if let Err(Failure { message, .. }) = open(pair, counterfoil, &name).await {
-                unknown.push(prefix.clone() + message.strip_prefix(&prefix).unwrap_or(&message));
+                let prefix = format!("{name}: ");
+                let why = message.strip_prefix(&prefix).unwrap_or(&message);
+                unopened.insert(name, prefix + why);
             }
         }
     }
-    Ok((opened, unknown))
+    Ok((opened, unopened))
 }
 
 /// Returns a problem for each family with hits in Redis that neither the database nor the

@@ -15,7 +15,8 @@ mod status;
 
 use std::path::Path;
 
-use counterfoil::{AnyCounters, Counterfoil};
+use counterfoil::store::Registered;
+use counterfoil::{AnyCounters, Counterfoil, Store};
 
 use crate::arguments::{Arguments, Command, FamilyCommand, Scripts};
 use crate::config::{Config, PairConfig};
@@ -98,12 +99,18 @@ pub async fn open(
     if let Some(configured) = pair.family(family) {
         return Ok(families::open(counterfoil, configured, family).await?);
     }
-    match families::find(counterfoil.store(), family).await? {
+    match counterfoil.store().find(family).await? {
         Some(registered) => Ok(counterfoil.open_registered(registered)?),
         None => Err(Failure::usage(format!(
             "family {family} is neither in the configuration nor in the database"
         ))),
     }
+}
+
+/// Returns the family NAMESPACE/FAMILY as it is registered.
+pub async fn registered(store: &dyn Store, name: &str) -> Result<Registered, Failure> {
+    let missing = || Failure::usage(format!("the database has no family {name}"));
+    store.find(name).await?.ok_or_else(missing)
 }
 
 /// Connects to a pair. The error names the pair.

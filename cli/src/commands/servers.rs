@@ -113,7 +113,7 @@ pub async fn findings(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
     let (registered, unknown) = registered.unwrap_or_default();
     // families that were never opened are checked as configured
     let mut new = Vec::new();
-    let unknown = unknown.into_iter().map(|why| {
+    let unknown = unknown.into_values().map(|why| {
         let advice = "Use the version that registered it, or a newer one";
         Finding::new(Severity::Warning, "mysql families", why, advice)
     });

@@ -333,7 +333,7 @@ impl ConnectedWorker {
         let (known, unknown) = families::registered(self.counterfoil.store()).await?;
         let others = known.iter().filter(|registered| !self.serves(registered));
         let others = others.map(|registered| registered.family.to_string());
-        let not_served: Vec<_> = others.chain(unknown).collect();
+        let not_served: Vec<_> = others.chain(unknown.into_values()).collect();
         let before = self.state.view.borrow().not_served.clone();
         let new = not_served.iter().filter(|name| !before.contains(name));
         let new: Vec<_> = new.take(MAX_NAMES).cloned().collect();

@@ -87,7 +87,7 @@ impl App {
         let is_it = |one: &FamilyView| one.served && one.name() == name;
         // opened after the daemon last read the database's families
         if registered.is_none() && view.families.iter().any(is_it) {
-            registered = families::find(counterfoil.store(), name).await?;
+            registered = counterfoil.store().find(name).await?;
         }
         let registered = registered.ok_or_else(|| {
             if !view.mysql.up {
