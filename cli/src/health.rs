@@ -174,13 +174,13 @@ impl PairView {
                 });
             }
         }
-        if let Some(refusal) = self.redis.refusal.filter(|_| self.redis.up) {
+        if let Some(full) = self.redis.full.as_ref().filter(|_| self.redis.up) {
             let mut failing = self.reconciler.failing.iter();
-            let counting = failing.find(|failing| failing.error == refusal.text());
+            let counting = failing.find(|failing| failing.error == full.message);
             problems.push(Problem {
-                why: Some(refusal.text().to_owned()),
+                why: Some(full.message.clone()),
                 since: counting.map(|failing| failing.since),
-                ..Problem::down("Redis refuses hits", refusal.advice())
+                ..Problem::down("Redis refuses hits", &full.advice)
             });
         }
         if self.reconciler.why.is_some() {

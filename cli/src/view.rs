@@ -180,9 +180,9 @@ pub struct ServerView {
     /// The memory that Redis, or all nodes of its cluster, have allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// The reason why Redis, or a node of its cluster, refuses hits although it replies.
+    /// The finding about a Redis, or a node of its cluster, that refuses hits because it is full.
     #[serde(skip)]
-    pub refusal: Option<Refusal>,
+    pub full: Option<Finding>,
     /// The reason, if it is unavailable.
     pub why: Option<String>,
     /// The error with which it refuses what the daemon writes, although it replies.
@@ -207,32 +207,6 @@ impl ServerView {
             (false, _) => "unavailable",
             (true, Some(_)) => "failing",
             (true, None) => "up",
-        }
-    }
-}
-
-/// A state in which Redis replies, but accepts no hits.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    MemoryFull,
-    Replica,
-}
-
-impl Refusal {
-    pub fn text(self) -> &'static str {
-        match self {
-            Refusal::MemoryFull => "Redis has reached maxmemory and refuses hits",
-            Refusal::Replica => "Redis is a replica, which accepts no writes",
-        }
-    }
-
-    /// Returns the recommended action, in a sentence without a period.
-    pub fn advice(self) -> &'static str {
-        match self {
-            Refusal::MemoryFull => {
-                "Raise maxmemory, or restore MySQL, so that waiting hits leave Redis"
-            }
-            Refusal::Replica => "Let the address in the configuration lead to the primary",
         }
     }
 }

@@ -13,6 +13,7 @@ pub use self::access::acl_rules;
 pub use self::backlog::Backlog;
 pub use self::finding::{Finding, Severity};
 pub use self::grants::grants;
+pub use self::redis::RedisState;
 pub use crate::scripts::bundle::Script;
 pub use crate::store::mysql::{Drift, Overview, Purged, RecountRun, Reject, Retried};
 
