@@ -19,8 +19,6 @@ use crate::poll::{in_time, ticks};
 
 /// The interval between progress messages.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The longest time limit, which a clock can add to the present time.
-const LONGEST: Duration = Duration::from_hours(24 * 365);
 
 #[derive(Serialize)]
 struct Drained {
@@ -41,7 +39,7 @@ struct Left {
 
 /// Waits until everything is in MySQL.
 pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exit, Failure> {
-    let end = Instant::now() + within.min(LONGEST);
+    let end = Instant::now() + within;
     let drains = context.pairs().map(|pair| drain_pair(pair, end, all));
     let mut exit = Exit::Warning;
     let drained = join_all(drains).await.into_iter().zip(context.pairs());

@@ -152,7 +152,10 @@ impl TryFrom<String> for Time {
     }
 }
 
-/// Parses a time, also from the command line.
+/// The longest time, which a clock can add to the present time.
+const LONGEST: Duration = Duration::from_hours(24 * 36_500);
+
+/// Parses a time, also from the command line. Longer ones count as the longest.
 pub fn time(text: &str) -> Result<Duration, String> {
     let time = match text.strip_suffix('d').map(str::parse::<u32>) {
         Some(Ok(days)) => Some(Duration::from_hours(24 * u64::from(days))),
@@ -161,6 +164,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
             time.and_then(|time| Duration::try_from(time).ok())
         }
     };
+    let time = time.map(|time| time.min(LONGEST));
     time.ok_or_else(|| format!("{text:?} is no time such as \"2.5s\", \"10m\", \"6h\" or \"90d\""))
 }
 

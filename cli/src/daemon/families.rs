@@ -47,9 +47,16 @@ impl Families {
         }
     }
 
-    /// Opens the configured families, except patterns.
+    /// Opens the configured families, and again those that a search found: their configuration may
+    /// have changed. A family that is no longer configured stays open until the daemon ends.
     pub async fn open_configured(&mut self) {
-        self.open(self.configured_names()).await;
+        self.stop().await;
+        let mut refused = mem::take(&mut self.refused);
+        refused.retain(|name, _| self.configured(name).is_some());
+        self.refused = refused;
+        let mut names = self.configured_names();
+        names.extend(self.opened.iter().cloned());
+        self.open(names).await;
     }
 
     /// Retries the configured families that are not open.
@@ -86,18 +93,6 @@ impl Families {
                 tracing::warn!(pair = self.pair, error = %format_args!("{error:#}"), "search for namespaces in Redis failed");
             }
         }
-    }
-
-    /// Opens families that are new or changed in a reloaded configuration. A family that is no
-    /// longer configured stays open until the daemon ends.
-    pub async fn reload(&mut self) {
-        self.stop().await;
-        let mut refused = mem::take(&mut self.refused);
-        refused.retain(|name, _| self.configured(name).is_some());
-        self.refused = refused;
-        let mut names = self.configured_names();
-        names.extend(self.opened.iter().cloned());
-        self.open(names).await;
     }
 
     pub fn number(&self) -> usize {

@@ -63,8 +63,13 @@ impl Worker {
     pub async fn run(self) -> Result<()> {
         let mut stop = self.stop.clone();
         let state = self.state.clone();
-        // their state is unknown at other addresses
-        state.update(|view| (view.redis, view.mysql) = Default::default());
+        // the servers may be others than before
+        state.connected.send_replace(None);
+        state.update(|view| {
+            (view.redis, view.mysql) = Default::default();
+            view.reconciler.running = false;
+            view.reconciler.failing.clear();
+        });
         let mut watching = JoinSet::new();
         let probe = pair::probe(&self.config);
         watching.spawn(MYSQL.watch(state.clone(), move || check_mysql(probe.clone())));
@@ -363,13 +368,12 @@ impl ConnectedWorker {
         in_scope || self.families.has(family)
     }
 
-    /// Applies a reloaded configuration.
+    /// Applies a reloaded configuration. Without a reconciler, the next start does.
     async fn reload(&mut self) {
-        if self.reconciler.is_none() {
-            return;
+        if self.reconciler.is_some() {
+            self.families.open_configured().await;
+            self.upkeep().await;
         }
-        self.families.reload().await;
-        self.upkeep().await;
     }
 
     /// Stops the recounts and the reconciler, which saves what it holds.

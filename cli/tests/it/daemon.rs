@@ -1,10 +1,12 @@
 //! The daemon: its data in MySQL, and its behaviour as a server.
 
+use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
+use serde_json::json;
 use testkit::MysqlServer;
 use tokio::time::sleep;
 
@@ -365,6 +367,54 @@ async fn what_waits_is_brought_to_mysql_also_where_redis_has_no_memory_left() {
     let _ = views.add("page/1", 1).await.unwrap();
     eventually("what came later", async || site.number(ALL).await == 51).await;
     drop(daemon);
+}
+
+/// Neither the state nor a value is that of the former Redis.
+#[tokio::test]
+async fn a_reload_with_another_redis_leaves_the_former_one() {
+    let site = Site::new().await;
+    let text = fs::read_to_string(site.configure(VIEWS)).unwrap();
+    let daemon = site.daemon().await;
+    let value = async || get(&daemon, "/api/v1/values?family=shop/views&id=a").await;
+    eventually("a value", async || value().await.status == 200).await;
+    site.write(&text.replace(&site.redis.url(), "redis://127.0.0.1:1"));
+    daemon.signal("HUP");
+    daemon.logs(&["unavailable", "server=\"redis\""]).await;
+    let state = get(&daemon, "/api/v1/state").await.json();
+    let pair = &state["pairs"][0];
+    assert_eq!(pair["reconciler"]["running"], false, "{state}");
+    assert_eq!(value().await.status, 503);
+    site.write(&text);
+    daemon.signal("HUP");
+    daemon.logs_times(2, &["started"]).await;
+    eventually("a value", async || value().await.status == 200).await;
+}
+
+#[tokio::test]
+async fn a_family_that_was_refused_before_the_start_and_removed_is_forgotten() {
+    let site = Site::new().await;
+    site.configure(VIEWS);
+    let set = async |policy: &str| {
+        let set = format!("CONFIG SET maxmemory-policy {policy}");
+        site.redis.run::<()>(&set).await.unwrap();
+    };
+    set("allkeys-lru").await;
+    let daemon = site.daemon().await;
+    daemon
+        .logs(&["family was not opened", "shop/views", "allkeys-lru"])
+        .await;
+    daemon.logs(&["start failed", "allkeys-lru"]).await;
+    site.configure("");
+    daemon.signal("HUP");
+    daemon.logs(&["reloaded the families"]).await;
+    set("noeviction").await;
+    let state = async || get(&daemon, "/api/v1/state").await.json();
+    eventually("a check", async || {
+        let check = state().await["pairs"][0]["looks"]["check"].take();
+        check["at"].is_number()
+    })
+    .await;
+    assert_eq!(state().await["pairs"][0]["refused"], json!([]));
 }
 
 #[tokio::test]
