@@ -78,6 +78,11 @@ impl Failure {
         }
     }
 
+    /// Names the pair before the message.
+    pub fn of_pair(self, pair: &str) -> Self {
+        Failure::new(self.exit, format!("pair {pair}: {}", self.message))
+    }
+
     pub fn usage(message: impl Into<String>) -> Self {
         Failure::new(Exit::Usage, message)
     }

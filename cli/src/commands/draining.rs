@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Context, connect, open};
+use super::{Context, open, try_connect};
 use crate::config::PairConfig;
 use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
@@ -46,13 +46,11 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
     let drained = drained.map(|(drained, pair)| {
         drained.unwrap_or_else(|failure| {
             exit = exit.max(failure.exit);
-            let (name, message) = (&pair.name, &failure.message);
-            let why = message.strip_prefix(&format!("pair {name}: "));
             Drained {
-                pair: name.clone(),
+                pair: pair.name.clone(),
                 drained: false,
                 left: Vec::new(),
-                problems: vec![why.unwrap_or(message).to_owned()],
+                problems: vec![failure.message],
             }
         })
     });
@@ -88,7 +86,7 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
 }
 
 async fn drain_pair(pair: &PairConfig, end: Instant, all: bool) -> Result<Drained, Failure> {
-    let counterfoil = &connect(pair).await?;
+    let counterfoil = &try_connect(pair).await?;
     let (opened, unopened) = open_all(pair, counterfoil).await?;
     let draining = async {
         if all {

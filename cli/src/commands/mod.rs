@@ -26,6 +26,9 @@ use crate::output::Output;
 use crate::pair;
 use crate::poll::in_time;
 
+/// The advice for a Redis that cannot be reached.
+const CONNECT_ADVICE: &str = "Check that Redis is running, and its address and password";
+
 /// The context of most commands.
 pub struct Context {
     pub config: Config,
@@ -115,11 +118,13 @@ pub async fn registered(store: &dyn Store, name: &str) -> Result<Registered, Fai
 
 /// Connects to a pair. The error names the pair.
 pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
+    let connected = try_connect(pair).await;
+    connected.map_err(|failure| failure.of_pair(&pair.name))
+}
+
+async fn try_connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
     let connected = in_time(pair::connect(pair)).await;
-    connected.map_err(|why| {
-        let advice = "Check that Redis is running, and its address and password";
-        Failure::critical(format!("pair {}: {why}. {advice}", pair.name))
-    })
+    connected.map_err(|why| Failure::critical(format!("{why}. {CONNECT_ADVICE}")))
 }
 
 /// Runs the command.

@@ -77,10 +77,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
         done.map_err(|why| {
             let advice =
                 "SCRIPT LOAD needs every primary of a cluster, and the ACL rule +script|load";
-            Failure::critical(format!(
-                "pair {}: loading failed: {why}. {advice}",
-                pair.name
-            ))
+            Failure::critical(format!("loading failed: {why}. {advice}")).of_pair(&pair.name)
         })?;
         loaded.push(&pair.name);
     }

@@ -10,9 +10,9 @@ use counterfoil::{Connection, Counterfoil, Family, MysqlStore};
 use futures_util::future::{join, join3};
 use serde_json::json;
 
-use super::Context;
 use super::privileges::quoted;
 use super::status::differences;
+use super::{CONNECT_ADVICE, Context};
 use crate::config::{PairConfig, mysql_transport};
 use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
@@ -51,11 +51,7 @@ fn not_created(pair: &str, error: counterfoil::Error) -> Failure {
              `counterfoil init --print`, and then that of `counterfoil grants daemon`";
         return Failure::critical(format!("{text}. {advice}"));
     }
-    let Failure { exit, message } = Failure::from(error);
-    Failure {
-        exit,
-        message: format!("pair {pair}: {message}"),
-    }
+    Failure::from(error).of_pair(pair)
 }
 
 /// Checks both servers of each pair.
@@ -142,8 +138,8 @@ pub async fn findings(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
                 check_servers(counterfoil, registered, &new, pair.has_patterns()).await
             }
             Err(why) => {
-                let advice = "Check that Redis is running, and its address and password";
-                Ok(vec![error("redis", format!("unavailable: {why}"), advice)])
+                let message = format!("unavailable: {why}");
+                Ok(vec![error("redis", message, CONNECT_ADVICE)])
             }
         }
     };
