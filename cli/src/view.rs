@@ -29,13 +29,9 @@ impl View {
             .flat_map(move |pair| items(pair).iter().map(|item| (pair.name.as_str(), item)))
     }
 
-    /// Returns a family, given as `NAMESPACE/FAMILY`, of a pair, or of the only one.
-    pub fn family(&self, pair: Option<&str>, name: &str) -> Option<(&PairView, &FamilyView)> {
-        let is_it = |one: &&Arc<PairView>| match pair {
-            Some(pair) => one.name == pair,
-            None => self.pairs.len() == 1,
-        };
-        let pair = self.pairs.iter().find(is_it)?;
+    /// Returns a family, given as `NAMESPACE/FAMILY`, of a pair.
+    pub fn family(&self, pair: &str, name: &str) -> Option<(&PairView, &FamilyView)> {
+        let pair = self.pairs.iter().find(|one| one.name == pair)?;
         let mut families = pair.families.iter();
         let family = families.find(|family| family.name() == name)?;
         Some((pair, family))

@@ -50,7 +50,7 @@ impl App {
     }
 
     /// Returns the named pair, the only one whose configuration has the family, or the only one.
-    fn pair_of(&self, pair: &Option<String>, family: &str) -> Result<&Arc<PairState>, Problem> {
+    pub fn pair_of(&self, pair: &Option<String>, family: &str) -> Result<&Arc<PairState>, Problem> {
         let config = self.config.borrow();
         let has_it = |one: &&Arc<PairState>| {
             let pair = config.pair(&one.name);

@@ -330,6 +330,14 @@ async fn several_pairs_are_served_by_one_daemon() {
     // the pair of a family of one pair need not be named
     let values = get(&daemon, "/api/v1/values?family=shop/only&id=page").await;
     assert_eq!(values.json()["values"][0]["value"], 0, "{values:?}");
+    eventually("the figures", async || {
+        let page = get(&daemon, "/family?family=shop/only").await.body;
+        let live = get(&daemon, "/family-live?family=shop/only").await.body;
+        [page, live]
+            .iter()
+            .all(|body| body.contains("Counted by Redis"))
+    })
+    .await;
     let unclear = get(&daemon, "/api/v1/values?family=shop/views&id=page").await;
     assert_eq!(unclear.status, 400, "{unclear:?}");
     let unknown = get(&daemon, "/api/v1/values?family=shop/other&id=page").await;
