@@ -192,11 +192,11 @@ impl PairView {
                 )
             });
         }
-        let errors = self.findings.iter().filter(|one| one.is_error());
+        let errors = self.findings().into_iter().filter(FindingView::is_error);
         problems.extend(errors.map(|FindingView { finding, since }| Problem {
-            why: Some(finding.message.clone()),
-            since: Some(*since),
-            ..Problem::degraded(finding.subject.clone(), &finding.advice, "check")
+            why: Some(finding.message),
+            since: Some(since),
+            ..Problem::degraded(finding.subject, &finding.advice, "check")
         }));
         problems
     }

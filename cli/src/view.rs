@@ -6,6 +6,7 @@ use std::sync::Arc;
 use counterfoil::admin::{Drift, Finding, Reject, Severity};
 use serde::Serialize;
 
+use crate::daemon::failing;
 use crate::status::{FamilyView, STALE_SECONDS, Sample, is_older, unix_seconds};
 
 /// The age in seconds from which the findings of `check` are stale. It runs every 30 s.
@@ -63,8 +64,8 @@ pub struct PairView {
     pub refused: Vec<Refused>,
     /// Families in the database that this daemon does not serve.
     pub not_served: Vec<String>,
-    /// The steps that fail, and the findings of `check`, the worst first.
-    pub findings: Vec<FindingView>,
+    /// The findings of `check`, the worst first.
+    pub checked: Vec<FindingView>,
     /// The latest rejects, the newest first.
     pub rejects: Vec<RejectView>,
     /// The latest differences that recounts found, the newest first.
@@ -95,6 +96,25 @@ impl PairView {
     /// Returns whether both servers are up.
     pub fn are_up(&self) -> bool {
         self.redis.up && self.mysql.up
+    }
+
+    /// Returns the steps that fail, and the findings of `check`, the worst first.
+    pub fn findings(&self) -> Vec<FindingView> {
+        let mut findings = failing::findings(&self.reconciler.failing);
+        findings.extend(self.checked.iter().cloned());
+        findings
+    }
+
+    /// Sets the steps that fail, and so the servers that refuse what the daemon writes.
+    pub fn set_failing(&mut self, failing: Vec<FailingView>) {
+        let refused_by = |server: &str| {
+            let mut failing = failing.iter();
+            let refused = failing.find(|one| one.server == server)?;
+            Some(refused.error.clone())
+        };
+        self.redis.refuses = refused_by("redis");
+        self.mysql.refuses = refused_by("mysql");
+        self.reconciler.failing = failing;
     }
 
     /// Returns whether the families of the database were ever read, which `check` does.

@@ -106,9 +106,11 @@ fn set_pair_gauges(pair: &PairView) {
             );
         }
     }
+    let findings = pair.findings();
     for severity in [Severity::Error, Severity::Warning, Severity::Info] {
-        let findings = pair.findings.iter();
-        let number = findings.filter(|one| one.finding.severity == severity);
+        let number = findings
+            .iter()
+            .filter(|one| one.finding.severity == severity);
         set(
             "counterfoil_findings",
             "findings of check, by severity",

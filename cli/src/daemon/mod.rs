@@ -1,7 +1,7 @@
 //! The daemon: a server process, of which any number may run.
 
 pub mod discovery;
-mod failing;
+pub mod failing;
 mod families;
 pub mod metrics;
 mod overview;

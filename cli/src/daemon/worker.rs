@@ -68,7 +68,8 @@ impl Worker {
         state.update(|view| {
             (view.redis, view.mysql) = Default::default();
             view.reconciler.running = false;
-            view.reconciler.failing.clear();
+            view.set_failing(Vec::new());
+            view.checked.clear();
         });
         let mut watching = JoinSet::new();
         let probe = pair::probe(&self.config);
@@ -97,7 +98,6 @@ impl Worker {
             reconciler: None,
             overviews: Overviews::default(),
             failing_log: FailingLog::default(),
-            checked: Vec::new(),
         };
         // a step that waits for a silent server is given up
         select! {
@@ -147,8 +147,6 @@ struct ConnectedWorker {
     reconciler: Option<Reconciler>,
     overviews: Overviews,
     failing_log: FailingLog,
-    /// The last findings of `check`.
-    checked: Vec<FindingView>,
 }
 
 impl ConnectedWorker {
@@ -190,7 +188,7 @@ impl ConnectedWorker {
                 _ = overviews.tick(), if is_working => self.overview().await,
                 _ = upkeep.tick(), if is_working => {
                     self.upkeep().await;
-                    if self.checked.iter().any(FindingView::is_error) {
+                    if views.borrow().checked.iter().any(FindingView::is_error) {
                         upkeep.reset_after(RECHECK);
                     }
                 }
@@ -223,18 +221,7 @@ impl ConnectedWorker {
         let known = &current.reconciler.failing;
         let is_same = |(one, known): (&FailingView, &FailingView)| one.is_same_step(known);
         let is_changed = failing.len() != known.len() || !failing.iter().zip(known).all(is_same);
-        let refused_by = |server: &str| {
-            let mut of_server = failing.iter().filter(|one| one.server == server);
-            Some(of_server.next()?.error.clone())
-        };
-        let (redis, mysql) = (refused_by("redis"), refused_by("mysql"));
-        let mut findings = failing::findings(&failing);
-        findings.extend(self.checked.iter().cloned());
-        self.state.update(|view| {
-            (view.redis.refuses, view.mysql.refuses) = (redis, mysql);
-            view.reconciler.failing = failing;
-            view.findings = findings;
-        });
+        self.state.update(|view| view.set_failing(failing));
         is_changed
     }
 
@@ -242,9 +229,10 @@ impl ConnectedWorker {
     fn not_running(&self, why: String) {
         let mut is_new = false;
         self.state.update(|view| {
-            view.reconciler.running = false;
             is_new = view.reconciler.why.as_ref() != Some(&why);
+            view.reconciler.running = false;
             view.reconciler.why = Some(why.clone());
+            view.set_failing(Vec::new());
         });
         let pair = &self.config.name;
         systemd::status(pair, &why);
@@ -313,7 +301,6 @@ impl ConnectedWorker {
         let state = &self.state;
         state.update(|view| view.refused = refused);
         state.looked("check", read);
-        self.supervise();
     }
 
     /// Runs `check`, and continues to supervise the reconciler meanwhile.
@@ -330,7 +317,9 @@ impl ConnectedWorker {
         };
         let late = |why| Finding::new(Severity::Error, "check", why, CHECK_ADVICE);
         let checked = checked.unwrap_or_else(|why| vec![late(why)]);
-        self.checked = FindingView::all(checked, &self.checked, unix_now());
+        self.state.update(|view| {
+            view.checked = FindingView::all(checked, &view.checked, unix_now());
+        });
     }
 
     /// Reads the families that the database knows, and publishes them and those that are not served.
