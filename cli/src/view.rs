@@ -117,12 +117,6 @@ impl PairView {
         self.reconciler.failing = failing;
     }
 
-    /// Returns whether the families of the database were ever read, which `check` does.
-    pub fn has_read_families(&self) -> bool {
-        let mut looks = self.looks.iter();
-        looks.any(|look| look.name == "check" && look.at.is_some())
-    }
-
     /// Returns the recount of NAMESPACE/FAMILY.
     pub fn recount(&self, family: &str) -> Option<&RecountView> {
         self.recounts

@@ -63,14 +63,7 @@ impl Worker {
     pub async fn run(self) -> Result<()> {
         let mut stop = self.stop.clone();
         let state = self.state.clone();
-        // the servers may be others than before
-        state.connected.send_replace(None);
-        state.update(|view| {
-            (view.redis, view.mysql) = Default::default();
-            view.reconciler.running = false;
-            view.set_failing(Vec::new());
-            view.checked.clear();
-        });
+        state.forget_servers();
         let mut watching = JoinSet::new();
         let probe = pair::probe(&self.config);
         watching.spawn(MYSQL.watch(state.clone(), move || check_mysql(probe.clone())));

@@ -94,7 +94,7 @@ impl App {
                 Problem::unavailable(format!(
                     "MySQL is unavailable, and without it family {name:?} is unknown"
                 ))
-            } else if !view.has_read_families() {
+            } else if !pair.has_read_families() {
                 Problem::unavailable("the daemon has not read the families of MySQL yet")
             } else {
                 Problem::not_found(format!("no family {name:?}"))

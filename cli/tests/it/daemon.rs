@@ -320,11 +320,10 @@ async fn several_pairs_are_served_by_one_daemon() {
         "{ready:?}"
     );
     for (pair, hits) in [("first", 3), ("second", 5)] {
-        let values = get(
-            &daemon,
-            &format!("/api/v1/values?pair={pair}&family=shop/views&id=page"),
-        )
-        .await;
+        let path = format!("/api/v1/values?pair={pair}&family=shop/views&id=page");
+        let is_known = async || get(&daemon, &path).await.status != 503;
+        eventually("the families of MySQL", is_known).await;
+        let values = get(&daemon, &path).await;
         assert_eq!(values.json()["values"][0]["value"], hits, "{values:?}");
     }
     // the pair of a family of one pair need not be named
