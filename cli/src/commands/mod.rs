@@ -40,9 +40,8 @@ pub struct Context {
 impl Context {
     fn read(path: &Path, named: Option<String>, output: Output) -> Result<Self, Failure> {
         let config = Config::read(path).map_err(Failure::usage)?;
-        if let Some(named) = named
-            .as_ref()
-            .filter(|named| config.pairs.iter().all(|pair| pair.name != **named))
+        if let Some(named) = &named
+            && config.pair(named).is_none()
         {
             return Err(Failure::usage(format!(
                 "the configuration has no [pair.{named}]"

@@ -142,18 +142,12 @@ async fn run_pair(mut worker: Worker) {
 
 /// Waits until a reload changes how the pair connects.
 async fn changed(current: &PairConfig, mut reloads: watch::Receiver<Arc<Config>>) -> PairConfig {
-    let is_changed = |pair: &&PairConfig| pair.name == current.name && !pair.connects_like(current);
     loop {
-        let found = reloads
-            .borrow_and_update()
-            .pairs
-            .iter()
-            .find(is_changed)
-            .cloned();
-        match found {
-            Some(pair) => return pair,
-            None if reloads.changed().await.is_err() => return pending().await,
-            None => {}
+        let pair = reloads.borrow_and_update().pair(&current.name).cloned();
+        match pair {
+            Some(pair) if !pair.connects_like(current) => return pair,
+            _ if reloads.changed().await.is_err() => return pending().await,
+            _ => {}
         }
     }
 }

@@ -134,14 +134,6 @@ impl DaemonState {
             pairs: pairs.map(|pair| pair.view.borrow().clone()).collect(),
         }
     }
-
-    /// Returns the pair `name`, or the only one.
-    pub fn pair(&self, name: Option<&str>) -> Option<&Arc<PairState>> {
-        match name {
-            Some(name) => self.pairs.iter().find(|pair| pair.name == name),
-            None => self.pairs.first().filter(|_| self.pairs.len() == 1),
-        }
-    }
 }
 
 /// Waits until the flag is set, or its sender is dropped.

@@ -43,10 +43,17 @@ fn moves(family: &Family, other: &Family) -> bool {
 impl App {
     /// Returns the pair `name`, or the only one.
     pub fn pair(&self, name: &Option<String>) -> Result<&Arc<PairState>, Problem> {
-        self.daemon.pair(name.as_deref()).ok_or_else(|| match name {
-            Some(name) => Problem::not_found(format!("no pair {name:?}")),
-            None => Problem::parameter("pair", "required, because there are several pairs"),
-        })
+        match (name, &self.daemon.pairs[..]) {
+            (None, [only]) => Ok(only),
+            (None, _) => {
+                let several = "required, because there are several pairs";
+                Err(Problem::parameter("pair", several))
+            }
+            (Some(name), pairs) => {
+                let found = pairs.iter().find(|pair| pair.name == *name);
+                found.ok_or_else(|| Problem::not_found(format!("no pair {name:?}")))
+            }
+        }
     }
 
     /// Returns the named pair, the only one whose configuration has the family, or the only one.
