@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use counterfoil::Family;
-use counterfoil::admin::{Role, acl_rules};
+use counterfoil::admin::{self, Role, acl_rules, grant};
 use serde_json::json;
 
 use super::Context;
@@ -82,43 +82,23 @@ async fn statements(pair: &PairConfig, of: &PrivilegesOf) -> Result<Vec<String>,
     for pattern in patterns {
         all.push(pattern.sample()?);
     }
-    let mut lines = counterfoil::admin::grants(&all, of.role.role(), schema, &of.user);
+    let mut lines = admin::grants(&all, of.role.role(), schema, &of.user);
     if let RoleName::Daemon = of.role {
-        let account = account(&of.user);
-        let families = pair.families.iter();
-        lines.extend(families.filter_map(|family| recount_grant(family, schema, &account)));
+        for family in &pair.families {
+            let recount = family.recount.as_ref();
+            lines.extend(recount.map(|recount| match &recount.settings.table {
+                Some(table) => grant("SELECT", table, schema, &of.user),
+                None => format!(
+                    "-- {} is recounted by its own SQL: grant SELECT on its tables",
+                    family.name()
+                ),
+            }));
+        }
         if pair.create_tables {
-            lines.push(format!(
-                "GRANT CREATE ON {}.* TO {account};",
-                quoted(schema)
-            ));
+            lines.push(grant("CREATE", "*", schema, &of.user));
         }
     }
     Ok(lines)
-}
-
-/// Returns the GRANT for the table that a recount reads.
-fn recount_grant(family: &FamilyConfig, schema: &str, account: &str) -> Option<String> {
-    let Some(table) = &family.recount.as_ref()?.settings.table else {
-        return Some(format!(
-            "-- {} is recounted by its own SQL: grant SELECT on its tables",
-            family.name()
-        ));
-    };
-    let (schema, table) = table.split_once('.').unwrap_or((schema, table));
-    let (schema, table) = (quoted(schema), quoted(table));
-    Some(format!("GRANT SELECT ON {schema}.{table} TO {account};"))
-}
-
-/// Formats the account `NAME@HOST`; a name without a host matches any host.
-fn account(user: &str) -> String {
-    let (name, host) = user.rsplit_once('@').unwrap_or((user, "%"));
-    format!("{}@{}", quoted(name), quoted(host))
-}
-
-/// Quotes a name for SQL.
-pub fn quoted(name: &str) -> String {
-    format!("`{}`", name.replace('`', "``"))
 }
 
 /// Returns the single families of the file and of the database, if it is reachable, and the

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use counterfoil::admin::{Finding, Severity};
+use counterfoil::admin::{Finding, Severity, table_name};
 use counterfoil::redis::{RedisResult, cmd};
 use counterfoil::sqlx::{self, AssertSqlSafe, Error};
 use counterfoil::store::Registered;
@@ -10,7 +10,6 @@ use counterfoil::{Connection, Counterfoil, Family, MysqlStore};
 use futures_util::future::{join, join3};
 use serde_json::json;
 
-use super::privileges::quoted;
 use super::status::differences;
 use super::{CONNECT_ADVICE, Context};
 use crate::config::{PairConfig, mysql_transport};
@@ -199,8 +198,7 @@ async fn unreadable_sources(pair: &PairConfig) -> Vec<Finding> {
         let Some(table) = recount.and_then(|recount| recount.settings.table.as_ref()) else {
             continue;
         };
-        let names: Vec<_> = table.split('.').map(quoted).collect();
-        let select = format!("SELECT 1 FROM {} LIMIT 0", names.join("."));
+        let select = format!("SELECT 1 FROM {} LIMIT 0", table_name(table));
         let read = sqlx::raw_sql(AssertSqlSafe(select)).execute(&pool).await;
         match read {
             Ok(_) => {}

@@ -1,9 +1,8 @@
 //! The availability of a pair's two servers. Each change, and each new reason, is logged once.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
-
-use std::error::Error;
 
 use counterfoil::Connection;
 use counterfoil::admin::{Finding, RedisState};
