@@ -11,7 +11,7 @@ use testkit::MysqlServer;
 use tokio::time::sleep;
 
 use crate::client::get;
-use crate::support::{Site, eventually};
+use crate::support::{Daemon, Site, eventually};
 
 const VIEWS: &str = "
 [[family]]
@@ -376,6 +376,15 @@ async fn what_waits_is_brought_to_mysql_also_where_redis_has_no_memory_left() {
     drop(daemon);
 }
 
+/// Waits for the first `check` on the present servers.
+async fn has_checked(daemon: &Daemon) {
+    eventually("a check", async || {
+        let state = get(daemon, "/api/v1/state").await.json();
+        state["pairs"][0]["looks"]["check"]["at"].is_number()
+    })
+    .await;
+}
+
 /// Neither the state nor a value is that of the former Redis.
 #[tokio::test]
 async fn a_reload_with_another_redis_leaves_the_former_one() {
@@ -384,12 +393,14 @@ async fn a_reload_with_another_redis_leaves_the_former_one() {
     let daemon = site.daemon().await;
     let value = async || get(&daemon, "/api/v1/values?family=shop/views&id=a").await;
     eventually("a value", async || value().await.status == 200).await;
+    has_checked(&daemon).await;
     site.write(&text.replace(&site.redis.url(), "redis://127.0.0.1:1"));
     daemon.signal("HUP");
     daemon.logs(&["unavailable", "server=\"redis\""]).await;
     let state = get(&daemon, "/api/v1/state").await.json();
     let pair = &state["pairs"][0];
     assert_eq!(pair["reconciler"]["running"], false, "{state}");
+    assert_eq!(pair["findings"], json!([]));
     assert_eq!(value().await.status, 503);
     site.write(&text);
     daemon.signal("HUP");
@@ -415,13 +426,9 @@ async fn a_family_that_was_refused_before_the_start_and_removed_is_forgotten() {
     daemon.signal("HUP");
     daemon.logs(&["reloaded the families"]).await;
     set("noeviction").await;
-    let state = async || get(&daemon, "/api/v1/state").await.json();
-    eventually("a check", async || {
-        let check = state().await["pairs"][0]["looks"]["check"].take();
-        check["at"].is_number()
-    })
-    .await;
-    assert_eq!(state().await["pairs"][0]["refused"], json!([]));
+    has_checked(&daemon).await;
+    let state = get(&daemon, "/api/v1/state").await.json();
+    assert_eq!(state["pairs"][0]["refused"], json!([]));
 }
 
 #[tokio::test]
