@@ -87,7 +87,7 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
 
 async fn drain_pair(pair: &PairConfig, end: Instant, all: bool) -> Result<Drained, Failure> {
     let counterfoil = &try_connect(pair).await?;
-    let (opened, unopened) = open_all(pair, counterfoil).await?;
+    let (known, unopened) = open_all(pair, counterfoil).await?;
     let draining = async {
         if all {
             counterfoil.drain_all().await
@@ -116,8 +116,7 @@ async fn drain_pair(pair: &PairConfig, end: Instant, all: bool) -> Result<Draine
     if drained.is_err() && left.is_empty() && problems.is_empty() {
         problems.push("the time limit was reached before the check ended".to_owned());
     }
-    let is_known = |name: &str| opened.contains(name) || unopened.contains_key(name);
-    problems.extend(strangers(counterfoil, is_known, end).await);
+    problems.extend(strangers(counterfoil, &known, end).await);
     problems.extend(unopened.into_values());
     let drained = problems.is_empty() && left.is_empty();
     Ok(Drained {
@@ -128,14 +127,14 @@ async fn drain_pair(pair: &PairConfig, end: Instant, all: bool) -> Result<Draine
     })
 }
 
-/// Opens the families of the database, and those that only the configuration has. Returns their
-/// names, and why others were not opened, by name.
+/// Opens the families of the database, and those that only the configuration has. Returns the names
+/// of all, and why some were not opened, by name.
 async fn open_all(
     pair: &PairConfig,
     counterfoil: &Counterfoil,
 ) -> Result<(BTreeSet<String>, BTreeMap<String, String>), Failure> {
     let (registered, mut unopened) = families::registered(counterfoil.store()).await?;
-    let mut opened: BTreeSet<_> = registered
+    let mut known: BTreeSet<_> = registered
         .iter()
         .map(|registered| registered.family.to_string())
         .collect();
@@ -150,7 +149,7 @@ async fn open_all(
         })?);
     }
     for name in names {
-        if pair.family(&name).is_some() && opened.insert(name.clone()) {
+        if pair.family(&name).is_some() && known.insert(name.clone()) {
             unopened.remove(&name);
             if let Err(Failure { message, .. }) = open(pair, counterfoil, &name).await {
                 let prefix = format!("{name}: ");
@@ -159,20 +158,20 @@ async fn open_all(
             }
         }
     }
-    Ok((opened, unopened))
+    known.extend(unopened.keys().cloned());
+    Ok((known, unopened))
 }
 
 /// Returns a problem for each family with hits in Redis that neither the database nor the
 /// configuration has, so that they were not drained.
 async fn strangers(
     counterfoil: &Counterfoil,
-    is_known: impl Fn(&str) -> bool,
+    known: &BTreeSet<String>,
     end: Instant,
 ) -> Vec<String> {
     match timeout_at(end, discovery::waiting(counterfoil.redis())).await {
         Ok(Ok(waiting)) => waiting
-            .iter()
-            .filter(|name| !is_known(name))
+            .difference(known)
             .map(|name| {
                 format!(
                     "{name}: hits wait, but the family is not registered in MySQL: describe it in the configuration, \
