@@ -11,6 +11,7 @@ use testkit::MysqlServer;
 use tokio::time::sleep;
 
 use crate::client::get;
+use crate::http::{sample, scrape};
 use crate::support::{Daemon, Site, eventually};
 
 const VIEWS: &str = "
@@ -135,6 +136,23 @@ async fn families_that_others_registered_are_served_or_named() {
             assert_eq!(site.number(ALL).await, 0);
         }
     }
+}
+
+#[tokio::test]
+async fn the_metrics_of_a_removed_family_end() {
+    let site = Site::new().await;
+    site.configure(VIEWS);
+    site.printed(&["add", "shop/views", "page"]).await;
+    site.configure_pair("serve = \"declared\"", "");
+    let daemon = site.daemon().await;
+    let waiting = async || {
+        let labels = [("family", "views")];
+        sample(&scrape(&daemon).await, "counterfoil_unsaved_ids", &labels)
+    };
+    eventually("the family", async || waiting().await == Some(1.0)).await;
+    site.sql("UPDATE counterfoil_families SET state = 'removed'")
+        .await;
+    eventually("its end", async || waiting().await.is_none()).await;
 }
 
 #[tokio::test]
