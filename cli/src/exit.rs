@@ -60,12 +60,8 @@ impl From<counterfoil::Error> for Failure {
     }
 }
 
-/// Ends the command quietly if the reader of its output closed the pipe.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            return Failure::new(Exit::Ok, "");
-        }
         Failure::warning(error.to_string())
     }
 }
@@ -76,6 +72,11 @@ impl Failure {
             exit,
             message: message.into(),
         }
+    }
+
+    /// Names the pair before the message.
+    pub fn of_pair(self, pair: &str) -> Self {
+        Failure::new(self.exit, format!("pair {pair}: {}", self.message))
     }
 
     pub fn usage(message: impl Into<String>) -> Self {

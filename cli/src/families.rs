@@ -1,6 +1,6 @@
 //! The families of a pair, in the configuration and in the database.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use counterfoil::recount::{Mode, RecountBuilder};
@@ -10,7 +10,7 @@ use counterfoil::{
     AnyCounters, Connection, Counterfoil, Day, Error, ErrorKind, Family, Result, Store,
 };
 
-use crate::config::{FamilyConfig, Recount};
+use crate::config::{FamilyConfig, PairConfig, Recount};
 use crate::daemon::discovery;
 use crate::poll::with_timeout;
 
@@ -18,33 +18,6 @@ use crate::poll::with_timeout;
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(2);
 /// The maximum number of partitions in which to search for a family's settings.
 const MAX_PARTITIONS: u32 = 4;
-
-pub fn of_pair<'a>(
-    families: &'a [FamilyConfig],
-    pair: &str,
-) -> impl Iterator<Item = &'a FamilyConfig> {
-    families.iter().filter(move |family| family.pair == pair)
-}
-
-/// Returns the configuration of NAMESPACE/FAMILY: that of its name, or the most specific pattern.
-pub fn configured<'a>(
-    families: &'a [FamilyConfig],
-    pair: &str,
-    name: &str,
-) -> Option<&'a FamilyConfig> {
-    describing(of_pair(families, pair), name)
-}
-
-/// Returns the most specific of the configurations that describe NAMESPACE/FAMILY.
-fn describing<'a>(
-    families: impl Iterator<Item = &'a FamilyConfig>,
-    name: &str,
-) -> Option<&'a FamilyConfig> {
-    let (namespace, family) = name.split_once('/')?;
-    families
-        .filter(|configured| configured.describes(namespace, family))
-        .max_by_key(|configured| configured.precedence())
-}
 
 /// Opens NAMESPACE/FAMILY as configured.
 pub async fn open(
@@ -57,39 +30,22 @@ pub async fn open(
     counterfoil.open_any(family).await
 }
 
-/// Returns the families in the database, and why this version does not understand others.
-pub async fn registered(store: &dyn Store) -> Result<(Vec<Registered>, Vec<String>)> {
-    let (mut known, mut unknown) = (Vec::new(), Vec::new());
-    for family in store.families().await? {
+/// Returns the families in the database, and why this version does not understand others, by name.
+pub async fn registered(store: &dyn Store) -> Result<(Vec<Registered>, BTreeMap<String, String>)> {
+    let (mut known, mut unknown) = (Vec::new(), BTreeMap::new());
+    for (name, family) in store.families().await? {
         match family {
             Ok(registered) => known.push(registered),
-            Err(error) => unknown.push(format!("{error:#}")),
+            Err(error) => drop(unknown.insert(name, format!("{error:#}"))),
         }
     }
     Ok((known, unknown))
 }
 
-/// Returns the family NAMESPACE/FAMILY of the database.
-pub async fn find(store: &dyn Store, name: &str) -> Result<Option<Registered>> {
-    let is_of_it = format!("{name}: ");
-    for family in store.families().await? {
-        match family {
-            Ok(registered) if registered.family.to_string() == name => return Ok(Some(registered)),
-            Err(error) if error.to_string().starts_with(&is_of_it) => return Err(error),
-            _ => {}
-        }
-    }
-    Ok(None)
-}
-
 /// Returns the families that Redis knows, for a reader that cannot ask the database, and why some may
 /// be missing: those of the configuration, and others with the settings that Redis has of them.
-pub async fn in_redis(
-    redis: &Connection,
-    configured: &[&FamilyConfig],
-) -> (Vec<Family>, Option<String>) {
-    let single = configured.iter().filter(|family| !family.is_pattern());
-    let mut names: BTreeSet<_> = single.map(|family| family.name()).collect();
+pub async fn in_redis(redis: &Connection, pair: &PairConfig) -> (Vec<Family>, Option<String>) {
+    let mut names = pair.family_names();
     let why = match with_timeout(SEARCH_TIMEOUT, discovery::families(redis)).await {
         Ok(found) => {
             names.extend(found);
@@ -104,7 +60,7 @@ pub async fn in_redis(
         let Some((namespace, family)) = name.split_once('/') else {
             continue;
         };
-        let found = match describing(configured.iter().copied(), &name) {
+        let found = match pair.family(&name) {
             Some(configured) => configured.in_namespace(namespace).ok(),
             None => settings_in_redis(redis, namespace, family).await,
         };

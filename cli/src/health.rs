@@ -174,13 +174,13 @@ impl PairView {
                 });
             }
         }
-        if let Some(refusal) = self.redis.refusal.filter(|_| self.redis.up) {
+        if let Some(full) = self.redis.full.as_ref().filter(|_| self.redis.up) {
             let mut failing = self.reconciler.failing.iter();
-            let counting = failing.find(|failing| failing.error == refusal.text());
+            let counting = failing.find(|failing| failing.error == full.message);
             problems.push(Problem {
-                why: Some(refusal.text().to_owned()),
+                why: Some(full.message.clone()),
                 since: counting.map(|failing| failing.since),
-                ..Problem::down("Redis refuses hits", refusal.advice())
+                ..Problem::down("Redis refuses hits", &full.advice)
             });
         }
         if self.reconciler.why.is_some() {
@@ -192,52 +192,50 @@ impl PairView {
                 )
             });
         }
-        let errors = self.findings.iter().filter(|one| one.is_error());
+        let errors = self.findings().into_iter().filter(FindingView::is_error);
         problems.extend(errors.map(|FindingView { finding, since }| Problem {
-            why: Some(finding.message.clone()),
-            since: Some(*since),
-            ..Problem::degraded(finding.subject.clone(), &finding.advice, "check")
+            why: Some(finding.message),
+            since: Some(since),
+            ..Problem::degraded(finding.subject, &finding.advice, "check")
         }));
         problems
     }
 
     fn problems_of_families(&self) -> Vec<Problem> {
-        let families = |is_so: fn(&FamilyView) -> bool| {
-            let families = self.families.iter();
-            families.filter(|family| is_so(family)).collect::<Vec<_>>()
-        };
-        let since = |families: &[&FamilyView]| families.iter().map(|one| one.state_since).min();
+        let about =
+            |is_so: fn(&FamilyView) -> bool, [one, many]: [&str; 2], what_to_do, command| {
+                let families: Vec<_> = self.families.iter().filter(|one| is_so(one)).collect();
+                Some(Problem {
+                    why: families.first()?.problem.clone(),
+                    since: families.iter().map(|one| one.state_since).min(),
+                    ..Problem::degraded(of_families(&families, one, many), what_to_do, command)
+                })
+            };
         let mut problems = Vec::new();
-        let broken = families(|status| status.state == State::Broken);
-        if let Some(problem) = of_families(&broken, "is broken", "are broken") {
-            problems.push(Problem {
-                why: broken[0].problem.clone(),
-                since: since(&broken),
-                ..Problem::degraded(
-                    problem,
-                    "`counterfoil acl daemon` prints the privileges that Redis needs. Otherwise \
-                     another program wrote the keys",
-                    "check",
-                )
-            });
-        }
-        let late = families(|status| status.state == State::Late);
-        if let Some(problem) = of_families(&late, "is late", "are late") {
-            let what_to_do = "Is MySQL slow, or a table locked? Does a daemon serve the family?";
-            problems.push(Problem {
-                since: since(&late),
-                ..Problem::degraded(problem, what_to_do, "pending")
-            });
-        }
-        let full = families(|status| status.full > NEARLY_FULL);
-        if let Some(problem) = of_families(&full, "nears max_pending", "near max_pending") {
-            problems.push(Problem::degraded(
-                problem,
-                "Redis refuses further ids at the limit. Restore what keeps hits from MySQL, or \
-                 raise `max_pending`",
-                "pending",
-            ));
-        }
+        problems.extend(about(
+            |family| family.state == State::Broken,
+            ["is broken", "are broken"],
+            "`counterfoil acl daemon` prints the privileges that Redis needs. Otherwise another \
+             program wrote the keys",
+            "check",
+        ));
+        problems.extend(about(
+            |family| family.state == State::Late,
+            ["is late", "are late"],
+            "Is MySQL slow, or a table locked? Does a daemon serve the family?",
+            "pending",
+        ));
+        let full = about(
+            |family| family.full > NEARLY_FULL,
+            ["nears max_pending", "near max_pending"],
+            "Redis refuses further ids at the limit. Restore what keeps hits from MySQL, or raise \
+             `max_pending`",
+            "pending",
+        );
+        problems.extend(full.map(|full| Problem {
+            since: None,
+            ..full
+        }));
         let number = self.refused.len();
         let shown = if number > MAX_NAMES { 1 } else { number };
         problems.extend(self.refused[..shown].iter().map(|Refused { family, reason }| {
@@ -252,33 +250,31 @@ impl PairView {
                 ..Problem::degraded(problem, what_to_do, "check")
             }
         }));
-        let with_rejects = families(|status| status.rejects > 0);
-        if let Some(problem) = of_families(&with_rejects, "has open rejects", "have open rejects") {
-            problems.push(Problem {
-                why: self.rejects.first().map(|reject| escaped(&reject.reason)),
-                since: self.rejects.iter().map(|reject| reject.at).min(),
-                ..Problem::degraded(
-                    problem,
-                    "Widen the column, or insert the missing row: the daemon then applies them \
-                     within seconds",
-                    "rejects list",
-                )
-            });
-        }
+        let rejects = about(
+            |family| family.rejects > 0,
+            ["has open rejects", "have open rejects"],
+            "Widen the column, or insert the missing row: the daemon then applies them within \
+             seconds",
+            "rejects list",
+        );
+        problems.extend(rejects.map(|problem| Problem {
+            why: self.rejects.first().map(|reject| escaped(&reject.reason)),
+            since: self.rejects.iter().map(|reject| reject.at).min(),
+            ..problem
+        }));
         problems
     }
 }
 
-/// Returns how many families it concerns, with the names of the first; `None` without families.
-fn of_families(families: &[&FamilyView], one: &str, many: &str) -> Option<String> {
+/// Returns how many families it concerns, with the names of the first.
+fn of_families(families: &[&FamilyView], one: &str, many: &str) -> String {
     let names = families.iter().take(MAX_NAMES);
     let names: Vec<_> = names.map(|family| family.name()).collect();
     let names = names.join(", ");
     match families.len() {
-        0 => None,
-        1 => Some(format!("{names} {one}")),
-        number if number <= MAX_NAMES => Some(format!("{names} {many}")),
-        number => Some(format!("{number} families {many}: {names} and others")),
+        1 => format!("{names} {one}"),
+        number if number <= MAX_NAMES => format!("{names} {many}"),
+        number => format!("{number} families {many}: {names} and others"),
     }
 }
 

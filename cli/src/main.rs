@@ -18,7 +18,6 @@ mod view;
 use std::panic::AssertUnwindSafe;
 
 use clap::Parser;
-use clap::error::ErrorKind;
 use futures_util::FutureExt;
 
 use crate::arguments::Arguments;
@@ -30,11 +29,10 @@ async fn main() -> Exit {
         Ok(arguments) => arguments,
         Err(error) => {
             let _ = error.print();
-            let is_asked_for = matches!(
-                error.kind(),
-                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
-            );
-            return if is_asked_for { Exit::Ok } else { Exit::Usage };
+            return match error.use_stderr() {
+                true => Exit::Usage,
+                false => Exit::Ok,
+            };
         }
     };
     let executed = AssertUnwindSafe(commands::execute(arguments)).catch_unwind();
@@ -44,9 +42,7 @@ async fn main() -> Exit {
         Err(Failure::critical(message))
     });
     ended.unwrap_or_else(|Failure { exit, message }| {
-        if !message.is_empty() {
-            eprintln!("counterfoil: {}", output::without_controls(&message));
-        }
+        eprintln!("counterfoil: {}", output::without_controls(&message));
         exit
     })
 }

@@ -1,5 +1,6 @@
 //! Reads the state of a pair, its servers and its families, without writing anything.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
 
@@ -59,15 +60,13 @@ impl<T> From<&Result<T, String>> for ServerStatus {
 /// Data from MySQL.
 struct Stored {
     families: Vec<Family>,
-    /// Families that this version does not understand.
-    unknown: Vec<String>,
+    /// Why this version does not understand other families.
+    unknown: BTreeMap<String, String>,
     overview: Vec<Overview>,
 }
 
-/// Returns the state of a pair, with its own of the configured `families`. If MySQL does not reply,
-/// the families are those that Redis knows.
-pub async fn poll(config: &PairConfig, families: &[FamilyConfig], late: Duration) -> PairStatus {
-    let configured: Vec<_> = families::of_pair(families, &config.name).collect();
+/// Returns the state of a pair. If MySQL does not reply, the families are those that Redis knows.
+pub async fn poll(config: &PairConfig, late: Duration) -> PairStatus {
     let (stored, connected) = join(
         in_time(read_mysql(pair::store(config))),
         in_time(pair::connect(config)),
@@ -76,15 +75,7 @@ pub async fn poll(config: &PairConfig, families: &[FamilyConfig], late: Duration
     let mysql = ServerStatus::from(&stored);
     let stored = stored.ok();
     let families = match connected {
-        Ok(connected) => {
-            in_time(read_families(
-                &connected,
-                &configured,
-                stored.as_ref(),
-                late,
-            ))
-            .await
-        }
+        Ok(connected) => in_time(read_families(&connected, config, stored.as_ref(), late)).await,
         Err(why) => Err(why),
     };
     let redis = ServerStatus::from(&families);
@@ -94,13 +85,14 @@ pub async fn poll(config: &PairConfig, families: &[FamilyConfig], late: Duration
         families, unknown, ..
     }) = stored
     {
-        let is_new = |configured: &&&FamilyConfig| {
+        let is_new = |configured: &&FamilyConfig| {
             !families
                 .iter()
                 .any(|family| configured.describes(family.namespace(), family.name()))
         };
-        never_opened.extend(configured.iter().filter(is_new).map(|new| new.name()));
-        missing = unknown;
+        let new = config.families.iter().filter(is_new);
+        never_opened.extend(new.map(FamilyConfig::name));
+        missing.extend(unknown.into_values());
     }
     missing.extend(incomplete);
     PairStatus {
@@ -131,7 +123,7 @@ async fn read_mysql(store: MysqlStore) -> counterfoil::Result<Stored> {
 /// families that Redis knows, and why some may be missing.
 async fn read_families(
     counterfoil: &Counterfoil,
-    configured: &[&FamilyConfig],
+    config: &PairConfig,
     stored: Option<&Stored>,
     late: Duration,
 ) -> counterfoil::Result<(Vec<FamilyView>, Option<String>)> {
@@ -146,7 +138,7 @@ async fn read_families(
     let (families, incomplete, overview) = match stored {
         Some(stored) => (stored.families.clone(), None, &stored.overview[..]),
         None => {
-            let (families, why) = families::in_redis(counterfoil.redis(), configured).await;
+            let (families, why) = families::in_redis(counterfoil.redis(), config).await;
             (families, why, &[][..])
         }
     };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use counterfoil::admin::{Backlog, Overview};
-use counterfoil::{Durability, Family, Result};
+use counterfoil::{Family, Result};
 use serde::Serialize;
 
 /// The default time beyond a family's sync and settle time from which waiting hits are late.
@@ -139,7 +139,7 @@ impl FamilyView {
         late: Duration,
     ) -> Self {
         let rejects = overview.map_or(0, |overview| overview.rejects);
-        let late = late_after(family, late);
+        let late = family.sync_time() + family.durability().settle() + late;
         let state = match &backlog {
             Err(_) => State::Broken,
             Ok(backlog) if backlog.oldest.is_some_and(|oldest| oldest > late) => State::Late,
@@ -185,16 +185,6 @@ pub fn idle(namespace: &str, family: &str) -> FamilyView {
         served: true,
         ..FamilyView::default()
     }
-}
-
-/// Returns the age from which hits of the family are late: its sync and settle time, and this
-/// time.
-fn late_after(family: &Family, late: Duration) -> Duration {
-    let settle = match family.durability() {
-        Durability::Settle(settle) => settle,
-        _ => Duration::ZERO,
-    };
-    family.sync_time() + settle + late
 }
 
 /// Returns whether figures of this time are older than this age at `now`.

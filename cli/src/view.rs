@@ -6,6 +6,7 @@ use std::sync::Arc;
 use counterfoil::admin::{Drift, Finding, Reject, Severity};
 use serde::Serialize;
 
+use crate::daemon::failing;
 use crate::status::{FamilyView, STALE_SECONDS, Sample, is_older, unix_seconds};
 
 /// The age in seconds from which the findings of `check` are stale. It runs every 30 s.
@@ -29,13 +30,9 @@ impl View {
             .flat_map(move |pair| items(pair).iter().map(|item| (pair.name.as_str(), item)))
     }
 
-    /// Returns a family, given as `NAMESPACE/FAMILY`, of a pair, or of the only one.
-    pub fn family(&self, pair: Option<&str>, name: &str) -> Option<(&PairView, &FamilyView)> {
-        let is_it = |one: &&Arc<PairView>| match pair {
-            Some(pair) => one.name == pair,
-            None => self.pairs.len() == 1,
-        };
-        let pair = self.pairs.iter().find(is_it)?;
+    /// Returns a family, given as `NAMESPACE/FAMILY`, of a pair.
+    pub fn family(&self, pair: &str, name: &str) -> Option<(&PairView, &FamilyView)> {
+        let pair = self.pairs.iter().find(|one| one.name == pair)?;
         let mut families = pair.families.iter();
         let family = families.find(|family| family.name() == name)?;
         Some((pair, family))
@@ -67,8 +64,8 @@ pub struct PairView {
     pub refused: Vec<Refused>,
     /// Families in the database that this daemon does not serve.
     pub not_served: Vec<String>,
-    /// The steps that fail, and the findings of `check`, the worst first.
-    pub findings: Vec<FindingView>,
+    /// The findings of `check`, the worst first.
+    pub checked: Vec<FindingView>,
     /// The latest rejects, the newest first.
     pub rejects: Vec<RejectView>,
     /// The latest differences that recounts found, the newest first.
@@ -101,10 +98,23 @@ impl PairView {
         self.redis.up && self.mysql.up
     }
 
-    /// Returns whether the families of the database were ever read, which `check` does.
-    pub fn has_read_families(&self) -> bool {
-        let mut looks = self.looks.iter();
-        looks.any(|look| look.name == "check" && look.at.is_some())
+    /// Returns the steps that fail, and the findings of `check`, the worst first.
+    pub fn findings(&self) -> Vec<FindingView> {
+        let mut findings = failing::findings(&self.reconciler.failing);
+        findings.extend(self.checked.iter().cloned());
+        findings
+    }
+
+    /// Sets the steps that fail, and so the servers that refuse what the daemon writes.
+    pub fn set_failing(&mut self, failing: Vec<FailingView>) {
+        let refused_by = |server: &str| {
+            let mut failing = failing.iter();
+            let refused = failing.find(|one| one.server == server)?;
+            Some(refused.error.clone())
+        };
+        self.redis.refuses = refused_by("redis");
+        self.mysql.refuses = refused_by("mysql");
+        self.reconciler.failing = failing;
     }
 
     /// Returns the recount of NAMESPACE/FAMILY.
@@ -180,9 +190,9 @@ pub struct ServerView {
     /// The memory that Redis, or all nodes of its cluster, have allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// The reason why Redis, or a node of its cluster, refuses hits although it replies.
+    /// The finding about a Redis, or a node of its cluster, that refuses hits because it is full.
     #[serde(skip)]
-    pub refusal: Option<Refusal>,
+    pub full: Option<Finding>,
     /// The reason, if it is unavailable.
     pub why: Option<String>,
     /// The error with which it refuses what the daemon writes, although it replies.
@@ -207,32 +217,6 @@ impl ServerView {
             (false, _) => "unavailable",
             (true, Some(_)) => "failing",
             (true, None) => "up",
-        }
-    }
-}
-
-/// A state in which Redis replies, but accepts no hits.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Refusal {
-    MemoryFull,
-    Replica,
-}
-
-impl Refusal {
-    pub fn text(self) -> &'static str {
-        match self {
-            Refusal::MemoryFull => "Redis has reached maxmemory and refuses hits",
-            Refusal::Replica => "Redis is a replica, which accepts no writes",
-        }
-    }
-
-    /// Returns the recommended action, in a sentence without a period.
-    pub fn advice(self) -> &'static str {
-        match self {
-            Refusal::MemoryFull => {
-                "Raise maxmemory, or restore MySQL, so that waiting hits leave Redis"
-            }
-            Refusal::Replica => "Let the address in the configuration lead to the primary",
         }
     }
 }

@@ -61,7 +61,7 @@ async fn open(open: &Value) -> Result<HashMap<String, AnyCounters>, Box<dyn StdE
     };
     let counterfoil = counterfoil.write_timeout(seconds(&open["options"]["retry_for"]));
     let mut families = HashMap::new();
-    for one in counterfoil.mysql()?.families().await? {
+    for (_, one) in counterfoil.mysql()?.families().await? {
         let one = one?;
         if one.family.namespace() == text(&open["namespace"]) {
             let name = one.family.name().to_owned();

@@ -13,7 +13,8 @@ use crate::store::mysql::statement::{quoted, table_name};
 /// without quotes: `counterfoil@10.0.0.%`, or `counterfoil` from any host.
 ///
 /// There are none for a [`Writer`](Role::Writer) of families that are not cached, because it needs
-/// no database. A recount also reads its source, which is not part of a family: add SELECT on that.
+/// no database. A recount also reads its source, which is not part of a family: add a [`grant`] of
+/// SELECT on that.
 pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<String> {
     let concerned: Vec<_> = families
         .iter()
@@ -35,17 +36,10 @@ pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<
     // the tables, and whether rows are inserted into them
     let mut tables: IndexMap<String, bool> = IndexMap::new();
     for (name, inserts) in own.chain(of_families) {
-        let table = if name.contains('.') {
-            table_name(name)
-        } else {
-            [quoted(schema), quoted(name)].join(".")
-        };
-        *tables.entry(table).or_default() |= inserts;
+        *tables.entry(in_schema(name, schema)).or_default() |= inserts;
     }
-    let rejects = [quoted(schema), quoted("counterfoil_rejects")].join(".");
-    let (name, host) = user.rsplit_once('@').unwrap_or((user, "%"));
-    let account = [quoted(name), quoted(host)].join("@");
-    let grant = |(table, inserts)| {
+    let rejects = in_schema("counterfoil_rejects", schema);
+    let grant = |(table, inserts): (String, bool)| {
         let privileges = match (writes, inserts) {
             (false, _) => "SELECT",
             (true, false) => "SELECT, UPDATE",
@@ -53,7 +47,28 @@ pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<
             (true, true) if table == rejects => "SELECT, INSERT, UPDATE, DELETE",
             (true, true) => "SELECT, INSERT, UPDATE",
         };
-        format!("GRANT {privileges} ON {table} TO {account};")
+        statement(privileges, &table, user)
     };
     tables.into_iter().map(grant).collect()
+}
+
+/// Returns the statement that grants a user, written as for [`grants`], these privileges on a table,
+/// or on all tables of the schema if `table` is `*`.
+pub fn grant(privileges: &str, table: &str, schema: &str, user: &str) -> String {
+    statement(privileges, &in_schema(table, schema), user)
+}
+
+fn statement(privileges: &str, table: &str, user: &str) -> String {
+    let (name, host) = user.rsplit_once('@').unwrap_or((user, "%"));
+    let account = [quoted(name), quoted(host)].join("@");
+    format!("GRANT {privileges} ON {table} TO {account};")
+}
+
+/// Returns the quoted name of a table, which is in this schema unless its name includes one.
+fn in_schema(table: &str, schema: &str) -> String {
+    match table {
+        "*" => format!("{}.*", quoted(schema)),
+        table if table.contains('.') => table_name(table),
+        table => [quoted(schema), quoted(table)].join("."),
+    }
 }

@@ -12,8 +12,11 @@ pub(crate) mod redis;
 pub use self::access::acl_rules;
 pub use self::backlog::Backlog;
 pub use self::finding::{Finding, Severity};
-pub use self::grants::grants;
+pub use self::grants::{grant, grants};
+pub use self::redis::RedisState;
 pub use crate::scripts::bundle::Script;
+#[doc(hidden)]
+pub use crate::store::mysql::statement::table_name;
 pub use crate::store::mysql::{Drift, Overview, Purged, RecountRun, Reject, Retried};
 
 /// The purpose of a user of Redis and of the database. It determines the privileges of the user,

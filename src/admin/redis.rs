@@ -46,7 +46,7 @@ fn evicts(policy: &str, families: &[Family]) -> Option<String> {
 pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let started = SystemTime::now();
-    let mut nodes = match info(redis, "default").await {
+    let nodes = match info(redis, "default").await {
         Ok(nodes) => nodes,
         Err(error) => {
             let advice = match error.kind() {
@@ -59,13 +59,10 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
             return vec![Finding::new(Severity::Error, "redis", message, advice)];
         }
     };
-    // the client of a cluster may not have noticed yet that a node is no longer a primary
-    nodes
-        .retain(|(name, node)| name.is_empty() || node.get("role").is_none_or(|it| it == "master"));
     let asked = started..SystemTime::now();
     let fsync = config(redis, "appendfsync").await;
     let save = config(redis, "save").await;
-    for (name, node) in &nodes {
+    for (name, node) in nodes.iter().filter(is_primary) {
         let setting = |name: &str| node.get(name).map_or("", String::as_str);
         let has_aof = setting("aof_enabled") == "1";
         let server = format!("redis {name}");
@@ -135,7 +132,7 @@ fn full(node: &Info) -> Option<Finding> {
         |(name, keys): (&String, &String)| name.starts_with("db") && !keys.contains("expires=0,");
     let evicts = policy.starts_with("allkeys-")
         || (policy.starts_with("volatile-") && node.iter().any(has_expiring));
-    let message = format!("{used} of {limit} bytes are used: Redis refuses hits");
+    let message = format!("Redis has reached maxmemory, {limit} bytes, and refuses hits");
     let advice = "Raise maxmemory, or find out why hits do not reach the database.";
     let finding = Finding::new(Severity::Error, "maxmemory", message, advice);
     (used >= limit && !evicts).then_some(finding)
@@ -276,6 +273,49 @@ pub(crate) async fn run_ids(redis: &Connection) -> Result<BTreeMap<String, Strin
     Ok(ids)
 }
 
+/// The state of a Redis server, or of the nodes of a cluster, as they describe it themselves.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RedisState {
+    /// The name and version: `Valkey 9.1.2`. In a cluster, those of one node.
+    pub version: String,
+    /// The memory that all nodes have allocated.
+    pub memory_bytes: u64,
+    /// The finding about a primary that refuses hits because its memory is full.
+    pub full: Option<Finding>,
+}
+
+impl RedisState {
+    /// Reads the state by INFO.
+    ///
+    /// # Errors
+    /// [`Redis`](ErrorKind::Redis) if Redis is unreachable; [`AccessDenied`](ErrorKind::AccessDenied)
+    /// without `+info`.
+    pub async fn read(redis: &Connection) -> Result<Self> {
+        RedisState::of(&info(redis, "default").await?)
+    }
+
+    fn of(nodes: &[(String, Info)]) -> Result<Self> {
+        let names = [("valkey_version", "Valkey"), ("redis_version", "Redis")];
+        let version = nodes.first().and_then(|(_, node)| {
+            let mut names = names.iter();
+            names.find_map(|(field, name)| Some(format!("{name} {}", node.get(*field)?)))
+        });
+        let used = nodes.iter().filter_map(|(_, node)| node.get("used_memory"));
+        let mut primaries = nodes.iter().filter(is_primary);
+        Ok(RedisState {
+            version: version.ok_or_else(|| Error::redis("the reply to INFO has no version"))?,
+            memory_bytes: used.filter_map(|bytes| bytes.parse::<u64>().ok()).sum(),
+            full: primaries.find_map(|(_, node)| full(node)),
+        })
+    }
+}
+
+/// Returns false for a former primary of a cluster, which its client may not have noticed yet.
+fn is_primary((name, node): &&(String, Info)) -> bool {
+    name.is_empty() || node.get("role").is_none_or(|role| role == "master")
+}
+
 type Info = HashMap<String, String>;
 
 /// Returns a section of INFO of each node by its address, or by "" for a single server.
@@ -356,22 +396,42 @@ fn text(value: Value) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn info(text: &str) -> Info {
+        let pairs = text.split_whitespace();
+        let pairs = pairs.filter_map(|pair| pair.split_once(':'));
+        let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        pairs.collect()
+    }
+
     #[test]
     fn a_full_memory_refuses_hits_unless_keys_are_evicted() {
         let is_found = |policy: &str, keys: &str| {
-            let pairs = [
-                ("used_memory", "9"),
-                ("maxmemory", "9"),
-                ("maxmemory_policy", policy),
-                ("db0", keys),
-            ];
-            let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
-            full(&Info::from(pairs)).is_some()
+            let memory = "used_memory:9 maxmemory:9 maxmemory_policy:";
+            full(&info(&format!("{memory}{policy} db0:{keys}"))).is_some()
         };
         let (lasting, expiring) = ("keys=2,expires=0,avg_ttl=0", "keys=2,expires=1,avg_ttl=9");
         assert!(is_found("noeviction", expiring));
         assert!(is_found("volatile-lru", lasting));
         assert!(!is_found("volatile-lru", expiring));
         assert!(!is_found("allkeys-lru", lasting));
+    }
+
+    #[test]
+    fn the_state_is_that_of_all_nodes_and_a_former_primary_refuses_no_hits() {
+        let full = "redis_version:7.0.15 used_memory:9 maxmemory:9 maxmemory_policy:volatile-lru";
+        let of = |roles: [&str; 2]| {
+            let node = |role| ("node:1".to_owned(), info(&format!("{full} role:{role}")));
+            RedisState::of(&roles.map(node)).unwrap()
+        };
+        let state = of(["slave", "slave"]);
+        assert_eq!((&*state.version, state.memory_bytes), ("Redis 7.0.15", 18));
+        assert!(state.full.is_none());
+        let message = of(["slave", "master"]).full.unwrap().message;
+        let expected = "Redis has reached maxmemory, 9 bytes, and refuses hits";
+        assert_eq!(message, expected);
+        let valkey = info("redis_version:7.2.4 valkey_version:9.1.2");
+        let state = RedisState::of(&[(String::new(), valkey)]).unwrap();
+        assert_eq!(state.version, "Valkey 9.1.2");
+        assert!(RedisState::of(&[]).is_err());
     }
 }

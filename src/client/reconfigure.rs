@@ -57,19 +57,8 @@ impl Counterfoil {
 
     /// Returns the family as it is registered.
     pub(super) async fn known(&self, family: &Family) -> Result<Registered> {
-        let name = family.to_string();
-        for listed in self.shared.store.families().await? {
-            match listed {
-                Ok(registered) if registered.family.to_string() == name => {
-                    return Ok(registered);
-                }
-                Err(error) if error.to_string().starts_with(&format!("{name}: ")) => {
-                    return Err(error);
-                }
-                _ => {}
-            }
-        }
-        Err(Error::invalid(format!("{family} is not registered")))
+        let found = self.shared.store.find(&family.to_string()).await?;
+        found.ok_or_else(|| Error::invalid(format!("{family} is not registered")))
     }
 
     async fn refuse_pending(&self, family: &Family) -> Result<()> {

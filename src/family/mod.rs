@@ -65,7 +65,8 @@ pub enum Durability {
 }
 
 impl Durability {
-    pub(crate) fn settle(self) -> Duration {
+    /// Returns the time that a batch waits, zero for [`Immediate`](Durability::Immediate).
+    pub fn settle(self) -> Duration {
         match self {
             Durability::Settle(time) => time,
             Durability::Immediate => Duration::ZERO,

@@ -51,9 +51,13 @@ pub async fn serve_families(flusher: Arc<Flusher>, scope: Scope) {
 }
 
 /// Serves the families in scope. Returns the names of others that are not in use, and the errors.
-fn serve_found(shared: &Shared, scope: &Scope, found: Vec<Result<Registered>>) -> Vec<String> {
+fn serve_found(
+    shared: &Shared,
+    scope: &Scope,
+    found: Vec<(String, Result<Registered>)>,
+) -> Vec<String> {
     let mut unserved = Vec::new();
-    for one in found {
+    for (name, one) in found {
         let served = match one {
             Ok(registered) if scope.has(&registered) => {
                 let in_use = shared.in_use(&registered.family);
@@ -65,7 +69,7 @@ fn serve_found(shared: &Shared, scope: &Scope, found: Vec<Result<Registered>>) -
             }
             Ok(Registered { family, .. }) => {
                 if shared.in_use(&family).is_none() {
-                    unserved.push(family.to_string());
+                    unserved.push(name);
                 }
                 Ok(())
             }
@@ -96,7 +100,7 @@ impl Scope {
 }
 
 /// Lists the families in the database, for at most the interval of the search.
-async fn list(store: &dyn Store) -> Result<Vec<Result<Registered>>> {
+async fn list(store: &dyn Store) -> Result<Vec<(String, Result<Registered>)>> {
     let late = |_| Err(Error::store("the database did not reply"));
     timeout(SEARCH_INTERVAL, store.families())
         .await

@@ -156,16 +156,26 @@ pub trait Store: Send + Sync + 'static {
         self.register(&known.family).await
     }
 
-    /// Returns all registered families with the [settings](Family::settings) of the process that
-    /// opened each last, or the error in a family's settings in its place.
+    /// Returns all registered families by name, `NAMESPACE/FAMILY`, each with the
+    /// [settings](Family::settings) of the process that opened it last, or the error in them.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable;
     /// [`Mismatch`](crate::ErrorKind::Mismatch) from a store that does not list families, so that
     /// no reconciler serves [all](crate::ReconcilerBuilder::all) of them.
-    async fn families(&self) -> Result<Vec<Result<Registered>>> {
+    async fn families(&self) -> Result<Vec<(String, Result<Registered>)>> {
         let cannot = "this store does not list its families";
         Err(Error::mismatch(cannot))
+    }
+
+    /// Returns the registered family of this name, `NAMESPACE/FAMILY`.
+    ///
+    /// # Errors
+    /// Those of [`families`](Self::families), and that of the family's settings.
+    async fn find(&self, name: &str) -> Result<Option<Registered>> {
+        let mut families = self.families().await?.into_iter();
+        let found = families.find(|(known, _)| known == name);
+        found.map(|(_, registered)| registered).transpose()
     }
 
     /// Replaces the configuration of a registered family by `after` if its

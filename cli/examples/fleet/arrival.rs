@@ -33,7 +33,7 @@ pub async fn wait(site: &Site, told: &Journal) -> Result<()> {
 }
 
 async fn waiting<'a>(counterfoil: &Counterfoil, told: &'a Journal) -> Result<BTreeSet<&'a str>> {
-    for known in counterfoil.store().families().await? {
+    for (_, known) in counterfoil.store().families().await? {
         counterfoil.open_registered(known?)?;
     }
     let mut waiting: BTreeSet<_> = told.sums.keys().map(String::as_str).collect();

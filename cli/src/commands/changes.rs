@@ -1,23 +1,20 @@
 //! Changes to registered families, and their removal.
 
-use counterfoil::{Counterfoil, Family};
 use serde_json::json;
 
 use super::status::differences;
-use super::{Context, connect};
-use crate::config::PairConfig;
+use super::{Context, connect, registered};
 use crate::exit::{Exit, Failure};
-use crate::families;
 use crate::output::confirm;
 
 /// Gives a registered family the partitions, durability and bounds of its configuration.
 pub async fn reconfigure(context: &Context, name: &str, dry_run: bool) -> Result<Exit, Failure> {
     let pair = context.pair_of(name)?;
-    let configured = context
-        .configured(pair, name)
+    let configured = pair
+        .family(name)
         .ok_or_else(|| Failure::usage(format!("the configuration has no family {name}")))?;
     let counterfoil = connect(pair).await?;
-    let registered = registered(&counterfoil, pair, name).await?;
+    let registered = registered(counterfoil.store(), name).await?.family;
     let changes = differences(configured, &registered)?;
     let changed = !dry_run && !changes.is_empty();
     if changed {
@@ -40,14 +37,13 @@ pub async fn remove(
     dry_run: bool,
 ) -> Result<Exit, Failure> {
     let pair = context.pair_of(name)?;
-    let configured = context.configured(pair, name);
-    if configured.is_some_and(|configured| configured.name() == name) {
+    if pair.family_names().contains(name) {
         return Err(Failure::usage(format!(
             "{name} is still in the configuration: a daemon would open it again. Remove it there first"
         )));
     }
     let counterfoil = connect(pair).await?;
-    let family = registered(&counterfoil, pair, name).await?;
+    let family = registered(counterfoil.store(), name).await?.family;
     let rows = match family.table() {
         Some(_) => "Its table stays".to_owned(),
         None => "Its values in MySQL are deleted with it".to_owned(),
@@ -66,20 +62,4 @@ pub async fn remove(
         let verb = if dry_run { "would be" } else { "was" };
         vec![format!("{name} {verb} removed. {rows}")]
     })
-}
-
-/// Returns the family as it is registered.
-async fn registered(
-    counterfoil: &Counterfoil,
-    pair: &PairConfig,
-    name: &str,
-) -> Result<Family, Failure> {
-    let found = families::find(counterfoil.store(), name).await?;
-    let missing = || {
-        let place = &pair.name;
-        Failure::usage(format!("the database of pair {place} has no family {name}"))
-    };
-    found
-        .map(|registered| registered.family)
-        .ok_or_else(missing)
 }

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::Context;
 use crate::arguments::Arguments;
-use crate::config::{EXAMPLE, FamilyConfig, PairConfig};
+use crate::config::{EXAMPLE, FamilyConfig};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
@@ -17,13 +17,13 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     for pair in context.pairs() {
         let name = &pair.name;
-        let families: Vec<_> = context.families(pair).map(FamilyConfig::name).collect();
+        let families: Vec<_> = pair.families.iter().map(FamilyConfig::name).collect();
         lines.push(if families.is_empty() {
             format!("pair {name}: no families")
         } else {
             format!("pair {name}: {}", families.join(", "))
         });
-        let overlaps = overlaps(context, pair);
+        let overlaps = overlaps(&pair.families);
         lines.extend(overlaps.iter().map(|[specific, other]| {
             format!("pair {name}: {specific} takes precedence over {other}")
         }));
@@ -40,13 +40,12 @@ pub fn check(context: &Context) -> Result<Exit, Failure> {
 }
 
 /// Returns the families that are described twice, the description that applies first.
-fn overlaps(context: &Context, pair: &PairConfig) -> Vec<[String; 2]> {
-    let families: Vec<_> = context.families(pair).collect();
+fn overlaps(families: &[FamilyConfig]) -> Vec<[String; 2]> {
     let mut overlaps = Vec::new();
     for (at, one) in families.iter().enumerate() {
         let others = families[..at].iter().filter(|other| one.overlaps(other));
         overlaps.extend(others.map(|other| {
-            let mut both = [*one, *other];
+            let mut both = [one, other];
             both.sort_by_key(|family| Reverse(family.precedence()));
             both.map(FamilyConfig::name)
         }));

@@ -4,7 +4,7 @@ use counterfoil::{AnyCounters, Outcome, Precision, Slice, VisitorCount};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Context, connect};
+use super::{Context, connect, open};
 use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::{isolated, moment};
@@ -32,10 +32,21 @@ pub async fn get(
     context.output.print(&values, |_| lines)
 }
 
+/// Opens a family as in the database or else as configured.
 async fn open_to_read(context: &Context, family: &str) -> Result<AnyCounters, Failure> {
     let pair = context.pair_of(family)?;
-    let connected = connect(pair).await?;
-    context.open_to_read(pair, &connected, family).await
+    let counterfoil = connect(pair).await?;
+    if let Some(registered) = counterfoil.store().find(family).await? {
+        return Ok(counterfoil.open_registered(registered)?);
+    }
+    match pair.family(family) {
+        // a misspelt name would stay in the database
+        Some(pattern) if pattern.is_pattern() => Err(Failure::usage(format!(
+            "family {family} is not in the database: {} describes it, but nothing has opened it",
+            pattern.name()
+        ))),
+        _ => open(pair, &counterfoil, family).await,
+    }
 }
 
 async fn read(
@@ -100,8 +111,7 @@ pub async fn add(
     request: Option<&str>,
 ) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
-    let connected = connect(pair).await?;
-    let counters = context.open(pair, &connected, family).await?;
+    let counters = open(pair, &connect(pair).await?, family).await?;
     let outcome = count(&counters, id, delta, request).await?;
     let value = match (&counters, outcome) {
         // the reply to a buffered call has only the pending part; without MySQL, it counts as well

@@ -1,6 +1,6 @@
 //! Waiting until everything is in MySQL.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use counterfoil::admin::Backlog;
@@ -9,8 +9,8 @@ use futures_util::future::join_all;
 use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Context, connect};
-use crate::config::{FamilyConfig, PairConfig};
+use super::{Context, open, try_connect};
+use crate::config::PairConfig;
 use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
 use crate::families;
@@ -19,8 +19,6 @@ use crate::poll::{in_time, ticks};
 
 /// The interval between progress messages.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The longest time limit, which a clock can add to the present time.
-const LONGEST: Duration = Duration::from_hours(24 * 365);
 
 #[derive(Serialize)]
 struct Drained {
@@ -41,22 +39,18 @@ struct Left {
 
 /// Waits until everything is in MySQL.
 pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exit, Failure> {
-    let end = Instant::now() + within.min(LONGEST);
-    let drains = context
-        .pairs()
-        .map(|pair| drain_pair(context, pair, end, all));
+    let end = Instant::now() + within;
+    let drains = context.pairs().map(|pair| drain_pair(pair, end, all));
     let mut exit = Exit::Warning;
     let drained = join_all(drains).await.into_iter().zip(context.pairs());
     let drained = drained.map(|(drained, pair)| {
         drained.unwrap_or_else(|failure| {
             exit = exit.max(failure.exit);
-            let (name, message) = (&pair.name, &failure.message);
-            let why = message.strip_prefix(&format!("pair {name}: "));
             Drained {
-                pair: name.clone(),
+                pair: pair.name.clone(),
                 drained: false,
                 left: Vec::new(),
-                problems: vec![why.unwrap_or(message).to_owned()],
+                problems: vec![failure.message],
             }
         })
     });
@@ -91,14 +85,9 @@ pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exi
     }
 }
 
-async fn drain_pair(
-    context: &Context,
-    pair: &PairConfig,
-    end: Instant,
-    all: bool,
-) -> Result<Drained, Failure> {
-    let counterfoil = &connect(pair).await?;
-    let (opened, unknown) = open_all(context, pair, counterfoil).await?;
+async fn drain_pair(pair: &PairConfig, end: Instant, all: bool) -> Result<Drained, Failure> {
+    let counterfoil = &try_connect(pair).await?;
+    let (known, unopened) = open_all(pair, counterfoil).await?;
     let draining = async {
         if all {
             counterfoil.drain_all().await
@@ -127,12 +116,8 @@ async fn drain_pair(
     if drained.is_err() && left.is_empty() && problems.is_empty() {
         problems.push("the time limit was reached before the check ended".to_owned());
     }
-    let is_known = |name: &str| {
-        let names_it = |why: &String| why.starts_with(&format!("{name}: "));
-        opened.contains(name) || unknown.iter().any(names_it)
-    };
-    problems.extend(strangers(counterfoil, is_known, end).await);
-    problems.extend(unknown);
+    problems.extend(strangers(counterfoil, &known, end).await);
+    problems.extend(unopened.into_values());
     let drained = problems.is_empty() && left.is_empty();
     Ok(Drained {
         pair: pair.name.clone(),
@@ -142,52 +127,51 @@ async fn drain_pair(
     })
 }
 
-/// Opens the families of the database, and those that only the configuration has. Returns their
-/// names, and why others were not opened.
+/// Opens the families of the database, and those that only the configuration has. Returns the names
+/// of all, and why some were not opened, by name.
 async fn open_all(
-    context: &Context,
     pair: &PairConfig,
     counterfoil: &Counterfoil,
-) -> Result<(BTreeSet<String>, Vec<String>), Failure> {
-    let (registered, mut unknown) = families::registered(counterfoil.store()).await?;
-    let mut opened: BTreeSet<_> = registered
+) -> Result<(BTreeSet<String>, BTreeMap<String, String>), Failure> {
+    let (registered, mut unopened) = families::registered(counterfoil.store()).await?;
+    let mut known: BTreeSet<_> = registered
         .iter()
         .map(|registered| registered.family.to_string())
         .collect();
     for registered in registered {
         counterfoil.open_registered(registered)?;
     }
-    let names = context.families(pair).filter(|family| !family.is_pattern());
-    let mut names: BTreeSet<_> = names.map(FamilyConfig::name).collect();
-    if context.families(pair).any(FamilyConfig::is_pattern) {
+    let mut names = pair.family_names();
+    if pair.has_patterns() {
         let found = discovery::families(counterfoil.redis()).await;
         names.extend(found.map_err(|error| {
             Error::new(ErrorKind::Redis, "search for namespaces failed").with_source(error)
         })?);
     }
     for name in names {
-        if context.configured(pair, &name).is_some() && opened.insert(name.clone()) {
-            let prefix = format!("{name}: ");
-            unknown.retain(|why| !why.starts_with(&prefix));
-            if let Err(Failure { message, .. }) = context.open(pair, counterfoil, &name).await {
-                unknown.push(prefix.clone() + message.strip_prefix(&prefix).unwrap_or(&message));
+        if pair.family(&name).is_some() && known.insert(name.clone()) {
+            unopened.remove(&name);
+            if let Err(Failure { message, .. }) = open(pair, counterfoil, &name).await {
+                let prefix = format!("{name}: ");
+                let why = message.strip_prefix(&prefix).unwrap_or(&message);
+                unopened.insert(name, prefix + why);
             }
         }
     }
-    Ok((opened, unknown))
+    known.extend(unopened.keys().cloned());
+    Ok((known, unopened))
 }
 
 /// Returns a problem for each family with hits in Redis that neither the database nor the
 /// configuration has, so that they were not drained.
 async fn strangers(
     counterfoil: &Counterfoil,
-    is_known: impl Fn(&str) -> bool,
+    known: &BTreeSet<String>,
     end: Instant,
 ) -> Vec<String> {
     match timeout_at(end, discovery::waiting(counterfoil.redis())).await {
         Ok(Ok(waiting)) => waiting
-            .iter()
-            .filter(|name| !is_known(name))
+            .difference(known)
             .map(|name| {
                 format!(
                     "{name}: hits wait, but the family is not registered in MySQL: describe it in the configuration, \

@@ -15,15 +15,19 @@ mod status;
 
 use std::path::Path;
 
-use counterfoil::{AnyCounters, Counterfoil};
+use counterfoil::store::Registered;
+use counterfoil::{AnyCounters, Counterfoil, Store};
 
 use crate::arguments::{Arguments, Command, FamilyCommand, Scripts};
-use crate::config::{Config, FamilyConfig, PairConfig};
+use crate::config::{Config, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::Output;
 use crate::pair;
 use crate::poll::in_time;
+
+/// The advice for a Redis that cannot be reached.
+const CONNECT_ADVICE: &str = "Check that Redis is running, and its address and password";
 
 /// The context of most commands.
 pub struct Context {
@@ -36,9 +40,8 @@ pub struct Context {
 impl Context {
     fn read(path: &Path, named: Option<String>, output: Output) -> Result<Self, Failure> {
         let config = Config::read(path).map_err(Failure::usage)?;
-        if let Some(named) = named
-            .as_ref()
-            .filter(|named| config.pairs.iter().all(|pair| pair.name != **named))
+        if let Some(named) = &named
+            && config.pair(named).is_none()
         {
             return Err(Failure::usage(format!(
                 "the configuration has no [pair.{named}]"
@@ -78,9 +81,7 @@ impl Context {
                 "{family:?} is not NAMESPACE/FAMILY, such as shop/views"
             )));
         }
-        let mut pairs = self
-            .pairs()
-            .filter(|pair| self.configured(pair, family).is_some());
+        let mut pairs = self.pairs().filter(|pair| pair.family(family).is_some());
         match (pairs.next(), pairs.next()) {
             (Some(pair), None) => Ok(pair),
             (Some(_), Some(_)) => Err(Failure::usage(format!(
@@ -89,63 +90,40 @@ impl Context {
             (None, _) => self.pair(),
         }
     }
+}
 
-    /// Returns the configured families of `pair`.
-    pub fn families(&self, pair: &PairConfig) -> impl Iterator<Item = &FamilyConfig> {
-        families::of_pair(&self.config.families, &pair.name)
+/// Opens a family to count in it, as configured or else as in the database.
+pub async fn open(
+    pair: &PairConfig,
+    counterfoil: &Counterfoil,
+    family: &str,
+) -> Result<AnyCounters, Failure> {
+    if let Some(configured) = pair.family(family) {
+        return Ok(families::open(counterfoil, configured, family).await?);
     }
+    match counterfoil.store().find(family).await? {
+        Some(registered) => Ok(counterfoil.open_registered(registered)?),
+        None => Err(Failure::usage(format!(
+            "family {family} is neither in the configuration nor in the database"
+        ))),
+    }
+}
 
-    /// Returns the configuration of NAMESPACE/FAMILY.
-    pub fn configured(&self, pair: &PairConfig, family: &str) -> Option<&FamilyConfig> {
-        families::configured(&self.config.families, &pair.name, family)
-    }
-
-    /// Opens a family of `pair` to count in it, as configured or else as in the database.
-    pub async fn open(
-        &self,
-        pair: &PairConfig,
-        counterfoil: &Counterfoil,
-        family: &str,
-    ) -> Result<AnyCounters, Failure> {
-        if let Some(configured) = self.configured(pair, family) {
-            return Ok(families::open(counterfoil, configured, family).await?);
-        }
-        match families::find(counterfoil.store(), family).await? {
-            Some(registered) => Ok(counterfoil.open_registered(registered)?),
-            None => Err(Failure::usage(format!(
-                "family {family} is neither in the configuration nor in the database"
-            ))),
-        }
-    }
-
-    /// Opens a family of `pair` to read it, as in the database or else as configured.
-    pub async fn open_to_read(
-        &self,
-        pair: &PairConfig,
-        counterfoil: &Counterfoil,
-        family: &str,
-    ) -> Result<AnyCounters, Failure> {
-        match families::find(counterfoil.store(), family).await? {
-            Some(registered) => Ok(counterfoil.open_registered(registered)?),
-            None => match self.configured(pair, family) {
-                // a misspelt name would stay in the database
-                Some(pattern) if pattern.is_pattern() => Err(Failure::usage(format!(
-                    "family {family} is not in the database: {} describes it, but nothing has opened it",
-                    pattern.name()
-                ))),
-                _ => self.open(pair, counterfoil, family).await,
-            },
-        }
-    }
+/// Returns the family NAMESPACE/FAMILY as it is registered.
+pub async fn registered(store: &dyn Store, name: &str) -> Result<Registered, Failure> {
+    let missing = || Failure::usage(format!("the database has no family {name}"));
+    store.find(name).await?.ok_or_else(missing)
 }
 
 /// Connects to a pair. The error names the pair.
 pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
+    let connected = try_connect(pair).await;
+    connected.map_err(|failure| failure.of_pair(&pair.name))
+}
+
+async fn try_connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
     let connected = in_time(pair::connect(pair)).await;
-    connected.map_err(|why| {
-        let advice = "Check that Redis is running, and its address and password";
-        Failure::critical(format!("pair {}: {why}. {advice}", pair.name))
-    })
+    connected.map_err(|why| Failure::critical(format!("{why}. {CONNECT_ADVICE}")))
 }
 
 /// Runs the command.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use counterfoil::Family;
-use counterfoil::admin::{Role, acl_rules};
+use counterfoil::admin::{self, Role, acl_rules, grant};
 use serde_json::json;
 
 use super::Context;
@@ -23,7 +23,7 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     for pair in context.pairs() {
         let (name, user) = (&pair.name, &of.user);
-        let rules = rules(context, pair, of.role).await?;
+        let rules = rules(pair, of.role).await?;
         lines.push(format!(
             "# pair {name}: replace PASSWORD; run it on every server, also on replicas"
         ));
@@ -36,12 +36,8 @@ pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> 
     context.output.print(&json, |_| lines)
 }
 
-async fn rules(
-    context: &Context,
-    pair: &PairConfig,
-    role: RoleName,
-) -> Result<Vec<String>, Failure> {
-    let (single, patterns) = families(context, pair).await?;
+async fn rules(pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure> {
+    let (single, patterns) = families(pair).await?;
     let mut rules: BTreeSet<_> = acl_rules(&single, role.role()).into_iter().collect();
     for pattern in &patterns {
         let of_sample = acl_rules(&[pattern.sample()?], role.role());
@@ -68,7 +64,7 @@ pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failur
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     for pair in context.pairs() {
         let name = &pair.name;
-        let statements = statements(context, pair, of).await?;
+        let statements = statements(pair, of).await?;
         lines.push(if statements.is_empty() {
             format!("-- pair {name}: needs no privileges in MySQL")
         } else {
@@ -80,71 +76,43 @@ pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failur
     context.output.print(&json, |_| lines)
 }
 
-async fn statements(
-    context: &Context,
-    pair: &PairConfig,
-    of: &PrivilegesOf,
-) -> Result<Vec<String>, Failure> {
+async fn statements(pair: &PairConfig, of: &PrivilegesOf) -> Result<Vec<String>, Failure> {
     let schema = pair.mysql.get_database().unwrap_or_default();
-    let (mut all, patterns) = families(context, pair).await?;
+    let (mut all, patterns) = families(pair).await?;
     for pattern in patterns {
         all.push(pattern.sample()?);
     }
-    let mut lines = counterfoil::admin::grants(&all, of.role.role(), schema, &of.user);
+    let mut lines = admin::grants(&all, of.role.role(), schema, &of.user);
     if let RoleName::Daemon = of.role {
-        let account = account(&of.user);
-        let families = context.families(pair);
-        lines.extend(families.filter_map(|family| recount_grant(family, schema, &account)));
+        for family in &pair.families {
+            let recount = family.recount.as_ref();
+            lines.extend(recount.map(|recount| match &recount.settings.table {
+                Some(table) => grant("SELECT", table, schema, &of.user),
+                None => format!(
+                    "-- {} is recounted by its own SQL: grant SELECT on its tables",
+                    family.name()
+                ),
+            }));
+        }
         if pair.create_tables {
-            lines.push(format!(
-                "GRANT CREATE ON {}.* TO {account};",
-                quoted(schema)
-            ));
+            lines.push(grant("CREATE", "*", schema, &of.user));
         }
     }
     Ok(lines)
 }
 
-/// Returns the GRANT for the table that a recount reads.
-fn recount_grant(family: &FamilyConfig, schema: &str, account: &str) -> Option<String> {
-    let Some(table) = &family.recount.as_ref()?.settings.table else {
-        return Some(format!(
-            "-- {} is recounted by its own SQL: grant SELECT on its tables",
-            family.name()
-        ));
-    };
-    let (schema, table) = table.split_once('.').unwrap_or((schema, table));
-    let (schema, table) = (quoted(schema), quoted(table));
-    Some(format!("GRANT SELECT ON {schema}.{table} TO {account};"))
-}
-
-/// Formats the account `NAME@HOST`; a name without a host matches any host.
-fn account(user: &str) -> String {
-    let (name, host) = user.rsplit_once('@').unwrap_or((user, "%"));
-    format!("{}@{}", quoted(name), quoted(host))
-}
-
-/// Quotes a name for SQL.
-pub fn quoted(name: &str) -> String {
-    format!("`{}`", name.replace('`', "``"))
-}
-
 /// Returns the single families of the file and of the database, if it is reachable, and the
 /// patterns of the file.
-async fn families<'c>(
-    context: &'c Context,
-    pair: &PairConfig,
-) -> Result<(Vec<Family>, Vec<&'c FamilyConfig>), Failure> {
-    let (patterns, single): (Vec<_>, Vec<_>) = context
-        .families(pair)
-        .partition(|family| family.is_pattern());
+async fn families(pair: &PairConfig) -> Result<(Vec<Family>, Vec<&FamilyConfig>), Failure> {
+    let families = pair.families.iter();
+    let (patterns, single): (Vec<_>, Vec<_>) = families.partition(|family| family.is_pattern());
     let mut families = Vec::new();
     for family in single {
         families.push(family.sample()?);
     }
     match in_time(registered(&pair::store(pair))).await {
         Ok((registered, _)) => {
-            let is_new = |family: &Family| context.configured(pair, &family.to_string()).is_none();
+            let is_new = |family: &Family| pair.family(&family.to_string()).is_none();
             let registered = registered.into_iter().map(|registered| registered.family);
             families.extend(registered.filter(is_new));
         }

@@ -38,13 +38,12 @@ pub async fn purge(context: &Context, yes: bool, dry_run: bool) -> Result<Exit, 
         }
     }
     let json = |(pair, purged): &(&str, Purged)| {
-        let Purged {
-            rejects,
-            recounts,
-            drift,
-            ..
-        } = purged;
-        json!({"pair": pair, "rejects": rejects, "recounts": recounts, "drift": drift})
+        json!({
+            "pair": pair,
+            "rejects": purged.rejects,
+            "recounts": purged.recounts,
+            "drift": purged.drift,
+        })
     };
     let json: Vec<_> = found.iter().map(json).collect();
     context.output.print(&json, |_| {

@@ -8,7 +8,7 @@ use counterfoil::{Counterfoil, Family, MysqlStore};
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::{Context, connect};
+use super::{Context, connect, open, registered};
 use crate::config::{PairConfig, Recount};
 use crate::exit::{Exit, Failure};
 use crate::families;
@@ -24,7 +24,7 @@ const PAGE: u64 = 1000;
 /// Recounts a family once.
 pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Exit, Failure> {
     let pair = context.pair_of(family)?;
-    let configured = context.configured(pair, family);
+    let configured = pair.family(family);
     let mut recount = configured
         .and_then(|configured| configured.recount.clone())
         .ok_or_else(|| {
@@ -34,7 +34,7 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
         })?;
     recount.settings.only_report |= report;
     let connected = connect(pair).await?;
-    let (recounted, drift) = run(context, pair, &connected, family, &recount).await?;
+    let (recounted, drift) = run(pair, &connected, family, &recount).await?;
     let Recounted {
         run,
         checked,
@@ -69,13 +69,12 @@ pub async fn recount(context: &Context, family: &str, report: bool) -> Result<Ex
 }
 
 async fn run(
-    context: &Context,
     pair: &PairConfig,
     counterfoil: &Counterfoil,
     family: &str,
     recount: &Recount,
 ) -> Result<(Recounted, Vec<Drift>), Failure> {
-    let counters = context.open(pair, counterfoil, family).await?;
+    let counters = open(pair, counterfoil, family).await?;
     let recount = families::recount(counterfoil, &counters, recount);
     let recount =
         recount.ok_or_else(|| Failure::usage(format!("{family}: its kind cannot be recounted")))?;
@@ -112,9 +111,7 @@ async fn overview_of(store: &MysqlStore, family: &str) -> counterfoil::Result<Op
 /// Prints the differences that a run found.
 pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<Exit, Failure> {
     let store = pair::store(context.pair_of(family)?);
-    let registered = families::find(&store, family).await?;
-    let registered =
-        registered.ok_or_else(|| Failure::usage(format!("the database has no family {family}")))?;
+    let registered = registered(&store, family).await?.family;
     let overview = overview_of(&store, family).await?;
     let last_run = overview.and_then(|one| Some(one.recount?.run));
     let last_run = last_run.ok_or_else(|| {
@@ -127,7 +124,7 @@ pub async fn drift(context: &Context, family: &str, run: Option<u64>) -> Result<
         let what = format!("{family} has no run {run}; the last one is {last_run}");
         return Err(Failure::warning(what));
     }
-    let drift = drift_of(&store, &registered.family, run).await?;
+    let drift = drift_of(&store, &registered, run).await?;
     let found = DriftView::all(family, run, drift);
     context.output.print(&found, |found| {
         if found.is_empty() {

@@ -7,11 +7,10 @@ use counterfoil::admin::Retried;
 use serde::Serialize;
 use serde_json::json;
 
-use super::Context;
+use super::{Context, registered};
 use crate::arguments::{Rejects, Which};
 use crate::config::PairConfig;
 use crate::exit::{Exit, Failure};
-use crate::families::registered;
 use crate::output::{confirm, count, isolated, moment, table};
 use crate::pair;
 use crate::view::RejectView;
@@ -183,22 +182,17 @@ fn not_open(number: &u64) -> String {
 
 /// Retries each reject once, family by family.
 async fn apply(store: &MysqlStore, rejects: Vec<RejectView>) -> Result<Outcome, Failure> {
-    let (registered, _) = registered(store).await?;
     let mut by_family: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     for RejectView { family, number, .. } in rejects {
         by_family.entry(family).or_default().push(number);
     }
     let mut outcome = Outcome::default();
     for (family, numbers) in by_family {
-        let mut families = registered.iter().map(|registered| &registered.family);
-        let retried = match families.find(|registered| registered.to_string() == family) {
-            Some(family) => {
-                let retried = store.retry_rejects(family, &numbers).await;
-                retried.map_err(|error| format!("{error:#}"))
-            }
-            None => Err("this version does not know the family".to_owned()),
+        let retried = async {
+            let known = registered(store, &family).await?.family;
+            Ok(store.retry_rejects(&known, &numbers).await?)
         };
-        match retried {
+        match retried.await {
             Ok(retried) => {
                 for (number, retried) in numbers.into_iter().zip(retried) {
                     match retried {
@@ -212,7 +206,7 @@ async fn apply(store: &MysqlStore, rejects: Vec<RejectView>) -> Result<Outcome, 
                     }
                 }
             }
-            Err(why) => {
+            Err(Failure { message: why, .. }) => {
                 // earlier ones may be applied
                 let open = open_rejects(store, u64::MAX, Some(&family)).await.ok();
                 let is_open = |number: &u64| {

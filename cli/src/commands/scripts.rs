@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
+use counterfoil::Counterfoil;
 use counterfoil::admin::Script;
 use counterfoil::redis::cmd;
-use counterfoil::{Counterfoil, Error, ErrorKind};
 use serde::Serialize;
 use serde_json::json;
 
@@ -77,10 +77,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
         done.map_err(|why| {
             let advice =
                 "SCRIPT LOAD needs every primary of a cluster, and the ACL rule +script|load";
-            Failure::critical(format!(
-                "pair {}: loading failed: {why}. {advice}",
-                pair.name
-            ))
+            Failure::critical(format!("loading failed: {why}. {advice}")).of_pair(&pair.name)
         })?;
         loaded.push(&pair.name);
     }
@@ -94,7 +91,7 @@ pub async fn load(context: &Context) -> Result<Exit, Failure> {
 
 /// Loads the scripts. A cluster connection sends them to all primaries; it has no connections to
 /// replicas.
-async fn load_into(counterfoil: &Counterfoil) -> counterfoil::Result<()> {
+async fn load_into(counterfoil: &Counterfoil) -> Result<(), String> {
     for script in Script::all() {
         let mut redis = counterfoil.redis().clone();
         let loaded = cmd("SCRIPT")
@@ -102,13 +99,9 @@ async fn load_into(counterfoil: &Counterfoil) -> counterfoil::Result<()> {
             .arg(script.source)
             .query_async::<String>(&mut redis)
             .await;
-        let sha1 =
-            loaded.map_err(|error| Error::new(ErrorKind::Redis, script.name).with_source(error))?;
+        let sha1 = loaded.map_err(|error| format!("{}: {error:#}", script.name))?;
         if sha1 != script.sha1 {
-            return Err(Error::new(
-                ErrorKind::Corrupt,
-                format!("{}: Redis returned the SHA-1 {sha1}", script.name),
-            ));
+            return Err(format!("{}: Redis returned the SHA-1 {sha1}", script.name));
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use counterfoil::admin::{Finding, Severity};
+use counterfoil::admin::{Finding, Severity, table_name};
 use counterfoil::redis::{RedisResult, cmd};
 use counterfoil::sqlx::{self, AssertSqlSafe, Error};
 use counterfoil::store::Registered;
@@ -10,10 +10,9 @@ use counterfoil::{Connection, Counterfoil, Family, MysqlStore};
 use futures_util::future::{join, join3};
 use serde_json::json;
 
-use super::Context;
-use super::privileges::quoted;
 use super::status::differences;
-use crate::config::{FamilyConfig, PairConfig, mysql_transport};
+use super::{CONNECT_ADVICE, Context};
+use crate::config::{PairConfig, mysql_transport};
 use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
 use crate::families;
@@ -51,11 +50,7 @@ fn not_created(pair: &str, error: counterfoil::Error) -> Failure {
              `counterfoil init --print`, and then that of `counterfoil grants daemon`";
         return Failure::critical(format!("{text}. {advice}"));
     }
-    let Failure { exit, message } = Failure::from(error);
-    Failure {
-        exit,
-        message: format!("pair {pair}: {message}"),
-    }
+    Failure::from(error).of_pair(pair)
 }
 
 /// Checks both servers of each pair.
@@ -64,7 +59,7 @@ pub async fn check(context: &Context) -> Result<Exit, Failure> {
     let mut worst = Exit::Ok;
     for pair in context.pairs() {
         let name = &pair.name;
-        let (findings, mysql) = join(findings(context, pair), mysql_tls(pair)).await;
+        let (findings, mysql) = join(findings(pair), mysql_tls(pair)).await;
         let (findings, redis) = (findings?, pair.redis.transport().to_string());
         if findings.is_empty() {
             lines.push(format!("pair {name}: no findings"));
@@ -103,7 +98,7 @@ fn error(subject: impl Into<String>, message: String, advice: &str) -> Finding {
 }
 
 /// Returns the findings about a pair, the worst first.
-pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
+pub async fn findings(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
     let store = pair::store(pair);
     let (connected, registered) = join(
         in_time(pair::connect(pair)),
@@ -113,14 +108,14 @@ pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Findin
     let (registered, unknown) = registered.unwrap_or_default();
     // families that were never opened are checked as configured
     let mut new = Vec::new();
-    let unknown = unknown.into_iter().map(|why| {
+    let unknown = unknown.into_values().map(|why| {
         let advice = "Use the version that registered it, or a newer one";
         Finding::new(Severity::Warning, "mysql families", why, advice)
     });
     let mut findings: Vec<_> = unknown.collect();
-    for configured in context.families(pair) {
+    for configured in &pair.families {
         let is_it = |family: &&Family| {
-            let applies = context.configured(pair, &family.to_string());
+            let applies = pair.family(&family.to_string());
             applies.is_some_and(|applies| std::ptr::eq(applies, configured))
         };
         let families = registered.iter().map(|registered| &registered.family);
@@ -139,16 +134,15 @@ pub async fn findings(context: &Context, pair: &PairConfig) -> Result<Vec<Findin
     let redis = async {
         match &connected {
             Ok(counterfoil) => {
-                let has_patterns = context.families(pair).any(FamilyConfig::is_pattern);
-                check_servers(counterfoil, registered, &new, has_patterns).await
+                check_servers(counterfoil, registered, &new, pair.has_patterns()).await
             }
             Err(why) => {
-                let advice = "Check that Redis is running, and its address and password";
-                Ok(vec![error("redis", format!("unavailable: {why}"), advice)])
+                let message = format!("unavailable: {why}");
+                Ok(vec![error("redis", message, CONNECT_ADVICE)])
             }
         }
     };
-    let sources = unreadable_sources(context, pair);
+    let sources = unreadable_sources(pair);
     let checks = async { Ok::<_, String>(join3(sources, redis, store.check(&new)).await) };
     match with_timeout(CHECK_TIMEOUT, checks).await {
         Ok((of_sources, of_redis, of_new)) => {
@@ -196,16 +190,15 @@ async fn try_scan(redis: &Connection) -> RedisResult<()> {
 }
 
 /// Checks that the configured recounts can read their tables.
-async fn unreadable_sources(context: &Context, pair: &PairConfig) -> Vec<Finding> {
+async fn unreadable_sources(pair: &PairConfig) -> Vec<Finding> {
     let pool = pair::probe(pair);
     let mut findings = Vec::new();
-    for family in context.families(pair) {
+    for family in &pair.families {
         let recount = family.recount.as_ref();
         let Some(table) = recount.and_then(|recount| recount.settings.table.as_ref()) else {
             continue;
         };
-        let names: Vec<_> = table.split('.').map(quoted).collect();
-        let select = format!("SELECT 1 FROM {} LIMIT 0", names.join("."));
+        let select = format!("SELECT 1 FROM {} LIMIT 0", table_name(table));
         let read = sqlx::raw_sql(AssertSqlSafe(select)).execute(&pool).await;
         match read {
             Ok(_) => {}

@@ -24,7 +24,7 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
     let checks = context.pairs().zip(polled).map(async |(pair, mut status)| {
         // an unavailable server is reported once
         if is_up(&status) {
-            status.errors = servers::findings(context, pair).await?;
+            status.errors = servers::findings(pair).await?;
             let is_error = |finding: &Finding| finding.severity == Severity::Error;
             status.errors.retain(is_error);
         }
@@ -119,10 +119,7 @@ fn table(pairs: &[PairStatus]) -> Vec<String> {
 }
 
 async fn poll(context: &Context, late: Duration) -> Vec<PairStatus> {
-    let polls = context
-        .pairs()
-        .map(|pair| poll::poll(pair, &context.config.families, late));
-    join_all(polls).await
+    join_all(context.pairs().map(|pair| poll::poll(pair, late))).await
 }
 
 fn is_up(pair: &PairStatus) -> bool {

@@ -10,10 +10,9 @@ use toml::de::{DeValue, ValueDeserializer};
 
 use super::{PairConfig, Time, Wrong};
 
-/// A family of one pair, or one in each namespace that matches a pattern.
+/// A family, or one in each namespace that matches a pattern.
 #[derive(Clone)]
 pub struct FamilyConfig {
-    pub pair: String,
     /// The namespace, or a pattern with one `*` in it.
     pub namespace: String,
     pub family: String,
@@ -166,12 +165,8 @@ impl FamilyConfig {
         Family::new(namespace, &self.family, &self.settings)
     }
 
-    /// Reads a `[[family]]` after `others`.
-    pub(super) fn read(
-        entry: Spanned<DeValue<'_>>,
-        pairs: &[PairConfig],
-        others: &[FamilyConfig],
-    ) -> Result<FamilyConfig, Wrong> {
+    /// Reads a `[[family]]`, and adds it to its pair.
+    pub(super) fn read(entry: Spanned<DeValue<'_>>, pairs: &mut [PairConfig]) -> Result<(), Wrong> {
         let at = entry.span();
         let header = Header::deserialize(ValueDeserializer::from(entry.clone()))?;
         let mut settings = entry.into_inner();
@@ -183,32 +178,30 @@ impl FamilyConfig {
         let settings = ValueDeserializer::from(Spanned::new(at.clone(), settings));
         let settings = FamilySettings::deserialize(settings)?;
         let name = format!("{}/{}", header.name.0, header.name.1);
-        FamilyConfig::check(header, settings, pairs, others).map_err(|what| Wrong {
+        FamilyConfig::add(header, settings, pairs).map_err(|what| Wrong {
             message: format!("family {name:?}: {what}"),
             at,
         })
     }
 
-    fn check(
+    fn add(
         Header {
             name: Name(namespace, family),
             pair,
             recount,
         }: Header,
         settings: FamilySettings,
-        pairs: &[PairConfig],
-        others: &[FamilyConfig],
-    ) -> Result<FamilyConfig, String> {
-        let pair = match (&pair, pairs) {
+        pairs: &mut [PairConfig],
+    ) -> Result<(), String> {
+        let pair = match (pair, pairs) {
             (None, [only]) => only,
             (None, _) => return Err("pair = \"NAME\" is missing, and there are several".to_owned()),
-            (Some(named), _) => {
-                let found = pairs.iter().find(|pair| pair.name == *named);
+            (Some(named), pairs) => {
+                let found = pairs.iter_mut().find(|pair| pair.name == named);
                 found.ok_or_else(|| format!("there is no [pair.{named}]"))?
             }
         };
         let config = FamilyConfig {
-            pair: pair.name.clone(),
             namespace,
             family,
             recount,
@@ -222,10 +215,11 @@ impl FamilyConfig {
             let checked = source.check(&sample);
             checked.map_err(|error| format!("recount: {error:#}"))?;
         }
-        let is_it = |other: &FamilyConfig| other.pair == pair.name && other.name() == config.name();
-        if others.iter().any(is_it) {
+        let is_it = |other: &FamilyConfig| other.name() == config.name();
+        if pair.families.iter().any(is_it) {
             return Err(format!("is described twice for pair {:?}", pair.name));
         }
-        Ok(config)
+        pair.families.push(config);
+        Ok(())
     }
 }

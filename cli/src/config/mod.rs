@@ -41,7 +41,6 @@ pub struct Config {
     pub shutdown: Duration,
     pub log: LogFormat,
     pub pairs: Vec<PairConfig>,
-    pub families: Vec<FamilyConfig>,
 }
 
 #[derive(Clone, Copy, Default, Deserialize)]
@@ -153,7 +152,10 @@ impl TryFrom<String> for Time {
     }
 }
 
-/// Parses a time, also from the command line.
+/// The longest time, which a clock can add to the present time.
+const LONGEST: Duration = Duration::from_hours(24 * 36_500);
+
+/// Parses a time, also from the command line. Longer ones count as the longest.
 pub fn time(text: &str) -> Result<Duration, String> {
     let time = match text.strip_suffix('d').map(str::parse::<u32>) {
         Some(Ok(days)) => Some(Duration::from_hours(24 * u64::from(days))),
@@ -162,6 +164,7 @@ pub fn time(text: &str) -> Result<Duration, String> {
             time.and_then(|time| Duration::try_from(time).ok())
         }
     };
+    let time = time.map(|time| time.min(LONGEST));
     time.ok_or_else(|| format!("{text:?} is no time such as \"2.5s\", \"10m\", \"6h\" or \"90d\""))
 }
 
@@ -232,12 +235,11 @@ impl Config {
             let none = "there is no [pair.NAME]: which Redis and MySQL?";
             return Err(none.to_owned().into());
         }
-        let mut families: Vec<FamilyConfig> = Vec::new();
         match described.map(Spanned::into_inner) {
             None => {}
             Some(DeValue::Array(entries)) => {
                 for entry in entries {
-                    families.push(FamilyConfig::read(entry, &pairs, &families)?);
+                    FamilyConfig::read(entry, &mut pairs)?;
                 }
             }
             Some(_) => return Err("family: expected [[family]]".to_owned().into()),
@@ -247,8 +249,11 @@ impl Config {
             shutdown: file.shutdown.map_or(Duration::from_secs(20), |it| it.0),
             log: file.log,
             pairs,
-            families,
         })
+    }
+
+    pub fn pair(&self, name: &str) -> Option<&PairConfig> {
+        self.pairs.iter().find(|pair| pair.name == name)
     }
 }
 

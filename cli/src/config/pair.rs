@@ -1,5 +1,6 @@
 //! A pair of Redis and MySQL.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,11 +10,11 @@ use counterfoil::sqlx::mysql::MySqlConnectOptions;
 use counterfoil::{Durability, Family, MysqlStore};
 use serde::Deserialize;
 
-use super::Time;
 use super::mysql;
 use super::redis::{RedisPlace, RedisUrls};
 use super::secret::{Hidden, Secrets};
 use super::tls::{NO_TLS, TlsRule, Transport};
+use super::{FamilyConfig, Time};
 
 /// A pair of Redis and MySQL.
 #[derive(Clone)]
@@ -34,6 +35,7 @@ pub struct PairConfig {
     pub discover: Duration,
     /// The time for which records of what happened are kept.
     pub keep_history: Duration,
+    pub families: Vec<FamilyConfig>,
 }
 
 /// The families to bring to MySQL, in addition to those of the file.
@@ -126,6 +128,25 @@ pub struct PairEntry {
 }
 
 impl PairConfig {
+    /// Returns the configuration of NAMESPACE/FAMILY: that of its name, or the most specific pattern.
+    pub fn family(&self, name: &str) -> Option<&FamilyConfig> {
+        let (namespace, family) = name.split_once('/')?;
+        let families = self.families.iter();
+        families
+            .filter(|configured| configured.describes(namespace, family))
+            .max_by_key(|configured| configured.precedence())
+    }
+
+    /// Returns the names of the families, except patterns.
+    pub fn family_names(&self) -> BTreeSet<String> {
+        let single = self.families.iter().filter(|family| !family.is_pattern());
+        single.map(FamilyConfig::name).collect()
+    }
+
+    pub fn has_patterns(&self) -> bool {
+        self.families.iter().any(FamilyConfig::is_pattern)
+    }
+
     /// Returns whether both connect to the same servers in the same way.
     pub fn connects_like(&self, other: &PairConfig) -> bool {
         let mysql = |pair: &PairConfig| pair.mysql.to_url_lossy();
@@ -216,6 +237,7 @@ impl PairEntry {
             allow_evicting: self.allow_evicting,
             discover: time(self.discover, Duration::from_secs(30)),
             keep_history: time(self.keep_history, MysqlStore::REJECTS_KEPT),
+            families: Vec::new(),
         })
     }
 }

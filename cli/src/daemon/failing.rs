@@ -7,17 +7,17 @@ use counterfoil::admin::{Finding, Severity};
 use counterfoil::{ErrorKind, Failing};
 
 use crate::status::unix_now;
-use crate::view::{FailingView, FindingView, PairView, Refusal};
+use crate::view::{FailingView, FindingView, PairView};
 
 /// The time from which a step counts as failing. Locks and deadlocks are often shorter.
 const FAILING: Duration = Duration::from_secs(3);
-/// The step of the applications that fails while Redis accepts no hits.
+/// The step of the applications that fails while Redis is full.
 const COUNTING: &str = "counting";
 /// The maximum number of names in a line.
 const MAX_NAMES: usize = 10;
 
-/// Returns the steps that have failed for a while, and that of the applications if Redis refuses
-/// hits. Those that the view knows keep their time.
+/// Returns the steps that have failed for a while, and that of the applications if Redis is full.
+/// Those that the view knows keep their time.
 pub fn views(failing: Vec<Failing>, view: &PairView) -> Vec<FailingView> {
     let now = unix_now();
     let failing = failing.into_iter().filter(|one| one.duration >= FAILING);
@@ -34,14 +34,14 @@ pub fn views(failing: Vec<Failing>, view: &PairView) -> Vec<FailingView> {
         since: now.saturating_sub(one.duration.as_secs()),
         family: one.family,
     });
-    let refusal = view.redis.refusal.filter(|_| view.redis.up);
-    let counting = refusal.map(|refusal| FailingView {
+    let full = view.redis.full.iter().filter(|_| view.redis.up);
+    let counting = full.map(|full| FailingView {
         step: COUNTING,
         family: None,
         server: "redis",
-        error: refusal.text().to_owned(),
+        error: full.message.clone(),
         since: now,
-        blocks_hits: refusal == Refusal::Replica,
+        blocks_hits: false,
     });
     let mut views: Vec<_> = failing.chain(counting).collect();
     for one in &mut views {

@@ -2,6 +2,7 @@
 //! discovers, and recounts them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem;
 use std::sync::Arc;
 
 use counterfoil::recount::{RecountBuilder, Recounted, Recounter};
@@ -12,8 +13,8 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::watch;
 
 use super::discovery;
-use crate::config::{Config, FamilyConfig};
-use crate::families::{self, configured, of_pair};
+use crate::config::{Config, FamilyConfig, PairConfig};
+use crate::families;
 use crate::view::Refused;
 
 /// The maximum number of families that are opened concurrently.
@@ -46,9 +47,16 @@ impl Families {
         }
     }
 
-    /// Opens the configured families, except patterns.
+    /// Opens the configured families, and again those that a search found: their configuration may
+    /// have changed. A family that is no longer configured stays open until the daemon ends.
     pub async fn open_configured(&mut self) {
-        self.open(self.configured_names()).await;
+        self.stop().await;
+        let mut refused = mem::take(&mut self.refused);
+        refused.retain(|name, _| self.configured(name).is_some());
+        self.refused = refused;
+        let mut names = self.configured_names();
+        names.extend(self.opened.iter().cloned());
+        self.open(names).await;
     }
 
     /// Retries the configured families that are not open.
@@ -62,7 +70,9 @@ impl Families {
     /// Searches Redis for families, if patterns are configured.
     pub fn search(&self) -> impl Future<Output = RedisResult<BTreeSet<String>>> + use<> {
         let config = self.config.borrow();
-        let has_patterns = of_pair(&config.families, &self.pair).any(FamilyConfig::is_pattern);
+        let has_patterns = config
+            .pair(&self.pair)
+            .is_some_and(PairConfig::has_patterns);
         let redis = self.counterfoil.redis().clone();
         async move {
             match has_patterns {
@@ -83,18 +93,6 @@ impl Families {
                 tracing::warn!(pair = self.pair, error = %format_args!("{error:#}"), "search for namespaces in Redis failed");
             }
         }
-    }
-
-    /// Opens families that are new or changed in a reloaded configuration. A family that is no
-    /// longer configured stays open until the daemon ends.
-    pub async fn reload(&mut self) {
-        self.stop().await;
-        let config = self.config.borrow().clone();
-        self.refused
-            .retain(|name, _| configured(&config.families, &self.pair, name).is_some());
-        let mut names = self.configured_names();
-        names.extend(self.opened.iter().cloned());
-        self.open(names).await;
     }
 
     pub fn number(&self) -> usize {
@@ -132,16 +130,21 @@ impl Families {
     /// Returns the names of the configured families, except patterns.
     fn configured_names(&self) -> BTreeSet<String> {
         let config = self.config.borrow();
-        let single = of_pair(&config.families, &self.pair).filter(|family| !family.is_pattern());
-        single.map(FamilyConfig::name).collect()
+        let pair = config.pair(&self.pair);
+        pair.map(PairConfig::family_names).unwrap_or_default()
+    }
+
+    /// Returns the configuration of NAMESPACE/FAMILY.
+    fn configured(&self, name: &str) -> Option<FamilyConfig> {
+        let config = self.config.borrow();
+        config.pair(&self.pair)?.family(name).cloned()
     }
 
     /// Opens families by name, as configured.
     async fn open(&mut self, names: impl IntoIterator<Item = String>) {
-        let config = self.config.borrow().clone();
         let with_config = |name: String| {
-            let config = configured(&config.families, &self.pair, &name)?;
-            Some((name, config.clone()))
+            let config = self.configured(&name)?;
+            Some((name, config))
         };
         let names: Vec<_> = names.into_iter().filter_map(with_config).collect();
         let counterfoil = &self.counterfoil;

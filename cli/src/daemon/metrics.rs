@@ -5,7 +5,7 @@ use std::ops::Add;
 use std::time::Duration;
 
 use counterfoil::admin::Severity;
-use metrics::{Label, counter, describe_counter, describe_gauge, gauge};
+use metrics::{Label, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::time::interval;
 
@@ -64,8 +64,16 @@ fn flag(is_set: bool) -> f64 {
     f64::from(u8::from(is_set))
 }
 
+/// Returns the metrics, with gauges of the current state of the pairs. A recorder of their own has the
+/// gauges, so that those of a family end with it.
+pub fn render(prometheus: &PrometheusHandle, view: &View) -> String {
+    let gauges = PrometheusBuilder::new().build_recorder();
+    with_local_recorder(&gauges, || set_gauges(view));
+    prometheus.render() + &gauges.handle().render()
+}
+
 /// Sets the gauges to the current state of the pairs.
-pub fn set_gauges(view: &View) {
+fn set_gauges(view: &View) {
     let version = [("version", VERSION)];
     set(
         "counterfoil_build_info",
@@ -106,9 +114,11 @@ fn set_pair_gauges(pair: &PairView) {
             );
         }
     }
+    let findings = pair.findings();
     for severity in [Severity::Error, Severity::Warning, Severity::Info] {
-        let findings = pair.findings.iter();
-        let number = findings.filter(|one| one.finding.severity == severity);
+        let number = findings
+            .iter()
+            .filter(|one| one.finding.severity == severity);
         set(
             "counterfoil_findings",
             "findings of check, by severity",
@@ -311,10 +321,8 @@ mod tests {
             recount("shop-2/views", 2, None),
         ];
         let pairs = vec![Arc::new(pair)];
-        let recorder = PrometheusBuilder::new().build_recorder();
-        let view = View { at: 1000, pairs };
-        metrics::with_local_recorder(&recorder, || set_gauges(&view));
-        let text = recorder.handle().render();
+        let others = PrometheusBuilder::new().build_recorder().handle();
+        let text = render(&others, &View { at: 1000, pairs });
         for (name, value) in [
             ("unsaved_ids", "7"),
             ("unsaved_oldest_seconds", "150"),

@@ -1,7 +1,7 @@
 //! The daemon: a server process, of which any number may run.
 
 pub mod discovery;
-mod failing;
+pub mod failing;
 mod families;
 pub mod metrics;
 mod overview;
@@ -142,18 +142,12 @@ async fn run_pair(mut worker: Worker) {
 
 /// Waits until a reload changes how the pair connects.
 async fn changed(current: &PairConfig, mut reloads: watch::Receiver<Arc<Config>>) -> PairConfig {
-    let is_changed = |pair: &&PairConfig| pair.name == current.name && !pair.connects_like(current);
     loop {
-        let found = reloads
-            .borrow_and_update()
-            .pairs
-            .iter()
-            .find(is_changed)
-            .cloned();
-        match found {
-            Some(pair) => return pair,
-            None if reloads.changed().await.is_err() => return pending().await,
-            None => {}
+        let pair = reloads.borrow_and_update().pair(&current.name).cloned();
+        match pair {
+            Some(pair) if !pair.connects_like(current) => return pair,
+            _ if reloads.changed().await.is_err() => return pending().await,
+            _ => {}
         }
     }
 }
@@ -223,7 +217,7 @@ fn reload(
         (Some(http), Some(address)) => http.check(address)?,
         _ => new.http.clone_from(&config.borrow().http),
     }
-    let families = new.families.len();
+    let families = new.pairs.iter().map(|pair| pair.families.len()).sum();
     config.send_replace(Arc::new(new));
     Ok(families)
 }

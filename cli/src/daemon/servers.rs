@@ -1,16 +1,17 @@
 //! The availability of a pair's two servers. Each change, and each new reason, is logged once.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil::Connection;
-use counterfoil::redis::{InfoDict, RedisError, Value, cmd};
+use counterfoil::admin::{Finding, RedisState};
 use counterfoil::sqlx::{self, MySqlPool};
 
 use super::state::PairState;
 use crate::poll::{no_reply, ticks, with_timeout};
 use crate::status::unix_now;
-use crate::view::{PairView, Refusal, ServerView};
+use crate::view::{PairView, ServerView};
 
 /// The interval between checks of the servers.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -38,8 +39,7 @@ pub struct Description {
     /// The name and version.
     version: String,
     memory_bytes: Option<u64>,
-    /// The reason why a node refuses hits.
-    refusal: Option<Refusal>,
+    full: Option<Finding>,
 }
 
 impl Server {
@@ -65,7 +65,7 @@ impl Server {
                 Ok(Description {
                     version,
                     memory_bytes,
-                    refusal,
+                    full,
                 }) => {
                     if is_changed && was_known {
                         tracing::info!(
@@ -81,7 +81,7 @@ impl Server {
                     }
                     view.version = Some(version);
                     view.memory_bytes = memory_bytes;
-                    view.refusal = refusal;
+                    view.full = full;
                     view.why = None;
                 }
                 Err(why) => {
@@ -113,73 +113,22 @@ impl Server {
     }
 }
 
-pub async fn check_redis(mut redis: Connection) -> Result<Description, String> {
-    let info = cmd("INFO")
-        .query_async::<Value>(&mut redis)
-        .await
-        .map_err(|error| reason(&error))?;
-    let nodes: Vec<_> = texts(&info)
-        .iter()
-        .map(|text| InfoDict::new(text))
-        .collect();
-    let first = nodes.first().ok_or("the reply to INFO is not a text")?;
-    let version = [("Valkey", "valkey_version"), ("Redis", "redis_version")]
-        .into_iter()
-        .find_map(|(name, field)| Some(format!("{name} {}", first.get::<String>(field)?)))
-        .ok_or("the reply to INFO has no version")?;
+pub async fn check_redis(redis: Connection) -> Result<Description, String> {
+    let state = RedisState::read(&redis).await.map_err(|error| {
+        let why = error
+            .source()
+            .map_or_else(|| error.to_string(), |source| source.to_string());
+        // other words for the same reason would be logged as a change
+        match why.ends_with("timed out") {
+            true => no_reply(TIMEOUT),
+            false => why,
+        }
+    })?;
     Ok(Description {
-        version,
-        memory_bytes: nodes
-            .iter()
-            .map(|node| node.get::<u64>("used_memory"))
-            .sum(),
-        refusal: refusal(&nodes),
+        version: state.version,
+        memory_bytes: Some(state.memory_bytes),
+        full: state.full,
     })
-}
-
-/// Returns why the server, or a primary of the cluster, refuses hits. The client of a cluster may
-/// not have noticed yet that a node is no longer a primary.
-fn refusal(nodes: &[InfoDict]) -> Option<Refusal> {
-    let is_primary = |node: &&InfoDict| {
-        let role = node.get::<String>("role");
-        role.is_none_or(|role| role == "master")
-    };
-    let is_full = |node: &InfoDict| {
-        let number = |field| node.get::<u64>(field).unwrap_or(0);
-        let limit = number("maxmemory");
-        // with another policy Redis mostly evicts keys; the check finds where it cannot
-        let policy = node.get::<String>("maxmemory_policy");
-        let evicts = policy.is_some_and(|policy| policy != "noeviction");
-        limit > 0 && number("used_memory") >= limit && !evicts
-    };
-    let mut primaries = nodes.iter().filter(is_primary).peekable();
-    if primaries.peek().is_none() {
-        return Some(Refusal::Replica);
-    }
-    primaries.any(is_full).then_some(Refusal::MemoryFull)
-}
-
-/// Returns why Redis did not reply. Other words for the same reason would be logged as a change.
-fn reason(error: &RedisError) -> String {
-    let text = error
-        .detail()
-        .map_or_else(|| format!("{error:#}"), str::to_owned);
-    if error.is_timeout() || text == "timed out" {
-        no_reply(TIMEOUT)
-    } else {
-        text
-    }
-}
-
-/// Returns the texts in a reply, one for each node of a cluster.
-fn texts(reply: &Value) -> Vec<String> {
-    match reply {
-        Value::BulkString(bytes) => vec![String::from_utf8_lossy(bytes).into_owned()],
-        Value::VerbatimString { text, .. } => vec![text.clone()],
-        Value::Map(nodes) => nodes.iter().flat_map(|(_, reply)| texts(reply)).collect(),
-        Value::Array(replies) => replies.iter().flat_map(texts).collect(),
-        _ => Vec::new(),
-    }
 }
 
 pub async fn check_mysql(pool: MySqlPool) -> Result<Description, String> {
@@ -194,29 +143,6 @@ pub async fn check_mysql(pool: MySqlPool) -> Result<Description, String> {
     Ok(Description {
         version,
         memory_bytes: None,
-        refusal: None,
+        full: None,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn neither_a_former_primary_nor_an_evicting_server_refuses_hits() {
-        let refused = |nodes: &[&str]| {
-            let nodes: Vec<_> = nodes.iter().map(|text| InfoDict::new(text)).collect();
-            refusal(&nodes)
-        };
-        let (primary, replica) = ("role:master\r\n", "role:slave\r\n");
-        let full = "role:master\r\nmaxmemory:9\r\nused_memory:9\r\n";
-        assert!(refused(&[replica, primary]).is_none());
-        assert!(matches!(refused(&[replica]), Some(Refusal::Replica)));
-        assert!(matches!(
-            refused(&[primary, full]),
-            Some(Refusal::MemoryFull)
-        ));
-        let evicting = format!("{full}maxmemory_policy:volatile-lru\r\n");
-        assert!(refused(&[&evicting]).is_none());
-    }
 }

@@ -21,8 +21,15 @@ pub struct PairState {
     pub view: watch::Sender<Arc<PairView>>,
     /// The last overview of MySQL.
     pub overview: watch::Sender<Vec<Overview>>,
-    /// The families that the database knows, by NAMESPACE/FAMILY.
-    known: watch::Sender<HashMap<String, Registered>>,
+    known: watch::Sender<Known>,
+}
+
+/// The families that the database knows, by NAMESPACE/FAMILY.
+#[derive(Default)]
+struct Known {
+    families: HashMap<String, Registered>,
+    /// False until they were read from the present database.
+    are_current: bool,
 }
 
 /// All pairs of the daemon.
@@ -42,6 +49,19 @@ impl PairState {
         }
     }
 
+    /// Forgets the servers, which may be others than before. The figures stay with their age, and the
+    /// families, since metrics count each hit once.
+    pub fn forget_servers(&self) {
+        self.connected.send_replace(None);
+        self.known.send_modify(|known| known.are_current = false);
+        self.update(|view| {
+            (view.redis, view.mysql) = Default::default();
+            view.reconciler.running = false;
+            view.reconciler.failing.clear();
+            view.checked.clear();
+        });
+    }
+
     /// Changes the published view of the pair.
     pub fn update(&self, change: impl FnOnce(&mut PairView)) {
         self.view.send_modify(|view| change(Arc::make_mut(view)));
@@ -49,13 +69,23 @@ impl PairState {
 
     /// Returns the family NAMESPACE/FAMILY as last read from the database.
     pub fn known(&self, name: &str) -> Option<Registered> {
-        self.known.borrow().get(name).cloned()
+        let known = self.known.borrow();
+        let family = known.families.get(name).filter(|_| known.are_current);
+        family.cloned()
+    }
+
+    /// Returns whether the families of the present database were read.
+    pub fn has_read_families(&self) -> bool {
+        self.known.borrow().are_current
     }
 
     /// Returns the families that the database knows, except those of these names.
     pub fn known_except(&self, names: &HashSet<String>) -> Vec<Family> {
         let known = self.known.borrow();
-        let others = known.iter().filter(|(name, _)| !names.contains(*name));
+        let others = known
+            .families
+            .iter()
+            .filter(|(name, _)| !names.contains(*name));
         others.map(|(_, known)| known.family.clone()).collect()
     }
 
@@ -63,7 +93,10 @@ impl PairState {
         let named = families
             .into_iter()
             .map(|registered| (registered.family.to_string(), registered));
-        self.known.send_replace(named.collect());
+        self.known.send_replace(Known {
+            families: named.collect(),
+            are_current: true,
+        });
     }
 
     /// Records a read of some figures. If it fails twice for the same reason while both servers are
@@ -99,14 +132,6 @@ impl DaemonState {
         View {
             at: unix_now(),
             pairs: pairs.map(|pair| pair.view.borrow().clone()).collect(),
-        }
-    }
-
-    /// Returns the pair `name`, or the only one.
-    pub fn pair(&self, name: Option<&str>) -> Option<&Arc<PairState>> {
-        match name {
-            Some(name) => self.pairs.iter().find(|pair| pair.name == name),
-            None => self.pairs.first().filter(|_| self.pairs.len() == 1),
         }
     }
 }

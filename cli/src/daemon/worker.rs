@@ -63,8 +63,7 @@ impl Worker {
     pub async fn run(self) -> Result<()> {
         let mut stop = self.stop.clone();
         let state = self.state.clone();
-        // their state is unknown at other addresses
-        state.update(|view| (view.redis, view.mysql) = Default::default());
+        state.forget_servers();
         let mut watching = JoinSet::new();
         let probe = pair::probe(&self.config);
         watching.spawn(MYSQL.watch(state.clone(), move || check_mysql(probe.clone())));
@@ -92,7 +91,6 @@ impl Worker {
             reconciler: None,
             overviews: Overviews::default(),
             failing_log: FailingLog::default(),
-            checked: Vec::new(),
         };
         // a step that waits for a silent server is given up
         select! {
@@ -142,8 +140,6 @@ struct ConnectedWorker {
     reconciler: Option<Reconciler>,
     overviews: Overviews,
     failing_log: FailingLog,
-    /// The last findings of `check`.
-    checked: Vec<FindingView>,
 }
 
 impl ConnectedWorker {
@@ -185,7 +181,7 @@ impl ConnectedWorker {
                 _ = overviews.tick(), if is_working => self.overview().await,
                 _ = upkeep.tick(), if is_working => {
                     self.upkeep().await;
-                    if self.checked.iter().any(FindingView::is_error) {
+                    if views.borrow().checked.iter().any(FindingView::is_error) {
                         upkeep.reset_after(RECHECK);
                     }
                 }
@@ -218,18 +214,7 @@ impl ConnectedWorker {
         let known = &current.reconciler.failing;
         let is_same = |(one, known): (&FailingView, &FailingView)| one.is_same_step(known);
         let is_changed = failing.len() != known.len() || !failing.iter().zip(known).all(is_same);
-        let refused_by = |server: &str| {
-            let mut of_server = failing.iter().filter(|one| one.server == server);
-            Some(of_server.next()?.error.clone())
-        };
-        let (redis, mysql) = (refused_by("redis"), refused_by("mysql"));
-        let mut findings = failing::findings(&failing);
-        findings.extend(self.checked.iter().cloned());
-        self.state.update(|view| {
-            (view.redis.refuses, view.mysql.refuses) = (redis, mysql);
-            view.reconciler.failing = failing;
-            view.findings = findings;
-        });
+        self.state.update(|view| view.set_failing(failing));
         is_changed
     }
 
@@ -237,9 +222,10 @@ impl ConnectedWorker {
     fn not_running(&self, why: String) {
         let mut is_new = false;
         self.state.update(|view| {
-            view.reconciler.running = false;
             is_new = view.reconciler.why.as_ref() != Some(&why);
+            view.reconciler.running = false;
             view.reconciler.why = Some(why.clone());
+            view.set_failing(Vec::new());
         });
         let pair = &self.config.name;
         systemd::status(pair, &why);
@@ -308,7 +294,6 @@ impl ConnectedWorker {
         let state = &self.state;
         state.update(|view| view.refused = refused);
         state.looked("check", read);
-        self.supervise();
     }
 
     /// Runs `check`, and continues to supervise the reconciler meanwhile.
@@ -325,7 +310,9 @@ impl ConnectedWorker {
         };
         let late = |why| Finding::new(Severity::Error, "check", why, CHECK_ADVICE);
         let checked = checked.unwrap_or_else(|why| vec![late(why)]);
-        self.checked = FindingView::all(checked, &self.checked, unix_now());
+        self.state.update(|view| {
+            view.checked = FindingView::all(checked, &view.checked, unix_now());
+        });
     }
 
     /// Reads the families that the database knows, and publishes them and those that are not served.
@@ -333,7 +320,7 @@ impl ConnectedWorker {
         let (known, unknown) = families::registered(self.counterfoil.store()).await?;
         let others = known.iter().filter(|registered| !self.serves(registered));
         let others = others.map(|registered| registered.family.to_string());
-        let not_served: Vec<_> = others.chain(unknown).collect();
+        let not_served: Vec<_> = others.chain(unknown.into_values()).collect();
         let before = self.state.view.borrow().not_served.clone();
         let new = not_served.iter().filter(|name| !before.contains(name));
         let new: Vec<_> = new.take(MAX_NAMES).cloned().collect();
@@ -363,13 +350,12 @@ impl ConnectedWorker {
         in_scope || self.families.has(family)
     }
 
-    /// Applies a reloaded configuration.
+    /// Applies a reloaded configuration. Without a reconciler, the next start does.
     async fn reload(&mut self) {
-        if self.reconciler.is_none() {
-            return;
+        if self.reconciler.is_some() {
+            self.families.open_configured().await;
+            self.upkeep().await;
         }
-        self.families.reload().await;
-        self.upkeep().await;
     }
 
     /// Stops the recounts and the reconciler, which saves what it holds.

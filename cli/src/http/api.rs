@@ -121,7 +121,7 @@ fn pair_page(pair: &PairView, selection: &Selection, now: u64) -> Value {
         "refused": selection.page(refused.filter(|one| one.family.contains(text))),
         "not_served_total": not_served().count(),
         "not_served": selection.page(not_served()),
-        "findings": pair.findings,
+        "findings": pair.findings(),
         "rejects": pair.rejects,
         "drift": pair.drift,
         "recounts": selection.page(recounts.filter(|one| one.family.contains(text))),

@@ -79,18 +79,13 @@ impl Keys {
     /// Returns whether the client has a cookie that has not expired.
     fn is_session(&self, headers: &HeaderMap) -> bool {
         let cookies = CookieJar::from_headers(headers);
-        let cookie = cookies.get(&self.cookie_name);
-        let value = cookie.and_then(|cookie| cookie.value().split_once('.'));
-        value.is_some_and(|(expires, proof)| {
-            expires.parse().is_ok_and(|expires| {
-                let is_proof: bool = self
-                    .proof(expires)
-                    .as_bytes()
-                    .ct_eq(proof.as_bytes())
-                    .into();
-                is_proof && expires > unix_now()
-            })
-        })
+        let expires = || {
+            let (expires, proof) = cookies.get(&self.cookie_name)?.value().split_once('.')?;
+            let expires = expires.parse().ok()?;
+            let is_proof = self.proof(expires).as_bytes().ct_eq(proof.as_bytes());
+            bool::from(is_proof).then_some(expires)
+        };
+        expires().is_some_and(|expires| expires > unix_now())
     }
 }
 

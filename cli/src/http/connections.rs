@@ -9,14 +9,12 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_io_timeout::TimeoutStream;
-
-use crate::daemon::state::is_set;
 
 /// The maximum number of connections that are served completely.
 const MAX_CONNECTIONS: usize = 512;
@@ -46,7 +44,7 @@ pub async fn serve(
     [router, health]: [Router; 2],
     stop: impl Future<Output = ()>,
 ) {
-    let stopping = watch::Sender::new(false);
+    let graceful = GracefulShutdown::new();
     let (mut connections, mut reserve) = (JoinSet::new(), Reserve::default());
     let mut stop = pin!(stop);
     loop {
@@ -55,23 +53,19 @@ pub async fn serve(
             Some(_) = connections.join_next() => {}
             Some(_) = reserve.tasks.join_next() => {}
             client = accept(&listener) => {
-                let stopping = stopping.subscribe();
+                let watcher = graceful.watcher();
                 if connections.len() < MAX_CONNECTIONS {
-                    connections.spawn(serve_connection(client, router.clone(), true, stopping));
+                    connections.spawn(serve_connection(client, router.clone(), true, watcher));
                 } else {
                     // without keep-alive: the next request may find a complete connection
                     let health = health.clone();
-                    reserve.spawn(serve_connection(client, health, false, stopping));
+                    reserve.spawn(serve_connection(client, health, false, watcher));
                 }
             }
         }
     }
     drop(listener);
-    stopping.send_replace(true);
-    let all = async { while connections.join_next().await.is_some() {} };
-    if timeout(SHUTDOWN_TIMEOUT, all).await.is_err() {
-        tracing::debug!("closed connections that did not end in time");
-    }
+    let _ = timeout(SHUTDOWN_TIMEOUT, graceful.shutdown()).await;
 }
 
 /// The connections beyond the maximum.
@@ -110,7 +104,7 @@ async fn serve_connection(
     (stream, peer): (TcpStream, Peer),
     router: Router,
     keep_alive: bool,
-    mut stopping: watch::Receiver<bool>,
+    watcher: Watcher,
 ) {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(WRITE_TIMEOUT));
@@ -125,15 +119,8 @@ async fn serve_connection(
         request.extensions_mut().insert(peer);
         router.call(request)
     });
-    let mut connection = pin!(http.serve_connection(TokioIo::new(Box::pin(stream)), service));
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = is_set(&mut stopping) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = ended {
+    let connection = http.serve_connection(TokioIo::new(Box::pin(stream)), service);
+    if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(error = %format_args!("{error:#}"), "connection failed");
     }
 }

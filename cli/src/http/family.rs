@@ -12,7 +12,7 @@ use tokio::sync::SemaphorePermit;
 use super::App;
 use super::problem::Problem;
 use crate::daemon::state::PairState;
-use crate::families::{self, configured};
+use crate::families;
 use crate::status::FamilyView;
 
 /// A family that the daemon serves, with the connections to read it.
@@ -43,16 +43,26 @@ fn moves(family: &Family, other: &Family) -> bool {
 impl App {
     /// Returns the pair `name`, or the only one.
     pub fn pair(&self, name: &Option<String>) -> Result<&Arc<PairState>, Problem> {
-        self.daemon.pair(name.as_deref()).ok_or_else(|| match name {
-            Some(name) => Problem::not_found(format!("no pair {name:?}")),
-            None => Problem::parameter("pair", "required, because there are several pairs"),
-        })
+        match (name, &self.daemon.pairs[..]) {
+            (None, [only]) => Ok(only),
+            (None, _) => {
+                let several = "required, because there are several pairs";
+                Err(Problem::parameter("pair", several))
+            }
+            (Some(name), pairs) => {
+                let found = pairs.iter().find(|pair| pair.name == *name);
+                found.ok_or_else(|| Problem::not_found(format!("no pair {name:?}")))
+            }
+        }
     }
 
     /// Returns the named pair, the only one whose configuration has the family, or the only one.
-    fn pair_of(&self, pair: &Option<String>, family: &str) -> Result<&Arc<PairState>, Problem> {
-        let families = &self.config.borrow().families;
-        let has_it = |one: &&Arc<PairState>| configured(families, &one.name, family).is_some();
+    pub fn pair_of(&self, pair: &Option<String>, family: &str) -> Result<&Arc<PairState>, Problem> {
+        let config = self.config.borrow();
+        let has_it = |one: &&Arc<PairState>| {
+            let pair = config.pair(&one.name);
+            pair.is_some_and(|pair| pair.family(family).is_some())
+        };
         let mut pairs = self.daemon.pairs.iter().filter(has_it);
         match (pair, pairs.next(), pairs.next()) {
             (None, Some(only), None) => Ok(only),
@@ -84,14 +94,14 @@ impl App {
         let is_it = |one: &FamilyView| one.served && one.name() == name;
         // opened after the daemon last read the database's families
         if registered.is_none() && view.families.iter().any(is_it) {
-            registered = families::find(counterfoil.store(), name).await?;
+            registered = counterfoil.store().find(name).await?;
         }
         let registered = registered.ok_or_else(|| {
             if !view.mysql.up {
                 Problem::unavailable(format!(
                     "MySQL is unavailable, and without it family {name:?} is unknown"
                 ))
-            } else if !view.has_read_families() {
+            } else if !pair.has_read_families() {
                 Problem::unavailable("the daemon has not read the families of MySQL yet")
             } else {
                 Problem::not_found(format!("no family {name:?}"))

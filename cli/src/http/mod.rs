@@ -30,7 +30,7 @@ use tokio::sync::{Semaphore, SemaphorePermit, watch};
 pub use self::auth::Auth;
 use self::problem::Problem;
 use crate::config::Config;
-use crate::daemon::metrics::set_gauges;
+use crate::daemon::metrics::render;
 use crate::daemon::state::DaemonState;
 use crate::view::View;
 
@@ -149,9 +149,11 @@ fn finish(router: Router<Arc<App>>, app: Arc<App>) -> Router {
 }
 
 async fn metrics(app: AppState) -> impl IntoResponse {
-    set_gauges(&app.daemon.view());
     let format = "text/plain; version=0.0.4; charset=utf-8";
-    ([(CONTENT_TYPE, format)], app.prometheus.render())
+    (
+        [(CONTENT_TYPE, format)],
+        render(&app.prometheus, &app.daemon.view()),
+    )
 }
 
 /// Returns 200 if the hits of all pairs reach MySQL, or 503 with the bare reason why not.

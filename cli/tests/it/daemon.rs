@@ -1,15 +1,18 @@
 //! The daemon: its data in MySQL, and its behaviour as a server.
 
+use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use counterfoil::{Counterfoil, Durability, Family, KeyType, MysqlStore, Table};
+use serde_json::json;
 use testkit::MysqlServer;
 use tokio::time::sleep;
 
 use crate::client::get;
-use crate::support::{Site, eventually};
+use crate::http::{sample, scrape};
+use crate::support::{Daemon, Site, eventually};
 
 const VIEWS: &str = "
 [[family]]
@@ -133,6 +136,23 @@ async fn families_that_others_registered_are_served_or_named() {
             assert_eq!(site.number(ALL).await, 0);
         }
     }
+}
+
+#[tokio::test]
+async fn the_metrics_of_a_removed_family_end() {
+    let site = Site::new().await;
+    site.configure(VIEWS);
+    site.printed(&["add", "shop/views", "page"]).await;
+    site.configure_pair("serve = \"declared\"", "");
+    let daemon = site.daemon().await;
+    let waiting = async || {
+        let labels = [("family", "views")];
+        sample(&scrape(&daemon).await, "counterfoil_unsaved_ids", &labels)
+    };
+    eventually("the family", async || waiting().await == Some(1.0)).await;
+    site.sql("UPDATE counterfoil_families SET state = 'removed'")
+        .await;
+    eventually("its end", async || waiting().await.is_none()).await;
 }
 
 #[tokio::test]
@@ -318,16 +338,23 @@ async fn several_pairs_are_served_by_one_daemon() {
         "{ready:?}"
     );
     for (pair, hits) in [("first", 3), ("second", 5)] {
-        let values = get(
-            &daemon,
-            &format!("/api/v1/values?pair={pair}&family=shop/views&id=page"),
-        )
-        .await;
+        let path = format!("/api/v1/values?pair={pair}&family=shop/views&id=page");
+        let is_known = async || get(&daemon, &path).await.status != 503;
+        eventually("the families of MySQL", is_known).await;
+        let values = get(&daemon, &path).await;
         assert_eq!(values.json()["values"][0]["value"], hits, "{values:?}");
     }
     // the pair of a family of one pair need not be named
     let values = get(&daemon, "/api/v1/values?family=shop/only&id=page").await;
     assert_eq!(values.json()["values"][0]["value"], 0, "{values:?}");
+    eventually("the figures", async || {
+        let page = get(&daemon, "/family?family=shop/only").await.body;
+        let live = get(&daemon, "/family-live?family=shop/only").await.body;
+        [page, live]
+            .iter()
+            .all(|body| body.contains("Counted by Redis"))
+    })
+    .await;
     let unclear = get(&daemon, "/api/v1/values?family=shop/views&id=page").await;
     assert_eq!(unclear.status, 400, "{unclear:?}");
     let unknown = get(&daemon, "/api/v1/values?family=shop/other&id=page").await;
@@ -365,6 +392,61 @@ async fn what_waits_is_brought_to_mysql_also_where_redis_has_no_memory_left() {
     let _ = views.add("page/1", 1).await.unwrap();
     eventually("what came later", async || site.number(ALL).await == 51).await;
     drop(daemon);
+}
+
+/// Waits for the first `check` on the present servers.
+async fn has_checked(daemon: &Daemon) {
+    eventually("a check", async || {
+        let state = get(daemon, "/api/v1/state").await.json();
+        state["pairs"][0]["looks"]["check"]["at"].is_number()
+    })
+    .await;
+}
+
+/// Neither the state nor a value is that of the former Redis.
+#[tokio::test]
+async fn a_reload_with_another_redis_leaves_the_former_one() {
+    let site = Site::new().await;
+    let text = fs::read_to_string(site.configure(VIEWS)).unwrap();
+    let daemon = site.daemon().await;
+    let value = async || get(&daemon, "/api/v1/values?family=shop/views&id=a").await;
+    eventually("a value", async || value().await.status == 200).await;
+    has_checked(&daemon).await;
+    site.write(&text.replace(&site.redis.url(), "redis://127.0.0.1:1"));
+    daemon.signal("HUP");
+    daemon.logs(&["unavailable", "server=\"redis\""]).await;
+    let state = get(&daemon, "/api/v1/state").await.json();
+    let pair = &state["pairs"][0];
+    assert_eq!(pair["reconciler"]["running"], false, "{state}");
+    assert_eq!(pair["findings"], json!([]));
+    assert_eq!(value().await.status, 503);
+    site.write(&text);
+    daemon.signal("HUP");
+    daemon.logs_times(2, &["started"]).await;
+    eventually("a value", async || value().await.status == 200).await;
+}
+
+#[tokio::test]
+async fn a_family_that_was_refused_before_the_start_and_removed_is_forgotten() {
+    let site = Site::new().await;
+    site.configure(VIEWS);
+    let set = async |policy: &str| {
+        let set = format!("CONFIG SET maxmemory-policy {policy}");
+        site.redis.run::<()>(&set).await.unwrap();
+    };
+    set("allkeys-lru").await;
+    let daemon = site.daemon().await;
+    daemon
+        .logs(&["family was not opened", "shop/views", "allkeys-lru"])
+        .await;
+    daemon.logs(&["start failed", "allkeys-lru"]).await;
+    site.configure("");
+    daemon.signal("HUP");
+    daemon.logs(&["reloaded the families"]).await;
+    set("noeviction").await;
+    has_checked(&daemon).await;
+    let state = get(&daemon, "/api/v1/state").await.json();
+    assert_eq!(state["pairs"][0]["refused"], json!([]));
 }
 
 #[tokio::test]

@@ -199,10 +199,14 @@ fn configure(family: &Family, condition: &str) -> Statement {
 
 /// Returns all families, each with the settings of the process that opened it last, or the error in
 /// them.
-pub(super) async fn list(database: &Database) -> Result<Vec<Result<Registered>>> {
+pub(super) async fn list(database: &Database) -> Result<Vec<(String, Result<Registered>)>> {
     let select = select(&format!("WHERE {NOT_REMOVED} ORDER BY number"));
-    let known = database.read(UNREAD, select).await?;
-    Ok(known.iter().map(registered).collect())
+    let known = database.read::<Known>(UNREAD, select).await?;
+    let listed = known.iter().map(|known| {
+        let name = format!("{}/{}", known.namespace, known.name);
+        (name, registered(known))
+    });
+    Ok(listed.collect())
 }
 
 fn registered(known: &Known) -> Result<Registered> {

@@ -232,7 +232,7 @@ impl Store for MysqlStore {
         self.register_with(&known.family, true).await
     }
 
-    async fn families(&self) -> Result<Vec<Result<Registered>>> {
+    async fn families(&self) -> Result<Vec<(String, Result<Registered>)>> {
         if self.creates_tables {
             self.ensure_tables().await?;
         }

@@ -286,9 +286,7 @@ async fn try_each(db: &Db, grants: &[String], work: impl AsyncFn(MysqlStore) -> 
 
 /// Returns the family as the database has it, which the user cannot register.
 async fn registered(store: &MysqlStore, name: &str) -> Result<Registered> {
-    let families = store.families().await?.into_iter();
-    let mut families = families.collect::<Result<Vec<_>>>()?.into_iter();
-    Ok(families.find(|one| one.family.name() == name).unwrap())
+    Ok(store.find(&format!("shop/{name}")).await?.unwrap())
 }
 
 /// Applies a batch to each family, which the user cannot do.

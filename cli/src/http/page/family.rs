@@ -39,8 +39,9 @@ pub async fn family(
     let Params(selection) = params?;
     let view = app.daemon.view();
     let name = &selection.family;
+    let pair = &app.pair_of(&selection.pair, name)?.name;
     let served = app.family(&selection.pair, name).await;
-    let is_known = view.family(selection.pair.as_deref(), name).is_some();
+    let is_known = view.family(pair, name).is_some();
     let served = match served {
         Err(problem) if !is_known => return Err(problem.into()),
         served => served,
@@ -56,7 +57,7 @@ pub async fn family(
     let content = html! {
         (header(&view, Some(name)))
         main id="main" data-live="family-live" {
-            (parts(&view, &selection))
+            (parts(&view, pair, name))
             (counters)
             @if let Ok(family) = &served { (configuration(family)) }
         }
@@ -66,14 +67,17 @@ pub async fn family(
 }
 
 /// Returns the parts that change, with which a page keeps itself up to date.
-pub async fn live(app: AppState, Params(selection): Params<Selection>) -> Html<String> {
-    Html(parts(&app.daemon.view(), &selection).into_string())
+pub async fn live(
+    app: AppState,
+    Params(Selection { pair, family, .. }): Params<Selection>,
+) -> Result<Html<String>, Problem> {
+    let pair = &app.pair_of(&pair, &family)?.name;
+    Ok(Html(parts(&app.daemon.view(), pair, &family).into_string()))
 }
 
 /// Renders the parts that the daemon knows without a query.
-fn parts(view: &View, selection: &Selection) -> Markup {
-    let name = &selection.family;
-    let Some((pair, family)) = view.family(selection.pair.as_deref(), name) else {
+fn parts(view: &View, pair: &str, name: &str) -> Markup {
+    let Some((pair, family)) = view.family(pair, name) else {
         return Markup::default();
     };
     let wanted = |of_pair: &str, one: &str| of_pair == pair.name && one == name;

@@ -104,7 +104,7 @@ pub fn ages(pair: &PairView, now: u64) -> Markup {
 
 /// Renders the findings that are no problems: warnings and information.
 pub fn findings(view: &View) -> Markup {
-    let findings = view.of_pairs(|pair| &pair.findings);
+    let findings = view.of_pairs(|pair| &pair.checked);
     let others = findings.filter(|(_, one)| !one.is_error());
     let row = |(pair, FindingView { finding, since }): (&str, &FindingView)| {
         [
