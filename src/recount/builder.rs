@@ -180,7 +180,7 @@ impl RecountBuilder {
     /// so far remain, and the next process to begin a run continues this one.
     pub async fn run_once(self) -> Result<Recounted> {
         let done = self.run_until(pending()).await?;
-        Ok(done.expect("a run that nothing stops ends"))
+        done.ok_or_else(|| Error::corrupt("a recount that nothing stops was stopped"))
     }
 
     /// Recounts the family now as [`run_once`](Self::run_once) does, and returns `None` if `stop`

@@ -14,6 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::families;
 use crate::output::{moment, table};
 use crate::pair;
+use crate::signals;
 use crate::view::DriftView;
 
 /// The interval between progress messages.
@@ -79,10 +80,16 @@ async fn run(
     let recount =
         recount.ok_or_else(|| Failure::usage(format!("{family}: its kind cannot be recounted")))?;
     let store = counterfoil.mysql()?;
+    let stop = signals::stop()?;
     let recounted = tokio::select! {
-        recounted = Box::pin(recount.run_once()) => recounted?,
+        recounted = Box::pin(recount.run_until(stop)) => recounted?,
         never = print_progress(store, family) => never,
     };
+    let recounted = recounted.ok_or_else(|| {
+        Failure::warning(format!(
+            "stopped: the next recount of {family} continues this run"
+        ))
+    })?;
     let drift = drift_of(store, counters.family(), recounted.run).await?;
     Ok((recounted, drift))
 }

@@ -12,7 +12,6 @@ mod systemd;
 mod worker;
 
 use std::future::pending;
-use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +20,7 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tokio::net::TcpListener;
 use tokio::select;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -32,6 +31,7 @@ use self::worker::Worker;
 use crate::config::{Config, HttpConfig, LogFormat, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::http::{self, Auth};
+use crate::signals;
 use crate::view::ReconcilerView;
 
 /// The default log filter, which `RUST_LOG` overrides. The daemon logs each state once, so this
@@ -43,6 +43,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Runs until a signal ends the daemon.
 pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
+    let (stop_signal, hang_up) = (signals::stop()?, signal(SignalKind::hangup())?);
     start_log(config.log);
     tracing::info!(version = VERSION, "starting");
     let prometheus = metrics::install()
@@ -80,7 +81,8 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
         ));
     }
     select! {
-        ended = until_stop(path, &config, address) => ended?,
+        () = stop_signal => {}
+        never = reload_on(hang_up, path, &config, address) => never,
         () = systemd::watchdog() => {}
         // workers and HTTP server run until `stop`
         _ = tasks.join_next() => return Err(Failure::warning("a task of the daemon panicked".to_owned())),
@@ -175,32 +177,24 @@ async fn listen(http: &HttpConfig) -> Result<TcpListener, Failure> {
     })
 }
 
-/// Reports to systemd that the daemon is ready, and returns on SIGTERM and Ctrl-C. On SIGHUP it
-/// reloads the configuration.
-async fn until_stop(
+/// Reports to systemd that the daemon is ready, and reloads the configuration on each SIGHUP. Never
+/// returns.
+async fn reload_on<T>(
+    mut hang_up: Signal,
     path: &Path,
     config: &watch::Sender<Arc<Config>>,
     address: Option<SocketAddr>,
-) -> io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
-    systemd::notify(NotifyState::Ready);
+) -> T {
     loop {
-        select! {
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
-            _ = hang_up.recv() => {
-                systemd::reloading();
-                match reload(path, config, address) {
-                    Ok(families) => tracing::info!(
-                        families,
-                        "reloaded the families, secrets and addresses; other settings need a restart"
-                    ),
-                    Err(error) => tracing::error!(error, "reload failed, configuration unchanged"),
-                }
-                systemd::notify(NotifyState::Ready);
-            }
+        systemd::notify(NotifyState::Ready);
+        hang_up.recv().await;
+        systemd::reloading();
+        match reload(path, config, address) {
+            Ok(families) => tracing::info!(
+                families,
+                "reloaded the families, secrets and addresses; other settings need a restart"
+            ),
+            Err(error) => tracing::error!(error, "reload failed, configuration unchanged"),
         }
     }
 }

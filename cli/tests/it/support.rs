@@ -133,7 +133,7 @@ impl Site {
             .unwrap_or(0)
     }
 
-    fn command(&self) -> Command {
+    pub fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_counterfoil"));
         command
             .current_dir(self.folder.path())

@@ -1,9 +1,13 @@
 //! recount, drift.
 
+use std::process::Stdio;
+use std::time::Duration;
+
 use counterfoil::sqlx;
 use serde_json::json;
+use tokio::time::timeout;
 
-use crate::support::Site;
+use crate::support::{Site, eventually};
 
 const FAMILY: &str = r#"
 [[family]]
@@ -97,6 +101,33 @@ async fn a_recount_reports_corrects_and_says_what_it_found() {
             .err
             .contains("no [family.recount] for shop/plain")
     );
+}
+
+#[tokio::test]
+async fn a_recount_that_is_interrupted_is_continued_by_the_next() {
+    const HELD: &str = "SELECT COUNT(*) FROM counterfoil_recounts WHERE holder > 0";
+    let site = Site::new().await;
+    site.sql("CREATE TABLE likes (item VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (item))").await;
+    site.sql("INSERT INTO likes VALUES ('a')").await;
+    site.configure(&FAMILY.replace("100ms", "1m"));
+    let mut command = site.command();
+    command
+        .args(["recount", "shop/likes"])
+        .stderr(Stdio::piped());
+    let recount = command.spawn().expect("it starts");
+    eventually("a run", async || site.number(HELD).await == 1).await;
+    testkit::signal(&recount, "INT");
+    let ended = timeout(Duration::from_secs(20), recount.wait_with_output()).await;
+    let ended = ended.expect("it ends").expect("its output");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(
+        said.contains("the next recount of shop/likes continues"),
+        "{said}"
+    );
+    site.configure(FAMILY);
+    let next = site.printed(&["recount", "shop/likes"]).await;
+    assert!(next.starts_with("run 1: 1 checked, 1 differ"), "{next}");
 }
 
 #[tokio::test]
