@@ -90,7 +90,7 @@ impl Recorder {
         let mut sums = all[hit.partition as usize].lock();
         // no hit is accepted that the final flush might have missed
         queue.check_open()?;
-        if sums.len() >= IDS.div_ceil(all.len()) && sums.sum_of(hit).is_none() {
+        if sums.len() >= IDS.div_ceil(all.len()) && !sums.has_sum_of(hit) {
             let what = format!("{} ids of one partition are waiting to be sent", sums.len());
             return Err(queue.route.error(ErrorKind::Busy, &what));
         }
