@@ -274,16 +274,8 @@ impl Writer {
 
     /// Counts a hit in this process, and makes sure that it is sent soon.
     pub fn record(self: &Arc<Self>, id: &[u8], delta: i64) -> Result<()> {
-        let home = self.family().home_of(id);
-        let hit = Hit {
-            partition: home.unwrap_or_else(|| self.family().partition_by(id)),
-            id,
-            update: Update::Add(delta),
-            hits: 1,
-            seed: None,
-        };
         self.watch_runtime();
-        self.recorder.record(&self.queue, &hit)?;
+        self.recorder.record(&self.queue, id, delta)?;
         Recorder::begin(self);
         Ok(())
     }
