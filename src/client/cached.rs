@@ -289,7 +289,7 @@ impl CachedCounters {
             let (result, repeated) = match &mut change {
                 Change::Update(update) => {
                     let (id, options) = (id.as_bytes(), deadline.into());
-                    let result = handle.writer.change(id, *update, seed, options);
+                    let result = handle.writer.change(id, *update, seed, options).await;
                     (handle.explained(result).await?, false)
                 }
                 Change::Once(request, progress) => {
@@ -317,8 +317,8 @@ impl CachedCounters {
             let late = format!("{family}: not counted: the row of {id:?} {what} {limit:?}");
             Error::store(late)
         };
-        let row = timeout_at(deadline.start_by, read.row());
-        let row = async { row.await.unwrap_or_else(|_| Err(late())) };
+        let row = timeout_at(deadline.start_by, read.row()).await;
+        let row = row.unwrap_or_else(|_| Err(late()));
         let row = self.handle.explained(row).await?;
         let seed = Seed {
             ticket,

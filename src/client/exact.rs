@@ -144,8 +144,8 @@ impl Handle {
         let stored = async {
             sleep(within / 2).await;
             let late = |_| Err(self.late(ErrorKind::Store, within));
-            let stored = timeout_at(end, self.stored_once(ids));
-            let stored = async { stored.await.unwrap_or_else(late) };
+            let stored = timeout_at(end, self.stored_once(ids)).await;
+            let stored = stored.unwrap_or_else(late);
             let stored = self.explained(stored).await?.into_iter();
             let values = stored.map(Option::unwrap_or_default).collect();
             let exact = false;

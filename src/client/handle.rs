@@ -63,7 +63,8 @@ impl Handle {
             wait,
             ..self.write_deadline().into()
         };
-        let added = self.writer.change(key, Update::Add(delta), None, options);
+        let update = Update::Add(delta);
+        let added = self.writer.change(key, update, None, options).await;
         self.explained(added).await
     }
 
@@ -75,18 +76,17 @@ impl Handle {
         seed: Option<Seed>,
         deadline: Deadline,
     ) -> Result<(PairResult, bool)> {
-        let once = self.writer.once(request, progress, seed, deadline);
+        let once = self.writer.once(request, progress, seed, deadline).await;
         self.explained(once).await
     }
 
     /// Sends the recorded hits and returns their outcome.
     pub async fn flush(&self) -> Result<Recorded> {
-        self.explained(self.writer.flush()).await
+        self.explained(self.writer.flush().await).await
     }
 
     /// Adds the cause to an error if it is the writer's runtime.
-    pub async fn explained<T>(&self, done: impl Future<Output = Result<T>>) -> Result<T> {
-        let mut done = done.await;
+    pub async fn explained<T>(&self, mut done: Result<T>) -> Result<T> {
         if let Err(error) = &mut done {
             Box::pin(self.writer.explain([error])).await;
         }
@@ -101,7 +101,7 @@ impl Handle {
     /// Returns the epoch in which Redis remembers the request if it is made now.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
         let request = Request::new(self.family(), request, id, 0)?;
-        let epoch = self.writer.request_epoch(request);
+        let epoch = self.writer.request_epoch(request).await;
         self.explained(epoch).await
     }
 
@@ -170,7 +170,7 @@ impl Handle {
     where
         F: Future<Output = Result<T>>,
     {
-        self.explained(self.repeat(read)).await
+        self.explained(self.repeat(read).await).await
     }
 
     async fn repeat<T, F>(&self, mut read: impl FnMut(Instant) -> F) -> Result<T>

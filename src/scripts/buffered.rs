@@ -17,7 +17,9 @@ use crate::scripts::fence::{Fence, other_database};
 use crate::scripts::keys::{Key, Keys};
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
-use crate::scripts::partition::{Counted, PairResult, Pairs, Partition, PartitionCall, salt};
+use crate::scripts::partition::{
+    Counted, PairResult, Pairs, Partition, PartitionCall, salt, words,
+};
 use crate::testing::ablation::{self, Guard};
 
 /// The number of times that the pending values of a repeated call are read again.
@@ -170,7 +172,7 @@ impl Partition {
         calls: &[PartitionCall<'_, impl Pairs<'a>>],
     ) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = calls[0].partition;
-        let mut command = Call::new("buffered_add", 2 + 2 * calls.len())?;
+        let mut command = Call::new("buffered_add", 2 + 2 * calls.len(), 4 + words(calls))?;
         command.arg(&fence.home.fence());
         for PartitionCall { partition, .. } in calls {
             command.arg(&[partition.keys.buffer(), partition.keys.meta()]);

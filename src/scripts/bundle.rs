@@ -88,6 +88,9 @@ pub fn owned<'a>(word: impl fmt::Display) -> Arg<'a> {
     Cow::Owned(word.to_string().into_bytes())
 }
 
+/// The usual length of a key or argument, at most.
+const WORD: usize = 32;
+
 /// A call of a script. Keys, then arguments, are written straight into the command.
 pub struct Call {
     script: &'static Script,
@@ -96,12 +99,13 @@ pub struct Call {
 }
 
 impl Call {
-    /// Begins a call with this number of keys.
-    pub fn new(name: &'static str, keys: usize) -> Result<Self> {
+    /// Begins a call with this number of keys, and room for this number of arguments.
+    pub fn new(name: &'static str, keys: usize, args: usize) -> Result<Self> {
         let script = Script::named(name)
             .ok_or_else(|| Error::corrupt(format!("the bundle has no script {name}")))?;
-        let mut command = redis::cmd("EVALSHA");
-        command.arg(&script.sha1).arg(keys);
+        let words = 3 + keys + args;
+        let mut command = Cmd::with_capacity(words, words * WORD);
+        command.arg("EVALSHA").arg(&script.sha1).arg(keys);
         Ok(Call {
             script,
             keys,
@@ -186,7 +190,7 @@ pub async fn call(
     keys: &[impl AsRef<[u8]>],
     args: &[impl AsRef<[u8]>],
 ) -> Result<Reply> {
-    let mut call = Call::new(name, keys.len())?;
+    let mut call = Call::new(name, keys.len(), args.len())?;
     for key in keys {
         call.arg(key.as_ref());
     }

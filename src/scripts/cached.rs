@@ -15,7 +15,7 @@ use crate::scripts::keys::Key;
 #[cfg(feature = "test-hooks")]
 use crate::scripts::partition::Update;
 use crate::scripts::partition::{
-    Counted, PairResult, Pairs, Partition, PartitionCall, Ticket, salt,
+    Counted, PairResult, Pairs, Partition, PartitionCall, Ticket, salt, words,
 };
 
 /// The lifetime of a ticket: time to read a row from the database and to seed its counter.
@@ -94,7 +94,7 @@ impl Partition {
         calls: &[PartitionCall<'_, impl Pairs<'a>>],
     ) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = calls[0].partition;
-        let mut command = Call::new("cached_incr", 2 + 4 * calls.len())?;
+        let mut command = Call::new("cached_incr", 2 + 4 * calls.len(), 7 + words(calls))?;
         command.arg(&fence.home.fence());
         for PartitionCall { partition, .. } in calls {
             command

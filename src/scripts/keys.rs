@@ -144,13 +144,13 @@ impl Keys {
         self.of(format_args!("seen"), id)
     }
 
-    fn key(&self, what: impl fmt::Display) -> Key {
-        format!("{}{what}", self.tag).into_bytes()
+    fn key(&self, what: &str) -> Key {
+        [&self.tag, what].concat().into_bytes()
     }
 
     /// Returns a key that ends with a name, page or id, which may therefore contain separators.
     fn of(&self, what: fmt::Arguments<'_>, end: &[u8]) -> Key {
-        let mut key = self.key(format_args!("{what}:"));
+        let mut key = format!("{}{what}:", self.tag).into_bytes();
         key.extend_from_slice(end);
         key
     }

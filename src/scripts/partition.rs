@@ -225,6 +225,11 @@ impl<'a, P: Pairs<'a>> PartitionCall<'_, P> {
     }
 }
 
+/// Returns the number of arguments that these calls write, at most.
+pub(crate) fn words<'a>(calls: &[PartitionCall<'_, impl Pairs<'a>>]) -> usize {
+    calls.iter().map(|call| 2 + 2 * call.pairs.len()).sum()
+}
+
 impl Partition {
     /// Returns the partition of that number. Sends nothing.
     pub fn new(redis: impl Into<Connection>, family: &Family, partition: u32) -> Self {

@@ -34,7 +34,8 @@ pub struct Sending {
 }
 
 impl Sending {
-    pub fn new(group: Group, caller: Caller, deadline: Deadline) -> Self {
+    pub fn new(mut group: Group, caller: Caller, deadline: Deadline) -> Self {
+        group.complete();
         Sending {
             group,
             caller,

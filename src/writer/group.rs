@@ -2,14 +2,17 @@
 
 use std::hash::BuildHasher;
 
+use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
-use indexmap::IndexMap;
 
 use crate::scripts::cached::Seed;
 use crate::scripts::partition::{PairResult, Pairs, Update};
 
 /// The maximum number of hits that wait for one call.
 const HITS: u64 = 100_000;
+
+/// The usual length of an id, at most.
+const ID: usize = 16;
 
 /// The hits for one call.
 ///
@@ -18,46 +21,47 @@ const HITS: u64 = 100_000;
 /// midway and still end within it.
 #[derive(Debug, Default)]
 pub struct Group {
-    /// By the number of the partition.
-    parts: IndexMap<u32, Part, DefaultHashBuilder>,
-    /// The pairs that further deltas may join.
-    sums: HashTable<PairIndex>,
-    len: usize,
-    hits: u64,
-}
-
-/// The hits of one partition.
-#[derive(Debug, Default)]
-pub struct Part {
-    pub hits: u64,
+    /// In the order of their first hits.
     pairs: Vec<Pair>,
     /// The ids of the pairs, one after the other.
     ids: Vec<u8>,
+    /// The indexes of the pairs that further deltas may join.
+    sums: HashTable<usize>,
+    hasher: DefaultHashBuilder,
     /// The seeds of missing counters, applied before the changes: index of the pair, seed.
     seeds: Vec<(usize, Seed)>,
-    /// The index of its first result among those of the group, once the group is complete.
-    first_result: usize,
+    hits: u64,
+    /// The indexes of the pairs by partition, once the group is complete.
+    by_partition: Vec<usize>,
 }
 
+/// The hits of one partition in a complete group.
 #[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    pub partition: u32,
+    group: &'a Group,
+    /// The indexes of its pairs.
+    indexes: &'a [usize],
+}
+
+/// A pair lies in one cache line: most hits of many ids miss the cache.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 struct Pair {
+    partition: u32,
+    callers: u32,
     id: (usize, usize),
     update: Update,
     hits: u64,
-    callers: u32,
-}
-
-/// The index of a pair's part, and its index there.
-#[derive(Clone, Copy, Debug)]
-pub struct PairIndex {
-    part: usize,
-    pair: usize,
+    /// The index of its result, once the group is complete.
+    result: usize,
 }
 
 /// A hit's position in its group.
 #[derive(Clone, Copy, Debug)]
 pub struct Position {
-    pair: PairIndex,
+    /// The index of its pair.
+    pair: usize,
     /// The sum of its pair up to this hit.
     so_far: i64,
 }
@@ -77,6 +81,8 @@ impl Group {
     /// Creates a group with room for this number of pairs.
     pub fn with_capacity(pairs: usize) -> Self {
         Group {
+            pairs: Vec::with_capacity(pairs),
+            ids: Vec::with_capacity(pairs * ID),
             sums: HashTable::with_capacity(pairs),
             ..Group::default()
         }
@@ -84,16 +90,16 @@ impl Group {
 
     /// Returns whether the group has room for `pairs` more pairs, with at most `most` in all.
     pub fn has_room_for(&self, pairs: usize, most: usize) -> bool {
-        self.is_empty() || (self.len + pairs <= most && self.hits < HITS)
+        self.is_empty() || (self.len() + pairs <= most && self.hits < HITS)
     }
 
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.pairs.is_empty()
     }
 
     /// Returns the number of pairs.
     pub fn len(&self) -> usize {
-        self.len
+        self.pairs.len()
     }
 
     pub fn hits(&self) -> u64 {
@@ -105,109 +111,113 @@ impl Group {
         let Update::Add(delta) = hit.update else {
             return self.push_alone(hit);
         };
-        let Some(at) = self.sum_of(hit) else {
-            let position = self.push_alone(hit);
-            let parts = &self.parts;
-            let rehash = |at: &PairIndex| parts[at.part].hash(at.pair, parts.hasher());
-            let hash = rehash(&position.pair);
-            self.sums.insert_unique(hash, position.pair, rehash);
-            return position;
+        let (pairs, ids, hasher) = (&self.pairs, &self.ids, &self.hasher);
+        let is_joined = |index: &usize| pairs[*index].is_joined_by(hit, ids);
+        let hash = |index: &usize| hasher.hash_one(pairs[*index].id(ids));
+        let index = match self.sums.entry(hasher.hash_one(hit.id), is_joined, hash) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => {
+                new.insert(pairs.len());
+                return self.push_alone(hit);
+            }
         };
-        let part = &mut self.parts[at.part];
-        let pair = &mut part.pairs[at.pair];
+        let pair = &mut self.pairs[index];
         let Some(so_far) = pair.update.amount().checked_add(delta) else {
             return self.push_alone(hit);
         };
         pair.update = Update::Add(so_far);
         pair.hits += hit.hits;
         pair.callers += 1;
-        part.hits += hit.hits;
-        part.seed(at.pair, hit.seed);
         self.hits += hit.hits;
-        Position { pair: at, so_far }
+        self.seed(index, hit.seed);
+        Position {
+            pair: index,
+            so_far,
+        }
     }
 
-    /// Returns the pair that the hit would join.
-    pub fn sum_of(&self, hit: &Hit<'_>) -> Option<PairIndex> {
-        let (parts, is_down) = (&self.parts, hit.update.amount() < 0);
-        let is_same = |at: &PairIndex| {
-            parts.get_index(at.part).is_some_and(|(partition, part)| {
-                let pair = &part.pairs[at.pair];
-                *partition == hit.partition && pair.is_down() == is_down && part.id(pair) == hit.id
-            })
-        };
-        let hash = hash(parts.hasher(), hit.id, is_down);
-        self.sums.find(hash, is_same).copied()
+    /// Returns whether the hit would join a pair.
+    pub fn has_sum_of(&self, hit: &Hit<'_>) -> bool {
+        let is_joined = |index: &usize| self.pairs[*index].is_joined_by(hit, &self.ids);
+        let hash = self.hasher.hash_one(hit.id);
+        self.sums.find(hash, is_joined).is_some()
     }
 
     /// Adds a hit that is not summed with others.
     pub fn push_alone(&mut self, hit: &Hit<'_>) -> Position {
-        let entry = self.parts.entry(hit.partition);
-        let at = entry.index();
-        let part = entry.or_default();
-        let (start, index) = (part.ids.len(), part.pairs.len());
-        part.ids.extend_from_slice(hit.id);
-        part.pairs.push(Pair {
-            id: (start, part.ids.len()),
+        let (index, start) = (self.pairs.len(), self.ids.len());
+        self.ids.extend_from_slice(hit.id);
+        self.pairs.push(Pair {
+            partition: hit.partition,
+            callers: 1,
+            id: (start, self.ids.len()),
             update: hit.update,
             hits: hit.hits,
-            callers: 1,
+            result: 0,
         });
-        part.hits += hit.hits;
-        part.seed(index, hit.seed);
         self.hits += hit.hits;
-        self.len += 1;
+        self.seed(index, hit.seed);
         Position {
-            pair: PairIndex {
-                part: at,
-                pair: index,
-            },
+            pair: index,
             so_far: hit.update.amount(),
         }
     }
 
-    /// Returns the part of each partition that a call carries.
-    pub fn parts(&self) -> impl Iterator<Item = (u32, &Part)> {
-        self.parts
-            .iter()
-            .map(|(partition, part)| (*partition, part))
+    /// Adds a seed, or replaces the pair's earlier seed, because its ticket is newer.
+    fn seed(&mut self, index: usize, seed: Option<Seed>) {
+        let Some(seed) = seed else { return };
+        match self.seeds.iter_mut().find(|(of, _)| *of == index) {
+            Some((_, earlier)) => *earlier = seed,
+            None => self.seeds.push((index, seed)),
+        }
     }
 
-    /// Returns the partition of the first part.
+    /// Completes the group: divides its pairs by partition. No more hits are added.
+    pub fn complete(&mut self) {
+        self.by_partition = (0..self.pairs.len()).collect();
+        self.by_partition
+            .sort_by_key(|index| self.pairs[*index].partition);
+        for (result, index) in self.by_partition.iter().enumerate() {
+            self.pairs[*index].result = result;
+        }
+    }
+
+    /// Returns the part of each partition that a call carries.
+    pub fn parts(&self) -> impl Iterator<Item = Part<'_>> {
+        let partition = |index: usize| self.pairs[index].partition;
+        self.by_partition
+            .chunk_by(move |one, next| partition(*one) == partition(*next))
+            .map(move |indexes| Part {
+                partition: partition(indexes[0]),
+                group: self,
+                indexes,
+            })
+    }
+
+    /// Returns the partition of the first hit.
     pub fn partition(&self) -> u32 {
-        self.parts.keys().next().copied().unwrap_or_default()
+        self.pairs.first().map_or(0, |pair| pair.partition)
     }
 
     /// Returns all pairs as summed hits, without seeds.
     pub fn summed(&self) -> impl Iterator<Item = Hit<'_>> {
-        self.parts().flat_map(|(partition, part)| {
-            part.pairs.iter().map(move |pair| Hit {
-                partition,
-                id: part.id(pair),
-                update: pair.update,
-                hits: pair.hits,
-                seed: None,
-            })
+        self.pairs.iter().map(|pair| Hit {
+            partition: pair.partition,
+            id: pair.id(&self.ids),
+            update: pair.update,
+            hits: pair.hits,
+            seed: None,
         })
-    }
-
-    /// Completes the group: its results begin with those of the first part.
-    pub fn complete(&mut self) {
-        let mut first = 0;
-        for part in self.parts.values_mut() {
-            part.first_result = first;
-            first += part.pairs.len();
-        }
     }
 
     /// Returns each pair's hits and result. Omits refused sums of several callers, whose hits are
     /// retried alone.
     pub fn settled_hits(&self, results: &[PairResult]) -> impl Iterator<Item = (u64, PairResult)> {
-        let pairs = self.parts.values().flat_map(|part| &part.pairs);
-        pairs
-            .zip(results)
-            .filter(|(pair, result)| !pair.is_retried_alone(**result))
-            .map(|(pair, result)| (pair.hits, *result))
+        self.pairs
+            .iter()
+            .map(|pair| (pair, results[pair.result]))
+            .filter(|(pair, result)| !pair.is_retried_alone(*result))
+            .map(|(pair, result)| (pair.hits, result))
     }
 
     /// Returns the outcome of a hit, given those of the pairs; `None` if it was refused in a sum
@@ -219,9 +229,8 @@ impl Group {
         results: &[PairResult],
         repeated: bool,
     ) -> Option<PairResult> {
-        let part = &self.parts[position.pair.part];
-        let pair = &part.pairs[position.pair.pair];
-        match results[part.first_result + position.pair.pair] {
+        let pair = &self.pairs[position.pair];
+        match results[pair.result] {
             PairResult::Counted(sum) if !repeated => {
                 let later = pair.update.amount().wrapping_sub(position.so_far);
                 Some(PairResult::Counted(sum.wrapping_sub(later)))
@@ -234,42 +243,44 @@ impl Group {
     }
 }
 
-impl Part {
-    fn id(&self, pair: &Pair) -> &[u8] {
-        &self.ids[pair.id.0..pair.id.1]
-    }
-
-    fn hash(&self, index: usize, hasher: &DefaultHashBuilder) -> u64 {
-        let pair = &self.pairs[index];
-        hash(hasher, self.id(pair), pair.is_down())
-    }
-
-    /// Adds a seed, or replaces the pair's earlier seed, because its ticket is newer.
-    fn seed(&mut self, index: usize, seed: Option<Seed>) {
-        let Some(seed) = seed else { return };
-        match self.seeds.iter_mut().find(|(of, _)| *of == index) {
-            Some((_, earlier)) => *earlier = seed,
-            None => self.seeds.push((index, seed)),
-        }
+impl<'a> Part<'a> {
+    /// Returns the number of hits.
+    pub fn hits(self) -> u64 {
+        let hits = self.indexes.iter();
+        hits.map(|index| self.group.pairs[*index].hits).sum()
     }
 
     /// Returns the ids, each with its update.
-    pub fn pairs(&self) -> impl Pairs<'_> {
-        self.pairs.iter().map(|pair| (self.id(pair), pair.update))
+    pub fn pairs(self) -> impl Pairs<'a> {
+        let Part { group, indexes, .. } = self;
+        indexes.iter().map(|index| {
+            let pair = &group.pairs[*index];
+            (pair.id(&group.ids), pair.update)
+        })
     }
 
     /// Returns the seeds of missing counters.
-    pub fn seeds(&self) -> Vec<(&[u8], Seed)> {
-        let seeds = self.seeds.iter();
+    pub fn seeds(self) -> Vec<(&'a [u8], Seed)> {
+        let Part { group, .. } = self;
+        let seeds = group.seeds.iter();
         seeds
-            .map(|(index, seed)| (self.id(&self.pairs[*index]), *seed))
+            .map(|(index, seed)| (&group.pairs[*index], *seed))
+            .filter(|(pair, _)| pair.partition == self.partition)
+            .map(|(pair, seed)| (pair.id(&group.ids), seed))
             .collect()
     }
 }
 
 impl Pair {
-    fn is_down(&self) -> bool {
-        self.update.amount() < 0
+    fn id(self, ids: &[u8]) -> &[u8] {
+        &ids[self.id.0..self.id.1]
+    }
+
+    fn is_joined_by(self, hit: &Hit<'_>, ids: &[u8]) -> bool {
+        let is_down = |update: Update| update.amount() < 0;
+        self.partition == hit.partition
+            && is_down(self.update) == is_down(hit.update)
+            && self.id(ids) == hit.id
     }
 
     /// Returns whether the pair's hits are retried alone: one of them may fit where the sum does
@@ -277,10 +288,6 @@ impl Pair {
     fn is_retried_alone(self, result: PairResult) -> bool {
         self.callers > 1 && matches!(result, PairResult::OutOfRange(_))
     }
-}
-
-fn hash(hasher: &DefaultHashBuilder, id: &[u8], is_down: bool) -> u64 {
-    hasher.hash_one((id, is_down))
 }
 
 #[cfg(test)]
@@ -310,9 +317,10 @@ mod tests {
             hit(0, "a", i64::MAX),
         ];
         let positions = hits.map(|hit| group.push(&hit));
-        let parts = group.parts().map(|(partition, part)| {
+        group.complete();
+        let parts = group.parts().map(|part| {
             let pairs = part.pairs().map(|(id, update)| (id, update.amount()));
-            (partition, part.hits, pairs.collect::<Vec<_>>())
+            (part.partition, part.hits(), pairs.collect::<Vec<_>>())
         });
         let a = b"a".as_slice();
         let expected = [
@@ -323,7 +331,6 @@ mod tests {
         assert!(parts.eq(expected));
         assert_eq!((group.len(), group.hits()), (5, 7));
 
-        group.complete();
         let results = [105, 100, i64::MAX, 21, 31].map(PairResult::Counted);
         let own = positions.map(|position| group.own(position, &results, false));
         let expected = [102, 21, 105, 104, 31, 100, i64::MAX].map(PairResult::Counted);

@@ -229,7 +229,6 @@ impl Writer {
                 let what = "not counted: the partitions are on different cluster nodes";
                 return Err(queue.route.error(ErrorKind::Redis, what));
             }
-            let room = queue.room();
             let (call, positions) = match queue.join(partition, pairs, &options, &mut push)? {
                 Joined::Alone(caller, outside) => {
                     let (call, mut group) = (Arc::new(Call::default()), Group::default());
@@ -250,7 +249,7 @@ impl Writer {
                     wait_for_end(queue, &call, deadline.reply_by).await?;
                     (call, positions)
                 }
-                Joined::Full if options.wait => {
+                Joined::Full(room) if options.wait => {
                     let what = "not counted: too many hits were waiting for Redis";
                     let late = |_| queue.route.error(ErrorKind::Redis, what);
                     Box::pin(timeout_at(deadline.reply_by, room))
@@ -258,7 +257,7 @@ impl Writer {
                         .map_err(late)?;
                     continue;
                 }
-                Joined::Full => {
+                Joined::Full(_) => {
                     let what = "too many hits are waiting for Redis";
                     return Err(queue.route.error(ErrorKind::Busy, what));
                 }
@@ -275,16 +274,8 @@ impl Writer {
 
     /// Counts a hit in this process, and makes sure that it is sent soon.
     pub fn record(self: &Arc<Self>, id: &[u8], delta: i64) -> Result<()> {
-        let home = self.family().home_of(id);
-        let hit = Hit {
-            partition: home.unwrap_or_else(|| self.family().partition_by(id)),
-            id,
-            update: Update::Add(delta),
-            hits: 1,
-            seed: None,
-        };
         self.watch_runtime();
-        self.recorder.record(&self.queue, &hit)?;
+        self.recorder.record(&self.queue, id, delta)?;
         Recorder::begin(self);
         Ok(())
     }

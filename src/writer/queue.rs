@@ -57,8 +57,6 @@ struct State {
     /// The hits that wait for a driver, the oldest first: by partition if each call stays in one,
     /// otherwise all in slot 0.
     gathering: IndexMap<u32, Gathering, DefaultHashBuilder>,
-    /// The number of pairs of the last call.
-    last_size: usize,
     /// The number of drivers.
     drivers: usize,
     /// The drivers' calls in flight.
@@ -92,7 +90,7 @@ struct InFlight {
 }
 
 /// The result of adding hits to a group.
-pub enum Joined<T> {
+pub enum Joined<'q, T> {
     /// Nothing else is in flight: the caller makes the call itself.
     Alone(Caller, Outside),
     /// A driver makes the call.
@@ -102,8 +100,8 @@ pub enum Joined<T> {
         /// Set if one more driver must be spawned. It is already counted.
         starts_driver: bool,
     },
-    /// The group that gathers has no room.
-    Full,
+    /// The group that gathers has no room. Completes when it has left, and so has made room.
+    Full(Notified<'q>),
 }
 
 /// A call outside the queue: a lone caller's, or a request. It is in flight until this is dropped.
@@ -191,11 +189,6 @@ impl Queue {
         gathering.map_or(0, |gathering| gathering.group.len())
     }
 
-    /// Completes when a group has left, and so has made room.
-    pub fn room(&self) -> Notified<'_> {
-        self.room.notified()
-    }
-
     /// Adds hits to the group of their partition if it has room for their number of pairs. `push`
     /// adds them, unless the caller is alone.
     pub fn join<T>(
@@ -204,7 +197,7 @@ impl Queue {
         pairs: usize,
         options: &WriteOptions,
         push: impl FnOnce(&mut Group) -> T,
-    ) -> Result<Joined<T>> {
+    ) -> Result<Joined<'_, T>> {
         let slot = self.slot_of(partition);
         let mut guard = self.state.lock();
         // under the lock, so that a later check for idleness sees all accepted hits
@@ -226,16 +219,15 @@ impl Queue {
             };
             return Ok(Joined::Alone(caller, outside));
         }
-        let size = state.last_size;
+        let most = self.route.family().pairs_a_call();
         let gathering = state.gathering.entry(slot).or_insert_with(|| Gathering {
-            group: Group::with_capacity(size),
+            group: Group::with_capacity(most),
             call: Arc::default(),
             deadline: options.deadline,
         });
         let is_first = gathering.group.is_empty();
-        let most = self.route.family().pairs_a_call();
         if !gathering.group.has_room_for(pairs, most) {
-            return Ok(Joined::Full);
+            return Ok(Joined::Full(self.room.notified()));
         }
         let positions = push(&mut gathering.group);
         gathering.deadline = gathering.deadline.or(options.deadline);
@@ -293,7 +285,6 @@ impl Queue {
                     continue;
                 }
             };
-            state.last_size = group.len();
             state.in_flight.push(InFlight {
                 call: call.clone(),
                 slot,

@@ -1,17 +1,17 @@
 //! Hits that no caller waits for: summed in the process, and sent every few milliseconds.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection::failures::Failures;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::metrics;
-use crate::scripts::partition::PairResult;
+use crate::scripts::partition::{PairResult, Update};
 use crate::writer::Writer;
 use crate::writer::deadline::{Deadline, WriteOptions};
 use crate::writer::group::{Group, Hit};
@@ -24,14 +24,28 @@ const PAUSE: Duration = Duration::from_millis(5);
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The time after which a send no longer waits for an earlier one. It is longer than a send takes.
 const STUCK: Duration = Duration::from_secs(10);
-/// The number of ids kept for a family, divided equally among its partitions.
+/// The number of ids kept for a family.
 const IDS: usize = 131_072;
+/// The number of threads that record without sharing sums, and so without waiting for each other.
+const THREADS: usize = 16;
+
+thread_local! {
+    /// The number of this thread among those that record.
+    static THREAD: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed) % THREADS
+    };
+}
 
 /// The hits that were recorded and not yet sent.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    /// By partition.
-    sums: OnceLock<Box<[Mutex<Group>]>>,
+    /// By thread.
+    sums: [Sums; THREADS],
+    /// The hits that are sent again.
+    kept: Sums,
+    /// The number of ids in all sums, where one that several threads recorded counts several times.
+    ids: AtomicUsize,
     running: AtomicBool,
     sending: tokio::sync::Mutex<()>,
     /// The number of hits being sent.
@@ -41,6 +55,12 @@ pub struct Recorder {
     /// The refusals since the last flush.
     refused: Mutex<Recorded>,
 }
+
+/// Hits summed by id, each as one of partition 0 until it is sent. No other data shares the cache
+/// lines, which would slow down other threads.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Sums(Mutex<Group>);
 
 /// The outcome of the hits recorded since the last [`flush`](crate::BufferedCounters::flush).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,19 +103,56 @@ impl Recorded {
 
 impl Recorder {
     /// Adds a hit to the sums.
-    pub fn record(&self, queue: &Queue, hit: &Hit<'_>) -> Result<()> {
-        let partitions = 0..queue.route.family().partitions();
-        let none = || partitions.map(|_| Mutex::default()).collect();
-        let all = self.sums.get_or_init(none);
-        let mut sums = all[hit.partition as usize].lock();
+    pub fn record(&self, queue: &Queue, id: &[u8], delta: i64) -> Result<()> {
+        let hit = Hit {
+            partition: 0,
+            id,
+            update: Update::Add(delta),
+            hits: 1,
+            seed: None,
+        };
+        let has_room = |sums: &Group| {
+            let ids = self.ids.load(Ordering::Relaxed);
+            ids < IDS || sums.has_sum_of(&hit)
+        };
+        let mut sums = self.sums[THREAD.with(|number| *number)].0.lock();
+        if !has_room(&sums) {
+            drop(sums);
+            sums = self.unite();
+        }
         // no hit is accepted that the final flush might have missed
         queue.check_open()?;
-        if sums.len() >= IDS.div_ceil(all.len()) && sums.sum_of(hit).is_none() {
-            let what = format!("{} ids of one partition are waiting to be sent", sums.len());
-            return Err(queue.route.error(ErrorKind::Busy, &what));
+        if !has_room(&sums) {
+            let what = "too many ids are waiting to be sent";
+            return Err(queue.route.error(ErrorKind::Busy, what));
         }
-        sums.push(hit);
+        self.add(&mut sums, &hit);
         Ok(())
+    }
+
+    /// Adds a hit to these sums, and counts its id if it is new to them.
+    fn add(&self, sums: &mut Group, hit: &Hit<'_>) {
+        let known = sums.len();
+        sums.push(hit);
+        if sums.len() > known {
+            self.ids.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Moves the sums of all threads to those that are sent again, where each id counts once.
+    fn unite(&self) -> MutexGuard<'_, Group> {
+        let mut united = self.kept.0.lock();
+        for Sums(sums) in &self.sums {
+            let moved = std::mem::take(&mut *sums.lock());
+            self.ids.fetch_sub(moved.len(), Ordering::Relaxed);
+            moved.summed().for_each(|hit| self.add(&mut united, &hit));
+        }
+        united
+    }
+
+    /// Returns all sums. Those to which hits move come last, so that none is missed.
+    fn sums(&self) -> impl Iterator<Item = &Mutex<Group>> {
+        self.sums.iter().chain([&self.kept]).map(|Sums(sums)| sums)
     }
 
     /// Starts the task that sends everything soon, unless it runs already.
@@ -125,18 +182,24 @@ impl Recorder {
         let stuck = |_| route.error(ErrorKind::Redis, "an earlier send has not ended");
         let sending = timeout(STUCK, self.sending.lock());
         let _one = sending.await.map_err(stuck)?;
-        let Some(all) = self.sums.get() else {
-            return Ok(());
+        let take = |sums: &Mutex<Group>| {
+            let mut sums = sums.lock();
+            // the next sums are as many, as a rule
+            let next = Group::with_capacity(sums.len());
+            std::mem::replace(&mut *sums, next)
         };
-        let take = |sums: &Mutex<Group>| std::mem::take(&mut *sums.lock());
-        let taken: Vec<_> = all.iter().map(take).collect();
+        let taken: Vec<_> = self.sums().map(take).collect();
         let on_their_way = taken.iter().map(Group::hits).sum();
+        if on_their_way == 0 {
+            return Ok(());
+        }
         self.on_their_way.store(on_their_way, Ordering::Relaxed);
+        self.ids.fetch_sub(ids_of(&taken), Ordering::Relaxed);
         let family = route.opened.label.clone();
         let gauge = ::metrics::gauge!(metrics::RECORDED, "family" => family);
         gauge.set(on_their_way as f64);
         let unsettled = Unsettled(writer);
-        let sent = self.send_all(writer, all, &taken).await;
+        let sent = self.send_all(writer, &taken).await;
         self.on_their_way.store(0, Ordering::Relaxed);
         drop(unsettled);
         gauge.set(sent.as_ref().map_or_else(|_| self.hits(), |()| 0) as f64);
@@ -151,14 +214,14 @@ impl Recorder {
 
     /// Sends the hits, and keeps those that were definitely not counted. Returns an error of lost
     /// hits before one of kept hits.
-    async fn send_all(
-        &self,
-        writer: &Writer,
-        sums: &[Mutex<Group>],
-        taken: &[Group],
-    ) -> Result<()> {
+    async fn send_all(&self, writer: &Writer, taken: &[Group]) -> Result<()> {
         let family = writer.family();
-        let hits: Vec<_> = taken.iter().flat_map(Group::summed).collect();
+        let mut sums = Group::with_capacity(ids_of(taken));
+        for hit in taken.iter().flat_map(Group::summed) {
+            let partition = family.partition_by(hit.id);
+            sums.push(&Hit { partition, ..hit });
+        }
+        let hits: Vec<_> = sums.summed().collect();
         let options = WriteOptions {
             accepted_before_close: true,
             ..Deadline::within(TIMEOUT).into()
@@ -175,7 +238,8 @@ impl Recorder {
                     lost = lost.and(Err(other.corrupt(family, &id)));
                 }
                 Err(error) if error.is_retryable() => {
-                    sums[hit.partition as usize].lock().push(hit);
+                    let partition = 0;
+                    self.add(&mut self.kept.0.lock(), &Hit { partition, ..*hit });
                     kept = kept.and(Err(error));
                 }
                 Err(error) => lost = lost.and(Err(error)),
@@ -203,10 +267,13 @@ impl Recorder {
 
     /// Returns the number of hits that are kept or being sent.
     pub fn hits(&self) -> u64 {
-        let all = self.sums.get().into_iter().flatten();
-        let kept: u64 = all.map(|sums| sums.lock().hits()).sum();
+        let kept: u64 = self.sums().map(|sums| sums.lock().hits()).sum();
         self.on_their_way.load(Ordering::Relaxed) + kept
     }
+}
+
+fn ids_of(sums: &[Group]) -> usize {
+    sums.iter().map(Group::len).sum()
 }
 
 /// The hits being sent. If their task is dropped, because its runtime ends, the next flush reports

@@ -227,6 +227,7 @@ impl Request<'_> {
             hits: 1,
             seed,
         });
+        group.complete();
         let counted = route.count(fence, &group).await;
         // only over a connection that never resends does a refusal prove that this was the only
         // arrival

@@ -12,7 +12,7 @@ use crate::process::work::{Announced, Work};
 use crate::scripts::bundle;
 use crate::scripts::fence::{Epochs, Fence, Home};
 use crate::scripts::partition::{Counted, Partition, PartitionCall};
-use crate::writer::group::Group;
+use crate::writer::group::{Group, Part};
 
 /// The partitions and homes of one family in one Redis.
 #[derive(Debug)]
@@ -89,9 +89,9 @@ impl Route {
         match &counted {
             Ok(Counted::Executed { due, .. }) => {
                 for index in due {
-                    if let Some((partition, _)) = group.parts().nth(*index) {
-                        self.work
-                            .announce(Announced::Due((self.opened.number, partition)));
+                    if let Some(part) = group.parts().nth(*index) {
+                        let partition = (self.opened.number, part.partition);
+                        self.work.announce(Announced::Due(partition));
                     }
                 }
             }
@@ -102,9 +102,9 @@ impl Route {
     }
 
     async fn call_script(&self, fence: Fence<'_>, group: &Group) -> Result<Counted> {
-        let calls = group.parts().map(|(number, part)| PartitionCall {
-            partition: self.partition(number),
-            hits: part.hits,
+        let calls = group.parts().map(|part| PartitionCall {
+            partition: self.partition(part.partition),
+            hits: part.hits(),
             pairs: part.pairs(),
         });
         let calls: Vec<_> = calls.collect();
@@ -115,7 +115,7 @@ impl Route {
         match &family.kind {
             Kind::Buffered => Partition::add_to(family, fence, &calls).await,
             Kind::Cached(retention) => {
-                let seeds = group.parts().map(|(_, part)| part.seeds());
+                let seeds = group.parts().map(Part::seeds);
                 let seeds = calls.iter().map(|call| call.partition).zip(seeds);
                 let seeds: Vec<_> = seeds.filter(|(_, seeds)| !seeds.is_empty()).collect();
                 Partition::incr_in(retention, fence, &seeds, &calls).await

@@ -102,16 +102,12 @@ impl Sending {
         match route.count(fence, &self.group).await {
             Ok(Counted::Executed {
                 results, repeated, ..
-            }) => {
-                let mut group = std::mem::take(&mut self.group);
-                group.complete();
-                Ok(CallOutcome::Counted {
-                    group,
-                    results,
-                    // a repeat of a cached family's call receives the reply of the first arrival
-                    repeated: repeated && !route.family().is_cached(),
-                })
-            }
+            }) => Ok(CallOutcome::Counted {
+                group: std::mem::take(&mut self.group),
+                results,
+                // a repeat of a cached family's call receives the reply of the first arrival
+                repeated: repeated && !route.family().is_cached(),
+            }),
             Ok(refused) => {
                 let why = if matches!(refused, Counted::Expired) {
                     home.forget(epoch);

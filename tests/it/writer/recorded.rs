@@ -254,6 +254,35 @@ async fn what_is_kept_is_bounded() {
     }
 }
 
+/// Several threads record the same ids, together more than are kept.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_id_of_several_threads_is_kept_once() {
+    const IDS: usize = 40_000;
+    let (plain, views) = views(2).await;
+    plain.redis.pause();
+    let record = |views: BufferedCounters| {
+        move || {
+            for id in pages(IDS) {
+                views.record(&id, 1).unwrap();
+            }
+        }
+    };
+    let threads: Vec<_> = (0..4)
+        .map(|_| thread::spawn(record(views.clone())))
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    plain.redis.resume();
+    // a slow machine does not send everything within one call's time, and keeps the rest
+    while let Err(error) = views.flush().await {
+        assert!(error.is_retryable(), "{error}");
+    }
+    for ids in pages(IDS).chunks(8192) {
+        assert!(views.pending(ids).await.unwrap() == vec![4; ids.len()]);
+    }
+}
+
 #[tokio::test]
 async fn what_redis_refuses_is_said_by_flush() {
     let metrics = Metrics::record();
