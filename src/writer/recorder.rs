@@ -1,7 +1,7 @@
 //! Hits that no caller waits for: summed in the process, and sent every few milliseconds.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -40,10 +40,8 @@ thread_local! {
 /// The hits that were recorded and not yet sent.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    /// By thread.
-    sums: [Sums; THREADS],
-    /// The hits that are sent again.
-    kept: Sums,
+    /// By thread, and last the hits that are sent again. The first hit allocates them.
+    sums: OnceLock<Box<[Sums]>>,
     /// The number of ids in all sums, where one that several threads recorded counts several times.
     ids: AtomicUsize,
     running: AtomicBool,
@@ -115,10 +113,12 @@ impl Recorder {
             let ids = self.ids.load(Ordering::Relaxed);
             ids < IDS || sums.has_sum_of(&hit)
         };
-        let mut sums = self.sums[THREAD.with(|number| *number)].0.lock();
+        let none = || (0..=THREADS).map(|_| Sums::default()).collect();
+        let all = self.sums.get_or_init(none);
+        let mut sums = all[THREAD.with(|number| *number)].0.lock();
         if !has_room(&sums) {
             drop(sums);
-            sums = self.unite();
+            sums = self.unite(all);
         }
         // no hit is accepted that the final flush might have missed
         queue.check_open()?;
@@ -140,19 +140,14 @@ impl Recorder {
     }
 
     /// Moves the sums of all threads to those that are sent again, where each id counts once.
-    fn unite(&self) -> MutexGuard<'_, Group> {
-        let mut united = self.kept.0.lock();
-        for Sums(sums) in &self.sums {
+    fn unite<'s>(&self, all: &'s [Sums]) -> MutexGuard<'s, Group> {
+        let mut united = all[THREADS].0.lock();
+        for Sums(sums) in &all[..THREADS] {
             let moved = std::mem::take(&mut *sums.lock());
             self.ids.fetch_sub(moved.len(), Ordering::Relaxed);
             moved.summed().for_each(|hit| self.add(&mut united, &hit));
         }
         united
-    }
-
-    /// Returns all sums. Those to which hits move come last, so that none is missed.
-    fn sums(&self) -> impl Iterator<Item = &Mutex<Group>> {
-        self.sums.iter().chain([&self.kept]).map(|Sums(sums)| sums)
     }
 
     /// Starts the task that sends everything soon, unless it runs already.
@@ -182,13 +177,17 @@ impl Recorder {
         let stuck = |_| route.error(ErrorKind::Redis, "an earlier send has not ended");
         let sending = timeout(STUCK, self.sending.lock());
         let _one = sending.await.map_err(stuck)?;
-        let take = |sums: &Mutex<Group>| {
+        let Some(all) = self.sums.get() else {
+            return Ok(());
+        };
+        let take = |Sums(sums): &Sums| {
             let mut sums = sums.lock();
             // the next sums are as many, as a rule
             let next = Group::with_capacity(sums.len());
             std::mem::replace(&mut *sums, next)
         };
-        let taken: Vec<_> = self.sums().map(take).collect();
+        // those to which hits move come last, so that none is missed
+        let taken: Vec<_> = all.iter().map(take).collect();
         let on_their_way = taken.iter().map(Group::hits).sum();
         if on_their_way == 0 {
             return Ok(());
@@ -199,7 +198,7 @@ impl Recorder {
         let gauge = ::metrics::gauge!(metrics::RECORDED, "family" => family);
         gauge.set(on_their_way as f64);
         let unsettled = Unsettled(writer);
-        let sent = self.send_all(writer, &taken).await;
+        let sent = self.send_all(writer, &all[THREADS], &taken).await;
         self.on_their_way.store(0, Ordering::Relaxed);
         drop(unsettled);
         gauge.set(sent.as_ref().map_or_else(|_| self.hits(), |()| 0) as f64);
@@ -214,7 +213,7 @@ impl Recorder {
 
     /// Sends the hits, and keeps those that were definitely not counted. Returns an error of lost
     /// hits before one of kept hits.
-    async fn send_all(&self, writer: &Writer, taken: &[Group]) -> Result<()> {
+    async fn send_all(&self, writer: &Writer, again: &Sums, taken: &[Group]) -> Result<()> {
         let family = writer.family();
         let mut sums = Group::with_capacity(ids_of(taken));
         for hit in taken.iter().flat_map(Group::summed) {
@@ -239,7 +238,7 @@ impl Recorder {
                 }
                 Err(error) if error.is_retryable() => {
                     let partition = 0;
-                    self.add(&mut self.kept.0.lock(), &Hit { partition, ..*hit });
+                    self.add(&mut again.0.lock(), &Hit { partition, ..*hit });
                     kept = kept.and(Err(error));
                 }
                 Err(error) => lost = lost.and(Err(error)),
@@ -267,7 +266,8 @@ impl Recorder {
 
     /// Returns the number of hits that are kept or being sent.
     pub fn hits(&self) -> u64 {
-        let kept: u64 = self.sums().map(|sums| sums.lock().hits()).sum();
+        let all = self.sums.get().into_iter().flatten();
+        let kept: u64 = all.map(|Sums(sums)| sums.lock().hits()).sum();
         self.on_their_way.load(Ordering::Relaxed) + kept
     }
 }
