@@ -150,7 +150,7 @@ local function read_clock()
   return time[1] * 1000 + math.floor(time[2] / 1000), redis.sha1hex(seed):sub(1, 16)
 end
 
--- what can be refused as a whole is refused here: a key of another type, and the first write
+-- everything is read before anything is written: a key of another type ends the script here
 local reads, first = {}, 9
 for k = 3, #KEYS, 4 do
   local count, ids = tonumber(ARGV[first - 1]), {}
@@ -162,9 +162,8 @@ for k = 3, #KEYS, 4 do
   call('HLEN', KEYS[k + 1])
   reads[k], first = read, first + 1 + 2 * count
 end
-if caller ~= '' then call('HSET', KEYS[1], caller, n) end
 
-local reply, at, now_ms, name, due = { 'OK' }, 1, nil, nil, nil
+local reply, at, is_noted, now_ms, name, due = { 'OK' }, 1, caller == '', nil, nil, nil
 for k = 3, #KEYS, 4 do
   local buffer, meta, read = KEYS[k + 1], KEYS[k + 3], reads[k]
   local bases, cut, arg_before, changes, tickets = read.bases, read.cut, read.first - 1, 0, {}
@@ -172,6 +171,9 @@ for k = 3, #KEYS, 4 do
     local row, word = bases[i] and sub(bases[i], 15), 'BADID'
     local saved = row and tonumber(row)
     if saved then
+      -- the call is noted before the first hit: where Redis refuses that, nothing is counted
+      if not is_noted then call('HSET', KEYS[1], caller, n) end
+      is_noted = true
       local after, refusal = add(buffer, id, row, saved, cut[i], ARGV[arg_before + 2 * i])
       if after then changes = changes + 1 end
       word = after or refusal

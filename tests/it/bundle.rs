@@ -451,7 +451,7 @@ fn commands_of_the_crate() -> BTreeSet<String> {
     }
     let mut commands = BTreeSet::new();
     for source in sources(&lua().parent().unwrap().join("src")) {
-        for before in ["cmd(", "command("] {
+        for before in ["cmd(", "command(", "command.arg("] {
             commands.extend(quoted_after(&source, before, '"').map(str::to_lowercase));
         }
     }
