@@ -107,12 +107,13 @@ struct CallsAlone {
 
 const CALLS_ALONE: &str = "local call, id = redis.call, ARGV[9] \
     call('HMGET', KEYS[1], '=now', '=kind', ARGV[1], '=max_pending') \
-    call('HMGET', KEYS[3], id) \
-    call('HMGET', KEYS[4], id) \
     call('HMGET', KEYS[6], 'hits', 'batch_hits') \
+    call('HMGET', KEYS[3], id) \
+    call('HLEN', KEYS[4]) \
     call('HSET', KEYS[1], ARGV[1], ARGV[2]) \
-    call('HSET', KEYS[4], id, ARGV[2]) \
+    call('HINCRBY', KEYS[4], id, ARGV[2]) \
     call('HSET', KEYS[6], 'hits', ARGV[2]) \
+    call('HSET', KEYS[1], ARGV[1], ARGV[2]) \
     return { 'OK', ARGV[2] }";
 
 impl CallsAlone {
