@@ -109,20 +109,16 @@ impl Recorder {
             hits: 1,
             seed: None,
         };
-        let has_room = |sums: &Group| {
-            let ids = self.ids.load(Ordering::Relaxed);
-            ids < IDS || sums.has_sum_of(&hit)
-        };
         let none = || (0..=THREADS).map(|_| Sums::default()).collect();
         let all = self.sums.get_or_init(none);
         let mut sums = all[THREAD.with(|number| *number)].0.lock();
-        if !has_room(&sums) {
+        if self.ids.load(Ordering::Relaxed) >= IDS && !sums.has_sum_of(&hit) {
             drop(sums);
             sums = self.unite(all);
         }
         // no hit is accepted that the final flush might have missed
         queue.check_open()?;
-        if !has_room(&sums) {
+        if sums.len() >= IDS && !sums.has_sum_of(&hit) {
             let what = "too many ids are waiting to be sent";
             return Err(queue.route.error(ErrorKind::Busy, what));
         }
@@ -182,6 +178,7 @@ impl Recorder {
         };
         let take = |Sums(sums): &Sums| {
             let mut sums = sums.lock();
+            self.ids.fetch_sub(sums.len(), Ordering::Relaxed);
             // the next sums are as many, as a rule
             let next = Group::with_capacity(sums.len());
             std::mem::replace(&mut *sums, next)
@@ -193,7 +190,6 @@ impl Recorder {
             return Ok(());
         }
         self.on_their_way.store(on_their_way, Ordering::Relaxed);
-        self.ids.fetch_sub(ids_of(&taken), Ordering::Relaxed);
         let family = route.opened.label.clone();
         let gauge = ::metrics::gauge!(metrics::RECORDED, "family" => family);
         gauge.set(on_their_way as f64);
@@ -215,7 +211,7 @@ impl Recorder {
     /// hits before one of kept hits.
     async fn send_all(&self, writer: &Writer, again: &Sums, taken: &[Group]) -> Result<()> {
         let family = writer.family();
-        let mut sums = Group::with_capacity(ids_of(taken));
+        let mut sums = Group::with_capacity(taken.iter().map(Group::len).sum());
         for hit in taken.iter().flat_map(Group::summed) {
             let partition = family.partition_by(hit.id);
             sums.push(&Hit { partition, ..hit });
@@ -270,10 +266,6 @@ impl Recorder {
         let kept: u64 = all.map(|Sums(sums)| sums.lock().hits()).sum();
         self.on_their_way.load(Ordering::Relaxed) + kept
     }
-}
-
-fn ids_of(sums: &[Group]) -> usize {
-    sums.iter().map(Group::len).sum()
 }
 
 /// The hits being sent. If their task is dropped, because its runtime ends, the next flush reports
