@@ -30,9 +30,10 @@ async fn main() -> Exit {
         Ok(arguments) => arguments,
         Err(error) => {
             let _ = error.print();
-            return match error.use_stderr() {
-                true => Exit::Usage,
-                false => Exit::Ok,
+            return if error.use_stderr() {
+                Exit::Usage
+            } else {
+                Exit::Ok
             };
         }
     };

@@ -119,9 +119,10 @@ pub async fn check_redis(redis: Connection) -> Result<Description, String> {
             .source()
             .map_or_else(|| error.to_string(), |source| source.to_string());
         // other words for the same reason would be logged as a change
-        match why.ends_with("timed out") {
-            true => no_reply(TIMEOUT),
-            false => why,
+        if why.ends_with("timed out") {
+            no_reply(TIMEOUT)
+        } else {
+            why
         }
     })?;
     Ok(Description {

@@ -121,7 +121,7 @@ local function add_exactly(buffer, id, row, in_flight, change)
   return after
 end
 
--- the same in Lua's numbers, where they are exact
+-- the same in Lua's numbers, where they are exact; a sum that is not is taken back first
 local function add(buffer, id, row, saved, in_flight, change)
   local cut = not in_flight and 0 or tonumber(in_flight) or nan
   local amount, delta, waiting = change == '1' and 1 or tonumber(change), change, 0
