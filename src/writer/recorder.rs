@@ -160,6 +160,10 @@ impl Recorder {
         // in its own task: the caller may be dropped, but hits taken for sending must not be lost
         let sending = tokio::spawn(async move {
             let sent = writer.recorder.send(&writer).await;
+            if sent.is_err() {
+                // kept hits are sent again; the task for that may have just ended
+                Recorder::begin(&writer);
+            }
             writer.recorder.lost.lock().take().map_or(sent, Err)
         });
         sending.await.unwrap_or_else(|error| {
