@@ -86,7 +86,7 @@ end
 
 local low = ARGV[6] == '' and -math.huge or ARGV[6] + 0
 local high = ARGV[7] == '' and math.huge or ARGV[7] + 0
-local is_bounded = ARGV[6] ~= '' or ARGV[7] ~= ''
+local is_bounded, has_text = ARGV[6] ~= '' or ARGV[7] ~= '', false
 local function is_within(after, is_lowered, is_raised)
   return not (is_lowered and after < low) and not (is_raised and after > high)
 end
@@ -102,7 +102,6 @@ local function exact_sum(...)
   return text or nil
 end
 
-local has_text = false
 -- adds a change to what is pending, and returns the new value; or nil and the refusal
 local function add_exactly(buffer, id, row, in_flight, change)
   local value = exact_sum(row, in_flight or 0, call('HGET', buffer, id) or 0)
@@ -143,11 +142,13 @@ local function add(buffer, id, row, saved, in_flight, change)
   return add_exactly(buffer, id, row, in_flight, change)
 end
 
--- the time, and a name that is never given twice
+local now_ms, name
+-- returns the time, and makes a name that is never given twice
 local function read_clock()
   local time = ARGV[4] ~= '' and { '0', ARGV[4] .. '000' } or call('TIME')
   local seed = table.concat({ KEYS[3], caller, n, time[1], time[2] }, ' ')
-  return time[1] * 1000 + math.floor(time[2] / 1000), redis.sha1hex(seed):sub(1, 16)
+  now_ms, name = time[1] * 1000 + math.floor(time[2] / 1000), redis.sha1hex(seed):sub(1, 16)
+  return now_ms
 end
 
 -- everything is read before anything is written: a key of another type ends the script here
@@ -163,7 +164,7 @@ for k = 3, #KEYS, 4 do
   reads[k], first = read, first + 1 + 2 * count
 end
 
-local reply, at, is_noted, now_ms, name, due = { 'OK' }, 1, caller == '', nil, nil, nil
+local reply, is_noted, due = { 'OK' }, caller == '', nil
 for k = 3, #KEYS, 4 do
   local buffer, meta, read = KEYS[k + 1], KEYS[k + 3], reads[k]
   local bases, cut, arg_before, changes, tickets = read.bases, read.cut, read.first - 1, 0, {}
@@ -178,24 +179,19 @@ for k = 3, #KEYS, 4 do
       if after then changes = changes + 1 end
       word = after or refusal
     elseif id ~= '' and #id < 256 then
-      if not due then
-        now_ms, name = read_clock()
-        due = ('%013.0f '):format(now_ms + ARGV[5])
-      end
+      due = due or ('%013.0f '):format((now_ms or read_clock()) + ARGV[5])
       row = row or 'ticket ' .. name
       tickets[#tickets + 1] = id
       tickets[#tickets + 1] = due .. row
       word = row:find('^ticket ') and 'MISS:' .. row:sub(8) or 'BADSTATE'
     end
-    at = at + 1
-    reply[at] = word
+    reply[#reply + 1] = word
   end
   if tickets[1] then call('HSET', KEYS[k], unpack(tickets)) end
   local before, total = read.before, read.before + changes
   if changes > 0 then call('HSET', meta, 'hits', ('%.0f'):format(total)) end
   if changes > 0 and before == 0 then
-    if not name then now_ms, name = read_clock() end
-    call('HSET', meta, 'first_at', ('%.0f'):format(now_ms))
+    call('HSET', meta, 'first_at', ('%.0f'):format(now_ms or read_clock()))
     -- of a partition that was never configured
     call('HSETNX', meta, 'incarnation', name) -- guard: Incarnation
   end
@@ -205,7 +201,7 @@ for k = 3, #KEYS, 4 do
   end
 end
 if caller ~= '' then call('HSET', KEYS[1], caller, n .. ' ' .. table.concat(reply, ' ', 2)) end
-for i = 2, has_text and at or 0 do
+for i = 2, has_text and #reply or 0 do
   local value = type(reply[i]) == 'string' and tonumber(reply[i])
   if value and math.abs(value) < 2^53 then reply[i] = value end
 end
