@@ -378,7 +378,7 @@ async fn changed_password_of_mysql(stage: &Stage) {
     let Stage { site, .. } = stage;
     site.sql("ALTER USER counterfoil@localhost IDENTIFIED BY 'other'")
         .await;
-    site.sql("KILL USER counterfoil").await;
+    site.end_sessions("counterfoil").await;
     stage
         .says(Says {
             outage: "the password of MySQL was changed",
@@ -404,7 +404,7 @@ async fn wrong_clock(stage: &Stage) {
     let Stage { site, daemon, .. } = stage;
     site.sql("SET GLOBAL init_connect = 'SET timestamp = 1700000000'")
         .await;
-    site.sql("KILL USER counterfoil").await;
+    site.end_sessions("counterfoil").await;
     daemon.signal("HUP");
     let page = &["mysql clock", " s behind the one of this machine"];
     stage
@@ -416,7 +416,7 @@ async fn wrong_clock(stage: &Stage) {
     let checked = site.run(&["check"]).await;
     assert!(checked.out.contains("warning: mysql clock"), "{checked:?}");
     site.sql("SET GLOBAL init_connect = ''").await;
-    site.sql("KILL USER counterfoil").await;
+    site.end_sessions("counterfoil").await;
     daemon.signal("HUP");
     stage
         .soon("the right clock", async || {
@@ -458,7 +458,7 @@ async fn outages_of_single_families(stage: &Stage) {
         stage.count(name, 1).await;
     }
     for (outage, family, words) in [
-        ("an ACL entry is missing", "denied", "no permissions"),
+        ("an ACL entry is missing", "denied", "permissions to access"),
         ("a table was dropped", "dropped", "doesn't exist"),
         ("a table is locked", "locked", "Lock wait timeout"),
         (
@@ -500,7 +500,7 @@ async fn outages_of_single_families(stage: &Stage) {
             outage: "four families wait",
             page: &[
                 "shop/denied is broken",
-                "no permissions",
+                "permissions to access",
                 "flush of shop/dropped",
                 "INSERT command denied",
                 "Lock wait timeout",
@@ -508,7 +508,7 @@ async fn outages_of_single_families(stage: &Stage) {
             api: ("/looks/families/stale", json!(false)),
             metric: ("counterfoil_families_broken", &[("family", "denied")], 1.0),
             ready: "not ready: flush\n",
-            status: (2, "no permissions"),
+            status: (2, "permissions to access"),
             log: &["fails, will retry", "search for hits", "shop/denied"],
         })
         .await;
@@ -687,7 +687,7 @@ async fn every_surface_tells_of_a_worker_that_panics() {
         ..
     } = &stage;
     let stranger = mysql.replaced();
-    site.sql("KILL USER counterfoil").await;
+    site.end_sessions("counterfoil").await;
     stage.count("views", 1).await;
     stage
         .says(Says {

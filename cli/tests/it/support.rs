@@ -112,6 +112,21 @@ impl Site {
             .unwrap_or_else(|error| panic!("{sql}: {error}"));
     }
 
+    /// Ends the sessions of a user of the database. Only MariaDB has KILL USER.
+    pub async fn end_sessions(&self, user: &str) {
+        let select = "SELECT CAST(id AS SIGNED) FROM information_schema.processlist WHERE user = ?";
+        let mut connection = self.pool.acquire().await.unwrap();
+        let ids: Result<Vec<i64>, _> = sqlx::query_scalar(select)
+            .bind(user)
+            .fetch_all(&mut *connection)
+            .await;
+        for id in ids.unwrap() {
+            // one that has just ended is unknown
+            let kill = AssertSqlSafe(format!("KILL {id}"));
+            let _ = sqlx::raw_sql(kill).execute(&mut *connection).await;
+        }
+    }
+
     /// Writes so many keys to Redis that a search for families takes at least six seconds.
     pub async fn fill_redis(&self) {
         let fill = "for n = 1, 10000 do redis.call('SET', 'key:' .. ARGV[1] .. ':' .. n, '') end";

@@ -14,8 +14,9 @@ use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 use super::language::{Language, Library};
-use super::scenario::{Call, ClientEvent, Disturbance, Expected, Need, Scenario, Step};
+use super::scenario::{Call, ClientEvent, Deltas, Disturbance, Expected, Need, Scenario, Step};
 use super::stage::{Stage, faketime};
+use crate::support::eventually;
 
 /// Why a scenario was not passed.
 #[derive(Debug)]
@@ -173,6 +174,12 @@ impl Play<'_> {
             }
             Step::Client { client } => self.client(*client, going).await?,
             Step::Clock { clock } => self.set_clock(*clock),
+            Step::Pending { pending } => {
+                eventually(&format!("{pending:?} in Redis"), async || {
+                    self.check_pending(pending).await.is_ok()
+                })
+                .await;
+            }
             Step::Pause { pause_ms } => sleep(Duration::from_millis(*pause_ms)).await,
         }
         Ok(())
@@ -232,20 +239,24 @@ impl Play<'_> {
         }))
     }
 
-    async fn check_redis(&self) -> Result<(), String> {
-        let (stage, namespace) = (self.stage, &*self.namespace);
-        for (family, expected) in &self.scenario.redis {
-            let pending = stage.pending(namespace, family).await;
+    async fn check_pending(&self, all: &Deltas) -> Result<(), String> {
+        for (family, expected) in all {
+            let pending = self.stage.pending(&self.namespace, family).await;
             if pending != *expected {
                 return Err(format!(
                     "Redis has {pending:?} in {family} instead of {expected:?}"
                 ));
             }
         }
+        Ok(())
+    }
+
+    async fn check_redis(&self) -> Result<(), String> {
+        self.check_pending(&self.scenario.redis).await?;
         if self.scenario.callers_at_most.is_none() && self.scenario.calls_at_most.is_none() {
             return Ok(());
         }
-        let (callers, calls) = stage.callers(namespace, "views").await;
+        let (callers, calls) = self.stage.callers(&self.namespace, "views").await;
         let too_many = self
             .scenario
             .callers_at_most

@@ -37,15 +37,18 @@ pub struct Scenario {
     pub steps: Vec<Step>,
     /// The pending deltas in Redis at the end, in the families named.
     #[serde(default)]
-    pub redis: BTreeMap<String, BTreeMap<String, i64>>,
+    pub redis: Deltas,
     /// The values in MySQL once everything is saved, in the families named.
     #[serde(default)]
-    pub mysql: BTreeMap<String, BTreeMap<String, i64>>,
+    pub mysql: Deltas,
     /// The maximum number of names of callers that Redis remembers.
     pub callers_at_most: Option<usize>,
     /// The maximum number of calls that Redis executed, of which their numbers show about half.
     pub calls_at_most: Option<u64>,
 }
+
+/// Sums by id, by family.
+pub type Deltas = BTreeMap<String, BTreeMap<String, i64>>;
 
 /// A requirement that not every client or machine meets.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,6 +100,10 @@ pub enum Step {
     /// Sets the clock of the client off by so many seconds.
     Clock {
         clock: i64,
+    },
+    /// Waits until the families have these deltas pending.
+    Pending {
+        pending: Deltas,
     },
     Pause {
         pause_ms: u64,
