@@ -116,9 +116,9 @@ class Counterfoil
     def read(script, keys, args)
       @connection.call(script, keys, args)[0]
     rescue OutcomeUnknown => error
-      raise Misconfigured.new(error.reason, error.detail) if error.reason == "unexpected reply"
-
-      raise NotCounted.new(error.reason, error.detail, temporary: Failure.temporary?(error.reason, @connection.cluster?))
+      is_temporary = Failure.temporary?(error.reason, @connection.cluster?)
+      outcome = Failure.outcome(error.reason, error.detail, false, is_temporary)
+      raise outcome.is_a?(OutcomeUnknown) ? Misconfigured.new(error.reason, error.detail) : outcome
     end
 
     # @return [String] the id as UTF-8
