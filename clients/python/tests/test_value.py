@@ -1,5 +1,10 @@
 """Exact values by the database and by the daemon."""
 
+import contextlib
+import socket
+import struct
+import threading
+import time
 import unittest
 
 import pymysql
@@ -65,6 +70,25 @@ class Values(Case):
         self.assertTrue(self.assert_raises(NotCounted, "DAEMON", views.value, "a").temporary)
         views.client.daemon = ""
         self.assert_raises(Misconfigured, "NO SOURCE", views.value, "a")
+
+    def test_a_daemon_whose_reply_breaks_off(self):
+        server = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(server.close)
+
+        def reset():
+            while True:
+                with contextlib.suppress(OSError):
+                    connection, _ = server.accept()
+                    connection.recv(2000)
+                    connection.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 9\r\n\r\nhalf")
+                    time.sleep(0.1)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.close()
+
+        threading.Thread(target=reset, daemon=True).start()
+        views = connected(retry_for=0.1).buffered("views")
+        views.client.daemon = f"http://127.0.0.1:{server.getsockname()[1]}"
+        self.assert_raises(NotCounted, "DAEMON", views.value, "a")
 
 
 if __name__ == "__main__":

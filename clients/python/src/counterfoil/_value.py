@@ -108,14 +108,21 @@ def daemon_value(client: Any, family: str, id: str) -> int:
         with build_opener(ProxyHandler({})).open(request, timeout=HTTP_SECONDS) as response:
             return int(json.load(response)["values"][0]["value"])
     except HTTPError as error:
-        with error:
-            explanation = f"the daemon replied {error.code}: {error.read(2000).decode(errors='replace')}"
+        explanation = f"the daemon replied {error.code}: {_body_of(error)}"
         if error.code == 429 or error.code >= 500:
             raise NotCounted("DAEMON", explanation, temporary=True) from error
         reason = {404: "UNCONFIGURED", 409: "MISMATCH"}.get(error.code, "DAEMON")
         raise Misconfigured(reason, explanation) from error
     except Exception as error:
         raise NotCounted("DAEMON", f"{url}: {error}", temporary=True) from error
+
+
+def _body_of(error: HTTPError) -> str:
+    try:
+        with error:
+            return error.read(2000).decode(errors="replace")
+    except Exception as lost:
+        return str(lost)
 
 
 def rows_of(client: Any, statement: str, parameters: list[Any]) -> list[list[Any]]:
