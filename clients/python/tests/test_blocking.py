@@ -408,6 +408,7 @@ class Errors(Case):
         self.assert_raises(Misconfigured, "MISMATCH", client.buffered("votes").add, "a")
         self.assert_raises(Misconfigured, "BADKEY", client.buffered("Views").add, "a")
         self.assert_raises(Misconfigured, "OPTION", connected, retry_for=31)
+        self.assert_raises(Misconfigured, "OPTION", connected, on_error=print)
 
     def test_input(self):
         views = connected().buffered("views")
