@@ -512,9 +512,9 @@ return [
         $counterfoil->flush();
         same(12, $views->add($id));
     },
-    'the client of a cluster may have sent before what is refused now' => function () {
+    'a library may have sent before what is refused now' => function () {
         $driver = new class extends Driver {
-            public function __construct() { parent::__construct(true, ''); }
+            public function __construct() { parent::__construct(true, '', true); }
             public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words): array {
                 $reply = redis()->evalSha($script, $words, $numberOfKeys);
                 return $numberOfKeys === 2 ? $reply : throw self::refused('LOADING Redis is loading the dataset in memory');
@@ -540,6 +540,20 @@ return [
         $summer = strtotime('2025-07-01T12:00:00Z');
         same(strtotime('2025-06-30T22:00:00Z'), $start(['time_zone' => 'CET'], 'day', $summer), 'no abbreviation');
         fails(Misconfigured::class, 'time zone', fn() => $start(['time_zone' => 'Mars/Olympus'], 'day', $summer));
+    },
+    'another kind is refused, also with what another request noted in APCu' => function () {
+        $code = '<?php require $argv[1] . "/vendor/autoload.php";
+            $counterfoil = Counterfoil\\Counterfoil::connect("unix://$argv[2]", $argv[3]);
+            $counterfoil->buffered("views")->requestEpoch("r", "a");
+            try {
+                $counterfoil->cached("views", fn() => 1)->get("a");
+            } catch (Counterfoil\\Misconfigured $error) {
+                exit($error->reason === "MISMATCH" ? 3 : 4);
+            }';
+        $process = proc_open([PHP_BINARY, '-d', 'apc.enable_cli=1', '--', INSTALLED, SOCKET, NS], [['pipe', 'r']], $pipes);
+        fwrite($pipes[0], $code);
+        fclose($pipes[0]);
+        same(3, proc_close($process));
     },
     'values of the daemon and of the database' => function () use ($own) {
         $connect = fn() => new PDO('mysql:unix_socket=' . env('MYSQL') . ';dbname=' . env('DATABASE'), 'root', '');

@@ -102,12 +102,12 @@ abstract class Family {
         $known = $this->known[$home] ?? null;
         if ($isFresh || $now >= ($known['until'] ?? 0)) {
             $keys = $this->fence($partition);
-            $known = $this->session->shared($keys[0]) ?? $known;
+            $known = $this->session->shared(static::KIND . $keys[0]) ?? $known;
             if ($isFresh || $now >= ($known['until'] ?? 0)) {
                 [, $epoch, $before, , $partitions, $settings] = $this->askRedis($keys, $known);
                 $known = ['until' => $now + self::FRESH_NS, 'epoch' => $epoch, 'before' => $before,
                     'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
-                $this->session->share($keys[0], $known);
+                $this->session->share(static::KIND . $keys[0], $known);
             }
             $this->known[$home] = $known;
         }
@@ -127,7 +127,7 @@ abstract class Family {
         }
         if ($reply[0] === 'OK') return $reply;
         $this->known = [];
-        $this->session->share($keys[0], null);
+        $this->session->share(static::KIND . $keys[0], null);
         $family = "{$this->session->namespace}/$this->name";
         throw new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
             ? "declare $family in the daemon's counterfoil.toml, or correct its name or the database number"
@@ -137,7 +137,7 @@ abstract class Family {
     protected function forgetEpoch(int $partition): void {
         $home = $this->home($partition);
         $this->known[$home]['until'] = 0;
-        $this->session->share($this->keys($home, 'calls')[0], $this->known[$home]);
+        $this->session->share(static::KIND . $this->keys($home, 'calls')[0], $this->known[$home]);
     }
 
     /** Returns the partition that remembers the calls of a partition. */

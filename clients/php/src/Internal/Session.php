@@ -104,7 +104,7 @@ final class Session {
         return $this->driver !== null && $this->driver->isCluster;
     }
 
-    /** Returns what another request of this machine noted of a home, if there is APCu. */
+    /** Returns what another request of this machine noted of a home, under its kind and key, if there is APCu. */
     public function shared(string $home): ?array {
         if (!function_exists('apcu_fetch')) return null;
         try {
@@ -119,9 +119,9 @@ final class Session {
         if (function_exists('apcu_store')) apcu_store("counterfoil {$this->driver->address} $home", $known, 3600);
     }
 
-    /** Returns if the library may have sent the call before: the client of a cluster does so after a lost reply. */
+    /** Returns if the library of the application may have sent the call before it was refused. */
     private function mayFollowAnother(CounterfoilException $error): bool {
-        return $error->isTemporary && $error->reason !== 'no connection' && !$this->isOwn && $this->isCluster();
+        return $error->isTemporary && $error->reason !== 'no connection' && !$this->isOwn && $this->driver?->resends === true;
     }
 
     /** Returns the connection: a new one at first, after a failure, and in a forked process. */
