@@ -48,11 +48,12 @@ function wrapIoredis(client: any): Redis {
 
 function wrapNodeRedis(client: any): Redis {
   const isCluster = 'masters' in client;
-  const route = (key: string) => (isCluster ? [key, false] : 'acquire' in client ? [false] : []); // or a sentinel's
+  const isSentinel = 'acquire' in client;
+  const route = (key: string) => (isCluster ? [key, false] : isSentinel ? [false] : []);
   const options = { typeMapping: {} }; // the application may map replies to other types
   return {
     isCluster,
-    resends: false,
+    resends: isSentinel,
     state: () => (!client.isOpen ? 'closed' : client.isReady === false ? 'away' : 'ready'),
     send: (command, key) => client.sendCommand(...route(key), command, options),
   };

@@ -70,6 +70,11 @@ test('exact values from the database are those of the daemon', async (t) => {
   const visitors = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { database: pools[0] }).visitors('daily');
   await visitors.firstVisit('scope', '2026-11-25', unique('visitor'));
   assert.ok((await visitors.value('scope', '2026-11-25')) >= 1);
+  const table = { table: unique('item').replace('-', '_'), id: 'id', value: 'n' };
+  await pools[0].query(`CREATE TABLE ${table.table} SELECT 'é/page' id, 7 n`);
+  const own = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { database: pools[0] });
+  for (const family of [own.buffered('views', { table }), own.cached('votes', { table })]) assert.equal(await family.value('é/page'), 7);
+  await pools[0].query(`DROP TABLE ${table.table}`);
 });
 
 test('what the daemon replies while it or a proxy is busy is temporary', async (t) => {
