@@ -59,6 +59,9 @@ return [
         same(PHP_INT_MAX, $views->add($big = id(), PHP_INT_MAX));
         same(PHP_INT_MAX, $views->value($big));
         fails(NotCounted::class, 'RANGE', fn() => $views->add($big));
+        $sum = (new ReflectionMethod(Series::class, 'sum'))->getClosure();
+        same([PHP_INT_MAX, PHP_INT_MIN], [$sum((string) PHP_INT_MAX, '1', '-1'), $sum('-5', (string) PHP_INT_MIN, '2', '3')]);
+        fails(NotCounted::class, 'RANGE', fn() => $sum('-1', (string) PHP_INT_MAX, '2'));
         fails(Misconfigured::class, 'BADKEY', fn() => $own()->buffered('Views'));
         fails(Misconfigured::class, 'retryFor', fn() => $own(retryFor: 31.0));
     },

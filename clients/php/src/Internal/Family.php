@@ -182,9 +182,10 @@ abstract class Family {
         throw new NotCounted('BADARG', 'expected an integer of 64 bits, not ' . json_encode($delta));
     }
 
-    /** Adds up, and refuses a sum that leaves 64 bits. */
+    /** Adds up, in an order in which only a sum that leaves 64 bits does so, which is refused. */
     protected static function sum(int|float|string ...$parts): int {
-        $sum = array_sum($parts);
+        sort($parts, SORT_NUMERIC);
+        for ($sum = 0; $parts !== [];) $sum += $sum > 0 ? array_shift($parts) : array_pop($parts);
         return is_int($sum) ? $sum : throw new NotCounted('RANGE', 'the sum is not an integer of 64 bits');
     }
 
