@@ -70,13 +70,14 @@ class ValuesTest < ClientTest
     thread = Thread.new do
       while (socket = server.accept)
         nil until socket.gets == "\r\n"
-        code, body = replies.pop
-        socket.write("HTTP/1.1 #{code} text\r\nContent-Length: #{body.size}\r\nConnection: close\r\n\r\n#{body}")
+        code, body, size = replies.pop
+        socket.write("HTTP/1.1 #{code} text\r\nContent-Length: #{size || body.size}\r\nConnection: close\r\n\r\n#{body}")
         socket.close
       end
     end
     views = Counterfoil.new(@redis, NAMESPACE, daemon: "http://127.0.0.1:#{server.addr[1]}", retry_for: 0).buffered("views")
-    [[200, "text"], [200, "{}"], [429, ""], [500, ""], [502, ""], [503, ""], [504, ""]].each do |reply|
+    part = '{"values":[{"id":"x","value":12' # of 1234
+    [[200, "text"], [200, "{}"], [200, part, 36], ["text", ""], [429, ""], [500, ""], [502, ""], [503, ""], [504, ""]].each do |reply|
       2.times { replies << reply }
       assert_predicate assert_raises(Counterfoil::NotCounted, reply.inspect) { views.value(@id) }, :temporary?
       replies.clear
@@ -84,6 +85,7 @@ class ValuesTest < ClientTest
     [400, 401, 404].each { |code| replies << [code, ""] and assert_raises(Counterfoil::Misconfigured) { views.value(@id) } }
     replies << [200, '{"values":[{"id":"x","value":-9223372036854775808}]}']
     assert_equal(-2**63, views.value(@id))
+    %w[localhost:9292 unix:///daemon.sock].each { |url| assert_raises(Counterfoil::Misconfigured) { client(@redis, daemon: url) } }
   ensure
     thread&.kill
     server&.close
