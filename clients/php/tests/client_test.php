@@ -593,6 +593,16 @@ return [
         fails(Misconfigured::class, 'daemon', fn() => $own()->buffered('views')->value($id));
         $gone = $own('phpredis', daemon: 'http://127.0.0.1:1')->buffered('views');
         fails(NotCounted::class, 'no daemon', fn() => $gone->value($id));
+        $listener = stream_socket_server('tcp://127.0.0.1:0');
+        if (($child = pcntl_fork()) === 0) {
+            $client = stream_socket_accept($listener);
+            fread($client, 65536);
+            fwrite($client, "hello\r\n\r\n");
+            posix_kill(getmypid(), SIGKILL);
+        }
+        $other = $own('phpredis', daemon: 'http://' . stream_socket_get_name($listener, false))->buffered('views');
+        fails(NotCounted::class, 'daemon 0', fn() => $other->value($id));
+        pcntl_waitpid($child, $status);
     },
     'errors of Redis' => function () use ($own) {
         $refused = fn(string $error): string => \Counterfoil\Internal\Driver::refused($error)->reason;

@@ -46,7 +46,7 @@ abstract class StoredFamily extends Family {
             throw new NotCounted('no daemon', error_get_last()['message'] ?? '', isTemporary: true);
         }
         $value = $reply['values'][0]['value'] ?? null;
-        $status = (int) explode(' ', stream_get_meta_data($stream)['wrapper_data'][0])[1];
+        $status = (int) substr(strstr(stream_get_meta_data($stream)['wrapper_data'][0], ' ') ?: '', 1);
         if ($status === 200 && is_int($value)) return $value;
         $error = new NotCounted("daemon $status", $reply['error'] ?? 'no valid reply', isTemporary: true);
         $isOurs = $status >= 400 && $status < 500 && $status !== 429;
