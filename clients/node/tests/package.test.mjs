@@ -96,4 +96,14 @@ test('exact values need the option daemon or database, and a database that has t
   const pool = require('mysql2/promise').createPool({ socketPath: mysqlSocket, user: 'root', database: 'mysql' });
   t.after(() => pool.end());
   await assert.rejects(new Counterfoil(redis, namespace, { database: pool }).buffered('views').value('page'), { reason: 'DATABASE' });
+  const other = `${database}_node`;
+  await pool.query(`CREATE DATABASE ${other}`);
+  for (const name of ['families', 'values', 'ledger']) await pool.query(`CREATE TABLE ${other}.counterfoil_${name} LIKE ${database}.counterfoil_${name}`);
+  await pool.query(`INSERT INTO ${other}.counterfoil_families SELECT * FROM ${database}.counterfoil_families`);
+  await pool.query(`UPDATE ${other}.counterfoil_families SET database_id = 'other'`);
+  const others = require('mysql2/promise').createPool({ socketPath: mysqlSocket, user: 'root', database: other });
+  t.after(() => others.end());
+  const views = new Counterfoil(redis, namespace, { database: others }).buffered('views');
+  await assert.rejects(views.value('page'), { name: 'Misconfigured', reason: 'MISMATCH' });
+  assert.equal(await views.add(unique('page')), 1);
 });

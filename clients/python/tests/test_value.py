@@ -63,6 +63,12 @@ class Values(Case):
                 connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS {empty}.counterfoil_{table} LIKE {DATABASE}.counterfoil_{table}")
         views = connected(database=lambda: pymysql.connect(unix_socket=MYSQL, user="root", database=empty)).buffered("views")
         self.assert_raises(Misconfigured, "UNCONFIGURED", views.value, new_id())
+        with connect(autocommit=True) as connection:
+            families = f"{empty}.counterfoil_families"
+            connection.cursor().execute(f"INSERT INTO {families} SELECT * FROM {DATABASE}.counterfoil_families")
+            connection.cursor().execute(f"UPDATE {families} SET database_id = 'other'")
+        self.assert_raises(Misconfigured, "MISMATCH", views.value, new_id())
+        self.assertEqual(views.add(new_id()), 1)
 
     def test_a_daemon_that_is_away_or_another(self):
         views = connected(retry_for=0.2).buffered("views")

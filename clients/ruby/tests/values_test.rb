@@ -27,6 +27,20 @@ class ValuesTest < ClientTest
     assert_raises(Counterfoil::Misconfigured) { Counterfoil.new(@redis, NAMESPACE).buffered("views").value(@id) }
   end
 
+  def test_another_database
+    other = "#{ENV.fetch("COUNTERFOIL_TEST_DATABASE")}_ruby"
+    @database.query("CREATE DATABASE #{other}")
+    %w[families values ledger].each { |name| @database.query("CREATE TABLE #{other}.counterfoil_#{name} LIKE counterfoil_#{name}") }
+    @database.query("INSERT INTO #{other}.counterfoil_families SELECT * FROM counterfoil_families")
+    @database.query("UPDATE #{other}.counterfoil_families SET database_id = 'other'")
+    @database.query("USE #{other}")
+    views = @clients[1].buffered("views")
+    assert_equal "MISMATCH", assert_raises(Counterfoil::Misconfigured) { views.value(@id) }.reason
+    assert_equal 1, views.add(@id)
+  ensure
+    @database.query("DROP DATABASE #{other}")
+  end
+
   # values stay exact while batches land
   def test_values_while_hits_are_saved
     counted = 0

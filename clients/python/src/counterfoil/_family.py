@@ -134,6 +134,7 @@ class Channel:
         self.sums = Sums(self)
         self.descriptions: dict[int, Description] = {}
         self._last: Description | None = None
+        self._checked: Any = None  # the database and the epoch
         self._clock = time.time() - time.monotonic()  # steps of this machine's clock do not matter
         self._queues: dict[tuple[int, int], Queue] = {}
 
@@ -190,6 +191,16 @@ class Channel:
             if not last or time.monotonic() > start + min(self.client.retry_for, CONFIGURED_WITHIN_SECONDS):
                 raise Misconfigured("UNCONFIGURED", self.family.name)
             await self.session.sleep(PAUSE_SECONDS)
+
+    async def check_database(self, database: Any) -> None:
+        """Refuses a database that the hits do not go to. Redis is asked once for each epoch."""
+        description = await self.describe()
+        if self._checked != (database, description.now):
+            args = [self.family.kind, description.partitions, database, ""]
+            status, *_ = await self.read("family_epoch", self.family.keys(0, *CALLS), args)
+            if status == b"MISMATCH":
+                raise Misconfigured("MISMATCH", f"the hits of {self.family.name} go to another database")
+            self._checked = database, description.now
 
     async def read(self, script: str, keys: Keys, args: list[Any], deadline: float = 0) -> list[Any]:
         """Makes a call that may be made any number of times. Returns status and words."""
