@@ -178,6 +178,12 @@ class Processes(Case):
         self.assertEqual(one.request_epoch("r", "a"), epoch)
         self.assertTrue(other.add_once("r", new_id(), epoch=epoch))
 
+    def test_a_request_of_another_number_of_partitions(self):
+        views = connected().buffered("views")
+        views.request_epoch("r", "a")
+        views.channel._last = views.channel._last._replace(partitions=8)  # then another thread asks Redis
+        self.assert_raises(Misconfigured, "MISMATCH", views.add_once, "r", new_id())
+
 
 class Threads(Case):
     def test_threads_share_calls_and_one_name(self):

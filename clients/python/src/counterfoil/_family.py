@@ -192,6 +192,10 @@ class Channel:
                 raise Misconfigured("UNCONFIGURED", self.family.name)
             await self.session.sleep(PAUSE_SECONDS)
 
+    def check_partitions(self, description: Description, partitions: int) -> None:
+        if description.partitions != partitions:
+            raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
+
     async def check_database(self, database: Any) -> None:
         """Refuses a database that the hits do not go to. Redis is asked once for each epoch."""
         description = await self.describe()
@@ -307,8 +311,7 @@ class Channel:
             queue.call = ()
 
     def _call(self, queue: Queue, parts: dict[int, list[Any]], description: Description) -> Call:
-        if description.partitions != queue.partitions:
-            raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
+        self.check_partitions(description, queue.partitions)
         if not queue.caller or queue.n > MAX_N - MAX_STEP:
             queue.caller, queue.n = secrets.token_hex(8), 0
         queue.n += 1 + secrets.randbelow(MAX_STEP)
