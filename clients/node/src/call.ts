@@ -6,6 +6,8 @@ import type { Redis } from './redis.js';
 import { type Bytes, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
 
 const TEMPORARY = /^(no reply|unreachable|LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|READONLY|MOVED|ASK)$/;
+/** Refusals over a new connection, which tell nothing about what the library may have sent over the one before. */
+const RESENT = /^(LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|READONLY|NOAUTH)$/;
 const MISCONFIGURED = /^(NOAUTH|BADARG|BADKEY|CROSSSLOT)$/;
 /** Not executed, and a repeat would be refused as well. A call that ended with any other code may be executed in part. */
 const REFUSED = /^(OOM|MISCONF|NOREPLICAS|WRONGTYPE|BADSTATE)$/;
@@ -53,7 +55,7 @@ export class Sender {
       } catch (thrown) {
         const error = thrown as Error;
         const code = codeOf(error);
-        if (counts && code === 'no reply') lost = true;
+        if (counts && (code === 'no reply' || (this.redis.resends && RESENT.test(code)))) lost = true;
         if (code === 'NOSCRIPT') command = ['EVAL', source, ...command.slice(2)];
         else if (!this.redis.isCluster && /^(MOVED|ASK)$/.test(code) && !lost) {
           throw new Misconfigured(code, `use a client for a cluster: ${error.message}`, error);

@@ -65,8 +65,9 @@ export class Counterfoil {
     return this.open('buffered', name, (family) => new Buffered(family, this.reader, this.options));
   }
 
-  /** Values in bounds, which changes return. The options are those of the first call. */
-  cached(name: string, { readRow }: { readRow?: ReadRow } = {}): Cached {
+  /** Values in bounds, which changes return. `readRow` is that of the first call, `table` as in `buffered`. */
+  cached(name: string, { readRow, table }: { readRow?: ReadRow; table?: Table } = {}): Cached {
+    if (table) this.reader.tables.set(`${this.namespace}/${name}`, table);
     return this.open('cached', name, (family) => {
       return new Cached(family, this.reader, readRow ?? ((id) => this.reader.fromDaemon(family, id)));
     });

@@ -12,7 +12,7 @@ export type Table = { table: string; id: string; value: string };
 type Pending = Awaited<ReturnType<typeof readPending>>;
 
 /** The value, and the ledger of a partition if it has any: bytes, since drivers round numbers. */
-type Row = Record<'value' | 'partition_no' | 'seq' | 'nonce' | 'position', Buffer | null>;
+type Row = Record<'value' | 'partition_no' | 'seq' | 'nonce' | 'position' | 'database_id', Buffer | null>;
 
 /** Reads exact values with the application's connection to the database, or through the daemon. */
 export class ExactReader {
@@ -49,6 +49,7 @@ export class ExactReader {
       const numbers = epoch.settings.wide ? upTo(epoch.partitions) : [family.partition(id, epoch)];
       const pending = await Promise.all(numbers.map((number) => readPending(family, number, id)));
       const rows = await this.select(database, family, id, pending);
+      await family.checkDatabase(String(rows[0]!.database_id));
       const deltas = await Promise.all(pending.map((each) => judge(family, each, rows, id)));
       const wrong = deltas.find((delta) => typeof delta === 'string');
       if (!wrong) return integer(deltas.reduce<bigint>((sum, delta) => sum + BigInt(delta), big(rows[0]!.value)));
@@ -59,7 +60,7 @@ export class ExactReader {
   private async select(database: Database, family: Family, id: string, pending: Pending[]): Promise<Row[]> {
     const own = this.tables.get(family.name);
     const { table, id: column, value } = own ?? { table: 'counterfoil_values', id: 'id', value: 'value' };
-    const sql = `SELECT COALESCE(v.??, 0) AS value, l.partition_no, l.seq, l.nonce, l.position
+    const sql = `SELECT COALESCE(v.??, 0) AS value, l.partition_no, l.seq, l.nonce, l.position, f.database_id
       FROM counterfoil_families f
       LEFT JOIN ?? v ON v.?? = ? ${own ? '' : 'AND v.family = f.number'}
       LEFT JOIN counterfoil_ledger l ON l.family = f.number AND (l.partition_no, l.incarnation) IN (?)

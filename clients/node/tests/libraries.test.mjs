@@ -147,6 +147,29 @@ test('ioredis: options that change replies or resends', async (t) => {
   }
 });
 
+test('ioredis: a refusal tells nothing about what the library has sent before over a connection that was lost', async (t) => {
+  for (const library of ['ioredis', 'ioredis-5']) {
+    for (const refusal of ['READONLY You', 'LOADING Redis', 'BUSY Redis', 'NOAUTH Authentication']) {
+      const redis = await clientOf(t, library);
+      const [id, onError] = [unique('page'), t.mock.fn()];
+      const views = new Counterfoil(redis, namespace, { retryFor: 100, daemon, onError }).buffered('views');
+      await views.add(id);
+      const { call } = redis;
+      redis.call = async (...args) => {
+        await call.apply(redis, args);
+        throw new Error(`${refusal} ...`);
+      };
+      await assert.rejects(views.add(id, 10), is(OutcomeUnknown, refusal.split(' ')[0]));
+      views.later(id, 100);
+      await assert.rejects(views.flush(), is(OutcomeUnknown));
+      redis.call = call;
+      await views.flush();
+      assert.equal(await views.value(id), 111, 'a sum that Redis may have is not sent again');
+      assert.equal(onError.mock.callCount(), 1);
+    }
+  }
+});
+
 test('node-redis: replies as buffers, RESP2 and RESP3, a pool', async (t) => {
   for (const library of ['redis', 'redis-5']) {
     const { RESP_TYPES, createClientPool } = require(library);

@@ -70,6 +70,11 @@ test('exact values from the database are those of the daemon', async (t) => {
   const visitors = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { database: pools[0] }).visitors('daily');
   await visitors.firstVisit('scope', '2026-11-25', unique('visitor'));
   assert.ok((await visitors.value('scope', '2026-11-25')) >= 1);
+  const table = { table: unique('item').replace('-', '_'), id: 'id', value: 'n' };
+  await pools[0].query(`CREATE TABLE ${table.table} SELECT 'é/page' id, 7 n`);
+  const own = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { database: pools[0] });
+  for (const family of [own.buffered('views', { table }), own.cached('votes', { table })]) assert.equal(await family.value('é/page'), 7);
+  await pools[0].query(`DROP TABLE ${table.table}`);
 });
 
 test('what the daemon replies while it or a proxy is busy is temporary', async (t) => {
@@ -91,4 +96,14 @@ test('exact values need the option daemon or database, and a database that has t
   const pool = require('mysql2/promise').createPool({ socketPath: mysqlSocket, user: 'root', database: 'mysql' });
   t.after(() => pool.end());
   await assert.rejects(new Counterfoil(redis, namespace, { database: pool }).buffered('views').value('page'), { reason: 'DATABASE' });
+  const other = `${database}_node`;
+  await pool.query(`CREATE DATABASE ${other}`);
+  for (const name of ['families', 'values', 'ledger']) await pool.query(`CREATE TABLE ${other}.counterfoil_${name} LIKE ${database}.counterfoil_${name}`);
+  await pool.query(`INSERT INTO ${other}.counterfoil_families SELECT * FROM ${database}.counterfoil_families`);
+  await pool.query(`UPDATE ${other}.counterfoil_families SET database_id = 'other'`);
+  const others = require('mysql2/promise').createPool({ socketPath: mysqlSocket, user: 'root', database: other });
+  t.after(() => others.end());
+  const views = new Counterfoil(redis, namespace, { database: others }).buffered('views');
+  await assert.rejects(views.value('page'), { name: 'Misconfigured', reason: 'MISMATCH' });
+  assert.equal(await views.add(unique('page')), 1);
 });

@@ -3,12 +3,14 @@
 namespace Counterfoil;
 
 use Counterfoil\Internal\Family;
-use DateTimeImmutable, DateTimeZone;
+use DateTimeImmutable, DateTimeZone, Exception;
 
 /** Counts over time, e.g. in each of the last 120 minutes. */
 final class Series extends Family {
     protected const KIND = 'series';
     private const NAME_BYTES = 200;
+    /** What PHP takes for abbreviations, without summer time. */
+    private const ZONES = ['CET' => 'Europe/Brussels', 'EET' => 'Europe/Athens', 'MET' => 'Europe/Brussels', 'WET' => 'Europe/Lisbon'];
 
     /**
      * Counts into the current slice of each window.
@@ -74,12 +76,22 @@ final class Series extends Family {
         if ($length > 0) return (intdiv($now, $length) + $slices) * $length;
         $day = self::day($settings, $now);
         $first = $label === 'month' ? $day->modify('first day of this month') : $day;
-        return $first->modify("$slices $label")->setTime(0, 0)->getTimestamp();
+        return self::midnight($first->modify("$slices $label"))->getTimestamp();
     }
 
     /** Returns the start of the local day. */
     private static function day(array $settings, int $now): DateTimeImmutable {
-        $zone = new DateTimeZone($settings['time_zone'] ?? 'UTC');
-        return (new DateTimeImmutable("@$now"))->setTimezone($zone)->setTime(0, 0);
+        $name = $settings['time_zone'] ?? 'UTC';
+        try {
+            $zone = new DateTimeZone(self::ZONES[$name] ?? $name);
+        } catch (Exception $error) {
+            throw new Misconfigured('time zone', "PHP does not know $name", previous: $error);
+        }
+        return self::midnight((new DateTimeImmutable("@$now"))->setTimezone($zone));
+    }
+
+    /** Returns when the day begins, the first time if clocks show midnight twice: setTime may return the second. */
+    private static function midnight(DateTimeImmutable $time): DateTimeImmutable {
+        return new DateTimeImmutable($time->format('Y-m-d'), $time->getTimezone());
     }
 }

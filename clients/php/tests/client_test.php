@@ -4,7 +4,8 @@
 
 declare(strict_types=1);
 
-use Counterfoil\{Counterfoil, Misconfigured, NotCounted, OutcomeUnknown};
+use Counterfoil\{Counterfoil, Misconfigured, NotCounted, OutcomeUnknown, Series};
+use Counterfoil\Internal\{Connector, Driver};
 
 $own = fn(string $library = 'phpredis', mixed ...$options): Counterfoil =>
     Counterfoil::connect('unix://' . SOCKET, NS, ...['library' => $library] + $options);
@@ -58,6 +59,9 @@ return [
         same(PHP_INT_MAX, $views->add($big = id(), PHP_INT_MAX));
         same(PHP_INT_MAX, $views->value($big));
         fails(NotCounted::class, 'RANGE', fn() => $views->add($big));
+        $sum = (new ReflectionMethod(Series::class, 'sum'))->getClosure();
+        same([PHP_INT_MAX, PHP_INT_MIN], [$sum((string) PHP_INT_MAX, '1', '-1'), $sum('-5', (string) PHP_INT_MIN, '2', '3')]);
+        fails(NotCounted::class, 'RANGE', fn() => $sum('-1', (string) PHP_INT_MAX, '2'));
         fails(Misconfigured::class, 'BADKEY', fn() => $own()->buffered('Views'));
         fails(Misconfigured::class, 'retryFor', fn() => $own(retryFor: 31.0));
     },
@@ -485,6 +489,75 @@ return [
             redis()->rawCommand('CLIENT', 'UNPAUSE');
         }
     }),
+    'a family that a failed flush does not reach keeps its call' => function () {
+        $redis = new class extends Redis {
+            public string $fate = '';
+            public function evalSha($sha, $args = [], $keys = 0): mixed {
+                if ($this->fate === 'away') throw new RedisException('read error on connection');
+                $reply = parent::evalSha($sha, $args, $keys);
+                return $this->fate === 'interrupted' ? throw new DomainException('of a signal handler') : $reply;
+            }
+        };
+        $redis->connect(SOCKET);
+        $counterfoil = new Counterfoil($redis, NS, retryFor: 0.0);
+        [$wide, $views, $id] = [$counterfoil->buffered('wide'), $counterfoil->buffered('views'), id()];
+        foreach ([$wide, $views] as $family) $family->add($id);
+        $views->later($id, 10);
+        $redis->fate = 'interrupted';
+        try {
+            $views->flush();
+        } catch (DomainException) {
+        }
+        $redis->fate = 'away';
+        $wide->later($id);
+        fails(OutcomeUnknown::class, 'no reply', fn() => $counterfoil->flush());
+        $redis->fate = '';
+        $counterfoil->flush();
+        same(12, $views->add($id));
+    },
+    'a library may have sent before what is refused now' => function () {
+        $driver = new class extends Driver {
+            public function __construct() { parent::__construct(true, '', true); }
+            public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words): array {
+                $reply = redis()->evalSha($script, $words, $numberOfKeys);
+                return $numberOfKeys === 2 ? $reply : throw self::refused('LOADING Redis is loading the dataset in memory');
+            }
+            public function close(): void {}
+            public function reconnect(): void {}
+        };
+        foreach ([[OutcomeUnknown::class, 'no reply', redis()], [NotCounted::class, 'LOADING', new Connector('unix://' . SOCKET, 1.0, 'phpredis')]] as [$class, $reason, $redis]) {
+            $counterfoil = new Counterfoil($redis, NS, retryFor: 0.0);
+            $session = (new ReflectionProperty($counterfoil, 'session'))->getValue($counterfoil);
+            (new ReflectionProperty($session, 'driver'))->setValue($session, $driver);
+            fails($class, $reason, fn() => $counterfoil->buffered('small')->add(id()));
+        }
+    },
+    'days and months' => function () {
+        $start = (new ReflectionMethod(Series::class, 'start'))->getClosure();
+        $hours = fn(string $zone, string $label, string $at): int|float =>
+            ($start(['time_zone' => $zone], $label, strtotime($at), 1) - $start(['time_zone' => $zone], $label, strtotime($at))) / 3600;
+        same(25, $hours('Europe/Berlin', 'day', '2026-10-25T12:00:00Z'));
+        same(31 * 24 + 1, $hours('Europe/Berlin', 'month', '2026-10-25T12:00:00Z'));
+        same(23, $hours('Africa/Cairo', 'day', '2024-04-26T12:00:00Z'), 'its clocks skip midnight');
+        same(25, $hours('America/Havana', 'day', '2025-11-02T12:00:00Z'), 'its clocks show midnight twice');
+        $summer = strtotime('2025-07-01T12:00:00Z');
+        same(strtotime('2025-06-30T22:00:00Z'), $start(['time_zone' => 'CET'], 'day', $summer), 'no abbreviation');
+        fails(Misconfigured::class, 'time zone', fn() => $start(['time_zone' => 'Mars/Olympus'], 'day', $summer));
+    },
+    'another kind is refused, also with what another request noted in APCu' => function () {
+        $code = '<?php require $argv[1] . "/vendor/autoload.php";
+            $counterfoil = Counterfoil\\Counterfoil::connect("unix://$argv[2]", $argv[3]);
+            $counterfoil->buffered("views")->requestEpoch("r", "a");
+            try {
+                $counterfoil->cached("views", fn() => 1)->get("a");
+            } catch (Counterfoil\\Misconfigured $error) {
+                exit($error->reason === "MISMATCH" ? 3 : 4);
+            }';
+        $process = proc_open([PHP_BINARY, '-d', 'apc.enable_cli=1', '--', INSTALLED, SOCKET, NS], [['pipe', 'r']], $pipes);
+        fwrite($pipes[0], $code);
+        fclose($pipes[0]);
+        same(3, proc_close($process));
+    },
     'values of the daemon and of the database' => function () use ($own) {
         $connect = fn() => new PDO('mysql:unix_socket=' . env('MYSQL') . ';dbname=' . env('DATABASE'), 'root', '');
         $pdo = $connect();
@@ -520,6 +593,16 @@ return [
         fails(Misconfigured::class, 'daemon', fn() => $own()->buffered('views')->value($id));
         $gone = $own('phpredis', daemon: 'http://127.0.0.1:1')->buffered('views');
         fails(NotCounted::class, 'no daemon', fn() => $gone->value($id));
+        $listener = stream_socket_server('tcp://127.0.0.1:0');
+        if (($child = pcntl_fork()) === 0) {
+            $client = stream_socket_accept($listener);
+            fread($client, 65536);
+            fwrite($client, "hello\r\n\r\n");
+            posix_kill(getmypid(), SIGKILL);
+        }
+        $other = $own('phpredis', daemon: 'http://' . stream_socket_get_name($listener, false))->buffered('views');
+        fails(NotCounted::class, 'daemon 0', fn() => $other->value($id));
+        pcntl_waitpid($child, $status);
     },
     'errors of Redis' => function () use ($own) {
         $refused = fn(string $error): string => \Counterfoil\Internal\Driver::refused($error)->reason;

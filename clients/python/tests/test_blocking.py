@@ -178,6 +178,12 @@ class Processes(Case):
         self.assertEqual(one.request_epoch("r", "a"), epoch)
         self.assertTrue(other.add_once("r", new_id(), epoch=epoch))
 
+    def test_a_request_of_another_number_of_partitions(self):
+        views = connected().buffered("views")
+        views.request_epoch("r", "a")
+        views.channel._last = views.channel._last._replace(partitions=8)  # then another thread asks Redis
+        self.assert_raises(Misconfigured, "MISMATCH", views.add_once, "r", new_id())
+
 
 class Threads(Case):
     def test_threads_share_calls_and_one_name(self):
@@ -246,6 +252,18 @@ class Threads(Case):
             point += 1
         self.assertIn(pending("views", id), range(point, 2 * point + 1))
 
+    def test_the_call_of_another_batch_is_not_sent(self):
+        views, id, other = connected().buffered("views"), new_id(), new_id()
+        views.add(id)
+        [queue] = views.channel._queues.values()
+        views.channel.session.execute = interrupted = mock.AsyncMock(side_effect=Stop)
+        self.assertRaises(Stop, views.add, id)
+        del views.channel.session.execute
+        views.add(id)
+        queue.call = interrupted.call_args.args[0]  # Python 3.9 may call the handler of a signal between any two assignments
+        views.add(other)
+        self.assertEqual((pending("views", id), pending("views", other)), (3, 1))
+
     def test_a_handler_of_a_signal_cannot_wait_for_its_own_thread(self):
         for later_every in (30, 0.01):  # with the latter the thread that sends sums waits for this one
             client, id = connected(later_every=later_every), new_id()
@@ -307,6 +325,17 @@ class Library(Case):
     def test_a_wrong_password(self):
         views = Counterfoil.connect(f"unix://nobody:wrong@{SOCKET}", NAMESPACE).buffered("views")
         self.assert_raises(Misconfigured, "NOAUTH", views.add, new_id())
+        client = redis.Redis(unix_socket_path=SOCKET, username="nobody", password="wrong")
+        self.assert_raises(Misconfigured, "NOAUTH", Counterfoil(client, NAMESPACE).buffered("views").add, new_id())
+
+    def test_a_user_that_may_send_nothing(self):
+        plain().execute_command("ACL", "SETUSER", "nothing", "on", ">right", "~*", "+ping")
+        self.addCleanup(plain().execute_command, "ACL", "DELUSER", "nothing")
+        views = Counterfoil.connect(f"unix://nothing:right@{SOCKET}", NAMESPACE).buffered("views")
+        self.assert_raises(Misconfigured, "NOPERM", views.add, new_id())
+        views.later(new_id())  # is dropped
+        self.assert_raises(Misconfigured, "NOPERM", views.flush)
+        views.flush()
 
     def test_a_pool_without_a_free_connection(self):
         pool = redis.ConnectionPool(connection_class=redis.UnixDomainSocketConnection, path=SOCKET, max_connections=1)
@@ -317,6 +346,18 @@ class Library(Case):
                 views.add(new_id())
             self.assertTrue(raised.exception.temporary)
         views.add(new_id())
+        with client.client():
+            self.assert_raises(NotCounted, "UNREACHABLE", views.add, new_id())
+
+    def test_a_blocking_pool_and_that_of_a_cluster(self):
+        for is_cluster, kind in ((False, NotCounted), (True, OutcomeUnknown)):  # RedisCluster may have sent the call before
+            for error in (redis.ConnectionError("No connection available."), redis.exceptions.MaxConnectionsError()):
+                client = Counterfoil(plain(), NAMESPACE, retry_for=0.1)
+                client.is_cluster, small = is_cluster, client.buffered("small")
+                client.run(small.channel.known())
+                client.redis.execute_command = mock.Mock(side_effect=error)
+                with self.assertRaises(kind):
+                    small.add(new_id())
 
     def test_forgotten_scripts(self):
         views, id = connected().buffered("views"), new_id()
@@ -349,7 +390,8 @@ class Library(Case):
         self.assertEqual(pending("views", id), 2)
 
     def test_a_library_may_repeat_what_redis_refuses(self):
-        for error in (redis.exceptions.BusyLoadingError(), redis.ResponseError("BUSY Redis is busy")):
+        no_user = redis.AuthenticationError("Authentication required.")
+        for error in (redis.exceptions.BusyLoadingError(), redis.ResponseError("BUSY Redis is busy"), no_user):
             client, id = plain(), new_id()
             views = Counterfoil(client, NAMESPACE, retry_for=0.2).buffered("views")
             views.add(id)
@@ -372,6 +414,7 @@ class Errors(Case):
         self.assert_raises(Misconfigured, "MISMATCH", client.buffered("votes").add, "a")
         self.assert_raises(Misconfigured, "BADKEY", client.buffered("Views").add, "a")
         self.assert_raises(Misconfigured, "OPTION", connected, retry_for=31)
+        self.assert_raises(Misconfigured, "OPTION", connected, on_error=print)
 
     def test_input(self):
         views = connected().buffered("views")

@@ -1,5 +1,10 @@
 """Exact values by the database and by the daemon."""
 
+import contextlib
+import socket
+import struct
+import threading
+import time
 import unittest
 
 import pymysql
@@ -58,6 +63,12 @@ class Values(Case):
                 connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS {empty}.counterfoil_{table} LIKE {DATABASE}.counterfoil_{table}")
         views = connected(database=lambda: pymysql.connect(unix_socket=MYSQL, user="root", database=empty)).buffered("views")
         self.assert_raises(Misconfigured, "UNCONFIGURED", views.value, new_id())
+        with connect(autocommit=True) as connection:
+            families = f"{empty}.counterfoil_families"
+            connection.cursor().execute(f"INSERT INTO {families} SELECT * FROM {DATABASE}.counterfoil_families")
+            connection.cursor().execute(f"UPDATE {families} SET database_id = 'other'")
+        self.assert_raises(Misconfigured, "MISMATCH", views.value, new_id())
+        self.assertEqual(views.add(new_id()), 1)
 
     def test_a_daemon_that_is_away_or_another(self):
         views = connected(retry_for=0.2).buffered("views")
@@ -65,6 +76,25 @@ class Values(Case):
         self.assertTrue(self.assert_raises(NotCounted, "DAEMON", views.value, "a").temporary)
         views.client.daemon = ""
         self.assert_raises(Misconfigured, "NO SOURCE", views.value, "a")
+
+    def test_a_daemon_whose_reply_breaks_off(self):
+        server = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(server.close)
+
+        def reset():
+            while True:
+                with contextlib.suppress(OSError):
+                    connection, _ = server.accept()
+                    connection.recv(2000)
+                    connection.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 9\r\n\r\nhalf")
+                    time.sleep(0.1)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.close()
+
+        threading.Thread(target=reset, daemon=True).start()
+        views = connected(retry_for=0.1).buffered("views")
+        views.client.daemon = f"http://127.0.0.1:{server.getsockname()[1]}"
+        self.assert_raises(NotCounted, "DAEMON", views.value, "a")
 
 
 if __name__ == "__main__":

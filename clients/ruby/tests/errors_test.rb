@@ -121,13 +121,18 @@ class ErrorsTest < ClientTest
       "OOM command not allowed" => [Counterfoil::NotCounted, "OOM"], "#{six}-OOM command" => [Counterfoil::NotCounted, "OOM"],
       "#{six}WRONGTYPE Operation" => [Counterfoil::NotCounted, "WRONGTYPE"], "TRYAGAIN Multiple" => [Counterfoil::NotCounted, "TRYAGAIN"],
       "BUSY Redis is busy" => [Counterfoil::NotCounted, "BUSY"], "NOAUTH Authentication" => [Counterfoil::Misconfigured, "NOAUTH"],
+      "WRONGPASS invalid" => [Counterfoil::Misconfigured, "WRONGPASS"],
       "BADARG the family is cached" => [Counterfoil::Misconfigured, "BADARG"], "CROSSSLOT Keys" => [Counterfoil::Misconfigured, "CROSSSLOT"],
       "MOVED 1 127.0.0.1:1" => [Counterfoil::Misconfigured, "MOVED"], "NOPERM this user" => [Counterfoil::OutcomeUnknown, "NOPERM"],
       "ERR unknown" => [Counterfoil::OutcomeUnknown, "ERR"]
     }.each do |message, expected|
-      error = error_after_epoch(message)
-      assert_equal expected, [error.class, error.reason], message
-      assert_kind_of Redis::CommandError, error.cause
+      [true, false].each do |resends|
+        next if resends && %w[TRYAGAIN BUSY NOAUTH WRONGPASS].include?(message[/\A\w+/]) # as below
+
+        error = error_after_epoch(message, resends: resends)
+        assert_equal expected, [error.class, error.reason], message
+        assert_kind_of Redis::CommandError, error.cause
+      end
     end
   end
 
@@ -144,8 +149,10 @@ class ErrorsTest < ClientTest
 
   # the library may have lost the reply to its first send, and have got this error for the second one
   def test_errors_after_a_send_of_the_library
-    %w[LOADING MASTERDOWN READONLY].each do |code|
+    %w[LOADING MASTERDOWN READONLY BUSY CLUSTERDOWN TRYAGAIN NOAUTH WRONGPASS].each do |code|
       assert_equal [Counterfoil::OutcomeUnknown, code], error_after_epoch("#{code} text").then { |error| [error.class, error.reason] }
+    end
+    %w[LOADING MASTERDOWN READONLY].each do |code|
       own = error_after_epoch("#{code} text", resends: false)
       assert_equal [Counterfoil::NotCounted, code, true], [own.class, own.reason, own.temporary?]
       full = "ERR max number of clients reached"
@@ -154,6 +161,23 @@ class ErrorsTest < ClientTest
       error = assert_raises(Counterfoil::NotCounted) { Counterfoil.new(wrapper, NAMESPACE, retry_for: 0).buffered("views").add(@id) }
       assert_equal ["no epoch", true], [error.reason, error.temporary?]
     end
+  end
+
+  # the client of a cluster checks out a connection for each send of its own
+  def test_a_full_pool
+    full = RedisClient::CheckoutTimeoutError.new("Couldn't checkout a connection in time")
+    { "RedisClient::Pooled" => "NotCounted unreachable", "RedisClient::Cluster" => "OutcomeUnknown no reply" }.each do |name, expected|
+      refusing = Class.new(Wrapper) { define_singleton_method(:name) { name } }
+      wrapper = refusing.new(@redis) { |redis, command| command[2] == 4 ? raise(full) : redis.call(*command) }
+      id = (1..).lazy.map { |i| "#{@id}/#{i}" }.find { |one| Zlib.crc32(one) % 4 == 0 } # the partition that has an epoch
+      error = assert_raises(Counterfoil::Error) { client(wrapper, retry_for: 0).buffered("views").add(id) }
+      assert_equal expected, "#{error.class.name.delete_prefix("Counterfoil::")} #{error.reason}"
+    end
+  end
+
+  def test_a_user_that_may_send_nothing
+    wrapper = Wrapper.new(@redis) { |_, _| raise Redis::CommandError, "NOPERM this user has no permissions" }
+    assert_equal "NOPERM", reason(Counterfoil::Misconfigured) { client(wrapper).buffered("views").add(@id) }
   end
 
   def test_expired

@@ -27,6 +27,20 @@ class ValuesTest < ClientTest
     assert_raises(Counterfoil::Misconfigured) { Counterfoil.new(@redis, NAMESPACE).buffered("views").value(@id) }
   end
 
+  def test_another_database
+    other = "#{ENV.fetch("COUNTERFOIL_TEST_DATABASE")}_ruby"
+    @database.query("CREATE DATABASE #{other}")
+    %w[families values ledger].each { |name| @database.query("CREATE TABLE #{other}.counterfoil_#{name} LIKE counterfoil_#{name}") }
+    @database.query("INSERT INTO #{other}.counterfoil_families SELECT * FROM counterfoil_families")
+    @database.query("UPDATE #{other}.counterfoil_families SET database_id = 'other'")
+    @database.query("USE #{other}")
+    views = @clients[1].buffered("views")
+    assert_equal "MISMATCH", assert_raises(Counterfoil::Misconfigured) { views.value(@id) }.reason
+    assert_equal 1, views.add(@id)
+  ensure
+    @database.query("DROP DATABASE #{other}")
+  end
+
   # values stay exact while batches land
   def test_values_while_hits_are_saved
     counted = 0
@@ -70,13 +84,14 @@ class ValuesTest < ClientTest
     thread = Thread.new do
       while (socket = server.accept)
         nil until socket.gets == "\r\n"
-        code, body = replies.pop
-        socket.write("HTTP/1.1 #{code} text\r\nContent-Length: #{body.size}\r\nConnection: close\r\n\r\n#{body}")
+        code, body, size = replies.pop
+        socket.write("HTTP/1.1 #{code} text\r\nContent-Length: #{size || body.size}\r\nConnection: close\r\n\r\n#{body}")
         socket.close
       end
     end
     views = Counterfoil.new(@redis, NAMESPACE, daemon: "http://127.0.0.1:#{server.addr[1]}", retry_for: 0).buffered("views")
-    [[200, "text"], [200, "{}"], [429, ""], [500, ""], [502, ""], [503, ""], [504, ""]].each do |reply|
+    part = '{"values":[{"id":"x","value":12' # of 1234
+    [[200, "text"], [200, "{}"], [200, part, 36], ["text", ""], [429, ""], [500, ""], [502, ""], [503, ""], [504, ""]].each do |reply|
       2.times { replies << reply }
       assert_predicate assert_raises(Counterfoil::NotCounted, reply.inspect) { views.value(@id) }, :temporary?
       replies.clear
@@ -84,6 +99,7 @@ class ValuesTest < ClientTest
     [400, 401, 404].each { |code| replies << [code, ""] and assert_raises(Counterfoil::Misconfigured) { views.value(@id) } }
     replies << [200, '{"values":[{"id":"x","value":-9223372036854775808}]}']
     assert_equal(-2**63, views.value(@id))
+    %w[localhost:9292 unix:///daemon.sock].each { |url| assert_raises(Counterfoil::Misconfigured) { client(@redis, daemon: url) } }
   ensure
     thread&.kill
     server&.close

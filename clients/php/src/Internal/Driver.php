@@ -7,8 +7,15 @@ use Throwable;
 
 /** A client object of a Redis library. Its constructor refuses options that change what is sent or received. */
 abstract class Driver {
-    /** @param string $address what tells this server and database number from others */
-    protected function __construct(public readonly bool $isCluster, public readonly string $address) {}
+    /**
+     * @param string $address what tells this server and database number from others
+     * @param bool $resends if the library sends a call again after a lost reply, unless it is told not to
+     */
+    protected function __construct(
+        public readonly bool $isCluster,
+        public readonly string $address,
+        public readonly bool $resends = false,
+    ) {}
 
     /**
      * Sends EVALSHA or EVAL once.

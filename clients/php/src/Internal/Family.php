@@ -102,12 +102,12 @@ abstract class Family {
         $known = $this->known[$home] ?? null;
         if ($isFresh || $now >= ($known['until'] ?? 0)) {
             $keys = $this->fence($partition);
-            $known = $this->session->shared($keys[0]) ?? $known;
+            $known = $this->session->shared(static::KIND . $keys[0]) ?? $known;
             if ($isFresh || $now >= ($known['until'] ?? 0)) {
                 [, $epoch, $before, , $partitions, $settings] = $this->askRedis($keys, $known);
                 $known = ['until' => $now + self::FRESH_NS, 'epoch' => $epoch, 'before' => $before,
                     'partitions' => (int) $partitions, 'settings' => json_decode($settings, true)];
-                $this->session->share($keys[0], $known);
+                $this->session->share(static::KIND . $keys[0], $known);
             }
             $this->known[$home] = $known;
         }
@@ -127,7 +127,7 @@ abstract class Family {
         }
         if ($reply[0] === 'OK') return $reply;
         $this->known = [];
-        $this->session->share($keys[0], null);
+        $this->session->share(static::KIND . $keys[0], null);
         $family = "{$this->session->namespace}/$this->name";
         throw new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
             ? "declare $family in the daemon's counterfoil.toml, or correct its name or the database number"
@@ -137,7 +137,7 @@ abstract class Family {
     protected function forgetEpoch(int $partition): void {
         $home = $this->home($partition);
         $this->known[$home]['until'] = 0;
-        $this->session->share($this->keys($home, 'calls')[0], $this->known[$home]);
+        $this->session->share(static::KIND . $this->keys($home, 'calls')[0], $this->known[$home]);
     }
 
     /** Returns the partition that remembers the calls of a partition. */
@@ -182,9 +182,10 @@ abstract class Family {
         throw new NotCounted('BADARG', 'expected an integer of 64 bits, not ' . json_encode($delta));
     }
 
-    /** Adds up, and refuses a sum that leaves 64 bits. */
+    /** Adds up, in an order in which only a sum that leaves 64 bits does so, which is refused. */
     protected static function sum(int|float|string ...$parts): int {
-        $sum = array_sum($parts);
+        sort($parts, SORT_NUMERIC);
+        for ($sum = 0; $parts !== [];) $sum += $sum > 0 ? array_shift($parts) : array_pop($parts);
         return is_int($sum) ? $sum : throw new NotCounted('RANGE', 'the sum is not an integer of 64 bits');
     }
 

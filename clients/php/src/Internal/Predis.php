@@ -21,8 +21,9 @@ final class Predis extends Driver {
         if ($isCluster && !$this->nodes) throw new NotCounted('no connection', 'no node knows a cluster', isTemporary: true);
         $server = $connection instanceof ReplicationInterface ? $connection->getMaster() : $connection;
         $address = fn(NodeConnectionInterface $node): string => "$node/{$node->getParameters()->database}";
-        parent::__construct($isCluster, implode(' ', array_map($address, $this->nodes ?: [$server])));
-        if ($connection instanceof NodeConnectionInterface) $connection->connect();
+        $isNode = $connection instanceof NodeConnectionInterface;
+        parent::__construct($isCluster, implode(' ', array_map($address, $this->nodes ?: [$server])), !$isNode);
+        if ($isNode) $connection->connect();
     }
 
     public function close(): void {

@@ -46,7 +46,8 @@ final class Session {
     public function send(Call $call): array {
         // another node of a cluster may be available
         if ($this->deadline === 0 && !$this->isCluster()) {
-            throw new NotCounted('no connection', 'the call before had no reply', isTemporary: true);
+            $error = new NotCounted('no connection', 'the call before had no reply', isTemporary: true);
+            throw $call->isUnsure ? Driver::lost($error->getMessage()) : $error;
         }
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
         [$isSha, $script] = [true, self::$hashes[$call->script]];
@@ -65,7 +66,7 @@ final class Session {
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, and another server may not be READONLY
                 $this->isBroken = $error->isTemporary;
-                $call->isUnsure = $wasUnsure || $error instanceof OutcomeUnknown;
+                $call->isUnsure = $wasUnsure || $error instanceof OutcomeUnknown || $this->mayFollowAnother($error);
             }
             if ($error->reason === 'NOSCRIPT' && $isSha) {
                 [$isSha, $script] = [false, file_get_contents(self::SCRIPTS . "/$call->script.lua")];
@@ -76,7 +77,7 @@ final class Session {
                 continue;
             }
             if ($error->isTemporary && $this->deadline !== null) $this->deadline = 0;
-            if (!$wasUnsure || $error instanceof OutcomeUnknown) throw $error;
+            if (!$call->isUnsure || $error instanceof OutcomeUnknown) throw $error;
             // it does not tell what came of earlier arrivals of the call
             throw Driver::lost($error->getMessage(), $error->getPrevious());
         }
@@ -103,7 +104,7 @@ final class Session {
         return $this->driver !== null && $this->driver->isCluster;
     }
 
-    /** Returns what another request of this machine noted of a home, if there is APCu. */
+    /** Returns what another request of this machine noted of a home, under its kind and key, if there is APCu. */
     public function shared(string $home): ?array {
         if (!function_exists('apcu_fetch')) return null;
         try {
@@ -116,6 +117,11 @@ final class Session {
     /** Notes it for other requests. It says itself how long its epoch may be used. */
     public function share(string $home, ?array $known): void {
         if (function_exists('apcu_store')) apcu_store("counterfoil {$this->driver->address} $home", $known, 3600);
+    }
+
+    /** Returns if the library of the application may have sent the call before it was refused. */
+    private function mayFollowAnother(CounterfoilException $error): bool {
+        return $error->isTemporary && $error->reason !== 'no connection' && !$this->isOwn && $this->driver?->resends === true;
     }
 
     /** Returns the connection: a new one at first, after a failure, and in a forked process. */

@@ -21,11 +21,11 @@ abstract class StoredFamily extends Family {
             $rows = $this->query($id, $pending);
             $this->askRedis($this->fence(0), $this->ask(), $rows[0]['database_id']);
             $ledgers = array_column($rows, null, 'partition_no');
-            $parts = [$rows[0]['value']];
+            $parts = [[$rows[0]['value']]];
             foreach ($pending as $partition => $of) {
                 $parts[] = $this->missing($id, $partition, $of, $ledgers[$partition] ?? null);
             }
-            if (!in_array(null, $parts, true)) return self::sum(...$parts);
+            if (!in_array(null, $parts, true)) return self::sum(...array_merge(...$parts));
         }
         throw new NotCounted('behind', 'the database is behind Redis: ask the primary', isTemporary: true);
     }
@@ -46,7 +46,7 @@ abstract class StoredFamily extends Family {
             throw new NotCounted('no daemon', error_get_last()['message'] ?? '', isTemporary: true);
         }
         $value = $reply['values'][0]['value'] ?? null;
-        $status = (int) explode(' ', stream_get_meta_data($stream)['wrapper_data'][0])[1];
+        $status = (int) substr(strstr(stream_get_meta_data($stream)['wrapper_data'][0], ' ') ?: '', 1);
         if ($status === 200 && is_int($value)) return $value;
         $error = new NotCounted("daemon $status", $reply['error'] ?? 'no valid reply', isTemporary: true);
         $isOurs = $status >= 400 && $status < 500 && $status !== 429;
@@ -59,8 +59,8 @@ abstract class StoredFamily extends Family {
         return array_slice($this->read('buffered_read', $keys, [$id]), 1);
     }
 
-    /** Returns what the stored value lacks of a partition, or null if both are not of one moment. */
-    private function missing(string $id, int $partition, array $pending, ?array $ledger): ?int {
+    /** Returns what is to be added to the stored value for a partition, or null if both are not of one moment. */
+    private function missing(string $id, int $partition, array $pending, ?array $ledger): ?array {
         [$incarnation, $seq, $nonce, $inFlight, $batch, $buffer] = $pending;
         // a crash of Redis may have reverted an incarnation that has no batch in the ledger
         $isUnproven = $ledger === null && [$batch, $buffer] !== ['0', '0'];
@@ -72,9 +72,9 @@ abstract class StoredFamily extends Family {
             throw new NotCounted('set back', 'Redis was set back: the daemon corrects it', isTemporary: true);
         }
         return match (true) {
-            $behind === 0 && $position === null => (int) $buffer,
-            $behind === 0 && $inFlight === 1 => self::sum(strcmp($id, $position) <= 0 ? 0 : $batch, $buffer),
-            $behind === 1 && $position === null && $inFlight === 1 => self::sum($batch, $buffer),
+            $behind === 0 && $position === null => [$buffer],
+            $behind === 0 && $inFlight === 1 => [strcmp($id, $position) <= 0 ? 0 : $batch, $buffer],
+            $behind === 1 && $position === null && $inFlight === 1 => [$batch, $buffer],
             default => null,
         };
     }

@@ -48,11 +48,12 @@ class Buffered(ExactValues[D]):
         `request_epoch` before its first call, and passes it as `epoch` to each.
         """
         channel, change, request = self.channel, (valid(id), integer(delta)), valid(request, 64)
-        partition = await self._request_partition(request, change[0])
+        partition, of = await self._request_partition(request, change[0])
         home, was_lost = channel.home(partition), False
         while True:
             try:  # an epoch that was passed may be newer than what is known
                 description = await (channel.ask(home) if epoch else channel.describe(home))
+                channel.check_partitions(description, of)
             except CounterfoilError as error:
                 raise OutcomeUnknown(error.reason, error.explanation) if was_lost else error
             epoch = epoch or description.now.decode()
@@ -70,7 +71,7 @@ class Buffered(ExactValues[D]):
     @call
     async def request_epoch(self, request: str, id: str) -> str:
         """Returns the epoch that a job stores before its first `add_once`."""
-        channel, partition = self.channel, await self._request_partition(valid(request, 64), valid(id))
+        channel, (partition, _) = self.channel, await self._request_partition(valid(request, 64), valid(id))
         return (await channel.ask(channel.home(partition))).now.decode()  # a job that runs later needs the current one
 
     def later(self, id: str, delta: int = 1) -> None:
@@ -96,10 +97,10 @@ class Buffered(ExactValues[D]):
         hits = min(max(sum(map(abs, pairs[1::2])), 1), MAX_HITS)  # they only decide when a sync is due
         return "buffered_add", self.keys(partition, "buffer", "meta"), [hits, len(changes), *pairs]
 
-    async def _request_partition(self, request: str, id: str) -> int:
+    async def _request_partition(self, request: str, id: str) -> tuple[int, int]:
         description: Description = value_of(await self.channel.known())
         word = request if description.settings.get("wide") else id
-        return zlib.crc32(word.encode()) % description.partitions
+        return zlib.crc32(word.encode()) % description.partitions, description.partitions
 
 
 def _change_or_error(id: str, delta: int) -> tuple[str, int] | CounterfoilError:

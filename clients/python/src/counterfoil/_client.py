@@ -51,6 +51,8 @@ class Client(Generic[D]):
         self.database, self.database_lock = options.get("database"), threading.Lock()
         self.sessions: dict[Any, Any] = {}
         self.on_errors: dict[str, OnError] = {}  # by family
+        if unknown := options.keys() - Options.__annotations__.keys():
+            raise Misconfigured("OPTION", f"there is no {', '.join(sorted(unknown))}")
         if not 0 < self.retry_for <= MAX_RETRY_SECONDS:
             raise Misconfigured("OPTION", f"retry_for is at most {MAX_RETRY_SECONDS}, not {self.retry_for}")
 

@@ -13,7 +13,7 @@ from typing import Any, Callable, Coroutine, Generic, List, NamedTuple, Tuple, T
 from typing_extensions import Concatenate, ParamSpec
 
 from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
-from ._redis import FAILURES, LOST, NOT_SENT, REPEATED, SHA1, SOURCES, code_of, refusal
+from ._redis import FAILURES, LOST, NOT_COUNTED, REPEATED, RESENT, SHA1, SOURCES, code_of, refusal
 from ._sums import Sums
 
 EPOCH_SECONDS = 30
@@ -134,6 +134,7 @@ class Channel:
         self.sums = Sums(self)
         self.descriptions: dict[int, Description] = {}
         self._last: Description | None = None
+        self._checked: Any = None  # the database and the epoch
         self._clock = time.time() - time.monotonic()  # steps of this machine's clock do not matter
         self._queues: dict[tuple[int, int], Queue] = {}
 
@@ -191,13 +192,29 @@ class Channel:
                 raise Misconfigured("UNCONFIGURED", self.family.name)
             await self.session.sleep(PAUSE_SECONDS)
 
+    def check_partitions(self, description: Description, partitions: int) -> None:
+        if description.partitions != partitions:
+            raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
+
+    async def check_database(self, database: Any) -> None:
+        """Refuses a database that the hits do not go to. Redis is asked once for each epoch."""
+        description = await self.describe()
+        if self._checked != (database, description.now):
+            args = [self.family.kind, description.partitions, database, ""]
+            status, *_ = await self.read("family_epoch", self.family.keys(0, *CALLS), args)
+            if status == b"MISMATCH":
+                raise Misconfigured("MISMATCH", f"the hits of {self.family.name} go to another database")
+            self._checked = database, description.now
+
     async def read(self, script: str, keys: Keys, args: list[Any], deadline: float = 0) -> list[Any]:
         """Makes a call that may be made any number of times. Returns status and words."""
         try:
             call = words_of(script, keys, args)
             status, words, _ = await self.send(call, deadline or self.client.deadline())
         except OutcomeUnknown as error:
-            raise NotCounted(error.reason, error.explanation, temporary=True) from error.__cause__
+            is_temporary = error.reason in REPEATED | NOT_COUNTED
+            kind = NotCounted if is_temporary else Misconfigured
+            raise kind(error.reason, error.explanation, temporary=is_temporary) from error.__cause__
         return [status, *words]
 
     async def send(self, call: Call, deadline: float, was_lost: bool = False) -> Reply:
@@ -212,7 +229,7 @@ class Channel:
                 call = ("EVAL", SOURCES[call[1]], *call[2:])
                 continue
             # the library of an application may have repeated the call after a lost reply
-            may_repeat = not self.client.is_own and code in REPEATED and code != NOT_SENT
+            may_repeat = not self.client.is_own and code in RESENT
             was_lost = was_lost or code == LOST or may_repeat
             if code not in REPEATED or time.monotonic() + PAUSE_SECONDS >= deadline:
                 raise refusal(code, failure, was_lost) from failure
@@ -255,6 +272,7 @@ class Channel:
     async def _commit(self, queue: Queue) -> None:
         """Makes one call of the changes that wait, or repeats the one that an interrupted caller left."""
         if not queue.batch:
+            queue.call = ()  # an interrupt may have left that of the batch before
             waiting = queue.waiting[: self.family.limit]
             batch = [entry for entry in dict.fromkeys(waiting) if not entry.settled]
             queue.batch = sorted(batch, key=lambda entry: entry.partition)
@@ -266,7 +284,7 @@ class Channel:
             queue.caller = ""  # another process may have the name
         for entry, result in zip(queue.batch, results):
             entry.result, entry.settled = result, True
-        queue.batch, queue.call = [], ()
+        queue.batch = []
 
     async def _count(self, queue: Queue) -> list[Any]:
         """Makes the call of a batch, and returns its results."""
@@ -293,8 +311,7 @@ class Channel:
             queue.call = ()
 
     def _call(self, queue: Queue, parts: dict[int, list[Any]], description: Description) -> Call:
-        if description.partitions != queue.partitions:
-            raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
+        self.check_partitions(description, queue.partitions)
         if not queue.caller or queue.n > MAX_N - MAX_STEP:
             queue.caller, queue.n = secrets.token_hex(8), 0
         queue.n += 1 + secrets.randbelow(MAX_STEP)

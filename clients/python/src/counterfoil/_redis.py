@@ -25,15 +25,16 @@ FAILURES += (asyncio.TimeoutError, OSError, AttributeError, LookupError, TypeErr
 LOST = "no reply"
 NOT_SENT = "UNREACHABLE"
 REPEATED = {LOST, "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY", NOT_SENT}
+RESENT = REPEATED - {NOT_SENT} | {"NOAUTH"}  # refusals of what the library may have sent before
 NOT_COUNTED = {"OOM", "MISCONF", "NOREPLICAS", "WRONGTYPE", "BADSTATE"}
 MISCONFIGURED = {"NOAUTH", "BADARG", "BADKEY", "CROSSSLOT", "MOVED", "ASK"}
+FULL_POOLS = "Too many connections", "No connection available."
 
 # errors that redis-py does not name after their code
 _CODES = {
     "AuthenticationError": "NOAUTH",
     "BusyLoadingError": "LOADING",
     "ClusterCrossSlotError": "CROSSSLOT",
-    "MaxConnectionsError": NOT_SENT,
     "NoPermissionError": "NOPERM",
     "OutOfMemoryError": "OOM",
 }
@@ -57,6 +58,9 @@ def code_of(error: Exception, client: Any) -> str:
         return code[1] if code else "ERR"
     if isinstance(error, redis.ResponseError):  # such as NoScriptError
         return name.replace("Error", "").upper()
+    if name == "MaxConnectionsError" or str(error) in FULL_POOLS:
+        # RedisCluster asks its pool for each repeat of its own
+        return LOST if client.is_cluster and not client.is_own else NOT_SENT
     is_unsent = client.is_own and "connecting to" in str(error) and not _follows_a_lost_reply(error)
     return NOT_SENT if is_unsent else LOST
 

@@ -57,7 +57,8 @@ class ExactValues(Family[D]):
             rows = await self.client.session.run(rows_of, self.client, *self._statement(id, reads))
             if not rows:
                 raise Misconfigured("UNCONFIGURED", f"{self.name} is not in the database")
-            ledgers = {row[1]: row[2:] for row in rows if row[1] is not None}
+            await self.channel.check_database(rows[0][5])
+            ledgers = {row[1]: row[2:5] for row in rows if row[1] is not None}
             deltas = [one.missing(id.encode(), *ledgers.get(at, (0, 0, None))) for at, one in reads.items()]
             # a crash of Redis may revert an incarnation as long as no batch of it is in the ledger
             unsure = [at for at, one in reads.items() if at not in ledgers and (one.batch or one.buffer)]
@@ -87,7 +88,7 @@ class ExactValues(Family[D]):
         names = self.table or ("counterfoil_values", "id", "value")
         table, key, value = (".".join(f"`{part}`" for part in name.split(".")) for name in names)
         statement = (
-            f"SELECT COALESCE(v.{value}, 0), l.partition_no, l.seq, l.nonce, l.position"
+            f"SELECT COALESCE(v.{value}, 0), l.partition_no, l.seq, l.nonce, l.position, f.database_id"
             f" FROM counterfoil_families f LEFT JOIN {table} v"
             f" ON v.{key} = %s{'' if self.table else ' AND v.family = f.number'}"
             " LEFT JOIN counterfoil_ledger l ON l.family = f.number"
@@ -108,14 +109,21 @@ def daemon_value(client: Any, family: str, id: str) -> int:
         with build_opener(ProxyHandler({})).open(request, timeout=HTTP_SECONDS) as response:
             return int(json.load(response)["values"][0]["value"])
     except HTTPError as error:
-        with error:
-            explanation = f"the daemon replied {error.code}: {error.read(2000).decode(errors='replace')}"
+        explanation = f"the daemon replied {error.code}: {_body_of(error)}"
         if error.code == 429 or error.code >= 500:
             raise NotCounted("DAEMON", explanation, temporary=True) from error
         reason = {404: "UNCONFIGURED", 409: "MISMATCH"}.get(error.code, "DAEMON")
         raise Misconfigured(reason, explanation) from error
     except Exception as error:
         raise NotCounted("DAEMON", f"{url}: {error}", temporary=True) from error
+
+
+def _body_of(error: HTTPError) -> str:
+    try:
+        with error:
+            return error.read(2000).decode(errors="replace")
+    except Exception as lost:
+        return str(lost)
 
 
 def rows_of(client: Any, statement: str, parameters: list[Any]) -> list[list[Any]]:

@@ -44,7 +44,9 @@ class Counterfoil(Client[Awaiting]):
         if key not in self.sessions:
             if self.sessions and not self.is_own:
                 raise Misconfigured("EVENT LOOP", "the Redis client is of another event loop: use connect")
-            self.sessions = {key: one for key, one in self.sessions.items() if not key[0].is_closed()}
+            for other in list(self.sessions):  # other threads have loops of their own
+                if other[0].is_closed():
+                    self.sessions.pop(other, None)
             self.sessions[key] = Loop(self)
         return self.sessions[key]
 

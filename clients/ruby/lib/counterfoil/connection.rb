@@ -53,7 +53,7 @@ class Counterfoil
 
         raise OutcomeUnknown.new("unexpected reply", "#{reply.inspect[0, 80]}: in a MULTI or pipeline, or changed by the client")
       rescue Failure => error
-        reason = Failure.reason(error, resends?)
+        reason = Failure.reason(error, resends?, cluster?)
         is_lost ||= Failure.lost?(reason, resends?)
         is_temporary = Failure.temporary?(reason, cluster?)
         command[0, 2] = "EVAL", Scripts::SOURCES.fetch(name) if reason == "NOSCRIPT"

@@ -51,7 +51,7 @@ class Counterfoil
     # Reads the value and the ledger of each partition, in one statement, so that all is of one moment.
     def query(family, id, pending)
       rows = execute(<<~SQL, [id, *pending.flat_map { |partition, one| [partition, one.incarnation] }, family.namespace, family.family])
-        SELECT COALESCE(v.#{@value}, 0) AS value, l.partition_no, l.seq, l.nonce, l.position
+        SELECT COALESCE(v.#{@value}, 0) AS value, l.partition_no, l.seq, l.nonce, l.position, f.database_id
         FROM counterfoil_families f
         LEFT JOIN #{@values} v ON #{@match}
         LEFT JOIN counterfoil_ledger l
@@ -60,7 +60,8 @@ class Counterfoil
       SQL
       raise Misconfigured.new("value", "#{family.name} is not in this database") if rows.empty?
 
-      ledgers = rows.select { |row| row[1] }.to_h { |row| [row[1], Ledger.new(*row[2..])] }
+      family.check_database(rows[0][5])
+      ledgers = rows.select { |row| row[1] }.to_h { |row| [row[1], Ledger.new(*row[2, 3])] }
       [Integer(rows[0][0]), ledgers]
     end
 

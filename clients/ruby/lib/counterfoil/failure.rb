@@ -5,8 +5,8 @@ class Counterfoil
   module Failure
     # a repeat may succeed
     TEMPORARY = ["no reply", "unreachable", *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY MOVED ASK]].freeze
-    # a server that was restarted or replaced: its predecessor may have executed what a library has sent again
-    REPLACED = %w[LOADING MASTERDOWN READONLY].freeze
+    # refusals of what a library may have sent over another connection before, which may have been executed
+    RESENT = %w[LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY NOAUTH WRONGPASS].freeze
     REFUSED = %w[OOM MISCONF NOREPLICAS WRONGTYPE BADSTATE].freeze
     MISCONFIGURED = %w[NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT MOVED].freeze
     CODES = [*TEMPORARY, *REFUSED, *MISCONFIGURED, "NOSCRIPT"].freeze
@@ -16,8 +16,8 @@ class Counterfoil
     REPLIES = %w[Redis::CommandError RedisClient::CommandError].freeze
     CANNOT_CONNECT = %w[Redis::CannotConnectError RedisClient::CannotConnectError].freeze
     FULL = "ERR max number of clients" # the reply on a connection that Redis closes again
-    UNSENT = %w[ConnectionPool::TimeoutError RedisClient::CheckoutTimeoutError Redis::Cluster::InitialSetupError
-                RedisClient::Cluster::InitialSetupError].freeze
+    UNSENT = %w[ConnectionPool::TimeoutError RedisClient::Cluster::InitialSetupError].freeze
+    FULL_POOL = %w[RedisClient::CheckoutTimeoutError].freeze # the client of a cluster may have sent the call before
     private_constant(*constants(false))
 
     class << self
@@ -26,17 +26,18 @@ class Counterfoil
 
       # @param resends [Boolean] the library may have sent the call before it failed to connect
       # @return [String] the code that Redis sent, `unreachable` if the call was not sent, or else `no reply`
-      def reason(error, resends)
+      def reason(error, resends, is_cluster)
         # Redis 6.2 wraps the errors of commands in a script
         code = error.message.sub(/\AERR Error running script.*?: -?(?=[A-Z]{3})/, "")[/\A-?([A-Z]+)\b/, 1]
         is_refused = error.message.start_with?(FULL) || any?(error, CANNOT_CONNECT)
         return code || "ERR" if CODES.include?(code) || (any?(error, REPLIES) && !is_refused)
 
-        any?(error, UNSENT) || (!resends && is_refused) ? "unreachable" : "no reply"
+        is_unsent = any?(error, UNSENT) || (!is_cluster && any?(error, FULL_POOL)) || (!resends && is_refused)
+        is_unsent ? "unreachable" : "no reply"
       end
 
       # @return [Boolean] an arrival of the call may have been executed
-      def lost?(reason, resends) = reason == "no reply" || (resends && REPLACED.include?(reason))
+      def lost?(reason, resends) = reason == "no reply" || (resends && RESENT.include?(reason))
 
       # @return [Boolean] a repeat of the call may succeed; the client of one node cannot follow MOVED
       def temporary?(reason, is_cluster) = TEMPORARY.include?(reason) && (is_cluster || reason != "MOVED")

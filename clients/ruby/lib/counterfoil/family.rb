@@ -98,6 +98,17 @@ class Counterfoil
       raise is_lost ? OutcomeUnknown.new(error.reason, error.detail) : error
     end
 
+    # Refuses a database that the hits do not go to. Redis is asked once for each epoch.
+    def check_database(database)
+      known = epoch(0)
+      return if @checked == [database, known.now]
+
+      status, = read("family_epoch", fence(0), [@kind, known.partitions, database, ""])
+      raise Misconfigured.new("MISMATCH", "the hits of #{@name} go to another database") if status == "MISMATCH"
+
+      @checked = [database, known.now]
+    end
+
     # Yields the time in Unix milliseconds, and again with the time of Redis while the reply is `OUTSIDE`.
     #
     # @return [Array] the reply
@@ -116,9 +127,9 @@ class Counterfoil
     def read(script, keys, args)
       @connection.call(script, keys, args)[0]
     rescue OutcomeUnknown => error
-      raise Misconfigured.new(error.reason, error.detail) if error.reason == "unexpected reply"
-
-      raise NotCounted.new(error.reason, error.detail, temporary: Failure.temporary?(error.reason, @connection.cluster?))
+      is_temporary = Failure.temporary?(error.reason, @connection.cluster?)
+      outcome = Failure.outcome(error.reason, error.detail, false, is_temporary)
+      raise outcome.is_a?(OutcomeUnknown) ? Misconfigured.new(error.reason, error.detail) : outcome
     end
 
     # @return [String] the id as UTF-8
