@@ -44,6 +44,13 @@ class ClientTest < Minitest::Test
     "#{error.class}: #{error.message}"
   end
 
+  # The value of a counter, once it has one.
+  def value_of(views, id)
+    deadline = Process.clock_gettime(Process::CLOCK_MONOTONIC) + 5
+    sleep(0.01) while (value = views.value(id)).zero? && Process.clock_gettime(Process::CLOCK_MONOTONIC) < deadline
+    value
+  end
+
   # Configures a family without the daemon.
   def configure(family, partitions)
     keys = ["cf1:{#{NAMESPACE}/#{family}/0}:calls", *Array.new(partitions) { |i| "cf1:{#{NAMESPACE}/#{family}/#{i}}:meta" }]

@@ -15,8 +15,7 @@ class LaterTest < ClientTest
 
   def test_it_is_sent_without_a_flush
     @views.later(@id)
-    sleep(0.2)
-    assert_equal 1, @views.value(@id)
+    assert_equal 1, value_of(@views, @id)
   end
 
   def test_a_child_does_not_send_the_sums_of_its_parent
@@ -34,7 +33,7 @@ class LaterTest < ClientTest
   def test_the_thread_of_a_child_starts_anew
     @views.later(@id)
     @views.flush
-    assert_equal 1, in_child { @views.later("#{@id}/child").then { sleep(0.2) }.then { @views.value("#{@id}/child") } }
+    assert_equal 1, in_child { @views.later("#{@id}/child").then { value_of(@views, "#{@id}/child") } }
   end
 
   def test_a_thread_that_is_killed_in_a_flush_loses_nothing
