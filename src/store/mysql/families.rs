@@ -4,7 +4,7 @@
 use sqlx::mysql::MySqlRow;
 use sqlx::{FromRow, Row};
 
-use super::session::Database;
+use super::session::{Database, Session};
 use super::statement::{Statement, text};
 use crate::error::{Error, Result};
 use crate::family::Family;
@@ -61,19 +61,48 @@ const UNREAD: &str = "families were not read";
 /// The condition that leaves out families that were removed.
 pub(super) const NOT_REMOVED: &str = "state <> 'removed'";
 
-/// Returns the expression for the holder of a number, NULL if no family uses it. The row stays
-/// locked, so that the family is not removed before the transaction ends.
+/// Returns the query for the holder of a number, without a row if no family uses it. The family's
+/// row stays locked, so that it is not removed before the transaction ends.
+///
+/// A removed family leaves its number to a later one of its name, whose hits may go to another
+/// table.
 pub(super) fn holder_of(number: &str) -> String {
     format!(
-        "(SELECT CONCAT(f.namespace, '/', f.name, '/', f.database_id) \
+        "SELECT CONCAT(f.namespace, '/', f.name, '/', f.database_id, '/', f.kind, '/', f.target) \
          FROM counterfoil_families AS f FORCE INDEX (PRIMARY) \
-         WHERE f.number = {number} AND f.state = 'used' LOCK IN SHARE MODE)"
+         WHERE f.number = {number} AND f.state = 'used' LOCK IN SHARE MODE"
     )
 }
 
-/// Returns the family as the holder of its number.
-pub(super) fn holder(registered: &Registered) -> String {
-    format!("{}/{}", registered.family, registered.database)
+/// Returns whether that is the holder which this process knows under the family's number.
+pub(super) fn is_holder(registered: &Registered, holder: &[u8]) -> bool {
+    let Registered {
+        family, database, ..
+    } = registered;
+    let [(_, kind), _, _, _, (_, table), _] = family.identity();
+    format!("{family}/{database}/{kind}/{table}").as_bytes() == holder
+}
+
+/// Returns the error for a family that the database does not have under its number.
+pub(super) fn not_registered(Registered { family, number, .. }: &Registered) -> sqlx::Error {
+    let why = "it was removed or registered anew, or the database lost its registration";
+    let what = format!("{family} is not registered as number {number}: {why}");
+    sqlx::Error::Configuration(Error::mismatch(what).into())
+}
+
+/// Refuses a family that the database does not have under its number, and otherwise locks its row
+/// against a removal.
+pub(super) async fn refuse_unregistered(
+    transaction: &mut Session,
+    registered: &Registered,
+) -> Result<(), sqlx::Error> {
+    let holder = Statement::new(holder_of("?")).bind(registered.number);
+    let holder: Vec<(Vec<u8>,)> = transaction.fetch(holder).await?;
+    let mut holder = holder.iter();
+    match holder.any(|(holder,)| is_holder(registered, holder)) {
+        true => Ok(()),
+        false => Err(not_registered(registered)),
+    }
 }
 
 /// Registers the family unless it is registered. One that was removed is registered anew, except

@@ -429,6 +429,8 @@ async fn a_batch_is_refused_without_its_family_under_its_number() {
             "SET database_id = LEFT(database_id, 32)",
         ),
         ("SET number = number + 1", "SET number = number - 1"),
+        ("SET kind = 'cached'", "SET kind = 'buffered'"),
+        ("SET target = 'upsert t'", "SET target = 'own'"),
     ] {
         let length = db
             .number("SELECT MAX(LENGTH(database_id)) FROM counterfoil_families")
