@@ -46,6 +46,16 @@ impl Known {
         let mut settings = settings.map(|(known, (setting, value))| (setting, &**known, value));
         settings.find(|(_, known, value)| known != value)
     }
+
+    /// Refuses a family that differs in its identity.
+    fn refuse_difference(&self, family: &Family) -> Result<()> {
+        let Some((setting, known, ours)) = self.difference(family) else {
+            return Ok(());
+        };
+        Err(Error::mismatch(format!(
+            "{family}: {setting} is {known:?} in the database, but this process has {ours:?}"
+        )))
+    }
 }
 
 /// Returns the statement that reads the registered families that meet a condition.
@@ -171,18 +181,20 @@ async fn find(database: &Database, family: &Family, again: bool) -> Result<Optio
         let why = "its removal was interrupted; repeat it (`counterfoil family remove`)";
         return Err(Error::mismatch(format!("{family}: {why}")));
     }
-    if let Some((setting, known, ours)) = known.difference(family) {
-        return Err(Error::mismatch(format!(
-            "{family}: {setting} is {known:?} in the database, but this process has {ours:?}"
-        )));
-    }
+    known.refuse_difference(family)?;
     let settings = family.settings();
     if known.settings != settings {
-        let update =
-            Statement::new("UPDATE counterfoil_families SET settings = ? WHERE number = ?");
-        let update = update.bind(settings).bind(known.number);
+        const UPDATE: &str =
+            "UPDATE counterfoil_families SET settings = ? WHERE number = ? AND settings = ?";
+        let update = Statement::new(UPDATE).bind(settings).bind(known.number);
+        let update = update.bind(&*known.settings);
         let failed = format!("{family}: its settings were not written");
-        database.transact(failed, update).await?;
+        if database.transact(failed, update).await? == 0 {
+            // another process was first, and may have changed the identity
+            let now = read().await?;
+            now.iter()
+                .try_for_each(|now| now.refuse_difference(family))?;
+        }
     }
     Ok(Some(Registered {
         family: family.clone(),
