@@ -313,7 +313,8 @@ impl Scheduler {
             Ok(Flushed::Done) => self.free(id, None),
             Ok(Flushed::Waits(held)) => self.held.push(held),
             Err(error) => {
-                if self.finishing && error.is_retryable() {
+                let concerns_one = error.kind() == ErrorKind::Busy;
+                if self.finishing && error.is_retryable() && !concerns_one {
                     // a server is unreachable: the next reconciler takes over the held batches
                     self.held.clear();
                 }

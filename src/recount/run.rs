@@ -88,7 +88,7 @@ impl Recounting {
     /// touched for the lease.
     pub(crate) async fn begin(&self, lease: Duration, every: Duration) -> Result<Begun> {
         let begin = Begin {
-            family: self.handle.registered().await?.number,
+            family: self.handle.registered().await?,
             holder: random()?,
             lease,
             every,

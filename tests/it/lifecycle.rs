@@ -81,6 +81,30 @@ async fn a_reconciler_stops_soon_also_while_the_database_is_unreachable() {
     assert_eq!(pair.stored().await, 2);
 }
 
+/// A table that another session has locked concerns one family.
+#[tokio::test]
+async fn a_reconciler_that_stops_writes_what_it_holds_of_other_families() {
+    let pair = Pair::new().await;
+    pair.sql("CREATE TABLE sales (id VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL)")
+        .await;
+    let table = Table::upsert("sales").key("id", KeyType::Text).value("n");
+    let sales = pair.open(family("sales").table(table)).await;
+    let views = pair.open(family("views").settle(1_500)).await;
+    let mut locker = pair.pool.acquire().await.unwrap();
+    let lock = sqlx::raw_sql("LOCK TABLES sales WRITE");
+    lock.execute(&mut *locker).await.unwrap();
+    let reconciler = pair.reconcile().await;
+    sales.count("a", 1).await;
+    views.count("a", 1).await;
+    let is_held = async || pair.batches().await == 2;
+    eventually("both batches are held", is_held).await;
+    reconciler.shutdown().await.unwrap();
+    assert_eq!(pair.stored().await, 1);
+    locker.close().await.unwrap();
+    pair.drain().await;
+    assert_eq!(pair.number("SELECT n FROM sales").await, 1);
+}
+
 /// The upkeep and the rotation wait for the registration of the family.
 #[tokio::test]
 async fn a_reconciler_stops_soon_while_a_silent_database_does_not_know_the_family() {

@@ -170,6 +170,30 @@ async fn an_interrupted_change_of_partitions_is_taken_back() {
     assert_eq!(views.value("a").await, 1);
 }
 
+/// A process reads the registration before the change, and would write its settings after it.
+#[tokio::test]
+async fn a_process_that_opens_a_family_during_a_change_writes_no_old_settings() {
+    let pair = Pair::new().await;
+    let [of_4, of_16] = [4, 16].map(|partitions| family("views").partitions(partitions));
+    pair.open(of_4.clone()).await;
+    let mut change = pair.pool.begin().await.unwrap();
+    let after = of_16.build().unwrap().settings();
+    sqlx::query("UPDATE counterfoil_families SET partitions = 16, settings = ?")
+        .bind(after)
+        .execute(&mut *change)
+        .await
+        .unwrap();
+    let process = pair.other().await;
+    let commit = async {
+        pause(300).await;
+        change.commit().await.unwrap();
+    };
+    let (opened, ()) = tokio::join!(process.open(of_4.sync_time(secs(7))), commit);
+    refused(opened, Mismatch, "partitions is \"16\"");
+    let listed = pair.store().families().await.unwrap();
+    assert!(listed.iter().all(|(_, one)| one.is_ok()), "{listed:?}");
+}
+
 /// A process with the old number counts before one step of the change, whichever it is.
 #[tokio::test]
 async fn a_hit_before_any_step_of_a_change_of_partitions_is_kept_or_refused() {

@@ -1,5 +1,7 @@
 //! The removal of families that are no longer used.
 
+use counterfoil::recount::Source;
+
 use crate::support::*;
 
 /// Makes the last epoch of every family old.
@@ -211,6 +213,85 @@ async fn a_reconciler_does_not_undo_a_removal() {
     pair.other().await.opened(family("views")).await;
     server.drain_all().await.unwrap();
     assert_eq!(views.value("a").await, 1);
+}
+
+/// Returns the family with a table of its own, which must have the rows.
+fn in_sales() -> FamilyBuilder<BufferedCounters> {
+    let table = Table::update("sales").key("id", KeyType::Text).value("n");
+    family("views").table(table)
+}
+
+/// Opens a family, removes it, and registers it anew with another table. Returns the process that
+/// still knows the first one, and the new one's counters.
+async fn registered_anew() -> (Pair, Counterfoil, BufferedCounters) {
+    let pair = Pair::new().await;
+    let suspended = pair.other().await;
+    let views = suspended.opened(family("views")).await;
+    age(&pair).await;
+    pair.remove(views.family()).await.unwrap();
+    pair.sql("CREATE TABLE sales (id VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL DEFAULT 0)")
+        .await;
+    let views = pair.open(in_sales()).await;
+    (pair, suspended, views)
+}
+
+#[tokio::test]
+async fn a_suspended_process_does_not_write_to_the_table_of_a_former_family() {
+    let (pair, suspended, views) = registered_anew().await;
+    pair.sql("INSERT INTO sales (id) VALUES ('a')").await;
+    views.count("a", 5).await;
+    let written = suspended.drain().await;
+    refused(written, Mismatch, "is not registered as number 1");
+    pair.drain().await;
+    assert_eq!(pair.number("SELECT n FROM sales").await, 5);
+    assert_eq!(pair.stored().await, 0);
+}
+
+#[tokio::test]
+async fn a_suspended_process_does_not_apply_rejects_to_the_table_of_a_former_family() {
+    let (pair, suspended, views) = registered_anew().await;
+    views.count("a", 5).await;
+    pair.drain().await;
+    let reconciler = suspended.reconciler().start().await.unwrap();
+    let fails = async || {
+        let failing = reconciler.failing();
+        failing.iter().any(|one| one.step == "retry of rejects")
+    };
+    eventually("the retry fails", fails).await;
+    reconciler.stop().await;
+    assert_eq!(pair.stored().await, 0);
+    pair.sql("INSERT INTO sales (id) VALUES ('a')").await;
+    let retried = retry_all(pair.mysql(), views.family()).await;
+    assert_eq!(retried, [Retried::Applied]);
+    assert_eq!(pair.number("SELECT n FROM sales").await, 5);
+}
+
+/// A recount that goes on during a removal, or begins after it, leaves no counters to a later family
+/// of that name.
+#[tokio::test]
+async fn a_removed_family_is_not_recounted() {
+    let (pair, saves) = Pair::of(family("saves")).await;
+    let source = Source::function(|_| async { Ok(HashMap::from([("1".to_owned(), 5)])) });
+    let recount = pair
+        .counterfoil
+        .recount(&saves)
+        .source(source)
+        .within(millis(20));
+    let steps = recount.clone().steps().unwrap();
+    let run = steps.take().await.unwrap().unwrap();
+    let before = steps.before(vec!["1".to_owned()], None).await.unwrap();
+    let page = steps.count(before).await.unwrap();
+    let difference = steps.after(&page).await.unwrap();
+    pair.sql("UPDATE counterfoil_families SET state = 'removing'")
+        .await;
+    let corrected = steps.settle(&run, &difference).await;
+    refused(corrected, Mismatch, "is not registered as number 1");
+    assert_eq!(pair.stored().await, 0);
+    age(&pair).await;
+    pair.other().await.remove(saves.family()).await.unwrap();
+    let recounted = recount.run_once().await;
+    refused(recounted, Mismatch, "is not registered as number 1");
+    assert_eq!(rows(&pair).await, 0);
 }
 
 /// Partitions beyond the family's number keep a fence from when it had more.

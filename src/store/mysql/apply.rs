@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::MysqlStore;
 use super::add::{self, Delta, Refused};
+use super::families;
 use super::fault;
 use super::ledger::{self, Locked};
 use super::rejects;
@@ -13,7 +14,7 @@ use super::session::{Session, UnitOfWork};
 use super::target::Target;
 use crate::error::{Error, Result};
 use crate::store::ledger::Advance;
-use crate::store::{Applied, Batch, Registered};
+use crate::store::{Applied, Batch};
 use crate::testing::ablation::{self, Guard};
 
 /// The default maximum number of ids in a transaction.
@@ -47,14 +48,14 @@ pub async fn apply(
     };
     let failed = "batches were not written";
     if let Some(applied) = mysql.primary.transact(failed, apply.clone()).await? {
-        return applied;
+        return Ok(applied);
     }
     let first = Apply {
         max_rows: 1,
         ..apply
     };
     let first = mysql.primary.transact(failed, first).await?;
-    first.unwrap_or_else(|| Err(Error::corrupt("a transaction of one row was put off")))
+    first.ok_or_else(|| Error::corrupt("a transaction of one row was put off"))
 }
 
 /// A transaction that applies batches. It **never waits for a row of the application's tables while
@@ -111,9 +112,8 @@ impl Apply {
 }
 
 impl UnitOfWork for Apply {
-    /// `None` if nothing was done because another transaction has locked the first row, an error if
-    /// the database does not have one of the families under its number.
-    type Output = Option<Result<Applied>>;
+    /// `None` if nothing was done because another transaction has locked the first row.
+    type Output = Option<Applied>;
 
     /// After a lock timeout others go first: the scheduler tries again later.
     fn is_repeated(error: &sqlx::Error) -> bool {
@@ -128,11 +128,7 @@ impl UnitOfWork for Apply {
         if let Some(family) = unregistered
             && self.out != Some(Guard::Registration)
         {
-            let Registered { family, number, .. } = &*family;
-            let why = "it was removed, or the database lost its registration";
-            return Ok(Some(Err(Error::mismatch(format!(
-                "{family} is not registered as number {number}: {why}"
-            )))));
+            return Err(families::not_registered(&family));
         }
         let advance = |rows| Advance::new(&self.batches, &known, rows, self.out);
         let free = match self.max_rows {
@@ -168,7 +164,7 @@ impl UnitOfWork for Apply {
             dropped: dropped.len() as u64,
         };
         if taken.len() as u64 == applied.rows + applied.rejected + applied.dropped {
-            Ok(Some(Ok(applied)))
+            Ok(Some(applied))
         } else {
             Err(sqlx::Error::Protocol(format!(
                 "some deltas were neither added, rejected nor dropped: {applied:?}"

@@ -4,7 +4,7 @@
 use sqlx::mysql::MySqlRow;
 use sqlx::{FromRow, Row};
 
-use super::session::Database;
+use super::session::{Database, Session};
 use super::statement::{Statement, text};
 use crate::error::{Error, Result};
 use crate::family::Family;
@@ -46,6 +46,16 @@ impl Known {
         let mut settings = settings.map(|(known, (setting, value))| (setting, &**known, value));
         settings.find(|(_, known, value)| known != value)
     }
+
+    /// Refuses a family that differs in its identity.
+    fn refuse_difference(&self, family: &Family) -> Result<()> {
+        let Some((setting, known, ours)) = self.difference(family) else {
+            return Ok(());
+        };
+        Err(Error::mismatch(format!(
+            "{family}: {setting} is {known:?} in the database, but this process has {ours:?}"
+        )))
+    }
 }
 
 /// Returns the statement that reads the registered families that meet a condition.
@@ -61,19 +71,48 @@ const UNREAD: &str = "families were not read";
 /// The condition that leaves out families that were removed.
 pub(super) const NOT_REMOVED: &str = "state <> 'removed'";
 
-/// Returns the expression for the holder of a number, NULL if no family uses it. The row stays
-/// locked, so that the family is not removed before the transaction ends.
+/// Returns the query for the holder of a number, without a row if no family uses it. The family's
+/// row stays locked, so that it is not removed before the transaction ends.
+///
+/// A removed family leaves its number to a later one of its name, whose hits may go to another
+/// table.
 pub(super) fn holder_of(number: &str) -> String {
     format!(
-        "(SELECT CONCAT(f.namespace, '/', f.name, '/', f.database_id) \
+        "SELECT CONCAT(f.namespace, '/', f.name, '/', f.database_id, '/', f.kind, '/', f.target) \
          FROM counterfoil_families AS f FORCE INDEX (PRIMARY) \
-         WHERE f.number = {number} AND f.state = 'used' LOCK IN SHARE MODE)"
+         WHERE f.number = {number} AND f.state = 'used' LOCK IN SHARE MODE"
     )
 }
 
-/// Returns the family as the holder of its number.
-pub(super) fn holder(registered: &Registered) -> String {
-    format!("{}/{}", registered.family, registered.database)
+/// Returns whether that is the holder which this process knows under the family's number.
+pub(super) fn is_holder(registered: &Registered, holder: &[u8]) -> bool {
+    let Registered {
+        family, database, ..
+    } = registered;
+    let [(_, kind), _, _, _, (_, table), _] = family.identity();
+    format!("{family}/{database}/{kind}/{table}").as_bytes() == holder
+}
+
+/// Returns the error for a family that the database does not have under its number.
+pub(super) fn not_registered(Registered { family, number, .. }: &Registered) -> sqlx::Error {
+    let why = "it was removed or registered anew, or the database lost its registration";
+    let what = format!("{family} is not registered as number {number}: {why}");
+    sqlx::Error::Configuration(Error::mismatch(what).into())
+}
+
+/// Refuses a family that the database does not have under its number, and otherwise locks its row
+/// against a removal.
+pub(super) async fn refuse_unregistered(
+    transaction: &mut Session,
+    registered: &Registered,
+) -> Result<(), sqlx::Error> {
+    let holder = Statement::new(holder_of("?")).bind(registered.number);
+    let holder: Vec<(Vec<u8>,)> = transaction.fetch(holder).await?;
+    let mut holder = holder.iter();
+    match holder.any(|(holder,)| is_holder(registered, holder)) {
+        true => Ok(()),
+        false => Err(not_registered(registered)),
+    }
 }
 
 /// Registers the family unless it is registered. One that was removed is registered anew, except
@@ -142,18 +181,20 @@ async fn find(database: &Database, family: &Family, again: bool) -> Result<Optio
         let why = "its removal was interrupted; repeat it (`counterfoil family remove`)";
         return Err(Error::mismatch(format!("{family}: {why}")));
     }
-    if let Some((setting, known, ours)) = known.difference(family) {
-        return Err(Error::mismatch(format!(
-            "{family}: {setting} is {known:?} in the database, but this process has {ours:?}"
-        )));
-    }
+    known.refuse_difference(family)?;
     let settings = family.settings();
     if known.settings != settings {
-        let update =
-            Statement::new("UPDATE counterfoil_families SET settings = ? WHERE number = ?");
-        let update = update.bind(settings).bind(known.number);
+        const UPDATE: &str =
+            "UPDATE counterfoil_families SET settings = ? WHERE number = ? AND settings = ?";
+        let update = Statement::new(UPDATE).bind(settings).bind(known.number);
+        let update = update.bind(&*known.settings);
         let failed = format!("{family}: its settings were not written");
-        database.transact(failed, update).await?;
+        if database.transact(failed, update).await? == 0 {
+            // another process was first, and may have changed the identity
+            let now = read().await?;
+            now.iter()
+                .try_for_each(|now| now.refuse_difference(family))?;
+        }
     }
     Ok(Some(Registered {
         family: family.clone(),

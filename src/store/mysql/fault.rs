@@ -7,9 +7,13 @@ use sqlx::mysql::MySqlDatabaseError;
 use super::state::Unfit;
 use crate::error::{Error, ErrorKind};
 
-/// Wraps an error of the database; `what` names the failure.
+/// Wraps an error of the database; `what` names the failure. Returns an error of this crate as it
+/// is.
 pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> Error {
     move |source| {
+        if let Some(own) = own(&source) {
+            return own.clone();
+        }
         let kind = if blames_table(&source) {
             ErrorKind::Mismatch
         } else if unfit(&source).is_some_and(|unfit| unfit.is_read_only) {
@@ -138,6 +142,14 @@ pub fn is_demoted(error: &sqlx::Error) -> bool {
 /// for a reply that never comes.
 pub fn ends_session(error: &sqlx::Error) -> bool {
     is_lost(error) || is_demoted(error) || matches!(error, sqlx::Error::Protocol(_))
+}
+
+/// Returns the error of this crate with which work ended its transaction, if it did.
+fn own(error: &sqlx::Error) -> Option<&Error> {
+    match error {
+        sqlx::Error::Configuration(error) => error.downcast_ref(),
+        _ => None,
+    }
 }
 
 /// Returns the reason why the session is not used, if that is the error.

@@ -54,7 +54,7 @@ pub async fn lock(
     batches: &[Arc<Batch>],
 ) -> Result<Locked, sqlx::Error> {
     let lock = Statement::new(format!(
-        "SELECT CAST({INPUT}.pos AS UNSIGNED), {MARK}, {} FROM {} LEFT JOIN {} FOR UPDATE",
+        "SELECT CAST({INPUT}.pos AS UNSIGNED), {MARK}, ({}) FROM {} LEFT JOIN {} FOR UPDATE",
         families::holder_of(&format!("{INPUT}.family")),
         json::derived_table(ROW[..3].iter().copied()),
         by_key()
@@ -76,7 +76,7 @@ pub async fn lock(
     }
     let is_registered = |family: &Registered| {
         let holder = holders.get(&family.number);
-        holder.is_some_and(|holder| *holder == families::holder(family).into_bytes())
+        holder.is_some_and(|holder| families::is_holder(family, holder))
     };
     let mut families = batches.iter().map(|batch| &batch.family);
     let unregistered = families.find(|family| !is_registered(family));

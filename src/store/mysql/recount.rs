@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use super::MysqlStore;
 use super::add::{self, Refused};
+use super::families;
 use super::json::{self, I64, ID, INPUT, hex};
 use super::rejects;
 use super::session::{Session, UnitOfWork};
@@ -248,8 +249,7 @@ impl Rejections {
 
 /// An attempt to begin a run.
 pub(crate) struct Begin {
-    /// The number of the family.
-    pub(crate) family: u64,
+    pub(crate) family: Arc<Registered>,
     /// A random number of this process.
     pub(crate) holder: u64,
     /// The time after which a run that no process has touched is taken over.
@@ -273,7 +273,7 @@ impl UnitOfWork for Begin {
         const INSERT: &str =
             "INSERT INTO counterfoil_recounts (holder, family, run) VALUES (?, ?, ?)";
         let mut run = Run {
-            family: self.family,
+            family: self.family.number,
             number: 1,
             holder: self.holder,
             at: Cursor::default(),
@@ -282,8 +282,9 @@ impl UnitOfWork for Begin {
         };
         let age = |us: i64| Duration::from_micros(us.max(0).unsigned_abs());
         let mut write = INSERT;
-        let by_family = |text| Statement::new(text).bind(self.family);
+        let by_family = |text| Statement::new(text).bind(self.family.number);
         transaction.fetch::<()>(by_family(LOCK)).await?;
+        families::refuse_unregistered(transaction, &self.family).await?;
         let last = transaction.fetch(by_family(LAST)).await?.pop();
         if let Some((
             last,
@@ -336,6 +337,7 @@ impl UnitOfWork for Correct {
     type Output = Option<Vec<Drifted>>;
 
     async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
+        families::refuse_unregistered(transaction, &self.family).await?;
         let mut done = HashMap::new();
         if self.out != Some(Guard::RecountRun) {
             if !self.is_held(transaction).await? {

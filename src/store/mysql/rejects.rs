@@ -7,6 +7,7 @@ use std::time::SystemTime;
 
 use super::MysqlStore;
 use super::add::{self, NOT_UTF8, Refused};
+use super::families;
 use super::fault;
 use super::json::{self, I64, ID, INPUT, U64, hex};
 use super::session::{Session, UnitOfWork};
@@ -201,6 +202,9 @@ impl UnitOfWork for Resolve {
     }
 
     async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
+        if let Some((family, _)) = &self.retry {
+            families::refuse_unregistered(transaction, family).await?;
+        }
         let kept = self.lock(transaction).await?;
         let (refused, locked) = self.retry(transaction, &kept).await?;
         let (mut resolved, mut rows) = (Resolved::default(), Vec::new());

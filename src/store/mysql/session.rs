@@ -181,7 +181,8 @@ impl Database {
     async fn transact_once<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
         let mut transaction = self.begin().await?;
         let done = work.run(&mut transaction).await;
-        if transaction.is_spent {
+        // work that passed over the error of one row is committed, whatever its number
+        if transaction.is_spent && done.is_err() {
             return done;
         }
         // after an error it is unknown whether the transaction was committed

@@ -299,6 +299,28 @@ async fn a_failed_certification_is_retried() {
     db.has(&family, &["1"], [Some(1)]).await;
 }
 
+/// A trigger may give its refusal any number, also one of a server that is gone or read-only.
+#[tokio::test]
+async fn a_transaction_with_a_refusal_of_any_number_is_committed() {
+    let db = Db::new().await;
+    let family = db.numbers("t", "INT").await;
+    for (seq, number) in (1..).zip([1047, 1053, 1290, 1927, 4031]) {
+        db.run("DROP TRIGGER IF EXISTS fails").await;
+        db.run(&format!(
+            "CREATE TRIGGER fails BEFORE INSERT ON t FOR EACH ROW BEGIN \
+             IF NEW.id = 2 THEN SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = {number}; END IF; END"
+        ))
+        .await;
+        let deltas = [("1", 1), ("2", 1)];
+        db.adds(&family, seq, deltas, (1, 1)).await;
+        let repeated = db.add(&family, 0, seq, deltas).await;
+        assert_eq!(repeated, applied(0, 1, 0, 0), "{number}");
+    }
+    db.has(&family, &["1"], [Some(5)]).await;
+    let rejects = db.number("SELECT SUM(delta) FROM counterfoil_rejects");
+    assert_eq!(rejects.await, 5);
+}
+
 /// Returns a transaction that has inserted the value of `a`.
 async fn inserting(db: &Db, views: &Registered) -> sqlx::Transaction<'static, sqlx::MySql> {
     let mut other = db.pool.begin().await.unwrap();
@@ -429,6 +451,8 @@ async fn a_batch_is_refused_without_its_family_under_its_number() {
             "SET database_id = LEFT(database_id, 32)",
         ),
         ("SET number = number + 1", "SET number = number - 1"),
+        ("SET kind = 'cached'", "SET kind = 'buffered'"),
+        ("SET target = 'upsert t'", "SET target = 'own'"),
     ] {
         let length = db
             .number("SELECT MAX(LENGTH(database_id)) FROM counterfoil_families")
