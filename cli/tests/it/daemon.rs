@@ -427,6 +427,42 @@ async fn a_reload_with_another_redis_leaves_the_former_one() {
 }
 
 #[tokio::test]
+async fn a_search_and_a_recount_that_fail_are_findings() {
+    const FAMILIES: &str = "
+[[family]]
+name = \"shop-*/views\"
+kind = \"buffered\"
+[[family]]
+name = \"shop/likes\"
+kind = \"buffered\"
+[family.recount]
+sql = \"SELECT item, COUNT(*) FROM likes WHERE item IN (?) GROUP BY item\"
+within = \"100ms\"
+every = \"200ms\"
+";
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    site.printed(&["add", "shop/likes", "a"]).await;
+    let _: () = site.redis.run("ACL SETUSER default -scan").await.unwrap();
+    let daemon = site.daemon().await;
+    let errors = async || {
+        let state = get(&daemon, "/api/v1/state").await.json();
+        let findings = state["pairs"][0]["findings"].as_array().unwrap().clone();
+        let errors = findings.iter().filter(|one| one["severity"] == "error");
+        Vec::from_iter(errors.map(|one| one["subject"].as_str().unwrap().to_owned()))
+    };
+    let both = ["recount of shop/likes", "search for namespaces"];
+    eventually("both findings", async || errors().await == both).await;
+    let _: () = site.redis.run("ACL SETUSER default +scan").await.unwrap();
+    site.sql("CREATE TABLE likes (item VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (item))")
+        .await;
+    eventually("the end of both", async || errors().await.is_empty()).await;
+    for step in both {
+        assert_eq!(daemon.lines(&["fails, will retry", step]), 1);
+    }
+}
+
+#[tokio::test]
 async fn a_family_that_was_refused_before_the_start_and_removed_is_forgotten() {
     let site = Site::new().await;
     site.configure(VIEWS);
