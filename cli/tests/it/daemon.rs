@@ -420,6 +420,10 @@ async fn a_reload_with_another_redis_leaves_the_former_one() {
     assert_eq!(pair["reconciler"]["running"], false, "{state}");
     assert_eq!(pair["findings"], json!([]));
     assert_eq!(value().await.status, 503);
+    let redis = format!("redis = {:?}", site.redis.url());
+    site.write(&text.replace(&redis, "cluster = [\"redis://127.0.0.1:1\"]"));
+    daemon.signal("HUP");
+    daemon.logs(&["unavailable", "to the cluster"]).await;
     site.write(&text);
     daemon.signal("HUP");
     daemon.logs_times(2, &["started"]).await;
