@@ -142,9 +142,11 @@ impl PairView {
 
     /// Adds the present sums to those of the last hour.
     pub fn add_total(&mut self, at: u64) {
-        let is_due = |last: &Sample| last.at + TOTAL_SECONDS <= at;
+        // the clock may step back
+        let is_due = |last: &Sample| last.at.abs_diff(at) >= TOTAL_SECONDS;
         if self.totals.last().is_none_or(is_due) {
-            self.totals.retain(|total| total.at + HOUR_SECONDS > at);
+            self.totals
+                .retain(|total| total.at.abs_diff(at) < HOUR_SECONDS);
             self.totals.push(self.total(at));
         }
     }
@@ -374,4 +376,19 @@ pub struct RecountView {
     pub started: u64,
     /// The end in Unix seconds; `None` while it runs.
     pub finished: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_go_on_after_the_clock_stepped_back() {
+        let mut pair = PairView::new("main");
+        for at in [90_000, 90_005, 90_010, 100, 105, 110] {
+            pair.add_total(at);
+        }
+        let times: Vec<_> = pair.totals.iter().map(|total| total.at).collect();
+        assert_eq!(times, [100, 110]);
+    }
 }
