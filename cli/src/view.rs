@@ -192,9 +192,9 @@ pub struct ServerView {
     /// The memory that Redis, or all nodes of its cluster, have allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// The finding about a Redis, or a node of its cluster, that refuses hits because it is full.
+    /// The finding about a Redis, or a node of its cluster, that refuses hits.
     #[serde(skip)]
-    pub full: Option<Finding>,
+    pub refusal: Option<Finding>,
     /// The reason, if it is unavailable.
     pub why: Option<String>,
     /// The error with which it refuses what the daemon writes, although it replies.
