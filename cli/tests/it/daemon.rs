@@ -139,9 +139,16 @@ async fn families_that_others_registered_are_served_or_named() {
 }
 
 #[tokio::test]
-async fn the_metrics_of_a_removed_family_end() {
+async fn the_metrics_and_the_drift_of_a_removed_family_end() {
+    const RECOUNT: &str = "[family.recount]\ntable = \"hit\"\nkeys = [\"page\"]\nids = \"source\"\nwithin = \"100ms\"\nevery = \"1h\"\n";
     let site = Site::new().await;
-    site.configure(VIEWS);
+    site.sql(
+        "CREATE TABLE hit (page VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (page))",
+    )
+    .await;
+    site.sql("INSERT INTO hit VALUES ('page')").await;
+    site.configure(&format!("{VIEWS}{RECOUNT}"));
+    site.printed(&["recount", "shop/views"]).await;
     site.printed(&["add", "shop/views", "page"]).await;
     site.configure_pair("serve = \"declared\"", "");
     let daemon = site.daemon().await;
@@ -150,9 +157,17 @@ async fn the_metrics_of_a_removed_family_end() {
         sample(&scrape(&daemon).await, "counterfoil_unsaved_ids", &labels)
     };
     eventually("the family", async || waiting().await == Some(1.0)).await;
+    let drifted = async || {
+        let state = get(&daemon, "/api/v1/state").await.json();
+        state["pairs"][0]["drift"].as_array().map(Vec::len)
+    };
+    eventually("its drift", async || drifted().await == Some(1)).await;
     site.sql("UPDATE counterfoil_families SET state = 'removed'")
         .await;
-    eventually("its end", async || waiting().await.is_none()).await;
+    eventually("its end", async || {
+        waiting().await.is_none() && drifted().await == Some(0)
+    })
+    .await;
 }
 
 #[tokio::test]
