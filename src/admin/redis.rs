@@ -71,7 +71,7 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
             version(setting("redis_version")),
             memory(setting("maxmemory_policy"), setting("maxmemory"), families),
             full(node),
-            refusal(node),
+            failed_snapshot(node).or_else(|| refusal(node)),
             role(setting("role")),
             cluster(name, setting("cluster_enabled")),
             persistence(
@@ -138,15 +138,20 @@ fn full(node: &Info) -> Option<Finding> {
     (used >= limit && !evicts).then_some(finding)
 }
 
+/// Returns a finding if Redis may refuse all writes: INFO does not show the settings that decide.
+fn failed_snapshot(node: &Info) -> Option<Finding> {
+    let message =
+        "the last snapshot failed: Redis refuses hits, unless stop-writes-on-bgsave-error is no";
+    let advice = "The log of Redis has the reason, such as a full disk. Then run BGSAVE.";
+    let has_failed = node
+        .get("rdb_last_bgsave_status")
+        .is_some_and(|status| status == "err");
+    has_failed.then(|| Finding::new(Severity::Error, "writes", message, advice))
+}
+
 /// Returns another reason why Redis refuses all writes.
 fn refusal(node: &Info) -> Option<Finding> {
-    const REASONS: [(&str, &str, &str, &str); 3] = [
-        (
-            "rdb_last_bgsave_status",
-            "err",
-            "the last snapshot failed: Redis refuses hits, unless stop-writes-on-bgsave-error is no",
-            "The log of Redis has the reason, such as a full disk. Then run BGSAVE.",
-        ),
+    const REASONS: [(&str, &str, &str, &str); 2] = [
         (
             "aof_last_write_status",
             "err",
