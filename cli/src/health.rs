@@ -174,13 +174,13 @@ impl PairView {
                 });
             }
         }
-        if let Some(full) = self.redis.full.as_ref().filter(|_| self.redis.up) {
+        if let Some(refusal) = self.redis.refusal.as_ref().filter(|_| self.redis.up) {
             let mut failing = self.reconciler.failing.iter();
-            let counting = failing.find(|failing| failing.error == full.message);
+            let counting = failing.find(|failing| failing.error == refusal.message);
             problems.push(Problem {
-                why: Some(full.message.clone()),
+                why: Some(refusal.message.clone()),
                 since: counting.map(|failing| failing.since),
-                ..Problem::down("Redis refuses hits", &full.advice)
+                ..Problem::down("Redis refuses hits", &refusal.advice)
             });
         }
         if self.reconciler.why.is_some() {

@@ -44,7 +44,7 @@ async fn main() -> Exit {
         Err(Failure::critical(message))
     });
     ended.unwrap_or_else(|Failure { exit, message }| {
-        eprintln!("counterfoil: {}", output::without_controls(&message));
+        output::message(&format!("counterfoil: {message}"));
         exit
     })
 }

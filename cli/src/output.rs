@@ -48,6 +48,11 @@ impl Output {
     }
 }
 
+/// Writes a line to standard error. A command goes on if nobody reads it.
+pub fn message(line: &str) {
+    let _ = writeln!(io::stderr(), "{}", without_controls(line));
+}
+
 /// Asks on the terminal whether to continue. Without a terminal, `yes` must be set.
 pub fn confirm(question: &str, yes: bool) -> Result<(), Failure> {
     if yes {
@@ -57,7 +62,7 @@ pub fn confirm(question: &str, yes: bool) -> Result<(), Failure> {
         let advice = "--dry-run shows what it concerns, --yes confirms it";
         return Err(Failure::usage(format!("{question} {advice}")));
     }
-    eprint!("{question} [y/N] ");
+    write!(io::stderr(), "{question} [y/N] ")?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
     match answer.trim().to_lowercase().as_str() {

@@ -36,7 +36,8 @@ pub struct PairStatus {
     pub missing: Vec<String>,
     /// The errors that `check` finds.
     pub errors: Vec<Finding>,
-    /// The errors that the daemon reports beyond these, `None` if it did not tell its state.
+    /// The errors that the daemon reports beyond these, `None` if it did not tell its
+    /// state, or does not have the pair.
     pub daemon: Option<Vec<Finding>>,
 }
 

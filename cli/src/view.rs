@@ -142,9 +142,11 @@ impl PairView {
 
     /// Adds the present sums to those of the last hour.
     pub fn add_total(&mut self, at: u64) {
-        let is_due = |last: &Sample| last.at + TOTAL_SECONDS <= at;
+        // the clock may step back
+        let is_due = |last: &Sample| last.at.abs_diff(at) >= TOTAL_SECONDS;
         if self.totals.last().is_none_or(is_due) {
-            self.totals.retain(|total| total.at + HOUR_SECONDS > at);
+            self.totals
+                .retain(|total| total.at.abs_diff(at) < HOUR_SECONDS);
             self.totals.push(self.total(at));
         }
     }
@@ -190,9 +192,9 @@ pub struct ServerView {
     /// The memory that Redis, or all nodes of its cluster, have allocated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// The finding about a Redis, or a node of its cluster, that refuses hits because it is full.
+    /// The finding about a Redis, or a node of its cluster, that refuses hits.
     #[serde(skip)]
-    pub full: Option<Finding>,
+    pub refusal: Option<Finding>,
     /// The reason, if it is unavailable.
     pub why: Option<String>,
     /// The error with which it refuses what the daemon writes, although it replies.
@@ -374,4 +376,19 @@ pub struct RecountView {
     pub started: u64,
     /// The end in Unix seconds; `None` while it runs.
     pub finished: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_go_on_after_the_clock_stepped_back() {
+        let mut pair = PairView::new("main");
+        for at in [90_000, 90_005, 90_010, 100, 105, 110] {
+            pair.add_total(at);
+        }
+        let times: Vec<_> = pair.totals.iter().map(|total| total.at).collect();
+        assert_eq!(times, [100, 110]);
+    }
 }

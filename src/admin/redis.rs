@@ -71,7 +71,7 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
             version(setting("redis_version")),
             memory(setting("maxmemory_policy"), setting("maxmemory"), families),
             full(node),
-            refusal(node),
+            failed_snapshot(node).or_else(|| refusal(node)),
             role(setting("role")),
             cluster(name, setting("cluster_enabled")),
             persistence(
@@ -138,15 +138,20 @@ fn full(node: &Info) -> Option<Finding> {
     (used >= limit && !evicts).then_some(finding)
 }
 
+/// Returns a finding if Redis may refuse all writes: INFO does not show the settings that decide.
+fn failed_snapshot(node: &Info) -> Option<Finding> {
+    let message =
+        "the last snapshot failed: Redis refuses hits, unless stop-writes-on-bgsave-error is no";
+    let advice = "The log of Redis has the reason, such as a full disk. Then run BGSAVE.";
+    let has_failed = node
+        .get("rdb_last_bgsave_status")
+        .is_some_and(|status| status == "err");
+    has_failed.then(|| Finding::new(Severity::Error, "writes", message, advice))
+}
+
 /// Returns another reason why Redis refuses all writes.
 fn refusal(node: &Info) -> Option<Finding> {
-    const REASONS: [(&str, &str, &str, &str); 3] = [
-        (
-            "rdb_last_bgsave_status",
-            "err",
-            "the last snapshot failed: Redis refuses hits, unless stop-writes-on-bgsave-error is no",
-            "The log of Redis has the reason, such as a full disk. Then run BGSAVE.",
-        ),
+    const REASONS: [(&str, &str, &str, &str); 2] = [
         (
             "aof_last_write_status",
             "err",
@@ -281,8 +286,8 @@ pub struct RedisState {
     pub version: String,
     /// The memory that all nodes have allocated.
     pub memory_bytes: u64,
-    /// The finding about a primary that refuses hits because its memory is full.
-    pub full: Option<Finding>,
+    /// The finding about a primary that refuses hits, for example because its memory is full.
+    pub refusal: Option<Finding>,
 }
 
 impl RedisState {
@@ -306,7 +311,7 @@ impl RedisState {
         Ok(RedisState {
             version: version.ok_or_else(|| Error::redis("the reply to INFO has no version"))?,
             memory_bytes: used.filter_map(|bytes| bytes.parse::<u64>().ok()).sum(),
-            full: primaries.find_map(|(_, node)| full(node)),
+            refusal: primaries.find_map(|(_, node)| full(node).or_else(|| refusal(node))),
         })
     }
 }
@@ -419,16 +424,27 @@ mod tests {
     #[test]
     fn the_state_is_that_of_all_nodes_and_a_former_primary_refuses_no_hits() {
         let full = "redis_version:7.0.15 used_memory:9 maxmemory:9 maxmemory_policy:volatile-lru";
-        let of = |roles: [&str; 2]| {
-            let node = |role| ("node:1".to_owned(), info(&format!("{full} role:{role}")));
+        let of = |text: &str, roles: [&str; 2]| {
+            let node = |role| ("node:1".to_owned(), info(&format!("{text} role:{role}")));
             RedisState::of(&roles.map(node)).unwrap()
         };
-        let state = of(["slave", "slave"]);
+        let state = of(full, ["slave", "slave"]);
         assert_eq!((&*state.version, state.memory_bytes), ("Redis 7.0.15", 18));
-        assert!(state.full.is_none());
-        let message = of(["slave", "master"]).full.unwrap().message;
-        let expected = "Redis has reached maxmemory, 9 bytes, and refuses hits";
-        assert_eq!(message, expected);
+        assert!(state.refusal.is_none());
+        let alone = "redis_version:7.0.15 min_slaves_good_slaves:0";
+        for (text, expected) in [
+            (
+                full,
+                "Redis has reached maxmemory, 9 bytes, and refuses hits",
+            ),
+            (
+                alone,
+                "min-replicas-to-write is set, and no replica is near enough: Redis refuses hits",
+            ),
+        ] {
+            let refusal = of(text, ["slave", "master"]).refusal.unwrap();
+            assert_eq!(refusal.message, expected);
+        }
         let valkey = info("redis_version:7.2.4 valkey_version:9.1.2");
         let state = RedisState::of(&[(String::new(), valkey)]).unwrap();
         assert_eq!(state.version, "Valkey 9.1.2");

@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::connection::backoff::Background;
 use crate::connection::failures::Failures;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::recount::recounting::{Recounted, Recounting};
 use crate::recount::run::LEAVING;
 use crate::store::mysql::Begun;
@@ -23,18 +23,29 @@ const POLL_INTERVAL: Duration = Duration::from_secs(30);
 pub struct Recounter {
     task: Background,
     progress: watch::Receiver<Recounted>,
+    error: watch::Receiver<Option<Error>>,
 }
 
 impl Recounter {
     pub(crate) fn start(recounting: Recounting, every: RangeInclusive<Duration>) -> Self {
         let progress = recounting.progress.subscribe();
-        let task = Background::start(|stop| run(recounting, every, stop));
-        Recounter { task, progress }
+        let (failed, error) = watch::channel(None);
+        let task = Background::start(|stop| run(recounting, every, failed, stop));
+        Recounter {
+            task,
+            progress,
+            error,
+        }
     }
 
     /// Returns the progress of this process's current run, or the result of its last one.
     pub fn progress(&self) -> Recounted {
         *self.progress.borrow()
+    }
+
+    /// Returns the error of the last attempt if it failed; the recount retries it.
+    pub fn error(&self) -> Option<Error> {
+        self.error.borrow().clone()
     }
 
     /// Stops the recount at once. Another process, or the next start, continues the run.
@@ -51,16 +62,23 @@ impl Recounter {
     }
 }
 
-async fn run(recounting: Recounting, every: RangeInclusive<Duration>, stop: watch::Receiver<bool>) {
+async fn run(
+    recounting: Recounting,
+    every: RangeInclusive<Duration>,
+    failed: watch::Sender<Option<Error>>,
+    stop: watch::Receiver<bool>,
+) {
     let mut failures = Failures::default();
     loop {
         let wait = match work(&recounting, &every, &stop).await {
             Ok(wait) => {
                 failures.succeeded(&());
+                failed.send_replace(None);
                 wait
             }
             Err(error) => {
                 failures.failed((), recounting.name(), &error);
+                failed.send_replace(Some(error));
                 POLL_INTERVAL.min(*every.start())
             }
         };

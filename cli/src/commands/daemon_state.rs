@@ -34,11 +34,10 @@ struct Reconciler {
 }
 
 impl DaemonState {
-    /// Returns the errors of a pair: those of `check`, and the steps that fail.
-    pub fn errors(&self, pair: &str) -> Vec<Finding> {
-        let Some(pair) = self.pairs.iter().find(|one| one.name == pair) else {
-            return Vec::new();
-        };
+    /// Returns the errors of a pair: those of `check`, and the steps that fail. `None` if the daemon
+    /// does not have the pair.
+    pub fn errors(&self, pair: &str) -> Option<Vec<Finding>> {
+        let pair = self.pairs.iter().find(|one| one.name == pair)?;
         let advice = "The daemon tries to start it again every few seconds";
         let stopped = |why: &String| {
             let message = format!("does not run: {why}");
@@ -46,12 +45,8 @@ impl DaemonState {
         };
         let errors = pair.findings.iter().cloned();
         let errors = errors.filter(|finding| finding.severity == Severity::Error);
-        pair.reconciler
-            .why
-            .iter()
-            .map(stopped)
-            .chain(errors)
-            .collect()
+        let stopped = pair.reconciler.why.iter().map(stopped);
+        Some(stopped.chain(errors).collect())
     }
 }
 

@@ -14,7 +14,7 @@ use crate::config::PairConfig;
 use crate::daemon::discovery;
 use crate::exit::{Exit, Failure};
 use crate::families;
-use crate::output::{count, short};
+use crate::output::{count, message, short};
 use crate::poll::{in_time, ticks};
 
 /// The interval between progress messages.
@@ -193,7 +193,7 @@ async fn print_progress<T>(pair: &str, counterfoil: &Counterfoil) -> T {
         let backlogs = match counterfoil.backlogs().await {
             Ok(backlogs) => backlogs,
             Err(error) => {
-                eprintln!("pair {pair}: {error:#}");
+                message(&format!("pair {pair}: {error:#}"));
                 continue;
             }
         };
@@ -201,12 +201,12 @@ async fn print_progress<T>(pair: &str, counterfoil: &Counterfoil) -> T {
         if !left.is_empty() {
             let ids = left.iter().map(|left| left.pending).sum();
             let oldest = left.iter().map(|left| left.oldest_seconds);
-            eprintln!(
+            message(&format!(
                 "pair {pair}: {} of {} pending, the oldest {}",
                 count(ids, "id", "ids"),
                 count(left.len() as u64, "family", "families"),
                 short(oldest.fold(0.0, f64::max))
-            );
+            ));
         }
     }
 }

@@ -31,42 +31,34 @@ const CONNECT_ADVICE: &str = "Check that Redis is running, and its address and p
 
 /// The context of most commands.
 pub struct Context {
+    /// The configuration with the pair that `--pair` names, or all.
     pub config: Config,
-    /// The pair that `--pair` names.
-    named: Option<String>,
     pub output: Output,
 }
 
 impl Context {
     fn read(path: &Path, named: Option<String>, output: Output) -> Result<Self, Failure> {
-        let config = Config::read(path).map_err(Failure::usage)?;
-        if let Some(named) = &named
-            && config.pair(named).is_none()
-        {
-            return Err(Failure::usage(format!(
-                "the configuration has no [pair.{named}]"
-            )));
+        let mut config = Config::read(path).map_err(Failure::usage)?;
+        if let Some(named) = named {
+            config.pairs.retain(|pair| pair.name == named);
+            if config.pairs.is_empty() {
+                return Err(Failure::usage(format!(
+                    "the configuration has no [pair.{named}]"
+                )));
+            }
         }
-        Ok(Context {
-            config,
-            named,
-            output,
-        })
+        Ok(Context { config, output })
     }
 
     /// Returns the pairs that the command is about: the named one, or all.
     pub fn pairs(&self) -> impl Iterator<Item = &PairConfig> {
-        self.config
-            .pairs
-            .iter()
-            .filter(|pair| self.named.as_ref().is_none_or(|named| *named == pair.name))
+        self.config.pairs.iter()
     }
 
     /// Returns the one pair that the command is about.
     pub fn pair(&self) -> Result<&PairConfig, Failure> {
-        let mut pairs = self.pairs();
-        match (pairs.next(), pairs.next()) {
-            (Some(pair), None) => Ok(pair),
+        match &self.config.pairs[..] {
+            [only] => Ok(only),
             _ => Err(Failure::usage(
                 "the configuration has several pairs: name one with --pair",
             )),
@@ -76,11 +68,7 @@ impl Context {
     /// Returns the pair of NAMESPACE/FAMILY: the named one, the one whose configuration has the
     /// family, or the only one.
     pub fn pair_of(&self, family: &str) -> Result<&PairConfig, Failure> {
-        if !family.contains('/') {
-            return Err(Failure::usage(format!(
-                "{family:?} is not NAMESPACE/FAMILY, such as shop/views"
-            )));
-        }
+        check_name(family)?;
         let mut pairs = self.pairs().filter(|pair| pair.family(family).is_some());
         match (pairs.next(), pairs.next()) {
             (Some(pair), None) => Ok(pair),
@@ -89,6 +77,16 @@ impl Context {
             ))),
             (None, _) => self.pair(),
         }
+    }
+}
+
+/// Refuses the name of a family without its namespace.
+fn check_name(family: &str) -> Result<(), Failure> {
+    match family.contains('/') {
+        true => Ok(()),
+        false => Err(Failure::usage(format!(
+            "{family:?} is not NAMESPACE/FAMILY, such as shop/views"
+        ))),
     }
 }
 

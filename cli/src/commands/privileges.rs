@@ -11,6 +11,7 @@ use crate::arguments::{PrivilegesOf, RoleName};
 use crate::config::{FamilyConfig, PairConfig};
 use crate::exit::{Exit, Failure};
 use crate::families::registered;
+use crate::output::message;
 use crate::pair;
 use crate::poll::in_time;
 
@@ -118,7 +119,9 @@ async fn families(pair: &PairConfig) -> Result<(Vec<Family>, Vec<&FamilyConfig>)
         }
         Err(why) => {
             let name = &pair.name;
-            eprintln!("pair {name}: MySQL is unavailable, so only configured families: {why}");
+            message(&format!(
+                "pair {name}: MySQL is unavailable, so only configured families: {why}"
+            ));
         }
     }
     if families.is_empty() && patterns.is_empty() {

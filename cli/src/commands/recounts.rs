@@ -12,7 +12,7 @@ use super::{Context, connect, open, registered};
 use crate::config::{PairConfig, Recount};
 use crate::exit::{Exit, Failure};
 use crate::families;
-use crate::output::{moment, table};
+use crate::output::{message, moment, table};
 use crate::pair;
 use crate::signals;
 use crate::view::DriftView;
@@ -102,10 +102,10 @@ async fn print_progress<T>(store: &MysqlStore, family: &str) -> T {
             continue;
         };
         if let Some(run) = overview.recount.filter(|run| run.finished.is_none()) {
-            eprintln!(
+            message(&format!(
                 "{family}: run {}: {} checked, {} differ",
                 run.run, run.checked, run.drifted
-            );
+            ));
         }
     }
 }

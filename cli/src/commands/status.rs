@@ -28,10 +28,10 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
             let is_error = |finding: &Finding| finding.severity == Severity::Error;
             status.errors.retain(is_error);
         }
-        status.daemon = daemon.as_ref().map(|state| {
-            let mut reported = state.errors(&pair.name);
+        status.daemon = daemon.as_ref().and_then(|state| {
+            let mut reported = state.errors(&pair.name)?;
             reported.retain(|finding| !status.errors.contains(finding));
-            reported
+            Some(reported)
         });
         Ok::<_, Failure>(status)
     });
@@ -45,6 +45,10 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
             lines.extend(errors.map(|error| format!("pair {pair}: {error}")));
             let reported = status.daemon.iter().flatten();
             lines.extend(reported.map(|error| format!("pair {pair}: the daemon reports {error}")));
+            let is_missing = daemon.is_some() && status.daemon.is_none();
+            lines.extend(is_missing.then(|| {
+                format!("pair {pair}: the daemon does not have it; a new pair needs a restart")
+            }));
         }
         lines.extend(silent);
         lines

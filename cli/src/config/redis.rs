@@ -71,7 +71,7 @@ impl RedisPlace {
             let credentials = credentials.map(|text| text.map(str::to_owned));
             (format!("{:?}", info.addr()), settings.db(), credentials)
         };
-        self.all().map(parts).eq(other.all().map(parts))
+        self.is_cluster == other.is_cluster && self.all().map(parts).eq(other.all().map(parts))
     }
 
     /// Returns the number of the database.

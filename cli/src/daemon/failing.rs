@@ -11,12 +11,13 @@ use crate::view::{FailingView, FindingView, PairView};
 
 /// The time from which a step counts as failing. Locks and deadlocks are often shorter.
 const FAILING: Duration = Duration::from_secs(3);
-/// The step of the applications that fails while Redis is full.
+/// The step of the applications that fails while Redis refuses hits.
 const COUNTING: &str = "counting";
 /// The maximum number of names in a line.
 const MAX_NAMES: usize = 10;
 
-/// Returns the steps that have failed for a while, and that of the applications if Redis is full.
+/// Returns the steps that have failed for a while, and that of the applications if Redis refuses
+/// hits.
 /// Those that the view knows keep their time.
 pub fn views(failing: Vec<Failing>, view: &PairView) -> Vec<FailingView> {
     let now = unix_now();
@@ -34,12 +35,12 @@ pub fn views(failing: Vec<Failing>, view: &PairView) -> Vec<FailingView> {
         since: now.saturating_sub(one.duration.as_secs()),
         family: one.family,
     });
-    let full = view.redis.full.iter().filter(|_| view.redis.up);
-    let counting = full.map(|full| FailingView {
+    let refusal = view.redis.refusal.iter().filter(|_| view.redis.up);
+    let counting = refusal.map(|refusal| FailingView {
         step: COUNTING,
         family: None,
         server: "redis",
-        error: full.message.clone(),
+        error: refusal.message.clone(),
         since: now,
         blocks_hits: false,
     });

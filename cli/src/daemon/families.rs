@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
 use std::sync::Arc;
 
+use counterfoil::admin::{Finding, Severity};
 use counterfoil::recount::{RecountBuilder, Recounted, Recounter};
 use counterfoil::redis::RedisResult;
 use counterfoil::{AnyCounters, Counterfoil, Family, Result};
@@ -19,6 +20,8 @@ use crate::view::Refused;
 
 /// The maximum number of families that are opened concurrently.
 const MAX_OPENING: usize = 16;
+/// The subject of the finding about a search that fails.
+const SEARCH: &str = "search for namespaces";
 
 /// Families by NAMESPACE/FAMILY.
 pub struct Families {
@@ -29,6 +32,10 @@ pub struct Families {
     /// Families that were not opened, each with the reason.
     refused: BTreeMap<String, String>,
     recounters: HashMap<String, Recounter>,
+    /// The error of the last search, if it failed.
+    search_error: Option<String>,
+    /// The search and the recounts that fail, each with its error.
+    failing: BTreeMap<String, String>,
 }
 
 impl Families {
@@ -44,6 +51,8 @@ impl Families {
             opened: BTreeSet::new(),
             refused: BTreeMap::new(),
             recounters: HashMap::new(),
+            search_error: None,
+            failing: BTreeMap::new(),
         }
     }
 
@@ -84,14 +93,10 @@ impl Families {
 
     /// Opens the families that a search found, those of configured patterns.
     pub async fn open_found(&mut self, found: RedisResult<BTreeSet<String>>) {
-        match found {
-            Ok(found) => {
-                let new: Vec<_> = found.difference(&self.opened).cloned().collect();
-                self.open(new).await;
-            }
-            Err(error) => {
-                tracing::warn!(pair = self.pair, error = %format_args!("{error:#}"), "search for namespaces in Redis failed");
-            }
+        self.search_error = found.as_ref().err().map(|error| format!("{error:#}"));
+        if let Ok(found) = found {
+            let new: Vec<_> = found.difference(&self.opened).cloned().collect();
+            self.open(new).await;
         }
     }
 
@@ -115,6 +120,37 @@ impl Families {
     /// Returns the progress of the family's current or last recount.
     pub fn recount(&self, family: &str) -> Option<Recounted> {
         self.recounters.get(family).map(Recounter::progress)
+    }
+
+    /// Notes whether the search and the recounts fail, and logs each new reason. Returns true if
+    /// others fail than before. Servers that are unavailable are reported as such.
+    pub fn supervise(&mut self) -> bool {
+        let recounts = self.recounters.iter().filter_map(|(name, recounter)| {
+            let error = recounter.error().filter(|error| !error.is_retryable())?;
+            Some((format!("recount of {name}"), format!("{error:#}")))
+        });
+        let search = self.search_error.iter();
+        let search = search.map(|error| (SEARCH.to_owned(), error.clone()));
+        let failing: BTreeMap<_, _> = recounts.chain(search).collect();
+        let before = mem::replace(&mut self.failing, failing);
+        for (step, error) in &self.failing {
+            if before.get(step) != Some(error) {
+                tracing::error!(pair = self.pair, step, error, "fails, will retry");
+            }
+        }
+        before != self.failing
+    }
+
+    /// Returns a finding for the search and for each recount that fails.
+    pub fn findings(&self) -> Vec<Finding> {
+        let finding = |(step, error): (&String, &String)| {
+            let advice = match step == SEARCH {
+                true => "Redis refuses hits of new namespaces meanwhile. The search needs +scan",
+                false => "Correct its source in the configuration, or grant SELECT on it",
+            };
+            Finding::new(Severity::Error, step, error, advice)
+        };
+        self.failing.iter().map(finding).collect()
     }
 
     /// Stops the recounts where they are. The next recounters resume them there.

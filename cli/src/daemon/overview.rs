@@ -94,7 +94,8 @@ impl Overviews {
         self.logged = Some((since, number));
     }
 
-    /// Returns the latest differences, with those that current runs found since the last call.
+    /// Returns the latest differences, with those that current runs found since the last call, and
+    /// without those of families that were removed.
     async fn drift(
         &mut self,
         store: &MysqlStore,
@@ -102,6 +103,7 @@ impl Overviews {
         recounts: &[RecountView],
     ) -> Vec<DriftView> {
         let mut all = state.view.borrow().drift.clone();
+        all.retain(|one| recounts.iter().any(|run| run.family == one.family));
         for recount in recounts {
             let (family, run) = (&recount.family, recount.run);
             let seen = (run, recount.drifted);

@@ -39,7 +39,7 @@ pub struct Description {
     /// The name and version.
     version: String,
     memory_bytes: Option<u64>,
-    full: Option<Finding>,
+    refusal: Option<Finding>,
 }
 
 impl Server {
@@ -65,7 +65,7 @@ impl Server {
                 Ok(Description {
                     version,
                     memory_bytes,
-                    full,
+                    refusal,
                 }) => {
                     if is_changed && was_known {
                         tracing::info!(
@@ -81,7 +81,7 @@ impl Server {
                     }
                     view.version = Some(version);
                     view.memory_bytes = memory_bytes;
-                    view.full = full;
+                    view.refusal = refusal;
                     view.why = None;
                 }
                 Err(why) => {
@@ -128,7 +128,7 @@ pub async fn check_redis(redis: Connection) -> Result<Description, String> {
     Ok(Description {
         version: state.version,
         memory_bytes: Some(state.memory_bytes),
-        full: state.full,
+        refusal: state.refusal,
     })
 }
 
@@ -144,6 +144,6 @@ pub async fn check_mysql(pool: MySqlPool) -> Result<Description, String> {
     Ok(Description {
         version,
         memory_bytes: None,
-        full: None,
+        refusal: None,
     })
 }

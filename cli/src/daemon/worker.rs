@@ -215,7 +215,7 @@ impl ConnectedWorker {
         let is_same = |(one, known): (&FailingView, &FailingView)| one.is_same_step(known);
         let is_changed = failing.len() != known.len() || !failing.iter().zip(known).all(is_same);
         self.state.update(|view| view.set_failing(failing));
-        is_changed
+        self.families.supervise() || is_changed
     }
 
     /// Publishes and logs why the reconciler does not run.
@@ -310,8 +310,9 @@ impl ConnectedWorker {
         };
         let late = |why| Finding::new(Severity::Error, "check", why, CHECK_ADVICE);
         let checked = checked.unwrap_or_else(|why| vec![late(why)]);
+        let findings = [self.families.findings(), checked].concat();
         self.state.update(|view| {
-            view.checked = FindingView::all(checked, &view.checked, unix_now());
+            view.checked = FindingView::all(findings, &view.checked, unix_now());
         });
     }
 

@@ -18,7 +18,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
 use axum::middleware::{from_fn, from_fn_with_state};
-use axum::response::IntoResponse;
+use axum::response::{IntoResponse, Redirect};
 use axum::routing::{get, post};
 use axum_extra::extract::Query;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -128,7 +128,9 @@ fn router(auth: Arc<Auth>) -> Router<Arc<App>> {
 
 /// Returns the routes that a browser needs to log in.
 fn public(auth: &Arc<Auth>) -> Router<Arc<App>> {
-    let login = post(auth::login).with_state(auth.clone());
+    // a browser may keep the address of the form
+    let login = post(auth::login).get(|| async { Redirect::to("./") });
+    let login = login.with_state(auth.clone());
     Router::new()
         .merge(assets::routes())
         .route(LOGIN, login.layer(DefaultBodyLimit::max(MAX_LOGIN_BYTES)))

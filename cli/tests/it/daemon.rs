@@ -139,9 +139,16 @@ async fn families_that_others_registered_are_served_or_named() {
 }
 
 #[tokio::test]
-async fn the_metrics_of_a_removed_family_end() {
+async fn the_metrics_and_the_drift_of_a_removed_family_end() {
+    const RECOUNT: &str = "[family.recount]\ntable = \"hit\"\nkeys = [\"page\"]\nids = \"source\"\nwithin = \"100ms\"\nevery = \"1h\"\n";
     let site = Site::new().await;
-    site.configure(VIEWS);
+    site.sql(
+        "CREATE TABLE hit (page VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (page))",
+    )
+    .await;
+    site.sql("INSERT INTO hit VALUES ('page')").await;
+    site.configure(&format!("{VIEWS}{RECOUNT}"));
+    site.printed(&["recount", "shop/views"]).await;
     site.printed(&["add", "shop/views", "page"]).await;
     site.configure_pair("serve = \"declared\"", "");
     let daemon = site.daemon().await;
@@ -150,9 +157,17 @@ async fn the_metrics_of_a_removed_family_end() {
         sample(&scrape(&daemon).await, "counterfoil_unsaved_ids", &labels)
     };
     eventually("the family", async || waiting().await == Some(1.0)).await;
+    let drifted = async || {
+        let state = get(&daemon, "/api/v1/state").await.json();
+        state["pairs"][0]["drift"].as_array().map(Vec::len)
+    };
+    eventually("its drift", async || drifted().await == Some(1)).await;
     site.sql("UPDATE counterfoil_families SET state = 'removed'")
         .await;
-    eventually("its end", async || waiting().await.is_none()).await;
+    eventually("its end", async || {
+        waiting().await.is_none() && drifted().await == Some(0)
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -420,10 +435,50 @@ async fn a_reload_with_another_redis_leaves_the_former_one() {
     assert_eq!(pair["reconciler"]["running"], false, "{state}");
     assert_eq!(pair["findings"], json!([]));
     assert_eq!(value().await.status, 503);
+    let redis = format!("redis = {:?}", site.redis.url());
+    site.write(&text.replace(&redis, "cluster = [\"redis://127.0.0.1:1\"]"));
+    daemon.signal("HUP");
+    daemon.logs(&["unavailable", "to the cluster"]).await;
     site.write(&text);
     daemon.signal("HUP");
     daemon.logs_times(2, &["started"]).await;
     eventually("a value", async || value().await.status == 200).await;
+}
+
+#[tokio::test]
+async fn a_search_and_a_recount_that_fail_are_findings() {
+    const FAMILIES: &str = "
+[[family]]
+name = \"shop-*/views\"
+kind = \"buffered\"
+[[family]]
+name = \"shop/likes\"
+kind = \"buffered\"
+[family.recount]
+sql = \"SELECT item, COUNT(*) FROM likes WHERE item IN (?) GROUP BY item\"
+within = \"100ms\"
+every = \"200ms\"
+";
+    let site = Site::new().await;
+    site.configure(FAMILIES);
+    site.printed(&["add", "shop/likes", "a"]).await;
+    let _: () = site.redis.run("ACL SETUSER default -scan").await.unwrap();
+    let daemon = site.daemon().await;
+    let errors = async || {
+        let state = get(&daemon, "/api/v1/state").await.json();
+        let findings = state["pairs"][0]["findings"].as_array().unwrap().clone();
+        let errors = findings.iter().filter(|one| one["severity"] == "error");
+        Vec::from_iter(errors.map(|one| one["subject"].as_str().unwrap().to_owned()))
+    };
+    let both = ["recount of shop/likes", "search for namespaces"];
+    eventually("both findings", async || errors().await == both).await;
+    let _: () = site.redis.run("ACL SETUSER default +scan").await.unwrap();
+    site.sql("CREATE TABLE likes (item VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (item))")
+        .await;
+    eventually("the end of both", async || errors().await.is_empty()).await;
+    for step in both {
+        assert_eq!(daemon.lines(&["fails, will retry", step]), 1);
+    }
 }
 
 #[tokio::test]

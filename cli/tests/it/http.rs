@@ -696,6 +696,8 @@ async fn who_has_not_the_token_sees_the_state_of_health_alone() {
         .unwrap();
     assert_eq!(get(&daemon, &format!("/{stylesheet}")).await.status, 200);
     replies.push(form);
+    let again = get(&daemon, "/login").await;
+    assert_eq!(again.header("location"), Some("./"), "{again:?}");
     let token = "token=s3cret+of+the+test+%2B+%26+%25";
     let wrong = login(&daemon, "token=wrong", "").await;
     assert!(

@@ -318,6 +318,27 @@ async fn every_surface_tells_of_an_outage() {
     let _: () = site.redis.run("CONFIG SET maxmemory 0").await.expect("set");
     stage.is_well().await;
 
+    let set = "CONFIG SET min-replicas-to-write 1";
+    let _: () = site.redis.run(set).await.expect("set");
+    stage
+        .says(Says {
+            outage: "Redis lacks a replica",
+            page: &[
+                "<strong>down</strong>",
+                "Redis refuses hits",
+                "no replica is near enough",
+            ],
+            api: ("/reconciler/failing/0/step", json!("counting")),
+            metric: ("counterfoil_server_failing", &[("server", "redis")], 1.0),
+            ready: "ready\n",
+            status: (2, "error: redis writes"),
+            log: &["fails, will retry", "server=\"redis\"", "no replica"],
+        })
+        .await;
+    let set = "CONFIG SET min-replicas-to-write 0";
+    let _: () = site.redis.run(set).await.expect("set");
+    stage.is_well().await;
+
     let _: () = site.redis.run("REPLICAOF localhost 1").await.expect("set");
     stage
         .says(Says {

@@ -362,6 +362,15 @@ async fn drain_that_is_not_done_in_time_names_what_is_left() {
             .contains("not everything is in MySQL: shop/slow: 1 id, the oldest"),
         "{late:?}"
     );
+    // a command goes on where nobody reads its progress
+    let piped = format!(
+        "set -o pipefail; {} drain --timeout 2500ms 2>&1 | head -n 1",
+        env!("CARGO_BIN_EXE_counterfoil")
+    );
+    let mut shell = Command::new("bash");
+    let shell = shell.args(["-c", &piped]).current_dir(site.folder());
+    let ended = shell.output().await.expect("it runs");
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
     let late = site.json(1, &["drain", "--timeout", "100ms"]).await;
     assert_eq!(
         (&late[0]["drained"], &late[0]["left"][0]["pending"]),

@@ -192,6 +192,25 @@ async fn status_names_a_daemon_that_does_not_tell_its_state() {
 }
 
 #[tokio::test]
+async fn a_daemon_serves_the_named_pair_and_status_names_the_others() {
+    let site = Site::new().await;
+    let (redis, mysql) = (site.redis.url(), &site.mysql_url);
+    site.configure(&format!(
+        "[pair.other]\nredis = {redis:?}\nmysql = {mysql:?}\n"
+    ));
+    let daemon = site.daemon_with(|run| run.args(["--pair", "main"])).await;
+    site.listens_at(&daemon);
+    eventually("a daemon without errors", async || {
+        let status = site.json(0, &["status"]).await;
+        (&status[0]["daemon"], &status[1]["daemon"]) == (&json!([]), &json!(null))
+    })
+    .await;
+    let status = site.printed(&["status"]).await;
+    let missing = "pair other: the daemon does not have it";
+    assert!(status.contains(missing), "{status}");
+}
+
+#[tokio::test]
 async fn check_names_what_differs_between_file_and_database() {
     let site = Site::new().await;
     site.configure(FAMILIES);
