@@ -677,9 +677,10 @@ const GUARDS: [(&str, &[[&str; 3]]); 24] = [
             ["state[3] == ARGV[3]", "true", "stale"],
             ["row == '-' and not is_waiting", "row == '-'", "no-row"],
             ["redis.call('HDEL', batch, '')", "", "half-a-script"],
+            ["or is_ticket or", "or", "without-a-base"],
             [
-                "bases[i] and not bases[i]:find('ticket', 15, true)",
-                "true",
+                "unsaved[i] and bases[i] then",
+                "unsaved[i] then",
                 "without-a-base",
             ],
         ],

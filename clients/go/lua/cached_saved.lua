@@ -57,10 +57,12 @@ local unsaved = redis.call('HMGET', batch, unpack(ids))
 local saved, gone = {}, {}
 for i, id in ipairs(ids) do
   local row, is_waiting = ARGV[5 + 2 * i], waits[i]
+  -- the row that its holder read may lack the batch
+  local is_ticket = bases[i] and bases[i]:find('ticket', 15, true)
   -- where another worker marked the counter, the row may be older than its base
-  if unsaved[i] and (row == 'beyond' or row == '-' and not is_waiting) then
+  if unsaved[i] and (row == 'beyond' or is_ticket or row == '-' and not is_waiting) then
     gone[#gone + 1] = id
-  elseif unsaved[i] and bases[i] and not bases[i]:find('ticket', 15, true) then
+  elseif unsaved[i] and bases[i] then
     saved[#saved + 1], saved[#saved + 2] = id, due .. (row == '-' and '0' or row)
   end
 end

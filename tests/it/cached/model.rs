@@ -209,7 +209,9 @@ impl Held {
             if self.rest.batch.remove(id).is_none() {
                 continue;
             }
-            if row == "beyond" || row == "-" && !self.rest.buffer.contains_key(id) {
+            let is_ticket = matches!(self.bases.get(id), Some((_, Base::Ticket(_))));
+            let is_gone = row == "-" && !self.rest.buffer.contains_key(id);
+            if row == "beyond" || is_ticket || is_gone {
                 self.bases.remove(id);
             } else if let Some((due, Base::Row(base))) = self.bases.get_mut(id) {
                 (*due, *base) = (now + retain_ms, row.parse().unwrap_or(0));
@@ -627,7 +629,8 @@ async fn a_change_to_a_script_is_noticed() {
                 ("if not is_current then", "if false then"),
                 ("and state[3] == ARGV[3]", ""),
                 ("unsaved[i] and (row", "(row"),
-                ("row == 'beyond' or row == '-' and", "row == '-' and"),
+                ("row == 'beyond' or is_ticket", "is_ticket"),
+                ("or is_ticket or row", "or row"),
                 ("unsaved[i] and bases[i]", "bases[i]"),
                 ("row == '-' and not is_waiting", "row == '-'"),
                 ("row == '-' and '0' or row", "row"),
