@@ -13,7 +13,7 @@ use crate::recount::plan::Plan;
 use crate::store::mysql::{MysqlStore, Source};
 
 /// The time for which a step is retried while a server is unreachable.
-const AWAY: Duration = Duration::from_mins(1);
+pub(super) const AWAY: Duration = Duration::from_mins(1);
 
 /// The result of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use crate::metrics;
 use crate::reconciler::flush::Flusher;
 use crate::recount::movement::Cuts;
 use crate::recount::page::Page;
-use crate::recount::recounting::{Recounted, Recounting};
+use crate::recount::recounting::{AWAY, Recounted, Recounting};
 use crate::scripts::partition::random;
 use crate::store::mysql::{Begin, Begun, Cursor, Run, RunState};
 
@@ -259,7 +259,8 @@ impl Recounting {
         let time = self.lag() + 2 * self.within + self.plan.timeout;
         let flusher = Flusher::new(self.handle.shared.clone());
         let time = time.min(Duration::from_hours(1));
-        flusher.hold(&self.handle.opened, time).await?;
+        let held = timeout(AWAY, flusher.hold(&self.handle.opened, time)).await;
+        held.unwrap_or_else(|_| Err(Error::store("the hits were not written in time")))?;
         Cuts::read(&self.handle).await
     }
 
@@ -301,9 +302,10 @@ impl Recounting {
 
     /// Returns the last cuts, if rows are also deleted.
     pub async fn cuts(&self) -> Result<Option<Cuts>> {
-        match self.plan.rows_are_deleted {
-            true => Cuts::read(&self.handle).await.map(Some),
-            false => Ok(None),
+        if self.plan.rows_are_deleted {
+            Cuts::read(&self.handle).await.map(Some)
+        } else {
+            Ok(None)
         }
     }
 
