@@ -118,9 +118,10 @@ pub fn recount(
     counters: &AnyCounters,
     Recount { source, settings }: &Recount,
 ) -> Option<RecountBuilder> {
-    let mode = match settings.only_report {
-        true => Mode::Report,
-        false => Mode::Correct,
+    let mode = if settings.only_report {
+        Mode::Report
+    } else {
+        Mode::Correct
     };
     let mut builder = match counters {
         AnyCounters::Buffered(counters) => counterfoil.recount(counters),

@@ -239,9 +239,10 @@ impl PairView {
         let number = self.refused.len();
         let shown = if number > MAX_NAMES { 1 } else { number };
         problems.extend(self.refused[..shown].iter().map(|Refused { family, reason }| {
-            let problem = match shown == number {
-                true => format!("{family} was refused"),
-                false => format!("{number} families were refused, the first is {family}"),
+            let problem = if shown == number {
+                format!("{family} was refused")
+            } else {
+                format!("{number} families were refused, the first is {family}")
             };
             let what_to_do =
                 "Correct its settings in the configuration, or run `counterfoil reconfigure`";

@@ -91,9 +91,10 @@ impl Opened {
         if self.known().is_some_and(|known| known != *before) {
             return Ok(true);
         }
-        let renewed = match self.is_served {
-            true => store.register_again(before).await?,
-            false => store.register(&self.family).await?,
+        let renewed = if self.is_served {
+            store.register_again(before).await?
+        } else {
+            store.register(&self.family).await?
         };
         let is_other = renewed != **before;
         if is_other {

@@ -232,9 +232,10 @@ impl Shared {
     {
         let calls = || async {
             // few large calls on one server, which has other clients
-            let (size, calls) = match self.topology.is_cluster() {
-                true => (1, 64),
-                false => (size, 4),
+            let (size, calls) = if self.topology.is_cluster() {
+                (1, 64)
+            } else {
+                (size, 4)
             };
             let groups: Vec<_> = items.chunks(size).collect();
             try_each_of(calls, &groups, |group| call(group)).await

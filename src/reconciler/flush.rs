@@ -188,9 +188,10 @@ impl Flusher {
         let Registered {
             family, database, ..
         } = &*registered;
-        let settle = match self.redis.can_be_reverted() {
-            true => family.durability().settle(),
-            false => Duration::ZERO,
+        let settle = if self.redis.can_be_reverted() {
+            family.durability().settle()
+        } else {
+            Duration::ZERO
         };
         let lease = self.lease.filter(|_| cut == Cut::WhenDue);
         let lease = lease.map(|beyond| Lease {

@@ -62,9 +62,10 @@ fn serve_found(
             Ok(registered) if scope.has(&registered) => {
                 let in_use = shared.in_use(&registered.family);
                 let known = in_use.and_then(|(opened, _)| opened.known());
-                match known.is_some_and(|known| *known == registered) {
-                    true => Ok(()),
-                    false => shared.serve(Arc::new(registered)).map(drop),
+                if known.is_some_and(|known| *known == registered) {
+                    Ok(())
+                } else {
+                    shared.serve(Arc::new(registered)).map(drop)
                 }
             }
             Ok(Registered { family, .. }) => {

@@ -94,9 +94,10 @@ impl ServerWatch {
     /// Returns true if Redis does not know one of the families whose turn it is.
     async fn lacks_one(&mut self, flusher: &Flusher, families: &[Arc<Opened>]) -> Result<bool> {
         let shared = &flusher.shared;
-        let count = match shared.topology.is_cluster() {
-            true => IN_A_CLUSTER,
-            false => ON_A_SERVER,
+        let count = if shared.topology.is_cluster() {
+            IN_A_CLUSTER
+        } else {
+            ON_A_SERVER
         };
         let turn = families.iter().skip(self.first).take(count);
         let homes: Vec<_> = turn.map(|one| Keys::new(&one.family, 0).calls()).collect();

@@ -97,9 +97,10 @@ impl Flusher {
     pub(super) async fn has_any(&self, keys: impl Iterator<Item = Key>) -> Result<bool> {
         let keys: Vec<_> = keys.collect();
         let look = || async {
-            match self.shared.topology.is_cluster() {
-                true => Ok(true),
-                false => bundle::any_exists(&self.redis, &keys).await,
+            if self.shared.topology.is_cluster() {
+                Ok(true)
+            } else {
+                bundle::any_exists(&self.redis, &keys).await
             }
         };
         self.shared.by_topology(look).await

@@ -277,9 +277,10 @@ impl Partition {
             borrowed(database),
         ];
         let mut reply = bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?;
-        match reply.is_ok_or("MISMATCH")? {
-            true => Ok(()),
-            false => Err(other_database(family, &reply.text()?, database)),
+        if reply.is_ok_or("MISMATCH")? {
+            Ok(())
+        } else {
+            Err(other_database(family, &reply.text()?, database))
         }
     }
 

@@ -82,11 +82,12 @@ impl Context {
 
 /// Refuses the name of a family without its namespace.
 fn check_name(family: &str) -> Result<(), Failure> {
-    match family.contains('/') {
-        true => Ok(()),
-        false => Err(Failure::usage(format!(
+    if family.contains('/') {
+        Ok(())
+    } else {
+        Err(Failure::usage(format!(
             "{family:?} is not NAMESPACE/FAMILY, such as shop/views"
-        ))),
+        )))
     }
 }
 

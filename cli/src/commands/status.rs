@@ -62,9 +62,10 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
         !pair.missing.is_empty()
             || families.any(|family| family.state != State::Ok || family.is_full())
     };
-    Ok(match pairs.iter().any(has_errors) {
-        true => Exit::Critical,
-        false => Exit::warning_if(pairs.iter().any(is_late)),
+    Ok(if pairs.iter().any(has_errors) {
+        Exit::Critical
+    } else {
+        Exit::warning_if(pairs.iter().any(is_late))
     })
 }
 
@@ -98,9 +99,12 @@ fn table(pairs: &[PairStatus]) -> Vec<String> {
     let age = |saved: u64| format!("{} ago", short(now.saturating_sub(saved) as f64));
     let mut rows = Vec::new();
     for pair in pairs {
-        let rejects = |family: &FamilyView| match pair.mysql.up {
-            true => family.rejects.to_string(),
-            false => "?".to_owned(),
+        let rejects = |family: &FamilyView| {
+            if pair.mysql.up {
+                family.rejects.to_string()
+            } else {
+                "?".to_owned()
+            }
         };
         rows.extend(pair.families.iter().map(|family| {
             [

@@ -106,9 +106,10 @@ impl RedisPlace {
         };
         // its host is a name; the primary is taken to be where the sentinels are
         if !self.sentinels.is_empty() && !self.servers.iter().any(is_tls) {
-            return match self.sentinels.iter().all(is_local) {
-                true => Transport::Local,
-                false => Transport::Plain,
+            return if self.sentinels.iter().all(is_local) {
+                Transport::Local
+            } else {
+                Transport::Plain
             };
         }
         self.all().map(transport).min().unwrap_or(Transport::Plain)

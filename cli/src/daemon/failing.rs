@@ -101,11 +101,10 @@ pub fn findings(failing: &[FailingView]) -> Vec<FindingView> {
     let groups = groups(failing).into_iter();
     let new = groups.filter(|(_, group)| group.first.step != COUNTING);
     let finding = |(error, group): (&str, Group<'_>)| {
-        let advice = match group.blocks_hits {
-            true => {
-                "Hits wait in Redis meanwhile. `counterfoil check` names missing privileges, tables and columns"
-            }
-            false => "The step is retried until it succeeds",
+        let advice = if group.blocks_hits {
+            "Hits wait in Redis meanwhile. `counterfoil check` names missing privileges, tables and columns"
+        } else {
+            "The step is retried until it succeeds"
         };
         let subject = format!("{} of {}", group.steps, group.families);
         FindingView {

@@ -84,9 +84,10 @@ impl Families {
             .is_some_and(PairConfig::has_patterns);
         let redis = self.counterfoil.redis().clone();
         async move {
-            match has_patterns {
-                true => discovery::families(&redis).await,
-                false => Ok(BTreeSet::new()),
+            if has_patterns {
+                discovery::families(&redis).await
+            } else {
+                Ok(BTreeSet::new())
             }
         }
     }
@@ -144,9 +145,10 @@ impl Families {
     /// Returns a finding for the search and for each recount that fails.
     pub fn findings(&self) -> Vec<Finding> {
         let finding = |(step, error): (&String, &String)| {
-            let advice = match step == SEARCH {
-                true => "Redis refuses hits of new namespaces meanwhile. The search needs +scan",
-                false => "Correct its source in the configuration, or grant SELECT on it",
+            let advice = if step == SEARCH {
+                "Redis refuses hits of new namespaces meanwhile. The search needs +scan"
+            } else {
+                "Correct its source in the configuration, or grant SELECT on it"
             };
             Finding::new(Severity::Error, step, error, advice)
         };

@@ -96,9 +96,12 @@ impl MysqlStore {
         const RECOUNTS: &str = "SELECT family, run FROM counterfoil_recounts AS r \
              WHERE finished_at < CURRENT_TIMESTAMP(3) - INTERVAL ? SECOND \
              AND run < (SELECT MAX(run) FROM counterfoil_recounts AS l WHERE l.family = r.family)";
-        let rows = async |from: &str, numbers: &[u64]| match deletes {
-            true => self.delete(from, numbers).await,
-            false => self.count(from, numbers).await,
+        let rows = async |from: &str, numbers: &[u64]| {
+            if deletes {
+                self.delete(from, numbers).await
+            } else {
+                self.count(from, numbers).await
+            }
         };
         let age = age.as_secs();
         let mut old = Purged {

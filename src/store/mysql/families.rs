@@ -109,9 +109,10 @@ pub(super) async fn refuse_unregistered(
     let holder = Statement::new(holder_of("?")).bind(registered.number);
     let holder: Vec<(Vec<u8>,)> = transaction.fetch(holder).await?;
     let mut holder = holder.iter();
-    match holder.any(|(holder,)| is_holder(registered, holder)) {
-        true => Ok(()),
-        false => Err(not_registered(registered)),
+    if holder.any(|(holder,)| is_holder(registered, holder)) {
+        Ok(())
+    } else {
+        Err(not_registered(registered))
     }
 }
 

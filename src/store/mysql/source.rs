@@ -416,9 +416,10 @@ fn is_text(key: &StoredKey) -> bool {
 /// Returns a column in the form by which rows are grouped: text as bytes, because a collation may
 /// take different ids for equal.
 fn exact((key, column): (&StoredKey, &String)) -> String {
-    match is_text(key) {
-        true => key.bytes_of(column),
-        false => column.clone(),
+    if is_text(key) {
+        key.bytes_of(column)
+    } else {
+        column.clone()
     }
 }
 
