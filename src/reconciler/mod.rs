@@ -11,6 +11,6 @@ mod schedule;
 mod scheduler;
 mod server_watch;
 pub mod set_back;
-mod step;
+pub mod step;
 mod sweep;
 pub mod upkeep;

@@ -48,7 +48,7 @@ pub async fn caught<T>(step: impl Future<Output = Result<T>>) -> Result<T> {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
         let text = text.unwrap_or_default();
-        let message = format!("a task of the reconciler panicked: {text}");
+        let message = format!("a task panicked: {text}");
         Err(Error::new(ErrorKind::Closed, message))
     })
 }

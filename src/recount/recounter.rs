@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::connection::backoff::Background;
 use crate::connection::failures::Failures;
 use crate::error::{Error, Result};
+use crate::reconciler::step::caught;
 use crate::recount::recounting::{Recounted, Recounting};
 use crate::recount::run::LEAVING;
 use crate::store::mysql::Begun;
@@ -70,7 +71,8 @@ async fn run(
 ) {
     let mut failures = Failures::default();
     loop {
-        let wait = match work(&recounting, &every, &stop).await {
+        // a source of the application may panic
+        let wait = match caught(work(&recounting, &every, &stop)).await {
             Ok(wait) => {
                 failures.succeeded(&());
                 failed.send_replace(None);

@@ -214,6 +214,8 @@ impl ConnectedWorker {
         let known = &current.reconciler.failing;
         let is_same = |(one, known): (&FailingView, &FailingView)| one.is_same_step(known);
         let is_changed = failing.len() != known.len() || !failing.iter().zip(known).all(is_same);
+        // the update would copy a view that is in use
+        drop(current);
         self.state.update(|view| view.set_failing(failing));
         self.families.supervise() || is_changed
     }

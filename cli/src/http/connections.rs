@@ -89,12 +89,18 @@ impl Reserve {
     }
 }
 
+/// Accepts a connection, and logs the first failure before it.
 async fn accept(listener: &TcpListener) -> (TcpStream, Peer) {
+    let mut is_failing = false;
     loop {
         match listener.accept().await {
             Ok((stream, address)) => return (stream, Peer(address.ip())),
-            Err(error) => tracing::warn!(error = %format_args!("{error:#}"), "accept failed"),
+            Err(error) if !is_failing => {
+                tracing::warn!(error = %format_args!("{error:#}"), "accept failed");
+            }
+            Err(_) => {}
         }
+        is_failing = true;
         sleep(ACCEPT_PAUSE).await;
     }
 }

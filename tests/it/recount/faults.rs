@@ -432,3 +432,26 @@ async fn a_recounter_stops_at_once_also_while_a_server_is_silent() {
     within(secs(4), recounter.shutdown()).await.unwrap();
     mysql.resume();
 }
+
+#[tokio::test]
+async fn a_source_that_panics_is_asked_again() {
+    let (pair, saves) = Pair::of(family("saves")).await;
+    saves.count("1", 2).await;
+    pair.drain().await;
+    let asked = AtomicBool::new(false);
+    let source = Source::function(move |_| {
+        assert!(asked.swap(true, Ordering::Relaxed), "the first time");
+        async { Ok(HashMap::from([("1".to_owned(), 5)])) }
+    });
+    let recount = pair.recount(&saves).source(source);
+    let recount = recount.lease(millis(100)).timeout(millis(100));
+    let recounter = recount.every(millis(200)..=millis(200)).start().unwrap();
+    eventually("the panic", async || {
+        let error = recounter.error().map(|error| error.to_string());
+        error.is_some_and(|error| error.ends_with("a task panicked: the first time"))
+    })
+    .await;
+    eventually("no error", async || recounter.error().is_none()).await;
+    assert_eq!(saves.value("1").await, 5);
+    recounter.shutdown().await.unwrap();
+}
