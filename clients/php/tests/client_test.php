@@ -591,18 +591,32 @@ return [
         fails(Misconfigured::class, 'MISMATCH', fn() => $own('phpredis', database: $pdo)->buffered('views')->value($id));
         $pdo->exec("DROP DATABASE $other");
         fails(Misconfigured::class, 'daemon', fn() => $own()->buffered('views')->value($id));
-        $gone = $own('phpredis', daemon: 'http://127.0.0.1:1')->buffered('views');
+        $gone = $own('phpredis', daemon: 'http://127.0.0.1:1', retryFor: 0.1)->buffered('views');
         fails(NotCounted::class, 'no daemon', fn() => $gone->value($id));
-        $listener = stream_socket_server('tcp://127.0.0.1:0');
-        if (($child = pcntl_fork()) === 0) {
-            $client = stream_socket_accept($listener);
-            fread($client, 65536);
-            fwrite($client, "hello\r\n\r\n");
-            posix_kill(getmypid(), SIGKILL);
+    },
+    'a daemon that is busy or replies something else is asked again' => function () use ($own) {
+        $value = "HTTP/1.1 200 OK\r\n\r\n" . '{"values":[{"id":"a","value":7}]}';
+        $busy = ["HTTP/1.1 429 Too Many\r\n\r\n", "HTTP/1.1 503 Busy\r\n\r\n", "HTTP/1.1 200 OK\r\n\r\n{}", "hello\r\n\r\n"];
+        foreach ([[...$busy, $value], ["hello\r\n\r\n"], ["HTTP/1.1 404 No\r\n\r\n"]] as $i => $replies) {
+            $listener = stream_socket_server('tcp://127.0.0.1:0');
+            if (($child = pcntl_fork()) === 0) {
+                foreach ($replies as $reply) {
+                    $client = stream_socket_accept($listener);
+                    fread($client, 65536);
+                    fwrite($client, $reply);
+                    fclose($client);
+                }
+                posix_kill(getmypid(), SIGKILL);
+            }
+            $daemon = 'http://' . stream_socket_get_name($listener, false);
+            $views = $own('phpredis', daemon: $daemon, retryFor: $i === 1 ? 0.0 : 10.0)->buffered('views');
+            match ($i) {
+                0 => same(7, $views->value('a')),
+                1 => fails(NotCounted::class, 'daemon 0', fn() => $views->value('a')),
+                2 => fails(Misconfigured::class, 'daemon 404', fn() => $views->value('a')),
+            };
+            pcntl_waitpid($child, $status);
         }
-        $other = $own('phpredis', daemon: 'http://' . stream_socket_get_name($listener, false))->buffered('views');
-        fails(NotCounted::class, 'daemon 0', fn() => $other->value($id));
-        pcntl_waitpid($child, $status);
     },
     'errors of Redis' => function () use ($own) {
         $refused = fn(string $error): string => \Counterfoil\Internal\Driver::refused($error)->reason;
