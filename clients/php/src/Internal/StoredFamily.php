@@ -60,7 +60,7 @@ abstract class StoredFamily extends Family {
         $status = (int) substr(strstr(stream_get_meta_data($stream)['wrapper_data'][0], ' ') ?: '', 1);
         if ($status === 200 && is_int($value)) return $value;
         $error = new NotCounted("daemon $status", $reply['error'] ?? 'no valid reply', isTemporary: true);
-        $isOurs = $status >= 400 && $status < 500 && $status !== 429;
+        $isOurs = $status >= 300 && $status < 500 && $status !== 429;
         throw $isOurs ? $error->withClass(Misconfigured::class) : $error;
     }
 
