@@ -12,6 +12,9 @@ const MISCONFIGURED = /^(NOAUTH|BADARG|BADKEY|CROSSSLOT)$/;
 /** Not executed, and a repeat would be refused as well. A call that ended with any other code may be executed in part. */
 const REFUSED = /^(OOM|MISCONF|NOREPLICAS|WRONGTYPE|BADSTATE)$/;
 
+/** The reply on a connection that Redis closes again. */
+const FULL = 'ERR max number of clients';
+
 /** A call of a script. */
 export type Call = { keys: string[]; args: (Bytes | number)[] };
 
@@ -54,7 +57,7 @@ export class Sender {
         return { status: String(status), words, isRepeat: lost };
       } catch (thrown) {
         const error = thrown as Error;
-        const code = codeOf(error);
+        const code = codeOf(error, this.redis.resends);
         if (counts && (code === 'no reply' || (this.redis.resends && RESENT.test(code)))) lost = true;
         if (code === 'NOSCRIPT') command = ['EVAL', source, ...command.slice(2)];
         else if (!this.redis.isCluster && /^(MOVED|ASK)$/.test(code) && !lost) {
@@ -100,8 +103,9 @@ const word = (word: Bytes | number): string | Buffer =>
   word instanceof Uint8Array ? Buffer.from(word.buffer, word.byteOffset, word.byteLength) : String(word);
 
 /** Returns the code of an error that Redis sent, or why there is none. Errors of the libraries begin with no code. */
-function codeOf(error: Error): string {
+function codeOf(error: Error, resends: boolean): string {
   if (error instanceof CounterfoilError) return error.reason;
+  if (error.message.startsWith(FULL)) return resends ? 'no reply' : 'unreachable';
   // Redis 6.2 wraps the errors of commands in a script. A bundler may have renamed the class of the error.
   return /^(?:ERR Error running script.*? -)?([A-Z]{3,})\b/.exec(error.message)?.[1] ?? 'no reply';
 }

@@ -79,8 +79,11 @@ export class Counterfoil {
   /** Who is on a page now. */
   activity(name: string): Activity { return this.open('activity', name, (family) => new Activity(family)); }
 
-  /** Visitors that count once a day. */
-  visitors(name: string): Visitors { return this.open('visitors', name, (family) => new Visitors(family, this.reader)); }
+  /** Visitors that count once a day. `table` as in `buffered`. */
+  visitors(name: string, { table }: { table?: Table } = {}): Visitors {
+    if (table) this.reader.tables.set(`${this.namespace}/${name}`, table);
+    return this.open('visitors', name, (family) => new Visitors(family, this.reader));
+  }
 
   /**
    * Sends what `later` took, and ends the connection if `connect` made it. Throws what `flush` throws; `onError` receives what

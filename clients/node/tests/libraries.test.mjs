@@ -170,6 +170,21 @@ test('ioredis: a refusal tells nothing about what the library has sent before ov
   }
 });
 
+test('a server without a connection to spare did not execute a call, unless the library sent it before', async (t) => {
+  const unknown = { name: 'OutcomeUnknown', reason: 'no reply' };
+  const notCounted = { name: 'NotCounted', reason: 'unreachable', temporary: true };
+  for (const [library, error] of [['ioredis', unknown], ['redis', notCounted]]) {
+    const redis = await clientOf(t, library);
+    const views = new Counterfoil(redis, namespace, { retryFor: 100 }).buffered('views');
+    await views.add(unique('page'));
+    const method = t.mock.method(redis, redis.call ? 'call' : 'sendCommand', async () => {
+      throw new Error('ERR max number of clients reached');
+    });
+    await assert.rejects(views.add(unique('page')), error);
+    assert.ok(method.mock.callCount() > 1, 'it is repeated');
+  }
+});
+
 test('node-redis: replies as buffers, RESP2 and RESP3, a pool', async (t) => {
   for (const library of ['redis', 'redis-5']) {
     const { RESP_TYPES, createClientPool } = require(library);

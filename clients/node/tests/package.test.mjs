@@ -71,9 +71,10 @@ test('exact values from the database are those of the daemon', async (t) => {
   await visitors.firstVisit('scope', '2026-11-25', unique('visitor'));
   assert.ok((await visitors.value('scope', '2026-11-25')) >= 1);
   const table = { table: unique('item').replace('-', '_'), id: 'id', value: 'n' };
-  await pools[0].query(`CREATE TABLE ${table.table} SELECT 'é/page' id, 7 n`);
+  await pools[0].query(`CREATE TABLE ${table.table} SELECT 'é/page' id, 7 n UNION SELECT 'é/2026-11-25', 8`);
   const own = new Counterfoil(await clientOf(t, 'ioredis'), namespace, { database: pools[0] });
   for (const family of [own.buffered('views', { table }), own.cached('votes', { table })]) assert.equal(await family.value('é/page'), 7);
+  assert.equal(await own.visitors('daily', { table }).value('é', '2026-11-25'), 8);
   await pools[0].query(`DROP TABLE ${table.table}`);
 });
 

@@ -591,17 +591,29 @@ return [
         fails(Misconfigured::class, 'MISMATCH', fn() => $own('phpredis', database: $pdo)->buffered('views')->value($id));
         $pdo->exec("DROP DATABASE $other");
         fails(Misconfigured::class, 'daemon', fn() => $own()->buffered('views')->value($id));
-        $gone = $own('phpredis', daemon: 'http://127.0.0.1:1')->buffered('views');
+        $gone = $own('phpredis', daemon: 'http://127.0.0.1:1', retryFor: 0.1)->buffered('views');
         fails(NotCounted::class, 'no daemon', fn() => $gone->value($id));
+    },
+    'a daemon that is busy or replies something else is asked again' => function () use ($own) {
         $listener = stream_socket_server('tcp://127.0.0.1:0');
         if (($child = pcntl_fork()) === 0) {
-            $client = stream_socket_accept($listener);
-            fread($client, 65536);
-            fwrite($client, "hello\r\n\r\n");
+            $busy = ['HTTP/1.1 429 Too Many Requests', 'HTTP/1.1 503 Busy', "HTTP/1.1 200 OK\r\n\r\n{}", 'hello'];
+            $value = "HTTP/1.1 200 OK\r\n\r\n" . '{"values":[{"id":"a","value":7}]}';
+            foreach ([...$busy, $value, 'hello', 'HTTP/1.1 302 Found', 'HTTP/1.1 404 Not Found'] as $reply) {
+                $client = stream_socket_accept($listener);
+                fread($client, 65536);
+                fwrite($client, "$reply\r\n\r\n");
+                fclose($client);
+            }
             posix_kill(getmypid(), SIGKILL);
         }
-        $other = $own('phpredis', daemon: 'http://' . stream_socket_get_name($listener, false))->buffered('views');
-        fails(NotCounted::class, 'daemon 0', fn() => $other->value($id));
+        $daemon = 'http://' . stream_socket_get_name($listener, false);
+        $views = $own('phpredis', daemon: $daemon)->buffered('views');
+        same(7, $views->value('a'));
+        $once = $own('phpredis', daemon: $daemon, retryFor: 0.0)->buffered('views');
+        fails(NotCounted::class, 'daemon 0', fn() => $once->value('a'));
+        fails(Misconfigured::class, 'daemon 302', fn() => $views->value('a'));
+        fails(Misconfigured::class, 'daemon 404', fn() => $views->value('a'));
         pcntl_waitpid($child, $status);
     },
     'errors of Redis' => function () use ($own) {

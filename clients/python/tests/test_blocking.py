@@ -13,6 +13,7 @@ import threading
 import time
 import unittest
 import warnings
+import zlib
 from unittest import mock
 
 import redis
@@ -358,6 +359,15 @@ class Library(Case):
                 client.redis.execute_command = mock.Mock(side_effect=error)
                 with self.assertRaises(kind):
                     small.add(new_id())
+
+    def test_a_server_without_a_connection_to_spare(self):
+        for client, kind in ((connected(retry_for=0.2), NotCounted), (Counterfoil(plain(), NAMESPACE, retry_for=0.2), OutcomeUnknown)):
+            views, id = client.buffered("views"), new_id()
+            views.add(id)
+            client.session._redis = mock.Mock(**{"execute_command.side_effect": redis.ConnectionError("max number of clients reached")})
+            with self.assertRaises(kind) as raised:
+                views.add(id)
+            self.assertEqual(raised.exception.temporary, kind is NotCounted)
 
     def test_forgotten_scripts(self):
         views, id = connected().buffered("views"), new_id()
@@ -730,6 +740,18 @@ class Kinds(Case):
             readers, page = connected().activity(family), new_id()
             in_threads(8, lambda: [readers.touch(page, visitor) for visitor in ("a", b"\xff", "c")])
             self.assertEqual(readers.now(page), (24, 3))
+
+    def test_a_page_of_another_type_fails_alone(self):
+        readers, foreign, page = connected().activity("readers"), new_id(), new_id()
+        description = run(readers.channel.describe())
+        stripe = zlib.crc32(b"a") % description.settings["stripes"]
+        [key] = readers.keys(readers.partition(description, (foreign, b"a")), f"views:{stripe}:{foreign}")
+        plain().set(key, "foreign")
+        self.addCleanup(plain().delete, key)
+        pages = [foreign, *(f"{page}/{number}" for number in range(40))]
+        refused, *counted = run(readers.channel.change_all([(one, b"a") for one in pages]))
+        self.assertEqual((type(refused), refused.reason, counted), (NotCounted, "WRONGTYPE", [None] * 40))
+        self.assertEqual([readers.now(one) for one in pages[1:]], [(1, 1)] * 40)
 
     def test_visitors(self):
         daily, scope = connected().visitors("daily"), new_id()

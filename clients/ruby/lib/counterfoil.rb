@@ -80,8 +80,9 @@ class Counterfoil
   # @return [Activity]
   def activity(family) = Activity.new(family("activity", family))
 
+  # @param table (see #buffered)
   # @return [Visitors]
-  def visitors(family) = Visitors.new(family("visitors", family), exact(nil))
+  def visitors(family, table: nil) = Visitors.new(family("visitors", family), exact(table))
 
   # Waits until all that {Buffered#later} took before is counted, of all families.
   #

@@ -52,10 +52,13 @@ class ValuesTest < ClientTest
 
   def test_a_table_of_the_application
     @database.query("CREATE TABLE IF NOT EXISTS ruby_page (path VARCHAR(255) PRIMARY KEY, views BIGINT NOT NULL)")
-    @database.query("INSERT INTO ruby_page VALUES ('#{@id}', 40)")
+    @database.query("INSERT INTO ruby_page VALUES ('#{@id}', 40), ('#{@id}/2026-11-25', 3)")
     @views.add(@id, 2)
     views = @clients.last.buffered("views", table: ["ruby_page", "path", :views])
     assert_equal [42, 0], [views.value(@id), views.value("#{@id}/none")]
+    daily = @clients.last.visitors("daily", table: %w[ruby_page path views])
+    daily.first_visit(@id, "2026-11-25", "a")
+    assert_equal 4, daily.value(@id, "2026-11-25")
   end
 
   def test_cached

@@ -52,7 +52,7 @@ final class Session {
         self::$hashes ??= require self::SCRIPTS . '/sha1.php';
         [$isSha, $script] = [true, self::$hashes[$call->script]];
         $words = [...$call->keys, ...$call->fence, ...$call->args];
-        $deadline = $this->deadline ?? hrtime(true) + $this->retryForNs;
+        $deadline = $this->deadline();
         while (true) {
             $wasUnsure = $call->isUnsure;
             try {
@@ -81,6 +81,11 @@ final class Session {
             // it does not tell what came of earlier arrivals of the call
             throw Driver::lost($error->getMessage(), $error->getPrevious());
         }
+    }
+
+    /** Returns when a call that begins now ends, as a time of hrtime. */
+    public function deadline(): int {
+        return $this->deadline ?? hrtime(true) + $this->retryForNs;
     }
 
     /** Calls a function whose calls have one deadline. */

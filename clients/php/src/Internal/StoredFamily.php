@@ -8,6 +8,7 @@ use Counterfoil\{Misconfigured, NotCounted};
 /** A family whose values are in MySQL: exact ones are these plus what is pending in Redis. */
 abstract class StoredFamily extends Family {
     private const DAEMON_S = 12;  // the daemon replies within 10 s
+    private const DAEMON_PAUSE_US = 50_000;
     private const LEDGER = '(l.partition_no = ? AND l.incarnation = CAST(CONV(?, 16, 10) AS UNSIGNED))';
 
     /** Returns the exact value (lua/README.md, "Reading the exact value"). */
@@ -30,14 +31,24 @@ abstract class StoredFamily extends Family {
         throw new NotCounted('behind', 'the database is behind Redis: ask the primary', isTemporary: true);
     }
 
-    /** Returns the value that the daemon reads. */
+    /** Returns the value that the daemon reads, and asks again while the daemon is unavailable. */
     protected function daemonValue(string $id): int {
         $daemon = $this->session->daemon
             ?? throw new Misconfigured('daemon', 'expected the option `daemon`, or another way to read rows');
-        $header = $this->session->token === null ? [] : ["Authorization: Bearer {$this->session->token}"];
-        $http = ['timeout' => self::DAEMON_S, 'ignore_errors' => true, 'follow_location' => 0, 'header' => $header];
         $query = ['family' => "{$this->session->namespace}/$this->name", 'id' => $id];
         $url = rtrim($daemon, '/') . '/api/v1/values?' . http_build_query($query, '', '&', PHP_QUERY_RFC3986);
+        for ($deadline = $this->session->deadline(); ; usleep(self::DAEMON_PAUSE_US)) {
+            try {
+                return $this->fetch($url);
+            } catch (NotCounted $error) {
+                if (hrtime(true) > $deadline) throw $error;
+            }
+        }
+    }
+
+    private function fetch(string $url): int {
+        $header = $this->session->token === null ? [] : ["Authorization: Bearer {$this->session->token}"];
+        $http = ['timeout' => self::DAEMON_S, 'ignore_errors' => true, 'follow_location' => 0, 'header' => $header];
         set_error_handler(fn(): bool => false);  // that of the application may throw
         $stream = @fopen($url, 'r', false, stream_context_create(['http' => $http]));
         $reply = $stream === false ? null : json_decode((string) @stream_get_contents($stream), true);
@@ -49,7 +60,7 @@ abstract class StoredFamily extends Family {
         $status = (int) substr(strstr(stream_get_meta_data($stream)['wrapper_data'][0], ' ') ?: '', 1);
         if ($status === 200 && is_int($value)) return $value;
         $error = new NotCounted("daemon $status", $reply['error'] ?? 'no valid reply', isTemporary: true);
-        $isOurs = $status >= 400 && $status < 500 && $status !== 429;
+        $isOurs = $status >= 300 && $status < 500 && $status !== 429;
         throw $isOurs ? $error->withClass(Misconfigured::class) : $error;
     }
 

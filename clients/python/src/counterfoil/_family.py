@@ -124,6 +124,7 @@ class Entry:
     deadline: float
     result: Any = None
     settled: bool = False
+    is_alone: bool = False  # in its call, after one with others was refused
 
 
 class Channel:
@@ -273,15 +274,21 @@ class Channel:
         """Makes one call of the changes that wait, or repeats the one that an interrupted caller left."""
         if not queue.batch:
             queue.call = ()  # an interrupt may have left that of the batch before
-            waiting = queue.waiting[: self.family.limit]
+            is_alone = queue.waiting and queue.waiting[0].is_alone
+            waiting = queue.waiting[: 1 if is_alone else self.family.limit]
             batch = [entry for entry in dict.fromkeys(waiting) if not entry.settled]
             queue.batch = sorted(batch, key=lambda entry: entry.partition)
             del queue.waiting[: len(waiting)]
         try:
             results, queue.error = await self._count(queue) if queue.batch else [], None
         except CounterfoilError as error:
-            results, queue.error = [error] * len(queue.batch), error
             queue.caller = ""  # another process may have the name
+            if len(queue.batch) > 1 and isinstance(error, NotCounted) and not error.temporary:
+                for entry in queue.batch:  # perhaps because of a single one
+                    entry.is_alone = True
+                queue.waiting[:0], queue.batch = queue.batch, []
+                return
+            results, queue.error = [error] * len(queue.batch), error
         for entry, result in zip(queue.batch, results):
             entry.result, entry.settled = result, True
         queue.batch = []

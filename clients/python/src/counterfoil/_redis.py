@@ -28,6 +28,8 @@ REPEATED = {LOST, "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "R
 RESENT = REPEATED - {NOT_SENT} | {"NOAUTH"}  # refusals of what the library may have sent before
 NOT_COUNTED = {"OOM", "MISCONF", "NOREPLICAS", "WRONGTYPE", "BADSTATE"}
 MISCONFIGURED = {"NOAUTH", "BADARG", "BADKEY", "CROSSSLOT", "MOVED", "ASK"}
+# failures to connect: the second one is the reply on a connection that Redis closes again
+UNSENT = re.compile("connecting to|max number of clients reached")
 FULL_POOLS = "Too many connections", "No connection available."
 
 # errors that redis-py does not name after their code
@@ -61,7 +63,7 @@ def code_of(error: Exception, client: Any) -> str:
     if name == "MaxConnectionsError" or str(error) in FULL_POOLS:
         # RedisCluster asks its pool for each repeat of its own
         return LOST if client.is_cluster and not client.is_own else NOT_SENT
-    is_unsent = client.is_own and "connecting to" in str(error) and not _follows_a_lost_reply(error)
+    is_unsent = client.is_own and UNSENT.search(str(error)) and not _follows_a_lost_reply(error)
     return NOT_SENT if is_unsent else LOST
 
 
@@ -71,7 +73,7 @@ def _follows_a_lost_reply(error: BaseException) -> bool:
     for one in chain:
         chain += [other for other in (one.__cause__, one.__context__) if other and other not in chain]
     of_connections = [one for one in chain if isinstance(one, (redis.ConnectionError, redis.TimeoutError))]
-    return any("connecting to" not in str(one) for one in of_connections)
+    return any(not UNSENT.search(str(one)) for one in of_connections)
 
 
 def refusal(code: str, error: Exception, was_lost: bool) -> CounterfoilError:
