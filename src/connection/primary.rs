@@ -395,7 +395,11 @@ pub(crate) fn unreachable(address: &str, error: RedisError) -> Error {
             ErrorKind::AccessDenied,
             format!("Redis at {address} rejected the credentials"),
         )
-    } else if error.is_connection_dropped() && !error.is_connection_refusal() {
+    } else if error.is_connection_dropped()
+        && !error.is_connection_refusal()
+        // a cluster's error has the cause in its text
+        && error.detail().is_none()
+    {
         Error::redis(format!(
             "Redis at {address} closed the new connection, as it does when `maxclients` is reached"
         ))

@@ -7,6 +7,7 @@ use counterfoil::admin::Finding;
 use counterfoil::test_hooks::Partition;
 use redis::Value;
 use redis::aio::ConnectionLike;
+use redis::cluster::ClusterClient;
 use redis::cluster_read_routing::RandomReplicaStrategy;
 
 use crate::support::*;
@@ -585,6 +586,16 @@ async fn a_server_that_is_silent_is_left() {
         assert!(took < secs(5), "{took:?}");
         first.resume();
     }
+}
+
+#[tokio::test]
+async fn an_unreachable_cluster_is_named_as_such() {
+    let nowhere = ClusterClient::builder(["redis://127.0.0.1:1"]).build();
+    refused(
+        Cluster::connect(nowhere.unwrap()).await,
+        ErrorKind::Redis,
+        "is unreachable",
+    );
 }
 
 #[tokio::test]
