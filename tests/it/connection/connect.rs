@@ -678,6 +678,8 @@ async fn a_url_with_an_unknown_parameter_is_refused() {
     let known =
         "mysql://nobody@127.0.0.1:1/none?sslmode=DISABLED&timezone=%2B00:00&charset=utf8mb4";
     MysqlStore::connect_lazy(known).unwrap();
+    let options = counterfoil::mysql_options("mysql://nobody@[::1]:1/none").unwrap();
+    assert_eq!(options.get_host(), "::1");
 }
 
 #[tokio::test]
