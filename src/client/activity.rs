@@ -6,10 +6,11 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::future::try_join_all;
 use moka::future::Cache;
+use tokio::time::timeout;
 
-use crate::client::handle::{Handle, borrowed_ids, by_partition, handle_methods};
+use crate::client::handle::{Handle, LAST_MOMENT, borrowed_ids, by_partition, handle_methods};
 use crate::client::open::FamilyHandle;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::calendar::{Calendar, Precision, time_at};
 use crate::family::kind::visit;
 use crate::family::kind::{Counting, Kind, Sliding};
@@ -137,12 +138,19 @@ impl Activity {
     /// [`Redis`](crate::ErrorKind::Redis) if Redis is unreachable.
     pub async fn now(&self, page: &str) -> Result<Now> {
         self.check_page(page)?;
-        match &self.recent {
-            Some(recent) => {
-                let now = recent.try_get_with_by_ref(page, self.ask(page)).await;
-                now.map_err(Arc::unwrap_or_clone)
+        let Some(recent) = &self.recent else {
+            return self.ask(page).await;
+        };
+        let (handle, limit) = (&self.handle, self.handle.timeouts.read);
+        let now = recent.try_get_with_by_ref(page, self.ask(page));
+        match timeout(limit.saturating_add(LAST_MOMENT), now).await {
+            Ok(now) => now.map_err(Arc::unwrap_or_clone),
+            // the caller that asks has a longer limit, or is not polled
+            Err(_) => {
+                handle
+                    .explained(Err(handle.late(ErrorKind::Redis, limit)))
+                    .await
             }
-            None => self.ask(page).await,
         }
     }
 

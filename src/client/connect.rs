@@ -219,8 +219,14 @@ pub fn mysql_options(url: &str) -> Result<MySqlConnectOptions> {
         .map_err(|error: sqlx::Error| Error::invalid("invalid database URL").with_source(error))?;
     match parameters(url).find(|name| !PARAMETERS.contains(name)) {
         Some(name) => Err(unknown_parameter(name)),
-        None => Ok(options),
+        None => Ok(without_brackets(options)),
     }
+}
+
+/// Removes the brackets of an IPv6 address, with which sqlx would look for a host of that name.
+fn without_brackets(options: MySqlConnectOptions) -> MySqlConnectOptions {
+    let host = options.get_host().trim_matches(['[', ']']).to_owned();
+    options.host(&host)
 }
 
 /// Parses the URL for a pool of the store's own, whose sessions nothing else sends to a database.

@@ -21,7 +21,7 @@ use crate::writer::{Deadline, LONGEST, Progress, Recorded, Request, WriteOptions
 
 /// The extra time of a whole read after its deadline. The wait for the database ends at the
 /// deadline, and its error is more specific than that of the whole read.
-const LAST_MOMENT: Duration = Duration::from_millis(20);
+pub const LAST_MOMENT: Duration = Duration::from_millis(20);
 
 /// A family in use. Cloning is cheap.
 #[derive(Clone, Debug)]

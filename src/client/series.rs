@@ -241,7 +241,13 @@ impl Series {
         limit: usize,
     ) -> Result<Vec<String>> {
         let partition = self.handle.partition(number);
-        let (mut names, mut after) = (Vec::new(), after.unwrap_or_default().as_bytes().to_vec());
+        // the script takes only a name with the prefix
+        let mut after = match after.unwrap_or_default() {
+            after if after.starts_with(prefix) => after.as_bytes().to_vec(),
+            after if after > prefix => return Ok(Vec::new()),
+            _ => Vec::new(),
+        };
+        let mut names = Vec::new();
         while names.len() < limit {
             let page = |_| partition.names(prefix, &after, limit.min(PAGE));
             let (page, last) = self.handle.repeating(page).await?;

@@ -9,9 +9,11 @@ use parking_lot::Mutex;
 use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
+use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
 use redis::{Cmd, Pipeline, RedisFuture, Value};
 use tokio::time::{Instant, timeout};
 
+use crate::connection::REPLY;
 use crate::connection::primary::unreachable;
 use crate::error::Result;
 
@@ -22,16 +24,18 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// A connection to a Redis Cluster. Clones are cheap and share the connection.
 ///
-/// When a call has no reply within the time limit of the client's settings, this connects to the
-/// cluster anew, and then uses that connection. A `ClusterConnection` of the redis crate refreshes
-/// its slots only when a connection breaks or a node replies MOVED: it stays with a silent node
-/// that the cluster has replaced. And it can stop for good while it refreshes them.
+/// Once a second while it is used, it asks all primaries for a reply. If one has none within the
+/// time limit of the client's settings, this connects to the cluster anew, and then uses that
+/// connection. A `ClusterConnection` of the redis crate refreshes its slots only when a connection
+/// breaks or a node replies MOVED: it stays with a silent node that the cluster has replaced. And it
+/// can stop for good while it refreshes them.
 #[derive(Clone)]
 pub struct Cluster(Arc<Inner>);
 
 struct Inner {
     client: ClusterClient,
     current: Mutex<ClusterConnection>,
+    checked_at: Mutex<Instant>,
     /// When the last attempt to connect ended. It is locked during an attempt.
     attempted: Arc<tokio::sync::Mutex<Instant>>,
 }
@@ -49,6 +53,7 @@ impl Cluster {
         Ok(Cluster(Arc::new(Inner {
             client,
             current: Mutex::new(connection),
+            checked_at: Mutex::new(Instant::now()),
             attempted: Arc::new(tokio::sync::Mutex::new(Instant::now())),
         })))
     }
@@ -58,9 +63,31 @@ impl Cluster {
         self.0.current.lock().clone()
     }
 
+    /// Returns the connection for a call. Begins to check that all primaries reply, once a second:
+    /// calls may have shorter limits than a reply.
+    fn checked(&self) -> ClusterConnection {
+        let connection = self.current();
+        let mut checked_at = self.0.checked_at.lock();
+        if checked_at.elapsed() >= PAUSE {
+            *checked_at = Instant::now();
+            let (cluster, mut connection) = (self.clone(), connection.clone());
+            tokio::spawn(async move {
+                let mut ask = redis::cmd("INFO");
+                ask.arg("replication");
+                let everywhere =
+                    RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+                let asked = timeout(REPLY, connection.route_command(ask, everywhere)).await;
+                if asked.map_or(true, |reply| reply.is_err_and(|error| error.is_timeout())) {
+                    cluster.connect_anew();
+                }
+            });
+        }
+        connection
+    }
+
     /// Begins to connect anew, unless an attempt is in progress or has just ended. The current
     /// connection serves other nodes meanwhile.
-    pub(crate) fn connect_anew(&self) {
+    fn connect_anew(&self) {
         let Ok(mut attempted) = self.0.attempted.clone().try_lock_owned() else {
             return;
         };
@@ -84,8 +111,7 @@ impl Cluster {
 
 impl ConnectionLike for Cluster {
     fn req_packed_command<'a>(&'a mut self, cmd: &'a Cmd) -> RedisFuture<'a, Value> {
-        let mut connection = self.current();
-        async move { connection.req_packed_command(cmd).await }.boxed()
+        async move { self.checked().req_packed_command(cmd).await }.boxed()
     }
 
     fn req_packed_commands<'a>(
@@ -94,9 +120,8 @@ impl ConnectionLike for Cluster {
         offset: usize,
         count: usize,
     ) -> RedisFuture<'a, Vec<Value>> {
-        let mut connection = self.current();
         async move {
-            connection
+            self.checked()
                 .req_packed_commands(pipeline, offset, count)
                 .await
         }

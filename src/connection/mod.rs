@@ -150,11 +150,10 @@ impl Connection {
             Ok(reply) => reply.and_then(Value::extract_error),
             Err(elapsed) => Err(std::io::Error::from(elapsed).into()),
         };
-        match (&reply, &mut redis.0) {
-            (Err(error), Link::Manager(manager)) if is_demoted(error) => leave(manager).await,
-            #[cfg(feature = "cluster")]
-            (Err(error), Link::Cluster(cluster)) if error.is_timeout() => cluster.connect_anew(),
-            _ => {}
+        if let (Err(error), Link::Manager(manager)) = (&reply, &mut redis.0)
+            && is_demoted(error)
+        {
+            leave(manager).await;
         }
         reply
     }

@@ -59,9 +59,10 @@ impl PrimaryTimeouts {
 ///
 /// - the connection breaks, or is silent: TCP keepalive and `TCP_USER_TIMEOUT` detect a dead
 ///   machine,
-/// - a command has no reply within the [limit](PrimaryTimeouts::response), by default 2 s,
+/// - a command has no reply within the [limit](PrimaryTimeouts::response), by default 2 s; also the
+///   question that it is asked once a second while the connection is used,
 /// - the server is a replica, as it is after a failover: it refuses a write (`READONLY`), or says
-///   so when it is asked, once a second while the connection is used,
+///   so in reply to that question,
 /// - Sentinel names another primary. It is asked as often, because a former primary accepts writes
 ///   until Sentinel reaches it, and these are lost.
 ///
@@ -292,11 +293,15 @@ impl Source {
         }
     }
 
-    /// Returns whether the server is no longer the primary, as far as can be found out.
+    /// Returns whether the server is no longer the primary, as far as can be found out. A silent
+    /// one is detected here if every caller's own limit is shorter than that of a reply.
     async fn has_left(&self, mut found: Found) -> bool {
         let is_elsewhere = |at: ConnectionInfo| at.addr() != found.at.addr();
         self.address().await.is_ok_and(is_elsewhere)
-            || matches!(is_primary(&mut found.connection).await, Ok(false))
+            || match is_primary(&mut found.connection).await {
+                Ok(is_primary) => !is_primary,
+                Err(error) => is_lost(&error),
+            }
     }
 }
 
@@ -390,7 +395,11 @@ pub(crate) fn unreachable(address: &str, error: RedisError) -> Error {
             ErrorKind::AccessDenied,
             format!("Redis at {address} rejected the credentials"),
         )
-    } else if error.is_connection_dropped() && !error.is_connection_refusal() {
+    } else if error.is_connection_dropped()
+        && !error.is_connection_refusal()
+        // a cluster's error has the cause in its text
+        && error.detail().is_none()
+    {
         Error::redis(format!(
             "Redis at {address} closed the new connection, as it does when `maxclients` is reached"
         ))

@@ -44,11 +44,13 @@ pub fn proves_not_executed(error: &RedisError) -> bool {
 }
 
 /// Returns whether the server rejects the user, or the user lacks a permission. Most servers give
-/// no code of its own to the refusal of a command within a script.
+/// no code of its own to the refusal of a command within a script, and a cluster's client none to
+/// that of a login.
 pub fn is_denied(error: &RedisError) -> bool {
-    const WITHIN: [&str; 2] = [
+    const WITHIN: [&str; 3] = [
         "ACL failure in script",
         "The user executing the script can't",
+        "Password authentication failed",
     ];
     matches!(error.code(), Some("NOAUTH" | "NOPERM" | "WRONGPASS"))
         || error.kind() == redis::ErrorKind::AuthenticationFailed

@@ -107,7 +107,7 @@ pub fn unix_seconds(range: &Range<SystemTime>) -> Range<i64> {
     // the seconds of a SystemTime fit into an i64
     let start = nanos(range.start).div_euclid(SECOND) as i64;
     let end = -(-nanos(range.end)).div_euclid(SECOND) as i64;
-    start..end
+    start..if range.is_empty() { start } else { end }
 }
 
 /// Returns the time at this number of Unix seconds.
@@ -151,8 +151,8 @@ impl Calendar {
         match precision {
             Precision::Seconds(seconds) => {
                 let length = i64::from(seconds);
-                let start = at.div_euclid(length) * length;
-                Ok(start..start + length)
+                let start = at.div_euclid(length).saturating_mul(length);
+                Ok(start..start.saturating_add(length))
             }
             Precision::Day => self.days(at, |date| date, 1.day()),
             Precision::Month => self.days(at, Date::first_of_month, 1.month()),
@@ -292,6 +292,8 @@ mod tests {
             unix_seconds(&(time_at(-7) - half..time_at(-7) + half)),
             -8..-6
         );
+        let empty = [0, 1].map(|more| unix_seconds(&(time_at(7 + more) + half..time_at(7) + half)));
+        assert!(empty.iter().all(Range::is_empty), "{empty:?}");
     }
 
     #[test]
@@ -300,6 +302,12 @@ mod tests {
             .slice(Precision::MINUTE, -1)
             .expect("a slice");
         assert_eq!(slice, -60..0);
+        for far in [i64::MIN, i64::MAX] {
+            let slice = Calendar::utc()
+                .slice(Precision::MINUTE, far)
+                .expect("a slice");
+            assert!((slice.start..=slice.end).contains(&far));
+        }
         assert!(Calendar::of("Europe/Atlantis").is_err());
     }
 }

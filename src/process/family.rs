@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use ::metrics::SharedString;
 use parking_lot::RwLock;
-use tokio::sync::OnceCell;
 
 use crate::error::Result;
 use crate::family::Family;
@@ -26,16 +25,14 @@ pub struct Opened {
     /// Set if a reconciler found the family in the database. It is replaced when the process itself
     /// opens the family.
     pub is_served: bool,
-    registered: RwLock<Registration>,
+    /// The family as registered in the database, once it is.
+    registered: RwLock<Option<Arc<Registered>>>,
     /// The family's name as a metrics label, cheap to clone.
     pub label: SharedString,
     pub clock: ServerClock,
     /// The incarnations that exact reads guess.
     pub incarnations: Incarnations,
 }
-
-/// The family as registered in the database, once it is.
-type Registration = Arc<OnceCell<Arc<Registered>>>;
 
 impl Opened {
     pub fn new(number: u64, family: Family, registered: Option<Arc<Registered>>) -> Self {
@@ -44,7 +41,7 @@ impl Opened {
             number,
             family,
             is_served: false,
-            registered: RwLock::new(Arc::new(OnceCell::new_with(registered))),
+            registered: RwLock::new(registered),
             label,
             clock: ServerClock::default(),
             incarnations: Incarnations::default(),
@@ -57,8 +54,9 @@ impl Opened {
         if let Some(registered) = registered
             && self.family == *family
         {
-            // fails if one is known
-            let _ = self.registered.read().set(registered.clone());
+            self.registered
+                .write()
+                .get_or_insert_with(|| registered.clone());
         }
         let is_known = || {
             let known = self.known();
@@ -73,15 +71,18 @@ impl Opened {
     /// family was opened. No data is written, and no row read, before the database has accepted the
     /// configuration.
     pub async fn registered(&self, store: &dyn Store) -> Result<Arc<Registered>> {
-        let registered = self.registered.read().clone();
-        let register = || async { store.register(&self.family).await.map(Arc::new) };
-        registered.get_or_try_init(register).await.cloned()
+        if let Some(known) = self.known() {
+            return Ok(known);
+        }
+        // callers do not wait for each other: one of them may not be polled
+        let registered = Arc::new(store.register(&self.family).await?);
+        Ok(self.registered.write().get_or_insert(registered).clone())
     }
 
     /// Returns the family as registered in the database, if that is known. Without it the id of its
     /// database is empty.
     pub fn known(&self) -> Option<Arc<Registered>> {
-        self.registered.read().get().cloned()
+        self.registered.read().clone()
     }
 
     /// Registers the family again, because the database does not have it as this process knows it.
@@ -98,7 +99,7 @@ impl Opened {
         };
         let is_other = renewed != **before;
         if is_other {
-            *self.registered.write() = Arc::new(OnceCell::new_with(Some(Arc::new(renewed))));
+            *self.registered.write() = Some(Arc::new(renewed));
         }
         Ok(is_other)
     }

@@ -181,6 +181,21 @@ async fn a_time_limit_may_be_as_long_as_can_be() {
     assert_eq!(patient.get("page").await.unwrap(), 2);
 }
 
+/// The first read of a family that MySQL does not know yet is not polled any further.
+#[tokio::test]
+async fn a_registration_that_stands_still_holds_up_no_other() {
+    let (mysql, pair) = Pair::on_own_mysql().await;
+    mysql.pause();
+    let views = pair.open(family("views")).await;
+    views.count("page", 1).await;
+    let mut read = std::pin::pin!(views.get("page"));
+    timeout(millis(50), &mut read).await.unwrap_err();
+    mysql.resume();
+    within(SOON, pair.drain()).await;
+    assert_eq!(views.stored(["page"]).await.unwrap(), [Some(1)]);
+    assert_eq!(read.await.unwrap(), 1);
+}
+
 #[tokio::test]
 async fn the_write_timeout_covers_the_row_of_a_missing_counter() {
     let (mysql, pair) = Pair::on_own_mysql().await;

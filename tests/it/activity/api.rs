@@ -80,6 +80,21 @@ async fn a_result_is_returned_again_for_a_while() {
     assert_eq!(calls().await, before + 2);
 }
 
+/// A caller asks Redis for others too, and is not polled while it waits for the reply.
+#[tokio::test]
+async fn a_read_that_stands_still_holds_up_no_other_for_longer_than_its_limit() {
+    let (pair, online) = Pair::of(family("online")).await;
+    pair.redis.pause();
+    let mut asking = std::pin::pin!(online.now("/"));
+    timeout(millis(50), &mut asking).await.unwrap_err();
+    pair.redis.resume();
+    let impatient = online.clone().read_timeout(millis(200));
+    let now = timeout(secs(10), impatient.now("/")).await;
+    refused(now.expect("a limit"), ErrorKind::Redis, "within 200ms");
+    assert_eq!(asking.await.unwrap().views, 0);
+    assert_eq!(impatient.now("/").await.unwrap().views, 0);
+}
+
 #[tokio::test]
 async fn a_wrong_touch_is_refused_by_name() {
     let (pair, online) = Pair::of(family("refused")).await;

@@ -2,6 +2,7 @@
 //! nothing when it is revoked later. Wrong credentials fail at once.
 
 use crate::support::kinds::{self};
+use redis::cluster::ClusterClient;
 use redis::{Client, IntoConnectionInfo, ToRedisArgs};
 
 use crate::support::*;
@@ -328,7 +329,7 @@ fn refused<T>(result: Result<T>) -> Error {
 
 /// Starts a server that requires a password.
 async fn protected() -> RedisServer {
-    RedisServer::start(RedisOptions::volatile().arg("requirepass", "right")).await
+    RedisServer::start(RedisOptions::volatile().tcp().arg("requirepass", "right")).await
 }
 
 #[tokio::test]
@@ -341,6 +342,11 @@ async fn connecting_without_the_right_password_fails_at_once() {
         let words = "redis.sock rejected the credentials";
         assert!(error.contains(words), "{error}");
         refused(Counterfoil::connect(url, "mysql://root@localhost/x").await);
+    }
+    let wrong = redis.tcp_url().replace("redis://", "redis://:wrong@");
+    for url in [redis.tcp_url(), wrong] {
+        let client = ClusterClient::builder([url]).build().unwrap();
+        refused(Cluster::connect(client).await);
     }
     let right = format!("{}?pass=right", redis.url());
     Primary::connect(right).await.unwrap();

@@ -90,6 +90,9 @@ async fn names_come_in_order_and_page_by_page() {
     assert_eq!(all, names[1..112]);
     let page = hits.names("n24", None, 3).await.unwrap();
     assert_eq!(page, ["n24", "n240", "n241"]);
+    let after = async |after| hits.names("n24", Some(after), 3).await.unwrap();
+    assert_eq!(after("m").await, page);
+    assert_eq!(after("n25").await, [""; 0]);
     // a client in another language counted under a name that is not text, which ends the page
     let (mut redis, name) = (pair.redis.manager().await, b"n24\xff");
     let key = |kind| format!("cf1:{{{}/0}}:{kind}", hits.family());
