@@ -123,9 +123,14 @@ pub fn time_at(seconds: i64) -> SystemTime {
 
 /// Returns an IANA time zone, from the system's database or else from the built-in one.
 pub fn time_zone(name: &str) -> Result<TimeZone> {
-    let unknown =
-        |error| Error::invalid(format!("time zone {name:?} is not known")).with_source(error);
-    TimeZone::get(name).map_err(unknown)
+    let unknown = || Error::invalid(format!("time zone {name:?} is not known"));
+    let zone = TimeZone::get(name).map_err(|error| unknown().with_source(error))?;
+    // its name is that of a zone, Etc/Unknown, which would count as UTC
+    if zone.is_unknown() {
+        Err(unknown())
+    } else {
+        Ok(zone)
+    }
 }
 
 /// The time zone in which days and months begin.

@@ -67,6 +67,10 @@ fn an_invalid_setting_is_named() {
             series().time_zone("Europe/Atlantis").build(),
             "time_zone time zone \"Europe/Atlantis\"",
         ),
+        (
+            series().time_zone("Etc/Unknown").build(),
+            "time_zone time zone \"Etc/Unknown\"",
+        ),
         (series().table(table()).build(), "table is given"),
         (activity().table(table()).build(), "table is given"),
         (
