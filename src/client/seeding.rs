@@ -67,21 +67,30 @@ impl Seeding {
 }
 
 impl Read {
-    /// Returns the row's value, or `None` without a row.
+    /// Returns the row's value, or `None` without a row. After an error the next caller reads the
+    /// row again, whoever still holds this read.
     pub async fn row(&self) -> Result<Option<i64>> {
-        self.row.clone().await
+        let row = self.row.clone().await;
+        if row.is_err() {
+            self.forget();
+        }
+        row
+    }
+
+    fn forget(&self) {
+        let mut reads = self.seeding.reads.lock();
+        // a newer read may have replaced it
+        if reads
+            .get(&self.key)
+            .is_some_and(|read| std::ptr::eq(read.as_ptr(), self))
+        {
+            reads.remove(&self.key);
+        }
     }
 }
 
 impl Drop for Read {
     fn drop(&mut self) {
-        let mut reads = self.seeding.reads.lock();
-        // a newer read may have replaced it
-        if reads
-            .get(&self.key)
-            .is_some_and(|read| read.strong_count() == 0)
-        {
-            reads.remove(&self.key);
-        }
+        self.forget();
     }
 }

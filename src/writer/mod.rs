@@ -87,6 +87,8 @@ impl Writer {
 
     /// Returns whether the writer no longer counts, because its runtime has ended.
     pub fn has_ended(&self) -> bool {
+        // of a writer that was not used yet, nothing else notices it
+        self.watch_runtime();
         self.queue.has_ended()
     }
 

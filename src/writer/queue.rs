@@ -65,6 +65,8 @@ struct State {
     lone: Option<Instant>,
     /// The number of requests in flight.
     requests: usize,
+    /// The latest deadline of all requests.
+    requests_end: Option<Instant>,
     callers: Callers,
     refusals: Backoff,
     /// The reason why Redis refused the last call, if it did.
@@ -153,19 +155,21 @@ impl Queue {
     }
 
     /// Returns whether no hit is gathered or in flight. Stays `true` after closing, except for hits
-    /// recorded before. A lone caller that is not polled counts until its deadline.
+    /// recorded before. A lone caller or a request that is not polled counts until its deadline.
     pub fn is_idle(&self) -> bool {
         let state = self.state.lock();
-        state.requests == 0
-            && state.lone.is_none_or(|by| by < Instant::now())
+        let is_over = |end: Option<Instant>| end.is_none_or(|end| end < Instant::now());
+        (state.requests == 0 || is_over(state.requests_end))
+            && is_over(state.lone)
             && (state.drivers == 0 || self.has_ended())
     }
 
-    /// Accepts a request.
-    pub fn take_request(self: &Arc<Self>) -> Result<Outside> {
+    /// Accepts a request that ends by this time.
+    pub fn take_request(self: &Arc<Self>, end: Instant) -> Result<Outside> {
         let mut state = self.state.lock();
         self.check_open()?;
         state.requests += 1;
+        state.requests_end = state.requests_end.max(Some(end));
         Ok(Outside {
             queue: self.clone(),
             is_lone: false,

@@ -122,7 +122,7 @@ impl Writer {
         deadline: Deadline,
     ) -> Result<Settled> {
         let route = &self.queue.route;
-        let _in_flight = self.queue.take_request()?;
+        let _in_flight = self.queue.take_request(deadline.reply_by)?;
         let repeated = request.repeat(route, seed, deadline, progress);
         let done = timeout_at(deadline.reply_by, repeated)
             .await

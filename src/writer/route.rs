@@ -74,7 +74,9 @@ impl Route {
     pub async fn epochs(&self, home: &Home) -> Result<Epochs> {
         let known = self.opened.known();
         let database = known.as_ref().map_or("", |known| &known.database);
-        home.epochs(self.family(), database).await
+        let epochs = home.epochs(self.family(), database).await;
+        self.check_topology(&epochs);
+        epochs
     }
 
     /// Returns the epochs that Redis knows now.
@@ -95,10 +97,16 @@ impl Route {
                     }
                 }
             }
-            Err(error) if bundle::crosses_slots(error) => self.topology.found_cluster(),
-            _ => {}
+            _ => self.check_topology(&counted),
         }
         counted
+    }
+
+    /// Notes that the server is a cluster if it refused keys of several slots.
+    fn check_topology<T>(&self, reply: &Result<T>) {
+        if reply.as_ref().is_err_and(bundle::crosses_slots) {
+            self.topology.found_cluster();
+        }
     }
 
     async fn call_script(&self, fence: Fence<'_>, group: &Group) -> Result<Counted> {

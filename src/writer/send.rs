@@ -1,7 +1,7 @@
 //! The sending of a call until its outcome is known or its time is over. A repeat is harmless from
 //! any process.
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use crate::connection::backoff::Backoff;
 use crate::error::{Error, ErrorKind, Result};
@@ -16,12 +16,13 @@ use crate::writer::route::Route;
 /// Makes a call, and pauses if Redis refused it. Others wait neither for a lone caller nor for its
 /// pause.
 pub async fn make(queue: &Queue, mut sending: Sending, call: &Call, lone: Option<Outside>) {
+    let start_by = sending.deadline.start_by;
     let outcome = sending.make(&queue.route).await;
     let pause = queue.ended(sending, &outcome);
     drop(lone);
     call.end(outcome);
     if let Some(pause) = pause {
-        sleep(pause).await;
+        sleep_until(start_by.min(Instant::now() + pause)).await;
     }
 }
 

@@ -1,6 +1,8 @@
 //! Cached counters under faults: other programs write rows, rows and servers disappear, and values
 //! do not fit.
 
+use std::pin::pin;
+
 use counterfoil::store::Snapshot;
 
 use super::{columns, items, items_in, row};
@@ -183,6 +185,30 @@ async fn a_row_beyond_i64_holds_no_other_up() {
     pair.sql("UPDATE item SET vote_count = 7 WHERE id = 1")
         .await;
     assert_eq!(votes.value("1").await, 7);
+}
+
+/// A caller that is no longer polled shares its read of the row with the others.
+#[tokio::test]
+async fn a_failed_read_of_a_row_is_not_used_again() {
+    let pair = Pair::new().await;
+    let votes = items(&pair, family()).await;
+    votes.count("2", 1).await;
+    pair.sql(
+        "ALTER TABLE item MODIFY vote_count BIGINT UNSIGNED NOT NULL DEFAULT 0;
+         UPDATE item SET vote_count = 9223372036854775808 WHERE id = 1",
+    )
+    .await;
+    let mut first = pin!(votes.incr("1", 1));
+    // the counter is missing in Redis, then the row is read
+    for _ in 0..2 {
+        assert!(poll_once(first.as_mut()).is_none());
+        pause(50).await;
+    }
+    refused(votes.incr("1", 1).await, ErrorKind::Range, "");
+    pair.sql("UPDATE item SET vote_count = 7 WHERE id = 1")
+        .await;
+    assert_eq!(votes.count("1", 1).await, 8);
+    refused(first.await, ErrorKind::Range, "");
 }
 
 /// The row leaves i64 with a batch, and more hits are pending.

@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::ops::Deref;
 
+use redis::aio::ConnectionLike;
+
 use super::{Clustered, builder, connect};
 
 use crate::support::*;
@@ -159,6 +161,42 @@ async fn the_main_path() {
         (0, 398)
     );
     assert_eq!(rig.views.value("page/000").await, 0);
+}
+
+/// A process that has a family open finds an empty cluster in place of the single node, and no
+/// reconciler configures the family.
+#[tokio::test]
+async fn a_single_node_becomes_an_empty_cluster() {
+    let (redis, is_cluster) = (new_redis().await, Arc::new(AtomicBool::new(false)));
+    let (manager, refuses) = (redis.manager().await, is_cluster.clone());
+    let connection = custom(move |command| {
+        let mut manager = manager.clone();
+        let words = command.args_iter().filter_map(|word| match word {
+            redis::Arg::Simple(word) => std::str::from_utf8(word).ok(),
+            _ => None,
+        });
+        let keys = words.filter(|word| word.starts_with("cf1:"));
+        let keys = keys.filter_map(|word| word.split_once("}:"));
+        let tags: HashSet<_> = keys.map(|(tag, _)| tag.to_owned()).collect();
+        let is_refused = refuses.load(Ordering::Relaxed) && tags.len() > 1;
+        async move {
+            if is_refused {
+                return Err((
+                    redis::ErrorKind::Server(redis::ServerErrorKind::CrossSlot),
+                    "",
+                )
+                    .into());
+            }
+            manager.req_packed_command(&command).await
+        }
+    });
+    let counterfoil = Counterfoil::new(connection.sending_once(), MemoryStore::new());
+    let views = counterfoil.opened(family("views").partitions(2)).await;
+    views.count("page", 1).await;
+    redis.does("FLUSHALL").await;
+    is_cluster.store(true, Ordering::Relaxed);
+    let id = &ids_of(views.family(), 0, 1)[0];
+    views.count(id, 1).await;
 }
 
 /// The cluster refuses a call with the wrong home as a whole.

@@ -42,6 +42,7 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
         let views = pair.open(family("views")).await.unwrap();
         views.count("page", 1).await;
         let unused = pair.open(family("unused")).await.unwrap();
+        pair.open(family("opened-twice")).await.unwrap();
         (pair, views, unused)
     });
     let why = "the runtime on which the family was opened has ended";
@@ -53,6 +54,8 @@ fn a_pair_outlives_the_runtimes_that_use_it() {
     for late in late {
         refused(late, ErrorKind::Closed, why);
     }
+    let again = home.block_on(pair.open(family("opened-twice"))).unwrap();
+    again.record("page", 1).unwrap();
     let views = home.block_on(pair.open(family("views"))).unwrap();
     in_threads(THREADS, |thread| {
         for round in 0..ROUNDS {

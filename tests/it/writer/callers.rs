@@ -126,6 +126,24 @@ async fn a_refused_lone_caller_that_is_not_polled_does_not_hold_up_the_others() 
     assert_eq!(within_time(LONG, first).await, 3);
 }
 
+#[tokio::test]
+async fn a_refused_lone_caller_does_not_pause_beyond_its_deadline() {
+    let (plain, views) = views(1).await;
+    views.count("page", 1).await;
+    plain.redis.does("CONFIG SET maxmemory 1").await;
+    let views = views.write_timeout(millis(20));
+    let mut shortest = LONG;
+    for round in 0..20 {
+        let began = Instant::now();
+        refused(views.add("page", 1).await, ErrorKind::Redis, "");
+        // pauses grow with the refusals
+        if round >= 10 {
+            shortest = shortest.min(began.elapsed());
+        }
+    }
+    assert!(shortest < millis(80), "{shortest:?}");
+}
+
 /// Callers of each partition wait for calls in flight, and are not polled meanwhile.
 #[tokio::test]
 async fn callers_that_are_not_polled_do_not_hold_up_another_family() {

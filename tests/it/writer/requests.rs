@@ -1,6 +1,8 @@
 //! Requests that the application repeats, in the same process or another one. Each counts once for
 //! as long as it is remembered.
 
+use std::pin::pin;
+
 use counterfoil::test_hooks::Partition;
 
 use crate::support::*;
@@ -209,6 +211,18 @@ async fn a_pair_that_is_shut_down_takes_no_request() {
     assert_eq!(views.add_once("job", "page", 1).await.unwrap(), Counted(1));
     assert!(plain.shutdown(secs(5)).await.unwrap().is_empty());
     refused(views.add_once("job", "page", 1).await, Closed, "");
+}
+
+/// A request waits for its reply, and is not polled meanwhile.
+#[tokio::test]
+async fn a_request_that_is_not_polled_does_not_hold_up_a_shutdown() {
+    let (plain, views) = Plain::of(family("views")).await;
+    views.count("page", 1).await;
+    let brief = views.write_timeout(millis(300));
+    let mut request = pin!(brief.add_once("job", "page", 1));
+    assert!(poll_once(request.as_mut()).is_none());
+    let remaining = within(secs(4), plain.shutdown(secs(8))).await;
+    assert!(remaining.unwrap().is_empty());
 }
 
 #[tokio::test]
