@@ -40,11 +40,6 @@ impl Default for PrimaryTimeouts {
 }
 
 impl PrimaryTimeouts {
-    /// Returns the time limit for finding the primary and connecting to it, in all.
-    fn search(self) -> Duration {
-        self.connect.saturating_add(self.response)
-    }
-
     fn config(self) -> AsyncConnectionConfig {
         AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect))
@@ -196,8 +191,10 @@ impl Primary {
 
     /// Returns the time limit for a command that first connects.
     pub(crate) fn limit(&self) -> Duration {
-        let timeouts = self.0.timeouts;
-        timeouts.search().saturating_add(timeouts.response)
+        let Inner {
+            source, timeouts, ..
+        } = &*self.0;
+        source.limit(*timeouts).saturating_add(timeouts.response)
     }
 
     /// Returns the number of the current connection, if there is one.
@@ -249,11 +246,22 @@ impl Primary {
 }
 
 impl Source {
+    /// Returns the time limit for finding the primary and connecting to it, in all.
+    fn limit(&self, timeouts: PrimaryTimeouts) -> Duration {
+        let found = match self {
+            Source::Address(_) => Duration::ZERO,
+            Source::Sentinel(_) => Sentinels::LIMIT,
+        };
+        let connected = timeouts.connect.saturating_add(timeouts.response);
+        connected.saturating_add(found)
+    }
+
     fn search(self, timeouts: PrimaryTimeouts) -> Search {
         async move {
             // in a task: its timers end with the runtime that begins it, and other callers may be
             // in another runtime
-            match tokio::spawn(timeout(timeouts.search(), self.connect(timeouts))).await {
+            let limit = self.limit(timeouts);
+            match tokio::spawn(timeout(limit, self.connect(timeouts))).await {
                 Ok(Ok(found)) => found,
                 Ok(Err(elapsed)) => Err(std::io::Error::from(elapsed).into()),
                 Err(ended) => Err(std::io::Error::from(ended).into()),

@@ -37,6 +37,9 @@ struct Named {
 }
 
 impl Sentinels {
+    /// The longest time until all Sentinels have replied, or are known to be silent.
+    pub const LIMIT: Duration = Duration::from_secs(2 * LIMIT.as_secs());
+
     pub fn new(sentinels: Vec<ConnectionInfo>, primary: ConnectionInfo) -> Result<Self> {
         if sentinels.is_empty() {
             return Err(Error::invalid("there are no Sentinels"));

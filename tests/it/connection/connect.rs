@@ -386,6 +386,19 @@ async fn a_primary_that_sentinel_replaced_is_left_although_it_accepts_writes() {
     .await;
     assert!(first.is_primary().await, "it was left when it was demoted");
 
+    // a Sentinel that is silent, for longer than a primary may be
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let sentinels = [
+        format!("redis://{}", silent.local_addr().unwrap()),
+        url.clone(),
+    ];
+    let short = PrimaryTimeouts {
+        connect: millis(200),
+        response: millis(200),
+    };
+    let redis = Primary::connect_sentinel_with(sentinels, "redis://primary", short);
+    redis.await.unwrap();
+
     // a Sentinel that has not heard of the failover
     for sentinels in [[late.url(), url.clone()], [url, late.url()]] {
         let redis = Primary::connect_sentinel(sentinels, "redis://primary").await;
