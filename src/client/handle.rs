@@ -101,8 +101,7 @@ impl Handle {
     /// Returns the epoch in which Redis remembers the request if it is made now.
     pub async fn request_epoch(&self, request: &str, id: &str) -> Result<String> {
         let request = Request::new(self.family(), request, id, 0)?;
-        let epoch = self.writer.request_epoch(request).await;
-        self.explained(epoch).await
+        self.repeating(|_| self.writer.request_epoch(request)).await
     }
 
     /// Counts the hits that are not refused already, and returns the outcome of each, in their

@@ -241,6 +241,9 @@ async fn a_page_is_told_at_once_that_no_values_came() {
     pair.redis.pause();
     let shown = within(SOON, votes.get_or_stored(["page"], millis(200)));
     refused(shown.await, ErrorKind::Store, "within 200ms");
+    let hasty = votes.clone().read_timeout(millis(200));
+    let epoch = within(SOON, hasty.request_epoch("a", "page"));
+    refused(epoch.await, ErrorKind::Redis, "within 200ms");
     pair.redis.resume();
     mysql.resume();
     assert_eq!(views.value("page").await, 3);
