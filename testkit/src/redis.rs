@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use redis::aio::ConnectionManager;
 use redis::{Client, Cmd, FromRedisValue, RedisResult};
+use tokio::time::sleep;
 
 use crate::certificates::Certificates;
 use crate::client;
@@ -243,9 +244,33 @@ impl RedisServer {
     ///
     /// If the server does not start.
     pub async fn start_again(&self) {
+        let torn = self.torn_files();
         self.process
             .start(binary(), &self.args, || replies(&self.socket))
             .await;
+        if self.torn_files() > torn {
+            self.rewrite_aof().await;
+        }
+    }
+
+    /// Returns how often the server found its append-only file torn by a kill.
+    fn torn_files(&self) -> usize {
+        let log = fs::read_to_string(self.process.dir().join("log"));
+        log.map_or(0, |log| log.matches("Truncating the AOF").count())
+    }
+
+    /// Writes the append-only file anew, as operators must after a crash that tore it: at the second
+    /// start Redis would execute half of a script (docs/operations.md, "After a crash of Redis").
+    async fn rewrite_aof(&self) {
+        let rewrite: Result<String, _> = self.run("BGREWRITEAOF").await;
+        rewrite.expect("the file is written anew");
+        loop {
+            let state: String = self.run("INFO persistence").await.expect("INFO");
+            if state.contains("aof_rewrite_in_progress:0") {
+                return;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Restarts the server on its existing data as a cluster of one node, which serves the slots
