@@ -61,7 +61,7 @@ func (s *Series) Get(ctx context.Context, name, label string) ([]Slice, error) {
 	}
 	i := slices.IndexFunc(e.Windows, func(w window) bool { return w.label == label })
 	if i < 0 {
-		return nil, s.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("the family has no window %s", label))
+		return nil, s.fail(ErrNotCounted, "BADARG", fmt.Errorf("the family has no window %s", label))
 	}
 	words, err := s.reply(ctx, "series_get", s.keys(e.partitionOf(name), "series:"+label+":"+name), "")
 	if err != nil {

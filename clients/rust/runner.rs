@@ -77,7 +77,7 @@ async fn answer(families: &HashMap<String, AnyCounters>, call: &Value) -> Value 
     }
     let made = match families.get(text(&call["family"])) {
         Some(family) => make(family, text(&call["call"]), &call["args"]).await,
-        None => Err(failure("misconfigured", "nobody registered the family")),
+        None => Err(failure("misconfigured", "the family is not registered")),
     };
     let mut answer = made.map_or_else(|failure| failure, |returns| json!({"returns": returns}));
     answer["id"] = call["id"].clone();
@@ -155,6 +155,10 @@ fn failed(error: Error) -> Value {
     let kind = match error.kind() {
         ErrorKind::OutcomeUnknown => "outcome_unknown",
         ErrorKind::Mismatch | ErrorKind::AccessDenied => "misconfigured",
+        // the words of the scripts, which the crate does not let invalid input reach
+        ErrorKind::InvalidInput => {
+            return failure("not_counted", format!("BADID BADARG {error:#}"));
+        }
         _ => "not_counted",
     };
     failure(kind, format!("{error:#}"))

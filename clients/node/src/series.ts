@@ -1,6 +1,6 @@
 import { slice, starts } from './calendar.js';
 import { type Family, type Item, Queue, type Settings } from './family.js';
-import { type Integer, Misconfigured, checkId, checkInteger, integer, integerOf, repeated } from './values.js';
+import { type Integer, NotCounted, checkId, checkInteger, integer, integerOf, repeated } from './values.js';
 
 const LONGEST_NAME = 200;
 const PAIRS = 100;
@@ -31,7 +31,7 @@ export class Series {
     const epoch = await this.family.describe();
     const { windows, time_zone } = epoch.settings;
     const size = windows.find(([each]: [string]) => each === label)?.[1];
-    if (!size) throw new Misconfigured('WINDOW', `${this.family.name} has no ${label}, but ${JSON.stringify(windows)}`);
+    if (!size) throw new NotCounted('BADARG', `${this.family.name} has no ${label}, but ${JSON.stringify(windows)}`);
     const keys = this.family.keys(this.family.partition(name, epoch), `series:${label}:${name}`);
     const [now, text] = await this.family.read('series_get', () => ({ keys, args: [''] }));
     const pairs = String(text).matchAll(/(\d+) (\d+)/g);

@@ -227,8 +227,7 @@ final class Buffered extends StoredFamily {
     }
 
     private function hashOfRequest(string $request, string $id): int {
-        $length = strlen($request);
-        if ($length < 1 || $length > 64) throw new NotCounted('BADARG', 'a request has 1 to 64 bytes');
+        self::checkId($request, 64, isText: false);
         return crc32($this->ask()['settings']['wide'] ? $request : $id);
     }
 

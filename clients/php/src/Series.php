@@ -19,7 +19,7 @@ final class Series extends Family {
      * @throws CounterfoilException
      */
     public function add(string|int $name, int|float $n = 1): void {
-        [$name, $n] = [self::checkId($name, self::NAME_BYTES), self::checkDelta($n)];
+        [$name, $n] = [self::checkId($name, self::NAME_BYTES), self::checkDelta($n, 1)];
         $reply = $this->atTime(function (int $nowMs) use ($name, $n): array {
             $settings = $this->ask()['settings'];
             $names = ['open', 'schedule', 'names', 'idle'];

@@ -35,7 +35,7 @@ final class Visitors extends StoredFamily {
     private static function idOf(string|int $scope, string $day): string {
         $date = DateTimeImmutable::createFromFormat('!Y-m-d', $day);
         if ($date === false || $date->format('Y-m-d') !== $day) {
-            throw new NotCounted('BADARG', "expected a day like 2014-09-20, not $day");
+            throw new NotCounted('BADID', "expected a day like 2014-09-20, not $day");
         }
         return self::checkId(self::checkId($scope) . "/$day");
     }

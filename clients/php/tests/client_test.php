@@ -51,7 +51,7 @@ return [
         fails(NotCounted::class, 'BADID', fn() => $views->add(''));
         fails(NotCounted::class, 'BADID', fn() => $views->add("\xff"));
         fails(NotCounted::class, 'BADID', fn() => $views->later(str_repeat('x', 256)));
-        fails(NotCounted::class, 'BADARG', fn() => $views->addOnce('', id()));
+        fails(NotCounted::class, 'BADID', fn() => $views->addOnce('', id()));
         same(false, $isConnected, 'sent');
         $number = random_int(1, PHP_INT_MAX);
         same([$number => 2, 'x' . $number => 3], $views->addMany([$number => 2, 'x' . $number => 3]));

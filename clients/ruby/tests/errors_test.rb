@@ -90,7 +90,7 @@ class ErrorsTest < ClientTest
       ["1", 1.0, nil, 2**63, -2**63 - 1].each { |delta| assert_equal "BADARG", reason(Counterfoil::NotCounted) { @views.add(@id, delta) } }
       assert_equal "BADARG", reason(Counterfoil::NotCounted) { @counterfoil.series("hits").add(@id, 0) }
       assert_equal "BADID", reason(Counterfoil::NotCounted) { @views.add_once("x" * 65, @id) }
-      assert_equal "BADARG", reason(Counterfoil::NotCounted) { @counterfoil.activity("readers").touch(@id, "") }
+      assert_equal "BADID", reason(Counterfoil::NotCounted) { @counterfoil.activity("readers").touch(@id, "") }
       %w[today 2026-02-30 2026-13-01 2026-2-3].each do |day|
         assert_equal "BADID", reason(Counterfoil::NotCounted) { @counterfoil.visitors("daily").first_visit("s", day, "v") }
       end

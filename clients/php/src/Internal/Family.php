@@ -177,9 +177,9 @@ abstract class Family {
     }
 
     /** Refuses what is not an integer: PHP makes a float of an integer that leaves its 64 bits. */
-    protected static function checkDelta(mixed $delta): int {
-        if (is_int($delta)) return $delta;
-        throw new NotCounted('BADARG', 'expected an integer of 64 bits, not ' . json_encode($delta));
+    protected static function checkDelta(mixed $delta, int $least = PHP_INT_MIN): int {
+        if (is_int($delta) && $delta >= $least) return $delta;
+        throw new NotCounted('BADARG', "expected an integer of 64 bits from $least on, not " . json_encode($delta));
     }
 
     /** Adds up, in an order in which only a sum that leaves 64 bits does so, which is refused. */

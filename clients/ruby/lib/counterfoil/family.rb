@@ -151,7 +151,7 @@ class Counterfoil
     def bytes(string)
       return string if string.is_a?(String) && string.bytesize.between?(1, 255)
 
-      raise NotCounted.new("BADARG", "expected a String of 1 to 255 bytes")
+      raise NotCounted.new("BADID", "expected a String of 1 to 255 bytes")
     end
 
     # @return [Integer] the number, of 64 bits
