@@ -61,16 +61,14 @@ export class Counterfoil {
 
   /** Sums of deltas. `value` by database needs `table` if the family is stored in a table of the application. */
   buffered(name: string, { table }: { table?: Table } = {}): Buffered {
-    if (table) this.reader.tables.set(`${this.namespace}/${name}`, table);
-    return this.open('buffered', name, (family) => new Buffered(family, this.reader, this.options));
+    return this.open('buffered', name, (family) => new Buffered(family, this.reader, this.options), table);
   }
 
   /** Values in bounds, which changes return. `readRow` is that of the first call, `table` as in `buffered`. */
   cached(name: string, { readRow, table }: { readRow?: ReadRow; table?: Table } = {}): Cached {
-    if (table) this.reader.tables.set(`${this.namespace}/${name}`, table);
     return this.open('cached', name, (family) => {
       return new Cached(family, this.reader, readRow ?? ((id) => this.reader.fromDaemon(family, id)));
-    });
+    }, table);
   }
 
   /** Counts over time. */
@@ -81,8 +79,7 @@ export class Counterfoil {
 
   /** Visitors that count once a day. `table` as in `buffered`. */
   visitors(name: string, { table }: { table?: Table } = {}): Visitors {
-    if (table) this.reader.tables.set(`${this.namespace}/${name}`, table);
-    return this.open('visitors', name, (family) => new Visitors(family, this.reader));
+    return this.open('visitors', name, (family) => new Visitors(family, this.reader), table);
   }
 
   /**
@@ -97,11 +94,12 @@ export class Counterfoil {
     for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }
 
-  /** Returns the only object of the family, so that all callers share its calls. */
-  private open<T>(kind: string, name: string, open: (family: Family) => T): T {
+  /** Returns the only object of the family, so that all callers share its calls. The last call with a `table` decides on it. */
+  private open<T>(kind: string, name: string, open: (family: Family) => T, table?: Table): T {
     const full = `${this.namespace}/${name}`;
     const isName = /^[a-z0-9_.-]{1,64}\/[a-z0-9_.-]{1,64}$/.test(full);
     if (!isName) throw new Misconfigured('NAME', `expected names of 1 to 64 of a-z, 0-9, _, . and -, not ${full}`);
+    if (table) this.reader.tables.set(full, table);
     return memo(this.families, `${kind} ${name}`, () => open(new Family(this.sender, full, kind))) as T;
   }
 }
