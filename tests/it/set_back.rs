@@ -165,27 +165,19 @@ impl Site {
     }
 }
 
-fn load(
-    handles: &Handles,
-    tallies: &Arc<[Tally; 5]>,
-    stop: &Arc<AtomicBool>,
-) -> Vec<JoinHandle<()>> {
-    let tasks = (0..KINDS.len()).flat_map(|kind| (0..TASKS).map(move |task| (kind, task)));
-    tasks
-        .map(|(kind, task)| {
-            let (handles, tallies, stop) = (handles.clone(), tallies.clone(), stop.clone());
-            tokio::spawn(async move {
-                for number in (task as u64..).step_by(TASKS) {
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    if !handles.call(kind, number, &tallies[kind]).await {
-                        sleep(millis(5)).await;
-                    }
+fn load(handles: &Handles, tallies: &Arc<[Tally; 5]>) -> Load<()> {
+    Load::start(KINDS.len() * TASKS, |task, stop| {
+        let (handles, tallies) = (handles.clone(), tallies.clone());
+        let (kind, mut number) = (task / TASKS, (task % TASKS) as u64);
+        async move {
+            while !stop.is_set() {
+                if !handles.call(kind, number, &tallies[kind]).await {
+                    sleep(millis(5)).await;
                 }
-            })
-        })
-        .collect()
+                number += TASKS as u64;
+            }
+        }
+    })
 }
 
 async fn rounds(options: RedisOptions, durability: Durability, restore: Restore) {
@@ -202,8 +194,8 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
         redis.does("SAVE").await;
     }
     let reconciler = counterfoil.reconcile().await;
-    let (tallies, stop) = (Arc::<[Tally; 5]>::default(), Arc::default());
-    let tasks = load(&handles, &tallies, &stop);
+    let tallies = Arc::<[Tally; 5]>::default();
+    let load = load(&handles, &tallies);
     let mut site = Site {
         redis,
         pool,
@@ -216,10 +208,7 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
     }
     // the set-back is detected while hits are counted
     sleep(secs(4)).await;
-    stop.store(true, Ordering::Relaxed);
-    for task in tasks {
-        task.await.unwrap();
-    }
+    load.end().await;
     reconciler.stop().await;
     counterfoil.drain_all().await.unwrap();
 
