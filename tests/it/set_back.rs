@@ -104,8 +104,7 @@ enum Restore {
 }
 
 struct Site {
-    redis: RedisServer,
-    pool: MySqlPool,
+    pair: Pair,
     tallies: Arc<[Tally; 5]>,
     /// The hits that were pending at the kill, by kind.
     pending: [i64; 5],
@@ -119,7 +118,7 @@ impl Site {
              JOIN counterfoil_families AS f ON f.number = v.family WHERE f.name = ? AND v.id NOT LIKE 'visitors/%'";
         sqlx::query_scalar(SUM)
             .bind(KINDS[kind])
-            .fetch_one(&self.pool)
+            .fetch_one(&self.pair.pool)
             .await
             .unwrap()
     }
@@ -146,22 +145,22 @@ impl Site {
         sleep(before).await;
         let mut length = 0;
         match restore {
-            Restore::Snapshot => self.redis.run("SAVE").await.unwrap(),
-            Restore::OlderFile => length = self.redis.aof_len(),
+            Restore::Snapshot => self.pair.redis.run("SAVE").await.unwrap(),
+            Restore::OlderFile => length = self.pair.redis.aof_len(),
         }
         sleep(after).await;
         let mut stored = [0; 5];
         for (kind, stored) in stored.iter_mut().enumerate() {
             *stored = self.stored(kind).await;
         }
-        self.redis.kill();
+        self.pair.redis.kill();
         for (kind, stored) in stored.into_iter().enumerate() {
             self.pending[kind] += self.tallies[kind].most() - stored;
         }
         if restore == Restore::OlderFile {
-            self.redis.cut_aof(length);
+            self.pair.redis.cut_aof(length);
         }
-        self.redis.start_again().await;
+        self.pair.redis.start_again().await;
     }
 }
 
@@ -184,21 +183,16 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
     let mut random = random::numbers();
     let metrics = Metrics::record();
 
-    let Pair {
-        redis,
-        pool,
-        counterfoil,
-    } = Pair::with(options).await;
-    let handles = Handles::open(&counterfoil, durability).await;
+    let pair = Pair::with(options).await;
+    let handles = Handles::open(&pair, durability).await;
     if restore == Restore::Snapshot {
-        redis.does("SAVE").await;
+        pair.redis.does("SAVE").await;
     }
-    let reconciler = counterfoil.reconcile().await;
+    let reconciler = pair.reconcile().await;
     let tallies = Arc::<[Tally; 5]>::default();
     let load = load(&handles, &tallies);
     let mut site = Site {
-        redis,
-        pool,
+        pair,
         tallies,
         pending: [0; 5],
         metrics,
@@ -210,7 +204,7 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
     sleep(secs(4)).await;
     load.end().await;
     reconciler.stop().await;
-    counterfoil.drain_all().await.unwrap();
+    site.pair.drain_all().await.unwrap();
 
     let [resets, dropped] = site.measured([SET_BACK, DROPPED]);
     for (kind, name) in KINDS.iter().enumerate() {
