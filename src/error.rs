@@ -228,14 +228,4 @@ mod tests {
         assert_eq!(moved("4073 node:1"), moved("12 node:1"));
         assert!(moved("4073 node:2").contains("redirected to node:2"));
     }
-
-    #[test]
-    fn every_waiter_receives_the_sources() {
-        let error = Error::new(ErrorKind::Redis, "not counted").with_source(
-            redis::RedisError::from(std::io::Error::other("connection refused")),
-        );
-        let copy = error.clone();
-        assert!(copy.redis_error().is_some());
-        assert_eq!(format!("{copy:#}"), format!("{error:#}"));
-    }
 }

@@ -9,147 +9,86 @@
 
 use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
 
-/// Hits acknowledged by Redis, by `family`.
-pub const HITS: &str = "counterfoil_hits_total";
-/// Hits refused, by `family` and `reason` (`range`, `full`).
-pub const REFUSED: &str = "counterfoil_refused_total";
-/// Recorded hits that are being sent, by `family`: about what a kill of this process would lose.
-pub const RECORDED: &str = "counterfoil_recorded_hits";
-/// Hits of unknown outcome, by `family`: counted once or not at all.
-pub const UNKNOWN: &str = "counterfoil_unknown_total";
-/// Distinct ids in the batches that this reconciler is writing to the database, by `family`.
-pub const PENDING_IDS: &str = "counterfoil_pending_ids";
-/// Batches that reached the database.
-pub const BATCHES: &str = "counterfoil_batches_total";
-/// Rows changed in the database.
-pub const ROWS: &str = "counterfoil_rows_total";
-/// Deltas that the database refused.
-pub const REJECTS: &str = "counterfoil_rejects_total";
-/// Deltas without a row that were dropped, as [`Table::update_or_drop`](crate::Table::update_or_drop)
-/// asks for.
-pub const WITHOUT_ROW: &str = "counterfoil_without_row_total";
-/// Rows read because their cached counter was not in Redis, by `family`.
-pub const SEEDS: &str = "counterfoil_seeds_total";
-/// Cached counters deleted from Redis, by `family`: saved, and unused for their retention.
-pub const DELETED: &str = "counterfoil_deleted_total";
-/// Seconds from fetching batches to their release, or until their counters are marked as saved.
-pub const FLUSH_SECONDS: &str = "counterfoil_flush_seconds";
-/// Age in seconds of a batch's oldest hit when it reached the database, by `family`.
-pub const LAG_SECONDS: &str = "counterfoil_lag_seconds";
-/// Age in seconds of the oldest hit in the batches that this reconciler holds, 0 if it holds none.
-/// It grows while the database is unreachable. Hits that wait for their sync, for the family's sync
-/// time at most, are not included.
-pub const WAITING_SECONDS: &str = "counterfoil_waiting_seconds";
-/// Distinct ids, or cached counters, that wait in Redis for the database, by `family`: the sum over
-/// all families of that name in use, in every namespace. Only
-/// [`backlogs`](crate::Counterfoil::backlogs) sets it. Call that where no working reconciler runs.
-pub const BACKLOG_IDS: &str = "counterfoil_backlog_ids";
-/// Age in seconds of the oldest of these hits, 0 if there are none, by `family`. Only `backlogs`
-/// sets it too.
-pub const BACKLOG_SECONDS: &str = "counterfoil_backlog_seconds";
-/// Partitions beyond a family's number that received hits from a client with a different partition
-/// count, by `family`. The reconciler brings these hits to the database.
-pub const STRAYS: &str = "counterfoil_stray_partitions_total";
-/// Partitions that were reset because Redis was set back to an older state, by `family`.
-pub const SET_BACK: &str = "counterfoil_set_back_total";
-/// Hits dropped when partitions were reset, by `family`: they are in the database, or mixed with
-/// hits that are. For series and activity a kept slice counts as one hit.
-pub const DROPPED: &str = "counterfoil_dropped_hits_total";
-/// Counters compared with their rows, by `family`.
-pub const RECOUNT_CHECKED: &str = "counterfoil_recount_checked_total";
-/// Counters found different from their rows, by `family`.
-pub const RECOUNT_DRIFTED: &str = "counterfoil_recount_drifted_total";
-/// Counters corrected, by `family` and `direction` (`up`, `down`).
-pub const RECOUNT_CORRECTED: &str = "counterfoil_recount_corrected_total";
-/// Counters too busy to be compared with their rows in a run, by `family`.
-pub const RECOUNT_BUSY: &str = "counterfoil_recount_busy_total";
-/// Duration of a recount run in seconds, by `family`.
-pub const RECOUNT_SECONDS: &str = "counterfoil_recount_seconds";
-/// End of the last full recount run, by `family`, in Unix seconds: its age is the time since.
-pub const RECOUNT_FINISHED: &str = "counterfoil_recount_finished_timestamp_seconds";
-/// Calls retried after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`).
-pub const RETRIES: &str = "counterfoil_retries_total";
+/// Declares the metrics. The text of each documents it here and describes it to recorders.
+macro_rules! metrics {
+    ($(
+        $(#[doc = $text:literal])+
+        $metric:ident = $name:literal, $describe:ident $(, $unit:ident)?;
+    )+) => {
+        $(
+            $(#[doc = $text])+
+            pub const $metric: &str = $name;
+        )+
 
-/// Describes each metric to the installed recorder. Call it once, after installing the recorder.
-pub fn describe() {
-    for (name, what) in [
-        (HITS, "hits acknowledged by Redis"),
-        (REFUSED, "hits refused"),
-        (UNKNOWN, "hits of unknown outcome"),
-        (BATCHES, "batches that reached the database"),
-        (ROWS, "rows changed in the database"),
-        (REJECTS, "deltas that the database refused"),
-        (WITHOUT_ROW, "deltas without a row that were dropped"),
-        (
-            STRAYS,
-            "partitions beyond a family's partition count that contained hits",
-        ),
-        (
-            SET_BACK,
-            "partitions that were reset because Redis was set back",
-        ),
-        (DROPPED, "hits that were dropped when partitions were reset"),
-        (
-            SEEDS,
-            "rows that were read because their cached counter was not in Redis",
-        ),
-        (DELETED, "cached counters that left Redis"),
-        (
-            RECOUNT_CHECKED,
-            "counters that were compared with their rows",
-        ),
-        (
-            RECOUNT_DRIFTED,
-            "counters that were found different from their rows",
-        ),
-        (RECOUNT_CORRECTED, "counters that were corrected"),
-        (
-            RECOUNT_BUSY,
-            "counters that were too busy to be compared with their rows",
-        ),
-        (RETRIES, "calls retried after a failure"),
-    ] {
-        describe_counter!(name, what);
-    }
-    for (name, what) in [
-        (RECORDED, "recorded hits that are being sent"),
-        (
-            PENDING_IDS,
-            "distinct ids in the batches that this reconciler holds",
-        ),
-        (
-            BACKLOG_IDS,
-            "distinct ids that wait in Redis for the database, at the last check",
-        ),
-    ] {
-        describe_gauge!(name, what);
-    }
-    for (name, what) in [
-        (
-            WAITING_SECONDS,
-            "age of the oldest hit in the batches that this reconciler holds",
-        ),
-        (
-            BACKLOG_SECONDS,
-            "age of the oldest hit that waits in Redis, at the last check",
-        ),
-        (
-            RECOUNT_FINISHED,
-            "when the last full run of a recount ended",
-        ),
-    ] {
-        describe_gauge!(name, Unit::Seconds, what);
-    }
-    for (name, what) in [
-        (FLUSH_SECONDS, "from fetching batches to their release"),
-        (
-            LAG_SECONDS,
-            "age of a batch's oldest hit when it reached the database",
-        ),
-        (RECOUNT_SECONDS, "a run of a recount"),
-    ] {
-        describe_histogram!(name, Unit::Seconds, what);
-    }
+        /// Describes each metric to the installed recorder. Call it once, after installing the
+        /// recorder.
+        pub fn describe() {
+            $($describe!($metric, $(Unit::$unit,)? concat!($($text),+).trim_start());)+
+        }
+    };
+}
+
+metrics! {
+    /// Hits acknowledged by Redis, by `family`.
+    HITS = "counterfoil_hits_total", describe_counter;
+    /// Hits refused, by `family` and `reason` (`range`, `full`).
+    REFUSED = "counterfoil_refused_total", describe_counter;
+    /// Recorded hits that are being sent, by `family`: about what a kill of this process would
+    /// lose.
+    RECORDED = "counterfoil_recorded_hits", describe_gauge;
+    /// Hits of unknown outcome, by `family`: counted once or not at all.
+    UNKNOWN = "counterfoil_unknown_total", describe_counter;
+    /// Distinct ids in the batches that this reconciler is writing to the database, by `family`.
+    PENDING_IDS = "counterfoil_pending_ids", describe_gauge;
+    /// Batches that reached the database.
+    BATCHES = "counterfoil_batches_total", describe_counter;
+    /// Rows changed in the database.
+    ROWS = "counterfoil_rows_total", describe_counter;
+    /// Deltas that the database refused.
+    REJECTS = "counterfoil_rejects_total", describe_counter;
+    /// Deltas without a row that were dropped, as `Table::update_or_drop` asks for.
+    WITHOUT_ROW = "counterfoil_without_row_total", describe_counter;
+    /// Rows read because their cached counter was not in Redis, by `family`.
+    SEEDS = "counterfoil_seeds_total", describe_counter;
+    /// Cached counters deleted from Redis, by `family`: saved, and unused for their retention.
+    DELETED = "counterfoil_deleted_total", describe_counter;
+    /// Seconds from fetching batches to their release, or until their counters are marked as saved.
+    FLUSH_SECONDS = "counterfoil_flush_seconds", describe_histogram, Seconds;
+    /// Age in seconds of a batch's oldest hit when it reached the database, by `family`.
+    LAG_SECONDS = "counterfoil_lag_seconds", describe_histogram, Seconds;
+    /// Age in seconds of the oldest hit in the batches that this reconciler holds, 0 if it holds
+    /// none. It grows while the database is unreachable. Hits that wait for their sync, for the
+    /// family's sync time at most, are not included.
+    WAITING_SECONDS = "counterfoil_waiting_seconds", describe_gauge, Seconds;
+    /// Distinct ids, or cached counters, that wait in Redis for the database, by `family`: the sum
+    /// over all families of that name in use, in every namespace. Only `Counterfoil::backlogs` sets
+    /// it. Call that where no working reconciler runs.
+    BACKLOG_IDS = "counterfoil_backlog_ids", describe_gauge;
+    /// Age in seconds of the oldest hit that waits in Redis, 0 if none does, by `family`. Only
+    /// `Counterfoil::backlogs` sets it.
+    BACKLOG_SECONDS = "counterfoil_backlog_seconds", describe_gauge, Seconds;
+    /// Partitions beyond a family's number that received hits from a client with a different
+    /// partition count, by `family`. The reconciler brings these hits to the database.
+    STRAYS = "counterfoil_stray_partitions_total", describe_counter;
+    /// Partitions that were reset because Redis was set back to an older state, by `family`.
+    SET_BACK = "counterfoil_set_back_total", describe_counter;
+    /// Hits dropped when partitions were reset, by `family`: they are in the database, or mixed
+    /// with hits that are. For series and activity a kept slice counts as one hit.
+    DROPPED = "counterfoil_dropped_hits_total", describe_counter;
+    /// Counters compared with their rows, by `family`.
+    RECOUNT_CHECKED = "counterfoil_recount_checked_total", describe_counter;
+    /// Counters found different from their rows, by `family`.
+    RECOUNT_DRIFTED = "counterfoil_recount_drifted_total", describe_counter;
+    /// Counters corrected, by `family` and `direction` (`up`, `down`).
+    RECOUNT_CORRECTED = "counterfoil_recount_corrected_total", describe_counter;
+    /// Counters too busy to be compared with their rows in a run, by `family`.
+    RECOUNT_BUSY = "counterfoil_recount_busy_total", describe_counter;
+    /// Duration of a recount run in seconds, by `family`.
+    RECOUNT_SECONDS = "counterfoil_recount_seconds", describe_histogram, Seconds;
+    /// End of the last full recount run, by `family`, in Unix seconds: its age is the time since.
+    RECOUNT_FINISHED = "counterfoil_recount_finished_timestamp_seconds", describe_gauge, Seconds;
+    /// Calls retried after a failure, by `what` (`add`, `reconcile`, `fetch`, `apply`, `release`).
+    RETRIES = "counterfoil_retries_total", describe_counter;
 }
 
 /// Registers the family's metrics. It adds 0 instead of setting it, because other namespaces share

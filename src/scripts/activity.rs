@@ -39,13 +39,8 @@ impl Partition {
     ) -> Result<Counted> {
         let visits: Vec<_> = visits.into_iter().collect();
         let cells = &cells(sliding, &visits);
-        let reply = match sliding.counting {
-            Counting::Exact => self.send_touch(sliding, None, fence, cells).await?,
-            Counting::HyperLogLog => {
-                let send = |now| self.send_touch(sliding, Some(now), fence, cells);
-                clock.call(send).await?
-            }
-        };
+        let send = |now| self.send_touch(sliding, now, fence, cells);
+        let reply = clock.call(send).await?;
         if let Some(outcome) = Counted::not_executed(&reply)? {
             return Ok(outcome);
         }
@@ -56,16 +51,15 @@ impl Partition {
         })
     }
 
-    /// Sends the cells, at this time if visitors are counted with HyperLogLogs.
+    /// Sends the cells. The time matters only if visitors are counted with HyperLogLogs.
     async fn send_touch(
         &self,
         sliding: &Sliding,
-        now: Option<i64>,
+        now: i64,
         fence: Fence<'_>,
         cells: &Cells<'_>,
     ) -> Result<Reply> {
-        let layer_ms = sliding.layer_ms();
-        let layer = now.map(|now| now.div_euclid(layer_ms));
+        let (layer_ms, layer) = (sliding.layer_ms(), named_layer(sliding, now));
         let (mut keys, mut args) = fence.begin(self.time());
         keys.extend([self.keys.open(), self.keys.schedule()]);
         for (stripe, page) in cells.keys() {
@@ -101,13 +95,8 @@ impl Partition {
         stripes: &[u32],
     ) -> Result<Vec<Seen>> {
         let page = page.as_bytes();
-        let reply = match sliding.counting {
-            Counting::Exact => self.send_seen(sliding, None, page, stripes).await?,
-            Counting::HyperLogLog => {
-                let send = |now| self.send_seen(sliding, Some(now), page, stripes);
-                clock.call(send).await?
-            }
-        };
+        let send = |now| self.send_seen(sliding, now, page, stripes);
+        let reply = clock.call(send).await?;
         reply.expect_ok()?.read_all(stripes.len(), |reply| {
             Ok(Seen {
                 views: reply.number()?,
@@ -116,15 +105,15 @@ impl Partition {
         })
     }
 
-    /// Asks for the window at this time if visitors are counted with HyperLogLogs.
+    /// Asks for the window. The time matters only if visitors are counted with HyperLogLogs.
     async fn send_seen(
         &self,
         sliding: &Sliding,
-        now: Option<i64>,
+        now: i64,
         page: &[u8],
         stripes: &[u32],
     ) -> Result<Reply> {
-        let last = now.map(|now| now.div_euclid(sliding.layer_ms()));
+        let last = named_layer(sliding, now);
         let mut keys = Vec::new();
         for &stripe in stripes {
             keys.push(self.keys.views(stripe, page));
@@ -144,6 +133,13 @@ impl Partition {
         let script = last.map_or("activity_now", |_| "activity_now_hll");
         bundle::repeat_safe(&self.redis, script, &keys, &args).await
     }
+}
+
+/// Returns the layer that a call must name at this time, if its visitors are counted with
+/// HyperLogLogs: each layer has one, which is a key.
+fn named_layer(sliding: &Sliding, now: i64) -> Option<i64> {
+    let is_named = sliding.counting == Counting::HyperLogLog;
+    is_named.then(|| now.div_euclid(sliding.layer_ms()))
 }
 
 fn cells<'p>(sliding: &Sliding, visits: &[(&'p [u8], i64)]) -> Cells<'p> {

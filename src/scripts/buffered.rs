@@ -173,11 +173,12 @@ impl Partition {
     ) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = calls[0].partition;
         let mut command = Call::new("buffered_add", 2 + 2 * calls.len(), 4 + words(calls))?;
-        command.arg(&fence.home.fence());
+        let (keys, args) = fence.begin(borrowed(now_ms));
+        command.arg(keys);
         for PartitionCall { partition, .. } in calls {
             command.arg(&[partition.keys.buffer(), partition.keys.meta()]);
         }
-        fence.write_args(&mut command, now_ms);
+        command.arg(args);
         for call in calls {
             command.arg(call.hits);
             call.write_pairs(&mut command);

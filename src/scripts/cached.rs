@@ -95,13 +95,14 @@ impl Partition {
     ) -> Result<Counted> {
         let Partition { redis, now_ms, .. } = calls[0].partition;
         let mut command = Call::new("cached_incr", 2 + 4 * calls.len(), 7 + words(calls))?;
-        command.arg(&fence.home.fence());
+        let (keys, args) = fence.begin(borrowed(now_ms));
+        command.arg(keys);
         for PartitionCall { partition, .. } in calls {
             command
                 .arg(&partition.cached_keys())
                 .arg(partition.keys.meta());
         }
-        fence.write_args(&mut command, now_ms);
+        command.arg(args);
         let bound = |bound: Option<i64>| bound.map_or(borrowed(""), owned);
         command
             .arg(TICKET.as_millis() as u64)

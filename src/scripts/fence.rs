@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::connection::topology::Topology;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
-use crate::scripts::bundle::{self, Arg, Call, borrowed, owned};
+use crate::scripts::bundle::{self, Arg, borrowed, owned};
 use crate::scripts::keys::{Key, Keys};
 use crate::scripts::partition::{Partition, random, salt};
 use crate::testing::ablation::{self, Guard};
@@ -41,29 +41,13 @@ pub struct Fence<'a> {
 impl<'a> Fence<'a> {
     /// Returns the leading keys and arguments of every counting script.
     pub(crate) fn begin(&self, now: Arg<'a>) -> (Vec<Key>, Vec<Arg<'a>>) {
-        let args = vec![
-            borrowed(self.caller()),
-            owned(self.n),
-            borrowed(self.epoch),
-            now,
-        ];
-        (self.home.fence().to_vec(), args)
-    }
-
-    /// Writes the leading arguments of every counting script.
-    pub(crate) fn write_args(&self, call: &mut Call, now_ms: &str) {
-        call.arg(self.caller())
-            .arg(self.n)
-            .arg(self.epoch)
-            .arg(now_ms);
-    }
-
-    fn caller(&self) -> &'a str {
-        if ablation::is_out(Guard::Fence) {
+        let caller = if ablation::is_out(Guard::Fence) {
             ""
         } else {
             self.caller
-        }
+        };
+        let args = [borrowed(caller), owned(self.n), borrowed(self.epoch), now];
+        (self.home.fence().into(), args.into())
     }
 }
 

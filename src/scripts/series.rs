@@ -53,21 +53,16 @@ impl Partition {
             return Ok(outcome);
         }
         let repeated = reply.status() == "DUP";
+        // the script returns no sums
         let results = if repeated {
-            PairResult::read_refusals(&mut reply, pairs.len())?
+            let refusals = PairResult::read_refusals(&mut reply, pairs.len())?.into_iter();
+            let result = |refusal: Option<_>| refusal.unwrap_or(PairResult::Counted(0));
+            refusals.map(result).collect()
         } else {
-            reply.read_all(pairs.len(), |reply| {
-                reply.read(|word| match PairResult::parse(word)? {
-                    PairResult::Counted(_) => Some(None),
-                    refusal => Some(Some(refusal)),
-                })
-            })?
+            reply.read_all(pairs.len(), |reply| reply.read(PairResult::parse))?
         };
         Ok(Counted::Executed {
-            results: results
-                .into_iter()
-                .map(|refusal| refusal.unwrap_or(PairResult::Counted(0)))
-                .collect(),
+            results,
             due: Vec::new(),
             repeated,
         })

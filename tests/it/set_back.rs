@@ -104,8 +104,7 @@ enum Restore {
 }
 
 struct Site {
-    redis: RedisServer,
-    pool: MySqlPool,
+    pair: Pair,
     tallies: Arc<[Tally; 5]>,
     /// The hits that were pending at the kill, by kind.
     pending: [i64; 5],
@@ -119,7 +118,7 @@ impl Site {
              JOIN counterfoil_families AS f ON f.number = v.family WHERE f.name = ? AND v.id NOT LIKE 'visitors/%'";
         sqlx::query_scalar(SUM)
             .bind(KINDS[kind])
-            .fetch_one(&self.pool)
+            .fetch_one(&self.pair.pool)
             .await
             .unwrap()
     }
@@ -146,67 +145,54 @@ impl Site {
         sleep(before).await;
         let mut length = 0;
         match restore {
-            Restore::Snapshot => self.redis.run("SAVE").await.unwrap(),
-            Restore::OlderFile => length = self.redis.aof_len(),
+            Restore::Snapshot => self.pair.redis.run("SAVE").await.unwrap(),
+            Restore::OlderFile => length = self.pair.redis.aof_len(),
         }
         sleep(after).await;
         let mut stored = [0; 5];
         for (kind, stored) in stored.iter_mut().enumerate() {
             *stored = self.stored(kind).await;
         }
-        self.redis.kill();
+        self.pair.redis.kill();
         for (kind, stored) in stored.into_iter().enumerate() {
             self.pending[kind] += self.tallies[kind].most() - stored;
         }
         if restore == Restore::OlderFile {
-            self.redis.cut_aof(length);
+            self.pair.redis.cut_aof(length);
         }
-        self.redis.start_again().await;
+        self.pair.redis.start_again().await;
     }
 }
 
-fn load(
-    handles: &Handles,
-    tallies: &Arc<[Tally; 5]>,
-    stop: &Arc<AtomicBool>,
-) -> Vec<JoinHandle<()>> {
-    let tasks = (0..KINDS.len()).flat_map(|kind| (0..TASKS).map(move |task| (kind, task)));
-    tasks
-        .map(|(kind, task)| {
-            let (handles, tallies, stop) = (handles.clone(), tallies.clone(), stop.clone());
-            tokio::spawn(async move {
-                for number in (task as u64..).step_by(TASKS) {
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    if !handles.call(kind, number, &tallies[kind]).await {
-                        sleep(millis(5)).await;
-                    }
+fn load(handles: &Handles, tallies: &Arc<[Tally; 5]>) -> Load<()> {
+    Load::start(KINDS.len() * TASKS, |task, stop| {
+        let (handles, tallies) = (handles.clone(), tallies.clone());
+        let (kind, mut number) = (task / TASKS, (task % TASKS) as u64);
+        async move {
+            while !stop.is_set() {
+                if !handles.call(kind, number, &tallies[kind]).await {
+                    sleep(millis(5)).await;
                 }
-            })
-        })
-        .collect()
+                number += TASKS as u64;
+            }
+        }
+    })
 }
 
 async fn rounds(options: RedisOptions, durability: Durability, restore: Restore) {
     let mut random = random::numbers();
     let metrics = Metrics::record();
 
-    let Pair {
-        redis,
-        pool,
-        counterfoil,
-    } = Pair::with(options).await;
-    let handles = Handles::open(&counterfoil, durability).await;
+    let pair = Pair::with(options).await;
+    let handles = Handles::open(&pair, durability).await;
     if restore == Restore::Snapshot {
-        redis.does("SAVE").await;
+        pair.redis.does("SAVE").await;
     }
-    let reconciler = counterfoil.reconcile().await;
-    let (tallies, stop) = (Arc::<[Tally; 5]>::default(), Arc::default());
-    let tasks = load(&handles, &tallies, &stop);
+    let reconciler = pair.reconcile().await;
+    let tallies = Arc::<[Tally; 5]>::default();
+    let load = load(&handles, &tallies);
     let mut site = Site {
-        redis,
-        pool,
+        pair,
         tallies,
         pending: [0; 5],
         metrics,
@@ -216,12 +202,9 @@ async fn rounds(options: RedisOptions, durability: Durability, restore: Restore)
     }
     // the set-back is detected while hits are counted
     sleep(secs(4)).await;
-    stop.store(true, Ordering::Relaxed);
-    for task in tasks {
-        task.await.unwrap();
-    }
+    load.end().await;
     reconciler.stop().await;
-    counterfoil.drain_all().await.unwrap();
+    site.pair.drain_all().await.unwrap();
 
     let [resets, dropped] = site.measured([SET_BACK, DROPPED]);
     for (kind, name) in KINDS.iter().enumerate() {

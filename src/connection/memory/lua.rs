@@ -54,14 +54,10 @@ impl Server {
             return Err("ERR no command".to_owned());
         };
         match (name.to_ascii_uppercase().as_slice(), args) {
-            (b"EVALSHA", [sha1, rest @ ..]) => {
-                let script = self.scripts.get(sha1).cloned();
-                self.run(&script.ok_or("NOSCRIPT No matching script.")?, rest)
-            }
+            (b"EVALSHA", [sha1, rest @ ..]) => self.run(sha1, rest),
             (b"EVAL", [source, rest @ ..]) => {
                 let sha1 = self.load(source)?;
-                let script = self.scripts.get(&sha1).cloned();
-                self.run(&script.ok_or("NOSCRIPT No matching script.")?, rest)
+                self.run(&sha1, rest)
             }
             (b"SCRIPT", [_, source]) => self.load(source).map(Value::BulkString),
             (b"INFO", _) => Ok(Value::BulkString(INFO.into())),
@@ -79,7 +75,9 @@ impl Server {
     }
 
     /// Runs a script with the number of keys, the keys and the arguments.
-    fn run(&self, script: &Function, rest: &[Bytes]) -> Result<Value, Refusal> {
+    fn run(&self, sha1: &Bytes, rest: &[Bytes]) -> Result<Value, Refusal> {
+        let script = self.scripts.get(sha1);
+        let script = script.ok_or("NOSCRIPT No matching script.")?;
         let invalid = || "ERR Number of keys can't be greater than number of args".to_owned();
         let (number, words) = rest.split_first().ok_or_else(invalid)?;
         let number = std::str::from_utf8(number).ok();
@@ -119,10 +117,10 @@ fn new_lua(keys: &Arc<Mutex<Keyspace>>) -> Result<Lua, mlua::Error> {
     let pcall = lua.create_function(move |lua, words: Variadic<LuaValue>| {
         match execute(&trying, &words)? {
             Ok(reply) => to_lua(lua, &reply),
-            Err(refusal) => error_table(lua, refusal.as_bytes()).map(LuaValue::Table),
+            Err(refusal) => reply_table(lua, "err", refusal.as_bytes()),
         }
     })?;
-    let reply = |lua: &Lua, text: LuaString| error_table(lua, &text.as_bytes());
+    let reply = |lua: &Lua, text: LuaString| reply_table(lua, "err", &text.as_bytes());
     let sha1 = |_: &Lua, text: LuaString| Ok(Sha1::from(&*text.as_bytes()).digest().to_string());
     redis.set("call", call)?;
     redis.set("pcall", pcall)?;
@@ -158,10 +156,11 @@ fn strings(lua: &Lua, words: &[Bytes]) -> Result<Table, mlua::Error> {
     lua.create_sequence_from(strings.collect::<Result<Vec<_>, _>>()?)
 }
 
-fn error_table(lua: &Lua, text: &[u8]) -> Result<Table, mlua::Error> {
+/// Returns an error reply (`err`) or a status (`ok`) as Lua receives it.
+fn reply_table(lua: &Lua, kind: &str, text: &[u8]) -> Result<LuaValue, mlua::Error> {
     let table = lua.create_table()?;
-    table.set("err", lua.create_string(text)?)?;
-    Ok(table)
+    table.set(kind, lua.create_string(text)?)?;
+    Ok(LuaValue::Table(table))
 }
 
 fn to_lua(lua: &Lua, reply: &Value) -> Result<LuaValue, mlua::Error> {
@@ -174,16 +173,10 @@ fn to_lua(lua: &Lua, reply: &Value) -> Result<LuaValue, mlua::Error> {
             let values = values.collect::<Result<Vec<_>, _>>()?;
             LuaValue::Table(lua.create_sequence_from(values)?)
         }
-        Value::Okay => LuaValue::Table(status_table(lua, "OK")?),
-        Value::SimpleString(text) => LuaValue::Table(status_table(lua, text)?),
+        Value::Okay => reply_table(lua, "ok", b"OK")?,
+        Value::SimpleString(text) => reply_table(lua, "ok", text.as_bytes())?,
         _ => LuaValue::Boolean(false),
     })
-}
-
-fn status_table(lua: &Lua, text: &str) -> Result<Table, mlua::Error> {
-    let table = lua.create_table()?;
-    table.set("ok", text)?;
-    Ok(table)
 }
 
 /// Converts the result of a script as Redis does: a number is cut to an integer, and an array ends

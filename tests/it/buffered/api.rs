@@ -204,21 +204,6 @@ async fn callers_that_call_once_are_forgotten_within_two_epochs() {
     assert_eq!(home.read(&["page"]).await.unwrap().deltas, [(0, 100_000)]);
 }
 
-#[tokio::test]
-async fn a_wide_family_sums_over_its_partitions() {
-    let (pair, hot) = Pair::of(family("hot").wide(true)).await;
-    join_all((0..40).map(|_| hot.count("front", 1))).await;
-    assert_eq!(hot.value("front").await, 40);
-    assert_eq!(hot.pending(&["front"]).await.unwrap(), [40]);
-    assert_eq!(
-        hot.list("fr", None, 10).await.unwrap(),
-        listed([("front", 40)])
-    );
-    pair.drain().await;
-    assert_eq!(hot.stored(&["front"]).await.unwrap(), [Some(40)]);
-    assert_eq!(hot.value("front").await, 40);
-}
-
 /// Opens a family of the pair, with a replica that knows the family but none of its batches.
 async fn with_replica(pair: &Pair, behind: &Pair) -> (Counterfoil, BufferedCounters) {
     let views = || family("views").partitions(1);

@@ -16,22 +16,6 @@ async fn expect_exact(hits: Hits, counterfoil: &Counterfoil, pair: &Pair) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn calls_whose_reply_is_lost_are_repeated() {
-    let pair = Pair::new().await;
-    let counterfoil = pair.over(lossy(&pair.redis, 7, false).await);
-    let views = counterfoil.opened(family("views")).await;
-    // the start makes a call too, which may be lost
-    let mut started = counterfoil.reconciler().start().await;
-    if started.is_err() {
-        started = counterfoil.reconciler().start().await;
-    }
-    let hits = Hits::on(&views);
-    hits.more(1200).await;
-    expect_exact(hits, &counterfoil, &pair).await;
-    started.unwrap().stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn mysql_is_killed_in_the_middle_of_commits() {
     let (mysql, pair) = Pair::on_own_mysql().await;
     let views = pair.open(family("views")).await;
@@ -117,23 +101,6 @@ async fn a_crash_that_takes_back_more_than_was_configured_loses_more_and_doubles
         found.refused_counted.is_empty() && found.misread.iter().all(|hit| hit.read == Some(0)),
         "{found:?}"
     );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn redis_stands_still_longer_than_a_call_waits() {
-    let pair = Pair::new().await;
-    let counterfoil = pair.over(manager_within(millis(100), pair.redis.client()).await);
-    let views = counterfoil.opened(family("views")).await;
-    let reconciler = counterfoil.reconcile().await;
-    let hits = Hits::on(&views);
-    for _ in 0..5 {
-        pause(200).await;
-        pair.redis.pause();
-        pause(350).await;
-        pair.redis.resume();
-    }
-    expect_exact(hits, &counterfoil, &pair).await;
-    reconciler.stop().await;
 }
 
 #[tokio::test]

@@ -326,45 +326,6 @@ async fn keys_of_another_type_are_an_error_that_names_them() {
     refused(votes.get("1").await, Corrupt, "");
 }
 
-/// A store that returns old rows, like a replica that does not report its role.
-#[derive(Clone, Default)]
-struct Copied(Arc<Mutex<Option<Vec<Option<i64>>>>>);
-
-impl Between for Copied {
-    async fn seen(&self, rows: Vec<Option<i64>>) -> Vec<Option<i64>> {
-        self.0.lock().unwrap().clone().unwrap_or(rows)
-    }
-}
-
-#[tokio::test]
-async fn rows_from_a_database_that_is_behind_cost_no_count() {
-    let redis = new_redis().await;
-    let store = Wrapped {
-        store: MemoryStore::new(),
-        between: Copied::default(),
-    };
-    let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-    let votes = counterfoil.opened(family()).await;
-    assert_eq!(votes.count("a", 5).await, 5);
-    counterfoil.drained().await;
-    let registered = Registered {
-        family: votes.family().clone(),
-        number: 0,
-        database: String::new(),
-    };
-    let behind = store.store.rows(&registered, &["a"]).await.unwrap();
-    assert_eq!(votes.count("a", 10).await, 15);
-    counterfoil.drained().await;
-    redis.does("FLUSHALL").await;
-    *store.between.0.lock().unwrap() = Some(behind);
-    // the value is wrong until the next save
-    assert_eq!(votes.count("a", 1).await, 6);
-    *store.between.0.lock().unwrap() = None;
-    counterfoil.drained().await;
-    assert_eq!(votes.value("a").await, 16);
-    assert_eq!(votes.stored(&["a"]).await.unwrap(), [Some(16)]);
-}
-
 /// A store whose next read comes from a copy that lacks the last batch, and does not report it.
 #[derive(Clone, Default)]
 struct Behind(Arc<Mutex<Option<Snapshot>>>);
@@ -380,34 +341,63 @@ impl Between for Behind {
     }
 }
 
+impl Behind {
+    /// Returns this value and this mark at the next read.
+    fn returns(&self, value: i64, mark: Mark) {
+        *self.0.lock().unwrap() = Some(Snapshot {
+            values: vec![Some(value)],
+            ledger: vec![mark],
+        });
+    }
+
+    fn has_returned(&self) -> bool {
+        self.0.lock().unwrap().is_none()
+    }
+
+    /// Opens a family with such a store.
+    async fn open() -> (RedisServer, Counterfoil, CachedCounters, Self) {
+        let (redis, between) = (new_redis().await, Behind::default());
+        let store = Wrapped {
+            store: MemoryStore::new(),
+            between: between.clone(),
+        };
+        let counterfoil = Counterfoil::new(redis.manager().await, store);
+        let votes = counterfoil.opened(family().partitions(1)).await;
+        (redis, counterfoil, votes, between)
+    }
+}
+
+#[tokio::test]
+async fn rows_from_a_database_that_is_behind_cost_no_count() {
+    let (redis, counterfoil, votes, behind) = Behind::open().await;
+    for (hits, value) in [(5, 5), (10, 15)] {
+        assert_eq!(votes.count("a", hits).await, value);
+        counterfoil.drained().await;
+    }
+    redis.does("FLUSHALL").await;
+    behind.returns(5, Mark::default());
+    // the value is wrong until the next save
+    assert_eq!(votes.count("a", 1).await, 6);
+    assert!(behind.has_returned());
+    counterfoil.drained().await;
+    assert_eq!(votes.value("a").await, 16);
+    assert_eq!(votes.stored(&["a"]).await.unwrap(), [Some(16)]);
+}
+
 #[tokio::test]
 async fn rows_that_lack_the_batch_are_read_back_again() {
-    let redis = new_redis().await;
-    let store = Wrapped {
-        store: MemoryStore::new(),
-        between: Behind::default(),
-    };
-    let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-    let votes = counterfoil.opened(family().partitions(1)).await;
+    let (_redis, counterfoil, votes, behind) = Behind::open().await;
     votes.count("a", 5).await;
     counterfoil.drained().await;
-    for (old, value) in [
-        (Mark::default(), 15),
-        (
-            Mark {
-                seq: 1,
-                ..Mark::default()
-            },
-            25,
-        ),
-    ] {
+    let first = Mark {
+        seq: 1,
+        ..Mark::default()
+    };
+    for (old, value) in [(Mark::default(), 15), (first, 25)] {
         votes.count("a", 10).await;
-        *store.between.0.lock().unwrap() = Some(Snapshot {
-            values: vec![Some(5)],
-            ledger: vec![old],
-        });
+        behind.returns(5, old);
         counterfoil.drained().await;
-        assert!(store.between.0.lock().unwrap().is_none(), "not read");
+        assert!(behind.has_returned());
         assert_eq!(votes.value("a").await, value);
     }
 }

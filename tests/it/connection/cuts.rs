@@ -430,36 +430,3 @@ async fn a_touch_is_counted_once_wherever_its_call_is_cut() {
         a_touch_is_counted_once(counting).await;
     }
 }
-
-#[tokio::test]
-async fn without_the_fence_hits_double_and_first_visits_are_not_reported() {
-    take_out(Some(Guard::Fence));
-    let kinds = Kinds::new().await;
-    kinds.hits.count("a", 1).await;
-    let (mut calls, mut doubled, mut unreported) = (1, 0, 0);
-    for is_visit in [false, true] {
-        cut_after_each(step(), &kinds.frail.proxy, REPLIES, async |arm| {
-            kinds.frail.reconnected().await;
-            arm();
-            calls += 1;
-            if is_visit {
-                let visitor = format!("visitor {calls}");
-                unreported += i32::from(
-                    kinds
-                        .daily
-                        .first_visit("site", day("2014-09-20"), visitor)
-                        .await
-                        .unwrap()
-                        != Counted(1),
-                );
-            } else {
-                let before = kinds.hits().await;
-                kinds.hits.count("a", 1).await;
-                doubled += i32::from(kinds.hits().await > before + 1);
-            }
-        })
-        .await;
-    }
-    take_out(None);
-    assert!(doubled > 0 && unreported > 0);
-}

@@ -85,7 +85,8 @@ async fn everything_vanishes_for_good() {
 }
 
 /// Delays replies under load for longer than a call waits for them.
-async fn late_replies() -> Reckoning {
+#[tokio::test(flavor = "multi_thread")]
+async fn replies_come_later_than_a_call_waits() {
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
     let counterfoil = pair.over(manager_within(millis(50), proxy.client()).await);
@@ -107,24 +108,10 @@ async fn late_replies() -> Reckoning {
         .filter(|hit| hit.told - hit.asked > millis(50))
         .count();
     assert!(waited > 4, "{waited} calls had to wait");
-    Reckoning::of(&hits, &pair.pool).await
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn replies_come_later_than_a_call_waits() {
-    let reckoning = late_replies().await;
+    let reckoning = Reckoning::of(&hits, &pair.pool).await;
     reckoning.is_exact();
     // each call was repeated until its outcome was known
     assert_eq!((reckoning.refused, reckoning.unknown), (0, 0));
-}
-
-// on one thread, since a guard is removed for one thread
-#[tokio::test]
-async fn without_the_fence_late_replies_do_harm() {
-    take_out(Some(Guard::Fence));
-    let reckoning = late_replies().await;
-    take_out(None);
-    assert!(!reckoning.doubled.is_empty());
 }
 
 /// A Redis that is up and refuses to work for a while, under load. Callers with a shorter timeout

@@ -210,14 +210,13 @@ async fn likes_that_come_and_go_are_not_corrected() {
     }
     pair.drain().await;
     let reconciler = pair.reconciler().start().await.unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut seeds = random::numbers();
-    let people = (0..16).map(|_| {
-        let mut random = StdRng::seed_from_u64(seeds.random());
-        let (likes, pool, stop) = (likes.clone(), pair.pool.clone(), stop.clone());
-        tokio::spawn(async move {
+    let seed = random::numbers().random::<u64>();
+    let people = Load::start(16, |person, stop| {
+        let mut random = StdRng::seed_from_u64(seed.wrapping_add(person as u64));
+        let (likes, pool) = (likes.clone(), pair.pool.clone());
+        async move {
             let mut events = 0;
-            while !stop.load(Ordering::Relaxed) {
+            while !stop.is_set() {
                 let user = random.random_range(1..=COUNTERS);
                 let liked = sqlx::query("INSERT INTO saves (user_id) VALUES (?)").bind(user);
                 let row = liked.execute(&pool).await.unwrap().last_insert_id();
@@ -230,9 +229,8 @@ async fn likes_that_come_and_go_are_not_corrected() {
                 events += 2;
             }
             events
-        })
+        }
     });
-    let people: Vec<JoinHandle<u64>> = people.collect();
     let mut corrected = 0;
     let runs = (random::cases(40) / 20).clamp(1, 20);
     for _ in 0..runs {
@@ -241,11 +239,7 @@ async fn likes_that_come_and_go_are_not_corrected() {
         let done = run.timeout(secs(2)).run_once().await.unwrap();
         corrected += done.raised + done.lowered;
     }
-    stop.store(true, Ordering::Relaxed);
-    let mut events = 0;
-    for person in people {
-        events += person.await.unwrap();
-    }
+    let events: u64 = people.end().await.into_iter().sum();
     reconciler.stop().await;
     println!("{events} likes added or taken back in {runs} runs, {corrected} corrections");
     assert_eq!(corrected, 2);

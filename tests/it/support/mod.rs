@@ -82,11 +82,64 @@ pub async fn mysql() -> &'static MysqlServer {
     MYSQL.get_or_init(MysqlServer::start).await
 }
 
+/// A separate Redis, and a client of it with this store.
+pub struct Plain<S = MemoryStore> {
+    pub redis: RedisServer,
+    pub store: S,
+    pub counterfoil: Counterfoil,
+}
+
+impl Plain {
+    pub async fn new() -> Self {
+        Plain::with(RedisOptions::volatile()).await
+    }
+
+    pub async fn with(options: RedisOptions) -> Self {
+        Plain::on(options, MemoryStore::new()).await
+    }
+
+    /// Does the same, and opens this family.
+    pub async fn of<H: FamilyHandle>(family: FamilyBuilder<H>) -> (Self, H) {
+        let plain = Plain::new().await;
+        let counters = plain.open(family).await;
+        (plain, counters)
+    }
+}
+
+impl<S: Store + Clone> Plain<S> {
+    async fn on(options: RedisOptions, store: S) -> Self {
+        let redis = RedisServer::start(options).await;
+        let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
+        Plain {
+            redis,
+            store,
+            counterfoil,
+        }
+    }
+
+    /// Returns a client of another process, with another connection.
+    pub fn over(&self, redis: impl Into<Connection>) -> Counterfoil {
+        Counterfoil::new(redis, self.store.clone())
+    }
+
+    /// Returns a client of another process.
+    pub async fn other(&self) -> Counterfoil {
+        self.over(self.redis.manager().await)
+    }
+
+    pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
+        self.counterfoil.open(family).await.unwrap()
+    }
+
+    pub async fn drain(&self) {
+        self.counterfoil.drain().await.unwrap();
+    }
+}
+
 /// A separate Redis, and a separate database on the test program's one MySQL.
 pub struct Pair {
-    pub redis: RedisServer,
     pub pool: MySqlPool,
-    pub counterfoil: Counterfoil,
+    plain: Plain<MysqlStore>,
 }
 
 impl Pair {
@@ -99,14 +152,9 @@ impl Pair {
     }
 
     pub async fn on(options: RedisOptions, mysql: &MysqlServer) -> Self {
-        let redis = RedisServer::start(options).await;
         let pool = database_on(mysql).await;
-        let counterfoil = Counterfoil::new(redis.manager().await, MysqlStore::new(pool.clone()));
-        Pair {
-            redis,
-            pool,
-            counterfoil,
-        }
+        let plain = Plain::on(options, MysqlStore::new(pool.clone())).await;
+        Pair { pool, plain }
     }
 
     /// Starts a pair with this family open.
@@ -124,25 +172,7 @@ impl Pair {
     }
 
     pub fn mysql(&self) -> &MysqlStore {
-        self.counterfoil.mysql().unwrap()
-    }
-
-    /// Returns a client of another process, with this database and another connection.
-    pub fn over(&self, redis: impl Into<Connection>) -> Counterfoil {
-        Counterfoil::new(redis, MysqlStore::new(self.pool.clone()))
-    }
-
-    /// Returns a client of another process.
-    pub async fn other(&self) -> Counterfoil {
-        self.over(self.redis.manager().await)
-    }
-
-    pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
-        self.counterfoil.open(family).await.unwrap()
-    }
-
-    pub async fn drain(&self) {
-        self.counterfoil.drain().await.unwrap();
+        &self.store
     }
 
     /// Runs SQL that returns nothing.
@@ -194,64 +224,15 @@ pub async fn new_redis() -> RedisServer {
     RedisServer::start(RedisOptions::volatile()).await
 }
 
-/// A separate Redis, and the store in memory.
-pub struct Plain {
-    pub redis: RedisServer,
-    pub store: MemoryStore,
-    pub counterfoil: Counterfoil,
-}
-
-impl Plain {
-    pub async fn new() -> Self {
-        Plain::with(RedisOptions::volatile()).await
-    }
-
-    pub async fn with(options: RedisOptions) -> Self {
-        let redis = RedisServer::start(options).await;
-        let store = MemoryStore::new();
-        let counterfoil = Counterfoil::new(redis.manager().await, store.clone());
-        Plain {
-            redis,
-            store,
-            counterfoil,
-        }
-    }
-
-    /// Does the same, and opens this family.
-    pub async fn of<H: FamilyHandle>(family: FamilyBuilder<H>) -> (Self, H) {
-        let plain = Plain::new().await;
-        let counters = plain.open(family).await;
-        (plain, counters)
-    }
-
-    /// Returns a client of another process, with another connection.
-    pub fn over(&self, redis: impl Into<Connection>) -> Counterfoil {
-        Counterfoil::new(redis, self.store.clone())
-    }
-
-    /// Returns a client of another process.
-    pub async fn other(&self) -> Counterfoil {
-        self.over(self.redis.manager().await)
-    }
-
-    pub async fn open<H: FamilyHandle>(&self, family: FamilyBuilder<H>) -> H {
-        self.counterfoil.open(family).await.unwrap()
-    }
-
-    pub async fn drain(&self) {
-        self.counterfoil.drain().await.unwrap();
-    }
-}
-
 impl Deref for Pair {
-    type Target = Counterfoil;
+    type Target = Plain<MysqlStore>;
 
-    fn deref(&self) -> &Counterfoil {
-        &self.counterfoil
+    fn deref(&self) -> &Plain<MysqlStore> {
+        &self.plain
     }
 }
 
-impl Deref for Plain {
+impl<S> Deref for Plain<S> {
     type Target = Counterfoil;
 
     fn deref(&self) -> &Counterfoil {

@@ -31,32 +31,30 @@ async fn history(family: FamilyBuilder<BufferedCounters>, kill: bool) {
         processes.push((counterfoil, counters, reconciler));
     }
     let seen: Arc<[Seen; 3]> = Arc::default();
-    let [stop, reads, batches] = [(); 3].map(|()| Arc::new(AtomicU64::new(0)));
-    let mut tasks = JoinSet::new();
-    for writer in 0..WRITERS {
-        let (counters, seen, stop) = (processes[writer % 2].1.clone(), seen.clone(), stop.clone());
-        let batches = batches.clone();
-        tasks.spawn(async move {
-            let mut hit = writer;
-            while stop.load(Ordering::Relaxed) == 0 {
+    let writers = Load::start(WRITERS, |writer, stop| {
+        let (counters, seen) = (processes[writer % 2].1.clone(), seen.clone());
+        async move {
+            let (mut hit, mut batches) = (writer, 0);
+            while !stop.is_set() {
                 let (id, delta) = (hit % IDS.len(), 1 + (hit / IDS.len() % 3) as i64);
                 seen[id].begun.fetch_add(delta, Ordering::SeqCst);
                 // a call whose reply is lost is repeated until it succeeds
                 let pending = counters.count(IDS[id], delta).await;
                 seen[id].acknowledged.fetch_add(delta, Ordering::SeqCst);
-                batches.fetch_add(u64::from(pending == delta), Ordering::Relaxed);
+                batches += u64::from(pending == delta);
                 hit += 1;
                 if hit.is_multiple_of(64) {
                     pause(1).await;
                 }
             }
-        });
-    }
-    for reader in 0..READERS {
-        let (counters, seen, stop) = (processes[reader % 2].1.clone(), seen.clone(), stop.clone());
-        let reads = reads.clone();
-        tasks.spawn(async move {
-            while stop.load(Ordering::Relaxed) == 0 {
+            batches
+        }
+    });
+    let readers = Load::start(READERS, |reader, stop| {
+        let (counters, seen) = (processes[reader % 2].1.clone(), seen.clone());
+        async move {
+            let mut reads = 0;
+            while !stop.is_set() {
                 let all = |count: fn(&Seen) -> &AtomicI64| {
                     [0, 1, 2].map(|id| count(&seen[id]).load(Ordering::SeqCst))
                 };
@@ -77,25 +75,23 @@ async fn history(family: FamilyBuilder<BufferedCounters>, kill: bool) {
                     assert!(value >= read[id], "{value} after {} was read", read[id]);
                     seen[id].read.fetch_max(value, Ordering::SeqCst);
                 }
-                reads.fetch_add(1, Ordering::Relaxed);
+                reads += 1;
             }
-        });
-    }
+            reads
+        }
+    });
     for round in 0..20 {
         pause(70 + 13 * (round % 7)).await;
         if kill {
             redis.does("CLIENT KILL TYPE normal SKIPME yes").await;
         }
     }
-    stop.store(1, Ordering::Relaxed);
-    while let Some(ended) = tasks.join_next().await {
-        ended.unwrap();
-    }
+    let [batches, reads] = [writers.end().await, readers.end().await];
+    let [batches, reads] = [batches, reads].map(|each| each.iter().sum::<u64>());
     let (counterfoil, counters, _) = &processes[0];
     counterfoil.drained().await;
     let acknowledged = [0, 1, 2].map(|id| seen[id].acknowledged.load(Ordering::SeqCst));
     assert_eq!(counters.stored(&IDS).await.unwrap(), acknowledged.map(Some));
-    let [reads, batches] = [reads, batches].map(|count| count.load(Ordering::Relaxed));
     println!("{acknowledged:?} acknowledged, {reads} reads, about {batches} batches");
     assert!(acknowledged.iter().sum::<i64>() > 1000 && reads > 100 && batches > 20);
     for (_, _, reconciler) in processes {

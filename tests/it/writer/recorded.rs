@@ -31,6 +31,7 @@ async fn are_refused(views: &BufferedCounters, full: u64, out_of_range: u64) {
     assert_eq!(views.flush().await.unwrap(), refused);
 }
 
+/// The threads are outside of any runtime.
 #[tokio::test(flavor = "multi_thread")]
 async fn over_many_threads_nothing_is_lost() {
     let (plain, views) = views(4).await;
@@ -67,19 +68,6 @@ async fn over_many_threads_nothing_is_lost() {
     assert_eq!(views.get_many(&ids).await.unwrap(), expected);
     assert_eq!(views.value("total").await, -24_000);
     reconciler.stop().await;
-}
-
-/// A thread outside of any runtime records first.
-#[tokio::test(flavor = "multi_thread")]
-async fn what_a_plain_thread_records_is_sent() {
-    let (_plain, views) = views(4).await;
-    let other = views.clone();
-    thread::spawn(move || other.record("page", 1).unwrap())
-        .join()
-        .unwrap();
-    is_counted(&views, "page", 1).await;
-    views.record("page", 1).unwrap();
-    is_counted(&views, "page", 2).await;
 }
 
 /// A runtime that ends drops the current sending, and no more.

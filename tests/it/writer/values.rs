@@ -330,6 +330,9 @@ async fn a_wide_family_spreads_under_load() {
     let hot_used = used("hot").await;
     assert!(hot_used >= 4, "{hot_used} partitions of 16");
     assert_eq!(hot.value("page").await, 4000);
+    assert_eq!(hot.pending(&["page"]).await.unwrap(), [4000]);
+    let listed = hot.list("pa", None, 10).await.unwrap();
+    assert_eq!(listed, [("page".to_owned(), 4000)]);
     let alone = plain.open(family("alone").partitions(16).wide(true)).await;
     for _ in 0..50 {
         alone.count("page", 1).await;
