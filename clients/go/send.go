@@ -89,8 +89,8 @@ const (
 	refused       = " OOM MISCONF NOREPLICAS WRONGTYPE BADSTATE "
 	misconfigured = " NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT "
 	moved         = " MOVED ASK "
-	connecting    = " NOAUTH WRONGPASS BUSY "     // may refuse a new connection after the call was sent over another one
-	ofOne         = " WRONGTYPE BADSTATE BADARG " // may refuse a call because of a single item
+	connecting    = passing + " NOAUTH WRONGPASS " // may refuse a new connection after the call was sent over another one
+	ofOne         = " WRONGTYPE BADSTATE BADARG "  // may refuse a call because of a single item
 )
 
 func in(codes, code string) bool { return strings.Contains(codes, " "+code+" ") }
