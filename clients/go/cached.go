@@ -128,18 +128,14 @@ func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) error {
 	return err
 }
 
-// row reads the counter's row. A panic of the application's function would end the process: it is not in the caller's goroutine.
-func (c *Cached) row(ctx context.Context, id string) (value int64, err error) {
+// row reads the counter's row.
+func (c *Cached) row(ctx context.Context, id string) (int64, error) {
 	if c.readRow == nil {
 		return c.askDaemon(ctx, id) // the row's, as nothing is pending
 	}
-	defer func() {
-		if problem := recover(); problem != nil {
-			err = fmt.Errorf("ReadRow panicked: %v", problem)
-		}
-		if err != nil {
-			err = c.fail(ErrNotCounted, "no row", err)
-		}
-	}()
-	return c.readRow(ctx, id)
+	value, err := protected(func() (int64, error) { return c.readRow(ctx, id) })
+	if err != nil {
+		return 0, c.fail(ErrNotCounted, "no row", err)
+	}
+	return value, nil
 }

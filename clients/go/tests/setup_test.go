@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -132,6 +133,37 @@ func TestAPrefix(t *testing.T) {
 	client.AddHook(prefix{})
 	_, err := buffered(t, with(t, client, counterfoil.Options{}), "views").Add(ctx, "a", 1)
 	fails(t, err, counterfoil.ErrMisconfigured, "BADKEY")
+}
+
+// panicking is a hook that panics instead of making counting calls, so many times.
+type panicking struct {
+	prefix
+	left atomic.Int32
+}
+
+func (p *panicking) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, command redis.Cmder) error {
+		if command.Name() == "evalsha" && p.left.Add(-1) >= 0 {
+			panic("a fault of the application")
+		}
+		return next(ctx, command)
+	}
+}
+
+// The call may be made in a goroutine of the package, and others wait for it.
+func TestAHookThatPanics(t *testing.T) {
+	client, hook := redis.NewClient(&redis.Options{Addr: socket, ReadTimeout: time.Second}), &panicking{}
+	defer client.Close()
+	client.AddHook(hook)
+	views, id := buffered(t, with(t, client, counterfoil.Options{}), "views"), newID()
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for _, ctx := range []context.Context{ctx, short} {
+		hook.left.Store(3)
+		_, err := views.Add(ctx, id, 1)
+		must(t, err)
+	}
+	equal(t, exact(t, id), 2)
 }
 
 func TestLibraryOptions(t *testing.T) {
