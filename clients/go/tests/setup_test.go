@@ -166,6 +166,21 @@ func TestAHookThatPanics(t *testing.T) {
 	equal(t, exact(t, id), 2)
 }
 
+// go-redis has a client of this type for Sentinel, too: NewFailoverClusterClient.
+func TestAClusterClientOfASingleServer(t *testing.T) {
+	slots := []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: socket}}}}
+	client := redis.NewClusterClient(&redis.ClusterOptions{
+		ReadTimeout:  time.Second,
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { return slots, nil },
+	})
+	defer client.Close()
+	views, id := buffered(t, with(t, client, counterfoil.Options{}), "views"), newID()
+	for i := 0; i < 8; i++ {
+		_, err := views.Add(ctx, fmt.Sprint(id, i), 1)
+		must(t, err)
+	}
+}
+
 func TestLibraryOptions(t *testing.T) {
 	for name, options := range map[string]*redis.Options{
 		"RESP2":          {Protocol: 2},
