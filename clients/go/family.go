@@ -55,6 +55,7 @@ type settings struct {
 	Stripes          uint32
 	KeepMinutes      bool `json:"keep_minutes"`
 	Visitors         string
+	Table            json.RawMessage // of the application, which stores the values
 }
 
 func (c *Client) family(kind *kind, id string, options []FamilyOption) (*family, error) {

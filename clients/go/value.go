@@ -69,6 +69,9 @@ func (f *family) readValue(ctx context.Context, id string) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+	if e.Table != nil && f.table[0] == "" {
+		return 0, f.fail(ErrMisconfigured, "no table", fmt.Errorf("pass InTable: the daemon stores the values in %s", e.Table))
+	}
 	first, parts := e.partitionOf(id), make([]part, 1)
 	if e.Wide {
 		first, parts = 0, make([]part, e.partitions)

@@ -324,3 +324,17 @@ func TestValues(t *testing.T) {
 	_, err = texts.Value(ctx, id)
 	fails(t, err, counterfoil.ErrNotCounted, "BADSTATE")
 }
+
+// A value must not be that of counterfoil's own table, which has no row of the family then.
+func TestAValueInATableThatIsNotNamed(t *testing.T) {
+	database, err := sql.Open("mysql", "root@unix(/no-server)/shop") // nothing is read there
+	must(t, err)
+	defer database.Close()
+	settings, err := direct.HGet(ctx, home, "=settings").Result()
+	must(t, err)
+	defer direct.HSet(ctx, home, "=settings", settings)
+	table := `"table":{"keys":[["id","unsigned"]],"name":"product","value":"views","write":"update"},`
+	must(t, direct.HSet(ctx, home, "=settings", "{"+table+settings[1:]).Err())
+	_, err = buffered(t, given(t, socket, counterfoil.Options{Database: database}), "views").Value(ctx, newID())
+	fails(t, err, counterfoil.ErrMisconfigured, "no table")
+}
