@@ -36,7 +36,7 @@ func (c *Client) Cached(name string, options ...FamilyOption) (*Cached, error) {
 // ReadRow sets the function that reads the value of a counter's row, 0 without a row, for a counter that is not in Redis. It
 // must read from the primary, outside of any open transaction. Without it the client asks the daemon.
 func ReadRow(read func(ctx context.Context, id string) (int64, error)) FamilyOption {
-	return func(f *family) { f.readRow = read }
+	return func(f *family) { f.readRow.Store(&read) }
 }
 
 // Incr adds delta and returns the new value. Where it would leave the family's bounds the error's reason is RANGE, and its
@@ -128,18 +128,15 @@ func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) error {
 	return err
 }
 
-// row reads the counter's row. A panic of the application's function would end the process: it is not in the caller's goroutine.
-func (c *Cached) row(ctx context.Context, id string) (value int64, err error) {
-	if c.readRow == nil {
+// row reads the counter's row.
+func (c *Cached) row(ctx context.Context, id string) (int64, error) {
+	readRow := c.readRow.Load()
+	if readRow == nil {
 		return c.askDaemon(ctx, id) // the row's, as nothing is pending
 	}
-	defer func() {
-		if problem := recover(); problem != nil {
-			err = fmt.Errorf("ReadRow panicked: %v", problem)
-		}
-		if err != nil {
-			err = c.fail(ErrNotCounted, "no row", err)
-		}
-	}()
-	return c.readRow(ctx, id)
+	value, err := protected(func() (int64, error) { return (*readRow)(ctx, id) })
+	if err != nil {
+		return 0, c.fail(ErrNotCounted, "no row", err)
+	}
+	return value, nil
 }

@@ -109,7 +109,8 @@ func New(client redis.UniversalClient, namespace string, options Options) (*Clie
 	case *redis.Client:
 		timeout = client.Options().ReadTimeout
 	case *redis.ClusterClient:
-		c.isCluster, timeout = true, client.Options().ReadTimeout
+		// a NewFailoverClusterClient names its slots itself: its server is no cluster
+		c.isCluster, timeout = client.Options().ClusterSlots == nil, client.Options().ReadTimeout
 	case *redis.Ring:
 		timeout = -1
 	}

@@ -18,8 +18,8 @@ type family struct {
 	*kind
 	client  *Client
 	path    string
-	table   [3]string // the application's table, its id and value columns
-	readRow func(ctx context.Context, id string) (int64, error)
+	table   atomic.Pointer[[3]string] // the application's table, its id and value columns
+	readRow atomic.Pointer[func(ctx context.Context, id string) (int64, error)]
 	seeds   sync.Map // by id and ticket: functions that read a row and seed its counter
 	later   later
 
@@ -30,7 +30,7 @@ type family struct {
 	queues map[uint32]*queue
 }
 
-// A FamilyOption is an option of a single family. The first call of a Client for the family sets its options.
+// A FamilyOption is an option of a single family. It holds for all that the Client returns of the family.
 type FamilyOption func(*family)
 
 // epoch is a reply of family_epoch.
@@ -55,23 +55,24 @@ type settings struct {
 	Stripes          uint32
 	KeepMinutes      bool `json:"keep_minutes"`
 	Visitors         string
+	Table            json.RawMessage // of the application, which stores the values
 }
 
 func (c *Client) family(kind *kind, id string, options []FamilyOption) (*family, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if known := c.families[kind.name+" "+id]; known != nil {
-		return known, nil
-	}
-	f := &family{client: c, kind: kind, path: c.namespace + "/" + id, queues: map[uint32]*queue{}}
-	f.later.sums = map[string]int64{}
-	if !name.MatchString(id) {
-		return nil, f.fail(ErrMisconfigured, "BADKEY", fmt.Errorf("the family's name does not match %s", name))
+	f := c.families[kind.name+" "+id]
+	if f == nil {
+		f = &family{client: c, kind: kind, path: c.namespace + "/" + id, queues: map[uint32]*queue{}}
+		f.later.sums = map[string]int64{}
+		if !name.MatchString(id) {
+			return nil, f.fail(ErrMisconfigured, "BADKEY", fmt.Errorf("the family's name does not match %s", name))
+		}
+		c.families[kind.name+" "+id] = f
 	}
 	for _, option := range options {
 		option(f)
 	}
-	c.families[kind.name+" "+id] = f
 	return f, nil
 }
 

@@ -56,7 +56,7 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 	send := scripts[r.script].EvalSha
 	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		before := r.sent
-		words, err := send(ctx, f.client.redis, r.keys, r.args...).Slice()
+		words, err := protected(func() ([]any, error) { return send(ctx, f.client.redis, r.keys, r.args...).Slice() })
 		code := codeOf(err)
 		r.lost += r.sent - before
 		if r.sent > before && (err == nil || code != "" && (f.client.isOwn || !in(connecting, code))) {
@@ -83,14 +83,24 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 	}
 }
 
+// protected returns a panic as an error, because others wait for the call, and may have made it in a goroutine of their own.
+func protected[T any](run func() (T, error)) (result T, err error) {
+	defer func() {
+		if problem := recover(); problem != nil {
+			err = fmt.Errorf("panic: %v", problem)
+		}
+	}()
+	return run()
+}
+
 // The codes of lua/README.md, "Errors and lost replies".
 const (
 	passing       = " LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY "
 	refused       = " OOM MISCONF NOREPLICAS WRONGTYPE BADSTATE "
 	misconfigured = " NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT "
 	moved         = " MOVED ASK "
-	connecting    = " NOAUTH WRONGPASS BUSY "     // may refuse a new connection after the call was sent over another one
-	ofOne         = " WRONGTYPE BADSTATE BADARG " // may refuse a call because of a single item
+	connecting    = passing + " NOAUTH WRONGPASS " // may refuse a new connection after the call was sent over another one
+	ofOne         = " WRONGTYPE BADSTATE BADARG "  // may refuse a call because of a single item
 )
 
 func in(codes, code string) bool { return strings.Contains(codes, " "+code+" ") }

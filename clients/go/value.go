@@ -17,7 +17,7 @@ import (
 // InTable names the application's table, as table or database.table, that stores the values of a family, with its columns of
 // ids and values. It concerns Value with [Options].Database; by default values are in counterfoil_values.
 func InTable(name, idColumn, valueColumn string) FamilyOption {
-	return func(f *family) { f.table = [3]string{name, idColumn, valueColumn} }
+	return func(f *family) { f.table.Store(&[3]string{name, idColumn, valueColumn}) }
 }
 
 // Value returns the exact value of the counter: what MySQL has and what is pending in Redis.
@@ -68,6 +68,9 @@ func (f *family) readValue(ctx context.Context, id string) (int64, error) {
 	e, err := f.askFor(ctx, id)
 	if err != nil {
 		return 0, err
+	}
+	if e.Table != nil && f.table.Load() == nil {
+		return 0, f.fail(ErrMisconfigured, "no table", fmt.Errorf("pass InTable: the daemon stores the values in %s", e.Table))
 	}
 	first, parts := e.partitionOf(id), make([]part, 1)
 	if e.Wide {
@@ -129,8 +132,8 @@ func (f *family) readPart(ctx context.Context, partition uint32, id string) (par
 // query reads the value's row and the ledger in one statement.
 func (f *family) query(ctx context.Context, id string, first uint32, partitions int) (mysql stored, err error) {
 	column, table := "value", "counterfoil_values v ON v.family = f.number AND v.id"
-	if f.table[0] != "" {
-		column, table = quote(f.table[2]), quote(f.table[0])+" v ON v."+quote(f.table[1])
+	if own := f.table.Load(); own != nil {
+		column, table = quote(own[2]), quote(own[0])+" v ON v."+quote(own[1])
 	}
 	namespace, name, _ := strings.Cut(f.path, "/")
 	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)

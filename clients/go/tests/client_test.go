@@ -486,6 +486,37 @@ func TestAWrongPasswordAfterALostReply(t *testing.T) {
 	equal(t, exact(t, id), 2)
 }
 
+type loading struct{}
+
+func (loading) Error() string { return "LOADING Redis is loading the dataset in memory" }
+func (loading) RedisError()   {}
+
+// What a PING in OnConnect returns is no reply to the call that was sent over the connection before.
+func TestAServerThatLoadsAfterALostReply(t *testing.T) {
+	p := startProxy(t)
+	var isLoading atomic.Bool
+	client := redis.NewClient(&redis.Options{
+		Addr: p.socket, ReadTimeout: 200 * time.Millisecond,
+		OnConnect: func(context.Context, *redis.Conn) error {
+			if isLoading.Load() {
+				return loading{}
+			}
+			return nil
+		},
+	})
+	defer client.Close()
+	views, id := buffered(t, with(t, client, counterfoil.Options{}), "views"), newID()
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+	p.set(func() fate {
+		isLoading.Store(true)
+		return loseReply
+	})
+	_, err = views.Add(ctx, id, 1)
+	fails(t, err, counterfoil.ErrOutcomeUnknown, "no reply")
+	equal(t, exact(t, id), 2)
+}
+
 // constant is what a random generator of this process would return in each copy of it.
 type constant struct{}
 

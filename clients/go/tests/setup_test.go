@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -132,6 +133,52 @@ func TestAPrefix(t *testing.T) {
 	client.AddHook(prefix{})
 	_, err := buffered(t, with(t, client, counterfoil.Options{}), "views").Add(ctx, "a", 1)
 	fails(t, err, counterfoil.ErrMisconfigured, "BADKEY")
+}
+
+// panicking is a hook that panics instead of making counting calls, so many times.
+type panicking struct {
+	prefix
+	left atomic.Int32
+}
+
+func (p *panicking) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, command redis.Cmder) error {
+		if command.Name() == "evalsha" && p.left.Add(-1) >= 0 {
+			panic("a fault of the application")
+		}
+		return next(ctx, command)
+	}
+}
+
+// The call may be made in a goroutine of the package, and others wait for it.
+func TestAHookThatPanics(t *testing.T) {
+	client, hook := redis.NewClient(&redis.Options{Addr: socket, ReadTimeout: time.Second}), &panicking{}
+	defer client.Close()
+	client.AddHook(hook)
+	views, id := buffered(t, with(t, client, counterfoil.Options{}), "views"), newID()
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for _, ctx := range []context.Context{ctx, short} {
+		hook.left.Store(3)
+		_, err := views.Add(ctx, id, 1)
+		must(t, err)
+	}
+	equal(t, exact(t, id), 2)
+}
+
+// go-redis has a client of this type for Sentinel, too: NewFailoverClusterClient.
+func TestAClusterClientOfASingleServer(t *testing.T) {
+	slots := []redis.ClusterSlot{{Start: 0, End: 16383, Nodes: []redis.ClusterNode{{Addr: socket}}}}
+	client := redis.NewClusterClient(&redis.ClusterOptions{
+		ReadTimeout:  time.Second,
+		ClusterSlots: func(context.Context) ([]redis.ClusterSlot, error) { return slots, nil },
+	})
+	defer client.Close()
+	views, id := buffered(t, with(t, client, counterfoil.Options{}), "views"), newID()
+	for i := 0; i < 8; i++ {
+		_, err := views.Add(ctx, fmt.Sprint(id, i), 1)
+		must(t, err)
+	}
 }
 
 func TestLibraryOptions(t *testing.T) {
@@ -272,8 +319,24 @@ func TestValues(t *testing.T) {
 	must(t, err)
 	_, err = database.Exec("INSERT INTO `texts` VALUES (?, '1.5')", id)
 	must(t, err)
-	texts, err := given(t, socket, counterfoil.Options{Database: database}).Buffered("views", counterfoil.InTable("texts", "id", "value"))
+	counters := given(t, socket, counterfoil.Options{Database: database})
+	buffered(t, counters, "views") // in a part of the program that reads no values
+	texts, err := counters.Buffered("views", counterfoil.InTable("texts", "id", "value"))
 	must(t, err)
 	_, err = texts.Value(ctx, id)
 	fails(t, err, counterfoil.ErrNotCounted, "BADSTATE")
+}
+
+// A value must not be that of counterfoil's own table, which has no row of the family then.
+func TestAValueInATableThatIsNotNamed(t *testing.T) {
+	database, err := sql.Open("mysql", "root@unix(/no-server)/shop") // nothing is read there
+	must(t, err)
+	defer database.Close()
+	settings, err := direct.HGet(ctx, home, "=settings").Result()
+	must(t, err)
+	defer direct.HSet(ctx, home, "=settings", settings)
+	table := `"table":{"keys":[["id","unsigned"]],"name":"product","value":"views","write":"update"},`
+	must(t, direct.HSet(ctx, home, "=settings", "{"+table+settings[1:]).Err())
+	_, err = buffered(t, given(t, socket, counterfoil.Options{Database: database}), "views").Value(ctx, newID())
+	fails(t, err, counterfoil.ErrMisconfigured, "no table")
 }

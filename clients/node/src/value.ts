@@ -46,6 +46,9 @@ export class ExactReader {
   private async fromDatabase(database: Database, family: Family, id: string): Promise<Integer> {
     for (const deadline = family.deadline(); ; await sleep(50)) {
       const epoch = await family.describe();
+      if (epoch.settings.table && !this.tables.has(family.name)) {
+        throw new Misconfigured('NOTABLE', `set the option table: the daemon stores the values of ${family.name} in a table of yours`);
+      }
       const numbers = epoch.settings.wide ? upTo(epoch.partitions) : [family.partition(id, epoch)];
       const pending = await Promise.all(numbers.map((number) => readPending(family, number, id)));
       const rows = await this.select(database, family, id, pending);

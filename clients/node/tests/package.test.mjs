@@ -7,7 +7,7 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { test } from 'node:test';
 import * as esm from 'counterfoil';
-import { clientOf, daemon, database, mysqlSocket, namespace, require, unique } from './support.mjs';
+import { clientOf, configure, daemon, database, mysqlSocket, namespace, require, unique } from './support.mjs';
 
 const { Counterfoil } = esm;
 
@@ -76,6 +76,8 @@ test('exact values from the database are those of the daemon', async (t) => {
   for (const family of [own.buffered('views', { table }), own.cached('votes', { table })]) assert.equal(await family.value('é/page'), 7);
   assert.equal(await own.visitors('daily', { table }).value('é', '2026-11-25'), 8);
   await pools[0].query(`DROP TABLE ${table.table}`);
+  await configure('in_a_table', 1, '{"table":{"name":"item"}}'); // counterfoil's own has no row of it
+  await assert.rejects(own.buffered('in_a_table').value('é/page'), { reason: 'NOTABLE' });
 });
 
 test('what the daemon replies while it or a proxy is busy is temporary', async (t) => {

@@ -46,10 +46,10 @@ export async function command(...args) {
 }
 
 /** Configures a family without the daemon. */
-export async function configure(family, partitions) {
+export async function configure(family, partitions, settings = '{"wide":false}') {
   const keys = ['0}:calls', ...Array.from({ length: partitions }, (_, i) => `${i}}:meta`)].map((end) => `cf1:{${namespace}/${family}/${end}`);
   const source = await readFile(new URL(import.meta.resolve('counterfoil')).pathname.replace('index.mjs', 'lua/family_configure.lua'), 'utf8');
-  await command('EVAL', source, keys.length, ...keys, 'salt', '', 'buffered', partitions, 1_000_000, '{"wide":false}', '');
+  await command('EVAL', source, keys.length, ...keys, 'salt', '', 'buffered', partitions, 1_000_000, settings, '');
 }
 
 /** Counts the commands that are sent with a client: Redis itself also executes those of the daemon. */

@@ -577,6 +577,8 @@ return [
         $pdo->exec("INSERT INTO php_pages VALUES ('$id', 100)");
         $table = $own('phpredis', database: $pdo)->buffered('views', [env('DATABASE') . '.php_pages', 'page', 'views']);
         same(105, $table->value($id));
+        configure('in_a_table', 1, settings: ['table' => ['name' => 'php_pages']]);  // counterfoil's own has no row of it
+        fails(Misconfigured::class, 'table', fn() => $own('phpredis', database: $pdo)->buffered('in_a_table')->value($id));
         $pdo->beginTransaction();
         fails(Misconfigured::class, 'transaction', fn() => $table->value($id));
         $pdo->rollBack();

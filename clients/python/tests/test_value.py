@@ -11,7 +11,7 @@ import pymysql
 import pymysql.cursors
 
 from counterfoil import Misconfigured, NotCounted
-from support import DATABASE, MYSQL, Case, connected, new_id
+from support import DATABASE, MYSQL, NAMESPACE, Case, connected, new_id, plain
 
 
 def connect(**options):
@@ -53,6 +53,15 @@ class Values(Case):
         views.add("17", 3)
         self.assertGreaterEqual(before, 1000)
         self.assertEqual(views.value("17"), before + 3)
+
+    def test_a_table_that_is_not_named(self):
+        # counterfoil's own has no row of the family then
+        calls = [f"cf1:{{{NAMESPACE}/{family}/0}}:calls" for family in ("views", "in_a_table")]
+        settings = {name: value for name, value in plain().hgetall(calls[0]).items() if name.startswith(b"=")}
+        plain().hset(calls[1], mapping={**settings, b"=settings": b'{"table":{"name":"product"}}'})
+        views = connected(database=connect).buffered("in_a_table")
+        self.assert_raises(Misconfigured, "NO TABLE", views.value, "17")
+        plain().delete(calls[1])
 
     def test_a_family_that_the_database_does_not_have(self):
         empty = f"{DATABASE}_empty"

@@ -52,9 +52,9 @@ class ClientTest < Minitest::Test
   end
 
   # Configures a family without the daemon.
-  def configure(family, partitions)
+  def configure(family, partitions, settings = '{"wide":false}')
     keys = ["cf1:{#{NAMESPACE}/#{family}/0}:calls", *Array.new(partitions) { |i| "cf1:{#{NAMESPACE}/#{family}/#{i}}:meta" }]
-    args = ["salt", "", "buffered", partitions, 1_000_000, '{"wide":false}', ""]
+    args = ["salt", "", "buffered", partitions, 1_000_000, settings, ""]
     @redis.call("EVAL", Counterfoil::Scripts::SOURCES.fetch("family_configure"), keys.size, *keys, *args)
   end
 

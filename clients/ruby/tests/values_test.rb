@@ -59,6 +59,8 @@ class ValuesTest < ClientTest
     daily = @clients.last.visitors("daily", table: %w[ruby_page path views])
     daily.first_visit(@id, "2026-11-25", "a")
     assert_equal 4, daily.value(@id, "2026-11-25")
+    configure("in_a_table", 1, '{"table":{"name":"ruby_page"}}') # counterfoil's own has no row of it
+    assert_match(/needs `table`/, assert_raises(Counterfoil::Misconfigured) { @clients.last.buffered("in_a_table").value(@id) }.message)
   end
 
   def test_cached

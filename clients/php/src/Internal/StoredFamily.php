@@ -15,6 +15,9 @@ abstract class StoredFamily extends Family {
     protected function exactValue(string $id): int {
         if ($this->session->database === null) return $this->daemonValue($id);
         ['partitions' => $of, 'settings' => $settings] = $this->ask();
+        if (isset($settings['table']) && $this->table === null) {
+            throw new Misconfigured('table', "expected the table of the application that has the values of $this->name");
+        }
         $partitions = ($settings['wide'] ?? false) ? range(0, $of - 1) : [crc32($id) % $of];
         for ($attempt = 0; $attempt < 10; $attempt++, usleep(20_000)) {
             $pending = [];

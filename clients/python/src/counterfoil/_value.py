@@ -51,6 +51,8 @@ class ExactValues(Family[D]):
         if self.client.database is None:
             return await self.from_daemon(id)
         partition, description = await self.channel.described(id)
+        if description.settings.get("table") and not self.table:
+            raise Misconfigured("NO TABLE", f"pass table=: the daemon stores the values of {self.name} in a table of yours")
         partitions = range(description.partitions) if description.settings.get("wide") else [partition]
         for _ in range(ROUNDS):
             reads = {at: await self._read(at, id) for at in partitions}

@@ -16,12 +16,14 @@ class Counterfoil
       @daemon, @database = daemon, database
       @values, id, @value = (table || %w[counterfoil_values id value]).map { |name| "`#{name.to_s.gsub(".", "`.`")}`" }
       @match = "v.#{id} = ?#{" AND v.family = f.number" unless table}"
+      @is_own = table.nil?
     end
 
     # @return [Integer]
     def value(family, id)
       raise Misconfigured.new("value", "needs the option `daemon` or `database`") unless @database || @daemon
       return @daemon.value(family, id) unless @database
+      raise Misconfigured.new("value", "needs `table`: #{family.name} is in a table of yours") if @is_own && family.settings["table"]
 
       ROUNDS.times { try(family, id)&.then { |value| return value } }
       raise NotCounted.new("value", "Redis was set back", temporary: true)
