@@ -45,7 +45,8 @@ pub async fn init(context: &Context) -> Result<Exit, Failure> {
 /// Returns the failure of `init`, which often runs as the daemon's user.
 fn not_created(pair: &str, error: counterfoil::Error) -> Failure {
     let text = format!("pair {pair}: {error:#}");
-    if text.contains("command denied") {
+    let denials = ["command denied", "' to database '"];
+    if denials.iter().any(|denial| text.contains(denial)) {
         let advice = "The daemon's user needs no such privilege: let an administrator run the output of \
              `counterfoil init --print`, and then that of `counterfoil grants daemon`";
         return Failure::critical(format!("{text}. {advice}"));

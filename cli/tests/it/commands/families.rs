@@ -248,15 +248,23 @@ async fn init_makes_the_tables_and_check_misses_them_before() {
     assert!(site.json(0, &["init", "--print"]).await["sql"].is_string());
     site.sql("CREATE USER reader@localhost; GRANT SELECT ON *.* TO reader@localhost")
         .await;
-    let mysql = site.mysql_url.replace("root@", "reader@");
-    let text = fs::read_to_string(site.configure(FAMILIES)).expect("written");
-    site.write(&text.replace(&site.mysql_url, &mysql));
-    let denied = site.ends_with(2, &["init"]).await;
-    assert!(
-        denied.err.contains("command denied to user 'reader'")
-            && denied.err.contains("`counterfoil init --print`"),
-        "{denied:?}"
-    );
+    site.sql("CREATE USER newcomer@localhost").await;
+    for (user, why) in [
+        ("reader", "command denied to user 'reader'"),
+        (
+            "newcomer",
+            "Access denied for user 'newcomer'@'localhost' to database",
+        ),
+    ] {
+        let mysql = site.mysql_url.replace("root@", &format!("{user}@"));
+        let text = fs::read_to_string(site.configure(FAMILIES)).expect("written");
+        site.write(&text.replace(&site.mysql_url, &mysql));
+        let denied = site.ends_with(2, &["init"]).await;
+        assert!(
+            denied.err.contains(why) && denied.err.contains("`counterfoil init --print`"),
+            "{denied:?}"
+        );
+    }
     site.configure(FAMILIES);
     for _ in 0..2 {
         assert_eq!(
