@@ -50,11 +50,6 @@ impl Context {
         Ok(Context { config, output })
     }
 
-    /// Returns the pairs that the command is about: the named one, or all.
-    pub fn pairs(&self) -> impl Iterator<Item = &PairConfig> {
-        self.config.pairs.iter()
-    }
-
     /// Returns the one pair that the command is about.
     pub fn pair(&self) -> Result<&PairConfig, Failure> {
         match &self.config.pairs[..] {
@@ -69,7 +64,8 @@ impl Context {
     /// family, or the only one.
     pub fn pair_of(&self, family: &str) -> Result<&PairConfig, Failure> {
         check_name(family)?;
-        let mut pairs = self.pairs().filter(|pair| pair.family(family).is_some());
+        let pairs = self.config.pairs.iter();
+        let mut pairs = pairs.filter(|pair| pair.family(family).is_some());
         match (pairs.next(), pairs.next()) {
             (Some(pair), None) => Ok(pair),
             (Some(_), Some(_)) => Err(Failure::usage(format!(

@@ -40,7 +40,7 @@ struct Listed<'a> {
 async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exit, Failure> {
     family.map_or(Ok(()), check_name)?;
     let mut listed = Vec::new();
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let rejects = open_rejects(&pair::store(pair), limit, family).await;
         let rejects = rejects.map_err(|failure| failure.of_pair(&pair.name))?;
         listed.extend(of_pair(pair, rejects));

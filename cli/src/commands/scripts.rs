@@ -71,7 +71,7 @@ pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
 /// Loads the scripts into the Redis of each pair.
 pub async fn load(context: &Context) -> Result<Exit, Failure> {
     let mut loaded = Vec::new();
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let connected = connect(pair).await?;
         let done = in_time(load_into(&connected)).await;
         done.map_err(|why| {

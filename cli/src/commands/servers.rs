@@ -30,7 +30,7 @@ pub fn print_schema(output: Output) -> Result<Exit, Failure> {
 /// Creates counterfoil's own tables.
 pub async fn init(context: &Context) -> Result<Exit, Failure> {
     let mut done = Vec::new();
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let created = pair::store(pair).create_tables().await;
         created.map_err(|error| not_created(&pair.name, error))?;
         done.push(&pair.name);
@@ -58,7 +58,7 @@ fn not_created(pair: &str, error: counterfoil::Error) -> Failure {
 pub async fn check(context: &Context) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     let mut worst = Exit::Ok;
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let name = &pair.name;
         let (findings, mysql) = join(findings(pair), mysql_tls(pair)).await;
         let (findings, redis) = (findings?, pair.redis.transport().to_string());
