@@ -113,7 +113,7 @@ pub async fn registered(store: &dyn Store, name: &str) -> Result<Registered, Fai
 /// Connects to a pair. The error names the pair.
 pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
     let connected = try_connect(pair).await;
-    connected.map_err(|failure| failure.of_pair(&pair.name))
+    connected.map_err(Failure::of_pair(&pair.name))
 }
 
 async fn try_connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {

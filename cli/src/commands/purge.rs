@@ -24,7 +24,7 @@ pub async fn purge(context: &Context, yes: bool, dry_run: bool) -> Result<Exit, 
     let mut found = Vec::new();
     for pair in &context.config.pairs {
         let purgeable = pair::store(pair).purgeable(pair.keep_history).await;
-        let purgeable = purgeable.map_err(|error| Failure::from(error).of_pair(&pair.name))?;
+        let purgeable = purgeable.map_err(Failure::of_pair(&pair.name))?;
         found.push((pair.name.as_str(), purgeable));
     }
     let mut verb = "would be deleted";
@@ -35,7 +35,7 @@ pub async fn purge(context: &Context, yes: bool, dry_run: bool) -> Result<Exit, 
         found.clear();
         for pair in &context.config.pairs {
             let purged = pair::store(pair).purge(pair.keep_history).await;
-            let purged = purged.map_err(|error| Failure::from(error).of_pair(&pair.name))?;
+            let purged = purged.map_err(Failure::of_pair(&pair.name))?;
             found.push((pair.name.as_str(), purged));
         }
     }

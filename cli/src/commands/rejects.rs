@@ -42,7 +42,7 @@ async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exi
     let mut listed = Vec::new();
     for pair in &context.config.pairs {
         let rejects = open_rejects(&pair::store(pair), limit, family).await;
-        let rejects = rejects.map_err(|failure| failure.of_pair(&pair.name))?;
+        let rejects = rejects.map_err(Failure::of_pair(&pair.name))?;
         listed.extend(of_pair(pair, rejects));
     }
     print_rejects(context, listed)

@@ -51,7 +51,7 @@ fn not_created(pair: &str, error: counterfoil::Error) -> Failure {
              `counterfoil init --print`, and then that of `counterfoil grants daemon`";
         return Failure::critical(format!("{text}. {advice}"));
     }
-    Failure::from(error).of_pair(pair)
+    Failure::of_pair(pair)(error)
 }
 
 /// Checks both servers of each pair.
