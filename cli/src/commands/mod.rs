@@ -63,7 +63,6 @@ impl Context {
     /// Returns the pair of NAMESPACE/FAMILY: the named one, the one whose configuration has the
     /// family, or the only one.
     pub fn pair_of(&self, family: &str) -> Result<&PairConfig, Failure> {
-        check_name(family)?;
         let pairs = self.config.pairs.iter();
         let mut pairs = pairs.filter(|pair| pair.family(family).is_some());
         match (pairs.next(), pairs.next()) {
@@ -73,17 +72,6 @@ impl Context {
             ))),
             (None, _) => self.pair(),
         }
-    }
-}
-
-/// Refuses the name of a family without its namespace.
-fn check_name(family: &str) -> Result<(), Failure> {
-    if family.contains('/') {
-        Ok(())
-    } else {
-        Err(Failure::usage(format!(
-            "{family:?} is not NAMESPACE/FAMILY, such as shop/views"
-        )))
     }
 }
 
