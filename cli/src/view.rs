@@ -372,6 +372,9 @@ pub struct RecountView {
     pub drifted: u64,
     /// The approximate number of counters, for a run of this daemon.
     pub about: Option<u64>,
+    /// `true` if this daemon's configuration has the recount.
+    #[serde(skip)]
+    pub is_configured: bool,
     /// The start in Unix seconds.
     pub started: u64,
     /// The end in Unix seconds; `None` while it runs.
