@@ -39,6 +39,15 @@ pub struct Arguments {
     pub command: Command,
 }
 
+/// Refuses the name of a family without its namespace.
+fn family_name(name: &str) -> Result<String, &'static str> {
+    if name.contains('/') {
+        Ok(name.to_owned())
+    } else {
+        Err("it is not NAMESPACE/FAMILY, such as shop/views")
+    }
+}
+
 #[derive(Subcommand)]
 pub enum Command {
     /// Runs the daemon
@@ -66,6 +75,7 @@ pub enum Command {
     /// each slice of a series
     Get {
         /// NAMESPACE/FAMILY
+        #[arg(value_parser = family_name)]
         family: String,
         /// Ids: SCOPE/DAY of visitors, names of series, pages of activity
         #[arg(required = true)]
@@ -77,6 +87,7 @@ pub enum Command {
     /// Adds to a counter, exactly once
     Add {
         /// NAMESPACE/FAMILY
+        #[arg(value_parser = family_name)]
         family: String,
         id: String,
         #[arg(default_value_t = 1, allow_negative_numbers = true)]
@@ -89,6 +100,7 @@ pub enum Command {
     /// names
     List {
         /// NAMESPACE/FAMILY
+        #[arg(value_parser = family_name)]
         family: String,
         /// Only ids with this prefix
         #[arg(long, default_value = "")]
@@ -120,6 +132,7 @@ pub enum Command {
     /// with 1 if some differ and were not corrected
     Recount {
         /// NAMESPACE/FAMILY
+        #[arg(value_parser = family_name)]
         family: String,
         /// Reports differences without correcting them
         #[arg(long)]
@@ -128,6 +141,7 @@ pub enum Command {
     /// Lists the differences that recounts found
     Drift {
         /// NAMESPACE/FAMILY
+        #[arg(value_parser = family_name)]
         family: String,
         /// The run; defaults to the last one
         #[arg(long)]
@@ -137,6 +151,7 @@ pub enum Command {
     /// other partitions, first stop what counts in it, and drain it
     Reconfigure {
         /// NAMESPACE/FAMILY
+        #[arg(value_parser = family_name)]
         family: String,
         /// Prints the changes without making them
         #[arg(long)]
@@ -182,6 +197,7 @@ pub enum FamilyCommand {
     /// and its rows in counterfoil's own tables
     Remove {
         /// NAMESPACE/FAMILY
+        #[arg(value_parser = family_name)]
         family: String,
         /// Asks nothing
         #[arg(long)]
@@ -197,7 +213,7 @@ pub enum Rejects {
     /// Lists rejects that were neither applied nor discarded
     List {
         /// Only rejects of NAMESPACE/FAMILY
-        #[arg(long)]
+        #[arg(long, value_parser = family_name)]
         family: Option<String>,
         #[arg(long, default_value_t = 1000)]
         limit: u64,
@@ -226,7 +242,7 @@ pub struct Which {
     /// The numbers of rejects
     pub numbers: Vec<u64>,
     /// All rejects of NAMESPACE/FAMILY
-    #[arg(long)]
+    #[arg(long, value_parser = family_name)]
     pub family: Option<String>,
     /// All rejects
     #[arg(long)]

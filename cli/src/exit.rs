@@ -74,9 +74,12 @@ impl Failure {
         }
     }
 
-    /// Names the pair before the message.
-    pub fn of_pair(self, pair: &str) -> Self {
-        Failure::new(self.exit, format!("pair {pair}: {}", self.message))
+    /// Returns a function that names the pair before the message of an error.
+    pub fn of_pair<E: Into<Failure>>(pair: &str) -> impl FnOnce(E) -> Failure {
+        move |error| {
+            let Failure { exit, message } = error.into();
+            Failure::new(exit, format!("pair {pair}: {message}"))
+        }
     }
 
     pub fn usage(message: impl Into<String>) -> Self {

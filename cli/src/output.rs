@@ -48,7 +48,7 @@ impl Output {
     }
 }
 
-/// Writes a line to standard error. A command goes on if nobody reads it.
+/// Writes a line to standard error. A command continues if that is closed.
 pub fn message(line: &str) {
     let _ = writeln!(io::stderr(), "{}", without_controls(line));
 }

@@ -20,6 +20,10 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(4);
 /// Connects to Redis. The first use of MySQL connects to it.
 pub async fn connect(config: &PairConfig) -> Result<Counterfoil> {
     let (redis, sentinels) = (&config.redis, &config.redis.sentinels);
+    if let Some(user) = redis.user_without_password() {
+        let what = format!("the password of Redis's user {user:?} is missing");
+        return Err(Error::new(ErrorKind::InvalidInput, what));
+    }
     let redis: Connection = if redis.is_cluster {
         cluster(config).await?.into()
     } else {

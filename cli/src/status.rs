@@ -12,6 +12,9 @@ pub const LATE: Duration = Duration::from_secs(60);
 /// The age in seconds from which figures are stale. They are read every 10 s at least.
 pub const STALE_SECONDS: u64 = 30;
 
+/// The kinds of which Redis refuses ids beyond `max_pending`.
+const LIMITED: [&str; 2] = ["buffered", "visitors"];
+
 /// The state of a family, and its history.
 #[derive(Clone, Default, Serialize)]
 pub struct FamilyView {
@@ -155,11 +158,12 @@ impl FamilyView {
             family: family.name().to_owned(),
             kind: family.kind(),
             pending: backlog.ids,
-            full: backlog.fullest as f64 / family.max_pending().max(1) as f64,
+            full: of_kinds(&LIMITED, backlog.fullest)
+                .map_or(0.0, |ids| ids as f64 / family.max_pending() as f64),
             oldest_seconds: backlog.oldest.map(|age| age.as_secs_f64()),
             open: backlog.open,
             counted: of_kinds(&["buffered", "cached", "visitors"], backlog.counted),
-            refused: of_kinds(&["buffered", "visitors"], backlog.refused),
+            refused: of_kinds(&LIMITED, backlog.refused),
             last_saved: overview
                 .and_then(|overview| overview.last_saved)
                 .map(unix_seconds),
@@ -217,4 +221,26 @@ pub fn unix_seconds(time: SystemTime) -> u64 {
 
 pub fn unix_now() -> u64 {
     unix_seconds(SystemTime::now())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_families_with_a_limit_are_full() {
+        let now = [
+            Family::buffered("shop", "views").build(),
+            Family::cached("shop", "stock").build(),
+            Family::series("shop", "downloads").build(),
+        ];
+        let many = Backlog {
+            fullest: 2_000_000,
+            ..Backlog::default()
+        };
+        let backlogs = now.map(|family| (family.expect("valid"), Ok(many)));
+        let views = of_families(backlogs.into(), &[], LATE);
+        let full: Vec<_> = views.iter().map(|family| family.full).collect();
+        assert_eq!(full, [2.0, 0.0, 0.0]);
+    }
 }

@@ -107,13 +107,13 @@ impl PairView {
 
     /// Sets the steps that fail, and so the servers that refuse what the daemon writes.
     pub fn set_failing(&mut self, failing: Vec<FailingView>) {
-        let refused_by = |server: &str| {
-            let mut failing = failing.iter();
-            let refused = failing.find(|one| one.server == server)?;
+        let refused_by = |name: &str, server: &ServerView| {
+            let mut failing = failing.iter().filter(|_| server.up);
+            let refused = failing.find(|one| one.server == name)?;
             Some(refused.error.clone())
         };
-        self.redis.refuses = refused_by("redis");
-        self.mysql.refuses = refused_by("mysql");
+        self.redis.refuses = refused_by("redis", &self.redis);
+        self.mysql.refuses = refused_by("mysql", &self.mysql);
         self.reconciler.failing = failing;
     }
 
@@ -372,6 +372,9 @@ pub struct RecountView {
     pub drifted: u64,
     /// The approximate number of counters, for a run of this daemon.
     pub about: Option<u64>,
+    /// `true` if this daemon's configuration has the recount.
+    #[serde(skip)]
+    pub is_configured: bool,
     /// The start in Unix seconds.
     pub started: u64,
     /// The end in Unix seconds; `None` while it runs.

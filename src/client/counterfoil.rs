@@ -160,13 +160,13 @@ impl Counterfoil {
         self.check_with(&[]).await
     }
 
-    /// Does the same, and checks the permissions in Redis also for families that are not open.
+    /// Does the same, and checks Redis also for families that are not open.
     #[doc(hidden)]
     pub async fn check_with(&self, others: &[Family]) -> Vec<Finding> {
         let families = self.shared.families();
         let redis = async {
             let all = [&families[..], others].concat();
-            let mut findings = admin::redis::findings(&self.shared.redis, &families).await;
+            let mut findings = admin::redis::findings(&self.shared.redis, &all).await;
             findings.extend(access::findings(&self.shared.redis, &all).await);
             findings.extend(self.database_findings().await);
             findings

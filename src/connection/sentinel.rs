@@ -116,7 +116,7 @@ impl Sentinel {
     async fn ask_connected(&self, name: &str) -> RedisResult<Named> {
         let mut connection = self.connected().await?;
         let mut ask = redis::pipe();
-        // the first has the epoch, the second the new primary even while other replicas are told
+        // the first has the epoch; the second has the new primary before all replicas follow it
         ask.cmd("SENTINEL").arg("MASTER").arg(name);
         ask.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name);
         let (state, (host, port)): (HashMap<String, String>, _) =

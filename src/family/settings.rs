@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use jiff::SignedDuration;
+use jiff::{Span, SpanRelativeTo};
 use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -188,7 +188,7 @@ pub mod time {
         type Value = Duration;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a time such as \"2.5s\", \"10m\" or \"6h\"")
+            f.write_str("a time such as \"2.5s\", \"10m\", \"6h\" or \"90d\"")
         }
 
         // JSON's numbers arrive here, and TOML's, which would lack a unit, as i64
@@ -197,8 +197,9 @@ pub mod time {
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<Duration, E> {
-            let time = text.parse::<SignedDuration>().ok();
-            time.and_then(|time| Duration::try_from(time).ok())
+            let days = SpanRelativeTo::days_are_24_hours();
+            let time = text.parse::<Span>().ok();
+            time.and_then(|time| Duration::try_from(time.to_duration(days).ok()?).ok())
                 .ok_or_else(|| E::invalid_value(de::Unexpected::Str(text), &self))
         }
     }

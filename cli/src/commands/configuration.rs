@@ -15,7 +15,7 @@ use crate::output::Output;
 /// Prints the pairs and their families. Reading the configuration was the check.
 pub fn check(context: &Context) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let name = &pair.name;
         let families: Vec<_> = pair.families.iter().map(FamilyConfig::name).collect();
         lines.push(if families.is_empty() {

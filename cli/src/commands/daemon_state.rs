@@ -71,10 +71,12 @@ async fn ask(address: SocketAddr, http: &HttpConfig) -> Result<DaemonState, Box<
         .await?;
     let mut reply = String::new();
     stream.take(MAX_LENGTH).read_to_string(&mut reply).await?;
-    let (head, body) = reply.split_once("\r\n\r\n").ok_or("it is not one")?;
+    let (head, body) = reply
+        .split_once("\r\n\r\n")
+        .ok_or("the reply is not HTTP")?;
     match head.split(' ').nth(1) {
         Some("200") => Ok(serde_json::from_str(body)?),
         Some("401") => Err("it needs its token, which this command lacks".into()),
-        _ => Err(format!("it replied {:?}", head.lines().next()).into()),
+        _ => Err(format!("it replied {}", head.lines().next().unwrap_or_default()).into()),
     }
 }

@@ -40,9 +40,10 @@ struct Left {
 /// Waits until everything is in MySQL.
 pub async fn drain(context: &Context, within: Duration, all: bool) -> Result<Exit, Failure> {
     let end = Instant::now() + within;
-    let drains = context.pairs().map(|pair| drain_pair(pair, end, all));
+    let pairs = &context.config.pairs;
+    let drains = pairs.iter().map(|pair| drain_pair(pair, end, all));
     let mut exit = Exit::Warning;
-    let drained = join_all(drains).await.into_iter().zip(context.pairs());
+    let drained = join_all(drains).await.into_iter().zip(pairs);
     let drained = drained.map(|(drained, pair)| {
         drained.unwrap_or_else(|failure| {
             exit = exit.max(failure.exit);

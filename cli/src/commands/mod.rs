@@ -50,11 +50,6 @@ impl Context {
         Ok(Context { config, output })
     }
 
-    /// Returns the pairs that the command is about: the named one, or all.
-    pub fn pairs(&self) -> impl Iterator<Item = &PairConfig> {
-        self.config.pairs.iter()
-    }
-
     /// Returns the one pair that the command is about.
     pub fn pair(&self) -> Result<&PairConfig, Failure> {
         match &self.config.pairs[..] {
@@ -68,8 +63,8 @@ impl Context {
     /// Returns the pair of NAMESPACE/FAMILY: the named one, the one whose configuration has the
     /// family, or the only one.
     pub fn pair_of(&self, family: &str) -> Result<&PairConfig, Failure> {
-        check_name(family)?;
-        let mut pairs = self.pairs().filter(|pair| pair.family(family).is_some());
+        let pairs = self.config.pairs.iter();
+        let mut pairs = pairs.filter(|pair| pair.family(family).is_some());
         match (pairs.next(), pairs.next()) {
             (Some(pair), None) => Ok(pair),
             (Some(_), Some(_)) => Err(Failure::usage(format!(
@@ -77,17 +72,6 @@ impl Context {
             ))),
             (None, _) => self.pair(),
         }
-    }
-}
-
-/// Refuses the name of a family without its namespace.
-fn check_name(family: &str) -> Result<(), Failure> {
-    if family.contains('/') {
-        Ok(())
-    } else {
-        Err(Failure::usage(format!(
-            "{family:?} is not NAMESPACE/FAMILY, such as shop/views"
-        )))
     }
 }
 
@@ -117,7 +101,7 @@ pub async fn registered(store: &dyn Store, name: &str) -> Result<Registered, Fai
 /// Connects to a pair. The error names the pair.
 pub async fn connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {
     let connected = try_connect(pair).await;
-    connected.map_err(|failure| failure.of_pair(&pair.name))
+    connected.map_err(Failure::of_pair(&pair.name))
 }
 
 async fn try_connect(pair: &PairConfig) -> Result<Counterfoil, Failure> {

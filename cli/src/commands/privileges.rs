@@ -22,7 +22,7 @@ const OF_DAEMON: [&str; 4] = ["+config|get", "+info", "+ping", "+scan"];
 /// Prints the rules of an ACL.
 pub async fn acl(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let (name, user) = (&pair.name, &of.user);
         let rules = rules(pair, of.role).await?;
         lines.push(format!(
@@ -63,7 +63,7 @@ async fn rules(pair: &PairConfig, role: RoleName) -> Result<Vec<String>, Failure
 /// Prints the GRANTs.
 pub async fn grants(context: &Context, of: &PrivilegesOf) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let name = &pair.name;
         let statements = statements(pair, of).await?;
         lines.push(if statements.is_empty() {

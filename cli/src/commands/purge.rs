@@ -22,9 +22,9 @@ fn line((pair, purged): &(&str, Purged)) -> String {
 /// Deletes rejects that are done, and former recounts, older than `keep_history` of their pair.
 pub async fn purge(context: &Context, yes: bool, dry_run: bool) -> Result<Exit, Failure> {
     let mut found = Vec::new();
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let purgeable = pair::store(pair).purgeable(pair.keep_history).await;
-        let purgeable = purgeable.map_err(|error| Failure::from(error).of_pair(&pair.name))?;
+        let purgeable = purgeable.map_err(Failure::of_pair(&pair.name))?;
         found.push((pair.name.as_str(), purgeable));
     }
     let mut verb = "would be deleted";
@@ -33,9 +33,9 @@ pub async fn purge(context: &Context, yes: bool, dry_run: bool) -> Result<Exit, 
         let lines: Vec<_> = found.iter().map(line).collect();
         confirm(&format!("delete {}?", lines.join("; ")), yes)?;
         found.clear();
-        for pair in context.pairs() {
+        for pair in &context.config.pairs {
             let purged = pair::store(pair).purge(pair.keep_history).await;
-            let purged = purged.map_err(|error| Failure::from(error).of_pair(&pair.name))?;
+            let purged = purged.map_err(Failure::of_pair(&pair.name))?;
             found.push((pair.name.as_str(), purged));
         }
     }

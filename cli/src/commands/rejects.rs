@@ -7,7 +7,7 @@ use counterfoil::admin::Retried;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Context, check_name, registered};
+use super::{Context, registered};
 use crate::arguments::{Rejects, Which};
 use crate::config::PairConfig;
 use crate::exit::{Exit, Failure};
@@ -38,11 +38,10 @@ struct Listed<'a> {
 }
 
 async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exit, Failure> {
-    family.map_or(Ok(()), check_name)?;
     let mut listed = Vec::new();
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let rejects = open_rejects(&pair::store(pair), limit, family).await;
-        let rejects = rejects.map_err(|failure| failure.of_pair(&pair.name))?;
+        let rejects = rejects.map_err(Failure::of_pair(&pair.name))?;
         listed.extend(of_pair(pair, rejects));
     }
     print_rejects(context, listed)
@@ -103,7 +102,6 @@ async fn open_rejects(
 /// Returns the open rejects that the command line names, and the numbers that match none.
 async fn select(store: &MysqlStore, which: &Which) -> Result<(Vec<RejectView>, Vec<u64>), Failure> {
     if which.numbers.is_empty() {
-        which.family.as_deref().map_or(Ok(()), check_name)?;
         let rejects = open_rejects(store, u64::MAX, which.family.as_deref()).await?;
         return Ok((rejects, Vec::new()));
     }

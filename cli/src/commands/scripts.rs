@@ -71,14 +71,14 @@ pub fn export(output: Output, folder: &Path) -> Result<Exit, Failure> {
 /// Loads the scripts into the Redis of each pair.
 pub async fn load(context: &Context) -> Result<Exit, Failure> {
     let mut loaded = Vec::new();
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let connected = connect(pair).await?;
-        let done = in_time(load_into(&connected)).await;
-        done.map_err(|why| {
+        let done = in_time(load_into(&connected)).await.map_err(|why| {
             let advice =
                 "SCRIPT LOAD needs every primary of a cluster, and the ACL rule +script|load";
-            Failure::critical(format!("loading failed: {why}. {advice}")).of_pair(&pair.name)
-        })?;
+            Failure::critical(format!("loading failed: {why}. {advice}"))
+        });
+        done.map_err(Failure::of_pair(&pair.name))?;
         loaded.push(&pair.name);
     }
     context

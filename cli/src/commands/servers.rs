@@ -30,7 +30,7 @@ pub fn print_schema(output: Output) -> Result<Exit, Failure> {
 /// Creates counterfoil's own tables.
 pub async fn init(context: &Context) -> Result<Exit, Failure> {
     let mut done = Vec::new();
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let created = pair::store(pair).create_tables().await;
         created.map_err(|error| not_created(&pair.name, error))?;
         done.push(&pair.name);
@@ -45,19 +45,20 @@ pub async fn init(context: &Context) -> Result<Exit, Failure> {
 /// Returns the failure of `init`, which often runs as the daemon's user.
 fn not_created(pair: &str, error: counterfoil::Error) -> Failure {
     let text = format!("pair {pair}: {error:#}");
-    if text.contains("command denied") {
+    let denials = ["command denied", "' to database '"];
+    if denials.iter().any(|denial| text.contains(denial)) {
         let advice = "The daemon's user needs no such privilege: let an administrator run the output of \
              `counterfoil init --print`, and then that of `counterfoil grants daemon`";
         return Failure::critical(format!("{text}. {advice}"));
     }
-    Failure::from(error).of_pair(pair)
+    Failure::of_pair(pair)(error)
 }
 
 /// Checks both servers of each pair.
 pub async fn check(context: &Context) -> Result<Exit, Failure> {
     let (mut json, mut lines) = (Vec::new(), Vec::new());
     let mut worst = Exit::Ok;
-    for pair in context.pairs() {
+    for pair in &context.config.pairs {
         let name = &pair.name;
         let (findings, mysql) = join(findings(pair), mysql_tls(pair)).await;
         let (findings, redis) = (findings?, pair.redis.transport().to_string());

@@ -21,7 +21,8 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
         Ok(daemon) => (daemon, None),
         Err(why) => (None, Some(why)),
     };
-    let checks = context.pairs().zip(polled).map(async |(pair, mut status)| {
+    let pairs = context.config.pairs.iter().zip(polled);
+    let checks = pairs.map(async |(pair, mut status)| {
         // an unavailable server is reported once
         if is_up(&status) {
             status.errors = servers::findings(pair).await?;
@@ -127,7 +128,8 @@ fn table(pairs: &[PairStatus]) -> Vec<String> {
 }
 
 async fn poll(context: &Context, late: Duration) -> Vec<PairStatus> {
-    join_all(context.pairs().map(|pair| poll::poll(pair, late))).await
+    let pairs = context.config.pairs.iter();
+    join_all(pairs.map(|pair| poll::poll(pair, late))).await
 }
 
 fn is_up(pair: &PairStatus) -> bool {

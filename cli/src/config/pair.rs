@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use counterfoil::redis::{ClientTlsConfig, TlsCertificates};
-use counterfoil::sqlx::ConnectOptions;
 use counterfoil::sqlx::mysql::MySqlConnectOptions;
 use counterfoil::{Durability, Family, MysqlStore};
 use serde::Deserialize;
@@ -149,7 +148,8 @@ impl PairConfig {
 
     /// Returns whether both connect to the same servers in the same way.
     pub fn connects_like(&self, other: &PairConfig) -> bool {
-        let mysql = |pair: &PairConfig| pair.mysql.to_url_lossy();
+        // not as a URL, which sqlx cannot write with an IPv6 address
+        let mysql = |pair: &PairConfig| format!("{:?}", pair.mysql);
         let certificates = |pair: &PairConfig| {
             let TlsCertificates {
                 root_cert,

@@ -88,6 +88,13 @@ impl RedisPlace {
         }
     }
 
+    /// Returns a user without a password. A connection would be that of the default user.
+    pub fn user_without_password(&self) -> Option<&str> {
+        let settings = self.all().map(ConnectionInfo::redis_settings);
+        let mut without = settings.filter(|settings| settings.password().is_none());
+        without.find_map(|settings| settings.username().filter(|user| *user != "default"))
+    }
+
     pub fn has_tls(&self) -> bool {
         self.all().any(is_tls)
     }

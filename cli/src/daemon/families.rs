@@ -118,6 +118,12 @@ impl Families {
         refused.collect()
     }
 
+    /// Returns whether the configuration has a recount of NAMESPACE/FAMILY.
+    pub fn recounts(&self, family: &str) -> bool {
+        let configured = self.configured(family);
+        configured.is_some_and(|configured| configured.recount.is_some())
+    }
+
     /// Returns the progress of the family's current or last recount.
     pub fn recount(&self, family: &str) -> Option<Recounted> {
         self.recounters.get(family).map(Recounter::progress)

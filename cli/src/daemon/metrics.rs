@@ -254,11 +254,14 @@ fn set_family_gauges(pair: &PairView, now: u64) {
             recount.drifted as f64,
             f64::add,
         );
+        if !recount.is_configured {
+            continue;
+        }
         let since = recount.finished.unwrap_or(recount.started);
         merge(
             of,
             "counterfoil_since_recount_seconds",
-            "time since the end of the last recount, or the start of one that has not ended",
+            "time since the end of the last recount that the daemon makes, or the start of one that has not ended",
             now.saturating_sub(since) as f64,
             f64::max,
         );
@@ -313,6 +316,7 @@ mod tests {
             checked: 10,
             drifted,
             about: None,
+            is_configured: true,
             started: 900,
             finished,
         };

@@ -53,6 +53,7 @@ impl Overviews {
                 checked: own.map_or(run.checked, |own| own.checked),
                 drifted: own.map_or(run.drifted, |own| own.drifted),
                 about: own.map(|own| own.about),
+                is_configured: families.recounts(&family),
                 started: status::unix_seconds(run.started),
                 finished: run.finished.map(status::unix_seconds),
                 family,

@@ -414,6 +414,13 @@ async fn secrets_come_from_the_file_a_credential_or_the_environment() {
         let loaded = site.run_with(&["scripts", "load"], &environment).await;
         assert_eq!(loaded.code, 0, "{}: {loaded:?}", sources[first]);
     }
+    // not as the default user, which this Redis lets in without a password
+    let missing = site.run(&["scripts", "load"]).await;
+    let why = "the password of Redis's user \"daemon\" is missing";
+    assert!(
+        missing.code == 2 && missing.err.contains(why),
+        "{missing:?}"
+    );
 }
 
 #[test]

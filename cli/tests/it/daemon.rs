@@ -658,6 +658,22 @@ async fn what_a_server_refuses_is_told() {
 }
 
 #[tokio::test]
+async fn a_mysql_may_have_an_ipv6_address() {
+    let site = Site::new().await;
+    let redis = site.redis.url();
+    // nothing listens on port 1
+    site.write(&format!(
+        "listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis:?}\nmysql = \"mysql://root@[::1]:1/shop\"\n"
+    ));
+    let daemon = site.daemon().await;
+    daemon.logs(&["server=\"mysql\"", "unavailable"]).await;
+    daemon.signal("HUP");
+    daemon.logs(&["reloaded"]).await;
+    assert_eq!(get(&daemon, "/healthz").await.status, 200);
+    assert_eq!(daemon.lines(&["connecting with"]), 0);
+}
+
+#[tokio::test]
 async fn a_missing_table_is_named_and_created_by_init() {
     let site = Site::new().await;
     site.sql("DROP TABLE counterfoil_rejects").await;

@@ -311,6 +311,28 @@ async fn metrics_have_what_was_counted() {
 }
 
 #[tokio::test]
+async fn only_a_family_that_is_still_recounted_has_the_time_since() {
+    let site = Site::new().await;
+    site.sql("CREATE TABLE likes (item VARBINARY(64) NOT NULL, KEY (item))")
+        .await;
+    let family = "[[family]]\nname = \"shop/likes\"\nkind = \"buffered\"\n";
+    let recount = "[family.recount]\ntable = \"likes\"\nkeys = [\"item\"]\nwithin = \"100ms\"\nevery = \"1h\"\n";
+    for recount in [recount, ""] {
+        site.configure(&format!("{family}{recount}"));
+        let daemon = site.daemon().await;
+        let labels = [("pair", "main"), ("family", "likes")];
+        let drifted = "counterfoil_last_recount_drifted";
+        eventually("the last recount", async || {
+            sample(&scrape(&daemon).await, drifted, &labels) == Some(0.0)
+        })
+        .await;
+        let since = "counterfoil_since_recount_seconds";
+        let since = sample(&scrape(&daemon).await, since, &labels);
+        assert_eq!(since.is_some(), !recount.is_empty());
+    }
+}
+
+#[tokio::test]
 async fn hits_that_redis_refuses_to_any_client_are_counted_apart() {
     let site = Site::new().await;
     site.configure(

@@ -385,6 +385,15 @@ async fn every_surface_tells_of_an_outage() {
             log: &["unavailable", "server=\"redis\"", "refused"],
         })
         .await;
+    stage
+        .soon("the failing search", async || {
+            let state = get(daemon, "/api/v1/state").await.json();
+            state["pairs"][0]["reconciler"]["failing"][0]["server"] == "redis"
+        })
+        .await;
+    // it does not reply, so it refuses nothing
+    let (name, labels) = ("counterfoil_server_failing", [("server", "redis")]);
+    assert_eq!(sample(&scrape(daemon).await, name, &labels), Some(0.0));
     site.redis.start_again().await;
     stage.is_well().await;
 

@@ -46,7 +46,7 @@ pub struct Play<'a> {
     pub seed: u64,
 }
 
-/// What goes on while a scenario is played.
+/// The state of a scenario that is being played.
 struct Going {
     runner: Runner,
     /// Calls whose replies were not awaited.

@@ -8,7 +8,7 @@ use crate::support::Site;
 
 #[tokio::test]
 async fn commands_reach_all_primaries_of_a_cluster() {
-    let cluster = RedisCluster::start(RedisOptions::volatile()).await;
+    let cluster = RedisCluster::start(RedisOptions::aof("always")).await;
     let site = Site::new().await;
     let (nodes, mysql) = (cluster.urls(), &site.mysql_url);
     let pair = format!(

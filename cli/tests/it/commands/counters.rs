@@ -77,7 +77,7 @@ async fn buffered_counters_are_added_read_listed_and_drained() {
 }
 
 #[tokio::test]
-async fn a_list_goes_on_over_pages_and_stops_where_nobody_reads_on() {
+async fn a_list_reads_page_after_page_and_stops_when_its_output_is_closed() {
     let site = Site::new().await;
     site.configure(FAMILIES);
     let family = Family::buffered("shop", "views").durability(Durability::Immediate);
@@ -362,7 +362,7 @@ async fn drain_that_is_not_done_in_time_names_what_is_left() {
             .contains("not everything is in MySQL: shop/slow: 1 id, the oldest"),
         "{late:?}"
     );
-    // a command goes on where nobody reads its progress
+    // a command continues after the reader of its progress has ended
     let piped = format!(
         "set -o pipefail; {} drain --timeout 2500ms 2>&1 | head -n 1",
         env!("CARGO_BIN_EXE_counterfoil")

@@ -10,6 +10,7 @@ use crate::support::{Site, eventually};
 #[tokio::test]
 async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
     let site = Site::new().await;
+    site.keeps_visitors().await;
     site.configure(&FAMILIES.replace("sync_time = \"1h\"", "sync_time = \"500ms\""));
     let nothing = site.printed(&["status"]).await;
     assert!(
@@ -75,7 +76,9 @@ async fn status_says_how_each_family_stands_and_ends_as_the_worst() {
     );
 
     site.printed(&["drain"]).await;
-    // drain opened all families; without persistence, Redis would count known visitors again
+    // without persistence, Redis would count known visitors again
+    let unset = "CONFIG SET appendonly no";
+    site.redis.run::<()>(unset).await.expect("set");
     let saved = site.json(2, &["status", "--late", "10ms"]).await;
     assert_eq!(saved[0]["errors"][0]["subject"], "redis persistence");
     assert!(
@@ -248,15 +251,23 @@ async fn init_makes_the_tables_and_check_misses_them_before() {
     assert!(site.json(0, &["init", "--print"]).await["sql"].is_string());
     site.sql("CREATE USER reader@localhost; GRANT SELECT ON *.* TO reader@localhost")
         .await;
-    let mysql = site.mysql_url.replace("root@", "reader@");
-    let text = fs::read_to_string(site.configure(FAMILIES)).expect("written");
-    site.write(&text.replace(&site.mysql_url, &mysql));
-    let denied = site.ends_with(2, &["init"]).await;
-    assert!(
-        denied.err.contains("command denied to user 'reader'")
-            && denied.err.contains("`counterfoil init --print`"),
-        "{denied:?}"
-    );
+    site.sql("CREATE USER newcomer@localhost").await;
+    for (user, why) in [
+        ("reader", "command denied to user 'reader'"),
+        (
+            "newcomer",
+            "Access denied for user 'newcomer'@'localhost' to database",
+        ),
+    ] {
+        let mysql = site.mysql_url.replace("root@", &format!("{user}@"));
+        let text = fs::read_to_string(site.configure(FAMILIES)).expect("written");
+        site.write(&text.replace(&site.mysql_url, &mysql));
+        let denied = site.ends_with(2, &["init"]).await;
+        assert!(
+            denied.err.contains(why) && denied.err.contains("`counterfoil init --print`"),
+            "{denied:?}"
+        );
+    }
     site.configure(FAMILIES);
     for _ in 0..2 {
         assert_eq!(
@@ -265,9 +276,10 @@ async fn init_makes_the_tables_and_check_misses_them_before() {
         );
     }
     assert_eq!(site.json(0, &["init"]).await, json!({ "pairs": ["main"] }));
+    site.keeps_visitors().await;
     site.ends_with(0, &["status"]).await;
     site.printed(&["add", "shop/views", "a"]).await;
-    // this Redis keeps nothing on disk
+    // the families are durable at once, and the file is after a second
     let found = site.json(1, &["check"]).await;
     let findings = found[0]["findings"].as_array().expect("findings");
     assert!(
@@ -288,6 +300,18 @@ async fn init_makes_the_tables_and_check_misses_them_before() {
             .starts_with("pair main: warning: redis persistence: "),
         "{told:?}"
     );
+}
+
+#[tokio::test]
+async fn check_names_what_redis_would_lose_of_families_that_were_never_opened() {
+    let site = Site::new().await;
+    site.configure("[[family]]\nname = \"shop-*/daily\"\nkind = \"visitors\"\n");
+    let policy = "CONFIG SET maxmemory-policy volatile-lru";
+    site.redis.run::<()>(policy).await.expect("set");
+    let checked = site.ends_with(2, &["check"]).await;
+    for what in ["forgets known visitors", "volatile-lru, which evicts"] {
+        assert!(checked.out.contains(what), "{checked:?}");
+    }
 }
 
 #[tokio::test]

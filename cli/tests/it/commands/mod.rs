@@ -48,6 +48,12 @@ kind = "buffered"
 "#;
 
 impl Site {
+    /// Gives Redis an append-only file: a crash without it forgets known visitors, which is an error.
+    async fn keeps_visitors(&self) {
+        let set = "CONFIG SET appendonly yes";
+        self.redis.run::<()>(set).await.expect("set");
+    }
+
     /// Runs a command that succeeds, and returns its output.
     pub async fn printed(&self, args: &[&str]) -> String {
         self.ends_with(0, args).await.out

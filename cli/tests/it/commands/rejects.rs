@@ -50,7 +50,12 @@ async fn rejects_are_listed_retried_and_discarded() {
     for command in ["list", "retry", "discard"] {
         let family = ["rejects", command, "--family", "sold"];
         let wrong = site.ends_with(3, &family);
-        assert!(wrong.await.err.contains("\"sold\" is not NAMESPACE/FAMILY"));
+        assert!(
+            wrong
+                .await
+                .err
+                .contains("'sold' for '--family <FAMILY>': it is not NAMESPACE/FAMILY")
+        );
     }
     assert_eq!(
         site.json(0, &["rejects", "list", "--limit", "2"])
