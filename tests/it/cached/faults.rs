@@ -198,12 +198,17 @@ async fn a_failed_read_of_a_row_is_not_used_again() {
          UPDATE item SET vote_count = 9223372036854775808 WHERE id = 1",
     )
     .await;
+    let mut locker = pair.pool.acquire().await.unwrap();
+    let lock = sqlx::raw_sql("LOCK TABLES item WRITE");
+    lock.execute(&mut *locker).await.unwrap();
     let mut first = pin!(votes.incr("1", 1));
-    // the counter is missing in Redis, then the row is read
-    for _ in 0..2 {
+    let reads = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
+         WHERE STATE = 'Waiting for table metadata lock' AND DB = DATABASE()";
+    while pair.number(reads).await == 0 {
         assert!(poll_once(first.as_mut()).is_none());
-        pause(50).await;
     }
+    // from here on it is not polled
+    locker.close().await.unwrap();
     refused(votes.incr("1", 1).await, ErrorKind::Range, "");
     pair.sql("UPDATE item SET vote_count = 7 WHERE id = 1")
         .await;
