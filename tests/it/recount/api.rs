@@ -293,6 +293,27 @@ async fn all_spellings_of_an_id_are_listed() {
     assert_eq!(pair.stored().await, 2_002);
 }
 
+/// sqlx makes `||` concatenate text unless the connection says otherwise.
+#[tokio::test]
+async fn a_filter_means_what_it_means_to_mysql() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE saves (user_id INT, is_deleted INT, is_hidden INT);
+         INSERT INTO saves VALUES (1, 0, 1), (1, 1, 0), (1, 0, 0)",
+    )
+    .await;
+    let options = pair.pool.connect_options();
+    let url = support::mysql().await.url(options.get_database().unwrap());
+    let store = MysqlStore::connect_lazy(&url).unwrap();
+    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
+    let users = counterfoil.opened(family("saves")).await;
+    users.count("1", 2).await;
+    counterfoil.drained().await;
+    let hidden = saves().filter("is_deleted = 1 || is_hidden = 1");
+    let recount = counterfoil.recount(&users).source(hidden).within(WITHIN);
+    expect(recount, &[("checked", 1), ("drifted", 0)]).await;
+}
+
 pub(super) fn of_items(durability: Durability) -> FamilyBuilder<CachedCounters> {
     let table = keyed(Table::update("item"), [("id", Unsigned)]);
     let votes = support::votes().table(table).durability(durability);
