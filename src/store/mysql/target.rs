@@ -287,6 +287,7 @@ pub fn family_segment(family: &Registered) -> Option<Segment<'static>> {
 }
 
 /// A key column.
+#[derive(Clone)]
 pub struct StoredKey {
     /// The quoted name of the column.
     pub column: String,
@@ -335,7 +336,7 @@ impl StoredKey {
     }
 
     /// Returns the value in the form that is compared with the column, so that the index is used.
-    fn stored(&self, value: &str) -> String {
+    pub fn stored(&self, value: &str) -> String {
         match &self.storage {
             Storage::Plain | Storage::Bytes => value.to_owned(),
             Storage::Characters { charset, collation } => {
@@ -360,7 +361,7 @@ impl StoredKey {
     pub fn bytes_of(&self, column: &str) -> String {
         let text = match (self.kind, &self.storage) {
             // removes the leading zeros of a ZEROFILL column
-            (KeyType::Unsigned | KeyType::Signed, _) => format!("{column} + 0"),
+            (KeyType::Unsigned | KeyType::Signed, Storage::Plain) => format!("{column} + 0"),
             // some sessions have CHAR padded with spaces
             (KeyType::Char, _) => format!("RTRIM({column})"),
             // a lookup also finds a row in upper case where the collation folds

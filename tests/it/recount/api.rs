@@ -293,6 +293,96 @@ async fn all_spellings_of_an_id_are_listed() {
     assert_eq!(pair.stored().await, 2_002);
 }
 
+/// Columns of older tables cannot hold every id that has a counter.
+#[tokio::test]
+async fn an_id_that_the_source_cannot_hold_has_no_rows() {
+    for charset in ["latin1", "utf8mb3"] {
+        let pair = Pair::new().await;
+        pair.sql(&format!(
+            "CREATE TABLE saves (tag VARCHAR(40) CHARACTER SET {charset}, KEY (tag));
+             INSERT INTO saves VALUES ('é'), ('é'), ('?'), ('ü')"
+        ))
+        .await;
+        let saves = pair.open(family("saves")).await;
+        for tag in ["é", "?", "😀"] {
+            saves.count(tag, 1).await;
+        }
+        pair.drain().await;
+        let recount = pair.recount(&saves).source(Source::table("saves", ["tag"]));
+        let recount = recount.ids(RecountIds::Both);
+        expect(recount, &[("checked", 4), ("raised", 2), ("lowered", 1)]).await;
+        let values = saves.get_many(["é", "?", "😀", "ü"]).await.unwrap();
+        assert_eq!(values, [2, 1, 0, 1], "{charset}");
+        let by_sql = "SELECT tag, COUNT(*) FROM saves WHERE tag IN (?) GROUP BY tag";
+        let by_sql = pair.recount(&saves).source(Source::sql(by_sql));
+        refused(by_sql.run_once().await, InvalidInput, "collation");
+    }
+}
+
+/// The columns of the source have other types than the keys of the counters. A comparison that finds
+/// no row would lower all counters to 0.
+#[tokio::test]
+async fn keys_of_another_type_are_found_or_refused() {
+    const UUID: &str = "5d41402a-bc4b-4a76-b971-9d911017c592";
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE event (item VARCHAR(20) CHARACTER SET ascii, uuid BINARY(16), at DATETIME, pad BINARY(20));
+         INSERT INTO event SELECT '9007199254740993', UNHEX('5D41402ABC4B4A76B9719D911017C592'), '2014-09-20 10:00:00', \
+             '9007199254740993';
+         INSERT INTO event SELECT * FROM event;
+         CREATE TABLE item (id BIGINT PRIMARY KEY, n INT NOT NULL);
+         CREATE TABLE tag (id VARBINARY(99) PRIMARY KEY, n INT NOT NULL);
+         CREATE TABLE user (id CHAR(36) PRIMARY KEY, n INT NOT NULL);
+         CREATE TABLE daily (id DATE PRIMARY KEY, n INT NOT NULL)",
+    )
+    .await;
+    for (name, kind, id, column, refused_with) in [
+        ("item", Unsigned, "9007199254740993", "item", None),
+        ("user", Uuid, UUID, "uuid", None),
+        (
+            "item",
+            Unsigned,
+            "9007199254740993",
+            "at",
+            Some("at is datetime|an integer"),
+        ),
+        (
+            "tag",
+            Text,
+            "9007199254740993",
+            "pad",
+            Some("pad is binary|VARBINARY"),
+        ),
+        ("user", Uuid, UUID, "at", Some("at is datetime|UUID")),
+        (
+            "daily",
+            Date,
+            "2014-09-20",
+            "at",
+            Some("at is datetime|DATE"),
+        ),
+    ] {
+        let counters = format!("{name}-{column}");
+        let counters = pair
+            .open(family(&counters).table(keyed(Table::upsert(name), [("id", kind)])))
+            .await;
+        counters.count(id, 3).await;
+        pair.drain().await;
+        let source = Source::table("event", [column]);
+        let recount = pair.recount(&counters).source(source);
+        if let Some(words) = refused_with {
+            let recounted = recount.run_once().await;
+            let error = refused(recounted, InvalidInput, "the source of a recount");
+            let error = format!("{error:#}");
+            assert!(words.split('|').all(|word| error.contains(word)), "{error}");
+        } else {
+            let recount = recount.ids(RecountIds::Both);
+            expect(recount, &[("checked", 1), ("lowered", 1)]).await;
+            assert_eq!(counters.value(id).await, 2, "{name}");
+        }
+    }
+}
+
 /// sqlx makes `||` concatenate text unless the connection says otherwise.
 #[tokio::test]
 async fn a_filter_means_what_it_means_to_mysql() {
