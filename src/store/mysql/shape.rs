@@ -32,7 +32,12 @@ pub enum Storage {
     /// Text as VARBINARY.
     Bytes,
     /// Text, or a UUID's, as VARCHAR or CHAR.
-    Characters { charset: String, collation: String },
+    Characters {
+        charset: String,
+        collation: String,
+        /// The length of the column in characters.
+        length: usize,
+    },
     /// A UUID as BINARY(16).
     UuidBytes,
     /// A UUID as MariaDB's type for it.
@@ -308,6 +313,7 @@ impl Column {
         Storage::Characters {
             charset: self.charset.clone(),
             collation: self.collation.clone(),
+            length: usize::try_from(self.length).unwrap_or(usize::MAX),
         }
     }
 

@@ -198,6 +198,18 @@ impl Target {
         }
     }
 
+    /// Returns the name of a column that is too short for its part of the key.
+    pub fn too_short(&self, key: &[Segment<'_>]) -> Option<&str> {
+        let mut columns = self.keys.iter().zip(key);
+        let column = columns.find(|(column, segment)| match (&column.storage, segment) {
+            (Storage::Characters { length, .. }, Segment::Text(text)) => {
+                text.chars().count() > *length
+            }
+            _ => false,
+        });
+        column.map(|(column, _)| &*column.column)
+    }
+
     /// Returns the key columns and the value column, quoted.
     pub fn columns(&self) -> Vec<String> {
         let keys = self.keys.iter().map(|key| key.column.clone());
@@ -339,7 +351,9 @@ impl StoredKey {
     pub fn stored(&self, value: &str) -> String {
         match &self.storage {
             Storage::Plain | Storage::Bytes => value.to_owned(),
-            Storage::Characters { charset, collation } => {
+            Storage::Characters {
+                charset, collation, ..
+            } => {
                 format!("CONVERT({value} USING {charset}) COLLATE {collation}")
             }
             Storage::UuidBytes => format!("UNHEX(REPLACE({value}, '-', ''))"),
