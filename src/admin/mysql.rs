@@ -255,6 +255,15 @@ fn unreachable(error: &Error) -> Finding {
 /// Checks a setting of the server.
 fn check_setting(name: &str, value: &str) -> Option<Finding> {
     let (severity, what, advice) = match name {
+        "sql_mode" => {
+            let mut modes = value.split(',');
+            let mode = modes.find(|mode| matches!(*mode, "ORACLE" | "EMPTY_STRING_IS_NULL"))?;
+            (
+                Severity::Warning,
+                format!("has {mode}, which gives statements another meaning"),
+                "Set it in the sessions that need it, not for this pool",
+            )
+        }
         "version" if is_too_old(value) => (
             Severity::Error,
             format!("{value} is too old"),
@@ -284,11 +293,6 @@ fn check_setting(name: &str, value: &str) -> Option<Finding> {
             Severity::Error,
             format!("is {value} bytes, too small for a large batch"),
             "Set it to at least 8388608",
-        ),
-        "sql_mode" if value.split(',').any(|mode| mode == "ORACLE") => (
-            Severity::Warning,
-            "has ORACLE, which gives statements another meaning".to_owned(),
-            "Set it in the sessions that need it, not for this pool",
         ),
         "autocommit" if is_off(value) => (
             Severity::Error,
