@@ -39,6 +39,9 @@ const ALL: &str = "LIMIT 18446744073709551615";
 /// A row belongs to the id that its text spells, byte by byte. The id of a UUID is in lower case,
 /// also if its row is not and the collation folds.
 ///
+/// The pool's sessions give the SQL its meaning: those of sqlx are in UTC by default, and `||`
+/// concatenates text in pools that do not set `pipes_as_concat(false)`, as counterfoil's own do.
+///
 /// ```
 /// use counterfoil::recount::Source;
 /// // ids are bound for (?), as the types of the family's key columns say
@@ -73,13 +76,13 @@ impl Source {
     /// family without a table of the application has one key, the whole id.
     ///
     /// Most collations take `Rust` and `rust` for equal, which are two ids. So keys that are text
-    /// must be selected, compared and grouped as bytes. Another comparison uses the index:
+    /// must be selected, compared and grouped as the bytes of utf8mb4. Another comparison uses the index:
     ///
     /// ```
     /// # use counterfoil::recount::Source;
     /// let saves = Source::sql(
-    ///     "SELECT CAST(tag AS BINARY), COUNT(*) FROM saves \
-    ///      WHERE tag IN (?) AND CAST(tag AS BINARY) IN (?) GROUP BY CAST(tag AS BINARY)",
+    ///     "SELECT CAST(CONVERT(tag USING utf8mb4) AS BINARY), COUNT(*) FROM saves \
+    ///      WHERE tag IN (?) AND CAST(CONVERT(tag USING utf8mb4) AS BINARY) IN (?) GROUP BY 1",
     /// );
     /// ```
     ///
@@ -125,9 +128,6 @@ impl Source {
     /// Counts only those rows of the [table](Self::table) that meet a condition, the text of a
     /// WHERE. A condition that a row may cease to meet, such as `deleted_at IS NULL`, needs
     /// [`rows_are_deleted`](crate::recount::RecountBuilder::rows_are_deleted).
-    ///
-    /// The pool's sessions give the text its meaning: those of sqlx are in UTC by default, and `||`
-    /// concatenates text in pools that do not set `pipes_as_concat(false)`, as counterfoil's own do.
     #[must_use]
     pub fn filter(mut self, condition: impl Into<String>) -> Self {
         self.filter = Some(condition.into());
@@ -447,7 +447,8 @@ fn counts(family: &Registered, rows: Vec<Columns>) -> Result<HashMap<String, i64
     Ok(counts)
 }
 
-const ADVICE: &str = "use a table, or select, compare and group by CAST(.. AS BINARY)";
+const ADVICE: &str =
+    "use a table, or select, compare and group by CAST(CONVERT(.. USING utf8mb4) AS BINARY)";
 
 fn is_text(key: &StoredKey) -> bool {
     matches!(key.kind, KeyType::Text | KeyType::Char)
