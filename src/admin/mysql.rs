@@ -78,8 +78,8 @@ impl MysqlStore {
     async fn server_findings(&self) -> Result<Vec<Finding>> {
         // by name, since not every server has every setting
         const SETTINGS: &str = "SHOW VARIABLES WHERE Variable_name IN ('version', 'read_only', 'autocommit', 'sql_mode', \
-             'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', 'sql_select_limit', \
-             'transaction_isolation', 'tx_isolation')";
+             'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', 'sync_binlog', \
+             'sql_select_limit', 'transaction_isolation', 'tx_isolation')";
         let unread = "the server's settings were not read";
         let settings = self.primary.read(unread, Statement::new(SETTINGS));
         let settings: Vec<(String, String)> = settings.await?;
@@ -88,7 +88,7 @@ impl MysqlStore {
             .any(|(name, value)| name == "log_bin" && is_on(value));
         let checked = settings
             .iter()
-            .filter(|(name, _)| has_binlog || name != "binlog_format");
+            .filter(|(name, _)| has_binlog || !name.contains("binlog"));
         Ok(checked
             .filter_map(|(name, value)| check_setting(&name.to_lowercase(), value))
             .collect())
@@ -255,6 +255,15 @@ fn unreachable(error: &Error) -> Finding {
 /// Checks a setting of the server.
 fn check_setting(name: &str, value: &str) -> Option<Finding> {
     let (severity, what, advice) = match name {
+        "sql_mode" => {
+            let mut modes = value.split(',');
+            let mode = modes.find(|mode| matches!(*mode, "ORACLE" | "EMPTY_STRING_IS_NULL"))?;
+            (
+                Severity::Warning,
+                format!("has {mode}, which gives statements another meaning"),
+                "Set it in the sessions that need it, not for this pool",
+            )
+        }
         "version" if is_too_old(value) => (
             Severity::Error,
             format!("{value} is too old"),
@@ -272,15 +281,18 @@ fn check_setting(name: &str, value: &str) -> Option<Finding> {
             ),
             "Set it to 1",
         ),
+        "sync_binlog" if value != "1" => (
+            Severity::Warning,
+            format!(
+                "is {value}: a crash of the machine can revert commits whose batches Redis has released, because a restart \
+                 undoes those that the binary log lacks"
+            ),
+            "Set it to 1; MariaDB's default is 0",
+        ),
         "max_allowed_packet" if value.parse::<i64>().is_ok_and(|bytes| bytes < PACKET) => (
             Severity::Error,
             format!("is {value} bytes, too small for a large batch"),
             "Set it to at least 8388608",
-        ),
-        "sql_mode" if value.split(',').any(|mode| mode == "ORACLE") => (
-            Severity::Warning,
-            "has ORACLE, which gives statements another meaning".to_owned(),
-            "Set it in the sessions that need it, not for this pool",
         ),
         "autocommit" if is_off(value) => (
             Severity::Error,
@@ -335,6 +347,14 @@ fn is_off(value: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_binary_log_that_a_crash_can_shorten_is_found() {
+        for (value, is_found) in [("0", true), ("1", false), ("1000", true)] {
+            let found = check_setting("sync_binlog", value);
+            assert_eq!(found.is_some(), is_found, "{found:?}");
+        }
+    }
 
     #[test]
     fn an_old_version_is_found() {

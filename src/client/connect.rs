@@ -219,7 +219,8 @@ pub fn mysql_options(url: &str) -> Result<MySqlConnectOptions> {
         .map_err(|error: sqlx::Error| Error::invalid("invalid database URL").with_source(error))?;
     match parameters(url).find(|name| !PARAMETERS.contains(name)) {
         Some(name) => Err(unknown_parameter(name)),
-        None => Ok(without_brackets(options)),
+        // in the filter of a recount's source, || means OR as in other clients
+        None => Ok(without_brackets(options).pipes_as_concat(false)),
     }
 }
 

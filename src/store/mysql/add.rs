@@ -140,6 +140,17 @@ pub async fn add(
     mut deltas: Vec<Delta<'_>>,
     refused: &mut Refused,
 ) -> Result<u64, sqlx::Error> {
+    if target.inserts {
+        // the server refuses them, except VARCHAR if all that is too long are spaces: it drops them
+        deltas.retain(|delta| {
+            let column = target.too_short(&delta.key);
+            if let Some(column) = column {
+                let reason = format!("the id is too long for column {column}");
+                refused.insert(delta.index, reason);
+            }
+            column.is_none()
+        });
+    }
     // in key order, so that all transactions lock rows in one order; if a row's deltas are added
     // one by one, the positive ones go first, since they may insert the row that the others need
     deltas.sort_by(|one, other| {

@@ -32,7 +32,12 @@ pub enum Storage {
     /// Text as VARBINARY.
     Bytes,
     /// Text, or a UUID's, as VARCHAR or CHAR.
-    Characters { charset: String, collation: String },
+    Characters {
+        charset: String,
+        collation: String,
+        /// The length of the column in characters.
+        length: usize,
+    },
     /// A UUID as BINARY(16).
     UuidBytes,
     /// A UUID as MariaDB's type for it.
@@ -52,7 +57,8 @@ pub fn exact_collations(kind: KeyType) -> &'static [&'static str] {
     }
 }
 
-struct Column {
+/// A column of a table or view.
+pub struct Column {
     /// `int`, `varchar` ...
     data_type: String,
     charset: String,
@@ -90,38 +96,9 @@ impl Shape {
 
     /// Reads the table's definition and checks that it matches the description.
     pub async fn learn(database: &Database, table: &Table) -> Result<Self> {
-        const UNREAD: &str = "a table's definition was not read";
         let about = |columns, view| of_table(columns, view, &table.name);
         let kind = database.read(UNREAD, about(KIND, "TABLES")).await?.pop();
-        let columns = database.read(UNREAD, about(COLUMNS, "COLUMNS")).await?;
-        let columns = columns.into_iter().map(
-            |(
-                name,
-                data_type,
-                charset,
-                collation,
-                length,
-                unsigned,
-                nullable,
-                has_default,
-                auto_increment,
-                generated,
-            )| {
-                let name: String = name;
-                let column = Column {
-                    data_type,
-                    charset,
-                    collation,
-                    length,
-                    unsigned,
-                    nullable,
-                    has_default,
-                    auto_increment,
-                    generated,
-                };
-                (name.to_lowercase(), column)
-            },
-        );
+        let columns = columns(database, &table.name).await?;
         let mut uniques = BTreeMap::<String, BTreeSet<String>>::new();
         let indexes = database.read(UNREAD, about(INDEXES, "STATISTICS")).await?;
         for (index, column, is_unique) in indexes {
@@ -133,12 +110,49 @@ impl Shape {
         }
         let definition = Definition {
             table,
-            columns: columns.collect(),
+            columns,
             uniques,
         };
         let shape = check_kind(table, kind).and_then(|()| definition.shape());
         shape.map_err(|what| Error::mismatch(format!("table {}: {what}", table.name)))
     }
+}
+
+const UNREAD: &str = "a table's definition was not read";
+
+/// Reads the columns of a table or view. Their names are in lower case.
+pub async fn columns(database: &Database, table: &str) -> Result<IndexMap<String, Column>> {
+    let select = of_table(COLUMNS, "COLUMNS", table);
+    let columns = database.read(UNREAD, select).await?.into_iter();
+    let columns = columns.map(
+        |(
+            name,
+            data_type,
+            charset,
+            collation,
+            length,
+            unsigned,
+            nullable,
+            has_default,
+            auto_increment,
+            generated,
+        )| {
+            let name: String = name;
+            let column = Column {
+                data_type,
+                charset,
+                collation,
+                length,
+                unsigned,
+                nullable,
+                has_default,
+                auto_increment,
+                generated,
+            };
+            (name.to_lowercase(), column)
+        },
+    );
+    Ok(columns.collect())
 }
 
 /// The type and the engine of the table.
@@ -295,16 +309,33 @@ impl Column {
         )
     }
 
-    /// Returns the storage of keys of that type in the column, or the reason why they do not fit.
-    fn storage(&self, name: &str, kind: KeyType) -> Result<Storage, String> {
-        let characters = || Storage::Characters {
+    fn characters(&self) -> Storage {
+        Storage::Characters {
             charset: self.charset.clone(),
             collation: self.collation.clone(),
-        };
+            length: usize::try_from(self.length).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Returns the storage of keys of that type in a column of a recount's source, or the reason why
+    /// a comparison would not find them. Its rows are grouped by their bytes, so any collation fits.
+    pub fn storage_in_source(&self, name: &str, kind: KeyType) -> Result<Storage, String> {
+        use KeyType::{Char, Signed, Text, Unsigned, Uuid};
+        match (kind, self.data_type.as_str()) {
+            (Uuid, "binary" | "varbinary") if self.length == 16 => Ok(Storage::UuidBytes),
+            (Unsigned | Signed, _) if self.is_integer() => Ok(Storage::Plain),
+            _ if !self.charset.is_empty() => Ok(self.characters()),
+            (Text | Char, data_type) if data_type != "binary" => Ok(Storage::Plain),
+            _ => self.storage(name, kind),
+        }
+    }
+
+    /// Returns the storage of keys of that type in the column, or the reason why they do not fit.
+    fn storage(&self, name: &str, kind: KeyType) -> Result<Storage, String> {
         let collation = &*self.collation;
         let exact = |needed: &str| {
             if exact_collations(kind).contains(&collation) {
-                return Ok(characters());
+                return Ok(self.characters());
             }
             Err(format!(
                 "key column {name} has collation {collation}, under which different ids can be one row; needed is {needed}"
@@ -334,7 +365,9 @@ impl Column {
             (KeyType::Uuid, "uuid") => return Ok(Storage::Uuid),
             (KeyType::Uuid, "binary") if self.length == 16 => return Ok(Storage::UuidBytes),
             // no collation makes two UUIDs equal
-            (KeyType::Uuid, "char" | "varchar") if self.length >= 36 => return Ok(characters()),
+            (KeyType::Uuid, "char" | "varchar") if self.length >= 36 => {
+                return Ok(self.characters());
+            }
             (KeyType::Uuid, _) => "BINARY(16), UUID (MariaDB), or CHAR or VARCHAR of at least 36",
         };
         let unsigned = if self.unsigned { " unsigned" } else { "" };

@@ -17,9 +17,9 @@ use super::MysqlStore;
 use super::fault::{self, store};
 use super::list::{self, Columns, IdPage};
 use super::session::Database;
-use super::shape::{Storage, exact_collations};
+use super::shape::{self, Storage, exact_collations};
 use super::statement::{Statement, quoted, table_name, text};
-use super::target::{self, Segment, StoredKey, join};
+use super::target::{self, Segment, StoredKey, Target, join};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::table::{KeyType, is_name, is_table_name};
@@ -39,12 +39,15 @@ const ALL: &str = "LIMIT 18446744073709551615";
 /// A row belongs to the id that its text spells, byte by byte. The id of a UUID is in lower case,
 /// also if its row is not and the collation folds.
 ///
+/// The pool's sessions give the SQL its meaning: those of sqlx are in UTC by default, and `||`
+/// concatenates text in pools that do not set `pipes_as_concat(false)`, as counterfoil's own do.
+///
 /// ```
 /// use counterfoil::recount::Source;
 /// // ids are bound for (?), as the types of the family's key columns say
 /// let saves = Source::sql("SELECT user_id, COUNT(*) FROM saves WHERE user_id IN (?) GROUP BY user_id");
 /// // the same, which can also list the ids that have rows
-/// let saves = Source::table("saves", ["user_id"]).filter("deleted_at IS NULL");
+/// let saves = Source::table("saves", ["user_id"]).filter("kind = 'save'");
 /// // two key columns, and a sum in place of a number of rows
 /// let points = Source::table("shop.purchases", ["customer", "day"]).sum("points");
 /// ```
@@ -73,17 +76,18 @@ impl Source {
     /// family without a table of the application has one key, the whole id.
     ///
     /// Most collations take `Rust` and `rust` for equal, which are two ids. So keys that are text
-    /// must be selected, compared and grouped as bytes. Another comparison uses the index:
+    /// must be selected, compared and grouped as the bytes of utf8mb4. Another comparison uses the index:
     ///
     /// ```
     /// # use counterfoil::recount::Source;
     /// let saves = Source::sql(
-    ///     "SELECT CAST(tag AS BINARY), COUNT(*) FROM saves \
-    ///      WHERE tag IN (?) AND CAST(tag AS BINARY) IN (?) GROUP BY CAST(tag AS BINARY)",
+    ///     "SELECT CAST(CONVERT(tag USING utf8mb4) AS BINARY), COUNT(*) FROM saves \
+    ///      WHERE tag IN (?) AND CAST(CONVERT(tag USING utf8mb4) AS BINARY) IN (?) GROUP BY 1",
     /// );
     /// ```
     ///
-    /// A recount fails if a text has a collation that folds. [`table`](Self::table) needs none of
+    /// A recount fails if a text has a collation that folds, or if an id cannot be converted to the
+    /// character set of the column that it is compared with. [`table`](Self::table) needs none of
     /// this.
     pub fn sql(select: impl Into<String>) -> Self {
         Source::of(Rows::Sql(select.into()))
@@ -91,7 +95,8 @@ impl Source {
 
     /// Creates a source from the rows of a table, whose name may include its schema. `keys` are the
     /// table's columns that hold the family's key columns. They need an index, and may have any
-    /// collation.
+    /// character set and collation, or another type in which the server finds the keys. A recount
+    /// fails if it would find none, such as days in a `DATETIME`.
     pub fn table(
         name: impl Into<String>,
         keys: impl IntoIterator<Item = impl Into<String>>,
@@ -121,7 +126,8 @@ impl Source {
     }
 
     /// Counts only those rows of the [table](Self::table) that meet a condition, the text of a
-    /// WHERE.
+    /// WHERE. A condition that a row may cease to meet, such as `deleted_at IS NULL`, needs
+    /// [`rows_are_deleted`](crate::recount::RecountBuilder::rows_are_deleted).
     #[must_use]
     pub fn filter(mut self, condition: impl Into<String>) -> Self {
         self.filter = Some(condition.into());
@@ -195,8 +201,10 @@ impl Source {
                 }
                 _ => {
                     let target = mysql.target(&family.family).await?;
-                    let select = self.select(target.id_keys(), family, ids, only_grows)?;
-                    counts(family, rows(mysql, replica, family, select).await?)
+                    let source = server(mysql, replica);
+                    let keys = self.keys(&source, &target, family).await?;
+                    let select = self.select(&keys, family, ids, only_grows)?;
+                    counts(family, rows(&source, family, select).await?)
                 }
             }
         };
@@ -219,6 +227,38 @@ impl Source {
         }
     }
 
+    /// Returns the key columns as the source stores them.
+    async fn keys(
+        &self,
+        source: &Database,
+        target: &Target,
+        family: &Registered,
+    ) -> Result<Vec<StoredKey>> {
+        let mut keys = target.id_keys().to_vec();
+        if let Rows::Table { name, keys: names } = &self.rows {
+            let columns = shape::columns(source, name).await?;
+            for (key, name) in keys.iter_mut().zip(names) {
+                // the server's own error names a column that is missing
+                if let Some(column) = columns.get(&name.to_lowercase()) {
+                    let storage = column.storage_in_source(name, key.kind);
+                    key.storage = storage.map_err(|what| wrong(&family.family, what))?;
+                }
+            }
+        }
+        Ok(keys)
+    }
+
+    /// Returns a parameter that is compared with the column. Text is converted to the character set
+    /// of the column: by itself a server refuses text that has other characters.
+    fn parameter(&self, key: &StoredKey) -> String {
+        match (&self.rows, &key.storage) {
+            (Rows::Table { .. }, Storage::Characters { .. }) => {
+                key.stored("CONVERT(? USING utf8mb4)")
+            }
+            _ => "?".to_owned(),
+        }
+    }
+
     /// Returns the SELECT of the ids' keys, a collation that folds them or NULL, and the counts.
     fn select(
         &self,
@@ -227,7 +267,7 @@ impl Source {
         ids: &[&str],
         only_grows: bool,
     ) -> Result<Statement> {
-        let marks = vec!["?"; keys.len()].join(", ");
+        let marks = join(keys, ", ", |key| self.parameter(key));
         // MySQL takes (?) for a row of one column as well
         let marks = vec![format!("({marks})"); ids.len()].join(", ");
         let text = self.text(keys, only_grows);
@@ -307,13 +347,13 @@ impl Source {
         else {
             return Ok(IdPage::default());
         };
-        let target = mysql.target(&family.family).await?;
-        let keys = target.id_keys();
+        let (target, source) = (mysql.target(&family.family).await?, server(mysql, replica));
+        let keys = self.keys(&source, &target, family).await?;
         let columns: Vec<_> = columns.iter().map(|column| quoted(column)).collect();
         let each = |text: &dyn Fn(&String) -> String, between| {
             columns.iter().map(text).collect::<Vec<_>>().join(between)
         };
-        let parameters = vec!["?".to_owned(); keys.len()];
+        let parameters: Vec<_> = keys.iter().map(|key| self.parameter(key)).collect();
         let spelt = keys.iter().zip(&columns);
         let spelt: Vec<_> = spelt.map(|(key, column)| key.bytes_of(column)).collect();
         let (is_after, segments) = list::after(family, after, &columns, &parameters)?;
@@ -328,9 +368,9 @@ impl Source {
             found = each(&|column| format!("{column} IS NOT NULL"), " AND "),
             filter = self.condition(),
         ));
-        let bound = keys.iter().take(1).chain(keys);
+        let bound = keys.iter().take(1).chain(&keys);
         let select = bind(select, bound.zip(segments)).bind(limit as u64);
-        IdPage::new(family, rows(mysql, replica, family, select).await?, limit)
+        IdPage::new(family, rows(&source, family, select).await?, limit)
     }
 }
 
@@ -407,7 +447,8 @@ fn counts(family: &Registered, rows: Vec<Columns>) -> Result<HashMap<String, i64
     Ok(counts)
 }
 
-const ADVICE: &str = "use a table, or select, compare and group by CAST(.. AS BINARY)";
+const ADVICE: &str =
+    "use a table, or select, compare and group by CAST(CONVERT(.. USING utf8mb4) AS BINARY)";
 
 fn is_text(key: &StoredKey) -> bool {
     matches!(key.kind, KeyType::Text | KeyType::Char)
@@ -416,7 +457,7 @@ fn is_text(key: &StoredKey) -> bool {
 /// Returns a column in the form by which rows are grouped: text as bytes, because a collation may
 /// take different ids for equal.
 fn exact((key, column): (&StoredKey, &String)) -> String {
-    if is_text(key) {
+    if is_text(key) || matches!(key.storage, Storage::Characters { .. }) {
         key.bytes_of(column)
     } else {
         column.clone()
@@ -456,28 +497,32 @@ fn integer(digits: &str) -> Option<i64> {
     is_integer.then(|| integer.parse().ok())?
 }
 
+/// Words of errors without a SQLSTATE of their own that blame the text of a source.
+const OF_TEXT: [&str; 2] = ["column", "collation"];
+
+/// Returns the server that has the rows.
+fn server(mysql: &MysqlStore, replica: Option<&MySqlPool>) -> Database {
+    Database {
+        limit: SCAN,
+        ..mysql.on(replica)
+    }
+}
+
 /// Reads the rows of a source's statement. If the server refuses the text, or sqlx its number of
 /// parameters, the application made a mistake.
-async fn rows(
-    mysql: &MysqlStore,
-    replica: Option<&MySqlPool>,
-    family: &Registered,
-    select: Statement,
-) -> Result<Vec<Columns>> {
+async fn rows(source: &Database, family: &Registered, select: Statement) -> Result<Vec<Columns>> {
     let refused = |error| {
         let message = fault::message(&error);
         let kind = match fault::class(&error).as_deref() {
             None if matches!(error, sqlx::Error::Protocol(_)) => ErrorKind::InvalidInput,
             _ if fault::concerns_server(&error) => ErrorKind::Store,
             Some("42" | "21") => ErrorKind::InvalidInput,
-            Some("HY") if message.contains("column") => ErrorKind::InvalidInput,
+            Some("HY") if OF_TEXT.iter().any(|word| message.contains(word)) => {
+                ErrorKind::InvalidInput
+            }
             _ => ErrorKind::Store,
         };
         Error::new(kind, about(&family.family, message)).with_source(error)
-    };
-    let source = Database {
-        limit: SCAN,
-        ..mysql.on(replica)
     };
     source.fetch(select).await.map_err(refused)
 }

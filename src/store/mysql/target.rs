@@ -198,6 +198,18 @@ impl Target {
         }
     }
 
+    /// Returns the name of a column that is too short for its part of the key.
+    pub fn too_short(&self, key: &[Segment<'_>]) -> Option<&str> {
+        let mut columns = self.keys.iter().zip(key);
+        let column = columns.find(|(column, segment)| match (&column.storage, segment) {
+            (Storage::Characters { length, .. }, Segment::Text(text)) => {
+                text.chars().count() > *length
+            }
+            _ => false,
+        });
+        column.map(|(column, _)| &*column.column)
+    }
+
     /// Returns the key columns and the value column, quoted.
     pub fn columns(&self) -> Vec<String> {
         let keys = self.keys.iter().map(|key| key.column.clone());
@@ -287,6 +299,7 @@ pub fn family_segment(family: &Registered) -> Option<Segment<'static>> {
 }
 
 /// A key column.
+#[derive(Clone)]
 pub struct StoredKey {
     /// The quoted name of the column.
     pub column: String,
@@ -335,10 +348,12 @@ impl StoredKey {
     }
 
     /// Returns the value in the form that is compared with the column, so that the index is used.
-    fn stored(&self, value: &str) -> String {
+    pub fn stored(&self, value: &str) -> String {
         match &self.storage {
             Storage::Plain | Storage::Bytes => value.to_owned(),
-            Storage::Characters { charset, collation } => {
+            Storage::Characters {
+                charset, collation, ..
+            } => {
                 format!("CONVERT({value} USING {charset}) COLLATE {collation}")
             }
             Storage::UuidBytes => format!("UNHEX(REPLACE({value}, '-', ''))"),
@@ -360,7 +375,7 @@ impl StoredKey {
     pub fn bytes_of(&self, column: &str) -> String {
         let text = match (self.kind, &self.storage) {
             // removes the leading zeros of a ZEROFILL column
-            (KeyType::Unsigned | KeyType::Signed, _) => format!("{column} + 0"),
+            (KeyType::Unsigned | KeyType::Signed, Storage::Plain) => format!("{column} + 0"),
             // some sessions have CHAR padded with spaces
             (KeyType::Char, _) => format!("RTRIM({column})"),
             // a lookup also finds a row in upper case where the collation folds

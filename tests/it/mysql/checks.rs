@@ -158,9 +158,16 @@ async fn sessions_in_which_batches_may_not_arrive_are_found() {
     let found = limited.store.check(&[]).await;
     assert_found(&found, Severity::Error, &["mysql sql_select_limit", "1000"]);
     if db.mariadb {
-        let oracle = db.session("SET SESSION sql_mode = 'ORACLE'").await;
-        let found = oracle.store.check(&[]).await;
-        assert_found(&found, Severity::Warning, &["mysql sql_mode", "ORACLE"]);
+        for (mode, begin) in [
+            ("ORACLE", "SET SESSION sql_mode = 'ORACLE'"),
+            (
+                "EMPTY_STRING_IS_NULL",
+                "SET SESSION sql_mode = 'EMPTY_STRING_IS_NULL'",
+            ),
+        ] {
+            let found = db.session(begin).await.store.check(&[]).await;
+            assert_found(&found, Severity::Warning, &["mysql sql_mode", mode]);
+        }
     }
 }
 

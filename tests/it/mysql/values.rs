@@ -337,6 +337,24 @@ async fn an_id_that_matches_no_row_is_rejected_in_words() {
     .await;
 }
 
+/// A VARCHAR drops spaces beyond its length, and reports no error.
+#[tokio::test]
+async fn an_id_with_spaces_beyond_its_column_counts_in_no_other_row() {
+    let db = Db::new().await;
+    db.run(&format!(
+        "CREATE TABLE short (id VARCHAR(2) CHARACTER SET utf8mb4 COLLATE {} PRIMARY KEY, n INT NOT NULL)",
+        db.exact()
+    ))
+    .await;
+    let family = db.table("short", by_id(Table::upsert("short"), Text)).await;
+    let deltas = [("ab", 1), ("ab ", 2), ("é ", 4), ("é  ", 8)];
+    db.adds(&family, 1, deltas, (2, 2)).await;
+    let expected = [Some(1), None, Some(4), None];
+    db.has(&family, &deltas.map(|(id, _)| id), expected).await;
+    db.expect_rejects(&[("ab ", 2, "too long"), ("é  ", 8, "too long")])
+        .await;
+}
+
 #[tokio::test]
 async fn an_update_rejects_rows_that_are_missing() {
     let db = Db::new().await;

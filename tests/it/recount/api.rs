@@ -215,6 +215,9 @@ async fn ids_of_several_columns_are_counted() {
     assert_eq!(visitors.get_many(ids).await.unwrap(), [3, 1, 2, 4]);
 }
 
+const BY_BYTES: &str = "SELECT CAST(CONVERT(tag USING utf8mb4) AS BINARY), COUNT(*) FROM saves \
+     WHERE tag IN (?) AND CAST(CONVERT(tag USING utf8mb4) AS BINARY) IN (?) GROUP BY 1";
+
 /// Rows of `Rust` and `rust` are two ids' rows, also if the column's collation takes them for equal
 /// and only one of them has a counter.
 #[tokio::test]
@@ -236,11 +239,9 @@ async fn ids_that_a_collation_folds_are_counted_apart() {
         saves.count(tag, rows).await;
     }
     pair.drain().await;
-    let by_sql = "SELECT CAST(tag AS BINARY), COUNT(*) FROM saves \
-         WHERE tag IN (?) AND CAST(tag AS BINARY) IN (?) GROUP BY CAST(tag AS BINARY)";
     let recount = |source| pair.recount(&saves).source(source);
     let tags = || Source::table("saves", ["tag"]);
-    for source in [tags(), Source::sql(by_sql)] {
+    for source in [tags(), Source::sql(BY_BYTES)] {
         expect(recount(source), &[("checked", 5), ("drifted", 0)]).await;
     }
     // grouped by the collation, its rows are those of no one id
@@ -291,6 +292,117 @@ async fn all_spellings_of_an_id_are_listed() {
     let recount = recount.ids(RecountIds::Source).ids_per_second(100_000);
     expect(recount, &[("checked", 2_002), ("raised", 2_002)]).await;
     assert_eq!(pair.stored().await, 2_002);
+}
+
+/// Columns of older tables cannot hold every id that has a counter.
+#[tokio::test]
+async fn an_id_that_the_source_cannot_hold_has_no_rows() {
+    for charset in ["latin1", "utf8mb3"] {
+        let pair = Pair::new().await;
+        pair.sql(&format!(
+            "CREATE TABLE saves (tag VARCHAR(40) CHARACTER SET {charset}, KEY (tag));
+             INSERT INTO saves VALUES ('é'), ('é'), ('?'), ('ü')"
+        ))
+        .await;
+        let saves = pair.open(family("saves")).await;
+        let recount = |source| pair.recount(&saves).source(source);
+        saves.count("é", 1).await;
+        pair.drain().await;
+        expect(recount(Source::sql(BY_BYTES)), &[("raised", 1)]).await;
+        saves.count("😀", 1).await;
+        pair.drain().await;
+        let both = recount(Source::table("saves", ["tag"])).ids(RecountIds::Both);
+        expect(both, &[("checked", 4), ("raised", 2), ("lowered", 1)]).await;
+        let values = saves.get_many(["é", "?", "😀", "ü"]).await.unwrap();
+        assert_eq!(values, [2, 1, 0, 1], "{charset}");
+        let by_sql = recount(Source::sql(BY_BYTES)).run_once().await;
+        refused(by_sql, InvalidInput, "collation");
+    }
+}
+
+/// The columns of the source have other types than the keys of the counters. A comparison that finds
+/// no row would lower all counters to 0.
+#[tokio::test]
+async fn keys_of_another_type_are_found_or_refused() {
+    const UUID: &str = "5d41402a-bc4b-4a76-b971-9d911017c592";
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE event (item VARCHAR(20) CHARACTER SET ascii, uuid BINARY(16), at DATETIME, pad BINARY(20));
+         INSERT INTO event SELECT '9007199254740993', UNHEX('5D41402ABC4B4A76B9719D911017C592'), '2014-09-20 10:00:00', \
+             '9007199254740993';
+         INSERT INTO event SELECT * FROM event;
+         CREATE TABLE item (id BIGINT PRIMARY KEY, n INT NOT NULL);
+         CREATE TABLE tag (id VARBINARY(99) PRIMARY KEY, n INT NOT NULL);
+         CREATE TABLE user (id CHAR(36) PRIMARY KEY, n INT NOT NULL);
+         CREATE TABLE daily (id DATE PRIMARY KEY, n INT NOT NULL)",
+    )
+    .await;
+    for (name, kind, id, column, refused_with) in [
+        ("item", Unsigned, "9007199254740993", "item", None),
+        ("user", Uuid, UUID, "uuid", None),
+        (
+            "item",
+            Unsigned,
+            "9007199254740993",
+            "at",
+            Some("at is datetime|an integer"),
+        ),
+        (
+            "tag",
+            Text,
+            "9007199254740993",
+            "pad",
+            Some("pad is binary|VARBINARY"),
+        ),
+        ("user", Uuid, UUID, "at", Some("at is datetime|UUID")),
+        (
+            "daily",
+            Date,
+            "2014-09-20",
+            "at",
+            Some("at is datetime|DATE"),
+        ),
+    ] {
+        let counters = format!("{name}-{column}");
+        let counters = pair
+            .open(family(&counters).table(keyed(Table::upsert(name), [("id", kind)])))
+            .await;
+        counters.count(id, 3).await;
+        pair.drain().await;
+        let source = Source::table("event", [column]);
+        let recount = pair.recount(&counters).source(source);
+        if let Some(words) = refused_with {
+            let recounted = recount.run_once().await;
+            let error = refused(recounted, InvalidInput, "the source of a recount");
+            let error = format!("{error:#}");
+            assert!(words.split('|').all(|word| error.contains(word)), "{error}");
+        } else {
+            let recount = recount.ids(RecountIds::Both);
+            expect(recount, &[("checked", 1), ("lowered", 1)]).await;
+            assert_eq!(counters.value(id).await, 2, "{name}");
+        }
+    }
+}
+
+/// sqlx makes `||` concatenate text unless the connection says otherwise.
+#[tokio::test]
+async fn a_filter_means_what_it_means_to_mysql() {
+    let pair = Pair::new().await;
+    pair.sql(
+        "CREATE TABLE saves (user_id INT, is_deleted INT, is_hidden INT);
+         INSERT INTO saves VALUES (1, 0, 1), (1, 1, 0), (1, 0, 0)",
+    )
+    .await;
+    let options = pair.pool.connect_options();
+    let url = support::mysql().await.url(options.get_database().unwrap());
+    let store = MysqlStore::connect_lazy(&url).unwrap();
+    let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
+    let users = counterfoil.opened(family("saves")).await;
+    users.count("1", 2).await;
+    counterfoil.drained().await;
+    let hidden = saves().filter("is_deleted = 1 || is_hidden = 1");
+    let recount = counterfoil.recount(&users).source(hidden).within(WITHIN);
+    expect(recount, &[("checked", 1), ("drifted", 0)]).await;
 }
 
 pub(super) fn of_items(durability: Durability) -> FamilyBuilder<CachedCounters> {
