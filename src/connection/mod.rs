@@ -167,6 +167,15 @@ impl Connection {
         reply
     }
 
+    /// Waits until a command would be sent at once, as far as that is known. A call that ends before
+    /// was not sent.
+    pub(crate) async fn ready(&self) -> RedisResult<()> {
+        match &self.0 {
+            Link::Primary(primary) => primary.ready().await,
+            _ => Ok(()),
+        }
+    }
+
     /// Returns whether the command was definitely not executed.
     ///
     /// A reply that says so is proof if it is the only one. If the client may have sent the command
