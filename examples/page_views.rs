@@ -35,8 +35,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .with_graceful_shutdown(interrupted())
         .await?;
 
-    // This usually returns at once. Counts that remain after the timeout stay safe in Redis until
-    // the next start.
+    // Takes up to twice the settle time, 5 s, if something was counted. Counts that remain after the
+    // timeout stay safe in Redis until the next start.
     for remaining in pair.shutdown(Duration::from_secs(10)).await? {
         eprintln!("{remaining:?}");
     }

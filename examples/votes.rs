@@ -66,7 +66,7 @@ async fn vote(
         // The application owns the table: a vote never inserts an item.
         Ok(Outcome::NoRow) => Err(StatusCode::NOT_FOUND),
         Ok(_) => Err(StatusCode::CONFLICT),
-        Err(error) => Err(unavailable(item, &error)),
+        Err(error) => Err(failed(item, &error)),
     }
 }
 
@@ -77,13 +77,18 @@ async fn show(
     let value = votes
         .get(&item.to_string())
         .await
-        .map_err(|error| unavailable(item, &error))?;
+        .map_err(|error| failed(item, &error))?;
     Ok(format!("{value}\n"))
 }
 
-fn unavailable(item: u64, error: &counterfoil::Error) -> StatusCode {
-    eprintln!("item {item}: {error}");
-    StatusCode::SERVICE_UNAVAILABLE
+fn failed(item: u64, error: &counterfoil::Error) -> StatusCode {
+    eprintln!("item {item}: {error:#}");
+    if error.is_retryable() {
+        StatusCode::SERVICE_UNAVAILABLE
+    } else {
+        // the vote may be counted, so the client must not repeat it
+        StatusCode::INTERNAL_SERVER_ERROR
+    }
 }
 
 async fn interrupted() {

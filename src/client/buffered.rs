@@ -34,16 +34,18 @@ impl BufferedCounters {
     /// has counted it. The hit is in the database after the next sync, exactly once, whichever
     /// process or server fails in between.
     ///
-    /// Callers that arrive while a call to the id's partition is in flight share the next call,
-    /// with equal ids summed. A lone caller's hit is sent at once. If many hits of this process
-    /// already wait for Redis, the call waits for room. The value after a lost reply is
-    /// that at the time of the retry. A call that is dropped half-way may have been counted.
+    /// Callers that arrive while calls are in flight share the next one, with equal ids summed. A
+    /// lone caller's hit is sent at once. If many hits of this process already wait for Redis, the
+    /// call waits for room. The value after a lost reply is that at the time of the retry. A call
+    /// that is dropped half-way may have been counted.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the id is not allowed.
     /// [`Redis`](crate::ErrorKind::Redis): not counted; the call may be retried.
     /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown): counted once or not at all. The reply
     /// was lost, and could not be requested again within the [write timeout](Self::write_timeout).
+    /// [`Closed`](crate::ErrorKind::Closed): not counted, because the pair was [shut
+    /// down](crate::Counterfoil::shutdown), or the runtime has ended.
     pub async fn add(&self, id: &str, delta: i64) -> Result<Outcome> {
         self.count(id, delta, true).await
     }

@@ -68,9 +68,9 @@ impl CachedCounters {
     /// Adds `delta` to `id`, and returns the value right after this increment. A counter that is
     /// not in Redis is read from the database first, once for all callers in this process.
     ///
-    /// Callers that arrive while a call to the id's partition is in flight share the next call,
-    /// with equal ids summed. A lone caller's increment is sent at once. The value reaches the
-    /// database after the family's `sync_time` and its settle time.
+    /// Callers that arrive while calls are in flight share the next one, with equal ids summed. A
+    /// lone caller's increment is sent at once. The value reaches the database after the family's
+    /// `sync_time` and its settle time.
     ///
     /// # Errors
     /// [`InvalidInput`](ErrorKind::InvalidInput): the id is not allowed.

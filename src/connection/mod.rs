@@ -110,7 +110,8 @@ impl From<memory::MemoryRedis> for Connection {
 
 impl Connection {
     /// Wraps a connection of any other type. By default it is assumed to resend calls by itself,
-    /// and to lead to a single server until that server refuses keys of several slots.
+    /// and to lead to a single server until that server refuses keys of several slots. It reports a
+    /// command that it did not send as [`unsent`](Self::unsent).
     pub fn custom(connection: impl ConnectionLike + Clone + Send + Sync + 'static) -> Self {
         Connection(Link::Custom {
             connection: Box::new(connection),
@@ -127,6 +128,14 @@ impl Connection {
             *sends_once = true;
         }
         self
+    }
+
+    /// Returns the error with which a [custom](Self::custom) connection reports that it did not send
+    /// a command, such as a pool without a free connection. If it [sends
+    /// once](Self::sending_once), the hits are then known not to be counted, and recorded ones are
+    /// kept. After any other error without a reply their outcome is unknown.
+    pub fn unsent(reason: impl fmt::Display) -> RedisError {
+        refusal::unsent_because(reason)
     }
 
     /// Declares that a [custom](Self::custom) connection leads to a cluster. Does nothing to other
@@ -156,6 +165,15 @@ impl Connection {
             leave(manager).await;
         }
         reply
+    }
+
+    /// Waits until a command would be sent at once, as far as that is known. A call that ends before
+    /// was not sent.
+    pub(crate) async fn ready(&self) -> RedisResult<()> {
+        match &self.0 {
+            Link::Primary(primary) => primary.ready().await,
+            _ => Ok(()),
+        }
     }
 
     /// Returns whether the command was definitely not executed.

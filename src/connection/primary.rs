@@ -204,6 +204,14 @@ impl Primary {
         is_there.then_some(current.number)
     }
 
+    /// Waits until the primary is found.
+    pub(crate) async fn ready(&self) -> RedisResult<()> {
+        match self.run() {
+            Some(_) => Ok(()),
+            None => self.connection().await.map(drop),
+        }
+    }
+
     /// Returns the connection for a command, with the search that found it.
     async fn connection(&self) -> RedisResult<(Search, MultiplexedConnection)> {
         let search = self.0.current.lock().search.clone();

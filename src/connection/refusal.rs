@@ -1,5 +1,7 @@
 //! The meaning of the redis crate's errors.
 
+use std::fmt;
+
 use redis::{RedisError, ServerErrorKind};
 
 /// The code of the error of a command that was not sent. Redis has no code of that name.
@@ -63,8 +65,13 @@ pub fn is_denied(error: &RedisError) -> bool {
 pub fn unsent(error: &RedisError) -> RedisError {
     match error.code() {
         Some("NOAUTH" | "WRONGPASS") => error.clone(),
-        _ => redis::make_extension_error(UNSENT.to_owned(), Some(error.to_string())),
+        _ => unsent_because(error),
     }
+}
+
+/// Returns the error of a command that was not sent.
+pub fn unsent_because(reason: impl fmt::Display) -> RedisError {
+    redis::make_extension_error(UNSENT.to_owned(), Some(reason.to_string()))
 }
 
 /// Returns the reason why the command was not sent, if it was not.

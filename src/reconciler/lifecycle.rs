@@ -118,9 +118,10 @@ impl ReconcilerBuilder {
     }
 
     /// Serves every family in the database with the settings of its last opening, and checks for
-    /// new ones every 10 s. A family that this process opens is served with the settings of this
-    /// process. Without this, counts of families that no process with a reconciler opens stay in
-    /// Redis, and the log names these families.
+    /// new ones every 10 s. A family that this pair opens is served with the settings of the pair.
+    /// Without this, a reconciler serves the families that its pair opens, a
+    /// [`Counterfoil`](crate::Counterfoil) and its clones. Counts of others stay in Redis, and the
+    /// log names these families.
     ///
     /// A family that was last opened by a version whose settings this one does not understand is
     /// left out, and named in the log.

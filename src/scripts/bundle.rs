@@ -183,6 +183,11 @@ impl Call {
     }
 }
 
+/// Waits until a call would be sent at once.
+pub async fn ready(redis: &Connection) -> Result<()> {
+    redis.ready().await.map_err(not_executed)
+}
+
 /// Makes a [`Call`] with these keys and arguments.
 pub async fn call(
     redis: &Connection,

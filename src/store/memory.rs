@@ -20,7 +20,11 @@ use crate::testing::ablation;
 /// `memory-redis`) is the Redis for it.
 ///
 /// Each family has its own rows by id, even if it names a table. A value is an i64: no column is
-/// too small. A delta that MySQL would keep as a reject is logged as a warning.
+/// too small. A delta that MySQL would keep as a reject is logged as a warning. Removing and
+/// reconfiguring families, rejects and recounts need MySQL.
+///
+/// With a real Redis, begin with an empty one, or with a new namespace in each run of the tests:
+/// exact reads of what an earlier store received are an error.
 ///
 /// ```no_run
 /// use counterfoil::{Counterfoil, Family, KeyType, MemoryStore, Outcome, Primary, Table};
@@ -91,6 +95,15 @@ impl Tables {
     }
 }
 
+fn registered(number: usize, family: &Family) -> Registered {
+    Registered {
+        family: family.clone(),
+        number: number as u64,
+        // not checked: another store may count in the same Redis later
+        database: String::new(),
+    }
+}
+
 impl Stored {
     fn add(&mut self, id: &str, delta: i64) -> bool {
         let row = self.rows.get(id).copied();
@@ -105,18 +118,22 @@ impl Stored {
 impl Store for MemoryStore {
     async fn register(&self, family: &Family) -> Result<Registered> {
         let mut tables = self.0.lock();
-        let known = &tables.stored(family).family;
+        let known = &mut tables.stored(family).family;
         if let Some((setting, known, new)) = known.differences(family).next() {
             let differs = format!("{family}: {setting} is {known}, not {new}");
             return Err(Error::mismatch(differs));
         }
+        *known = family.clone();
         let number = tables.families.get_index_of(&family.to_string());
-        Ok(Registered {
-            family: family.clone(),
-            number: number.unwrap_or_default() as u64,
-            // so that a test may run again on the same Redis
-            database: String::new(),
-        })
+        Ok(registered(number.unwrap_or_default(), family))
+    }
+
+    async fn families(&self) -> Result<Vec<(String, Result<Registered>)>> {
+        let tables = self.0.lock();
+        let all = tables.families.iter().enumerate();
+        let all = all
+            .map(|(number, (name, stored))| (name.clone(), Ok(registered(number, &stored.family))));
+        Ok(all.collect())
     }
 
     async fn apply(&self, batches: &[Arc<Batch>], max_rows: Option<u64>) -> Result<Applied> {

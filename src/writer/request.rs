@@ -209,6 +209,7 @@ impl Request<'_> {
         if !progress.is_remembered(&epochs) {
             return Ok(Told::Forgotten);
         }
+        bundle::ready(&route.redis).await?;
         let earlier = progress.clone();
         progress.doubt.get_or_insert(progress.n + 1);
         progress.since.get_or_insert_with(|| epochs.now.clone());

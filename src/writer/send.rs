@@ -99,6 +99,7 @@ impl Sending {
             n: self.caller.n,
             epoch,
         };
+        bundle::ready(&route.redis).await?;
         let was_in_doubt = std::mem::replace(&mut self.in_doubt, true);
         match route.count(fence, &self.group).await {
             Ok(Counted::Executed {

@@ -93,6 +93,23 @@ async fn rows_of_a_table_that_is_only_updated_have_to_be_there() {
     assert_eq!(views.stored(&["7", "8"]).await.unwrap(), [Some(6), None]);
 }
 
+/// A worker that opens no family itself serves those of another process.
+#[tokio::test]
+async fn a_worker_serves_registered_families() {
+    let (redis, store) = (MemoryRedis::new(), MemoryStore::new());
+    let counterfoil = Counterfoil::new(redis.clone(), store.clone());
+    let views = counterfoil.opened(family("views")).await;
+    let worker = Counterfoil::new(redis, store);
+    let reconciler = worker.reconciler().all().start().await.unwrap();
+    views.count("page", 1).await;
+    eventually("it is stored", || async {
+        views.stored(&["page"]).await.unwrap() == [Some(1)]
+    })
+    .await;
+    assert!(reconciler.failing().is_empty());
+    reconciler.stop().await;
+}
+
 #[tokio::test]
 async fn the_contract_of_a_store_is_kept() {
     let store = MemoryStore::new();

@@ -112,6 +112,48 @@ mod own_table {
     }
 }
 
+/// Without a connection a pool sends nothing: no hit is of unknown outcome, and recorded hits stay.
+#[tokio::test]
+async fn a_pool_without_a_connection_loses_no_hits() {
+    let redis = RedisServer::start(RedisOptions::aof("always")).await;
+    let (_, pool) = mysql().await.database("pools").await;
+    let store = MysqlStore::new(pool);
+    store.create_tables().await.unwrap();
+    let deadpool = deadpool_redis::Config::from_url(redis.url());
+    let deadpool = deadpool.create_pool(None).unwrap();
+    let manager = bb8_redis::RedisConnectionManager::new(redis.url()).unwrap();
+    let bb8 = bb8_redis::bb8::Pool::builder().connection_timeout(millis(400));
+    let bb8 = bb8.build(manager).await.unwrap();
+    let over_deadpool = pooled::run(deadpool, store.clone());
+    let over_bb8 = pooled_by_bb8::run(bb8, store);
+    let both = [
+        over_deadpool.opened(family("deadpool")).await,
+        over_bb8.opened(family("bb8")).await,
+    ];
+    for views in &both {
+        views.count("page", 1).await;
+    }
+    redis.kill();
+    for views in &both {
+        views.record("page", 10).unwrap();
+    }
+    // one after the other, which takes longer than one attempt to send recorded hits
+    for views in &both {
+        let error = views.add("page", 1).await.unwrap_err();
+        assert!(error.is_retryable(), "{error:#}");
+    }
+    redis.start_again().await;
+    for views in both {
+        let flushed = timeout(secs(20), async {
+            while let Err(error) = views.flush().await {
+                assert!(error.is_retryable(), "{error:#}");
+            }
+        });
+        flushed.await.unwrap();
+        assert_eq!(views.value("page").await, 11, "{}", views.family());
+    }
+}
+
 static TLS: OnceLock<Tls> = OnceLock::new();
 
 pub fn tls() -> &'static Tls {

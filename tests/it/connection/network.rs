@@ -255,3 +255,36 @@ async fn an_error_names_what_failed_in_words() {
         assert!(!text.contains("UNSENT") && !text.contains("lost"), "{text}");
     }
 }
+
+/// A call whose time ends while the primary is searched for was not sent.
+#[tokio::test]
+async fn no_call_is_in_doubt_before_there_is_a_connection() {
+    let redis = new_redis().await;
+    let proxy = Proxy::to(&redis);
+    let primary = Primary::connect(proxy.url()).await.unwrap();
+    let counterfoil = Counterfoil::new(primary, MemoryStore::new());
+    let views = counterfoil.opened(family("views")).await;
+    views.count("page", 1).await;
+    proxy.black_hole();
+    // sent over the connection, which is found to be lost
+    let sent = views.clone().write_timeout(secs(3)).add("page", 1).await;
+    assert!(sent.unwrap_err().outcome_unknown());
+    let views = views.write_timeout(millis(300));
+    for late in [
+        views.add("page", 1).await,
+        views.add_once("request", "page", 1).await,
+    ] {
+        let error = late.unwrap_err();
+        assert!(error.is_retryable(), "{error:#}");
+    }
+    proxy.heal(Held::Lost);
+    views.write_timeout(secs(10)).count("page", 1).await;
+    assert_eq!(
+        counterfoil
+            .opened(family("views"))
+            .await
+            .value("page")
+            .await,
+        2
+    );
+}
