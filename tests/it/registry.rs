@@ -438,5 +438,18 @@ async fn a_family_that_the_database_lost_is_registered_again() {
     views.count("a", 2).await;
     eventually("the second hit", async || values("views").await == 2).await;
     assert_eq!(values("other").await, 1);
+    // without any family it has another id, and hits wait for the operator
+    let id = "SELECT database_id FROM counterfoil_families LIMIT 1";
+    let id: String = sqlx::query_scalar(id).fetch_one(&pair.pool).await.unwrap();
+    pair.sql("DELETE FROM counterfoil_families").await;
+    views.count("a", 4).await;
+    let again = "SELECT COUNT(*) FROM counterfoil_families";
+    eventually("a new id", async || pair.number(again).await == 1).await;
+    let set = format!("UPDATE counterfoil_families SET database_id = '{id}'");
+    pair.sql(&set).await;
     reconciler.stop().await;
+    let process = pair.other().await;
+    process.opened(family("views")).await;
+    process.drained().await;
+    assert_eq!(values("views").await, 4);
 }

@@ -105,6 +105,23 @@ async fn an_interrupted_removal_is_repeated() {
     );
 }
 
+/// The hits wait for the family that is opened next: neither it nor the removal waits for the other.
+#[tokio::test]
+async fn an_interrupted_removal_is_repeated_though_hits_were_counted_since() {
+    let pair = Pair::new().await;
+    let views = pair.open(family("views")).await;
+    age(&pair).await;
+    pair.sql("RENAME TABLE counterfoil_drift TO hidden").await;
+    assert!(pair.remove(views.family()).await.is_err());
+    pair.sql("RENAME TABLE hidden TO counterfoil_drift").await;
+    views.count("a", 7).await;
+    pair.remove(views.family()).await.unwrap();
+    let process = pair.other().await;
+    let views = process.opened(family("views")).await;
+    process.drained().await;
+    assert_eq!(views.stored(&["a"]).await.unwrap(), [Some(7)]);
+}
+
 /// Returns a family with a reject and without pending hits.
 async fn with_a_reject() -> (Pair, BufferedCounters) {
     let pair = Pair::new().await;

@@ -125,6 +125,12 @@ impl MysqlStore {
         refuse_open(family, open)
     }
 
+    /// Returns whether a removal of the family was interrupted while it deleted rows.
+    pub(crate) async fn is_removing(&self, number: u64) -> Result<bool> {
+        let removing = "counterfoil_families WHERE state = 'removing' AND number = ?";
+        Ok(self.count(removing, &[number]).await? > 0)
+    }
+
     /// Deletes the rows of a family from counterfoil's tables, except its own row, which is marked
     /// as removed, and those of the ledger: a Redis that is restored to a state before the removal
     /// has batches that they must refuse. An interrupted call can be repeated.
