@@ -351,13 +351,14 @@ impl Writer {
 /// driver gives up with a more precise outcome.
 async fn wait_for_end(queue: &Queue, call: &Arc<Call>, reply_by: Instant) -> Result<()> {
     // a runtime elsewhere may not be driven, and its tasks then do not check the time
-    let is_elsewhere = queue.is_elsewhere();
+    let (is_elsewhere, mut waker) = (queue.is_elsewhere(), None);
     let mut limit = reply_by;
     while limit <= reply_by + LAST_MOMENT {
+        let woken = call.woken(&mut waker);
         if is_elsewhere {
-            let _ = Box::pin(timeout_at(limit, call.woken())).await;
+            let _ = Box::pin(timeout_at(limit, woken)).await;
         } else {
-            call.woken().await;
+            woken.await;
         }
         if call.outcome().is_some() {
             return Ok(());
