@@ -41,17 +41,54 @@ async fn expect_unread_rows(votes: &CachedCounters) {
     }
 }
 
+/// Connects to the database through the proxy.
+async fn through(proxy: &Proxy, mysql: &MysqlServer, database: &str) -> MySqlPool {
+    let [socket, through] = [mysql.socket(), proxy.socket()].map(|path| path.display().to_string());
+    let pool = MySqlPoolOptions::new().acquire_timeout(secs(1));
+    let url = mysql.url(database).replace(&socket, &through);
+    pool.connect(&url).await.unwrap()
+}
+
+/// The server keeps the connections of a worker that is suspended or cut off.
+#[tokio::test]
+async fn a_worker_that_vanishes_does_not_hold_a_row_for_long() {
+    let (redis, mysql) = (new_redis().await, mysql().await);
+    let (database, pool) = mysql.database("test").await;
+    let proxy = Proxy::to_unix(mysql.socket());
+    let store = MysqlStore::new(through(&proxy, mysql, &database).await);
+    store.create_tables().await.unwrap();
+    let worker = Counterfoil::new(redis.manager().await, store);
+    let views = worker.opened(family("views")).await;
+    views.count("page", 1).await;
+    worker.drained().await;
+    let slow =
+        "CREATE TRIGGER slow BEFORE UPDATE ON counterfoil_values FOR EACH ROW SET @slow = SLEEP(1)";
+    run_sql(&pool, slow).await;
+    views.count("page", 1).await;
+    let shop = async {
+        let updates = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
+             WHERE STATE = 'User sleep' AND DB = DATABASE()";
+        let is_updating = async || number(&pool, updates).await.unwrap() > 0;
+        eventually("the update", is_updating).await;
+        proxy.black_hole();
+        let mut shop = pool.acquire().await.unwrap();
+        let lock =
+            "SET innodb_lock_wait_timeout = 20; SELECT value FROM counterfoil_values FOR UPDATE";
+        sqlx::raw_sql(lock).execute(&mut *shop).await.unwrap();
+    };
+    tokio::select! {
+        drained = worker.drain() => panic!("{drained:?}"),
+        () = shop => {}
+    }
+}
+
 /// A server vanishes without closing its connections, and another one takes its place.
 #[tokio::test]
 async fn a_mysql_that_vanishes_is_replaced() {
     let (redis, mysql) = (new_redis().await, MysqlServer::start().await);
     let (database, pool) = mysql.database("test").await;
     let proxy = Proxy::to_unix(mysql.socket());
-    let (socket, through) = (mysql.socket().display(), proxy.socket().display());
-    let url = mysql.url(&database);
-    let url = url.replace(&socket.to_string(), &through.to_string());
-    let old = MySqlPoolOptions::new().acquire_timeout(secs(1));
-    let old = old.connect(&url).await.unwrap();
+    let old = through(&proxy, &mysql, &database).await;
     let store = MysqlStore::new(old.clone()).waiting(secs(1));
     store.create_tables().await.unwrap();
     let client = Counterfoil::new(redis.manager().await, store);

@@ -258,6 +258,8 @@ impl UnitOfWork for Statement {
 /// - Safe updates would refuse an UPDATE whose rows come from a join.
 /// - A row or table that another session has locked is waited for a second, not 50 s or a year:
 ///   meanwhile others wait for the locks of this transaction.
+/// - If the process is suspended or cut off, the server rolls back after 10 s. A default of 8 hours
+///   would hold the rows, and the application's own updates of them would fail after 50 s.
 /// - READ COMMITTED applies to the next transaction only. It locks hardly anything between rows, so
 ///   batches of different rows do not wait for each other. The statement is the same on MySQL and
 ///   MariaDB; the variable's name is not.
@@ -266,14 +268,17 @@ const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
      @counterfoil_safe_updates = @@SESSION.sql_safe_updates, \
      @counterfoil_row_wait = @@SESSION.innodb_lock_wait_timeout, \
      @counterfoil_table_wait = @@SESSION.lock_wait_timeout, \
+     @counterfoil_idle = @@SESSION.wait_timeout, \
      SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', \
-     SESSION sql_safe_updates = 0, SESSION innodb_lock_wait_timeout = 1, SESSION lock_wait_timeout = 1; \
+     SESSION sql_safe_updates = 0, SESSION innodb_lock_wait_timeout = 1, SESSION lock_wait_timeout = 1, \
+     SESSION wait_timeout = LEAST(@@SESSION.wait_timeout, 10); \
      SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \
      START TRANSACTION READ WRITE; ";
 
 /// The rest of the packet that ends a transaction.
 const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates, \
-     SESSION innodb_lock_wait_timeout = @counterfoil_row_wait, SESSION lock_wait_timeout = @counterfoil_table_wait";
+     SESSION innodb_lock_wait_timeout = @counterfoil_row_wait, SESSION lock_wait_timeout = @counterfoil_table_wait, \
+     SESSION wait_timeout = @counterfoil_idle";
 
 /// A session of the server, for a unit of work in a transaction. If it is dropped while a statement
 /// runs or a transaction is open, or if it is spent, its connection is closed: the server rolls
