@@ -10,7 +10,7 @@ use redis::aio::ConnectionLike;
 use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
-use redis::{Cmd, Pipeline, RedisFuture, Value};
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisFuture, Value};
 use tokio::time::{Instant, timeout};
 
 use crate::connection::REPLY;
@@ -28,7 +28,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// time limit of the client's settings, this connects to the cluster anew, and then uses that
 /// connection. A `ClusterConnection` of the redis crate refreshes its slots only when a connection
 /// breaks or a node replies MOVED: it stays with a silent node that the cluster has replaced. And it
-/// can stop for good while it refreshes them.
+/// can stop for good while it refreshes them, or lose all nodes.
 #[derive(Clone)]
 pub struct Cluster(Arc<Inner>);
 
@@ -77,7 +77,7 @@ impl Cluster {
                 let everywhere =
                     RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
                 let asked = timeout(REPLY, connection.route_command(ask, everywhere)).await;
-                if asked.map_or(true, |reply| reply.is_err_and(|error| error.is_timeout())) {
+                if asked.map_or(true, |reply| reply.is_err_and(|error| is_stuck(&error))) {
                     cluster.connect_anew();
                 }
             });
@@ -94,7 +94,7 @@ impl Cluster {
         if attempted.elapsed() < PAUSE {
             return;
         }
-        tracing::warn!("a node does not reply, connecting to the cluster anew");
+        tracing::warn!("a node does not reply, or none is left: connecting to the cluster anew");
         let inner = self.0.clone();
         tokio::spawn(async move {
             match timeout(CONNECT, inner.client.get_async_connection()).await {
@@ -107,6 +107,12 @@ impl Cluster {
             *attempted = Instant::now();
         });
     }
+}
+
+/// Returns whether the connection does not recover from this error by itself. One that has lost all
+/// nodes while it refreshes its slots repeats the refresh without nodes for ever.
+fn is_stuck(error: &RedisError) -> bool {
+    error.is_timeout() || error.kind() == ErrorKind::ClusterConnectionNotFound
 }
 
 impl ConnectionLike for Cluster {

@@ -4,6 +4,7 @@ mod copies;
 mod cuts;
 mod eviction;
 mod network;
+mod no_nodes;
 mod permissions;
 mod pools;
 mod runtimes;
