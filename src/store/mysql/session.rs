@@ -271,7 +271,7 @@ const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
      @counterfoil_idle = @@SESSION.wait_timeout, \
      SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', \
      SESSION sql_safe_updates = 0, SESSION innodb_lock_wait_timeout = 1, SESSION lock_wait_timeout = 1, \
-     SESSION wait_timeout = LEAST(@@SESSION.wait_timeout, 10); \
+     SESSION wait_timeout = 10; \
      SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \
      START TRANSACTION READ WRITE; ";
 
