@@ -9,7 +9,12 @@ class ValuesTest < ClientTest
     super
     @database = Mysql2::Client.new(socket: ENV.fetch("COUNTERFOIL_TEST_MYSQL"), username: "root",
                                    database: ENV.fetch("COUNTERFOIL_TEST_DATABASE"))
-    call = ->(sql, parameters) { @database.prepare(sql).execute(*parameters).to_a }
+    call = lambda do |sql, parameters|
+      statement = @database.prepare(sql)
+      statement.execute(*parameters).to_a
+    ensure
+      statement&.close # mysql2 closes a forgotten one at any moment, even in the middle of a call
+    end
     @clients = [client(@redis), *[@database, call].map { |database| Counterfoil.new(@redis, NAMESPACE, database: database) }]
   end
 
