@@ -352,7 +352,8 @@ impl Session {
         Ok(fits?)
     }
 
-    async fn packet(
+    /// Sends statements without parameters, and returns the rows of all.
+    pub async fn packet(
         &mut self,
         text: String,
         statements: u64,
