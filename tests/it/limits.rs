@@ -66,10 +66,7 @@ async fn a_worker_that_vanishes_does_not_hold_a_row_for_long() {
     run_sql(&pool, slow).await;
     views.count("page", 1).await;
     let shop = async {
-        let updates = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
-             WHERE STATE = 'User sleep' AND DB = DATABASE()";
-        let is_updating = async || number(&pool, updates).await.unwrap() > 0;
-        eventually("the update", is_updating).await;
+        sleeping(&pool).await;
         proxy.black_hole();
         let mut shop = pool.acquire().await.unwrap();
         let lock =

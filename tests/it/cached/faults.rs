@@ -229,9 +229,7 @@ async fn a_row_beyond_i64_is_not_shown_as_what_is_pending() {
     )
     .await;
     let showing = async {
-        let sleeps = "SELECT COUNT(*) FROM information_schema.PROCESSLIST \
-             WHERE STATE = 'User sleep' AND DB = DATABASE()";
-        eventually("the write", async || pair.number(sleeps).await > 0).await;
+        sleeping(&pair.pool).await;
         assert_eq!(votes.count("1", 1).await, 7);
         loop {
             match votes.get("1").await {

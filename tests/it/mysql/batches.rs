@@ -1,6 +1,6 @@
 //! Batches against a real server: each counts once, whatever interrupts it.
 
-use sqlx::mysql::MySqlRow;
+use sqlx::mysql::{MySqlPoolOptions, MySqlRow};
 
 use Progress::{Complete, Partial, Repeated, SetBack};
 
@@ -478,4 +478,33 @@ async fn a_batch_is_refused_without_its_family_under_its_number() {
     let found = [Some(7), Some(1)];
     db.has(&views, &["a", "without the check"], found).await;
     db.adds(&views, 2, [("a".to_owned(), 1)], (1, 0)).await;
+}
+
+/// Each statement that is prepared again ends another one, and the next one waits for that.
+#[tokio::test]
+async fn the_statements_of_many_tables_stay_prepared() {
+    let db = Db::new().await;
+    let options = counterfoil::mysql_options(&mysql().await.url(&db.name)).unwrap();
+    let pool = MySqlPoolOptions::new().max_connections(1);
+    let pool = pool.connect_with(options).await.unwrap();
+    let store = MysqlStore::new(pool.clone());
+    let mut families = Vec::new();
+    for number in 0..60 {
+        families.push(db.numbers(&format!("t{number}"), "BIGINT").await);
+    }
+    let mut prepared = Vec::new();
+    for seq in 1..=3 {
+        for family in &families {
+            let one = batch(family, 0, seq, [("1", 1)]);
+            store.apply(&[one.clone()], None).await.unwrap();
+            store.rows(family, &["1"]).await.unwrap();
+            let ledger = [(0, one.id.incarnation)];
+            let read = store.read(family, &["1"], &ledger, ReadFrom::Primary).await;
+            assert_eq!(read.unwrap().values, [Some(seq as i64)]);
+        }
+        let status = sqlx::raw_sql("SHOW SESSION STATUS LIKE 'Com_stmt_prepare'");
+        let status: String = status.fetch_one(&pool).await.unwrap().get("Value");
+        prepared.push(status.parse::<u64>().unwrap());
+    }
+    assert_eq!(prepared[1], prepared[2], "{prepared:?}");
 }

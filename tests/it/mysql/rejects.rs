@@ -223,10 +223,7 @@ async fn a_transaction_that_is_cut_off_applies_nothing() {
         let (store, family, numbers) = (db.store.clone(), family.clone(), numbers.clone());
         async move { store.retry_rejects(&family.family, &numbers).await }
     });
-    let waiting = "SELECT COALESCE(MAX(ID), 0) FROM information_schema.PROCESSLIST \
-         WHERE STATE = 'User sleep' AND DB = DATABASE()";
-    eventually("it waits", async || db.number(waiting).await > 0).await;
-    db.run(&format!("KILL {}", db.number(waiting).await)).await;
+    db.run(&format!("KILL {}", sleeping(&db.pool).await)).await;
     refused(retry.await.unwrap(), ErrorKind::Store, "");
     assert_eq!(db.number(SUM).await, 0);
     assert_eq!(db.rejects().await.len(), 6);

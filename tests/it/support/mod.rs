@@ -593,3 +593,12 @@ pub async fn number(pool: &MySqlPool, sql: &str) -> Option<i64> {
     let number = number.fetch_one(pool).await;
     number.unwrap_or_else(|error| panic!("{sql}: {error}"))
 }
+
+/// Waits until a statement in this database sleeps in a trigger, and returns its session.
+pub async fn sleeping(pool: &MySqlPool) -> i64 {
+    let session = "SELECT MAX(ID) FROM information_schema.PROCESSLIST \
+         WHERE STATE = 'User sleep' AND DB = DATABASE()";
+    let session = async || number(pool, session).await;
+    eventually("a statement sleeps", async || session().await.is_some()).await;
+    session().await.unwrap()
+}
