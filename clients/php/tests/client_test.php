@@ -575,8 +575,11 @@ return [
         }
         $pdo->exec('CREATE TABLE IF NOT EXISTS php_pages (page VARCHAR(255) PRIMARY KEY, views BIGINT NOT NULL)');
         $pdo->exec("INSERT INTO php_pages VALUES ('$id', 100)");
-        $table = $own('phpredis', database: $pdo)->buffered('views', [env('DATABASE') . '.php_pages', 'page', 'views']);
+        // options hold although another call has named the family
+        $table = $byDatabase->buffered('views', [env('DATABASE') . '.php_pages', 'page', 'views']);
         same(105, $table->value($id));
+        $byDatabase->cached('votes');
+        same(7, $byDatabase->cached('votes', fn() => 7)->get($id));
         configure('in_a_table', 1, settings: ['table' => ['name' => 'php_pages']]);  // counterfoil's own has no row of it
         fails(Misconfigured::class, 'table', fn() => $own('phpredis', database: $pdo)->buffered('in_a_table')->value($id));
         $pdo->beginTransaction();

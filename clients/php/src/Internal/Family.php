@@ -24,16 +24,8 @@ abstract class Family {
     protected ?Call $sent = null;
     protected int $process;
 
-    /**
-     * @internal use Counterfoil
-     * @param ?array{string, string, string} $table
-     */
-    public function __construct(
-        protected readonly Session $session,
-        public readonly string $name,
-        protected readonly ?array $table = null,
-        protected readonly ?Closure $readRow = null,
-    ) {
+    /** @internal use Counterfoil */
+    public function __construct(protected readonly Session $session, public readonly string $name) {
         $this->process = getmypid();
         $names = "$session->namespace/$name";
         if (preg_match('#^([a-z0-9_.-]{1,64}(/|$)){2}$#D', $names) === 1) return;
