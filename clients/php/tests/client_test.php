@@ -282,6 +282,22 @@ return [
             same([[], 'MISMATCH', 1], [array_filter($results, is_int(...)), end($results)->reason, $counted]);
         }
     },
+    'a call that may arrive late is not made anew for another slice of time' => function () {
+        $redis = new class extends Redis {
+            public int $calls = 0;
+
+            // the clock of the client is ahead, so the call may be executed when it arrives at last
+            public function evalSha($sha, $args = [], $keys = 0): mixed
+            {
+                if ($keys < 3) return parent::evalSha($sha, $args, $keys);
+                return ++$this->calls === 1 ? throw new RedisException('read error') : ['OUTSIDE', (string) (time() * 1000)];
+            }
+        };
+        $redis->connect(SOCKET, 0, 2.0, null, 0, 1.0);
+        $readers = (new Counterfoil($redis, NS))->activity('readers_hll');
+        fails(OutcomeUnknown::class, 'OUTSIDE', fn() => $readers->touch('front', id()));
+        same(2, $redis->calls);
+    },
     'later sums, stays while Redis is away, and reports what it drops' => function () {
         $isAway = true;
         $lost = [];

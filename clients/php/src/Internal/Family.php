@@ -52,6 +52,7 @@ abstract class Family {
             }
             $reply = $this->session->send($call);
             if ($call !== $this->sent) $this->callers[] = $call->fence;
+            if ($reply[0] === 'OUTSIDE' && $call->isUnsure) throw new OutcomeUnknown('OUTSIDE', 'the slice of time is over');
             if ($reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($call->partition);
             // the only send of a call that nothing repeats was not executed
