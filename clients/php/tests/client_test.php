@@ -39,6 +39,12 @@ function cutting(int $bytes): array
     posix_kill(getmypid(), SIGKILL);
 }
 
+/** That of Predis 3.4 and later. */
+function retry(): ?Predis\Retry\Retry
+{
+    return class_exists(Predis\Retry\Retry::class) ? new Predis\Retry\Retry(new Predis\Retry\Strategy\NoBackoff(), 1) : null;
+}
+
 return [
     'ids and deltas of PHP' => function () use ($own) {
         $isConnected = false;
@@ -280,6 +286,33 @@ return [
             redis()->unlink(...redis()->keys('cf1:{' . NS . '/moved/*'));
             same([0, 0, 0, 0], $lost);
             same([[], 'MISMATCH', 1], [array_filter($results, is_int(...)), end($results)->reason, $counted]);
+        }
+    },
+    'a refusal over a Predis client that repeats calls tells nothing about the first send' => function () {
+        $parameters = new class(['scheme' => 'unix', 'path' => SOCKET, 'retry' => retry()]) extends Predis\Connection\Parameters {
+            public function isDisabledRetry(): bool { return false; }
+        };
+        $client = new class($parameters) extends Predis\Client {
+            public ?string $refusal = null;
+
+            // the reply is lost, and the same call refused over another connection
+            public function executeCommand(Predis\Command\CommandInterface $command)
+            {
+                $reply = parent::executeCommand($command);
+                if ($this->refusal === null) return $reply;
+                return parent::executeCommand($this->createCommand('EVAL', ["return redis.error_reply('$this->refusal')", 0]));
+            }
+        };
+        $views = (new Counterfoil($client, NS, retryFor: 0.0))->buffered('views');
+        $views->add(id());
+        foreach (['LOADING the dataset', 'ERR max number of clients reached'] as $client->refusal) {
+            $id = id();
+            fails(OutcomeUnknown::class, 'no reply', fn() => $views->add($id));
+            $views->later($id);
+            fails(OutcomeUnknown::class, 'no reply', fn() => $views->flush());
+            $client->refusal = null;
+            $views->flush();
+            same(3, $views->add($id));
         }
     },
     'a call that may arrive late is not made anew for another slice of time' => function () {
