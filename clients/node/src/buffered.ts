@@ -25,7 +25,7 @@ export class Buffered extends Later {
     const epoch = this.family.known ?? (await this.family.describe());
     const partition = this.family.partition(id, epoch);
     const hit: Hit = { partition, of: epoch.partitions, id, delta };
-    return integerOf(id, await this.queue.push(this.family.home(partition), hit));
+    return integerOf(id, await this.queue.push(this.family, this.family.home(partition), hit));
   }
 
   /** Adds to many counters. Returns for each pair what `add` returns, or its error: they fail separately. */

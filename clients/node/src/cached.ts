@@ -21,7 +21,10 @@ export class Cached {
   private readonly seeds = new Map<string, Promise<unknown>>();
 
   /** @internal */
-  constructor(private readonly family: Family, private readonly reader: ExactReader, private readonly readRow: ReadRow) {}
+  readRow: ReadRow = (id) => this.reader.fromDaemon(this.family, id);
+
+  /** @internal */
+  constructor(private readonly family: Family, private readonly reader: ExactReader) {}
 
   /**
    * Changes the counter by `delta`, and returns the new value.
@@ -29,13 +32,13 @@ export class Cached {
    */
   async incr(id: string, delta: Integer = 1): Promise<Integer> {
     checkInteger(delta);
-    return this.seeded(id, (partition, of) => this.queue.push(partition, { id, of, change: String(delta) }));
+    return this.seeded(id, (partition, of) => this.queue.push(this.family, partition, { id, of, change: String(delta) }));
   }
 
   /** Sets the counter, within its bounds, and returns the new value. */
   async set(id: string, value: Integer): Promise<Integer> {
     checkInteger(value);
-    return this.seeded(id, (partition, of) => this.queue.push(partition, { id, of, change: `=${value}` }));
+    return this.seeded(id, (partition, of) => this.queue.push(this.family, partition, { id, of, change: `=${value}` }));
   }
 
   /** Returns the value. */

@@ -1,7 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { crc32 } from 'node:zlib';
 import type { Call, Reply, Sender } from './call.js';
-import { MAX_N, MAX_STEP, type Bytes, Misconfigured, NotCounted, OutcomeUnknown, memo, randomStep, uniqueName } from './values.js';
+import { MAX_N, MAX_STEP, type Bytes, type CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown } from './values.js';
+import { memo, randomStep, uniqueName } from './values.js';
 
 const FRESH_MS = 30_000;
 const HINT = `is not configured in this Redis: check the name, the server and the database number, or declare it in the
@@ -146,8 +147,8 @@ export type Item = { of: number; word?: unknown };
 /** Counts items in one call, and sets the word of each. */
 type Count<Some> = (key: number, items: Some[]) => Promise<unknown>;
 
-/** An item, and how its caller is notified. */
-type Waiting<Some> = { item: Some; resolve(word: unknown): void; reject(error: unknown): void };
+/** An item, until when it may wait for a call, and how its caller is notified. */
+type Waiting<Some> = { item: Some; until: number; resolve(word: unknown): void; reject(error: unknown): void };
 
 /** The items of a key: those that wait, and how many are in how many calls. */
 type Line<Some> = { waiting: Waiting<Some>[]; calls: number; inFlight: number };
@@ -162,10 +163,10 @@ export class Queue<Some extends Item> {
   constructor(private readonly count: Count<Some>, private readonly limit = 1000) {}
 
   /** Counts the item, and returns its word. */
-  push(key: number, item: Some): Promise<unknown> {
+  push(family: Family, key: number, item: Some): Promise<unknown> {
     const line = memo(this.lines, `${key}/${item.of}`, () => ({ waiting: [], calls: 0, inFlight: 0 }) as Line<Some>);
     return new Promise((resolve, reject) => {
-      line.waiting.push({ item, resolve, reject });
+      line.waiting.push({ item, until: family.deadline(), resolve, reject });
       if (line.waiting.length === 1) queueMicrotask(() => this.fill(key, line)); // items of one tick share a call
     });
   }
@@ -184,8 +185,13 @@ export class Queue<Some extends Item> {
     try {
       await this.count(key, sent.map(({ item }) => item));
       for (const { item, resolve } of sent) resolve(item.word);
-    } catch (error) {
-      for (const { reject } of sent) reject(error);
+    } catch (thrown) {
+      for (const { reject } of sent) reject(thrown);
+      // those that have waited as long would wait as long again
+      const error = thrown as CounterfoilError;
+      const late = line.waiting.filter(({ until }) => until < performance.now());
+      line.waiting.splice(0, late.length);
+      for (const { reject } of late) reject(new NotCounted(error.reason, error.message, error, true));
     }
     line.calls -= 1;
     line.inFlight -= sent.length;

@@ -64,11 +64,11 @@ export class Counterfoil {
     return this.open('buffered', name, (family) => new Buffered(family, this.reader, this.options), table);
   }
 
-  /** Values in bounds, which changes return. `readRow` is that of the first call, `table` as in `buffered`. */
+  /** Values in bounds, which changes return. The last call with a `readRow` decides on it; `table` as in `buffered`. */
   cached(name: string, { readRow, table }: { readRow?: ReadRow; table?: Table } = {}): Cached {
-    return this.open('cached', name, (family) => {
-      return new Cached(family, this.reader, readRow ?? ((id) => this.reader.fromDaemon(family, id)));
-    }, table);
+    const cached = this.open('cached', name, (family) => new Cached(family, this.reader), table);
+    if (readRow) cached.readRow = readRow;
+    return cached;
   }
 
   /** Counts over time. */
@@ -84,8 +84,8 @@ export class Counterfoil {
 
   /**
    * Sends what `later` took, and ends the connection if `connect` made it. Throws what `flush` throws; `onError` receives what
-   * was not counted. While Redis does not reply it takes `retryFor`, twice as long if sums were being sent, and `timeout`;
-   * longer if many other calls wait.
+   * was not counted. While Redis does not reply it takes `retryFor` and `timeout`, twice as long if sums were being sent or many
+   * other calls wait.
    */
   async close(): Promise<void> {
     const buffered = [...this.families.values()].filter((family) => family instanceof Buffered);

@@ -22,7 +22,7 @@ export class Series {
     checkId(name, LONGEST_NAME);
     checkInteger(n, 1);
     const epoch = await this.family.describe();
-    integerOf(name, await this.queue.push(this.family.partition(name, epoch), { of: epoch.partitions, name, n }));
+    integerOf(name, await this.queue.push(this.family, this.family.partition(name, epoch), { of: epoch.partitions, name, n }));
   }
 
   /** Returns a window of this name, such as `60s` or `day`: all its slices, the oldest first. The last one is not over. */

@@ -21,7 +21,7 @@ export class Visitors {
     checkId(visitor);
     const epoch = await this.family.describe();
     const visit: Visit = { of: epoch.partitions, id, visitor };
-    return integerOf(id, await this.queue.push(this.family.partition(id, epoch), visit)) === 1;
+    return integerOf(id, await this.queue.push(this.family, this.family.partition(id, epoch), visit)) === 1;
   }
 
   /** Returns the exact number of visitors of a day. */

@@ -6,7 +6,7 @@ import { promisify } from 'node:util';
 import v8 from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { Worker } from 'node:worker_threads';
-import { Counterfoil, NotCounted } from 'counterfoil';
+import { Counterfoil, CounterfoilError, NotCounted } from 'counterfoil';
 import { LIBRARIES, clientOf, command, commandsOf, configure, daemon, first, namespace, proxyOf, socket, unique } from './support.mjs';
 
 for (const library of LIBRARIES) {
@@ -67,6 +67,19 @@ test('what waited while the number of partitions changed is not counted', async 
   await own.close();
 });
 
+test('calls that wait behind others end in time while Redis is unreachable', async (t) => {
+  const proxy = await proxyOf(t);
+  const counterfoil = await Counterfoil.connect(proxy.path, namespace, { retryFor: 500 });
+  t.after(() => counterfoil.close());
+  const [views, page] = [counterfoil.buffered('views'), unique('page')];
+  await views.add(page);
+  proxy.isAway = true;
+  for (const connection of proxy.connections) connection.destroy();
+  const results = await views.addMany(Array.from({ length: 20_000 }, (_, i) => [`${page}-${i}`, 1]));
+  const ended = results.filter((error) => error.temporary && error.cause instanceof CounterfoilError); // by the error of others
+  assert.ok(ended.length >= 14_000, `${ended.length}`);
+});
+
 test('activity: views and visitors, exact and estimated', async (t) => {
   const counterfoil = new Counterfoil(await clientOf(t, 'redis'), namespace);
   for (const family of ['readers', 'readers_hll']) {
@@ -95,7 +108,9 @@ test('cached: callers that miss share one read of the row; bounds; readRow that 
     const wrong = new Counterfoil(redis, namespace).cached('votes', { readRow: () => row });
     await assert.rejects(wrong.get(unique('vote')), (error) => error instanceof NotCounted, `${row}`);
   }
-  const text = new Counterfoil(redis, namespace).cached('votes', { readRow: () => '7' }); // as mysql2 may return a BIGINT
+  const counterfoil = new Counterfoil(redis, namespace);
+  counterfoil.cached('votes'); // an option holds although another call has named the family
+  const text = counterfoil.cached('votes', { readRow: () => '7' }); // as mysql2 may return a BIGINT
   assert.equal(await text.get(unique('vote')), 7);
 });
 

@@ -10,6 +10,8 @@ final class Cached extends StoredFamily {
     protected const KIND = 'cached';
     private const TICKET_MS = 30_000;
     private const SEEDS = 10;
+    /** @internal */
+    public ?Closure $readRow = null;
 
     /**
      * Changes the counter, and returns its new value.

@@ -64,7 +64,7 @@ final class Counterfoil {
      *     and the one with the value, for `value` with a database connection
      */
     public function buffered(string $family, ?array $table = null): Buffered {
-        return $this->families["buffered $family"] ??= new Buffered($this->session, $family, $table);
+        return $this->open(Buffered::class, $family, $table);
     }
 
     /**
@@ -74,22 +74,31 @@ final class Counterfoil {
      *     returns 0 if there is none. Without it the daemon does
      */
     public function cached(string $family, ?Closure $readRow = null, ?array $table = null): Cached {
-        return $this->families["cached $family"] ??= new Cached($this->session, $family, $table, $readRow);
+        $cached = $this->open(Cached::class, $family, $table);
+        $cached->readRow = $readRow ?? $cached->readRow;
+        return $cached;
     }
 
     /** Returns a family of counters over time. */
     public function series(string $family): Series {
-        return $this->families["series $family"] ??= new Series($this->session, $family);
+        return $this->open(Series::class, $family);
     }
 
     /** Returns a family of pages with their views and visitors of the last minutes. */
     public function activity(string $family): Activity {
-        return $this->families["activity $family"] ??= new Activity($this->session, $family);
+        return $this->open(Activity::class, $family);
     }
 
     /** Returns a family that counts the visitors of each day. */
     public function visitors(string $family, ?array $table = null): Visitors {
-        return $this->families["visitors $family"] ??= new Visitors($this->session, $family, $table);
+        return $this->open(Visitors::class, $family, $table);
+    }
+
+    /** Returns the only object of a family. An option holds whichever call names the family first. */
+    private function open(string $kind, string $family, ?array $table = null): Family {
+        $open = $this->families["$kind $family"] ??= new $kind($this->session, $family);
+        if ($table !== null) $open->table = $table;
+        return $open;
     }
 
     /**

@@ -39,6 +39,12 @@ function cutting(int $bytes): array
     posix_kill(getmypid(), SIGKILL);
 }
 
+/** That of Predis 3.4 and later. */
+function retry(): ?Predis\Retry\Retry
+{
+    return class_exists(Predis\Retry\Retry::class) ? new Predis\Retry\Retry(new Predis\Retry\Strategy\NoBackoff(), 1) : null;
+}
+
 return [
     'ids and deltas of PHP' => function () use ($own) {
         $isConnected = false;
@@ -281,6 +287,49 @@ return [
             same([0, 0, 0, 0], $lost);
             same([[], 'MISMATCH', 1], [array_filter($results, is_int(...)), end($results)->reason, $counted]);
         }
+    },
+    'a refusal over a Predis client that repeats calls tells nothing about the first send' => function () {
+        $parameters = new class(['scheme' => 'unix', 'path' => SOCKET, 'retry' => retry()]) extends Predis\Connection\Parameters {
+            public function isDisabledRetry(): bool { return false; }
+        };
+        $client = new class($parameters) extends Predis\Client {
+            public ?string $refusal = null;
+
+            // the reply is lost, and the same call refused over another connection
+            public function executeCommand(Predis\Command\CommandInterface $command)
+            {
+                $reply = parent::executeCommand($command);
+                if ($this->refusal === null) return $reply;
+                return parent::executeCommand($this->createCommand('EVAL', ["return redis.error_reply('$this->refusal')", 0]));
+            }
+        };
+        $views = (new Counterfoil($client, NS, retryFor: 0.0))->buffered('views');
+        $views->add(id());
+        foreach (['LOADING the dataset', 'ERR max number of clients reached'] as $client->refusal) {
+            $id = id();
+            fails(OutcomeUnknown::class, 'no reply', fn() => $views->add($id));
+            $views->later($id);
+            fails(OutcomeUnknown::class, 'no reply', fn() => $views->flush());
+            $client->refusal = null;
+            $views->flush();
+            same(3, $views->add($id));
+        }
+    },
+    'a call that may arrive late is not made anew for another slice of time' => function () {
+        $redis = new class extends Redis {
+            public int $calls = 0;
+
+            // the clock of the client is ahead, so the call may be executed when it arrives at last
+            public function evalSha($sha, $args = [], $keys = 0): mixed
+            {
+                if ($keys < 3) return parent::evalSha($sha, $args, $keys);
+                return ++$this->calls === 1 ? throw new RedisException('read error') : ['OUTSIDE', (string) (time() * 1000)];
+            }
+        };
+        $redis->connect(SOCKET, 0, 2.0, null, 0, 1.0);
+        $readers = (new Counterfoil($redis, NS))->activity('readers_hll');
+        fails(OutcomeUnknown::class, 'OUTSIDE', fn() => $readers->touch('front', id()));
+        same(2, $redis->calls);
     },
     'later sums, stays while Redis is away, and reports what it drops' => function () {
         $isAway = true;
@@ -575,8 +624,11 @@ return [
         }
         $pdo->exec('CREATE TABLE IF NOT EXISTS php_pages (page VARCHAR(255) PRIMARY KEY, views BIGINT NOT NULL)');
         $pdo->exec("INSERT INTO php_pages VALUES ('$id', 100)");
-        $table = $own('phpredis', database: $pdo)->buffered('views', [env('DATABASE') . '.php_pages', 'page', 'views']);
+        // options hold although another call has named the family
+        $table = $byDatabase->buffered('views', [env('DATABASE') . '.php_pages', 'page', 'views']);
         same(105, $table->value($id));
+        $byDatabase->cached('votes');
+        same(7, $byDatabase->cached('votes', fn() => 7)->get($id));
         configure('in_a_table', 1, settings: ['table' => ['name' => 'php_pages']]);  // counterfoil's own has no row of it
         fails(Misconfigured::class, 'table', fn() => $own('phpredis', database: $pdo)->buffered('in_a_table')->value($id));
         $pdo->beginTransaction();

@@ -73,6 +73,22 @@ class Tasks(Case):
         asyncio.run(count(id))
         self.assertIn(pending("views", id), range(151, 202))
 
+    def test_a_task_that_is_cancelled_before_it_is_sent_is_not_counted(self):
+        async def count(id, other):
+            async with connected() as client:
+                views = client.buffered("views")
+                await views.add(id)
+                plain().client_pause(300)
+                tasks = [asyncio.create_task(views.add(one)) for one in (id, other)]
+                await asyncio.sleep(0.05)
+                tasks[1].cancel()
+                await asyncio.wait(tasks)
+                return await views.add(id)
+
+        id, other = new_id(), new_id()
+        self.assertEqual(asyncio.run(count(id, other)), 3)
+        self.assertEqual(pending("views", other), 0)
+
     def test_timeouts(self):
         async def count(id):
             async with connected() as client:

@@ -147,6 +147,14 @@ class ErrorsTest < ClientTest
     assert_equal [1, 2], [views.add(@id), names.uniq.size]
   end
 
+  # the clock of the client is ahead, so the first arrival may be executed when it arrives at last
+  def test_a_call_that_may_arrive_late_is_not_made_anew_for_another_slice_of_time
+    replies = [-> { raise Redis::TimeoutError }, -> { ["OUTSIDE", (Time.now.to_i * 1000).to_s] }]
+    redis = Wrapper.new(@redis) { |client, command| command[2] > 2 ? replies.shift.call : client.call(*command) }
+    error = assert_raises(Counterfoil::OutcomeUnknown) { client(redis).activity("readers_hll").touch("front", "v") }
+    assert_equal ["OUTSIDE", []], [error.reason, replies]
+  end
+
   # the library may have lost the reply to its first send, and have got this error for the second one
   def test_errors_after_a_send_of_the_library
     %w[LOADING MASTERDOWN READONLY BUSY CLUSTERDOWN TRYAGAIN NOAUTH WRONGPASS].each do |code|

@@ -24,16 +24,8 @@ abstract class Family {
     protected ?Call $sent = null;
     protected int $process;
 
-    /**
-     * @internal use Counterfoil
-     * @param ?array{string, string, string} $table
-     */
-    public function __construct(
-        protected readonly Session $session,
-        public readonly string $name,
-        protected readonly ?array $table = null,
-        protected readonly ?Closure $readRow = null,
-    ) {
+    /** @internal use Counterfoil */
+    public function __construct(protected readonly Session $session, public readonly string $name) {
         $this->process = getmypid();
         $names = "$session->namespace/$name";
         if (preg_match('#^([a-z0-9_.-]{1,64}(/|$)){2}$#D', $names) === 1) return;
@@ -60,6 +52,7 @@ abstract class Family {
             }
             $reply = $this->session->send($call);
             if ($call !== $this->sent) $this->callers[] = $call->fence;
+            if ($reply[0] === 'OUTSIDE' && $call->isUnsure) throw new OutcomeUnknown('OUTSIDE', 'the slice of time is over');
             if ($reply[0] !== 'EXPIRED') return $reply;
             $this->forgetEpoch($call->partition);
             // the only send of a call that nothing repeats was not executed

@@ -22,7 +22,9 @@ final class Predis extends Driver {
         $server = $connection instanceof ReplicationInterface ? $connection->getMaster() : $connection;
         $address = fn(NodeConnectionInterface $node): string => "$node/{$node->getParameters()->database}";
         $isNode = $connection instanceof NodeConnectionInterface;
-        parent::__construct($isCluster, implode(' ', array_map($address, $this->nodes ?: [$server])), !$isNode);
+        // the parameter `retry` of Predis 3.4
+        $repeats = $isNode && method_exists($of = $server->getParameters(), 'isDisabledRetry') && !$of->isDisabledRetry();
+        parent::__construct($isCluster, implode(' ', array_map($address, $this->nodes ?: [$server])), !$isNode || $repeats);
         if ($isNode) $connection->connect();
     }
 

@@ -61,12 +61,14 @@ final class Session {
                 $reply = $driver->evaluate($isSha, $script, count($call->keys), $words);
                 $this->isBroken = false;
                 if ($reply[0] === 'PASSED') throw new OutcomeUnknown('PASSED', 'another process uses the name of this caller');
-                if ($reply[0] === 'EXPIRED') $call->isUnsure = $wasUnsure;
+                if ($reply[0] === 'EXPIRED' || $reply[0] === 'OUTSIDE') $call->isUnsure = $wasUnsure;
                 return $reply;
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, and another server may not be READONLY
                 $this->isBroken = $error->isTemporary;
-                $call->isUnsure = $wasUnsure || $error instanceof OutcomeUnknown || $this->mayFollowAnother($error);
+                // the library of the application may have sent it before it was refused
+                $mayFollowAnother = $call->isUnsure && $error->isTemporary && !$this->isOwn && $this->driver->resends;
+                $call->isUnsure = $wasUnsure || $error instanceof OutcomeUnknown || $mayFollowAnother;
             }
             if ($error->reason === 'NOSCRIPT' && $isSha) {
                 [$isSha, $script] = [false, file_get_contents(self::SCRIPTS . "/$call->script.lua")];
@@ -122,11 +124,6 @@ final class Session {
     /** Notes it for other requests. It says itself how long its epoch may be used. */
     public function share(string $home, ?array $known): void {
         if (function_exists('apcu_store')) apcu_store("counterfoil {$this->driver->address} $home", $known, 3600);
-    }
-
-    /** Returns if the library of the application may have sent the call before it was refused. */
-    private function mayFollowAnother(CounterfoilException $error): bool {
-        return $error->isTemporary && $error->reason !== 'no connection' && !$this->isOwn && $this->driver?->resends === true;
     }
 
     /** Returns the connection: a new one at first, after a failure, and in a forked process. */

@@ -10,6 +10,8 @@ abstract class StoredFamily extends Family {
     private const DAEMON_S = 12;  // the daemon replies within 10 s
     private const DAEMON_PAUSE_US = 50_000;
     private const LEDGER = '(l.partition_no = ? AND l.incarnation = CAST(CONV(?, 16, 10) AS UNSIGNED))';
+    /** @internal @var ?array{string, string, string} */
+    public ?array $table = null;
 
     /** Returns the exact value (lua/README.md, "Reading the exact value"). */
     protected function exactValue(string $id): int {

@@ -7,6 +7,8 @@ import json
 import secrets
 import time
 import zlib
+from asyncio import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Callable, Coroutine, Generic, List, NamedTuple, Tuple, TypeVar, overload
 
@@ -245,7 +247,15 @@ class Channel:
         """Counts changes, and returns the result of each. An error in place of a change is its result."""
         deadline = self.client.deadline()
         known = await self.known(deadline)
-        return await self.settle([self.enter(known, change, deadline) for change in changes])
+        entries = [self.enter(known, change, deadline) for change in changes]
+        try:
+            return await self.settle(entries)
+        except CancelledError:  # no other thread changes the queues of an event loop
+            for entry in entries:
+                if not entry.settled:
+                    with suppress(ValueError):  # it may have been sent
+                        entry.queue.waiting.remove(entry)
+            raise
 
     def enter(self, known: Any, change: Any, deadline: float) -> Entry:
         """Makes the entry of a change. Its queue is that of its partition or, where a call may span several,

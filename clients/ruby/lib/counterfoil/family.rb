@@ -70,6 +70,8 @@ class Counterfoil
         reply, only, is_lost = @connection.call(call.script, call.keys, args, is_lost)
         unless expired?(reply, call.home)
           @callers.give_back(call.caller)
+          raise OutcomeUnknown.new("OUTSIDE", "the slice of time is over") if reply[0] == "OUTSIDE" && is_lost
+
           return reply
         end
         raise OutcomeUnknown, "EXPIRED" unless only
