@@ -57,7 +57,7 @@ def silent_server(case):
 
 
 def attempts_of(session):
-    """A list of the attempts to send a call from now on."""
+    """Returns a list of the attempts to send a call from now on."""
     execute, attempts = session.execute, []
 
     async def noted(*args):
@@ -601,7 +601,7 @@ class Sums(Case):
         self.assert_raises(Misconfigured, "UNCONFIGURED", nobody.flush)
 
     def test_a_close_waits_once_for_many_sums_of_several_families(self):
-        # the first call that fails at once is sent every 50 ms, and each other one; one that waits for a reply ends those behind it
+        # a call that fails at once is sent every 50 ms, and those behind it once; behind one without a reply none is sent
         for address, most in (("unix:///nowhere.sock", 8 + 11), (f"redis://{silent_server(self)}", 2)):
             client = connected(later_every=30, retry_for=0.4)
             families = [client.buffered(name) for name in ("views", "wide")]

@@ -44,7 +44,7 @@ class ClientTest < Minitest::Test
     "#{error.class}: #{error.message}"
   end
 
-  # What an application raises in the handler of a signal, which handle_interrupt does not hold back in the main thread.
+  # An error of a signal handler of the application. handle_interrupt does not hold it back in the main thread.
   Stop = Class.new(StandardError)
 
   # Raises Stop at one of the points at which Ruby may call the handler of a signal while it runs code of the package. Returns true
