@@ -4,6 +4,7 @@ package tests
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha1"
@@ -241,12 +242,16 @@ func TestWhatWasNeverSentIsNotCounted(t *testing.T) {
 // A call that waits for others ends when they do, and is not repeated as long as they were.
 func TestACallThatWaitsForOthers(t *testing.T) {
 	p := startProxy(t)
-	views, id := buffered(t, given(t, p.socket, counterfoil.Options{RetryFor: time.Second}), "views"), newID()
+	views, id := buffered(t, given(t, p.socket, counterfoil.Options{RetryFor: 2 * time.Second}), "views"), newID()
 	_, err := views.Add(ctx, id, 1)
 	must(t, err)
-	p.always(hold)
+	var start, end time.Time // of the sends
+	p.set(func() fate {
+		end = time.Now()
+		start = cmp.Or(start, end)
+		return hold
+	})
 	var all sync.WaitGroup
-	start := time.Now()
 	for i := 0; i < 6; i++ {
 		all.Add(1)
 		go func() {
@@ -260,7 +265,8 @@ func TestACallThatWaitsForOthers(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 	}
 	all.Wait()
-	if waited := time.Since(start); waited > 1700*time.Millisecond {
+	p.always(pass)
+	if waited := end.Sub(start); waited > 3*time.Second {
 		t.Error(waited)
 	}
 }
@@ -281,7 +287,7 @@ func TestAContextThatEndsBeforeTheEpochIsKnown(t *testing.T) {
 
 func TestContext(t *testing.T) {
 	p := startProxy(t)
-	client := redis.NewClient(&redis.Options{Addr: p.socket, ReadTimeout: time.Second})
+	client := redis.NewClient(&redis.Options{Addr: p.socket, ReadTimeout: 9 * time.Second})
 	defer client.Close()
 	views, id := buffered(t, with(t, client, counterfoil.Options{RetryFor: 10 * time.Second}), "views"), newID()
 	_, err := views.Add(ctx, id, 1)
@@ -295,36 +301,46 @@ func TestContext(t *testing.T) {
 		t.Error(err)
 	}
 
-	p.next(hold, hold)
-	short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
-	defer cancel()
+	arrived := make(chan bool, 2) // the two calls in flight
+	p.set(func() fate {
+		select {
+		case arrived <- true:
+			return hold
+		default:
+			return pass
+		}
+	})
 	var all sync.WaitGroup
-	all.Add(3)
-	go func() { // one of the two calls in flight
-		defer all.Done()
-		_, err := views.Add(ctx, id, 100_000)
-		must(t, err)
+	add := func(delta int64) {
+		all.Add(1)
+		go func() { // another one's context does not concern this call
+			defer all.Done()
+			_, err := views.Add(ctx, id, delta)
+			must(t, err)
+		}()
+	}
+	add(100_000)
+	leaving, leave := context.WithCancel(ctx)
+	left := make(chan error)
+	go func() {
+		_, err := views.Add(leaving, id, 10_000)
+		left <- err
 	}()
-	go func() { // shares no call with those that wait, and leaves the queue
-		defer all.Done()
-		time.Sleep(20 * time.Millisecond)
-		shorter, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
-		defer cancel()
-		_, err := views.Add(shorter, id, 100)
-		fails(t, err, counterfoil.ErrNotCounted, "canceled")
-	}()
-	go func() { // another one's context does not concern this call
-		defer all.Done()
-		time.Sleep(20 * time.Millisecond)
-		_, err := views.Add(ctx, id, 1000)
-		must(t, err)
-	}()
+	for len(arrived) < cap(arrived) {
+		time.Sleep(time.Millisecond)
+	}
+	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	_, err = views.Add(short, id, 100) // leaves the queue
+	fails(t, err, counterfoil.ErrNotCounted, "canceled")
+	add(1000)
 	start := time.Now()
-	_, err = views.Add(short, id, 10_000)
-	fails(t, err, counterfoil.ErrOutcomeUnknown, "canceled")
-	if time.Since(start) > 700*time.Millisecond {
+	leave()
+	fails(t, <-left, counterfoil.ErrOutcomeUnknown, "canceled")
+	if time.Since(start) > 5*time.Second {
 		t.Error("returned late")
 	}
+	p.cut()
 	all.Wait()
 	equal(t, exact(t, id), 111_001)
 }
@@ -364,7 +380,7 @@ func TestManyCallersThatLeave(t *testing.T) {
 
 func TestReadsReturnWhenTheirContextEnds(t *testing.T) {
 	p := startProxy(t)
-	client := redis.NewClient(&redis.Options{Addr: p.socket, ReadTimeout: time.Second})
+	client := redis.NewClient(&redis.Options{Addr: p.socket, ReadTimeout: 9 * time.Second})
 	defer client.Close()
 	counters := with(t, client, counterfoil.Options{RetryFor: 10 * time.Second})
 	votes, err := counters.Cached("votes", counterfoil.ReadRow(func(context.Context, string) (int64, error) { return 7, nil }))
@@ -385,7 +401,7 @@ func TestReadsReturnWhenTheirContextEnds(t *testing.T) {
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
-	if time.Since(start) > 700*time.Millisecond {
+	if time.Since(start) > 5*time.Second {
 		t.Error("returned late")
 	}
 	p.always(pass)

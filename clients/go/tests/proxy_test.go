@@ -55,6 +55,11 @@ func (p *proxy) listen(t *testing.T) {
 // stop closes the socket and all connections.
 func (p *proxy) stop() {
 	p.listener.Close()
+	p.cut()
+}
+
+// cut closes all connections.
+func (p *proxy) cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for connection := range p.all {

@@ -122,7 +122,7 @@ for (const library of LIBRARIES) {
     await views.add(id);
     proxy.isAway = true;
     for (const connection of proxy.connections) connection.destroy();
-    await new Promise((resolve) => setTimeout(resolve, 50));
+    while (redis.status === 'ready' || redis.isReady) await new Promise(setImmediate);
     views.later(id, 5);
     await assert.rejects(views.add(id), (error) => error instanceof NotCounted && error.temporary);
     await assert.rejects(views.flush(), (error) => error instanceof NotCounted && error.temporary && /1 ids/.test(error.message));
@@ -205,7 +205,7 @@ test('node-redis: a client that is closed for good is an error that says why', a
   const proxy = await proxyOf(t);
   const client = await clientOf(t, 'redis', proxy.path, { socket: { socketTimeout: 500, reconnectStrategy: undefined } });
   const views = new Counterfoil(client, namespace, { timeout: 300 }).buffered('views');
-  await new Promise((resolve) => setTimeout(resolve, 1000));
+  while (client.isOpen) await new Promise((resolve) => setTimeout(resolve, 10));
   await assert.rejects(views.add('page'), (error) => is(Misconfigured, 'CLOSED')(error) && /reconnectStrategy/.test(error.message));
 });
 

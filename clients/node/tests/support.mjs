@@ -1,4 +1,5 @@
 // What the tests share: connections of each library, and a proxy that loses what passes through it.
+import { once } from 'node:events';
 import { createRequire } from 'node:module';
 import { readFile } from 'node:fs/promises';
 import net from 'node:net';
@@ -26,6 +27,7 @@ export async function clientOf(t, library, path = socket, options = {}) {
     const redis = new (require(library).Redis)(path, options);
     redis.on('error', () => {});
     t.after(() => redis.disconnect());
+    if (!options.lazyConnect) await once(redis, 'ready');
     return redis;
   }
   const redis = require(library).createClient({ ...options, socket: { reconnectStrategy: () => 20, ...options.socket, path } });

@@ -44,6 +44,22 @@ class ClientTest < Minitest::Test
     "#{error.class}: #{error.message}"
   end
 
+  # An error of a signal handler of the application. handle_interrupt does not hold it back in the main thread.
+  Stop = Class.new(StandardError)
+
+  # Raises Stop at one of the points at which Ruby may call the handler of a signal while it runs code of the package. Returns true
+  # if there are so many.
+  def interrupted_at?(point)
+    thread, passed = Thread.current, 0
+    trace = TracePoint.new(:line, :c_return) do |at|
+      raise Stop if Thread.current.equal?(thread) && at.path.include?("/lib/counterfoil/") && (passed += 1) == point
+    end
+    trace.enable { yield }
+    false
+  rescue Stop
+    true
+  end
+
   # The value of a counter, once it has one.
   def value_of(views, id)
     deadline = Process.clock_gettime(Process::CLOCK_MONOTONIC) + 5

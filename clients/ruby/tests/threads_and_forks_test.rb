@@ -7,8 +7,11 @@ class ThreadsAndForksTest < ClientTest
   def test_threads_share_calls
     @views.add(@id)
     executed = calls("EVALSHA") do
-      @redis.call("CLIENT", "PAUSE", 500) # all threads have begun when the first call has its reply
-      Array.new(64) { Thread.new { @views.add(@id) } }.each(&:join)
+      @redis.call("CLIENT", "PAUSE", 900, "WRITE")
+      threads = Array.new(64) { Thread.new { @views.add(@id) } }
+      Thread.pass until threads.all?(&:stop?)
+      Redis.new(path: SOCKET).call("CLIENT", "UNPAUSE")
+      threads.each(&:join)
     end
     assert_equal 65, @views.value(@id)
     assert_operator executed, :<, 32
@@ -86,11 +89,13 @@ class ThreadsAndForksTest < ClientTest
     asking.pop.kill.join
     gate.close
     results = threads.filter_map(&:value)
-    names = counterfoil.instance_variable_get(:@callers).instance_variable_get(:@free).map(&:name)
-    assert_equal names.uniq, names
+    assert_equal names(counterfoil).uniq, names(counterfoil)
     assert_equal [Integer, Integer], results.map(&:class)
     assert_equal 5, views.add(@id)
   end
+
+  # of callers without a call in flight
+  def names(counterfoil = @counterfoil) = counterfoil.instance_variable_get(:@callers).instance_variable_get(:@free).map(&:name)
 
   def test_a_timeout_of_the_application
     views = client(RedisClient.new(path: SOCKET, timeout: 1)).buffered("views")
@@ -106,10 +111,10 @@ class ThreadsAndForksTest < ClientTest
     shared = Counterfoil::GroupCommit.new { replies.pop }
     second = nil
     # it wakes the second thread, which is interrupted before it runs again
-    first = Thread.new { shared.call("a").then { second.raise(Timeout::Error) } }
+    first = Thread.new { shared.call(+"a").then { second.raise(Timeout::Error) } }
     Thread.pass until first.stop?
     second, third = Array.new(2) do
-      Thread.new { shared.call("b") }.tap { |thread| Thread.pass until thread.stop? }
+      Thread.new { shared.call(+"b") }.tap { |thread| Thread.pass until thread.stop? }
     end
     second.report_on_exception = false
     2.times { replies << "reply" }
@@ -123,24 +128,83 @@ class ThreadsAndForksTest < ClientTest
     shared = Counterfoil::GroupCommit.new { begun.push(1).then { replies.pop } }
     waiting = ->(&block) { Thread.new(&block).tap { |thread| Thread.pass until thread.stop? } }
     next_call = -> { Timeout.timeout(20) { begun.pop } }
-    first = waiting.call { shared.call("a") }
+    first = waiting.call { shared.call(+"a") }
     next_call.call
     leader = waiting.call do
-      shared.call("b")
+      shared.call(+"b")
     rescue Timeout::Error
-      shared.call("c") # joins the next batch, and makes the call of "b" first
+      shared.call(+"c") # joins the next batch, and makes the call of "b" first
     end
-    other = waiting.call { shared.call("b") }
+    other = waiting.call { shared.call(+"b") }
     replies << "reply"
     first.join
     next_call.call
-    last = waiting.call { shared.call("c") }
+    last = waiting.call { shared.call(+"c") }
     leader.raise(Timeout::Error)
     next_call.call
     other.kill.join
     leader.kill.join
     replies << "reply"
     assert last.join(20), "a thread waits although no call is under way"
+  end
+
+  def test_an_interrupt_at_any_point_holds_up_no_other
+    [true, false].each do |is_first|
+      (1..).each do |point|
+        begun, replies = Queue.new, Queue.new
+        shared = Counterfoil::GroupCommit.new do |batch|
+          begun << batch
+          Thread.pass until Thread.main.stop? || batch.items != [:before] # so this thread waits meanwhile
+          replies.pop if batch.items.include?(:leader)
+        end
+        starting = ->(item) { Thread.new { shared.call(item) } }
+        starting.call(:before) && begun.pop unless is_first
+        is_interrupted = interrupted_at?(point) { shared.call(:interrupted) }
+        leader, last = %i[leader last].map { |item| starting.call(item).tap { |thread| Thread.pass until thread.stop? } }
+        leader.kill.join # its call is left to nobody
+        replies.close
+        assert last.join(20), "a thread waits although no call is under way: #{point}"
+        break unless is_interrupted
+      end
+    end
+  end
+
+  def test_an_interrupt_at_any_point_of_a_call
+    votes = @counterfoil.cached("votes") { 7 }
+    votes.get(@id)
+    (1..).each do |point|
+      id = "#{@id}/#{point}"
+      is_interrupted = interrupted_at?(point) { votes.incr(id) }
+      thread = Thread.new { votes.incr(id) }
+      assert thread.join(20), "a thread waits for ever: #{point}"
+      assert_includes 8..9, thread.value
+      break unless is_interrupted
+    end
+  end
+
+  # the process sends what it took when it ends
+  def test_an_interrupt_at_any_point_of_the_first_later
+    (1..).each do |point|
+      views = client(@redis, later_every: 60).buffered("views")
+      is_interrupted = interrupted_at?(point) { views.later(@id) }
+      views.later(@id)
+      later = views.instance_variable_get(:@later)
+      assert later.instance_variable_get(:@at_exit), point
+      later.send(:start_anew) # nothing is to be sent
+      break unless is_interrupted
+    end
+  end
+
+  def test_an_interrupted_call_counts_once
+    @views.add(@id, 0)
+    (1..).each do |point|
+      batch = Counterfoil::GroupCommit::Batch.new([@views.send(:item, @id, 1)])
+      is_interrupted = interrupted_at?(point) { @views.send(:count, 0, batch) }
+      @views.send(:count, 0, batch) if is_interrupted # as another thread of the batch does
+      assert_equal point, @views.add(@id, 0), point
+      assert_equal names.uniq, names, point
+      break unless is_interrupted
+    end
   end
 
   # an unlock wakes one thread, which may be interrupted then: Ruby wakes no other one

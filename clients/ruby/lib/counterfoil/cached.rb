@@ -55,15 +55,15 @@ class Counterfoil
       end
     end
 
-    # Callers that miss the same counter with the same ticket share one read, which begins after the ticket was received.
+    # Callers that miss the same counter with the same ticket share one read, which begins after the ticket was received. If the
+    # one that reads is interrupted, the next one does.
     def share_read(key)
-      mine = Thread::Queue.new
-      read = @mutex.synchronize { @reads[key] ||= mine }
-      return read.pop unless read.equal?(mine)
-
-      yield
-    ensure
-      @mutex.synchronize { @reads.delete(key).close } if read.equal?(mine) # wakes those that wait in pop
+      read = @mutex.synchronize { @reads[key] ||= Lock.new }
+      read.synchronize do
+        yield if @reads[key].equal?(read)
+      ensure
+        @mutex.synchronize { @reads.delete(key) if @reads[key].equal?(read) }
+      end
     end
 
     def seed(id, ticket)

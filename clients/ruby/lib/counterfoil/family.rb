@@ -12,7 +12,7 @@ class Counterfoil
       def knows?(stored) = stored.nil? || stored == now || stored == before
     end
     # A counting call, whose repeats are the same.
-    Call = Struct.new(:script, :home, :keys, :args, :of, :epoch, :caller, :is_sent)
+    Call = Struct.new(:script, :home, :keys, :args, :of, :epoch, :caller, :is_sent, :reply)
     VALID_FOR = 30
     CONFIGURED_WITHIN = 3
     ROUNDS = 5
@@ -64,15 +64,14 @@ class Counterfoil
     #
     # @return [Array] the reply: `OK`, `DUP` or `OUTSIDE`, and what follows
     def count(call)
-      loop do
+      until call.reply
         is_lost, call.is_sent = call.is_sent, true
         args = [call.caller.name, call.caller.n, call.epoch, "", *call.args]
         reply, only, is_lost = @connection.call(call.script, call.keys, args, is_lost)
         unless expired?(reply, call.home)
+          call.reply = reply # before others use the name: the call may be interrupted now, and is not sent again
           @callers.give_back(call.caller)
-          raise OutcomeUnknown.new("OUTSIDE", "the slice of time is over") if reply[0] == "OUTSIDE" && is_lost
-
-          return reply
+          break
         end
         raise OutcomeUnknown, "EXPIRED" unless only
 
@@ -80,6 +79,9 @@ class Counterfoil
         call.epoch = checked(epoch(call.home), call.of).now
         @callers.step(call.caller)
       end
+      raise OutcomeUnknown.new("OUTSIDE", "the slice of time is over") if is_lost && call.reply[0] == "OUTSIDE"
+
+      call.reply
     end
 
     # Makes a counting call whose caller is its request, as long as Redis remembers requests of `epoch`.

@@ -6,8 +6,9 @@ class Counterfoil
   class GroupCommit
     # items of one call
     LIMIT = 1000
-    # Items that share a call. `call` is set before it is sent, `turn` wakes those of its `threads` that wait.
-    Batch = Struct.new(:items, :call, :is_done, :turn, :threads)
+    # Items that share a call. `call` is set before it is sent, `turn` wakes those that wait. `present` has the items whose threads
+    # have not left, by identity: structs with the same members are equal.
+    Batch = Struct.new(:items, :call, :is_done, :turn, :present)
     # An interrupt must not come between a reply and the results, nor between two changes of the state. Object includes kill.
     ON_BLOCKING = { Object => :on_blocking }.freeze
     NEVER = { Object => :never }.freeze
@@ -23,23 +24,27 @@ class Counterfoil
     def call(item)
       batch = nil
       Thread.handle_interrupt(ON_BLOCKING) do
-        batch = @mutex.synchronize { join(item) }
+        @mutex.synchronize { join(batch = newest, item) }
         take_turn(item, batch) until batch.is_done
       ensure
-        give_up(batch) if batch && !batch.is_done
+        give_up(item, batch) if batch && !batch.is_done
       end
     end
 
     private
 
-    # Adds the item to the newest batch.
-    def join(item)
+    # @return [Batch] that takes another item
+    def newest
       start_anew if @pid != Process.pid
       batch = @batches.last
-      @batches << batch = Batch.new([], nil, false, nil, 0) if batch.nil? || batch.call || batch.items.size == LIMIT
+      is_open = batch && !batch.call && batch.items.size < LIMIT
+      is_open ? batch : Batch.new([], nil, false, nil, {}.compare_by_identity)
+    end
+
+    def join(batch, item)
+      @batches << batch unless @batches.last.equal?(batch)
+      batch.present[item] = true
       batch.items << item
-      batch.threads += 1
-      batch
     end
 
     # Waits until the batch is done, or there is no call under way: then it makes that of the oldest batch.
@@ -60,11 +65,11 @@ class Counterfoil
     end
 
     # Leaves the batch to its other threads, and passes on the turn: the thread may have been woken just before.
-    def give_up(batch)
+    def give_up(item, batch)
       Thread.handle_interrupt(NEVER) do
         @mutex.synchronize do
-          batch.threads -= 1
-          remove(batch) if batch.threads.zero?
+          batch.present.delete(item)
+          remove(batch) if batch.present.empty?
           @batches.first&.turn&.signal unless @leader
         end
       end
@@ -90,7 +95,7 @@ class Counterfoil
       Thread.handle_interrupt(NEVER) do
         @mutex.synchronize do
           remove(batch)
-          @batches.unshift(batch) unless batch.is_done || batch.threads.zero?
+          @batches.unshift(batch) unless batch.is_done || batch.present.empty?
           batch.turn&.broadcast if batch.is_done
           @batches.first&.turn&.signal
           @leader = nil
@@ -98,7 +103,7 @@ class Counterfoil
       end
     end
 
-    # by identity: structs with the same members are equal
+    # by identity, too
     def remove(batch) = @batches.reject! { |other| other.equal?(batch) }
   end
 end

@@ -55,18 +55,18 @@ class Counterfoil
     def size = @in_flight + @sums.sum { |_, own| own.size }
 
     def start_thread
+      @at_exit ||= at_exit do # first, since an interrupt may follow
+        @is_over = true # blocks that were registered before run now
+        flush
+      rescue Error => error
+        warn("counterfoil: later: #{error.message}")
+      end
       @thread = Thread.new do
         loop do
           @mutex.synchronize { @waiting.wait(@mutex) while @sums.empty? }
           sleep(@every)
           sleep(PAUSE) if send_all.any?
         end
-      end
-      @at_exit ||= at_exit do
-        @is_over = true # blocks that were registered before run now
-        flush
-      rescue Error => error
-        warn("counterfoil: later: #{error.message}")
       end
     end
 
