@@ -41,7 +41,7 @@ impl Counterfoil {
         self.refuse_pending(&known).await?;
         let emptied = async {
             self.refuse_pending(&known).await?;
-            self.drop_bases(&known).await
+            self.drop_bases(&known, family).await
         };
         // from here on nothing is counted: Redis refuses the old callers, and the database the new
         // ones
@@ -76,12 +76,12 @@ impl Counterfoil {
 
     /// Deletes the cached counters of the family from Redis: with another number of partitions
     /// their homes differ. A reconciler with the old number may have restored it meanwhile, so each
-    /// must be saved.
-    async fn drop_bases(&self, family: &Family) -> Result<()> {
+    /// must be saved. A process with a former number may have left some in the new partitions.
+    async fn drop_bases(&self, before: &Family, family: &Family) -> Result<()> {
         if !family.is_cached() {
             return Ok(());
         }
-        for number in 0..family.partitions() {
+        for number in 0..before.partitions().max(family.partitions()) {
             let (partition, mut next) = (self.shared.partition(family, number), Some(0));
             while let Some(cursor) = next {
                 let (deleted, cursor) = partition.delete_any(cursor).await?;

@@ -297,6 +297,26 @@ async fn cached_counters_follow_their_partitions() {
     }
 }
 
+/// A process with the former number that was not stopped leaves a counter in a partition which the
+/// family gets again.
+#[tokio::test]
+async fn a_cached_counter_that_was_read_with_a_former_number_is_not_found_again() {
+    let pair = Pair::new().await;
+    let [of_7, of_1] = [7, 1].map(|partitions| votes().partitions(partitions));
+    let [seven, one] = [&of_7, &of_1].map(|votes| votes.clone().build().unwrap());
+    let id = &ids_of(&seven, 3, 1)[0];
+    let former = pair.open(of_7.clone()).await;
+    former.count(id, 1).await;
+    pair.drain().await;
+    let operator = pair.other().await;
+    operator.reconfigure(&one).await.unwrap();
+    assert_eq!(former.value(id).await, 1);
+    operator.opened(of_1).await.count(id, 1).await;
+    operator.drained().await;
+    operator.reconfigure(&seven).await.unwrap();
+    assert_eq!(pair.other().await.opened(of_7).await.value(id).await, 2);
+}
+
 #[tokio::test]
 async fn durability_and_bounds_change_at_any_time_and_nothing_else_does() {
     let pair = Pair::new().await;

@@ -95,18 +95,21 @@ pub(super) fn is_holder(registered: &Registered, holder: &[u8]) -> bool {
 
 /// Returns the error for a family that the database does not have under its number.
 pub(super) fn not_registered(Registered { family, number, .. }: &Registered) -> sqlx::Error {
-    let why = "it was removed or registered anew, or the database lost its registration";
+    let why = "it was removed or registered anew, its number of partitions was changed, or the database lost its registration";
     let what = format!("{family} is not registered as number {number}: {why}");
     sqlx::Error::Configuration(Error::mismatch(what).into())
 }
 
-/// Refuses a family that the database does not have under its number, and otherwise locks its row
-/// against a removal.
+/// Refuses a family that the database does not have under its number and with its partitions, and
+/// otherwise locks its row against a removal.
 pub(super) async fn refuse_unregistered(
     transaction: &mut Session,
     registered: &Registered,
 ) -> Result<(), sqlx::Error> {
-    let holder = Statement::new(holder_of("?")).bind(registered.number);
+    // a process with a former number of partitions does not see all hits
+    let holder = Statement::new(holder_of("? AND f.partitions = ?"));
+    let holder = holder.bind(registered.number);
+    let holder = holder.bind(registered.family.partitions);
     let holder: Vec<(Vec<u8>,)> = transaction.fetch(holder).await?;
     let mut holder = holder.iter();
     if holder.any(|(holder,)| is_holder(registered, holder)) {

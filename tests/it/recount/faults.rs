@@ -233,6 +233,36 @@ async fn a_run_that_was_taken_over_corrects_nothing() {
     assert!(new.end(&taken).await.unwrap() && !old.end(&begun).await.unwrap());
 }
 
+/// It does not see what waits in partitions that it does not know.
+#[tokio::test]
+async fn a_process_with_a_former_number_of_partitions_corrects_nothing() {
+    let pair = Pair::new().await;
+    let [of_1, of_7] = [1, 7].map(|partitions| family("saves").partitions(partitions));
+    let seven = of_7.clone().build().unwrap();
+    let id = ids_of(&seven, 3, 1).remove(0);
+    let former = pair.open(of_1).await;
+    let row = id.clone();
+    let source = Source::function(move |_| {
+        let rows = HashMap::from([(row.clone(), 5)]);
+        async { Ok(rows) }
+    });
+    let recount = pair.counterfoil.recount(&former).source(source);
+    let recount = recount.within(WITHIN);
+    let steps = recount.clone().steps().unwrap();
+    let run = steps.take().await.unwrap().unwrap();
+    let process = pair.other().await;
+    process.reconfigure(&seven).await.unwrap();
+    let saves = process.opened(of_7).await;
+    saves.count(&id, 5).await;
+    let before = steps.before(vec![id.clone()], None).await.unwrap();
+    let page = steps.count(before).await.unwrap();
+    let difference = steps.after(&page).await.unwrap();
+    let corrected = steps.settle(&run, &difference).await;
+    assert_eq!(saves.value(&id).await, 5);
+    refused(corrected, Mismatch, "number of partitions");
+    refused(recount.run_once().await, Mismatch, "number of partitions");
+}
+
 /// The correction of a cached counter is committed, and the reply to the commit is lost. The repeat
 /// changes nothing in the database.
 #[tokio::test]
