@@ -126,7 +126,9 @@ final class Session {
 
     /** Returns if the library of the application may have sent the call before it was refused. */
     private function mayFollowAnother(CounterfoilException $error): bool {
-        return $error->isTemporary && $error->reason !== 'no connection' && !$this->isOwn && $this->driver?->resends === true;
+        // a primary without replicas would know the call
+        $isProof = in_array($error->reason, ['no connection', 'NOREPLICAS'], true);
+        return $error->isTemporary && !$isProof && !$this->isOwn && $this->driver?->resends === true;
     }
 
     /** Returns the connection: a new one at first, after a failure, and in a forked process. */
