@@ -95,12 +95,13 @@ func protected[T any](run func() (T, error)) (result T, err error) {
 
 // The codes of lua/README.md, "Errors and lost replies".
 const (
-	passing       = " LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY "
-	refused       = " OOM MISCONF NOREPLICAS WRONGTYPE BADSTATE "
+	resent        = " LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY "
+	passing       = resent + " NOREPLICAS "
+	refused       = " OOM MISCONF WRONGTYPE BADSTATE "
 	misconfigured = " NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT "
 	moved         = " MOVED ASK "
-	connecting    = passing + " NOAUTH WRONGPASS " // may refuse a new connection after the call was sent over another one
-	ofOne         = " WRONGTYPE BADSTATE BADARG "  // may refuse a call because of a single item
+	connecting    = resent + " NOAUTH WRONGPASS " // may refuse a new connection after the call was sent over another one
+	ofOne         = " WRONGTYPE BADSTATE BADARG " // may refuse a call because of a single item
 )
 
 func in(codes, code string) bool { return strings.Contains(codes, " "+code+" ") }

@@ -5,12 +5,12 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import type { Redis } from './redis.js';
 import { type Bytes, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
 
-const TEMPORARY = /^(no reply|unreachable|LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|READONLY|MOVED|ASK)$/;
+const TEMPORARY = /^(no reply|unreachable|LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN|READONLY|MOVED|ASK)$/;
 /** Refusals over a new connection, which tell nothing about what the library may have sent over the one before. */
 const RESENT = /^(LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|READONLY|NOAUTH)$/;
 const MISCONFIGURED = /^(NOAUTH|BADARG|BADKEY|CROSSSLOT)$/;
 /** Not executed, and a repeat would be refused as well. A call that ended with any other code may be executed in part. */
-const REFUSED = /^(OOM|MISCONF|NOREPLICAS|WRONGTYPE|BADSTATE)$/;
+const REFUSED = /^(OOM|MISCONF|WRONGTYPE|BADSTATE)$/;
 
 /** The reply on a connection that Redis closes again. */
 const FULL = 'ERR max number of clients';

@@ -257,9 +257,11 @@ impl Stage {
         } else {
             self.site.redis.start_again().await;
         }
-        let mut room = redis::cmd("CONFIG");
-        room.arg("SET").arg("maxmemory").arg(0);
-        self.ask::<redis::Value>(&room).await;
+        for setting in ["maxmemory", "min-replicas-to-write"] {
+            let mut accept = redis::cmd("CONFIG");
+            accept.arg("SET").arg(setting).arg(0);
+            self.ask::<redis::Value>(&accept).await;
+        }
     }
 
     /// Brings an event about. Returns what goes on meanwhile.

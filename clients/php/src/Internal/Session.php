@@ -66,8 +66,9 @@ final class Session {
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, and another server may not be READONLY
                 $this->isBroken = $error->isTemporary;
-                // the library of the application may have sent it before it was refused
-                $mayFollowAnother = $call->isUnsure && $error->isTemporary && !$this->isOwn && $this->driver->resends;
+                // the library of the application may have sent it before it was refused; a primary without replicas would know it
+                $mayFollowAnother = $call->isUnsure && $error->isTemporary && $error->reason !== 'NOREPLICAS'
+                    && !$this->isOwn && $this->driver->resends;
                 $call->isUnsure = $wasUnsure || $error instanceof OutcomeUnknown || $mayFollowAnother;
             }
             if ($error->reason === 'NOSCRIPT' && $isSha) {

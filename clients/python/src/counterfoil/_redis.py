@@ -24,9 +24,11 @@ FAILURES: tuple[type[Exception], ...] = (redis.RedisError, redis.exceptions.Redi
 FAILURES += (asyncio.TimeoutError, OSError, AttributeError, LookupError, TypeError, ValueError)
 LOST = "no reply"
 NOT_SENT = "UNREACHABLE"
-REPEATED = {LOST, "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY", NOT_SENT}
-RESENT = REPEATED - {NOT_SENT} | {"NOAUTH"}  # refusals of what the library may have sent before
-NOT_COUNTED = {"OOM", "MISCONF", "NOREPLICAS", "WRONGTYPE", "BADSTATE"}
+REPEATED = {LOST, "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY"}
+REPEATED |= {"NOREPLICAS", NOT_SENT}
+# refusals of what the library may have sent before; a primary without replicas would know the call
+RESENT = REPEATED - {"NOREPLICAS", NOT_SENT} | {"NOAUTH"}
+NOT_COUNTED = {"OOM", "MISCONF", "WRONGTYPE", "BADSTATE"}
 MISCONFIGURED = {"NOAUTH", "BADARG", "BADKEY", "CROSSSLOT", "MOVED", "ASK"}
 # failures to connect: the second one is the reply on a connection that Redis closes again
 UNSENT = re.compile("connecting to|max number of clients reached")

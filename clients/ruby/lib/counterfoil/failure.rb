@@ -4,10 +4,10 @@ class Counterfoil
   # An exception of a Redis library, and what it proves about the call (lua/README.md, "Errors and lost replies").
   module Failure
     # a repeat may succeed
-    TEMPORARY = ["no reply", "unreachable", *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY MOVED ASK]].freeze
+    TEMPORARY = ["no reply", "unreachable", *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN NOREPLICAS TRYAGAIN READONLY MOVED ASK]].freeze
     # refusals of what a library may have sent over another connection before, which may have been executed
     RESENT = %w[LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY NOAUTH WRONGPASS].freeze
-    REFUSED = %w[OOM MISCONF NOREPLICAS WRONGTYPE BADSTATE].freeze
+    REFUSED = %w[OOM MISCONF WRONGTYPE BADSTATE].freeze
     MISCONFIGURED = %w[NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT MOVED].freeze
     CODES = [*TEMPORARY, *REFUSED, *MISCONFIGURED, "NOSCRIPT"].freeze
     # names, since an application loads only some of these libraries
