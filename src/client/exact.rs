@@ -95,7 +95,14 @@ impl Handle {
                 Round::Again => round % 10 == PATIENT,
                 Round::SetBack => true,
             };
-            if is_suspect && self.probe().await? > 0 {
+            if !is_suspect {
+                continue;
+            }
+            // a former primary may lack the last batches
+            if let Some(mysql) = self.shared.store.as_mysql() {
+                mysql.leave_replica().await?;
+            }
+            if self.probe().await? > 0 {
                 let what = format!(
                     "{family}: Redis was set back to an older state; the affected partitions were reset"
                 );

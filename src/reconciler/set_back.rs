@@ -1,7 +1,7 @@
-//! The detection of a Redis that was set back to an older state, and its new start
-//! (docs/protocol.md, section 3.9).
+//! The detection of a Redis that was set back to an older state, and its new start; and of a
+//! database that was (docs/protocol.md, section 3.9).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::connection::each;
@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::metrics;
 use crate::process::family::Opened;
 use crate::reconciler::flush::Flusher;
-use crate::scripts::buffered::{LastCut, last_cuts};
-use crate::store::{LedgerRow, Mark};
+use crate::scripts::buffered::{LastCut, Pending, last_cuts};
+use crate::store::{Batch, BatchId, LedgerRow, Mark, Progress};
 use crate::testing::ablation::{self, Guard};
 
 /// The number of families whose ledger one statement reads.
@@ -19,9 +19,9 @@ const FAMILIES: usize = 1_000;
 const PARTITIONS: usize = 500;
 
 impl Flusher {
-    /// Compares the ledger with Redis, and begins anew where Redis is behind. Reads the ledger
-    /// first, because everything in it was cut in Redis before. Returns the number of partitions
-    /// that began anew.
+    /// Compares the ledger with Redis, begins anew where Redis is behind, and completes the ledger
+    /// where it lacks what Redis has released. Reads the ledger first, because everything in it was
+    /// cut in Redis before. Returns the number of partitions that began anew.
     ///
     /// Families that the database has not registered yet are left out.
     #[tracing::instrument(level = "debug", skip_all, fields(families = families.len()))]
@@ -45,8 +45,13 @@ impl Flusher {
         let key = |row: LedgerRow| ((row.family, row.partition, row.incarnation), row.mark);
         let ledger = self.shared.store.ledger(&numbers).await?.into_iter();
         let marks: BTreeMap<_, _> = ledger.map(key).collect();
-        let mut partitions: Vec<_> = marks.keys().map(|key| (key.0, key.1)).collect();
-        partitions.dedup();
+        let all = by_number.iter().flat_map(|(family, opened)| {
+            let partitions = 0..opened.family.partitions();
+            partitions.map(|partition| (*family, partition))
+        });
+        // the ledger also has those from before a change of their number
+        let partitions: BTreeSet<_> = marks.keys().map(|key| (key.0, key.1)).chain(all).collect();
+        let partitions: Vec<_> = partitions.into_iter().collect();
         let read = async |some: &[(u64, u32)]| {
             let partition = |(family, number): &(u64, u32)| {
                 let opened = by_number[family];
@@ -56,20 +61,65 @@ impl Flusher {
             last_cuts(&self.redis, &some).await
         };
         let cuts = self.shared.by_group(&partitions, PARTITIONS, read).await?;
-        let behind = partitions.iter().zip(cuts.into_iter().flatten());
-        let behind = behind.filter(|((family, partition), cut)| {
-            let key = cut.incarnation.map(|it| (*family, *partition, it));
-            let mark = key.and_then(|key| marks.get(&key));
-            mark.is_some_and(|mark| is_behind(cut, mark))
-        });
-        let behind: Vec<_> = behind.collect();
+        let (mut behind, mut ahead) = (Vec::new(), Vec::new());
+        for (id, cut) in partitions.iter().zip(cuts.into_iter().flatten()) {
+            let Some(incarnation) = cut.incarnation else {
+                continue;
+            };
+            let mark = marks.get(&(id.0, id.1, incarnation));
+            if mark.is_some_and(|mark| is_behind(&cut, mark)) {
+                behind.push((id, cut));
+            } else if cut.seq > 0 && mark.is_none_or(|mark| lacks(mark, &cut)) {
+                ahead.push(id);
+            }
+        }
         let reset = async |((family, partition), cut): &(&(u64, u32), LastCut)| {
             self.begin_anew(by_number[family], *partition, *cut).await
         };
-        for outcome in each(&behind, reset).await {
+        let complete = async |(family, partition): &&(u64, u32)| {
+            self.complete(by_number[family], *partition).await
+        };
+        let mut outcomes = each(&behind, reset).await;
+        outcomes.extend(each(&ahead, complete).await);
+        for outcome in outcomes {
             outcome?;
         }
         Ok(behind.len())
+    }
+
+    /// Records the last batch of the partition as complete, if Redis has released it and the ledger
+    /// lacks it: the database was set back. Without the record, exact reads and recounts would wait
+    /// for the partition's next batch.
+    async fn complete(&self, opened: &Opened, partition: u32) -> Result<()> {
+        let own = self.partition(&opened.family, partition);
+        let Pending {
+            last, in_flight, ..
+        } = own.read(&["-"]).await?;
+        let family = opened.known().filter(|_| !in_flight);
+        let (Some(family), Some(incarnation), Some(nonce)) = (family, last.incarnation, last.nonce)
+        else {
+            return Ok(());
+        };
+        // the batch may be another database's, which took over this Redis
+        let home = self.shared.topology.home_of(partition);
+        let home = self.partition(&opened.family, home);
+        home.epochs(&opened.family, &family.database).await?;
+        let released = Batch {
+            family,
+            partition,
+            id: BatchId {
+                incarnation,
+                seq: last.seq,
+                nonce,
+            },
+            deltas: Vec::new(),
+        };
+        let applied = self.shared.store.apply(&[Arc::new(released)], None).await?;
+        if applied.progress == [Progress::Complete] {
+            let family = &opened.family;
+            tracing::error!(%family, partition, "the database was set back to an older state: hits that it had are lost");
+        }
+        Ok(())
     }
 
     /// Drops the partition's pending hits and starts a new incarnation, if its last cut is still
@@ -91,6 +141,11 @@ impl Flusher {
         }
         Ok(())
     }
+}
+
+/// Returns true if the ledger lacks the last cut, or a part of it.
+fn lacks(mark: &Mark, cut: &LastCut) -> bool {
+    mark.seq < cut.seq || (mark.seq == cut.seq && mark.position.is_some())
 }
 
 /// Returns true if Redis is behind the ledger of its incarnation.

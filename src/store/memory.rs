@@ -24,7 +24,7 @@ use crate::testing::ablation;
 /// reconfiguring families, rejects and recounts need MySQL.
 ///
 /// With a real Redis, begin with an empty one, or with a new namespace in each run of the tests:
-/// exact reads of what an earlier store received are an error.
+/// values lack what an earlier store received.
 ///
 /// ```no_run
 /// use counterfoil::{Counterfoil, Family, KeyType, MemoryStore, Outcome, Primary, Table};

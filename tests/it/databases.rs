@@ -53,6 +53,7 @@ async fn a_process_whose_redis_was_taken_over_is_refused() {
     assert_found(&findings, Severity::Error, &["family test/views: "]);
     other.drained().await;
     assert_eq!(others.stored(&["page"]).await.unwrap(), [Some(1)]);
+    refused(views.get("page").await, Mismatch, "go to");
 }
 
 /// Without the guard the hits of one process land in the database of the other, without an error.

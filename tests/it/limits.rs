@@ -115,6 +115,17 @@ async fn a_mysql_that_vanishes_is_replaced() {
 /// A MySQL fails over behind a name: the former primary still replies, and refuses writes.
 #[tokio::test]
 async fn a_mysql_that_refuses_writes_is_left() {
+    leaves_a_former_primary("").await;
+}
+
+/// To a user with further privileges it refuses nothing, and the new primary never has what is
+/// written there.
+#[tokio::test]
+async fn a_mysql_that_is_read_only_is_left_by_a_user_that_may_write_there() {
+    leaves_a_former_primary("; GRANT ALL ON *.* TO app@localhost").await;
+}
+
+async fn leaves_a_former_primary(more: &str) {
     let (redis, old, new) = (
         new_redis().await,
         MysqlServer::start().await,
@@ -123,6 +134,7 @@ async fn a_mysql_that_refuses_writes_is_left() {
     let (database, old_pool) = old.database("test").await;
     let (_, new_pool) = new.database("test").await;
     let app = format!("CREATE USER app@localhost; GRANT ALL ON {database}.* TO app@localhost");
+    let app = app + more;
     for pool in [&old_pool, &new_pool] {
         MysqlStore::new(pool.clone()).create_tables().await.unwrap();
         run_sql(pool, &app).await;
@@ -148,6 +160,7 @@ async fn a_mysql_that_refuses_writes_is_left() {
     };
     let (views, _votes, worker) = connect().await;
     let (_views, votes, _web) = connect().await;
+    let (shown, _votes, _page) = connect().await;
     // the new primary has replicated the families
     let replica = Counterfoil::new(
         new_redis().await.manager().await,
@@ -165,13 +178,15 @@ async fn a_mysql_that_refuses_writes_is_left() {
     run_sql(&old_pool, "SET GLOBAL read_only = 1").await;
     fs::remove_file(&name).unwrap();
     std::os::unix::fs::symlink(new.socket(), &name).unwrap();
-    // a process that reads, and one that writes
+    // a process that reads a row, and one that writes
     assert_eq!(votes.count("item", 1).await, 1);
     views.count("page", 1).await;
     let reconciler = worker.reconcile().await;
     let stored = "SELECT SUM(value) FROM counterfoil_values";
     let arrived = async || number(&new_pool, stored).await == Some(2);
     within(secs(5), eventually("both hits", arrived)).await;
+    // one that reads rows and ledger, which the former primary lacks
+    assert_eq!(shown.value("page").await, 1);
     reconciler.stop().await;
 }
 

@@ -142,7 +142,11 @@ async fn set_back_database(position: &str) {
         let back = format!("DELETE FROM {table}; INSERT INTO {table} SELECT * FROM backup_{table}");
         counted.site.sql(&back).await;
     }
-    let _daemon = counted.site.daemon().await;
+    // also without further hits
+    assert_eq!(counted.views.get("page").await.unwrap(), 10);
+    let daemon = counted.site.daemon().await;
+    let set_back = "the database was set back to an older state";
+    daemon.logs(&[set_back, "family=shop/votes"]).await;
     counted.count(2).await;
     counted.has_rows(12, 12).await;
     // the value of a cached counter follows its row at the counter's next save

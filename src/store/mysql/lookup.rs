@@ -114,8 +114,8 @@ pub fn value(family: &Registered, id: &str, digits: &str) -> Result<i64> {
     digits.parse().map_err(outside)
 }
 
-/// Refuses a server that accepts no writes, before a family of cached counters is opened.
-pub async fn refuse_replica(database: &Database) -> Result<()> {
+/// Leaves the connections to a server that accepts no writes, and refuses it if all lead there.
+pub async fn leave_replica(database: &Database) -> Result<()> {
     let select = Statement::new(format!("SELECT 2, {STATE} AS text"));
     let state = database.look_up(select, true).await;
     let _: Vec<(i64, String)> = state.map_err(store("read_only was not read"))?;

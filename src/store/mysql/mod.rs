@@ -165,11 +165,16 @@ impl MysqlStore {
         Ok(())
     }
 
+    /// Leaves the connections to a former primary, and refuses it if all lead there.
+    pub(crate) async fn leave_replica(&self) -> Result<()> {
+        lookup::leave_replica(&self.primary).await
+    }
+
     async fn register_with(&self, family: &Family, again: bool) -> Result<Registered> {
         self.ensure_tables().await?;
         self.target(family).await?;
         if family.is_cached() {
-            lookup::refuse_replica(&self.primary).await?;
+            self.leave_replica().await?;
         }
         families::register(&self.primary, family, again).await
     }

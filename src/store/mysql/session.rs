@@ -17,7 +17,7 @@ use super::fault::{self, store};
 use super::in_place::in_place;
 use super::state::{self, STATE};
 use super::statement::Statement;
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
 
 /// A row of a reply, mostly a tuple.
 pub trait Row: for<'r> FromRow<'r, MySqlRow> {}
@@ -149,7 +149,12 @@ impl Database {
         failed: impl Into<Cow<'static, str>>,
         work: W,
     ) -> Result<W::Output> {
-        self.run(work).await.map_err(store(failed))
+        let done = self.run(work).await.map_err(store(failed));
+        // for a transaction, a server that is read-only is one that is unavailable
+        done.map_err(|error| match error.kind() {
+            ErrorKind::Unsafe => error.with_kind(ErrorKind::Store),
+            _ => error,
+        })
     }
 
     /// Does the same, and returns the server's own error.
@@ -198,7 +203,8 @@ impl Database {
         loop {
             let mut transaction = self.tested().await?;
             transaction.is_open = true;
-            match transaction.learn(BEGIN, 3).await {
+            // a user with further privileges may write where read_only is set, also on a replica
+            match transaction.learn(BEGIN, 3, true).await {
                 Err(error) if passes_over(&error, &mut others) => {}
                 begun => return begun.map(|()| transaction),
             }
@@ -320,7 +326,7 @@ impl Session {
         learn: Learn,
     ) -> Result<Vec<MySqlRow>, sqlx::Error> {
         let Learn::FromRows { writes } = learn else {
-            self.learn("", 0).await?;
+            self.learn("", 0, false).await?;
             return self.rows(select).await;
         };
         let rows = self.rows(select).await?;
@@ -336,11 +342,16 @@ impl Session {
 
     /// Sends a packet of statements that return no rows, and learns the state of the session in the
     /// same round trip. A prepared statement would not show it.
-    async fn learn(&mut self, packet: &str, statements: u64) -> Result<(), sqlx::Error> {
+    async fn learn(
+        &mut self,
+        packet: &str,
+        statements: u64,
+        writes: bool,
+    ) -> Result<(), sqlx::Error> {
         let text = format!("{packet}SELECT {STATE}");
         let rows = self.packet(text, statements + 1).await?;
         match rows.first() {
-            Some(row) => self.check(row.try_get(0)?, false),
+            Some(row) => self.check(row.try_get(0)?, writes),
             None => Ok(()),
         }
     }

@@ -35,6 +35,42 @@ async fn on_own_mysql() -> (MysqlServer, Pair, BufferedCounters) {
     (mysql, pair, saves)
 }
 
+/// The counter's partition receives no further hit, and its row lacks what was counted since the
+/// backup: one flush, or all of them.
+#[tokio::test]
+async fn a_database_that_was_set_back_is_recounted() {
+    for before in [3, 0] {
+        let pair = Pair::new().await;
+        let saves = pair.open(family("saves")).await;
+        pair.sql("CREATE TABLE saves (user_id INT NOT NULL); INSERT INTO saves VALUES (1), (1), (1), (1)")
+            .await;
+        if before > 0 {
+            saves.count("1", before).await;
+            pair.drain().await;
+        }
+        const OWN: [&str; 2] = ["counterfoil_values", "counterfoil_ledger"];
+        for table in OWN {
+            let backup = format!("CREATE TABLE backup_{table} AS SELECT * FROM {table}");
+            pair.sql(&backup).await;
+        }
+        saves.count("1", 4 - before).await;
+        pair.drain().await;
+        for table in OWN {
+            let restore =
+                format!("DELETE FROM {table}; INSERT INTO {table} SELECT * FROM backup_{table}");
+            pair.sql(&restore).await;
+        }
+        assert_eq!(saves.value("1").await, before);
+        let recount = pair.recount(&saves).ids(RecountIds::Both);
+        let done = recount.run_once().await.unwrap();
+        assert_eq!((done.checked, done.raised), (1, 1), "{before}: {done:?}");
+        assert_eq!(saves.value("1").await, 4);
+        saves.count("1", 1).await;
+        pair.drain().await;
+        assert_eq!(pair.stored().await, 5);
+    }
+}
+
 /// Returns a source that finds this count for this id.
 fn found(id: &'static str, count: i64) -> Source {
     Source::function(move |_| async move { Ok(HashMap::from([(id.to_owned(), count)])) })
