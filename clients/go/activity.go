@@ -87,7 +87,7 @@ func (a *Activity) Now(ctx context.Context, page string) (views, visitors int64,
 		return 0, 0, err
 	}
 	for stripe := uint32(0); stripe < e.Stripes; {
-		now, layers := a.client.now()/e.Layer, e.Window/e.Layer
+		sent, now, layers := time.Now(), a.client.now()/e.Layer, e.Window/e.Layer
 		script, args := "activity_now", []any{"", e.Layer, layers}
 		if e.isEstimated() {
 			script, args = "activity_now_hll", append(args, now)
@@ -98,7 +98,7 @@ func (a *Activity) Now(ctx context.Context, page string) (views, visitors int64,
 		case err != nil:
 			return 0, 0, err
 		case words[0] == "OUTSIDE": // the server's clock is another one
-			a.client.setClock(words[1])
+			a.client.setClock(words[1], sent)
 		default:
 			views, visitors, stripe = views+number(words[1]), visitors+number(words[2]), stripe+1
 		}

@@ -234,6 +234,7 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	} else {
 		c.step()
 	}
+	sent := time.Now()
 	r := &request{script: f.script, keys: f.keys(q.home, "calls", "calls_before")}
 	r.args = append(r.args, c.name, c.n, epoch, r)
 	r.args = append(r.args, f.head(f, e)...)
@@ -257,7 +258,7 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	isOnly, failure := r.sent > 0 && r.lost == 0, err.(*Error)
 	switch status {
 	case "OUTSIDE":
-		f.client.setClock(words[1])
+		f.client.setClock(words[1], sent)
 	case "EXPIRED":
 		f.epochs.Delete(q.home)
 	}

@@ -164,8 +164,8 @@ func sleep(ctx context.Context, pause time.Duration) bool {
 // now returns the server's time, as far as it is known, in Unix milliseconds.
 func (c *Client) now() int64 { return time.Now().UnixMilli() + c.skew.Load() }
 
-// setClock learns the server's time, in Unix milliseconds.
-func (c *Client) setClock(now any) { c.skew.Store(number(now) - time.Now().UnixMilli()) }
+// setClock learns the server's time, in Unix milliseconds, from a call that was sent then: the next one takes as long.
+func (c *Client) setClock(now any, sent time.Time) { c.skew.Store(number(now) - sent.UnixMilli()) }
 
 // number reads a number of a reply, which is a string beyond 2^53.
 func number(word any) int64 {

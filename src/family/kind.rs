@@ -1,5 +1,6 @@
 //! The kinds of families, and all that depends on them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -184,13 +185,10 @@ impl Family {
                 bounds.filter_map(given).collect::<Vec<_>>().join(", ")
             }
             Kind::Series(series) => {
-                let kept: Vec<_> = series.kept().map(|it| it.precision.to_string()).collect();
-                let is_local = |window: &Window| !matches!(window.precision, Precision::Seconds(_));
-                let zone = if series.windows.iter().any(is_local) {
-                    series.calendar.name()
-                } else {
-                    ""
-                };
+                // windows may change, also in their order
+                let kept: BTreeSet<_> = series.kept().map(|it| it.precision).collect();
+                let kept: Vec<_> = kept.iter().map(Precision::to_string).collect();
+                let zone = series.calendar.name();
                 format!("keeps {:?} zone {zone:?}", kept.join(" "))
             }
             Kind::Activity(sliding) => format!(

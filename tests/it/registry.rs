@@ -473,3 +473,21 @@ async fn a_family_that_the_database_lost_is_registered_again() {
     process.drained().await;
     assert_eq!(values("views").await, 4);
 }
+
+#[tokio::test]
+async fn windows_change_with_a_deploy() {
+    let pair = Pair::new().await;
+    let hits = |windows: &[Precision]| {
+        let windows = windows.iter().map(|precision| (*precision, 9));
+        let hits = Family::series("test", "hits").windows(windows);
+        hits.keep([Precision::MINUTE, Precision::HOUR])
+    };
+    let before = pair.open(hits(&[Precision::MINUTE, Precision::HOUR])).await;
+    before.count("page", 1).await;
+    let other = pair.other().await;
+    let after = [Precision::Day, Precision::HOUR, Precision::MINUTE];
+    let after = other.opened(hits(&after)).await;
+    after.count("page", 1).await;
+    let day = after.get("page", Precision::Day).await.unwrap();
+    assert_eq!(day.last().map(|slice| slice.count), Some(1));
+}

@@ -1,5 +1,5 @@
 // Package tests tests the installed package on a Redis and a daemon with these families in COUNTERFOIL_TEST_NAMESPACE: views,
-// wide, votes (0 to 1000), hits, readers, readers_hll and daily.
+// wide, votes (0 to 1000), hits, readers, readers_hll, readers_short and daily.
 package tests
 
 import (
@@ -206,6 +206,24 @@ func TestManyLostRequestsAndReplies(t *testing.T) {
 	}
 	all.Wait()
 	equal(t, exact(t, id), 160)
+}
+
+func TestTheWayToRedisTakesLongerThanALayer(t *testing.T) {
+	p, id := startProxy(t), newID()
+	p.set(func() fate {
+		time.Sleep(250 * time.Millisecond)
+		return pass
+	})
+	client := redis.NewClient(&redis.Options{Addr: p.socket}) // waits longer than those of other tests
+	defer client.Close()
+	readers, err := with(t, client, counterfoil.Options{RetryFor: 5 * time.Second}).Activity("readers_short")
+	must(t, err)
+	for i := int64(1); i <= 3; i++ {
+		must(t, readers.Touch(ctx, id, "visitor"))
+		views, _, err := readers.Now(ctx, id)
+		must(t, err)
+		equal(t, views, i)
+	}
 }
 
 func TestWithoutAReplyTheOutcomeIsUnknown(t *testing.T) {

@@ -9,7 +9,8 @@ const formats = new Map<string, Intl.DateTimeFormat>();
  */
 export function slice(label: string, zone: string | undefined, at: number) {
   const length = parseInt(label, 10);
-  if (length) return { start: at - (at % length), end: at - (at % length) + length, name: '*' };
+  const fixed = Math.floor(at / length) * length;
+  if (length) return { start: fixed, end: fixed + length, name: '*' };
   const date = new Date(shown(zone, at) * 1000);
   const [year, month, day] = [date.getUTCFullYear(), date.getUTCMonth(), label === 'day' ? date.getUTCDate() : 1];
   const first = Date.UTC(year, month, day);

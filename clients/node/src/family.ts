@@ -78,7 +78,8 @@ export class Family {
         throw new (lost ? OutcomeUnknown : Misconfigured)('MISMATCH', `${this.name} has ${partitions} partitions now, not ${of}`);
       }
       const caller = (!work && callers.pop()) || { name: work?.name ?? uniqueName(), n: 0 };
-      const call = build(settings, performance.now() + ahead);
+      const sentAt = performance.now();
+      const call = build(settings, sentAt + ahead);
       if (counts) {
         caller.n += work ? 1 : randomStep();
         call.keys = [...fence, ...call.keys];
@@ -90,7 +91,7 @@ export class Family {
       if (!work && status !== 'PASSED' && caller.n <= MAX_N - MAX_STEP) callers.push(caller);
       if (status === 'OK' || status === 'DUP') return reply;
       if (status === 'EXPIRED') this.epochs.delete(home);
-      if (status === 'OUTSIDE') ahead = Number(reply.words[0]) - performance.now();
+      if (status === 'OUTSIDE') ahead = Number(reply.words[0]) - sentAt; // the next one takes as long
       const isEnded = status === 'EXPIRED' && (work || (redis.closeOwn && !isRepeat));
       const isHarmless = isEnded || (status === 'OUTSIDE' && !isRepeat);
       if (!isHarmless || attempt === ATTEMPTS) throw new OutcomeUnknown(status, UNKNOWN);

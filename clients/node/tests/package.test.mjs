@@ -44,6 +44,7 @@ test('slices of days and months are those of Rust', () => {
   const { start, end, name } = slice('month', 'Europe/Berlin', noon('2014-03-15'));
   assert.deepEqual([(end - start) / 3600, name], [31 * 24 - 1, '2014-03-01']);
   assert.deepEqual(slice('60s', 'Europe/Berlin', 125), { start: 120, end: 180, name: '*' });
+  assert.deepEqual(starts('31536000s', undefined, 3, 31536000), [-31536000, 0, 31536000], 'a window begins before 1970');
   const days = starts('day', 'America/Sao_Paulo', 400, noon('2018-12-01'));
   assert.ok(days.every((day, i) => i === 0 || [23, 24, 25].includes((day - days[i - 1]) / 3600)));
   assert.throws(() => slice('day', 'Mars/Olympus', 0), { name: 'Misconfigured', reason: 'TIMEZONE' });

@@ -90,8 +90,12 @@ final class Series extends Family {
         return self::midnight((new DateTimeImmutable("@$now"))->setTimezone($zone));
     }
 
-    /** Returns when the day begins, the first time if clocks show midnight twice: setTime may return the second. */
+    /** Returns when the day begins, the first time if clocks show midnight twice: PHP may return the second. */
     private static function midnight(DateTimeImmutable $time): DateTimeImmutable {
-        return new DateTimeImmutable($time->format('Y-m-d'), $time->getTimezone());
+        $midnight = new DateTimeImmutable($time->format('Y-m-d'), $time->getTimezone());
+        $at = $midnight->getTimestamp();
+        $at += $midnight->getOffset() - $midnight->setTimestamp($at - 86_400)->getOffset();
+        $first = (new DateTimeImmutable("@$at"))->setTimezone($time->getTimezone());
+        return $first->format('Y-m-d H:i') === $midnight->format('Y-m-d H:i') ? $first : $midnight;
     }
 }

@@ -595,6 +595,7 @@ return [
         same(31 * 24 + 1, $hours('Europe/Berlin', 'month', '2026-10-25T12:00:00Z'));
         same(23, $hours('Africa/Cairo', 'day', '2024-04-26T12:00:00Z'), 'its clocks skip midnight');
         same(25, $hours('America/Havana', 'day', '2025-11-02T12:00:00Z'), 'its clocks show midnight twice');
+        same(25, $hours('Asia/Amman', 'day', '2021-10-29T12:00:00Z'), 'likewise, east of UTC');
         $summer = strtotime('2025-07-01T12:00:00Z');
         same(strtotime('2025-06-30T22:00:00Z'), $start(['time_zone' => 'CET'], 'day', $summer), 'no abbreviation');
         fails(Misconfigured::class, 'time zone', fn() => $start(['time_zone' => 'Mars/Olympus'], 'day', $summer));

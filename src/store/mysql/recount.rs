@@ -265,7 +265,7 @@ impl UnitOfWork for Begin {
         // if two processes begin a run, the second waits here and finds the first one's run
         const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
         const LAST: &str = "SELECT run, holder, finished_at IS NOT NULL, \
-             TIMESTAMPDIFF(MICROSECOND, started_at, CURRENT_TIMESTAMP(3)), \
+             ABS(TIMESTAMPDIFF(MICROSECOND, started_at, CURRENT_TIMESTAMP(3))), \
              ABS(TIMESTAMPDIFF(MICROSECOND, touched_at, CURRENT_TIMESTAMP(3))), from_source, last_id, \
              checked, drifted FROM counterfoil_recounts WHERE family = ? ORDER BY run DESC LIMIT 1 FOR UPDATE";
         const TAKE: &str = "UPDATE counterfoil_recounts SET holder = ?, touched_at = CURRENT_TIMESTAMP(3) \
@@ -280,7 +280,8 @@ impl UnitOfWork for Begin {
             checked: 0,
             drifted: 0,
         };
-        let age = |us: i64| Duration::from_micros(us.max(0).unsigned_abs());
+        // a clock that stepped makes a run look old: an early run or takeover costs only work
+        let age = |us: i64| Duration::from_micros(us.unsigned_abs());
         let mut write = INSERT;
         let by_family = |text| Statement::new(text).bind(self.family.number);
         transaction.fetch::<()>(by_family(LOCK)).await?;
@@ -306,7 +307,6 @@ impl UnitOfWork for Begin {
                 }
                 run.number = last + 1;
             } else {
-                // a clock that stepped makes a run look old: an early takeover costs only work
                 if holder != 0 && age(touched) < self.lease {
                     return Ok(Begun::Held);
                 }

@@ -483,6 +483,22 @@ async fn it_runs_again_and_again_in_one_of_several_processes() {
     assert_eq!(pair.number(close).await, 0, "{runs} runs");
 }
 
+/// The database's clock stepped back by a day.
+#[tokio::test]
+async fn a_run_that_began_in_the_future_does_not_delay_the_next_one() {
+    let (pair, saves) = drained(|_| 1).await;
+    let every = millis(200);
+    let recounter = pair.recount(&saves).every(every..=every).start().unwrap();
+    let rows = async || values(&saves).await == ROWS;
+    eventually("the correction", rows).await;
+    pair.sql("UPDATE counterfoil_recounts SET started_at = started_at + INTERVAL 1 DAY")
+        .await;
+    saves.count("7", 5).await;
+    pair.drain().await;
+    eventually("the next correction", rows).await;
+    recounter.shutdown().await.unwrap();
+}
+
 #[tokio::test]
 async fn what_is_missing_or_not_allowed_is_named() {
     let (pair, saves) = stage(|_| 0).await;

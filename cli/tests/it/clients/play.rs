@@ -107,7 +107,10 @@ impl Play<'_> {
         });
         let mut environment = vec![];
         if self.scenario.needs.contains(&Need::Clock) {
-            self.set_clock(0);
+            // a restart keeps it
+            if !self.clock().exists() {
+                self.set_clock(0);
+            }
             let library = faketime().ok_or("no libfaketime")?;
             for (name, value) in [
                 ("LD_PRELOAD", library.display().to_string()),
@@ -226,7 +229,7 @@ impl Play<'_> {
         let kind = match family {
             "votes" => "cached",
             "hits" => "series",
-            "readers" | "readers_hll" => "activity",
+            "readers" | "readers_hll" | "readers_short" => "activity",
             "daily" => "visitors",
             _ => "buffered",
         };

@@ -148,8 +148,9 @@ class Channel:
     def server_time(self) -> float:
         return time.monotonic() + self._clock
 
-    def server_is_at(self, now_ms: bytes) -> None:
-        self._clock = int(now_ms) / 1000 - time.monotonic()
+    def server_is_at(self, now_ms: bytes, sent: float) -> None:
+        """Learns the server's time from a call that was `sent` then: the next one takes as long."""
+        self._clock = int(now_ms) / 1000 - sent
 
     async def known(self, deadline: float = 0) -> Any:
         """The last description of the family, or the error if there is none."""
@@ -313,6 +314,7 @@ class Channel:
         for entry in queue.batch:
             parts.setdefault(entry.partition, []).append(entry.change)
         while True:
+            sent = time.monotonic()
             queue.call = queue.call or self._call(queue, parts, await self.describe(queue.home, deadline))
             status, words, was_lost = await self.send(queue.call, deadline, was_interrupted)
             if status in (b"OK", b"DUP"):
@@ -320,7 +322,7 @@ class Channel:
             if status == b"EXPIRED":
                 self.descriptions.pop(queue.home, None)
             elif status == b"OUTSIDE":
-                self.server_is_at(words[0])
+                self.server_is_at(words[0], sent)
             # the only send, and nothing was done
             is_first = not was_lost and (self.client.is_own or status == b"OUTSIDE")
             if status == b"PASSED" or not is_first or time.monotonic() > deadline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from datetime import date
 from typing import Any, NamedTuple
@@ -72,6 +73,7 @@ class ActivityCounters(Family[D]):
 
     async def _read(self, settings: dict[str, Any], page: str, places: list[tuple[int, int]]) -> list[int]:
         while True:
+            sent = time.monotonic()
             layer, layers = self._layers(settings)
             script, args = "activity_now", ["", settings["layer"], layers]
             kinds = ["views", "visitors"]
@@ -84,7 +86,7 @@ class ActivityCounters(Family[D]):
             status, *counts = await self.channel.read(script, keys, args)
             if status == b"OK":
                 return counts
-            self.channel.server_is_at(counts[0])
+            self.channel.server_is_at(counts[0], sent)
 
 
 class Visitors(ExactValues[D]):
