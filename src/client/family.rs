@@ -220,8 +220,8 @@ impl FamilyBuilder<Series> {
     /// Sets the precisions, each with its number of slices in Redis, including the current one: 1
     /// to [`Family::MAX_SLICES`]. Defaults to [`Precision::DEFAULT`] with 120 each. Redis keeps up
     /// to 512 slices in a compact list; more take several times the memory. Windows may change with
-    /// a deploy; while old and new processes run, Redis holds the shorter one. If there are days or
-    /// months is fixed for the life of the family, as their time zone is.
+    /// a deploy; while old and new processes run, Redis holds the shorter one. The time zone is
+    /// fixed for the life of the family, even without days and months.
     pub fn windows(mut self, windows: impl IntoIterator<Item = (Precision, u32)>) -> Self {
         self.settings.windows = Some(windows.into_iter().collect());
         self
