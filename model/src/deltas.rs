@@ -1,5 +1,5 @@
-//! The path of a delta: buffer, batch, ledger and row, exact reads on the way, and a Redis that was
-//! set back.
+//! The path of a delta: buffer, batch, ledger and row, exact reads on the way, and a Redis or a
+//! database that was set back.
 //!
 //! Each hit counts on a counter of its own, so the number of a hit is also the id by which a batch
 //! is sorted.
@@ -33,7 +33,9 @@ pub struct Deltas {
     pub database_first: bool,
     /// The reader may ask a replica of the database, which lags.
     pub replica: bool,
-    /// A reconciler probes for a Redis that was set back.
+    /// The number of times that the replica takes the place of the database.
+    pub failovers: u8,
+    /// A reconciler probes for a Redis or a database that was set back.
     pub probe: bool,
     /// The guard that is left out.
     pub mistake: Option<Mistake>,
@@ -70,6 +72,8 @@ pub enum Mistake {
     BeginAnewUnconditionally,
     /// A partition begins anew but keeps its epoch.
     KeepEpoch,
+    /// The probe completes the ledger although the batch is still in Redis.
+    CompleteInFlight,
     /// A reader treats a batch that is partly applied as applied.
     ReadPartAsWhole,
     /// A reader treats a batch that is partly applied as not applied.
@@ -98,17 +102,21 @@ pub struct State {
     replica: Database,
     workers: Vec<Worker>,
     probe: Option<(Name, LedgerRow)>,
+    /// The batch that the probe found released, and not in the ledger.
+    released: Option<BatchId>,
     reader: Reader,
     /// The calls made so far; each executes once in Redis and is acknowledged at once.
     calls: u8,
     /// The calls that may arrive again, with the epoch that they name.
     repeats: BTreeMap<Hit, Name>,
-    /// The hits that a crash took from Redis before they were stored.
+    /// The hits that a crash took from Redis before they were stored, or a failover from the
+    /// database.
     lost: Hits,
     /// The hits that were reported as dropped when the partition began anew, and were not stored
     /// then.
     dropped: Hits,
     crashes: u8,
+    failovers: u8,
     /// The last name that was given out.
     names: Name,
     wrong: Wrong,
@@ -169,6 +177,7 @@ enum Reader {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Wrong {
     dropped_without_proof: bool,
+    completed_without_failover: bool,
     read_misses: bool,
     read_repeats: bool,
 }
@@ -190,6 +199,8 @@ pub enum Step {
     ProbeReadsLedger,
     /// The probe reads Redis and compares.
     ProbeReadsRedis,
+    /// The probe applies an empty batch in place of one that was released.
+    ProbeCompletes,
     /// The reader reads the rows and the ledger before Redis.
     ReaderAsksDatabaseFirst,
     /// The reader reads what is pending.
@@ -200,6 +211,8 @@ pub enum Step {
     ReaderAsksReplica,
     /// The replica receives everything that the database has.
     Replicate,
+    /// The replica takes the place of the database.
+    FailOver,
     /// The reader checks the incarnation again.
     ReaderChecksIncarnation,
     /// A worker renames the buffer to a batch.
@@ -231,6 +244,7 @@ impl Deltas {
             reader: true,
             database_first: false,
             replica: false,
+            failovers: 0,
             probe: true,
             mistake: None,
         }
@@ -301,6 +315,7 @@ impl Deltas {
             .union(before.without(state.database.rows))
             .without(after);
         state.dropped = state.dropped.without(after);
+        state.lost = state.lost.union(state.reported());
         state.crashes += 1;
     }
 
@@ -310,7 +325,9 @@ impl Deltas {
             return;
         }
         let pending = state.redis.pending();
-        let proven = state.database.ledger.proves_set_back(state.redis.last_cut);
+        // a failover may take the proof away
+        let proven =
+            state.failovers > 0 || state.database.ledger.proves_set_back(state.redis.last_cut);
         state.wrong.dropped_without_proof |= !pending.is_empty() && !proven;
         state.dropped = state.dropped.union(pending.without(state.database.rows));
         let last_cut = BatchId {
@@ -342,7 +359,12 @@ impl Deltas {
                 .is_none_or(|position| !self.makes(Mistake::IgnorePosition) && *hit <= position),
             _ => false,
         };
-        let to_add: Vec<Hit> = left.iter().filter(|hit| !is_stored(hit)).collect();
+        let unapplied = if self.makes(Mistake::IgnoreLedger) {
+            left
+        } else {
+            batch
+        };
+        let to_add: Vec<Hit> = unapplied.iter().filter(|hit| !is_stored(hit)).collect();
         let part = if self.parts {
             &to_add[..to_add.len().min(1)]
         } else {
@@ -367,6 +389,26 @@ impl Deltas {
         } else {
             Worker::Fetched { id, batch, left }
         };
+    }
+
+    /// The database loses what the replica lacks.
+    fn fail_over(state: &mut State) {
+        let before = std::mem::replace(&mut state.database, state.replica.clone());
+        let lost = before.rows.without(state.database.rows);
+        state.lost = state.lost.union(lost.without(state.redis.pending()));
+        state.failovers += 1;
+    }
+
+    /// Completes the ledger for a batch that Redis has released, and reports its hits as lost.
+    fn complete(state: &mut State, id: BatchId) {
+        let row = state.database.ledger.row(id.incarnation);
+        let is_complete = row.verdict(id) == Verdict::Same && row.position.is_none();
+        if is_complete || row.verdict(id) == Verdict::Behind {
+            return;
+        }
+        state.database.ledger.advance(id, None);
+        state.wrong.completed_without_failover |= state.failovers == 0;
+        state.lost = state.lost.union(state.reported());
     }
 
     /// Returns whether the reader may ask the replica: a copy without the incarnation's row lacks
@@ -478,6 +520,13 @@ impl State {
             .fold(self.redis.buffer, |sum, hit| sum + hit)
     }
 
+    /// Returns the hits in Redis that were reported as lost when the ledger was completed: Redis
+    /// was set back since, too.
+    fn reported(&self) -> Hits {
+        let batch = self.redis.batch.unwrap_or_default();
+        batch.without(self.not_stored()).without(self.database.rows)
+    }
+
     fn acknowledged(&self) -> Hits {
         Hits::first(self.calls)
             .without(self.lost)
@@ -509,12 +558,14 @@ impl Model for Deltas {
             replica: Database::default(),
             workers: vec![Worker::Idle; self.workers],
             probe: None,
+            released: None,
             reader: Reader::Idle,
             calls: 0,
             repeats: BTreeMap::new(),
             lost: Hits::default(),
             dropped: Hits::default(),
             crashes: 0,
+            failovers: 0,
             names: 0,
             wrong: Wrong::default(),
         }]
@@ -535,16 +586,22 @@ impl Model for Deltas {
             steps.push(Step::Crash);
         }
         if self.probe {
-            match state.probe {
-                Some(_) => steps.push(Step::ProbeReadsRedis),
-                None if state.database.ledger.has_row(redis.last_cut.incarnation) => {
+            match (state.probe, state.released) {
+                (_, Some(_)) => steps.push(Step::ProbeCompletes),
+                (Some(_), _) => steps.push(Step::ProbeReadsRedis),
+                _ if redis.last_cut.seq > 0
+                    || state.database.ledger.has_row(redis.last_cut.incarnation) =>
+                {
                     steps.push(Step::ProbeReadsLedger)
                 }
-                None => {}
+                _ => {}
             }
         }
         if self.replica && state.replica != state.database {
             steps.push(Step::Replicate);
+            if state.failovers < self.failovers {
+                steps.push(Step::FailOver);
+            }
         }
         if self.may_ask_replica(state) {
             steps.push(Step::ReaderAsksReplica);
@@ -618,10 +675,21 @@ impl Model for Deltas {
             Step::ProbeReadsRedis => {
                 let (incarnation, row) = state.probe.take()?;
                 let last_cut = state.redis.last_cut;
-                if last_cut.incarnation == incarnation && row.proves_set_back(last_cut) {
-                    self.begin_anew(&mut state, last_cut);
+                let is_released =
+                    state.redis.batch.is_none() || self.makes(Mistake::CompleteInFlight);
+                if last_cut.incarnation == incarnation {
+                    if row.proves_set_back(last_cut) {
+                        self.begin_anew(&mut state, last_cut);
+                    } else if is_released && row.lacks(last_cut) {
+                        state.released = Some(last_cut);
+                    }
                 }
             }
+            Step::ProbeCompletes => {
+                let id = state.released.take()?;
+                Self::complete(&mut state, id);
+            }
+            Step::FailOver => Self::fail_over(&mut state),
             Step::ReaderAsksDatabaseFirst => {
                 state.reader = Reader::AskedDatabaseFirst {
                     incarnation: state.redis.last_cut.incarnation,
@@ -688,7 +756,11 @@ impl Model for Deltas {
                     id.nonce = state.redis.last_cut.nonce;
                 }
                 if state.redis.last_cut == id {
-                    state.redis.batch = None;
+                    let batch = state.redis.batch.take().unwrap_or_default();
+                    // a failover after its last part
+                    if state.failovers > 0 {
+                        state.lost = state.lost.union(batch.without(state.database.rows));
+                    }
                 }
             }
             Step::WorkerDies(worker) => state.workers[worker] = Worker::Idle,
@@ -722,6 +794,10 @@ impl Model for Deltas {
             Property::always(
                 "nothing is dropped without proof that Redis was set back",
                 |_, state: &State| !state.wrong.dropped_without_proof,
+            ),
+            Property::always(
+                "the probe completes only the ledger of a database that was set back",
+                |_, state: &State| !state.wrong.completed_without_failover,
             ),
             Property::sometimes(
                 "everything is stored at the end",
@@ -831,7 +907,18 @@ impl Model for Deltas {
                 },
             ));
         }
-        if self.replica {
+        if self.failovers > 0 {
+            properties.push(Property::sometimes(
+                "the probe finds that the database was set back",
+                |_, state: &State| {
+                    state.released.is_some_and(|id| {
+                        let row = state.database.ledger.row(id.incarnation);
+                        row.lacks(id) && !state.lost.is_empty()
+                    })
+                },
+            ));
+        }
+        if self.replica && self.reader {
             properties.push(Property::sometimes(
                 "a reader asks a replica that lacks the last batch",
                 |model: &Self, state: &State| match state.reader {

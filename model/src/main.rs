@@ -130,6 +130,14 @@ fn cases() -> Vec<Case> {
             },
         ),
         case(
+            "deltas, last fsync, a failover of the database",
+            Deltas {
+                replica: true,
+                failovers: 1,
+                ..last_fsync.clone()
+            },
+        ),
+        case(
             "deltas, emptied, a replica",
             Deltas {
                 replica: true,
@@ -151,6 +159,15 @@ fn cases() -> Vec<Case> {
             },
         ),
         case("deltas, set back", set_back.clone()),
+        case(
+            "deltas, set back, a failover of the database",
+            Deltas {
+                replica: true,
+                failovers: 1,
+                reader: false,
+                ..set_back.clone()
+            },
+        ),
         case(
             "deltas, set back, 2 crashes",
             Deltas {

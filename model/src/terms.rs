@@ -229,6 +229,11 @@ impl LedgerRow {
         last_cut.seq < self.seq || (last_cut.seq == self.seq && last_cut.nonce != self.nonce)
     }
 
+    /// Returns whether the row lacks the last cut that Redis remembers, or a part of it.
+    pub fn lacks(self, last_cut: BatchId) -> bool {
+        self.seq < last_cut.seq || (self.seq == last_cut.seq && self.position.is_some())
+    }
+
     /// Returns whether the row says that the database contains the part of `batch` that is `hit`.
     pub fn has_stored(self, batch: BatchId, hit: Hit) -> bool {
         match self.verdict(batch) {

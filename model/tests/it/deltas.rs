@@ -53,6 +53,18 @@ fn a_redis_that_is_set_back() {
     });
 }
 
+#[test]
+fn a_database_that_is_set_back() {
+    for crash in [Crash::ToLastFsync, Crash::SetBack] {
+        passes(Deltas {
+            replica: true,
+            failovers: 1,
+            reader: crash == Crash::ToLastFsync,
+            ..Deltas::new(crash)
+        });
+    }
+}
+
 /// The first hit may bring the incarnation if Redis is never set back.
 #[test]
 fn an_unconfigured_partition() {
@@ -181,6 +193,18 @@ fn a_partition_that_begins_anew_ends_its_epoch() {
         ..set_back()
     };
     breaks(model, "no hit is stored twice");
+}
+
+#[test]
+fn the_ledger_is_completed_once_the_batch_was_released() {
+    let mistake = Some(Mistake::CompleteInFlight);
+    breaks(
+        Deltas {
+            mistake,
+            ..last_fsync()
+        },
+        "the probe completes only the ledger of a database that was set back",
+    );
 }
 
 #[test]
