@@ -496,7 +496,7 @@ async fn the_statements_of_many_tables_stay_prepared() {
     for seq in 1..=3 {
         for family in &families {
             let one = batch(family, 0, seq, [("1", 1)]);
-            store.apply(&[one.clone()], None).await.unwrap();
+            store.apply(std::slice::from_ref(&one), None).await.unwrap();
             store.rows(family, &["1"]).await.unwrap();
             let ledger = [(0, one.id.incarnation)];
             let read = store.read(family, &["1"], &ledger, ReadFrom::Primary).await;
