@@ -402,8 +402,7 @@ impl Deltas {
     /// Completes the ledger for a batch that Redis has released, and reports its hits as lost.
     fn complete(state: &mut State, id: BatchId) {
         let row = state.database.ledger.row(id.incarnation);
-        let is_complete = row.verdict(id) == Verdict::Same && row.position.is_none();
-        if is_complete || row.verdict(id) == Verdict::Behind {
+        if !row.lacks(id) || row.verdict(id) == Verdict::Behind {
             return;
         }
         state.database.ledger.advance(id, None);
@@ -473,7 +472,7 @@ impl Deltas {
         let is_before = row.seq + 1 == last_cut.seq && row.position.is_none();
         let is_behind = match batch {
             Some(_) => row.seq < last_cut.seq && !is_before,
-            None => row.seq < last_cut.seq || row.seq == last_cut.seq && row.position.is_some(),
+            None => row.lacks(last_cut),
         };
         let is_behind = is_behind && !self.makes(Mistake::ReadReplicaBehind);
         state.reader = Reader::Idle;

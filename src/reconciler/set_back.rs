@@ -66,10 +66,11 @@ impl Flusher {
             let Some(incarnation) = cut.incarnation else {
                 continue;
             };
-            let mark = marks.get(&(id.0, id.1, incarnation));
-            if mark.is_some_and(|mark| is_behind(&cut, mark)) {
+            let mark = marks.get(&(id.0, id.1, incarnation)).cloned();
+            let mark = mark.unwrap_or_default();
+            if is_behind(&cut, &mark) {
                 behind.push((id, cut));
-            } else if cut.seq > 0 && mark.is_none_or(|mark| lacks(mark, &cut)) {
+            } else if lacks(&mark, &cut) {
                 ahead.push(id);
             }
         }

@@ -133,8 +133,8 @@ async fn leaves_a_former_primary(more: &str) {
     );
     let (database, old_pool) = old.database("test").await;
     let (_, new_pool) = new.database("test").await;
-    let app = format!("CREATE USER app@localhost; GRANT ALL ON {database}.* TO app@localhost");
-    let app = app + more;
+    let app =
+        format!("CREATE USER app@localhost; GRANT ALL ON {database}.* TO app@localhost{more}");
     for pool in [&old_pool, &new_pool] {
         MysqlStore::new(pool.clone()).create_tables().await.unwrap();
         run_sql(pool, &app).await;
