@@ -118,6 +118,7 @@ impl Flusher {
         let applied = self.shared.store.apply(&[Arc::new(released)], None).await?;
         if applied.progress == [Progress::Complete] {
             let family = &opened.family;
+            metrics::count(metrics::DATABASE_SET_BACK, &opened.label, 1);
             tracing::error!(%family, partition, "the database was set back to an older state: hits that it had are lost");
         }
         Ok(())

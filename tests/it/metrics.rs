@@ -1,9 +1,9 @@
 //! Metrics and logs, as the application's recorder and subscriber receive them.
 
 use counterfoil::metrics::{
-    BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, DELETED, DROPPED, HITS, LAG_SECONDS, PENDING_IDS,
-    RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN, WAITING_SECONDS,
-    describe,
+    BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, DATABASE_SET_BACK, DELETED, DROPPED, HITS, LAG_SECONDS,
+    PENDING_IDS, RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN,
+    WAITING_SECONDS, describe,
 };
 
 use crate::support::*;
@@ -68,6 +68,7 @@ async fn every_count_begins_at_0() {
             STRAYS,
             SET_BACK,
             DROPPED,
+            DATABASE_SET_BACK,
             SEEDS,
             DELETED,
             RETRIES,
@@ -149,6 +150,16 @@ async fn a_set_back_is_measured_and_logged() {
     for part in ["family=test/views", "partition=0", "hits=3", "ids=2"] {
         assert!(line.contains(part), "{part} is not in {line}");
     }
+    metrics.expect([(DATABASE_SET_BACK, 0.0)]);
+    views.count("page", 1).await;
+    pair.drain().await;
+    // a backup from before this batch
+    pair.sql("DELETE FROM counterfoil_ledger").await;
+    let reconciler = pair.reconcile().await;
+    metrics.is_above(0.0, DATABASE_SET_BACK).await;
+    reconciler.stop().await;
+    let line = &log.lines("ERROR", "the database was set back")[0];
+    assert!(line.contains("family=test/views"), "{line}");
 }
 
 #[tokio::test]
