@@ -79,11 +79,11 @@ class ExactValues(Family[D]):
         url = f"{client.daemon}/api/v1/values?{urlencode({'family': self.name, 'id': id})}"
         while True:
             code, body = await client.session.run(_get, url, client.token)
-            value = re.search(r'"value": ?(-?\d+)', body) if code == 200 else None
+            value = re.search(r'"value": ?(-?\d+)[,}]', body) if code == 200 else None
             if value:
                 return int(value[1])
-            explanation = f"{url}: {code} {body}"
-            if code < 500 and code != 429:
+            explanation = f"{url}: {code} {body[:2000]}"
+            if 300 <= code < 500 and code != 429:
                 raise Misconfigured({404: "UNCONFIGURED", 409: "MISMATCH"}.get(code, "DAEMON"), explanation)
             if time.monotonic() + PAUSE_SECONDS >= deadline:
                 raise NotCounted("DAEMON", explanation, temporary=True)
@@ -118,7 +118,7 @@ def _get(url: str, token: str | None) -> tuple[int, str]:
         except HTTPError as error:
             reply = error
         with reply:
-            return reply.code, reply.read().decode()
+            return reply.code, reply.read().decode(errors="replace")
     except Exception as error:
         return 503, str(error)
 
