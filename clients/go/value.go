@@ -84,12 +84,9 @@ func (f *family) readValue(ctx context.Context, id string) (int64, error) {
 		return 0, f.fail(ErrNotCounted, "database", err)
 	case database == "":
 		return 0, f.fail(ErrMisconfigured, "MISMATCH", errors.New("the database does not have the family"))
-	case database != e.database: // Redis confirms, once, that its hits go there
-		asked := *e
-		asked.database = database
-		f.latest.Store(&asked)
-		f.epochs.Delete(uint32(0))
-		return 0, errAgain
+	case database != e.database: // Redis confirms, once for each epoch, that its hits go there
+		_, err := f.askRedis(ctx, 0, database)
+		return 0, cmp.Or(err, errAgain)
 	}
 	numbers := []string{value}
 	for i, p := range parts {
