@@ -212,17 +212,6 @@ func TestLibraryOptions(t *testing.T) {
 	fails(t, err, counterfoil.ErrMisconfigured, "WRONGPASS")
 }
 
-func TestScriptsAreLoadedAgain(t *testing.T) {
-	views, id := buffered(t, given(t, socket, counterfoil.Options{}), "views"), newID()
-	for i := 0; i < 3; i++ {
-		must(t, direct.ScriptFlush(ctx).Err())
-		pending, err := views.Add(ctx, id, 1)
-		must(t, err)
-		equal(t, pending.Known, true)
-	}
-	equal(t, exact(t, id), 3)
-}
-
 func TestOtherKinds(t *testing.T) {
 	counters, id := given(t, socket, counterfoil.Options{Daemon: daemon}), newID()
 	hits, err := counters.Series("hits")
