@@ -69,13 +69,13 @@ func (c *Client) Activity(name string) (*Activity, error) {
 
 // Touch counts a view of the page by the visitor.
 func (a *Activity) Touch(ctx context.Context, page, visitor string) error {
-	return a.visit(ctx, page, visitor).err
+	return a.visit(ctx, page, visitor).Err
 }
 
 // visit counts a visitor of a page or of a day.
-func (f *family) visit(ctx context.Context, id, visitor string) outcome {
+func (f *family) visit(ctx context.Context, id, visitor string) Result {
 	if err := f.check(visitor, 255, false); err != nil {
-		return outcome{err: err}
+		return Result{Err: err}
 	}
 	return f.count(ctx, &item{id: id, visitor: visitor})[0]
 }
@@ -135,7 +135,7 @@ func (v *Visitors) FirstVisit(ctx context.Context, scope, day, visitor string) (
 		return false, err
 	}
 	result := v.visit(ctx, id, visitor)
-	return result.Value == 1, result.err
+	return result.Value == 1, result.Err
 }
 
 // Value returns the exact number of visitors of that day.

@@ -28,6 +28,8 @@ type Pair struct {
 type Result struct {
 	Pending
 	Err error
+
+	word string // of the script, if it is the reason of the error
 }
 
 var bufferedKind = &kind{
@@ -62,7 +64,7 @@ func (c *Client) Buffered(name string, options ...FamilyOption) (*Buffered, erro
 // Add adds delta to the counter and returns what it has pending.
 func (b *Buffered) Add(ctx context.Context, id string, delta int64) (Pending, error) {
 	result := b.count(ctx, &item{id: id, delta: delta})[0]
-	return result.Pending, result.err
+	return result.Pending, result.Err
 }
 
 // AddMany adds pairs, up to 1000 in a call. They fail separately: there is a result for each, in their order, and the error is
@@ -72,9 +74,9 @@ func (b *Buffered) AddMany(ctx context.Context, pairs []Pair) (results []Result,
 	for i, pair := range pairs {
 		items[i] = &item{id: pair.ID, delta: pair.Delta}
 	}
-	for _, result := range b.count(ctx, items...) {
-		results = append(results, Result{result.Pending, result.err})
-		first = cmp.Or(first, result.err)
+	results = b.count(ctx, items...)
+	for _, result := range results {
+		first = cmp.Or(first, result.Err)
 	}
 	return results, first
 }
@@ -87,7 +89,7 @@ func (b *Buffered) AddOnce(ctx context.Context, request, id string, delta int64,
 		return false, err
 	}
 	result := b.count(ctx, &item{id: id, delta: delta, request: request, epoch: epoch})[0]
-	return result.Known, result.err
+	return result.Known, result.Err
 }
 
 // RequestEpoch returns the epoch to be stored with a job before the first AddOnce of it.
@@ -181,7 +183,7 @@ func (f *family) sendSums() (kept error) {
 	l.sums, l.sending = map[string]int64{}, len(items)
 	l.mu.Unlock()
 	for i, result := range f.count(context.Background(), items...) {
-		err, isFailed := result.err.(*Error)
+		err, isFailed := result.Err.(*Error)
 		l.mu.Lock()
 		l.sending--
 		isKept := isFailed && err.isTemporary && !f.client.isClosed.Load() && f.sum(items[i].id, items[i].delta)
@@ -189,7 +191,7 @@ func (f *family) sendSums() (kept error) {
 		case isKept:
 			kept = err
 		case isFailed:
-			l.lost = cmp.Or(l.lost, result.err)
+			l.lost = cmp.Or(l.lost, result.Err)
 		}
 		l.mu.Unlock()
 		if onError := f.client.options.OnError; isFailed && !isKept && onError != nil {

@@ -42,32 +42,32 @@ func ReadRow(read func(ctx context.Context, id string) (int64, error)) FamilyOpt
 // Incr adds delta and returns the new value. Where it would leave the family's bounds the error's reason is RANGE, and its
 // Value is the current one.
 func (c *Cached) Incr(ctx context.Context, id string, delta int64) (int64, error) {
-	return c.seeding(ctx, id, func() outcome { return c.count(ctx, &item{id: id, change: fmt.Sprint(delta)})[0] })
+	return c.seeding(ctx, id, func() Result { return c.count(ctx, &item{id: id, change: fmt.Sprint(delta)})[0] })
 }
 
 // Set changes the counter to that value and returns it.
 func (c *Cached) Set(ctx context.Context, id string, value int64) (int64, error) {
-	return c.seeding(ctx, id, func() outcome { return c.count(ctx, &item{id: id, change: fmt.Sprint("=", value)})[0] })
+	return c.seeding(ctx, id, func() Result { return c.count(ctx, &item{id: id, change: fmt.Sprint("=", value)})[0] })
 }
 
 // Get returns the value.
 func (c *Cached) Get(ctx context.Context, id string) (int64, error) {
-	return c.seeding(ctx, id, func() outcome {
+	return c.seeding(ctx, id, func() Result {
 		e, err := c.askFor(ctx, id)
 		if err != nil {
-			return outcome{err: err}
+			return Result{Err: err}
 		}
 		keys := c.keys(e.partitionOf(id), "base", "buffer", "batch")
 		words, err := c.reply(ctx, "cached_get", keys, ticketMillis, "", newCaller(), id)
 		if err != nil {
-			return outcome{err: err}
+			return Result{Err: err}
 		}
-		return c.outcomeOf(words[1])
+		return c.resultOf(words[1])
 	})
 }
 
 // seeding makes a call again after it has seeded a counter that the call missed.
-func (c *Cached) seeding(ctx context.Context, id string, call func() outcome) (int64, error) {
+func (c *Cached) seeding(ctx context.Context, id string, call func() Result) (int64, error) {
 	for seeds := 0; ; seeds++ {
 		result := call()
 		code, rest, _ := strings.Cut(result.word, ":")
@@ -75,7 +75,7 @@ func (c *Cached) seeding(ctx context.Context, id string, call func() outcome) (i
 		case code == "SUM": // of base, batch and buffer
 			return c.total(strings.Split(rest, ":")...)
 		case code != "MISS" || seeds == 10:
-			return result.Value, result.err
+			return result.Value, result.Err
 		}
 		if err := c.seed(ctx, id, rest); err != nil {
 			return 0, err

@@ -1,6 +1,7 @@
 package counterfoil
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -36,7 +37,7 @@ type FamilyOption func(*family)
 // epoch is a reply of family_epoch.
 type epoch struct {
 	now, before string
-	database    string // the id of Options.Database, if Value has read it
+	database    string // the id of Options.Database, if Redis has confirmed it
 	partitions  uint32
 	settings
 	zone  *time.Location
@@ -142,9 +143,14 @@ func (f *family) ask(ctx context.Context, home uint32) (*epoch, error) {
 	if known, isKnown := f.epochs.Load(home); isKnown && time.Now().Before(known.(*epoch).until) {
 		return known.(*epoch), nil
 	}
-	latest, partitions, database := f.latest.Load(), "", ""
+	return f.askRedis(ctx, home, "")
+}
+
+// askRedis asks for the epoch of a home. It refuses a database that the hits do not go to.
+func (f *family) askRedis(ctx context.Context, home uint32, database string) (*epoch, error) {
+	latest, partitions := f.latest.Load(), ""
 	if latest != nil {
-		partitions, database = fmt.Sprint(latest.partitions), latest.database
+		partitions, database = fmt.Sprint(latest.partitions), cmp.Or(database, latest.database)
 	}
 	keys := f.keys(home, "calls", "calls_before")
 	for start := time.Now(); ; {

@@ -41,7 +41,7 @@ type item struct {
 	place                 string // STRIPE:PAGE of an activity
 	isLost                bool   // an earlier call for it may have been executed
 	state                 atomic.Int32
-	outcome               // once it is settled
+	Result                // once it is settled
 }
 
 // The states of an item.
@@ -58,24 +58,17 @@ type share struct {
 	open  sync.WaitGroup
 }
 
-// outcome is the result of an item: its value if it is known, or else the script's word, or an error.
-type outcome struct {
-	Pending
-	word string
-	err  error
-}
-
-func (it *item) settle(o outcome) {
-	if e, isError := o.err.(*Error); isError && it.isLost && o.word == "" { // refused now, but perhaps not before
+func (it *item) settle(r Result) {
+	if e, isError := r.Err.(*Error); isError && it.isLost && r.word == "" { // refused now, but perhaps not before
 		unknown := *e
-		unknown.Kind, o.err = ErrOutcomeUnknown, &unknown
+		unknown.Kind, r.Err = ErrOutcomeUnknown, &unknown
 	}
-	it.outcome = o
+	it.Result = r
 	it.state.Store(settled)
 }
 
 // count counts items and returns their outcomes. If ctx ends, what is not sent yet is not counted.
-func (f *family) count(ctx context.Context, items ...*item) []outcome {
+func (f *family) count(ctx context.Context, items ...*item) []Result {
 	if len(items) == 0 {
 		return nil
 	}
@@ -86,7 +79,7 @@ func (f *family) count(ctx context.Context, items ...*item) []outcome {
 	own, queues := &share{ctx: context.WithoutCancel(ctx), start: time.Now()}, map[*queue][]*item{}
 	for _, it := range items {
 		if err := cmp.Or(f.check(it.id, f.maxID, true), err); err != nil {
-			it.settle(outcome{err: err})
+			it.settle(Result{Err: err})
 			continue
 		}
 		it.share, it.partition, it.partitions = own, f.place(e, it), e.partitions
@@ -103,18 +96,18 @@ func (f *family) count(ctx context.Context, items ...*item) []outcome {
 		}
 		own.open.Wait()
 	})
-	outcomes := make([]outcome, len(items))
+	results := make([]Result, len(items))
 	for i, it := range items {
 		switch {
 		case it.state.CompareAndSwap(waiting, taken):
-			outcomes[i].err = f.fail(ErrNotCounted, "canceled", ctx.Err())
+			results[i].Err = f.fail(ErrNotCounted, "canceled", ctx.Err())
 		case it.state.Load() == settled:
-			outcomes[i] = it.outcome
+			results[i] = it.Result
 		default:
-			outcomes[i].err = f.fail(ErrOutcomeUnknown, "canceled", ctx.Err())
+			results[i].Err = f.fail(ErrOutcomeUnknown, "canceled", ctx.Err())
 		}
 	}
-	return outcomes
+	return results
 }
 
 // queue has two calls in flight: Redis executes one while the callers of the other take its results and count again. What
@@ -202,20 +195,19 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 	f := q.family
 	e, err := f.ask(ctx, q.home)
 	if err == nil && !e.knows(items[0].epoch) { // it may be newer
-		f.epochs.Delete(q.home)
-		e, err = f.ask(ctx, q.home)
+		e, err = f.askRedis(ctx, q.home, "")
 	}
 	batch := make([]*item, 0, len(items))
 	for _, it := range items {
 		switch {
 		case !it.isLost && !it.state.CompareAndSwap(waiting, taken):
 		case err != nil:
-			it.settle(outcome{err: err})
+			it.settle(Result{Err: err})
 		case it.partitions != e.partitions:
 			f.epochs.Delete(q.home)
-			it.settle(outcome{err: f.fail(ErrMisconfigured, "MISMATCH", nil)})
+			it.settle(Result{Err: f.fail(ErrMisconfigured, "MISMATCH", nil)})
 		case !e.knows(it.epoch): // Redis may have forgotten the request
-			it.settle(outcome{err: f.fail(ErrOutcomeUnknown, "EXPIRED", nil)})
+			it.settle(Result{Err: f.fail(ErrOutcomeUnknown, "EXPIRED", nil)})
 		default:
 			batch = append(batch, it)
 		}
@@ -250,7 +242,7 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 	}
 	if status == "OK" || status == "DUP" {
 		for i, word := range f.words(words, batch) {
-			batch[i].settle(f.outcomeOf(word))
+			batch[i].settle(f.resultOf(word))
 		}
 		return
 	}
@@ -274,7 +266,7 @@ func (q *queue) send(ctx context.Context, c *caller, e *epoch, batch []*item) {
 		}
 	default:
 		for _, it := range batch {
-			it.settle(outcome{err: err})
+			it.settle(Result{Err: err})
 		}
 	}
 }
@@ -289,21 +281,21 @@ func (q *queue) again(ctx context.Context, c *caller, items []*item) {
 	q.call(ctx, c, items)
 }
 
-// outcomeOf reads the word of an item: a number, or why it was not counted, or nil if it was counted and nothing else is known.
-func (f *family) outcomeOf(word any) outcome {
+// resultOf reads the word of an item: a number, or why it was not counted, or nil if it was counted and nothing else is known.
+func (f *family) resultOf(word any) Result {
 	if word == nil {
-		return outcome{}
+		return Result{}
 	}
 	text := fmt.Sprint(word)
 	if value, err := strconv.ParseInt(text, 10, 64); err == nil {
-		return outcome{Pending: Pending{value, true}}
+		return Result{Pending: Pending{value, true}}
 	}
 	reason, rest, _ := strings.Cut(text, ":")
 	e := f.fail(ErrNotCounted, reason, nil)
 	if value, err := strconv.ParseInt(rest, 10, 64); err == nil && reason == "RANGE" {
 		e.Value = &value
 	}
-	return outcome{word: text, err: e}
+	return Result{Err: e, word: text}
 }
 
 // words returns the word of each item in a reply, OK or DUP, and nil where the reply does not have it.

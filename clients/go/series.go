@@ -50,7 +50,7 @@ func (s *Series) Add(ctx context.Context, name string, n int64) error {
 	if n < 1 {
 		return s.fail(ErrNotCounted, "BADARG", fmt.Errorf("%d hits", n))
 	}
-	return s.count(ctx, &item{id: name, delta: n})[0].err
+	return s.count(ctx, &item{id: name, delta: n})[0].Err
 }
 
 // Get returns the window with that label, such as 60s or day: all its slices, the oldest first. The last one is not over.

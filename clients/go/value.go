@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -46,20 +47,16 @@ func (f *family) value(ctx context.Context, id string) (int64, error) {
 
 // part is what a partition has pending of an id, with its batch.
 type part struct {
-	incarnation, nonce, batch, buffer string
-	seq                               int64
-	isInFlight                        bool
+	incarnation, nonce uint64
+	seq                int64
+	isInFlight         bool
+	batch, buffer      string
 }
 
-// stored is what MySQL has: the counter's value, and the ledger by incarnation, which is "" where there is none.
-type stored struct {
-	value, database string
-	ledger          map[string]entry
-}
-
-type entry struct {
+// ledger is the last batch of an incarnation in MySQL, and the last id of it that was added, if not all were.
+type ledger struct {
+	nonce    uint64
 	seq      int64
-	nonce    string
 	position sql.NullString
 }
 
@@ -81,22 +78,19 @@ func (f *family) readValue(ctx context.Context, id string) (int64, error) {
 			return 0, err
 		}
 	}
-	mysql, err := f.query(ctx, id, first, len(parts))
+	value, database, ledgers, err := f.query(ctx, id, first, len(parts))
 	switch {
 	case err != nil:
 		return 0, f.fail(ErrNotCounted, "database", err)
-	case mysql.database == "":
+	case database == "":
 		return 0, f.fail(ErrMisconfigured, "MISMATCH", errors.New("the database does not have the family"))
-	case mysql.database != e.database: // Redis confirms, once, that its hits go there
-		asked := *e
-		asked.database = mysql.database
-		f.latest.Store(&asked)
-		f.epochs.Delete(uint32(0))
-		return 0, errAgain
+	case database != e.database: // Redis confirms, once for each epoch, that its hits go there
+		_, err := f.askRedis(ctx, 0, database)
+		return 0, cmp.Or(err, errAgain)
 	}
-	numbers := []string{mysql.value}
+	numbers := []string{value}
 	for i, p := range parts {
-		l := mysql.ledger[p.incarnation]
+		l := ledgers[p.incarnation]
 		if l.seq == 0 && (p.batch != "0" || p.buffer != "0") { // a crash of Redis may have reverted the incarnation
 			again, err := f.readPart(ctx, first+uint32(i), id)
 			if err != nil || again.incarnation != p.incarnation {
@@ -126,11 +120,14 @@ func (f *family) readPart(ctx context.Context, partition uint32, id string) (par
 		return part{}, err
 	}
 	text := func(at int) string { return words[at].(string) }
-	return part{text(1), text(3), text(5), text(6), number(words[2]), number(words[4]) == 1}, nil
+	incarnation, _ := strconv.ParseUint(text(1), 16, 64) // "" if there is none
+	nonce, _ := strconv.ParseUint(text(3), 16, 64)
+	return part{incarnation, nonce, number(words[2]), number(words[4]) == 1, text(5), text(6)}, nil
 }
 
-// query reads the value's row and the ledger in one statement.
-func (f *family) query(ctx context.Context, id string, first uint32, partitions int) (mysql stored, err error) {
+// query reads the value's row and the ledgers, by incarnation, in one statement. Without the family database is "".
+func (f *family) query(ctx context.Context, id string, first uint32, partitions int) (
+	value, database string, ledgers map[uint64]ledger, err error) {
 	column, table := "value", "counterfoil_values v ON v.family = f.number AND v.id"
 	if own := f.table.Load(); own != nil {
 		column, table = quote(own[2]), quote(own[0])+" v ON v."+quote(own[1])
@@ -138,32 +135,31 @@ func (f *family) query(ctx context.Context, id string, first uint32, partitions 
 	namespace, name, _ := strings.Cut(f.path, "/")
 	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
 	defer cancel()
-	rows, err := f.client.options.Database.QueryContext(ctx, `SELECT f.database_id, COALESCE(v.`+column+`, 0),
-		COALESCE(l.incarnation, 0), COALESCE(l.seq, 0), COALESCE(l.nonce, 0), l.position
+	rows, err := f.client.options.Database.QueryContext(ctx, `SELECT COALESCE(v.`+column+`, 0), f.database_id,
+		COALESCE(l.incarnation, 0), COALESCE(l.nonce, 0), COALESCE(l.seq, 0), l.position
 		FROM counterfoil_families f LEFT JOIN `+table+` = ?
 		LEFT JOIN counterfoil_ledger l ON l.family = f.number AND l.partition_no BETWEEN ? AND ?
 		WHERE f.namespace = ? AND f.name = ?`, id, first, int(first)+partitions-1, namespace, name)
 	if err != nil {
-		return mysql, err
+		return "", "", nil, err
 	}
 	defer rows.Close()
-	mysql.ledger = map[string]entry{}
-	for rows.Next() && err == nil {
-		var l entry
-		var incarnation, nonce uint64
-		err = rows.Scan(&mysql.database, &mysql.value, &incarnation, &l.seq, &nonce, &l.position)
-		l.nonce = hexadecimal(nonce)
-		mysql.ledger[hexadecimal(incarnation)] = l
+	for ledgers = map[uint64]ledger{}; rows.Next() && err == nil; {
+		var incarnation uint64
+		var l ledger
+		err = rows.Scan(&value, &database, &incarnation, &l.nonce, &l.seq, &l.position)
+		ledgers[incarnation] = l
 	}
-	return mysql, cmp.Or(err, rows.Err())
+	return value, database, ledgers, cmp.Or(err, rows.Err())
 }
-
-func hexadecimal(number uint64) string { return fmt.Sprintf("%016x", number) }
 
 // quote quotes a name such as table or database.table.
 func quote(name string) string {
 	return "`" + strings.NewReplacer("`", "``", ".", "`.`").Replace(name) + "`"
 }
+
+// without a proxy, which would receive the token
+var daemons = &http.Client{Transport: &http.Transport{IdleConnTimeout: time.Minute}}
 
 // askDaemon returns the exact value of a counter. It asks until there is a reply other than 429 and 503.
 func (f *family) askDaemon(ctx context.Context, id string) (int64, error) {
@@ -178,38 +174,29 @@ func (f *family) askDaemon(ctx context.Context, id string) (int64, error) {
 	defer cancel()
 	query := url.Values{"family": {f.path}, "id": {id}}
 	address := strings.TrimSuffix(options.Daemon, "/") + "/api/v1/values?" + query.Encode()
-	for {
-		value, err := f.fetch(ctx, address)
-		if !errors.Is(err, ErrNotCounted) || !sleep(ctx, 50*time.Millisecond) {
-			return value, err
-		}
-	}
-}
-
-// without a proxy, which would receive the token
-var daemons = &http.Client{Transport: &http.Transport{IdleConnTimeout: time.Minute}}
-
-func (f *family) fetch(ctx context.Context, address string) (int64, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return 0, f.fail(ErrMisconfigured, "daemon", err)
 	}
-	if token := f.client.options.Token; token != "" {
-		request.Header.Set("Authorization", "Bearer "+token)
+	if options.Token != "" {
+		request.Header.Set("Authorization", "Bearer "+options.Token)
 	}
-	response, err := daemons.Do(request)
-	if err != nil {
-		return 0, f.fail(ErrNotCounted, "daemon", err)
+	for {
+		var body []byte
+		response, err := daemons.Do(request)
+		if err == nil {
+			body, _ = io.ReadAll(response.Body) // a part of it is not JSON
+			response.Body.Close()
+			err = fmt.Errorf("%s: %.300s", response.Status, body)
+		}
+		var reply struct{ Values []struct{ Value int64 } }
+		switch {
+		case json.Unmarshal(body, &reply) == nil && len(reply.Values) == 1:
+			return reply.Values[0].Value, nil
+		case response != nil && response.StatusCode/100 == 4 && response.StatusCode != http.StatusTooManyRequests:
+			return 0, f.fail(ErrMisconfigured, fmt.Sprint("daemon: ", response.StatusCode), err)
+		case !sleep(ctx, 50*time.Millisecond):
+			return 0, f.fail(ErrNotCounted, "daemon", err)
+		}
 	}
-	defer response.Body.Close()
-	body, _ := io.ReadAll(response.Body) // a part of it is not JSON
-	var reply struct{ Values []struct{ Value int64 } }
-	if err := json.Unmarshal(body, &reply); err == nil && len(reply.Values) == 1 {
-		return reply.Values[0].Value, nil
-	}
-	kind, reason, status := ErrNotCounted, "daemon", response.StatusCode
-	if status >= 400 && status < 500 && status != http.StatusTooManyRequests {
-		kind, reason = ErrMisconfigured, fmt.Sprint("daemon: ", status)
-	}
-	return 0, f.fail(kind, reason, fmt.Errorf("%s: %.300s", response.Status, body))
 }

@@ -7,15 +7,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/sha1"
 	"database/sql"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -109,60 +105,6 @@ func exact(t *testing.T, id string) int64 {
 	return value
 }
 
-func TestScriptsAreThoseOfTheBundle(t *testing.T) {
-	folder, installed := os.Getenv("COUNTERFOIL_LUA"), os.Getenv("COUNTERFOIL_SCRIPTS")
-	files, err := filepath.Glob(folder + "/*.lua")
-	must(t, err)
-	copies, err := filepath.Glob(installed + "/*.lua")
-	must(t, err)
-	equal(t, len(copies), len(files))
-	for _, file := range files {
-		right, err := os.ReadFile(file)
-		must(t, err)
-		text, err := os.ReadFile(filepath.Join(installed, filepath.Base(file)))
-		must(t, err)
-		if !bytes.Equal(text, right) {
-			t.Errorf("lua/%s differs: run `go generate`", filepath.Base(file))
-		}
-		equal(t, sha1.Sum(text), sha1.Sum(right))
-	}
-}
-
-func TestConcurrentCallersShareCalls(t *testing.T) {
-	views, id := buffered(t, given(t, socket, counterfoil.Options{}), "views"), newID()
-	_, err := views.Add(ctx, id, 0)
-	must(t, err)
-	before := evalshas(t)
-	var all sync.WaitGroup
-	for i := 0; i < 64; i++ {
-		all.Add(1)
-		go func() {
-			defer all.Done()
-			for j := 0; j < 20; j++ {
-				if _, err := views.Add(ctx, id, 1); err != nil {
-					t.Error(err)
-				}
-			}
-		}()
-	}
-	all.Wait()
-	equal(t, exact(t, id), 64*20)
-	if calls := evalshas(t) - before; calls > 64*20/4 {
-		t.Errorf("%d calls for %d hits", calls, 64*20)
-	}
-}
-
-var calls = regexp.MustCompile(`cmdstat_evalsha:calls=(\d+)`)
-
-func evalshas(t *testing.T) int {
-	t.Helper()
-	info, err := direct.Info(ctx, "commandstats").Result()
-	must(t, err)
-	n, err := strconv.Atoi(calls.FindStringSubmatch(info)[1])
-	must(t, err)
-	return n
-}
-
 func TestALostReplyIsNotCountedAgain(t *testing.T) {
 	for _, isOwn := range []bool{false, true} {
 		for _, lost := range []fate{loseRequest, loseReply, hold} {
@@ -185,27 +127,6 @@ func TestALostReplyIsNotCountedAgain(t *testing.T) {
 			equal(t, exact(t, id), 3)
 		}
 	}
-}
-
-func TestManyLostRequestsAndReplies(t *testing.T) {
-	p := startProxy(t)
-	views, id := buffered(t, given(t, p.socket, counterfoil.Options{RetryFor: 20 * time.Second}), "views"), newID()
-	var number atomic.Int64
-	p.set(func() fate { return [7]fate{1: loseReply, 3: loseRequest, 5: loseReply}[number.Add(1)%7] })
-	var all sync.WaitGroup
-	for i := 0; i < 8; i++ {
-		all.Add(1)
-		go func() {
-			defer all.Done()
-			for j := 0; j < 20; j++ {
-				if _, err := views.Add(ctx, id, 1); err != nil {
-					t.Error(err)
-				}
-			}
-		}()
-	}
-	all.Wait()
-	equal(t, exact(t, id), 160)
 }
 
 func TestTheWayToRedisTakesLongerThanALayer(t *testing.T) {

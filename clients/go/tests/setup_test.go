@@ -212,17 +212,6 @@ func TestLibraryOptions(t *testing.T) {
 	fails(t, err, counterfoil.ErrMisconfigured, "WRONGPASS")
 }
 
-func TestScriptsAreLoadedAgain(t *testing.T) {
-	views, id := buffered(t, given(t, socket, counterfoil.Options{}), "views"), newID()
-	for i := 0; i < 3; i++ {
-		must(t, direct.ScriptFlush(ctx).Err())
-		pending, err := views.Add(ctx, id, 1)
-		must(t, err)
-		equal(t, pending.Known, true)
-	}
-	equal(t, exact(t, id), 3)
-}
-
 func TestOtherKinds(t *testing.T) {
 	counters, id := given(t, socket, counterfoil.Options{Daemon: daemon}), newID()
 	hits, err := counters.Series("hits")
@@ -325,6 +314,49 @@ func TestValues(t *testing.T) {
 	must(t, err)
 	_, err = texts.Value(ctx, id)
 	fails(t, err, counterfoil.ErrNotCounted, "BADSTATE")
+}
+
+// Reads from a database that is another one concern no hit.
+func TestADatabaseThatIsAnother(t *testing.T) {
+	mysql, name := os.Getenv("COUNTERFOIL_TEST_MYSQL"), os.Getenv("COUNTERFOIL_TEST_DATABASE")
+	if _, err := net.Dial("unix", mysql); err != nil {
+		t.Skip("no MySQL: ", err)
+	}
+	database, err := sql.Open("mysql", fmt.Sprintf("root@unix(%s)/%s?multiStatements=true", mysql, name))
+	must(t, err)
+	defer database.Close()
+	other := name + "_other"
+	_, err = database.Exec(fmt.Sprintf(`CREATE DATABASE %[2]s;
+		CREATE TABLE %[2]s.counterfoil_families LIKE %[1]s.counterfoil_families;
+		CREATE TABLE %[2]s.counterfoil_values LIKE %[1]s.counterfoil_values;
+		CREATE TABLE %[2]s.counterfoil_ledger LIKE %[1]s.counterfoil_ledger;
+		INSERT INTO %[2]s.counterfoil_families SELECT * FROM %[1]s.counterfoil_families;
+		UPDATE %[2]s.counterfoil_families SET database_id = 'other'`, name, other))
+	must(t, err)
+	others, err := sql.Open("mysql", fmt.Sprintf("root@unix(%s)/%s", mysql, other))
+	must(t, err)
+	defer others.Close()
+	views, id := buffered(t, given(t, socket, counterfoil.Options{Database: others}), "views"), newID()
+	var reading sync.WaitGroup
+	for i := 0; i < 4; i++ {
+		reading.Add(1)
+		go func() {
+			defer reading.Done()
+			for j := 0; j < 50; j++ {
+				_, err := views.Value(ctx, id)
+				if !errors.Is(err, counterfoil.ErrMisconfigured) {
+					t.Error(err)
+				}
+			}
+		}()
+	}
+	for i := 0; i < 200; i++ {
+		_, err := views.Add(ctx, id, 1)
+		must(t, err)
+	}
+	reading.Wait()
+	_, err = views.Value(ctx, id)
+	fails(t, err, counterfoil.ErrMisconfigured, "MISMATCH")
 }
 
 // A value must not be that of counterfoil's own table, which has no row of the family then.

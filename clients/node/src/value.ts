@@ -34,7 +34,7 @@ export class ExactReader {
     for (const deadline = family.deadline(); ; await sleep(50)) {
       const reply = await fetch(url, { headers, signal: AbortSignal.timeout(10_000) }).catch(unreachable);
       const text = await reply.text().catch(String);
-      const value = /"value": ?(-?\d+)/.exec(text)?.[1]; // JSON.parse would round it
+      const value = /"value": ?(-?\d+)[,}]/.exec(text)?.[1]; // JSON.parse would round it
       if (reply.ok && value) return integer(value);
       const isBusy = reply.status >= 500 || reply.status === 429;
       if (!reply.ok && !isBusy) throw new Misconfigured(`HTTP ${reply.status}`, `the daemon at ${daemon}: ${text}`);

@@ -381,12 +381,6 @@ class Library(Case):
                 views.add(id)
             self.assertEqual(raised.exception.temporary, kind is NotCounted)
 
-    def test_forgotten_scripts(self):
-        views, id = connected().buffered("views"), new_id()
-        views.add(id)
-        plain().script_flush()
-        self.assertEqual(views.add(id), 2)
-
     def test_no_server(self):
         views = Counterfoil.connect("unix:///nowhere.sock", NAMESPACE, retry_for=0.2).buffered("views")
         error = self.assert_raises(NotCounted, "UNREACHABLE", views.add, "a")

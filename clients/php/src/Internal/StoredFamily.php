@@ -42,31 +42,22 @@ abstract class StoredFamily extends Family {
             ?? throw new Misconfigured('daemon', 'expected the option `daemon`, or another way to read rows');
         $query = ['family' => "{$this->session->namespace}/$this->name", 'id' => $id];
         $url = rtrim($daemon, '/') . '/api/v1/values?' . http_build_query($query, '', '&', PHP_QUERY_RFC3986);
-        for ($deadline = $this->session->deadline(); ; usleep(self::DAEMON_PAUSE_US)) {
-            try {
-                return $this->fetch($url);
-            } catch (NotCounted $error) {
-                if (hrtime(true) > $deadline) throw $error;
-            }
-        }
-    }
-
-    private function fetch(string $url): int {
         $header = $this->session->token === null ? [] : ["Authorization: Bearer {$this->session->token}"];
         $http = ['timeout' => self::DAEMON_S, 'ignore_errors' => true, 'follow_location' => 0, 'header' => $header];
-        set_error_handler(fn(): bool => false);  // that of the application may throw
-        $stream = @fopen($url, 'r', false, stream_context_create(['http' => $http]));
-        $reply = $stream === false ? null : json_decode((string) @stream_get_contents($stream), true);
-        restore_error_handler();
-        if ($stream === false) {
-            throw new NotCounted('no daemon', error_get_last()['message'] ?? '', isTemporary: true);
+        for ($deadline = $this->session->deadline(); ; usleep(self::DAEMON_PAUSE_US)) {
+            set_error_handler(fn(): bool => false);  // that of the application may throw
+            $stream = @fopen($url, 'r', false, stream_context_create(['http' => $http]));
+            $reply = $stream === false ? null : json_decode((string) @stream_get_contents($stream), true);
+            restore_error_handler();
+            $line = $stream === false ? '' : stream_get_meta_data($stream)['wrapper_data'][0];
+            $status = (int) substr(strstr($line, ' ') ?: '', 1);
+            $value = $reply['values'][0]['value'] ?? null;
+            if ($status === 200 && is_int($value)) return $value;
+            $problem = $stream === false ? error_get_last()['message'] ?? '' : $reply['error'] ?? 'no valid reply';
+            if ($status >= 300 && $status < 500 && $status !== 429) throw new Misconfigured("daemon $status", $problem);
+            if (hrtime(true) <= $deadline) continue;
+            throw new NotCounted($stream === false ? 'no daemon' : "daemon $status", $problem, isTemporary: true);
         }
-        $value = $reply['values'][0]['value'] ?? null;
-        $status = (int) substr(strstr(stream_get_meta_data($stream)['wrapper_data'][0], ' ') ?: '', 1);
-        if ($status === 200 && is_int($value)) return $value;
-        $error = new NotCounted("daemon $status", $reply['error'] ?? 'no valid reply', isTemporary: true);
-        $isOurs = $status >= 300 && $status < 500 && $status !== 429;
-        throw $isOurs ? $error->withClass(Misconfigured::class) : $error;
     }
 
     /** @return list<string|int> incarnation, seq, nonce, in flight, batch, buffer */

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -72,14 +72,22 @@ class ExactValues(Family[D]):
         raise NotCounted("SET BACK", "the database is ahead of Redis, which was set back", temporary=True)
 
     async def from_daemon(self, id: str) -> int:
-        deadline = self.client.deadline()
+        """Returns the value that the daemon reads, and asks again while the daemon is unavailable."""
+        client, deadline = self.client, self.client.deadline()
+        if not client.daemon:
+            raise Misconfigured("NO SOURCE", "pass daemon=URL; or database= for values, read_row= for rows")
+        url = f"{client.daemon}/api/v1/values?{urlencode({'family': self.name, 'id': id})}"
         while True:
-            try:
-                return int(await self.client.session.run(daemon_value, self.client, self.name, id))
-            except NotCounted:
-                if time.monotonic() + PAUSE_SECONDS >= deadline:
-                    raise
-            await self.client.session.sleep(PAUSE_SECONDS)
+            code, body = await client.session.run(_get, url, client.token)
+            value = re.search(r'"value": ?(-?\d+)[,}]', body) if code == 200 else None
+            if value:
+                return int(value[1])
+            explanation = f"{url}: {code} {body[:2000]}"
+            if 300 <= code < 500 and code != 429:
+                raise Misconfigured({404: "UNCONFIGURED", 409: "MISMATCH"}.get(code, "DAEMON"), explanation)
+            if time.monotonic() + PAUSE_SECONDS >= deadline:
+                raise NotCounted("DAEMON", explanation, temporary=True)
+            await client.session.sleep(PAUSE_SECONDS)
 
     async def _read(self, partition: int, id: str) -> Pending:
         keys = self.keys(partition, "buffer", "batch", "meta")
@@ -101,31 +109,18 @@ class ExactValues(Family[D]):
         return statement, [id if self.table else id.encode(), *ledgers, *self.name.split("/")]
 
 
-def daemon_value(client: Any, family: str, id: str) -> int:
-    """Gets the value of an id from the daemon."""
-    if not client.daemon:
-        raise Misconfigured("NO SOURCE", "pass daemon=URL; or database= for values, read_row= for rows")
-    url = f"{client.daemon}/api/v1/values?{urlencode({'family': family, 'id': id})}"
-    request = Request(url, headers={"Authorization": f"Bearer {client.token}"} if client.token else {})
+def _get(url: str, token: str | None) -> tuple[int, str]:
+    """Returns the code and the body of a reply, and 503 if there is no whole one."""
+    request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
-        with build_opener(ProxyHandler({})).open(request, timeout=HTTP_SECONDS) as response:
-            return int(json.load(response)["values"][0]["value"])
-    except HTTPError as error:
-        explanation = f"the daemon replied {error.code}: {_body_of(error)}"
-        if error.code == 429 or error.code >= 500:
-            raise NotCounted("DAEMON", explanation, temporary=True) from error
-        reason = {404: "UNCONFIGURED", 409: "MISMATCH"}.get(error.code, "DAEMON")
-        raise Misconfigured(reason, explanation) from error
+        try:
+            reply: Any = build_opener(ProxyHandler({})).open(request, timeout=HTTP_SECONDS)
+        except HTTPError as error:
+            reply = error
+        with reply:
+            return reply.code, reply.read().decode(errors="replace")
     except Exception as error:
-        raise NotCounted("DAEMON", f"{url}: {error}", temporary=True) from error
-
-
-def _body_of(error: HTTPError) -> str:
-    try:
-        with error:
-            return error.read(2000).decode(errors="replace")
-    except Exception as lost:
-        return str(lost)
+        return 503, str(error)
 
 
 def rows_of(client: Any, statement: str, parameters: list[Any]) -> list[list[Any]]:
