@@ -147,7 +147,7 @@ async fn changed(current: &PairConfig, mut reloads: watch::Receiver<Arc<Config>>
     loop {
         let pair = reloads.borrow_and_update().pair(&current.name).cloned();
         match pair {
-            Some(pair) if !pair.connects_like(current) => return pair,
+            Some(pair) if pair.connects_by != current.connects_by => return pair,
             _ if reloads.changed().await.is_err() => return pending().await,
             _ => {}
         }
