@@ -1,12 +1,8 @@
 //! The pair and the family that a request names, and exact reads of its counters.
 
-use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
 
-use counterfoil::{
-    AnyCounters, Counterfoil, Error, ErrorKind, Family, Now, Precision, Series, Slice,
-};
+use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Family, Series};
 use tokio::sync::SemaphorePermit;
 
 use super::App;
@@ -22,7 +18,7 @@ pub struct ServedFamily<'a> {
     pub name: String,
     pub pair: Arc<PairState>,
     pub counterfoil: Counterfoil,
-    counters: AnyCounters,
+    pub counters: AnyCounters,
     _permit: SemaphorePermit<'a>,
 }
 
@@ -132,7 +128,7 @@ impl ServedFamily<'_> {
         self.counters.family()
     }
 
-    fn wrong_kind(&self, expected: &str) -> Problem {
+    pub fn wrong_kind(&self, expected: &str) -> Problem {
         let (name, kind) = (&self.name, self.family().kind());
         let wrong = format!("{name} has the kind {kind}, not {expected}");
         Problem::parameter("family", wrong)
@@ -150,42 +146,10 @@ impl ServedFamily<'_> {
         }
     }
 
-    /// Returns the slices of a series within a range, or within the whole window.
-    pub async fn slices(
-        &self,
-        name: &str,
-        precision: Precision,
-        range: Option<Range<SystemTime>>,
-    ) -> Result<Vec<Slice>, Problem> {
-        let series = self.series()?;
-        Ok(match range {
-            Some(range) => series.get_range(name, precision, range).await?,
-            None => series.get(name, precision).await?,
-        })
-    }
-
-    /// Returns the names of a series' counters.
-    pub async fn names(
-        &self,
-        prefix: &str,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<String>, Problem> {
-        Ok(self.series()?.names(prefix, after, limit).await?)
-    }
-
-    fn series(&self) -> Result<&Series, Problem> {
+    pub fn series(&self) -> Result<&Series, Problem> {
         match &self.counters {
             AnyCounters::Series(series) => Ok(series),
             _ => Err(self.wrong_kind("series")),
-        }
-    }
-
-    /// Returns the views and visitors of a page within its window.
-    pub async fn activity(&self, page: &str) -> Result<Now, Problem> {
-        match &self.counters {
-            AnyCounters::Activity(activity) => Ok(activity.now(page).await?),
-            _ => Err(self.wrong_kind("activity")),
         }
     }
 }
