@@ -24,9 +24,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-use self::state::{DaemonState, PairState, is_set};
+use self::state::{DaemonState, PairState};
 use self::worker::Worker;
 use crate::config::{Config, HttpConfig, LogFormat, PairConfig};
 use crate::exit::{Exit, Failure};
@@ -60,7 +61,7 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
             .collect(),
     };
     let shutdown = config.shutdown;
-    let (stop, stopping) = watch::channel(false);
+    let stop = CancellationToken::new();
     let (config, reloads) = watch::channel(Arc::new(config));
     let mut tasks = JoinSet::new();
     for (pair, state) in reloads.borrow().pairs.iter().zip(state.pairs.iter()) {
@@ -68,13 +69,12 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
             config: pair.clone(),
             reloads: reloads.clone(),
             state: state.clone(),
-            stop: stopping.clone(),
+            stop: stop.clone(),
         }));
     }
     if let (Some(listener), Some(address)) = (listener, address) {
         tracing::info!(%address, "listening");
-        let mut stop = stopping.clone();
-        let stopped = async move { is_set(&mut stop).await };
+        let stopped = stop.clone().cancelled_owned();
         let auth = Auth::new(reloads.clone(), address);
         tasks.spawn(http::serve(
             listener, auth, state, reloads, prometheus, stopped,
@@ -89,7 +89,7 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     }
     systemd::notify(NotifyState::Stopping);
     tracing::info!("shutting down");
-    stop.send_replace(true);
+    stop.cancel();
     let ended = timeout(shutdown, async {
         while tasks.join_next().await.is_some() {}
     })
@@ -107,10 +107,9 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
 /// Runs the worker of a pair until it stops. Starts it again if it panics or fails, and whenever a
 /// reload changes how it connects.
 async fn run_pair(mut worker: Worker) {
-    let mut stop = worker.stop.clone();
+    let stop = worker.stop.clone();
     loop {
-        let (end, ending) = watch::channel(false);
-        worker.stop = ending;
+        worker.stop = stop.child_token();
         let mut run = tokio::spawn(worker.clone().run());
         let changed = select! {
             ended = &mut run => {
@@ -128,13 +127,13 @@ async fn run_pair(mut worker: Worker) {
                 });
                 select! {
                     () = sleep(RESTART_PAUSE) => continue,
-                    () = is_set(&mut stop) => return,
+                    () = stop.cancelled() => return,
                 }
             }
-            () = is_set(&mut stop) => None,
+            () = stop.cancelled() => None,
             config = changed(&worker.config, worker.reloads.clone()) => Some(config),
         };
-        end.send_replace(true);
+        worker.stop.cancel();
         let _ = run.await;
         let Some(config) = changed else { return };
         tracing::info!(pair = config.name, "connecting with the reloaded settings");

@@ -135,8 +135,3 @@ impl DaemonState {
         }
     }
 }
-
-/// Waits until the flag is set, or its sender is dropped.
-pub async fn is_set(flag: &mut watch::Receiver<bool>) {
-    let _ = flag.wait_for(|flag| *flag).await;
-}

@@ -15,13 +15,14 @@ use tokio::select;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::failing::{self, FailingLog};
 use super::families::Families;
 use super::overview::Overviews;
 use super::sampling::sample;
 use super::servers::{MYSQL, REDIS, check_mysql, check_redis};
-use super::state::{PairState, is_set};
+use super::state::PairState;
 use super::systemd;
 use crate::config::{Config, PairConfig, Serve};
 use crate::families;
@@ -52,16 +53,16 @@ pub struct Worker {
     /// The current configuration.
     pub reloads: watch::Receiver<Arc<Config>>,
     pub state: Arc<PairState>,
-    pub stop: watch::Receiver<bool>,
+    pub stop: CancellationToken,
 }
 
 impl Worker {
-    /// Works until `stop` is set, then saves what it holds.
+    /// Works until it is stopped, then saves what it holds.
     ///
     /// # Errors
     /// An invalid setting of the pair, or a panic in one of its tasks.
     pub async fn run(self) -> Result<()> {
-        let mut stop = self.stop.clone();
+        let stop = self.stop.clone();
         let state = self.state.clone();
         state.forget_servers();
         let mut watching = JoinSet::new();
@@ -69,7 +70,7 @@ impl Worker {
         watching.spawn(MYSQL.watch(state.clone(), move || check_mysql(probe.clone())));
         let connected = select! {
             connected = self.connect() => connected,
-            () = is_set(&mut stop) => return Ok(()),
+            () = stop.cancelled() => return Ok(()),
             ended = ended(&mut watching) => return Err(ended),
         };
         self.state.connected.send_replace(Some(connected.clone()));
@@ -95,7 +96,7 @@ impl Worker {
         // a step that waits for a silent server is given up
         select! {
             () = pair.work() => {}
-            () = is_set(&mut stop) => {}
+            () = stop.cancelled() => {}
             ended = ended(&mut watching) => return Err(ended),
         }
         pair.finish().await;
