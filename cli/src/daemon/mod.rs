@@ -27,11 +27,11 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-use self::state::{DaemonState, PairState};
+use self::state::PairState;
 use self::worker::Worker;
 use crate::config::{Config, HttpConfig, LogFormat, PairConfig};
 use crate::exit::{Exit, Failure};
-use crate::http::{self, Auth};
+use crate::http::{self, App};
 use crate::signals;
 use crate::view::ReconcilerView;
 
@@ -54,31 +54,25 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
         None => None,
     };
     let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
-    let pairs = config.pairs.iter();
-    let state = DaemonState {
-        pairs: pairs
-            .map(|pair| Arc::new(PairState::new(&pair.name)))
-            .collect(),
-    };
     let shutdown = config.shutdown;
     let stop = CancellationToken::new();
     let (config, reloads) = watch::channel(Arc::new(config));
-    let mut tasks = JoinSet::new();
-    for (pair, state) in reloads.borrow().pairs.iter().zip(state.pairs.iter()) {
+    let (mut tasks, mut pairs) = (JoinSet::new(), Vec::new());
+    for pair in &reloads.borrow().pairs {
+        let state = Arc::new(PairState::new(&pair.name));
+        pairs.push(state.clone());
         tasks.spawn(run_pair(Worker {
             config: pair.clone(),
             reloads: reloads.clone(),
-            state: state.clone(),
+            state,
             stop: stop.clone(),
         }));
     }
     if let (Some(listener), Some(address)) = (listener, address) {
         tracing::info!(%address, "listening");
+        let app = App::new(pairs, reloads, prometheus, address.port());
         let stopped = stop.clone().cancelled_owned();
-        let auth = Auth::new(reloads.clone(), address);
-        tasks.spawn(http::serve(
-            listener, auth, state, reloads, prometheus, stopped,
-        ));
+        tasks.spawn(http::serve(listener, app, stopped));
     }
     select! {
         () = stop_signal => {}

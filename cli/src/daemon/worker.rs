@@ -77,11 +77,7 @@ impl Worker {
         let connection = connected.redis().clone();
         watching.spawn(REDIS.watch(state.clone(), move || check_redis(connection.clone())));
         watching.spawn(sample(connected.clone(), state));
-        let families = Families::new(
-            self.config.name.clone(),
-            connected.clone(),
-            self.reloads.clone(),
-        );
+        let families = Families::new(self.config.clone(), connected.clone());
         let mut pair = ConnectedWorker {
             config: self.config,
             reloads: self.reloads,
@@ -354,8 +350,12 @@ impl ConnectedWorker {
         in_scope || self.families.has(family)
     }
 
-    /// Applies a reloaded configuration. Without a reconciler, the next start does.
+    /// Applies the families of a reloaded configuration. Without a reconciler, the next start opens
+    /// them.
     async fn reload(&mut self) {
+        let reloaded = self.reloads.borrow().pair(&self.config.name).cloned();
+        let reloaded = reloaded.map(|pair| pair.families);
+        self.families.config.families = reloaded.unwrap_or_default();
         if self.reconciler.is_some() {
             self.families.open_configured().await;
             self.upkeep().await;

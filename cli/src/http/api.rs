@@ -130,7 +130,7 @@ fn pair_page(pair: &PairView, selection: &Selection, now: u64) -> Value {
 
 /// Returns the whole state, with some families of each pair.
 async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
-    let view = app.view(&selection.pair)?;
+    let view = app.view_of(&selection.pair)?;
     let problems = view.problems();
     let pairs = view.pairs.iter();
     let pairs = pairs.map(|pair| pair_page(pair, &selection, view.at));
@@ -145,7 +145,7 @@ async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
 
 /// Returns the families of all pairs without their history, those in trouble first.
 async fn families(app: AppState, Params(selection): Params<Selection>) -> Reply {
-    let view = app.view(&selection.pair)?;
+    let view = app.view_of(&selection.pair)?;
     let families = view.families(&selection.family);
     let total = families.len();
     let mut page = Vec::new();

@@ -1,8 +1,7 @@
 //! Access control: the names by which clients reach the daemon, and a token, in a header or, for a
 //! browser, in a cookie that proves it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use axum::extract::{Form, FromRequest, Request, State};
@@ -14,13 +13,11 @@ use axum::response::{IntoResponse, Redirect, Response};
 use axum_extra::extract::cookie::{Cookie, Key, SameSite, SignedCookieJar};
 use serde::Deserialize;
 use sha2::{Digest, Sha512};
-use tokio::sync::watch;
 
 use super::connections::Peer;
-use super::logins::Logins;
 use super::page::login;
 use super::problem::Problem;
-use crate::config::Config;
+use super::{App, AppState};
 use crate::status::unix_now;
 
 /// The time after which a browser needs the token again.
@@ -52,25 +49,7 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
         .then_some(token.trim())
 }
 
-/// The rules of the configuration, which a reload may change, and the clients that broke them.
-pub struct Auth {
-    config: watch::Receiver<Arc<Config>>,
-    /// The name of the cookie. It differs between daemons on one machine, since cookies are shared by
-    /// all ports of a host.
-    cookie: String,
-    logins: Logins,
-}
-
-impl Auth {
-    /// Creates the rules of a daemon that listens on this address.
-    pub fn new(config: watch::Receiver<Arc<Config>>, listen: SocketAddr) -> Self {
-        Auth {
-            config,
-            cookie: format!("counterfoil-{}", listen.port()),
-            logins: Logins::default(),
-        }
-    }
-
+impl App {
     /// Returns the key of the token, if there is one.
     fn key(&self) -> Option<Key> {
         let config = self.config.borrow();
@@ -154,8 +133,8 @@ impl Refusal {
 }
 
 /// Requires a known host name.
-pub async fn require_host(State(auth): State<Arc<Auth>>, request: Request, next: Next) -> Response {
-    let is_known = host(&request).is_some_and(|host| auth.is_host(&host));
+pub async fn require_host(State(app): AppState, request: Request, next: Next) -> Response {
+    let is_known = host(&request).is_some_and(|host| app.is_host(&host));
     if is_known {
         return next.run(request).await;
     }
@@ -167,20 +146,16 @@ pub async fn require_host(State(auth): State<Arc<Auth>>, request: Request, next:
 
 /// Requires the token, if there is one: in a header or, from a browser that has logged in, proven by
 /// a cookie.
-pub async fn require_token(
-    State(auth): State<Arc<Auth>>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub async fn require_token(State(app): AppState, request: Request, next: Next) -> Response {
     let headers = request.headers();
-    let Some(key) = auth.key() else {
+    let Some(key) = app.key() else {
         return next.run(request).await;
     };
     let cookies = SignedCookieJar::from_headers(headers, key.clone());
-    if is_session(&cookies, &auth.cookie, unix_now()) {
+    if is_session(&cookies, &app.cookie, unix_now()) {
         return next.run(request).await;
     }
-    match auth.refusal(&key, bearer(headers), client(&request)) {
+    match app.refusal(&key, bearer(headers), client(&request)) {
         Some(refusal) => {
             let page = accepts_pages(headers).then(|| login::next(request.uri()));
             refusal.reply(page.as_deref())
@@ -204,7 +179,7 @@ pub struct Login {
 }
 
 /// Gives a browser with the right token a cookie, and leads it to the page that it requested.
-pub async fn login(State(auth): State<Arc<Auth>>, request: Request) -> Response {
+pub async fn login(State(app): AppState, request: Request) -> Response {
     let (client, proto) = (client(&request), request.headers().get(FORWARDED_PROTO));
     let is_secure = proto.is_some_and(|proto| proto == "https");
     let login = match Form::<Login>::from_request(request, &()).await {
@@ -216,13 +191,13 @@ pub async fn login(State(auth): State<Arc<Auth>>, request: Request) -> Response 
     } else {
         "./"
     };
-    let Some(key) = auth.key() else {
+    let Some(key) = app.key() else {
         return Redirect::to(next).into_response();
     };
-    match auth.refusal(&key, Some(&login.token), client) {
+    match app.refusal(&key, Some(&login.token), client) {
         Some(refusal) => refusal.reply(Some(next)),
         None => {
-            let session = auth.start_session(key, is_secure);
+            let session = app.start_session(key, is_secure);
             (session, Redirect::to(next)).into_response()
         }
     }

@@ -39,7 +39,7 @@ fn moves(family: &Family, other: &Family) -> bool {
 impl App {
     /// Returns the pair `name`, or the only one.
     pub fn pair(&self, name: &Option<String>) -> Result<&Arc<PairState>, Problem> {
-        match (name, &self.daemon.pairs[..]) {
+        match (name, &self.pairs[..]) {
             (None, [only]) => Ok(only),
             (None, _) => {
                 let several = "required, because there are several pairs";
@@ -59,10 +59,10 @@ impl App {
             let pair = config.pair(&one.name);
             pair.is_some_and(|pair| pair.family(family).is_some())
         };
-        let mut pairs = self.daemon.pairs.iter().filter(has_it);
+        let mut pairs = self.pairs.iter().filter(has_it);
         match (pair, pairs.next(), pairs.next()) {
             (None, Some(only), None) => Ok(only),
-            (None, None, _) if self.daemon.pairs.len() > 1 => {
+            (None, None, _) if self.pairs.len() > 1 => {
                 let problem = Problem::not_found(format!("no family {family:?} is configured"));
                 Err(problem.advise("name its pair if another program opens it"))
             }

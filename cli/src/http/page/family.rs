@@ -37,7 +37,7 @@ pub async fn family(
     params: Result<Params<Selection>, Problem>,
 ) -> Result<(StatusCode, Html<String>), ProblemPage> {
     let Params(selection) = params?;
-    let view = app.daemon.view();
+    let view = app.view();
     let name = &selection.family;
     let pair = &app.pair_of(&selection.pair, name)?.name;
     let served = app.family(&selection.pair, name).await;
@@ -70,7 +70,7 @@ pub async fn live(
     Params(Selection { pair, family, .. }): Params<Selection>,
 ) -> Result<Html<String>, Problem> {
     let pair = &app.pair_of(&pair, &family)?.name;
-    Ok(Html(parts(&app.daemon.view(), pair, &family).into_string()))
+    Ok(Html(parts(&app.view(), pair, &family).into_string()))
 }
 
 /// Renders the parts that the daemon knows without a query.
