@@ -77,24 +77,6 @@ impl TryFrom<ServeEntry> for Serve {
     }
 }
 
-#[derive(PartialEq, Eq, Hash, Deserialize)]
-#[serde(try_from = "String")]
-pub struct PairName(pub String);
-
-impl TryFrom<String> for PairName {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<Self, String> {
-        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
-        if name.is_empty() || !name.bytes().all(is_allowed) {
-            return Err(format!(
-                "pair {name:?}: a name has letters, digits, _ and -"
-            ));
-        }
-        Ok(PairName(name))
-    }
-}
-
 /// The settings of a pair, as written in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -151,6 +133,10 @@ impl PairConfig {
 
 impl PairEntry {
     pub(super) fn check(self, name: &str, secrets: &Secrets<'_>) -> Result<PairConfig, String> {
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        if name.is_empty() || !name.bytes().all(is_allowed) {
+            return Err("a name has letters, digits, _ and -".to_owned());
+        }
         let prefix = name.replace('-', "_");
         let pem = |setting: &str, kind: &str, written| {
             let text = secrets.read(&format!("{prefix}_{setting}"), written)?;
