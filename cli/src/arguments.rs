@@ -1,6 +1,8 @@
 //! The command line.
 
+use std::ops::Deref;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -39,12 +41,27 @@ pub struct Arguments {
     pub command: Command,
 }
 
-/// Refuses the name of a family without its namespace.
-fn family_name(name: &str) -> Result<String, &'static str> {
-    if name.contains('/') {
-        Ok(name.to_owned())
-    } else {
-        Err("it is not NAMESPACE/FAMILY, such as shop/views")
+/// NAMESPACE/FAMILY.
+#[derive(Clone)]
+pub struct FamilyName(String);
+
+impl FromStr for FamilyName {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        if name.contains('/') {
+            Ok(FamilyName(name.to_owned()))
+        } else {
+            Err("it is not NAMESPACE/FAMILY, such as shop/views")
+        }
+    }
+}
+
+impl Deref for FamilyName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
     }
 }
 
@@ -75,8 +92,7 @@ pub enum Command {
     /// each slice of a series
     Get {
         /// NAMESPACE/FAMILY
-        #[arg(value_parser = family_name)]
-        family: String,
+        family: FamilyName,
         /// Ids: SCOPE/DAY of visitors, names of series, pages of activity
         #[arg(required = true)]
         ids: Vec<String>,
@@ -87,8 +103,7 @@ pub enum Command {
     /// Adds to a counter, exactly once
     Add {
         /// NAMESPACE/FAMILY
-        #[arg(value_parser = family_name)]
-        family: String,
+        family: FamilyName,
         id: String,
         #[arg(default_value_t = 1, allow_negative_numbers = true)]
         delta: i64,
@@ -100,8 +115,7 @@ pub enum Command {
     /// names
     List {
         /// NAMESPACE/FAMILY
-        #[arg(value_parser = family_name)]
-        family: String,
+        family: FamilyName,
         /// Only ids with this prefix
         #[arg(long, default_value = "")]
         prefix: String,
@@ -132,8 +146,7 @@ pub enum Command {
     /// with 1 if some differ and were not corrected
     Recount {
         /// NAMESPACE/FAMILY
-        #[arg(value_parser = family_name)]
-        family: String,
+        family: FamilyName,
         /// Reports differences without correcting them
         #[arg(long)]
         report: bool,
@@ -141,8 +154,7 @@ pub enum Command {
     /// Lists the differences that recounts found
     Drift {
         /// NAMESPACE/FAMILY
-        #[arg(value_parser = family_name)]
-        family: String,
+        family: FamilyName,
         /// The run; defaults to the last one
         #[arg(long)]
         run: Option<u64>,
@@ -151,8 +163,7 @@ pub enum Command {
     /// other partitions, first stop what counts in it, and drain it
     Reconfigure {
         /// NAMESPACE/FAMILY
-        #[arg(value_parser = family_name)]
-        family: String,
+        family: FamilyName,
         /// Prints the changes without making them
         #[arg(long)]
         dry_run: bool,
@@ -197,8 +208,7 @@ pub enum FamilyCommand {
     /// and its rows in counterfoil's own tables
     Remove {
         /// NAMESPACE/FAMILY
-        #[arg(value_parser = family_name)]
-        family: String,
+        family: FamilyName,
         /// Asks nothing
         #[arg(long)]
         yes: bool,
@@ -213,8 +223,8 @@ pub enum Rejects {
     /// Lists rejects that were neither applied nor discarded
     List {
         /// Only rejects of NAMESPACE/FAMILY
-        #[arg(long, value_parser = family_name)]
-        family: Option<String>,
+        #[arg(long)]
+        family: Option<FamilyName>,
         #[arg(long, default_value_t = 1000)]
         limit: u64,
     },
@@ -242,8 +252,8 @@ pub struct Which {
     /// The numbers of rejects
     pub numbers: Vec<u64>,
     /// All rejects of NAMESPACE/FAMILY
-    #[arg(long, value_parser = family_name)]
-    pub family: Option<String>,
+    #[arg(long)]
+    pub family: Option<FamilyName>,
     /// All rejects
     #[arg(long)]
     pub all: bool,

@@ -114,24 +114,9 @@ fn escape(text: &str, is_escaped: impl Fn(char) -> bool) -> String {
 }
 
 /// Formats rows in aligned columns, with numbers to the right. Without rows there are no lines.
-pub fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> Vec<String> {
-    columns(&heads, rows.iter().map(|row| &row[..]))
-}
-
-/// Formats rows that begin with the name of a pair, which is omitted if there is only one pair.
-pub fn pair_table<const N: usize>(
-    pairs: usize,
-    heads: [&str; N],
-    rows: &[[String; N]],
-) -> Vec<String> {
-    let first = usize::from(pairs == 1);
-    columns(&heads[first..], rows.iter().map(|row| &row[first..]))
-}
-
-fn columns<'r>(heads: &[&str], rows: impl Iterator<Item = &'r [String]>) -> Vec<String> {
-    let rows: Vec<Vec<_>> = rows
-        .map(|row| row.iter().map(|cell| isolated(cell)).collect())
-        .collect();
+pub fn table(heads: &[&str], rows: &[impl AsRef<[String]>]) -> Vec<String> {
+    let cells = |row: &[String]| row.iter().map(|cell| isolated(cell)).collect();
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| cells(row.as_ref())).collect();
     if rows.is_empty() {
         return Vec::new();
     }
@@ -218,7 +203,7 @@ mod tests {
             assert_eq!(isolated(text), shown);
         }
         let rows = [["שלום", "7", ""], ["ab\n", "10", "x"]].map(|row| row.map(str::to_owned));
-        let lines = table(["ID", "N", "WHY"], &rows);
+        let lines = table(&["ID", "N", "WHY"], &rows);
         let expected = ["ID     N  WHY", "\u{2068}שלום\u{2069}   7", "ab\\n  10  x"];
         assert_eq!(lines, expected);
         assert_eq!(without_controls("a\nb\x1b"), "a\nb\\u{1b}");

@@ -10,14 +10,6 @@ use crate::families;
 use crate::output::{isolated, moment};
 use crate::status::unix_seconds;
 
-/// The requested counters in their order, as JSON and as lines of text.
-struct Counters {
-    /// The name of the list in JSON.
-    name: &'static str,
-    json: Vec<Value>,
-    lines: Vec<String>,
-}
-
 /// Prints exact values.
 pub async fn get(
     context: &Context,
@@ -27,7 +19,7 @@ pub async fn get(
 ) -> Result<Exit, Failure> {
     let counters = open_to_read(context, family).await?;
     let kind = counters.family().kind();
-    let Counters { name, json, lines } = read(counters, ids, precision).await?;
+    let (name, json, lines) = read(counters, ids, precision).await?;
     let values = json!({"family": family, "kind": kind, name: json});
     context.output.print(&values, |_| lines)
 }
@@ -49,11 +41,12 @@ async fn open_to_read(context: &Context, family: &str) -> Result<AnyCounters, Fa
     }
 }
 
+/// Returns the name of the list in JSON, and the counters in their order as JSON and as lines.
 async fn read(
     counters: AnyCounters,
     ids: &[String],
     precision: Precision,
-) -> Result<Counters, Failure> {
+) -> Result<(&'static str, Vec<Value>, Vec<String>), Failure> {
     let (mut json, mut lines) = (Vec::with_capacity(ids.len()), Vec::new());
     let values = families::values(&counters, ids).await?;
     let name = match (counters, values) {
@@ -99,7 +92,7 @@ async fn read(
             )));
         }
     };
-    Ok(Counters { name, json, lines })
+    Ok((name, json, lines))
 }
 
 /// Adds to a counter.

@@ -171,5 +171,5 @@ fn rows(drift: &[DriftView]) -> Vec<String> {
     };
     let heads = ["ID", "BEFORE", "ROWS", "AFTER", "ADDED", "AT", "NOTE"];
     let rows: Vec<_> = drift.iter().map(row).collect();
-    table(heads, &rows)
+    table(&heads, &rows)
 }

@@ -9,7 +9,6 @@ use serde_json::json;
 
 use super::{Context, registered};
 use crate::arguments::{Rejects, Which};
-use crate::config::PairConfig;
 use crate::exit::{Exit, Failure};
 use crate::output::{confirm, count, isolated, moment, table};
 use crate::pair;
@@ -42,20 +41,22 @@ async fn list(context: &Context, family: Option<&str>, limit: u64) -> Result<Exi
     for pair in &context.config.pairs {
         let rejects = open_rejects(&pair::store(pair), limit, family).await;
         let rejects = rejects.map_err(Failure::of_pair(&pair.name))?;
-        listed.extend(of_pair(pair, rejects));
+        listed.push((pair.name.as_str(), rejects));
     }
     print_rejects(context, listed)
 }
 
-fn of_pair(pair: &PairConfig, rejects: Vec<RejectView>) -> impl Iterator<Item = Listed<'_>> {
-    let pair = pair.name.as_str();
-    rejects
-        .into_iter()
-        .map(move |reject| Listed { pair, reject })
-}
-
-fn print_rejects(context: &Context, rejects: Vec<Listed<'_>>) -> Result<Exit, Failure> {
-    context.output.print(&rejects, |listed| {
+/// Prints rejects, which are given by pair.
+fn print_rejects(
+    context: &Context,
+    rejects: Vec<(&str, Vec<RejectView>)>,
+) -> Result<Exit, Failure> {
+    let listed = rejects.into_iter().flat_map(|(pair, rejects)| {
+        let rejects = rejects.into_iter();
+        rejects.map(move |reject| Listed { pair, reject })
+    });
+    let listed: Vec<_> = listed.collect();
+    context.output.print(&listed, |listed| {
         if listed.is_empty() {
             return vec!["no rejects".to_owned()];
         }
@@ -75,7 +76,7 @@ fn print_rejects(context: &Context, rejects: Vec<Listed<'_>>) -> Result<Exit, Fa
             "PAIR", "NUMBER", "FAMILY", "ID", "DELTA", "TIMES", "SINCE", "REASON",
         ];
         let rows: Vec<_> = listed.iter().map(row).collect();
-        table(heads, &rows)
+        table(&heads, &rows)
     })
 }
 
@@ -237,7 +238,7 @@ async fn discard(
     let store = pair::store(pair);
     let (selected, not_found) = select(&store, which).await?;
     if dry_run {
-        return print_rejects(context, of_pair(pair, selected).collect());
+        return print_rejects(context, vec![(&pair.name, selected)]);
     }
     if which.numbers.is_empty() && !selected.is_empty() {
         let rejects = count(selected.len() as u64, "reject", "rejects");

@@ -37,7 +37,7 @@ fn entries() -> Vec<Entry> {
 fn entry_table(entries: &[Entry]) -> Vec<String> {
     let row = |entry: &Entry| [entry.name, entry.sha1].map(str::to_owned);
     let rows: Vec<_> = entries.iter().map(row).collect();
-    table(["SCRIPT", "SHA-1"], &rows)
+    table(&["SCRIPT", "SHA-1"], &rows)
 }
 
 pub fn list(output: Output) -> Result<Exit, Failure> {

@@ -9,7 +9,7 @@ use futures_util::future::{join, join_all, try_join_all};
 use super::{Context, daemon_state, servers};
 use crate::config::FamilyConfig;
 use crate::exit::{Exit, Failure};
-use crate::output::{pair_table, short};
+use crate::output::{short, table};
 use crate::poll::{self, PairStatus};
 use crate::status::{FamilyView, LATE, State, unix_now};
 
@@ -38,7 +38,7 @@ pub async fn status(context: &Context, late: Duration) -> Result<Exit, Failure> 
     });
     let pairs = try_join_all(checks).await?;
     context.output.print(&pairs, |pairs| {
-        let mut lines = table(pairs);
+        let mut lines = lines(pairs);
         for status in pairs {
             let pair = &status.pair;
             lines.extend(remarks(status));
@@ -80,7 +80,7 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
     let are_up = pairs.iter().all(is_up);
     let has_no_problem = pairs.iter().all(|pair| problems(pair).is_empty());
     context.output.print(&pairs, |pairs| {
-        let mut lines = table(pairs);
+        let mut lines = lines(pairs);
         if lines.is_empty() && has_no_problem {
             lines.push("nothing is pending".to_owned());
         }
@@ -95,7 +95,7 @@ pub async fn pending(context: &Context) -> Result<Exit, Failure> {
 }
 
 /// Returns a line for each family, below a head.
-fn table(pairs: &[PairStatus]) -> Vec<String> {
+fn lines(pairs: &[PairStatus]) -> Vec<String> {
     let now = unix_now();
     let age = |saved: u64| format!("{} ago", short(now.saturating_sub(saved) as f64));
     let mut rows = Vec::new();
@@ -124,7 +124,10 @@ fn table(pairs: &[PairStatus]) -> Vec<String> {
     let heads = [
         "PAIR", "FAMILY", "KIND", "PENDING", "OLDEST", "OPEN", "SAVED", "REJECTS", "STATE",
     ];
-    pair_table(pairs.len(), heads, &rows)
+    // the name of the only pair is omitted
+    let first = usize::from(pairs.len() == 1);
+    let rows: Vec<_> = rows.iter().map(|row| &row[first..]).collect();
+    table(&heads[first..], &rows)
 }
 
 async fn poll(context: &Context, late: Duration) -> Vec<PairStatus> {

@@ -23,29 +23,10 @@ pub struct FamilyConfig {
 /// The settings of a family that are not the library's.
 #[derive(Deserialize)]
 struct Header {
-    name: Name,
+    /// NAMESPACE/FAMILY, with a pattern or without.
+    name: String,
     pair: Option<String>,
     recount: Option<Recount>,
-}
-
-/// NAMESPACE/FAMILY, with a pattern or without.
-#[derive(Deserialize)]
-#[serde(try_from = "String")]
-struct Name(String, String);
-
-impl TryFrom<String> for Name {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<Self, String> {
-        match name.split_once('/') {
-            Some((namespace, family)) if namespace.matches('*').count() < 2 => {
-                Ok(Name(namespace.to_owned(), family.to_owned()))
-            }
-            _ => Err(format!(
-                "family {name:?}: expected NAMESPACE/FAMILY, or one * in the namespace for many"
-            )),
-        }
-    }
 }
 
 /// The comparison of a family's counters with rows.
@@ -177,7 +158,7 @@ impl FamilyConfig {
         }
         let settings = ValueDeserializer::from(Spanned::new(at.clone(), settings));
         let settings = FamilySettings::deserialize(settings)?;
-        let name = format!("{}/{}", header.name.0, header.name.1);
+        let name = header.name.clone();
         FamilyConfig::add(header, settings, pairs).map_err(|what| Wrong {
             message: format!("family {name:?}: {what}"),
             at,
@@ -186,13 +167,17 @@ impl FamilyConfig {
 
     fn add(
         Header {
-            name: Name(namespace, family),
+            name,
             pair,
             recount,
         }: Header,
         settings: FamilySettings,
         pairs: &mut [PairConfig],
     ) -> Result<(), String> {
+        let (namespace, family) = name
+            .split_once('/')
+            .filter(|(namespace, _)| namespace.matches('*').count() < 2)
+            .ok_or("expected NAMESPACE/FAMILY, or one * in the namespace for many")?;
         let pair = match (pair, pairs) {
             (None, [only]) => only,
             (None, _) => return Err("pair = \"NAME\" is missing, and there are several".to_owned()),
@@ -202,8 +187,8 @@ impl FamilyConfig {
             }
         };
         let config = FamilyConfig {
-            namespace,
-            family,
+            namespace: namespace.to_owned(),
+            family: family.to_owned(),
             recount,
             settings: settings.or_durability(pair.durability),
         };

@@ -1,7 +1,7 @@
 //! `counterfoil.toml`: its settings, all checked before anything is done.
 //!
 //! A type of its own checks each value, so that the error has the line of the value. Errors about
-//! several values have the line of their pair or family.
+//! several values, or a name, have the line of their pair or family.
 
 mod family;
 mod mysql;
@@ -23,8 +23,8 @@ use toml::de::{DeTable, DeValue};
 
 pub use self::family::{FamilyConfig, Recount};
 pub use self::mysql::transport as mysql_transport;
+use self::pair::PairEntry;
 pub use self::pair::{PairConfig, Serve};
-use self::pair::{PairEntry, PairName};
 pub use self::redis::is_tls;
 use self::secret::{Hidden, Secrets};
 
@@ -91,7 +91,7 @@ struct File {
     #[serde(default)]
     log: LogFormat,
     #[serde(default)]
-    pair: IndexMap<PairName, Spanned<PairEntry>>,
+    pair: IndexMap<String, Spanned<PairEntry>>,
 }
 
 /// The address of the HTTP server, `None` for `off`.
@@ -223,7 +223,7 @@ impl Config {
             allow_anonymous: file.allow_anonymous,
         });
         let mut pairs = Vec::new();
-        for (PairName(name), entry) in file.pair {
+        for (name, entry) in file.pair {
             let at = entry.span();
             let pair = entry.into_inner().check(&name, secrets);
             pairs.push(pair.map_err(|what| Wrong {

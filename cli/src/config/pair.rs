@@ -23,6 +23,8 @@ pub struct PairConfig {
     /// An authority replaces those of the system.
     pub certificates: Option<TlsCertificates>,
     pub mysql: MySqlConnectOptions,
+    /// All settings by which it connects, secrets included.
+    pub connects_by: String,
     /// The maximum number of connections to MySQL.
     pub connections: u32,
     /// The durability of families that set none.
@@ -72,24 +74,6 @@ impl TryFrom<ServeEntry> for Serve {
                 Ok(Serve::Namespaces(namespaces))
             }
         }
-    }
-}
-
-#[derive(PartialEq, Eq, Hash, Deserialize)]
-#[serde(try_from = "String")]
-pub struct PairName(pub String);
-
-impl TryFrom<String> for PairName {
-    type Error = String;
-
-    fn try_from(name: String) -> Result<Self, String> {
-        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
-        if name.is_empty() || !name.bytes().all(is_allowed) {
-            return Err(format!(
-                "pair {name:?}: a name has letters, digits, _ and -"
-            ));
-        }
-        Ok(PairName(name))
     }
 }
 
@@ -145,27 +129,14 @@ impl PairConfig {
     pub fn has_patterns(&self) -> bool {
         self.families.iter().any(FamilyConfig::is_pattern)
     }
-
-    /// Returns whether both connect to the same servers in the same way.
-    pub fn connects_like(&self, other: &PairConfig) -> bool {
-        // not as a URL, which sqlx cannot write with an IPv6 address
-        let mysql = |pair: &PairConfig| format!("{:?}", pair.mysql);
-        let certificates = |pair: &PairConfig| {
-            let TlsCertificates {
-                root_cert,
-                client_tls,
-            } = pair.certificates.clone()?;
-            let client = client_tls.map(|client| (client.client_cert, client.client_key));
-            Some((root_cert, client))
-        };
-        self.redis.connects_like(&other.redis)
-            && certificates(self) == certificates(other)
-            && mysql(self) == mysql(other)
-    }
 }
 
 impl PairEntry {
     pub(super) fn check(self, name: &str, secrets: &Secrets<'_>) -> Result<PairConfig, String> {
+        let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+        if name.is_empty() || !name.bytes().all(is_allowed) {
+            return Err("a name has letters, digits, _ and -".to_owned());
+        }
         let prefix = name.replace('-', "_");
         let pem = |setting: &str, kind: &str, written| {
             let text = secrets.read(&format!("{prefix}_{setting}"), written)?;
@@ -173,13 +144,18 @@ impl PairEntry {
                 Some(text) if !text.contains(&format!("{kind}-----")) => {
                     Err(format!("{setting}: the file has no {kind} in PEM"))
                 }
-                text => Ok(text.map(String::into_bytes)),
+                text => Ok(text),
             }
         };
-        let client_tls = match (
+        let pems = [
+            pem("redis_ca", "CERTIFICATE", self.redis_ca)?,
             pem("redis_cert", "CERTIFICATE", self.redis_cert)?,
             pem("redis_key", "PRIVATE KEY", self.redis_key)?,
-        ) {
+        ];
+        let urls = [&self.redis, &self.sentinel, &self.cluster].map(|urls| &urls.text);
+        let mut connects_by = format!("{urls:?} {pems:?}");
+        let [root_cert, client_cert, client_key] = pems.map(|pem| pem.map(String::into_bytes));
+        let client_tls = match (client_cert, client_key) {
             (Some(client_cert), Some(client_key)) => Some(ClientTlsConfig {
                 client_cert,
                 client_key,
@@ -187,7 +163,6 @@ impl PairEntry {
             (None, None) => None,
             _ => return Err("redis_cert and redis_key go together".to_owned()),
         };
-        let root_cert = pem("redis_ca", "CERTIFICATE", self.redis_ca)?;
         let has_certificates = root_cert.is_some() || client_tls.is_some();
         let mut redis = RedisPlace::new([self.redis, self.sentinel, self.cluster])?;
         if redis.transport() == Transport::Plain && self.tls == TlsRule::Required {
@@ -207,6 +182,7 @@ impl PairEntry {
         )?;
         if let Some(password) = password {
             redis.set_password(&password);
+            connects_by += &password;
         }
         let mut mysql = mysql::options(&self.mysql.0, self.tls, secrets, &prefix)?;
         let password = secret(
@@ -217,6 +193,7 @@ impl PairEntry {
         if let Some(password) = password {
             mysql = mysql.password(&password);
         }
+        connects_by += &format!("{mysql:?}");
         let connections = self.connections.unwrap_or(10);
         if connections < 2 {
             return Err("connections: at least 2 are needed".to_owned());
@@ -230,6 +207,7 @@ impl PairEntry {
                 root_cert,
             }),
             mysql,
+            connects_by,
             connections,
             durability: self.durability,
             serve: self.serve,

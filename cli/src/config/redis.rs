@@ -9,12 +9,17 @@ use super::tls::{Transport, is_loopback};
 /// One URL or a list of them. No error shows a URL, which may have a password.
 #[derive(Default, Deserialize)]
 #[serde(try_from = "toml::Value")]
-pub struct RedisUrls(pub Vec<ConnectionInfo>);
+pub struct RedisUrls {
+    /// As written.
+    pub text: String,
+    infos: Vec<ConnectionInfo>,
+}
 
 impl TryFrom<toml::Value> for RedisUrls {
     type Error = String;
 
     fn try_from(value: toml::Value) -> Result<Self, String> {
+        let text = value.to_string();
         let urls = match value {
             toml::Value::Array(urls) => urls,
             url => vec![url],
@@ -24,10 +29,8 @@ impl TryFrom<toml::Value> for RedisUrls {
             let info = url.into_connection_info();
             info.map_err(|error| format!("expected the URL of a Redis: {error:#}"))
         };
-        urls.into_iter()
-            .map(parse)
-            .collect::<Result<_, _>>()
-            .map(RedisUrls)
+        let infos = urls.into_iter().map(parse).collect::<Result<_, _>>()?;
+        Ok(RedisUrls { text, infos })
     }
 }
 
@@ -43,9 +46,10 @@ pub struct RedisPlace {
 impl RedisPlace {
     /// Returns the place that the settings `redis`, `sentinel` and `cluster` name together.
     pub fn new([redis, sentinel, cluster]: [RedisUrls; 3]) -> Result<Self, String> {
-        let (servers, is_cluster) = match (redis.0.len(), sentinel.0.len(), cluster.0.len()) {
-            (1, _, 0) => (redis.0, false),
-            (0, 0, 1..) => (cluster.0, true),
+        let [redis, sentinels, cluster] = [redis, sentinel, cluster].map(|urls| urls.infos);
+        let (servers, is_cluster) = match (redis.len(), sentinels.len(), cluster.len()) {
+            (1, _, 0) => (redis, false),
+            (0, 0, 1..) => (cluster, true),
             _ => {
                 let expected = "expected redis = URL, or the URLs of `sentinel` with redis = \"redis://NAME\", \
                      the name that Sentinel knows, or the URLs of `cluster` alone";
@@ -54,24 +58,13 @@ impl RedisPlace {
         };
         Ok(RedisPlace {
             servers,
-            sentinels: sentinel.0,
+            sentinels,
             is_cluster,
         })
     }
 
     fn all(&self) -> impl Iterator<Item = &ConnectionInfo> {
         self.servers.iter().chain(&self.sentinels)
-    }
-
-    /// Returns whether both connect to the same servers in the same way.
-    pub fn connects_like(&self, other: &RedisPlace) -> bool {
-        let parts = |info: &ConnectionInfo| {
-            let settings = info.redis_settings();
-            let credentials = [settings.username(), settings.password()];
-            let credentials = credentials.map(|text| text.map(str::to_owned));
-            (format!("{:?}", info.addr()), settings.db(), credentials)
-        };
-        self.is_cluster == other.is_cluster && self.all().map(parts).eq(other.all().map(parts))
     }
 
     /// Returns the number of the database.

@@ -54,62 +54,45 @@ pub fn views(failing: Vec<Failing>, view: &PairView) -> Vec<FailingView> {
     views
 }
 
-/// Steps that fail with the same error.
-struct Group<'f> {
-    first: &'f FailingView,
-    steps: String,
-    /// The names of the families, the first of them if there are many.
-    families: String,
-    blocks_hits: bool,
-    since: u64,
-}
-
 /// Returns the steps by their errors.
-fn groups(failing: &[FailingView]) -> BTreeMap<&str, Group<'_>> {
+fn by_error(failing: &[FailingView]) -> BTreeMap<&str, Vec<&FailingView>> {
     let mut by_error: BTreeMap<_, Vec<&FailingView>> = BTreeMap::new();
     for one in failing {
         by_error.entry(one.error.as_str()).or_default().push(one);
     }
-    let mut groups = BTreeMap::new();
-    for (error, failing) in by_error {
-        let steps: BTreeSet<_> = failing.iter().map(|one| one.step).collect();
-        let families = failing.iter().map(|one| one.family.as_deref());
-        let families: BTreeSet<_> = families.map(|name| name.unwrap_or("the pair")).collect();
-        let more = families.len().saturating_sub(MAX_NAMES);
-        let first: Vec<_> = families.into_iter().take(MAX_NAMES).collect();
-        let group = Group {
-            first: failing[0],
-            steps: Vec::from_iter(steps).join(", "),
-            families: match more {
-                0 => first.join(", "),
-                more => format!("{} and {more} more", first.join(", ")),
-            },
-            blocks_hits: failing.iter().any(|one| one.blocks_hits),
-            since: failing
-                .iter()
-                .map(|one| one.since)
-                .min()
-                .unwrap_or_default(),
-        };
-        groups.insert(error, group);
+    by_error
+}
+
+/// Returns the steps and the families that fail with one error, the first of them if there are many.
+fn subject(failing: &[&FailingView]) -> String {
+    let steps = failing.iter().map(|one| one.step);
+    let families = failing.iter().map(|one| one.family.as_deref());
+    let families = families.map(|name| name.unwrap_or("the pair"));
+    let [steps, mut families] =
+        [BTreeSet::from_iter(steps), BTreeSet::from_iter(families)].map(Vec::from_iter);
+    let more = families.len().saturating_sub(MAX_NAMES);
+    families.truncate(MAX_NAMES);
+    let (steps, families) = (steps.join(", "), families.join(", "));
+    match more {
+        0 => format!("{steps} of {families}"),
+        more => format!("{steps} of {families} and {more} more"),
     }
-    groups
 }
 
 /// Returns a finding for each error, except those that `check` reports as well.
 pub fn findings(failing: &[FailingView]) -> Vec<FindingView> {
-    let groups = groups(failing).into_iter();
-    let new = groups.filter(|(_, group)| group.first.step != COUNTING);
-    let finding = |(error, group): (&str, Group<'_>)| {
-        let advice = if group.blocks_hits {
+    let new = by_error(failing).into_iter();
+    let new = new.filter(|(_, failing)| failing[0].step != COUNTING);
+    let finding = |(error, failing): (&str, Vec<&FailingView>)| {
+        let advice = if failing.iter().any(|one| one.blocks_hits) {
             "Hits wait in Redis meanwhile. `counterfoil check` names missing privileges, tables and columns"
         } else {
             "The step is retried until it succeeds"
         };
-        let subject = format!("{} of {}", group.steps, group.families);
+        let since = failing.iter().map(|one| one.since).min();
         FindingView {
-            finding: Finding::new(Severity::Error, subject, error.to_owned(), advice),
-            since: group.since,
+            finding: Finding::new(Severity::Error, subject(&failing), error, advice),
+            since: since.unwrap_or_default(),
         }
     };
     new.map(finding).collect()
@@ -120,15 +103,16 @@ pub fn findings(failing: &[FailingView]) -> Vec<FindingView> {
 pub struct FailingLog(BTreeSet<String>);
 
 impl FailingLog {
-    /// Logs each new error once, with the families that it concerns, and the end of all errors.
+    /// Logs each new error once, with the steps and families that it concerns, and the end of all
+    /// errors.
     pub fn log(&mut self, pair: &str, failing: &[FailingView]) {
-        let groups = groups(failing);
+        let by_error = by_error(failing);
         let was_failing = !self.0.is_empty();
-        self.0.retain(|error| groups.contains_key(error.as_str()));
-        for (error, group) in groups {
+        self.0.retain(|error| by_error.contains_key(error.as_str()));
+        for (error, failing) in by_error {
             if self.0.insert(error.to_owned()) {
-                let (server, steps, families) = (group.first.server, group.steps, group.families);
-                tracing::error!(pair, server, steps, families, error, "fails, will retry");
+                let (server, step) = (failing[0].server, subject(&failing));
+                tracing::error!(pair, server, step, error, "fails, will retry");
             }
         }
         if was_failing && self.0.is_empty() {

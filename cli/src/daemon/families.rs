@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
-use std::sync::Arc;
 
 use counterfoil::admin::{Finding, Severity};
 use counterfoil::recount::{RecountBuilder, Recounted, Recounter};
@@ -11,10 +10,9 @@ use counterfoil::redis::RedisResult;
 use counterfoil::{AnyCounters, Counterfoil, Family, Result};
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
-use tokio::sync::watch;
 
 use super::discovery;
-use crate::config::{Config, FamilyConfig, PairConfig};
+use crate::config::{FamilyConfig, PairConfig};
 use crate::families;
 use crate::view::Refused;
 
@@ -25,9 +23,9 @@ const SEARCH: &str = "search for namespaces";
 
 /// Families by NAMESPACE/FAMILY.
 pub struct Families {
-    pair: String,
+    /// The current configuration of the pair.
+    pub config: PairConfig,
     counterfoil: Counterfoil,
-    config: watch::Receiver<Arc<Config>>,
     opened: BTreeSet<String>,
     /// Families that were not opened, each with the reason.
     refused: BTreeMap<String, String>,
@@ -39,15 +37,10 @@ pub struct Families {
 }
 
 impl Families {
-    pub fn new(
-        pair: String,
-        counterfoil: Counterfoil,
-        config: watch::Receiver<Arc<Config>>,
-    ) -> Self {
+    pub fn new(config: PairConfig, counterfoil: Counterfoil) -> Self {
         Families {
-            pair,
-            counterfoil,
             config,
+            counterfoil,
             opened: BTreeSet::new(),
             refused: BTreeMap::new(),
             recounters: HashMap::new(),
@@ -60,17 +53,16 @@ impl Families {
     /// have changed. A family that is no longer configured stays open until the daemon ends.
     pub async fn open_configured(&mut self) {
         self.stop().await;
-        let mut refused = mem::take(&mut self.refused);
-        refused.retain(|name, _| self.configured(name).is_some());
-        self.refused = refused;
-        let mut names = self.configured_names();
+        let config = &self.config;
+        self.refused.retain(|name, _| config.family(name).is_some());
+        let mut names = config.family_names();
         names.extend(self.opened.iter().cloned());
         self.open(names).await;
     }
 
     /// Retries the configured families that are not open.
     pub async fn retry_missing(&mut self) {
-        let mut missing = self.configured_names();
+        let mut missing = self.config.family_names();
         missing.retain(|name| !self.opened.contains(name));
         missing.extend(self.refused.keys().cloned());
         self.open(missing).await;
@@ -78,10 +70,7 @@ impl Families {
 
     /// Searches Redis for families, if patterns are configured.
     pub fn search(&self) -> impl Future<Output = RedisResult<BTreeSet<String>>> + use<> {
-        let config = self.config.borrow();
-        let has_patterns = config
-            .pair(&self.pair)
-            .is_some_and(PairConfig::has_patterns);
+        let has_patterns = self.config.has_patterns();
         let redis = self.counterfoil.redis().clone();
         async move {
             if has_patterns {
@@ -120,7 +109,7 @@ impl Families {
 
     /// Returns whether the configuration has a recount of NAMESPACE/FAMILY.
     pub fn recounts(&self, family: &str) -> bool {
-        let configured = self.configured(family);
+        let configured = self.config.family(family);
         configured.is_some_and(|configured| configured.recount.is_some())
     }
 
@@ -142,7 +131,7 @@ impl Families {
         let before = mem::replace(&mut self.failing, failing);
         for (step, error) in &self.failing {
             if before.get(step) != Some(error) {
-                tracing::error!(pair = self.pair, step, error, "fails, will retry");
+                tracing::error!(pair = self.config.name, step, error, "fails, will retry");
             }
         }
         before != self.failing
@@ -171,27 +160,14 @@ impl Families {
         }
     }
 
-    /// Returns the names of the configured families, except patterns.
-    fn configured_names(&self) -> BTreeSet<String> {
-        let config = self.config.borrow();
-        let pair = config.pair(&self.pair);
-        pair.map(PairConfig::family_names).unwrap_or_default()
-    }
-
-    /// Returns the configuration of NAMESPACE/FAMILY.
-    fn configured(&self, name: &str) -> Option<FamilyConfig> {
-        let config = self.config.borrow();
-        config.pair(&self.pair)?.family(name).cloned()
-    }
-
     /// Opens families by name, as configured.
     async fn open(&mut self, names: impl IntoIterator<Item = String>) {
+        let (pair, counterfoil) = (&self.config, &self.counterfoil);
         let with_config = |name: String| {
-            let config = self.configured(&name)?;
+            let config = pair.family(&name)?.clone();
             Some((name, config))
         };
         let names: Vec<_> = names.into_iter().filter_map(with_config).collect();
-        let counterfoil = &self.counterfoil;
         let opened = stream::iter(names)
             .map(async |(name, config)| {
                 let opened = families::open(counterfoil, &config, &name).await;
@@ -200,11 +176,12 @@ impl Families {
             .buffer_unordered(MAX_OPENING)
             .collect::<Vec<_>>()
             .await;
+        let pair = &pair.name;
         for (name, config, opened) in opened {
             match opened {
                 Ok(counters) => {
                     if self.refused.remove(&name).is_some() {
-                        tracing::info!(pair = self.pair, family = name, "family was opened");
+                        tracing::info!(pair, family = name, "family was opened");
                     }
                     match start_recount(counterfoil, &counters, &config) {
                         Ok(recounter) => {
@@ -212,8 +189,7 @@ impl Families {
                             self.recounters.extend(recounter);
                         }
                         Err(error) => {
-                            let (pair, family) = (&self.pair, &name);
-                            tracing::error!(pair, family, error = %format_args!("{error:#}"), "recount was not started");
+                            tracing::error!(pair, family = name, error = %format_args!("{error:#}"), "recount was not started");
                         }
                     }
                     self.opened.insert(name);
@@ -221,8 +197,7 @@ impl Families {
                 Err(error) => {
                     let error = format!("{error:#}");
                     if self.refused.get(&name) != Some(&error) {
-                        let (pair, family) = (&self.pair, &name);
-                        tracing::error!(pair, family, error, "family was not opened");
+                        tracing::error!(pair, family = name, error, "family was not opened");
                         self.refused.insert(name, error);
                     }
                 }

@@ -169,10 +169,9 @@ fn set_family_gauges(pair: &PairView, now: u64) {
             .and_modify(|merged| *merged = merge(*merged, value))
             .or_insert(value);
     };
-    const FAILING: (&str, &str) = (
-        "counterfoil_families_failing",
-        "families whose flushes fail",
-    );
+    let failing = pair.reconciler.failing.iter();
+    let failing = failing.filter(|one| one.blocks_hits);
+    let failing: BTreeSet<_> = failing.filter_map(|one| one.family.clone()).collect();
     for family in &pair.families {
         let of = family.family.as_str();
         let is = |state| flag(family.state == state);
@@ -202,7 +201,11 @@ fn set_family_gauges(pair: &PairView, now: u64) {
                 "families whose keys in Redis cannot be read",
                 is(State::Broken),
             ),
-            (FAILING.0, FAILING.1, 0.0),
+            (
+                "counterfoil_families_failing",
+                "families whose flushes fail",
+                flag(failing.contains(&family.name())),
+            ),
         ] {
             merge(of, name, what, value, f64::add);
         }
@@ -230,23 +233,8 @@ fn set_family_gauges(pair: &PairView, now: u64) {
             );
         }
     }
-    fn without_namespace(family: &str) -> &str {
-        family.rsplit_once('/').map_or(family, |(_, name)| name)
-    }
-    let failing = pair.reconciler.failing.iter();
-    let failing = failing.filter(|one| one.blocks_hits);
-    let failing: BTreeSet<_> = failing.filter_map(|one| one.family.as_deref()).collect();
-    for family in failing {
-        merge(
-            without_namespace(family),
-            FAILING.0,
-            FAILING.1,
-            1.0,
-            f64::add,
-        );
-    }
     for recount in &pair.recounts {
-        let of = without_namespace(&recount.family);
+        let of = recount.family.rsplit('/').next().unwrap_or_default();
         merge(
             of,
             "counterfoil_last_recount_drifted",

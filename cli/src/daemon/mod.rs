@@ -24,13 +24,14 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-use self::state::{DaemonState, PairState, is_set};
+use self::state::PairState;
 use self::worker::Worker;
 use crate::config::{Config, HttpConfig, LogFormat, PairConfig};
 use crate::exit::{Exit, Failure};
-use crate::http::{self, Auth};
+use crate::http::{self, App};
 use crate::signals;
 use crate::view::ReconcilerView;
 
@@ -53,32 +54,25 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
         None => None,
     };
     let address = listener.as_ref().map(TcpListener::local_addr).transpose()?;
-    let pairs = config.pairs.iter();
-    let state = DaemonState {
-        pairs: pairs
-            .map(|pair| Arc::new(PairState::new(&pair.name)))
-            .collect(),
-    };
     let shutdown = config.shutdown;
-    let (stop, stopping) = watch::channel(false);
+    let stop = CancellationToken::new();
     let (config, reloads) = watch::channel(Arc::new(config));
-    let mut tasks = JoinSet::new();
-    for (pair, state) in reloads.borrow().pairs.iter().zip(state.pairs.iter()) {
+    let (mut tasks, mut pairs) = (JoinSet::new(), Vec::new());
+    for pair in &reloads.borrow().pairs {
+        let state = Arc::new(PairState::new(&pair.name));
+        pairs.push(state.clone());
         tasks.spawn(run_pair(Worker {
             config: pair.clone(),
             reloads: reloads.clone(),
-            state: state.clone(),
-            stop: stopping.clone(),
+            state,
+            stop: stop.clone(),
         }));
     }
     if let (Some(listener), Some(address)) = (listener, address) {
         tracing::info!(%address, "listening");
-        let mut stop = stopping.clone();
-        let stopped = async move { is_set(&mut stop).await };
-        let auth = Auth::new(reloads.clone(), address);
-        tasks.spawn(http::serve(
-            listener, auth, state, reloads, prometheus, stopped,
-        ));
+        let app = App::new(pairs, reloads, prometheus, address.port());
+        let stopped = stop.clone().cancelled_owned();
+        tasks.spawn(http::serve(listener, app, stopped));
     }
     select! {
         () = stop_signal => {}
@@ -89,7 +83,7 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     }
     systemd::notify(NotifyState::Stopping);
     tracing::info!("shutting down");
-    stop.send_replace(true);
+    stop.cancel();
     let ended = timeout(shutdown, async {
         while tasks.join_next().await.is_some() {}
     })
@@ -107,10 +101,9 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
 /// Runs the worker of a pair until it stops. Starts it again if it panics or fails, and whenever a
 /// reload changes how it connects.
 async fn run_pair(mut worker: Worker) {
-    let mut stop = worker.stop.clone();
+    let stop = worker.stop.clone();
     loop {
-        let (end, ending) = watch::channel(false);
-        worker.stop = ending;
+        worker.stop = stop.child_token();
         let mut run = tokio::spawn(worker.clone().run());
         let changed = select! {
             ended = &mut run => {
@@ -128,13 +121,13 @@ async fn run_pair(mut worker: Worker) {
                 });
                 select! {
                     () = sleep(RESTART_PAUSE) => continue,
-                    () = is_set(&mut stop) => return,
+                    () = stop.cancelled() => return,
                 }
             }
-            () = is_set(&mut stop) => None,
+            () = stop.cancelled() => None,
             config = changed(&worker.config, worker.reloads.clone()) => Some(config),
         };
-        end.send_replace(true);
+        worker.stop.cancel();
         let _ = run.await;
         let Some(config) = changed else { return };
         tracing::info!(pair = config.name, "connecting with the reloaded settings");
@@ -147,7 +140,7 @@ async fn changed(current: &PairConfig, mut reloads: watch::Receiver<Arc<Config>>
     loop {
         let pair = reloads.borrow_and_update().pair(&current.name).cloned();
         match pair {
-            Some(pair) if !pair.connects_like(current) => return pair,
+            Some(pair) if pair.connects_by != current.connects_by => return pair,
             _ if reloads.changed().await.is_err() => return pending().await,
             _ => {}
         }

@@ -1,11 +1,12 @@
 //! The availability of a pair's two servers. Each change, and each new reason, is logged once.
 
 use std::error::Error;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
 use counterfoil::Connection;
-use counterfoil::admin::{Finding, RedisState};
+use counterfoil::admin::RedisState;
 use counterfoil::sqlx::{self, MySqlPool};
 
 use super::state::PairState;
@@ -34,21 +35,13 @@ pub const MYSQL: Server = Server {
     of_pair: |pair| &mut pair.mysql,
 };
 
-/// A server's description of itself.
-pub struct Description {
-    /// The name and version.
-    version: String,
-    memory_bytes: Option<u64>,
-    refusal: Option<Finding>,
-}
-
 impl Server {
-    /// Records and publishes the result of a check. A change is logged, with the number of waiting
-    /// families.
+    /// Records and publishes the result of a check: the description of the server by itself. A change
+    /// is logged, with the number of waiting families.
     pub fn record(
         self,
         state: &PairState,
-        result: Result<Description, String>,
+        result: Result<ServerView, String>,
         families_waiting: usize,
     ) {
         let (pair, server, now) = (state.name.as_str(), self.name, unix_now());
@@ -57,16 +50,11 @@ impl Server {
             let was_known = view.is_known();
             let is_changed = !was_known || view.up != result.is_ok();
             let down_seconds = now.saturating_sub(view.since);
-            if is_changed {
-                view.since = now;
-            }
-            view.up = result.is_ok();
-            match result {
-                Ok(Description {
-                    version,
-                    memory_bytes,
-                    refusal,
-                }) => {
+            let since = if is_changed { now } else { view.since };
+            let before = mem::take(view);
+            *view = match result {
+                Ok(found) => {
+                    let version = &found.version;
                     if is_changed && was_known {
                         tracing::info!(
                             pair,
@@ -79,26 +67,32 @@ impl Server {
                     } else if is_changed {
                         tracing::info!(pair, server, version, "available");
                     }
-                    view.version = Some(version);
-                    view.memory_bytes = memory_bytes;
-                    view.refusal = refusal;
-                    view.why = None;
+                    ServerView {
+                        up: true,
+                        since,
+                        refuses: before.refuses,
+                        ..found
+                    }
                 }
                 Err(why) => {
-                    if is_changed || view.why.as_ref() != Some(&why) {
+                    if is_changed || before.why.as_ref() != Some(&why) {
                         tracing::error!(pair, server, why, families_waiting, "unavailable");
                     }
-                    view.memory_bytes = None;
-                    view.why = Some(why);
+                    ServerView {
+                        since,
+                        version: before.version,
+                        why: Some(why),
+                        ..ServerView::default()
+                    }
                 }
-            }
+            };
         });
     }
 
     /// Checks the server periodically. Never returns.
     pub async fn watch<F>(self, state: Arc<PairState>, check: impl Fn() -> F)
     where
-        F: Future<Output = Result<Description, String>>,
+        F: Future<Output = Result<ServerView, String>>,
     {
         let mut ticks = ticks(INTERVAL);
         loop {
@@ -113,7 +107,7 @@ impl Server {
     }
 }
 
-pub async fn check_redis(redis: Connection) -> Result<Description, String> {
+pub async fn check_redis(redis: Connection) -> Result<ServerView, String> {
     let state = RedisState::read(&redis).await.map_err(|error| {
         let why = error
             .source()
@@ -125,14 +119,15 @@ pub async fn check_redis(redis: Connection) -> Result<Description, String> {
             why
         }
     })?;
-    Ok(Description {
-        version: state.version,
+    Ok(ServerView {
+        version: Some(state.version),
         memory_bytes: Some(state.memory_bytes),
         refusal: state.refusal,
+        ..ServerView::default()
     })
 }
 
-pub async fn check_mysql(pool: MySqlPool) -> Result<Description, String> {
+pub async fn check_mysql(pool: MySqlPool) -> Result<ServerView, String> {
     let version: String = sqlx::query_scalar("SELECT VERSION()")
         .fetch_one(&pool)
         .await
@@ -141,9 +136,8 @@ pub async fn check_mysql(pool: MySqlPool) -> Result<Description, String> {
         Some((number, _)) => format!("MariaDB {number}"),
         None => format!("MySQL {version}"),
     };
-    Ok(Description {
-        version,
-        memory_bytes: None,
-        refusal: None,
+    Ok(ServerView {
+        version: Some(version),
+        ..ServerView::default()
     })
 }

@@ -32,12 +32,6 @@ struct Known {
     are_current: bool,
 }
 
-/// All pairs of the daemon.
-#[derive(Clone)]
-pub struct DaemonState {
-    pub pairs: Arc<[Arc<PairState>]>,
-}
-
 impl PairState {
     pub fn new(name: &str) -> Self {
         PairState {
@@ -125,18 +119,13 @@ impl PairState {
     }
 }
 
-impl DaemonState {
-    /// Returns the last known state of all pairs.
-    pub fn view(&self) -> View {
-        let pairs = self.pairs.iter();
+impl View {
+    /// Returns the last known state of pairs.
+    pub fn of(pairs: &[Arc<PairState>]) -> Self {
+        let pairs = pairs.iter().map(|pair| pair.view.borrow().clone());
         View {
             at: unix_now(),
-            pairs: pairs.map(|pair| pair.view.borrow().clone()).collect(),
+            pairs: pairs.collect(),
         }
     }
-}
-
-/// Waits until the flag is set, or its sender is dropped.
-pub async fn is_set(flag: &mut watch::Receiver<bool>) {
-    let _ = flag.wait_for(|flag| *flag).await;
 }

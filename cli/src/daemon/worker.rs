@@ -15,13 +15,14 @@ use tokio::select;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::failing::{self, FailingLog};
 use super::families::Families;
 use super::overview::Overviews;
 use super::sampling::sample;
 use super::servers::{MYSQL, REDIS, check_mysql, check_redis};
-use super::state::{PairState, is_set};
+use super::state::PairState;
 use super::systemd;
 use crate::config::{Config, PairConfig, Serve};
 use crate::families;
@@ -52,16 +53,16 @@ pub struct Worker {
     /// The current configuration.
     pub reloads: watch::Receiver<Arc<Config>>,
     pub state: Arc<PairState>,
-    pub stop: watch::Receiver<bool>,
+    pub stop: CancellationToken,
 }
 
 impl Worker {
-    /// Works until `stop` is set, then saves what it holds.
+    /// Works until it is stopped, then saves what it holds.
     ///
     /// # Errors
     /// An invalid setting of the pair, or a panic in one of its tasks.
     pub async fn run(self) -> Result<()> {
-        let mut stop = self.stop.clone();
+        let stop = self.stop.clone();
         let state = self.state.clone();
         state.forget_servers();
         let mut watching = JoinSet::new();
@@ -69,18 +70,14 @@ impl Worker {
         watching.spawn(MYSQL.watch(state.clone(), move || check_mysql(probe.clone())));
         let connected = select! {
             connected = self.connect() => connected,
-            () = is_set(&mut stop) => return Ok(()),
+            () = stop.cancelled() => return Ok(()),
             ended = ended(&mut watching) => return Err(ended),
         };
         self.state.connected.send_replace(Some(connected.clone()));
         let connection = connected.redis().clone();
         watching.spawn(REDIS.watch(state.clone(), move || check_redis(connection.clone())));
         watching.spawn(sample(connected.clone(), state));
-        let families = Families::new(
-            self.config.name.clone(),
-            connected.clone(),
-            self.reloads.clone(),
-        );
+        let families = Families::new(self.config.clone(), connected.clone());
         let mut pair = ConnectedWorker {
             config: self.config,
             reloads: self.reloads,
@@ -95,7 +92,7 @@ impl Worker {
         // a step that waits for a silent server is given up
         select! {
             () = pair.work() => {}
-            () = is_set(&mut stop) => {}
+            () = stop.cancelled() => {}
             ended = ended(&mut watching) => return Err(ended),
         }
         pair.finish().await;
@@ -353,8 +350,12 @@ impl ConnectedWorker {
         in_scope || self.families.has(family)
     }
 
-    /// Applies a reloaded configuration. Without a reconciler, the next start does.
+    /// Applies the families of a reloaded configuration. Without a reconciler, the next start opens
+    /// them.
     async fn reload(&mut self) {
+        let reloaded = self.reloads.borrow().pair(&self.config.name).cloned();
+        let reloaded = reloaded.map(|pair| pair.families);
+        self.families.config.families = reloaded.unwrap_or_default();
         if self.reconciler.is_some() {
             self.families.open_configured().await;
             self.upkeep().await;

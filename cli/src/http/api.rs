@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::routing::get;
 use axum::{Json, Router};
-use counterfoil::{Precision, VisitorCount};
+use counterfoil::{AnyCounters, Precision, VisitorCount};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -130,7 +130,7 @@ fn pair_page(pair: &PairView, selection: &Selection, now: u64) -> Value {
 
 /// Returns the whole state, with some families of each pair.
 async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
-    let view = app.view(&selection.pair)?;
+    let view = app.view_of(&selection.pair)?;
     let problems = view.problems();
     let pairs = view.pairs.iter();
     let pairs = pairs.map(|pair| pair_page(pair, &selection, view.at));
@@ -145,7 +145,7 @@ async fn state(app: AppState, Params(selection): Params<Selection>) -> Reply {
 
 /// Returns the families of all pairs without their history, those in trouble first.
 async fn families(app: AppState, Params(selection): Params<Selection>) -> Reply {
-    let view = app.view(&selection.pair)?;
+    let view = app.view_of(&selection.pair)?;
     let families = view.families(&selection.family);
     let total = families.len();
     let mut page = Vec::new();
@@ -204,14 +204,18 @@ async fn series(app: AppState, Params(params): Params<SeriesParams>) -> Reply {
     };
     let precision = precision(&params.precision)?;
     let family = app.family(&params.pair, &params.family).await?;
-    let slices = family.slices(&params.name, precision, range).await?;
+    let (series, name) = (family.series()?, &params.name);
+    let slices = match range {
+        Some(range) => series.get_range(name, precision, range).await?,
+        None => series.get(name, precision).await?,
+    };
     let slices = slices.iter().map(|slice| {
         let start = unix_seconds(slice.start);
         json!({"start": start, "count": slice.count})
     });
     Ok(Json(json!({
         "family": family.name,
-        "name": params.name,
+        "name": name,
         "precision": params.precision,
         "slices": slices.collect::<Vec<_>>(),
     })))
@@ -237,8 +241,8 @@ struct NamesParams {
 async fn series_names(app: AppState, Params(params): Params<NamesParams>) -> Reply {
     let limit = params.limit;
     let family = app.family(&params.pair, &params.family).await?;
-    let after = params.after.as_deref();
-    let names = family.names(&params.prefix, after, limit.0.into()).await?;
+    let (series, after) = (family.series()?, params.after.as_deref());
+    let names = series.names(&params.prefix, after, limit.0.into()).await?;
     let next = limit.next(&names, String::clone);
     Ok(Json(json!({"names": names, "next": next})))
 }
@@ -253,7 +257,10 @@ struct ActivityParams {
 
 async fn activity(app: AppState, Params(params): Params<ActivityParams>) -> Reply {
     let family = app.family(&params.pair, &params.family).await?;
-    let now = family.activity(&params.page).await?;
+    let AnyCounters::Activity(activity) = &family.counters else {
+        return Err(family.wrong_kind("activity"));
+    };
+    let now = activity.now(&params.page).await?;
     let standard_error = match now.visitors {
         VisitorCount::Estimated { standard_error, .. } => Some(standard_error),
         _ => None,

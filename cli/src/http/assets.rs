@@ -1,6 +1,7 @@
 //! The files that pages load. They are part of the program, so that no other host learns about
 //! viewers.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use axum::Router;
@@ -8,7 +9,6 @@ use axum::extract::Path;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use sha2::{Digest, Sha256};
 
 use super::App;
 use super::problem::Problem;
@@ -33,8 +33,9 @@ fn find(name: &str) -> Option<(&'static str, &'static str)> {
 /// Returns the relative address of the file `name`, which changes with the content, so that browsers
 /// may cache it forever.
 pub fn address(name: &str) -> String {
-    let hash = Sha256::digest(find(name).map_or("", |(_, text)| text));
-    format!("assets/{name}?{}", hex(&hash[..4]))
+    let mut hasher = DefaultHasher::new();
+    find(name).hash(&mut hasher);
+    format!("assets/{name}?{:x}", hasher.finish())
 }
 
 pub fn routes() -> Router<Arc<App>> {
@@ -50,8 +51,4 @@ async fn show(Path(name): Path<String>) -> Response {
         (CACHE_CONTROL, "private, max-age=31536000, immutable"),
     ];
     (headers, text).into_response()
-}
-
-pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

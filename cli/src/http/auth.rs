@@ -1,92 +1,45 @@
 //! Access control: the names by which clients reach the daemon, and a token, in a header or, for a
 //! browser, in a cookie that proves it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use axum::extract::{Form, FromRequest, Request, State};
-use axum::http::header::{
-    ACCEPT, AUTHORIZATION, HOST, HeaderName, RETRY_AFTER, SET_COOKIE, WWW_AUTHENTICATE,
-};
+use axum::http::header::{ACCEPT, AUTHORIZATION, HOST, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
-use axum_extra::extract::cookie::CookieJar;
-use hmac::{Hmac, KeyInit, Mac};
+use axum_extra::extract::cookie::{Cookie, Key, SameSite, SignedCookieJar};
 use serde::Deserialize;
-use sha2::{Digest, Sha256, Sha512};
-use subtle::ConstantTimeEq;
-use tokio::sync::watch;
+use sha2::{Digest, Sha512};
 
-use super::assets::hex;
 use super::connections::Peer;
-use super::logins::Logins;
 use super::page::login;
 use super::problem::Problem;
-use crate::config::Config;
+use super::{App, AppState};
 use crate::status::unix_now;
 
 /// The time after which a browser needs the token again.
-const SESSION_SECONDS: u64 = 7 * 24 * 3600;
+const SESSION: Duration = Duration::from_hours(7 * 24);
 
 const CHALLENGE: &str = "Bearer realm=\"counterfoil\"";
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// The proofs that a client knows the token. They are compared in constant time, so that timing
-/// reveals neither content nor length.
-struct Keys {
-    token: [u8; 32],
-    /// The key of the cookies. They replace the token, which no reply contains.
-    key: Hmac<Sha256>,
-    /// Differs between daemons on one machine, since cookies are shared by all ports of a host.
-    cookie_name: String,
+/// Returns the key that signs cookies, from the token, which no reply contains. Keys are compared in
+/// constant time, so that timing reveals neither content nor length of a token.
+fn key(token: &str) -> Key {
+    let digest = Sha512::digest(format!("counterfoil's cookies\n{token}"));
+    Key::from(&digest)
 }
 
-impl Keys {
-    fn new(token: &str, port: u16) -> Self {
-        let key = Sha512::digest(format!("counterfoil's cookies\n{token}"));
-        Keys {
-            token: Sha256::digest(token).into(),
-            key: Hmac::new(&key),
-            cookie_name: format!("counterfoil-{port}"),
-        }
-    }
-
-    fn is_token(&self, offered: &str) -> bool {
-        self.token.ct_eq(&Sha256::digest(offered)).into()
-    }
-
-    /// Returns the header that gives a browser with the token its cookie, for the path of the login
-    /// page.
-    fn set_cookie(&self, is_secure: bool) -> String {
-        let expires = unix_now() + SESSION_SECONDS;
-        let (name, proof) = (&self.cookie_name, self.proof(expires));
-        let secure = if is_secure { "; Secure" } else { "" };
-        format!(
-            "{name}={expires}.{proof}; Max-Age={SESSION_SECONDS}; HttpOnly; SameSite=Strict{secure}"
-        )
-    }
-
-    fn proof(&self, expires: u64) -> String {
-        let mut mac = self.key.clone();
-        mac.update(&expires.to_be_bytes());
-        hex(&mac.finalize().into_bytes())
-    }
-
-    /// Returns whether the client has a cookie that has not expired.
-    fn is_session(&self, headers: &HeaderMap) -> bool {
-        let cookies = CookieJar::from_headers(headers);
-        let expires = || {
-            let (expires, proof) = cookies.get(&self.cookie_name)?.value().split_once('.')?;
-            let expires = expires.parse().ok()?;
-            let is_proof = self.proof(expires).as_bytes().ct_eq(proof.as_bytes());
-            bool::from(is_proof).then_some(expires)
-        };
-        expires().is_some_and(|expires| expires > unix_now())
-    }
+/// Returns whether one of the cookies, whose signatures are valid, is the named one and has not
+/// expired.
+fn is_session(cookies: &SignedCookieJar, name: &str, now: u64) -> bool {
+    let expires = cookies.get(name);
+    let expires = expires.and_then(|expires| expires.value().parse::<u64>().ok());
+    expires.is_some_and(|expires| expires > now)
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {
@@ -96,27 +49,22 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
         .then_some(token.trim())
 }
 
-/// The rules of the configuration, which a reload may change, and the clients that broke them.
-pub struct Auth {
-    config: watch::Receiver<Arc<Config>>,
-    port: u16,
-    logins: Logins,
-}
-
-impl Auth {
-    /// Creates the rules of a daemon that listens on this address.
-    pub fn new(config: watch::Receiver<Arc<Config>>, listen: SocketAddr) -> Self {
-        Auth {
-            config,
-            port: listen.port(),
-            logins: Logins::default(),
-        }
+impl App {
+    /// Returns the key of the token, if there is one.
+    fn key(&self) -> Option<Key> {
+        let config = self.config.borrow();
+        config.http.as_ref()?.token.as_deref().map(key)
     }
 
-    fn keys(&self) -> Option<Keys> {
-        let config = self.config.borrow();
-        let token = config.http.as_ref()?.token.as_ref()?;
-        Some(Keys::new(token, self.port))
+    /// Gives a browser with the token its cookie, for the path of the login page.
+    fn start_session(&self, key: Key, is_secure: bool) -> SignedCookieJar {
+        let expires = (unix_now() + SESSION.as_secs()).to_string();
+        let cookie = Cookie::build((self.cookie.clone(), expires))
+            .max_age(SESSION.try_into().unwrap_or_default())
+            .http_only(true)
+            .same_site(SameSite::Strict)
+            .secure(is_secure);
+        SignedCookieJar::new(key).add(cookie)
     }
 
     /// Returns whether a browser may use this address: an IP address, a name of this machine, or a
@@ -132,14 +80,14 @@ impl Auth {
     }
 
     /// Returns why a client may not pass that offers this token, `None` if it may.
-    fn refusal(&self, keys: &Keys, offered: Option<&str>, client: IpAddr) -> Option<Refusal> {
+    fn refusal(&self, known: &Key, offered: Option<&str>, client: IpAddr) -> Option<Refusal> {
         let Some(offered) = offered else {
             return Some(Refusal::Missing);
         };
         if let Some(pause) = self.logins.pause(client) {
             return Some(Refusal::TooMany(pause));
         }
-        if keys.is_token(offered) {
+        if key(offered) == *known {
             return None;
         }
         self.logins.failed(client);
@@ -185,8 +133,8 @@ impl Refusal {
 }
 
 /// Requires a known host name.
-pub async fn require_host(State(auth): State<Arc<Auth>>, request: Request, next: Next) -> Response {
-    let is_known = host(&request).is_some_and(|host| auth.is_host(&host));
+pub async fn require_host(State(app): AppState, request: Request, next: Next) -> Response {
+    let is_known = host(&request).is_some_and(|host| app.is_host(&host));
     if is_known {
         return next.run(request).await;
     }
@@ -198,16 +146,16 @@ pub async fn require_host(State(auth): State<Arc<Auth>>, request: Request, next:
 
 /// Requires the token, if there is one: in a header or, from a browser that has logged in, proven by
 /// a cookie.
-pub async fn require_token(
-    State(auth): State<Arc<Auth>>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub async fn require_token(State(app): AppState, request: Request, next: Next) -> Response {
     let headers = request.headers();
-    let Some(keys) = auth.keys().filter(|keys| !keys.is_session(headers)) else {
+    let Some(key) = app.key() else {
         return next.run(request).await;
     };
-    match auth.refusal(&keys, bearer(headers), client(&request)) {
+    let cookies = SignedCookieJar::from_headers(headers, key.clone());
+    if is_session(&cookies, &app.cookie, unix_now()) {
+        return next.run(request).await;
+    }
+    match app.refusal(&key, bearer(headers), client(&request)) {
         Some(refusal) => {
             let page = accepts_pages(headers).then(|| login::next(request.uri()));
             refusal.reply(page.as_deref())
@@ -231,7 +179,7 @@ pub struct Login {
 }
 
 /// Gives a browser with the right token a cookie, and leads it to the page that it requested.
-pub async fn login(State(auth): State<Arc<Auth>>, request: Request) -> Response {
+pub async fn login(State(app): AppState, request: Request) -> Response {
     let (client, proto) = (client(&request), request.headers().get(FORWARDED_PROTO));
     let is_secure = proto.is_some_and(|proto| proto == "https");
     let login = match Form::<Login>::from_request(request, &()).await {
@@ -243,16 +191,15 @@ pub async fn login(State(auth): State<Arc<Auth>>, request: Request) -> Response 
     } else {
         "./"
     };
-    let Some(keys) = auth.keys() else {
+    let Some(key) = app.key() else {
         return Redirect::to(next).into_response();
     };
-    match auth.refusal(&keys, Some(&login.token), client) {
+    match app.refusal(&key, Some(&login.token), client) {
         Some(refusal) => refusal.reply(Some(next)),
-        None => (
-            [(SET_COOKIE, keys.set_cookie(is_secure))],
-            Redirect::to(next),
-        )
-            .into_response(),
+        None => {
+            let session = app.start_session(key, is_secure);
+            (session, Redirect::to(next)).into_response()
+        }
     }
 }
 
@@ -280,8 +227,6 @@ fn client(request: &Request) -> IpAddr {
 
 #[cfg(test)]
 mod tests {
-    use axum::http::header::COOKIE;
-
     use super::*;
 
     #[test]
@@ -300,18 +245,11 @@ mod tests {
             assert_eq!(client(&request).to_string(), expected, "{peer}");
         }
     }
-
     #[test]
-    fn a_cookie_is_valid_for_its_time_token_and_port() {
-        let ours = Keys::new("secret", 9292);
-        let cookie = |keys: &Keys, expires: u64| {
-            let value = format!("{}={expires}.{}", keys.cookie_name, keys.proof(expires));
-            HeaderMap::from_iter([(COOKIE, value.parse().expect("a header"))])
-        };
-        let now = unix_now();
-        assert!(ours.is_session(&cookie(&ours, now + 60)));
-        assert!(!ours.is_session(&cookie(&ours, now - 1)));
-        assert!(!ours.is_session(&cookie(&Keys::new("other", 9292), now + 60)));
-        assert!(!ours.is_session(&cookie(&Keys::new("secret", 9293), now + 60)));
+    fn a_session_ends() {
+        let cookies = SignedCookieJar::new(key("secret")).add(Cookie::new("ours", "100"));
+        assert!(is_session(&cookies, "ours", 99));
+        assert!(!is_session(&cookies, "ours", 100));
+        assert!(!is_session(&cookies, "other", 99));
     }
 }

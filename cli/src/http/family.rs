@@ -1,12 +1,8 @@
 //! The pair and the family that a request names, and exact reads of its counters.
 
-use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
 
-use counterfoil::{
-    AnyCounters, Counterfoil, Error, ErrorKind, Family, Now, Precision, Series, Slice,
-};
+use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Family, Series};
 use tokio::sync::SemaphorePermit;
 
 use super::App;
@@ -22,7 +18,7 @@ pub struct ServedFamily<'a> {
     pub name: String,
     pub pair: Arc<PairState>,
     pub counterfoil: Counterfoil,
-    counters: AnyCounters,
+    pub counters: AnyCounters,
     _permit: SemaphorePermit<'a>,
 }
 
@@ -43,7 +39,7 @@ fn moves(family: &Family, other: &Family) -> bool {
 impl App {
     /// Returns the pair `name`, or the only one.
     pub fn pair(&self, name: &Option<String>) -> Result<&Arc<PairState>, Problem> {
-        match (name, &self.daemon.pairs[..]) {
+        match (name, &self.pairs[..]) {
             (None, [only]) => Ok(only),
             (None, _) => {
                 let several = "required, because there are several pairs";
@@ -63,10 +59,10 @@ impl App {
             let pair = config.pair(&one.name);
             pair.is_some_and(|pair| pair.family(family).is_some())
         };
-        let mut pairs = self.daemon.pairs.iter().filter(has_it);
+        let mut pairs = self.pairs.iter().filter(has_it);
         match (pair, pairs.next(), pairs.next()) {
             (None, Some(only), None) => Ok(only),
-            (None, None, _) if self.daemon.pairs.len() > 1 => {
+            (None, None, _) if self.pairs.len() > 1 => {
                 let problem = Problem::not_found(format!("no family {family:?} is configured"));
                 Err(problem.advise("name its pair if another program opens it"))
             }
@@ -132,7 +128,7 @@ impl ServedFamily<'_> {
         self.counters.family()
     }
 
-    fn wrong_kind(&self, expected: &str) -> Problem {
+    pub fn wrong_kind(&self, expected: &str) -> Problem {
         let (name, kind) = (&self.name, self.family().kind());
         let wrong = format!("{name} has the kind {kind}, not {expected}");
         Problem::parameter("family", wrong)
@@ -150,42 +146,10 @@ impl ServedFamily<'_> {
         }
     }
 
-    /// Returns the slices of a series within a range, or within the whole window.
-    pub async fn slices(
-        &self,
-        name: &str,
-        precision: Precision,
-        range: Option<Range<SystemTime>>,
-    ) -> Result<Vec<Slice>, Problem> {
-        let series = self.series()?;
-        Ok(match range {
-            Some(range) => series.get_range(name, precision, range).await?,
-            None => series.get(name, precision).await?,
-        })
-    }
-
-    /// Returns the names of a series' counters.
-    pub async fn names(
-        &self,
-        prefix: &str,
-        after: Option<&str>,
-        limit: usize,
-    ) -> Result<Vec<String>, Problem> {
-        Ok(self.series()?.names(prefix, after, limit).await?)
-    }
-
-    fn series(&self) -> Result<&Series, Problem> {
+    pub fn series(&self) -> Result<&Series, Problem> {
         match &self.counters {
             AnyCounters::Series(series) => Ok(series),
             _ => Err(self.wrong_kind("series")),
-        }
-    }
-
-    /// Returns the views and visitors of a page within its window.
-    pub async fn activity(&self, page: &str) -> Result<Now, Problem> {
-        match &self.counters {
-            AnyCounters::Activity(activity) => Ok(activity.now(page).await?),
-            _ => Err(self.wrong_kind("activity")),
         }
     }
 }

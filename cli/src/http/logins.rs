@@ -12,56 +12,44 @@ const LIMIT: u32 = 10;
 /// The maximum number of clients to remember.
 const MAX_CLIENTS: usize = 10_000;
 
-/// The failed logins of the last minute.
+/// The failed logins of the last minute: the time of each client's first one, and their number.
 #[derive(Default)]
-pub struct Logins(Mutex<HashMap<IpAddr, Failures>>);
-
-struct Failures {
-    first: Instant,
-    number: u32,
-}
-
-impl Failures {
-    fn rest(&self) -> Duration {
-        WINDOW.saturating_sub(self.first.elapsed())
-    }
-}
+pub struct Logins(Mutex<HashMap<IpAddr, (Instant, u32)>>);
 
 impl Logins {
     /// Returns how long the client must wait before its next attempt, `None` if it need not wait.
     pub fn pause(&self, client: IpAddr) -> Option<Duration> {
         let clients = self.clients();
-        let failures = clients.get(&network(client))?;
-        (failures.number >= LIMIT && !failures.rest().is_zero()).then(|| failures.rest())
+        let (first, number) = clients.get(&network(client))?;
+        (*number >= LIMIT).then(|| rest(*first))
     }
 
     /// Counts and logs a failed attempt.
     pub fn failed(&self, client: IpAddr) {
         let mut clients = self.clients();
         if clients.len() >= MAX_CLIENTS {
-            clients.retain(|_, failures| !failures.rest().is_zero());
-        }
-        if clients.len() >= MAX_CLIENTS {
             clients.clear();
         }
-        let failures = clients.entry(network(client)).or_insert(Failures {
-            first: Instant::now(),
-            number: 0,
-        });
-        if failures.rest().is_zero() {
-            (failures.first, failures.number) = (Instant::now(), 0);
-        }
-        failures.number += 1;
-        tracing::warn!(%client, failures = failures.number, "login failed: wrong token");
-        if failures.number == LIMIT {
-            let seconds = failures.rest().as_secs();
+        let failures = clients.entry(network(client));
+        let (first, number) = failures.or_insert((Instant::now(), 0));
+        *number += 1;
+        tracing::warn!(%client, failures = number, "login failed: wrong token");
+        if *number == LIMIT {
+            let seconds = rest(*first).as_secs();
             tracing::warn!(%client, seconds, "too many failed logins, further ones are refused");
         }
     }
 
-    fn clients(&self) -> MutexGuard<'_, HashMap<IpAddr, Failures>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the clients whose time is not over.
+    fn clients(&self) -> MutexGuard<'_, HashMap<IpAddr, (Instant, u32)>> {
+        let mut clients = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.retain(|_, (first, _)| !rest(*first).is_zero());
+        clients
     }
+}
+
+fn rest(first: Instant) -> Duration {
+    WINDOW.saturating_sub(first.elapsed())
 }
 
 /// Returns what identifies a client: the address or, since a client usually has a whole network of

@@ -29,18 +29,16 @@ pub async fn read_only(request: Request, next: Next) -> Response {
     if request.method() == Method::POST && request.uri().path() == LOGIN {
         return next.run(request).await;
     }
-    if !matches!(*request.method(), Method::GET | Method::HEAD) {
-        let problem = Problem::new(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "only GET and HEAD are allowed",
-        );
-        return ([(ALLOW, "GET, HEAD"), (CONNECTION, "close")], problem).into_response();
-    }
-    if !request.body().is_end_stream() {
-        let problem = Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "no request body is allowed");
-        return ([(CONNECTION, "close")], problem).into_response();
-    }
-    next.run(request).await
+    let (status, why) = if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        let why = "only GET and HEAD are allowed";
+        (StatusCode::METHOD_NOT_ALLOWED, why)
+    } else if !request.body().is_end_stream() {
+        (StatusCode::PAYLOAD_TOO_LARGE, "no request body is allowed")
+    } else {
+        return next.run(request).await;
+    };
+    let headers = [(ALLOW, "GET, HEAD"), (CONNECTION, "close")];
+    (headers, Problem::new(status, why)).into_response()
 }
 
 /// Ends requests that take too long.

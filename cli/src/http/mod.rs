@@ -10,6 +10,7 @@ mod middleware;
 mod page;
 mod problem;
 
+use std::slice;
 use std::sync::Arc;
 
 use axum::Router;
@@ -27,11 +28,11 @@ use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 
-pub use self::auth::Auth;
+use self::logins::Logins;
 use self::problem::Problem;
 use crate::config::Config;
 use crate::daemon::metrics::render;
-use crate::daemon::state::DaemonState;
+use crate::daemon::state::PairState;
 use crate::view::View;
 
 /// The maximum number of concurrent requests that query Redis and MySQL. The reconciler shares
@@ -43,24 +44,50 @@ const LOGIN: &str = "/login";
 const MAX_LOGIN_BYTES: usize = 4096;
 
 /// The state that all requests share.
-struct App {
-    daemon: DaemonState,
+pub struct App {
+    pairs: Vec<Arc<PairState>>,
+    /// The configuration, which a reload may change.
     config: watch::Receiver<Arc<Config>>,
     prometheus: PrometheusHandle,
     queries: Semaphore,
+    /// The name of the cookie. It differs between daemons on one machine, since cookies are shared by
+    /// all ports of a host.
+    cookie: String,
+    logins: Logins,
 }
 
 /// The application, as handlers receive it.
 type AppState = State<Arc<App>>;
 
 impl App {
-    /// Returns the last known state of the pair `name`, or of all pairs.
-    fn view(&self, name: &Option<String>) -> Result<View, Problem> {
-        let mut view = self.daemon.view();
-        if name.is_some() {
-            view.pairs = vec![self.pair(name)?.view.borrow().clone()];
+    /// Creates the state of a daemon that listens on this port.
+    pub fn new(
+        pairs: Vec<Arc<PairState>>,
+        config: watch::Receiver<Arc<Config>>,
+        prometheus: PrometheusHandle,
+        port: u16,
+    ) -> Self {
+        App {
+            pairs,
+            config,
+            prometheus,
+            queries: Semaphore::new(MAX_QUERIES),
+            cookie: format!("counterfoil-{port}"),
+            logins: Logins::default(),
         }
-        Ok(view)
+    }
+
+    /// Returns the last known state of all pairs.
+    fn view(&self) -> View {
+        View::of(&self.pairs)
+    }
+
+    /// Returns the last known state of the pair `name`, or of all pairs.
+    fn view_of(&self, name: &Option<String>) -> Result<View, Problem> {
+        Ok(match name {
+            Some(_) => View::of(slice::from_ref(self.pair(name)?)),
+            None => self.view(),
+        })
     }
 
     /// Waits for a permit to query the servers. Dropping the permit frees it.
@@ -93,44 +120,31 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
 }
 
 /// Serves until `stop`, then lets open requests finish.
-pub async fn serve(
-    listener: TcpListener,
-    auth: Auth,
-    daemon: DaemonState,
-    config: watch::Receiver<Arc<Config>>,
-    prometheus: PrometheusHandle,
-    stop: impl Future<Output = ()>,
-) {
-    let app = Arc::new(App {
-        daemon,
-        config,
-        prometheus,
-        queries: Semaphore::new(MAX_QUERIES),
-    });
-    let all = router(Arc::new(auth)).merge(health());
+pub async fn serve(listener: TcpListener, app: App, stop: impl Future<Output = ()>) {
+    let app = Arc::new(app);
+    let all = router(&app).merge(health());
     let busy = || async { Problem::unavailable("too many connections") };
     let reserve = health().fallback(busy);
     let routers = [all, reserve].map(|router| finish(router, app.clone()));
     connections::serve(listener, routers, stop).await;
 }
 
-fn router(auth: Arc<Auth>) -> Router<Arc<App>> {
+fn router(app: &Arc<App>) -> Router<Arc<App>> {
     Router::new()
         .merge(api::routes())
         .merge(page::routes())
         .route("/metrics", get(metrics))
         .fallback(|| async { Problem::not_found("nothing at this path") })
-        .layer(from_fn_with_state(auth.clone(), auth::require_token))
-        .merge(public(&auth))
+        .layer(from_fn_with_state(app.clone(), auth::require_token))
+        .merge(public())
         .layer(from_fn(middleware::time_limit))
-        .layer(from_fn_with_state(auth, auth::require_host))
+        .layer(from_fn_with_state(app.clone(), auth::require_host))
 }
 
 /// Returns the routes that a browser needs to log in.
-fn public(auth: &Arc<Auth>) -> Router<Arc<App>> {
+fn public() -> Router<Arc<App>> {
     // a browser may keep the address of the form
     let login = post(auth::login).get(|| async { Redirect::to("./") });
-    let login = login.with_state(auth.clone());
     Router::new()
         .merge(assets::routes())
         .route(LOGIN, login.layer(DefaultBodyLimit::max(MAX_LOGIN_BYTES)))
@@ -154,13 +168,13 @@ async fn metrics(app: AppState) -> impl IntoResponse {
     let format = "text/plain; version=0.0.4; charset=utf-8";
     (
         [(CONTENT_TYPE, format)],
-        render(&app.prometheus, &app.daemon.view()),
+        render(&app.prometheus, &app.view()),
     )
 }
 
 /// Returns 200 if the hits of all pairs reach MySQL, or 503 with the bare reason why not.
 async fn readyz(app: AppState) -> (StatusCode, String) {
-    match app.daemon.view().not_ready() {
+    match app.view().not_ready() {
         None => (StatusCode::OK, "ready\n".to_owned()),
         Some(reason) => {
             let reason = format!("not ready: {reason}\n");

@@ -307,7 +307,7 @@ async fn logins_expire_are_counted_and_follow_the_configuration() {
         "{cookie}"
     );
     assert!(
-        cookie.contains("; Max-Age=604800; ") && !cookie.contains("Secure"),
+        cookie.contains("; Max-Age=604800") && !cookie.contains("Secure"),
         "{cookie}"
     );
     let behind_tls = login(SECRET, "X-Forwarded-Proto: https\r\n").await;
@@ -315,15 +315,14 @@ async fn logins_expire_are_counted_and_follow_the_configuration() {
         behind_tls
             .header("set-cookie")
             .unwrap()
-            .ends_with("; Secure"),
+            .contains("; Secure"),
         "{behind_tls:?}"
     );
     let session = format!("Cookie: {}\r\n", cookie.split(';').next().unwrap());
     assert_eq!(status(&session).await, 200);
-    // the proof is of the time until which it is valid
-    let expires = cookie.split(['=', '.']).nth(1).unwrap();
-    let later = (expires.parse::<u64>().unwrap() + 1).to_string();
-    assert_eq!(status(&session.replace(expires, &later)).await, 401);
+    // the time until which it is valid is signed
+    let later = session.replace("\r\n", "0\r\n");
+    assert_eq!(status(&later).await, 401);
 
     // a browser behind the proxy of this machine; others are not affected
     let stranger = "X-Forwarded-For: 203.0.113.9, 198.51.100.7\r\n";

@@ -129,9 +129,9 @@ impl Site {
 
     /// Writes so many keys to Redis that a search for families takes at least six seconds.
     pub async fn fill_redis(&self) {
-        let fill = "for n = 1, 10000 do redis.call('SET', 'key:' .. ARGV[1] .. ':' .. n, '') end";
+        let fill = "for n = 1, 1000 do redis.call('SET', 'key:' .. ARGV[1] .. ':' .. n, '') end";
         let mut redis = self.redis.manager().await;
-        for batch in 0..120 {
+        for batch in 0..1200 {
             let mut command = cmd("EVAL");
             command.arg(fill).arg(0).arg(batch);
             let filled = command.query_async::<()>(&mut redis).await;

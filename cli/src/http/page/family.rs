@@ -3,7 +3,7 @@
 
 use axum::http::StatusCode;
 use axum::response::Html;
-use counterfoil::{Precision, Slice};
+use counterfoil::{AnyCounters, Precision, Series, Slice};
 use maud::{Markup, html};
 use serde::Deserialize;
 
@@ -37,7 +37,7 @@ pub async fn family(
     params: Result<Params<Selection>, Problem>,
 ) -> Result<(StatusCode, Html<String>), ProblemPage> {
     let Params(selection) = params?;
-    let view = app.daemon.view();
+    let view = app.view();
     let name = &selection.family;
     let pair = &app.pair_of(&selection.pair, name)?.name;
     let served = app.family(&selection.pair, name).await;
@@ -46,9 +46,7 @@ pub async fn family(
         Err(problem) if !is_known => return Err(problem.into()),
         served => served,
     };
-    let with_chart = served
-        .as_ref()
-        .is_ok_and(|family| family.family().kind() == "series");
+    let with_chart = matches!(&served, Ok(family) if family.series().is_ok());
     let counters = match &served {
         Ok(family) => counters_of(family, &selection).await,
         Err(unavailable) => Err(unavailable.clone()),
@@ -72,7 +70,7 @@ pub async fn live(
     Params(Selection { pair, family, .. }): Params<Selection>,
 ) -> Result<Html<String>, Problem> {
     let pair = &app.pair_of(&pair, &family)?.name;
-    Ok(Html(parts(&app.daemon.view(), pair, &family).into_string()))
+    Ok(Html(parts(&app.view(), pair, &family).into_string()))
 }
 
 /// Renders the parts that the daemon knows without a query.
@@ -149,15 +147,16 @@ async fn counters_of(
     family: &ServedFamily<'_>,
     selection: &Selection,
 ) -> Result<(StatusCode, Markup), Problem> {
-    if family.family().kind() == "series" {
-        return Ok((StatusCode::OK, series(family, selection).await?));
-    }
-    let id = selection.id.as_deref().unwrap_or_default();
-    let label = match family.family().kind() {
-        "visitors" => "Scope and day, such as 7/2026-01-31",
-        "activity" => "Page",
+    let label = match &family.counters {
+        AnyCounters::Series(of) => {
+            let content = series(family, of, selection).await?;
+            return Ok((StatusCode::OK, content));
+        }
+        AnyCounters::Visitors(_) => "Scope and day, such as 7/2026-01-31",
+        AnyCounters::Activity(_) => "Page",
         _ => "Id",
     };
+    let id = selection.id.as_deref().unwrap_or_default();
     let (status, value) = match exact_value(family, id).await {
         Ok(value) => (StatusCode::OK, value),
         Err(wrong) => (wrong.status, problem(&wrong)),
@@ -186,8 +185,8 @@ async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Prob
     if id.is_empty() {
         return Ok(Markup::default());
     }
-    let value = if family.family().kind() == "activity" {
-        let now = family.activity(id).await?;
+    let value = if let AnyCounters::Activity(activity) = &family.counters {
+        let now = activity.now(id).await?;
         let visitors = number(now.visitors.count());
         html! { (number(now.views)) " views by " (visitors) " visitors now" }
     } else {
@@ -198,9 +197,13 @@ async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Prob
 }
 
 /// Renders one counter of a series, by default the first at the finest precision.
-async fn series(family: &ServedFamily<'_>, selection: &Selection) -> Result<Markup, Problem> {
+async fn series(
+    family: &ServedFamily<'_>,
+    series: &Series,
+    selection: &Selection,
+) -> Result<Markup, Problem> {
     let precisions = family.family().precisions();
-    let names = family.names("", None, MAX_NAMES).await?;
+    let names = series.names("", None, MAX_NAMES).await?;
     let name = selection.id.as_ref().or(names.first());
     let name = name.map_or("", String::as_str);
     let wanted = selection.precision.as_deref().map(precision).transpose()?;
@@ -220,7 +223,7 @@ async fn series(family: &ServedFamily<'_>, selection: &Selection) -> Result<Mark
         h2 { "Counters" }
         (form(family, &fields))
         @match chosen {
-            Some(chosen) => (slices_of(family, name, chosen, &family.slices(name, chosen, None).await?)),
+            Some(chosen) => (slices_of(family, name, chosen, &series.get(name, chosen).await?)),
             None => p { "No counters." },
         }
     })

@@ -6,7 +6,6 @@ mod family;
 mod format;
 pub mod login;
 mod overview;
-mod sparkline;
 mod summary;
 mod tables;
 
@@ -17,7 +16,7 @@ use axum::http::StatusCode;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 use maud::{DOCTYPE, Markup, html};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use url::form_urlencoded::Serializer;
 
 use super::App;
 use super::assets;
@@ -120,12 +119,7 @@ fn problem(problem: &Problem) -> Markup {
 /// Returns a relative address, without empty parameters.
 fn address(path: &str, params: &[(&str, &str)]) -> String {
     let given = params.iter().filter(|(_, value)| !value.is_empty());
-    let given: Vec<_> = given
-        .map(|(name, value)| format!("{name}={}", utf8_percent_encode(value, NON_ALPHANUMERIC)))
-        .collect();
-    if given.is_empty() {
-        path.to_owned()
-    } else {
-        format!("{path}?{}", given.join("&"))
-    }
+    let mut query = Serializer::for_suffix(format!("{path}?"), path.len() + 1);
+    let address = query.extend_pairs(given).finish();
+    address.trim_end_matches('?').to_owned()
 }

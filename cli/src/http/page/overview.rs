@@ -43,7 +43,7 @@ pub async fn overview(
     params: Result<Params<Selection>, Problem>,
 ) -> Result<Html<String>, ProblemPage> {
     let Params(selection) = params?;
-    let view = app.daemon.view();
+    let view = app.view();
     let content = html! {
         (header(&view, None))
         main id="main" data-live="live" {
@@ -57,7 +57,7 @@ pub async fn overview(
 
 /// Returns the parts that change, with which a page keeps itself up to date.
 pub async fn live(app: AppState, Params(selection): Params<Selection>) -> Html<String> {
-    Html(parts(&app.daemon.view(), &selection).into_string())
+    Html(parts(&app.view(), &selection).into_string())
 }
 
 fn parts(view: &View, selection: &Selection) -> Markup {
