@@ -393,19 +393,6 @@ async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
     assert!(deaths.forgotten > 0 && reckoning.acknowledged > 1000);
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn without_settling_it_does_more_harm() {
-    // harm needs a batch that was applied while the replica was cut off, which is likely but not
-    // certain
-    for _ in 0..4 {
-        let deaths = primaries_die(Durability::Immediate).await;
-        if deaths.wronged > 0 || !deaths.reckoning.doubled.is_empty() {
-            return;
-        }
-    }
-    panic!("no harm was done");
-}
-
 /// Slots move and primaries change under series, activity and visitors, whose calls have many keys.
 #[tokio::test(flavor = "multi_thread")]
 async fn other_kinds_count_while_slots_move() {

@@ -194,24 +194,6 @@ async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
     assert_eq!(pair.number(STORED).await, hits);
 }
 
-#[tokio::test]
-async fn without_the_fence_it_is_counted_twice() {
-    take_out(Some(Guard::Fence));
-    let frail = Frail::new().await;
-    let counters = Frail::open(&frail.counterfoil()).await;
-    assert_eq!(frail.add(&counters).await, 1);
-    let (mut hits, mut doubled) = (0, 0);
-    cut_after_each(step(), &frail.proxy, REPLIES, async |arm| {
-        frail.reconnected().await;
-        arm();
-        hits += 1;
-        doubled += i64::from(frail.add(&counters).await > 1);
-    })
-    .await;
-    take_out(None);
-    assert!(doubled > 0, "none of {hits} hits was counted twice");
-}
-
 /// The first calls of a new caller are its requests for the epoch. Without the scripts, they also
 /// load them.
 #[tokio::test]

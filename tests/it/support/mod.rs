@@ -70,7 +70,7 @@ pub use kinds::{KINDS, OfKind};
 pub use load::Load;
 pub use log::Log;
 pub use measure::Metrics;
-pub use model::scripts;
+pub use model::{changed, changes, scripts};
 pub use state::State;
 pub use tally::{Tally, now_ms};
 pub use tls::{CERTIFIED, Tls};
