@@ -1,7 +1,7 @@
 //! Mistakes of clients that lost or doubled hits silently. Each is an error (docs/protocol.md,
 //! section 8).
 
-use counterfoil::test_hooks::{Counted, Partition};
+use counterfoil::test_hooks::Partition;
 
 use crate::support::*;
 
@@ -22,16 +22,6 @@ impl<'f> Client<'f> {
         epochs.map(|epochs| epochs.now.to_string())
     }
 
-    async fn add(&self, n: u64, epoch: &str) -> Result<Counted> {
-        let fence = Fence {
-            home: self.home.keys(),
-            caller: "python",
-            n,
-            epoch,
-        };
-        self.home.add(self.family, fence, 1, [("page", 1)]).await
-    }
-
     /// Begins this number of epochs, each a minute of the server's time.
     async fn pass_epochs(&self, epochs: u64) {
         for epoch in 1..=epochs {
@@ -45,28 +35,6 @@ impl<'f> Client<'f> {
                 .unwrap();
         }
     }
-}
-
-#[tokio::test]
-async fn a_caller_name_that_is_used_twice_is_noticed() {
-    let (pair, views) = Pair::of(family("views").partitions(1)).await;
-    let client = Client::new(&pair, views.family()).await;
-    let epoch = client.epoch().await.unwrap();
-    // after the second call, the copy of the process is still at its first call
-    for (n, repeated) in [
-        (1, Some(false)),
-        (2, Some(false)),
-        (1, None),
-        (2, Some(true)),
-    ] {
-        let is_repeated = match client.add(n, &epoch).await.unwrap() {
-            Counted::Executed { repeated, .. } => Some(repeated),
-            Counted::Passed => None,
-            other => panic!("{n}: {other:?}"),
-        };
-        assert_eq!(is_repeated, repeated, "{n}");
-    }
-    assert_eq!(views.value("page").await, 2);
 }
 
 #[tokio::test]
@@ -99,16 +67,6 @@ async fn an_emptied_redis_is_configured_again_without_a_writer() {
         eventually("the family", async || client.epoch().await.is_some()).await;
     }
     reconciler.stop().await;
-}
-
-#[tokio::test]
-async fn a_call_of_another_kind_is_refused() {
-    let (pair, votes) = Pair::of(votes().partitions(1)).await;
-    let client = Client::new(&pair, votes.family()).await;
-    let epoch = client.epoch().await.unwrap();
-    let text = "the family is cached, not buffered";
-    refused(client.add(1, &epoch).await, InvalidInput, text);
-    assert_eq!(votes.backlog().await.unwrap().ids, 0);
 }
 
 #[tokio::test]

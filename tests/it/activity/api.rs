@@ -14,26 +14,6 @@ async fn touch(online: &Activity) {
     try_join_all((0..2_000).map(touch)).await.unwrap();
 }
 
-/// Returns the current views and visitors of the page.
-async fn seen(online: &Activity, page: &str) -> (u64, VisitorCount) {
-    let now = online.now(page).await.unwrap();
-    (now.views, now.visitors)
-}
-
-#[tokio::test]
-async fn views_and_distinct_visitors_of_the_window() {
-    let pair = Pair::new().await;
-    for (name, stripes) in [("plain", 1), ("striped", 15)] {
-        let online = pair.open(family(name).stripes(stripes)).await;
-        touch(&online).await;
-        online.touch("/other", b"\xff\x00").await.unwrap();
-        for (page, views, visitors) in [("/", 2_000, 500), ("/other", 1, 1), ("/nobody", 0, 0)] {
-            let visitors = VisitorCount::Exact(visitors);
-            assert_eq!(seen(&online, page).await, (views, visitors), "{name}{page}");
-        }
-    }
-}
-
 #[tokio::test]
 async fn an_estimate_says_what_it_is() {
     let pair = Pair::new().await;

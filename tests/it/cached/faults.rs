@@ -298,37 +298,6 @@ async fn a_database_that_takes_no_writes_is_refused() {
     assert_eq!(votes.count("1", 1).await, 1);
 }
 
-#[tokio::test]
-async fn without_the_database_counters_in_redis_count_and_others_are_an_error() {
-    let (mysql, pair) = Pair::on_own_mysql().await;
-    let votes = items(&pair, family()).await;
-    let reconciler = pair.reconcile().await;
-    assert_eq!(votes.count("1", 1).await, 1);
-    mysql.kill();
-    for expected in 2..=50 {
-        assert_eq!(votes.count("1", 1).await, expected);
-    }
-    let missing = votes.incr("2", 1).await.unwrap_err();
-    assert!(missing.is_retryable(), "{missing:?}");
-    mysql.start_again().await;
-    assert_eq!(votes.count("2", 1).await, 1);
-    pair.drain().await;
-    assert_eq!((row(&pair, 1).await, row(&pair, 2).await), (50, 1));
-    reconciler.stop().await;
-}
-
-#[tokio::test]
-async fn keys_of_another_type_are_an_error_that_names_them() {
-    let pair = Pair::new().await;
-    let votes = items(&pair, family()).await;
-    for partition in 0..2 {
-        let spoil = format!("SET cf1:{{test/votes/{partition}}}:base x");
-        pair.redis.does(&spoil).await;
-    }
-    refused(votes.incr("1", 1).await, Corrupt, ":base");
-    refused(votes.get("1").await, Corrupt, "");
-}
-
 /// A store whose next read comes from a copy that lacks the last batch, and does not report it.
 #[derive(Clone, Default)]
 struct Behind(Arc<Mutex<Option<Snapshot>>>);

@@ -277,13 +277,13 @@ async fn backlogs_are_read_on_all_nodes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slots_move_key_by_key() {
+async fn slots_move_key_by_key_and_primaries_hand_over() {
     let rig = Rig::steady().await;
     let hits = rig
         .counts_all_under_load(async || {
-            for _ in 0..2 {
-                rig.move_slots("views", 40).await;
-            }
+            rig.move_slots("views", 40).await;
+            rig.fail_over().await;
+            rig.move_slots("views", 40).await;
         })
         .await;
     // no slot is half moved for as long as a caller's timeout, but callers had to wait
@@ -293,17 +293,6 @@ async fn slots_move_key_by_key() {
         waited > 10,
         "{waited} calls waited for a key that was moved"
     );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn primaries_hand_over_to_their_replicas() {
-    let rig = Rig::steady().await;
-    rig.counts_all_under_load(async || {
-        for _ in 0..2 {
-            rig.fail_over().await;
-        }
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -393,143 +382,22 @@ async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
     assert!(deaths.forgotten > 0 && reckoning.acknowledged > 1000);
 }
 
-/// Slots move and primaries change under series, activity and visitors, whose calls have many keys.
+/// Slots move and primaries change under all kinds, while cached counters enter and leave Redis.
 #[tokio::test(flavor = "multi_thread")]
-async fn other_kinds_count_while_slots_move() {
-    const VISITORS: u64 = 400;
+async fn all_kinds_count_while_slots_move() {
     let rig = Rig::steady().await;
-    let series = Family::series("test", "hits")
-        .windows([(Precision::SECOND, 300), (Precision::Day, 3)])
-        .keep([Precision::SECOND])
-        .partitions(PARTITIONS)
-        .at_once()
-        .sync_time(millis(400));
-    let series = rig.open(series).await.write_timeout(LONG);
-    let online = Family::activity("test", "online")
-        .window(secs(1800), secs(3))
-        .stripes(10)
-        .partitions(PARTITIONS)
-        .at_once();
-    let online = rig
-        .open(online)
-        .await
-        .cache_for(Duration::ZERO)
-        .write_timeout(LONG);
-    let daily = Family::visitors("test", "daily")
-        .partitions(PARTITIONS)
-        .at_once();
-    let (daily, today) = (rig.open(daily).await.write_timeout(LONG), day("2014-09-20"));
+    let handles = Handles::open(&rig.counterfoil, Durability::Immediate, PARTITIONS, LONG).await;
+    let handles = handles.unwrap();
     let reconciler = rig.counterfoil.reconcile().await;
-    let load = Load::start(6, |task, stop| {
-        let (series, online, daily) = (series.clone(), online.clone(), daily.clone());
-        async move {
-            let (mut turns, mut firsts, mut been) = (0, 0, HashSet::new());
-            while !stop.is_set() {
-                let scope = ["a", "b"][turns as usize % 2];
-                let number = (turns / 6 * 6 + task as u64) % VISITORS;
-                let visitor = number.to_be_bytes();
-                let many = [7, 5].map(|pages| format!("page/{}", turns % pages));
-                let (added, touched, first) = tokio::join!(
-                    series.add_many(many.iter().zip([1, 2])),
-                    online.touch("/", visitor),
-                    daily.first_visit(scope, today, visitor)
-                );
-                for (added, n) in added.into_iter().zip(1..) {
-                    assert_eq!(added.unwrap(), Counted(n));
-                }
-                touched.unwrap();
-                firsts += u64::from(first.unwrap() == Counted(1));
-                been.insert((scope, number));
-                turns += 1;
-                pause(1).await;
-            }
-            (turns, firsts, been)
-        }
-    });
-    for family in ["hits", "online", "daily"] {
+    let (site, load) = Site::start(&handles, &rig.pool);
+    for family in site::NAMES {
         rig.move_slots(family, 20).await;
     }
     rig.fail_over().await;
-    let results = load.end().await;
-    let turns: u64 = results.iter().map(|(turns, ..)| turns).sum();
-    let firsts: u64 = results.iter().map(|(_, firsts, _)| firsts).sum();
-    let been: HashSet<_> = results.iter().flat_map(|(.., been)| been).collect();
-    let seen: HashSet<_> = been.iter().map(|(_, visitor)| visitor).collect();
-    assert!(turns > 300, "nothing was tried: {turns} turns");
-    pause(1100).await;
-    rig.drain().await;
+    load.end().await;
     reconciler.stop().await;
-
-    let hits = 3 * turns.cast_signed();
-    let names = pages(7);
-    for precision in [Precision::SECOND, Precision::Day] {
-        let windows = series.get_many(&names, precision).await.unwrap();
-        let windows: i64 = windows.iter().map(|window| sum(window)).sum();
-        assert_eq!(windows, hits, "{precision}");
-    }
-    // rows
-    assert_eq!(rig.stored("%/page/%").await, hits);
-    let now = online.now("/").await.unwrap();
-    assert_eq!(
-        (now.views, now.visitors.count()),
-        (turns, seen.len() as u64)
-    );
-    // first visits, and visitors
-    assert_eq!(firsts, been.len() as u64);
-    assert_eq!(rig.stored("%/2014-09-20").await, firsts.cast_signed());
-    assert_eq!(
-        daily
-            .get_many([("a", today), ("b", today)])
-            .await
-            .unwrap()
-            .iter()
-            .sum::<i64>(),
-        firsts.cast_signed()
-    );
-}
-
-/// Slots move and primaries change while cached counters enter and leave Redis.
-#[tokio::test(flavor = "multi_thread")]
-async fn cached_counters_count_while_slots_move() {
-    const IDS: usize = 12;
-    let rig = Rig::steady().await;
-    let votes = Family::cached("test", "votes")
-        .partitions(PARTITIONS)
-        .at_once()
-        .sync_time(millis(10))
-        .retain(millis(20));
-    let votes = rig.open(votes).await.write_timeout(LONG);
-    let reconciler = rig.counterfoil.reconcile().await;
-    let load = Load::start(6, |task, stop| {
-        let votes = votes.clone();
-        async move {
-            let mut told = vec![];
-            while !stop.is_set() {
-                let turn = told.len();
-                // some pauses are longer than the retention of a counter
-                pause(if turn.is_multiple_of(50) { 60 } else { 1 }).await;
-                let id = (task + turn) % IDS;
-                told.push((id, votes.count(&format!("item/{id}"), 1).await));
-            }
-            told
-        }
-    });
-    rig.move_slots("votes", 30).await;
-    rig.fail_over().await;
-    let mut told = vec![vec![]; IDS];
-    for (id, value) in load.end().await.concat() {
-        told[id].push(value);
-    }
-    rig.drain().await;
-    reconciler.stop().await;
-    for (id, mut told) in told.into_iter().enumerate() {
-        told.sort_unstable();
-        let votes = told.len() as i64;
-        // nothing was tried
-        assert!(votes > 20);
-        assert_eq!(told, (1..=votes).collect::<Vec<_>>(), "item/{id}");
-        assert_eq!(rig.stored(&format!("item/{id}")).await, votes, "item/{id}");
-    }
+    rig.counterfoil.drain_all().await.unwrap();
+    assert_eq!(site.is_exact(&handles).await, 0, "refused");
 }
 
 /// A node and its replica are down, and the cluster serves the other slots. Another process counts,

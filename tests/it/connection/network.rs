@@ -27,9 +27,9 @@ impl Lateness {
     }
 }
 
-/// Drops all traffic for ten seconds under load. It then either arrives late or never.
+/// Drops all traffic for four seconds under load. It then either arrives late or never.
 async fn vanishes(held: Held) {
-    const TIMEOUT: Duration = secs(3);
+    const TIMEOUT: Duration = secs(1);
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
     let counterfoil = pair.over(proxy.manager().await);
@@ -39,7 +39,7 @@ async fn vanishes(held: Held) {
     let (load, lateness) = (Hits::on(&views), Lateness::measure());
     load.more(300).await;
     proxy.black_hole();
-    pause(10_000).await;
+    pause(4_000).await;
     proxy.heal(held);
     let healed = Instant::now();
     load.more(500).await;

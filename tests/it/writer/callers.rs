@@ -95,31 +95,6 @@ async fn callers_that_are_not_polled_do_not_hold_up_another_family() {
     }
 }
 
-/// The lone caller is dropped while others wait.
-#[tokio::test]
-async fn a_lone_caller_that_is_dropped_harms_nobody() {
-    let (plain, views) = views(1).await;
-    views.count("page", 1).await;
-    plain.redis.pause();
-    let mut first = Box::pin(views.add("page", 1));
-    assert!(poll_once(first.as_mut()).is_none());
-    let others: JoinSet<_> = std::iter::repeat_n(views.clone(), 20)
-        .map(|views| async move { views.add("page", 1).await })
-        .collect();
-    pause(10).await;
-    drop(first);
-    pause(10).await;
-    plain.redis.resume();
-    let values = sorted(others).await;
-    // the dropped hit was in flight
-    let value = views.value("page").await;
-    assert!((21..=22).contains(&value), "{value}");
-    assert!(
-        values.iter().copied().eq(value - 19..=value),
-        "{values:?}, {value} in all"
-    );
-}
-
 /// Returns the values that the callers receive, in ascending order.
 async fn sorted(callers: JoinSet<Result<Outcome>>) -> Vec<i64> {
     let told = timeout(LONG, callers.join_all()).await;
@@ -251,8 +226,7 @@ fn many_wait_for_room_on_one_thread() {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         runtime().block_on(async {
-            let plain = Plain::new().await;
-            let views = plain.open(family("views").partitions(1)).await;
+            let (_plain, views) = Plain::of(family("views").partitions(1)).await;
             views.count("first", 1).await;
             let hits = |part| {
                 (0..180)
