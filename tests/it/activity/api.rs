@@ -41,7 +41,7 @@ async fn an_estimate_says_what_it_is() {
 #[tokio::test]
 async fn a_result_is_returned_again_for_a_while() {
     let (pair, online) = Pair::of(family("cached")).await;
-    let online = online.cache_for(secs(3));
+    let online = online.cache_for(secs(1));
     online.touch("/", "a").await.unwrap();
     let calls = async || calls(&pair.redis, "evalsha").await;
     online.now("/").await.unwrap();
@@ -52,7 +52,7 @@ async fn a_result_is_returned_again_for_a_while() {
     }
     // the touch, and no question
     assert_eq!(calls().await, before + 1);
-    pause(3_100).await;
+    pause(1_100).await;
     for now in join_all((0..100).map(|_| online.now("/"))).await {
         assert_eq!(now.unwrap().views, 2);
     }

@@ -65,76 +65,15 @@ async fn a_hit_that_cannot_be_counted_is_refused_alone() {
     assert_eq!(pair.number(delta).await, 2);
 }
 
-/// Returns the fields of this hash of `test/views/0` that belong to callers.
-async fn callers(pair: &Pair, key: &str) -> Vec<String> {
-    let fields = format!("HKEYS cf1:{{test/views/0}}:{key}");
-    let mut fields: Vec<String> = pair.command(&fields).await;
-    fields.retain(|field| !field.starts_with('='));
-    fields
-}
-
 #[tokio::test]
 async fn however_many_tasks_count_redis_remembers_few_callers() {
     let (pair, views) = Pair::of(family("views").partitions(1)).await;
     join_all((0..200).map(|_| views.count("page", 1))).await;
     assert_eq!(views.value("page").await, 200);
-    let callers = callers(&pair, "calls").await;
+    let fields = "HKEYS cf1:{test/views/0}:calls";
+    let mut callers: Vec<String> = pair.command(fields).await;
+    callers.retain(|field| !field.starts_with('='));
     assert!((1..=2).contains(&callers.len()), "{callers:?}");
-}
-
-/// Every call has its own caller, like a request under php-fpm.
-#[tokio::test]
-async fn callers_that_call_once_are_forgotten_within_two_epochs() {
-    let pair = Pair::new().await;
-    let views = family("views").partitions(1).build().unwrap();
-    let home = Partition::new(pair.redis.manager().await, &views, 0);
-    let begun = epoch(&home, &views).await.unwrap();
-    let used_memory = async || -> u64 {
-        let info: String = pair.command("INFO memory").await;
-        info.lines()
-            .find_map(|line| line.strip_prefix("used_memory:"))
-            .unwrap()
-            .trim()
-            .parse()
-            .unwrap()
-    };
-    let add = async |caller: &String| {
-        let fence = Fence {
-            home: home.keys(),
-            caller,
-            n: 1,
-            epoch: &begun,
-        };
-        home.add(&views, fence, 1, [("page", 1)]).await.unwrap()
-    };
-    let before = used_memory().await;
-    let names: Vec<_> = (0..100_000)
-        .map(|number| format!("{number:016x}"))
-        .collect();
-    for names in names.chunks(100) {
-        for counted in join_all(names.iter().map(&add)).await {
-            let is_new = matches!(counted, Counted::Executed { repeated, .. } if !repeated);
-            assert!(is_new, "{counted:?}");
-        }
-    }
-    let full = used_memory().await;
-    assert_eq!(callers(&pair, "calls").await.len(), names.len());
-    let now = unix(SystemTime::now()).cast_unsigned() * 1000;
-    for minutes in 1..=2 {
-        epoch(&home.clone().at(now + minutes * 61_000), &views)
-            .await
-            .unwrap();
-    }
-    for key in ["calls", "calls_before"] {
-        assert_eq!(callers(&pair, key).await, [""; 0], "{key}");
-    }
-    eventually("the memory is free again", async || {
-        used_memory().await < before + (full - before) / 10
-    })
-    .await;
-    // a late repeat does not count again
-    assert_eq!(add(&names[0]).await, Counted::Expired);
-    assert_eq!(home.read(&["page"]).await.unwrap().deltas, [(0, 100_000)]);
 }
 
 /// Opens a family of the pair, with a replica that knows the family but none of its batches.

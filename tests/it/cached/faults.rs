@@ -33,42 +33,6 @@ async fn retry_the_reject(pair: &Pair, votes: &CachedCounters) -> i64 {
 }
 
 #[tokio::test]
-async fn other_programs_add_all_the_time() {
-    const IDS: [&str; 3] = ["1", "2", "3"];
-    let pair = Pair::new().await;
-    let votes = items(&pair, family()).await;
-    let reconcilers = [pair.reconcile().await, pair.reconcile().await];
-    let outside = async {
-        for _ in 0..200 {
-            pair.sql("UPDATE item SET vote_count = vote_count + 10000")
-                .await;
-            pause(2).await;
-        }
-    };
-    let counting = async {
-        for _ in 0..1000 {
-            for id in IDS {
-                votes.count(id, 1).await;
-            }
-            pause(1).await;
-        }
-    };
-    tokio::join!(outside, counting);
-    // the next save shows the row
-    for id in IDS {
-        votes.count(id, 0).await;
-    }
-    pair.drain().await;
-    for reconciler in reconcilers {
-        reconciler.stop().await;
-    }
-    for id in 1..=3 {
-        assert_eq!(row(&pair, id).await, 2_001_000, "{id}");
-    }
-    assert_eq!(votes.get_many(IDS).await.unwrap(), [2_001_000; 3]);
-}
-
-#[tokio::test]
 async fn a_value_that_another_program_writes_is_kept_and_shown_by_the_next_save() {
     let pair = Pair::new().await;
     let votes = items(&pair, family()).await;

@@ -321,29 +321,17 @@ async fn a_transaction_with_a_refusal_of_any_number_is_committed() {
     assert_eq!(rejects.await, 5);
 }
 
-/// Returns a transaction that has inserted the value of `a`.
-async fn inserting(db: &Db, views: &Registered) -> sqlx::Transaction<'static, sqlx::MySql> {
-    let mut other = db.pool.begin().await.unwrap();
-    sqlx::query("INSERT INTO counterfoil_values VALUES (?, 'a', 1)")
-        .bind(views.number)
-        .execute(&mut *other)
-        .await
-        .unwrap();
-    other
-}
-
-fn expect_retryable(error: &Error, kind: ErrorKind) {
-    assert!(error.kind() == kind && error.is_retryable(), "{error}");
-}
-
 #[tokio::test]
 async fn a_lock_that_is_not_released_is_a_retryable_error() {
     let db = Db::new().await;
     let views = db.views().await;
-    let other = inserting(&db, &views).await;
+    let mut other = db.pool.begin().await.unwrap();
+    let insert = sqlx::query("INSERT INTO counterfoil_values VALUES (?, 'a', 1)");
+    let inserted = insert.bind(views.number).execute(&mut *other).await;
+    inserted.unwrap();
     let batches = [batch(&views, 0, 1, [("a", 1)])];
-    let error = db.store.apply(&batches, None).await.expect_err("locked");
-    expect_retryable(&error, Busy);
+    let error = refused(db.store.apply(&batches, None).await, Busy, "");
+    assert!(error.is_retryable(), "{error}");
     assert!(std::error::Error::source(&error).is_some());
     other.commit().await.unwrap();
     // nothing was kept of the first attempt

@@ -60,7 +60,7 @@ pub use testkit::{
     Certificates, Held, MysqlServer, Proxy, RedisCluster, RedisOptions, RedisServer, Sentinel,
 };
 pub use tokio::runtime::{Builder, Runtime};
-pub use tokio::sync::{OnceCell, RwLock};
+pub use tokio::sync::OnceCell;
 pub use tokio::task::{JoinHandle, JoinSet};
 pub use tokio::time::timeout;
 

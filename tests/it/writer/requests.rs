@@ -188,14 +188,6 @@ async fn a_request_counts_once_where_replies_are_lost() {
     );
 }
 
-#[tokio::test]
-async fn a_pair_that_is_shut_down_takes_no_request() {
-    let (plain, views) = Plain::of(family("views")).await;
-    assert_eq!(views.add_once("job", "page", 1).await.unwrap(), Counted(1));
-    assert!(plain.shutdown(secs(5)).await.unwrap().is_empty());
-    refused(views.add_once("job", "page", 1).await, Closed, "");
-}
-
 /// A request waits for its reply, and is not polled meanwhile.
 #[tokio::test]
 async fn a_request_that_is_not_polled_does_not_hold_up_a_shutdown() {

@@ -244,16 +244,6 @@ async fn a_large_buffer_is_a_table_and_a_small_one_is_not() {
     assert_eq!(fields, ids.into_iter().collect());
 }
 
-/// The first call after a rotation brings many ids at once, as under load.
-#[tokio::test]
-async fn a_buffer_that_is_large_at_once_is_a_table() {
-    let (plain, views) = views(1).await;
-    let hits = pages(100).into_iter().map(|id| (id, 1));
-    let _ = views.add_many(hits).await;
-    let encoding: String = plain.redis.run(ENCODING).await.unwrap();
-    assert_eq!(encoding, "hashtable");
-}
-
 /// A hot id uses every partition with room. A single caller stays in one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wide_family_spreads_under_load() {
