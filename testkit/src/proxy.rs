@@ -343,7 +343,7 @@ impl Network {
         if way == Way::Replies {
             return *ending;
         }
-        let send = |after| tokio::spawn(deliver(target.clone(), bytes.to_vec(), after));
+        let send = |after| tokio::spawn(deliver(target.to_owned(), bytes.to_vec(), after));
         match self.fates.take(bytes)? {
             Fate::RequestLost { passed } => return Some(passed),
             Fate::ReplyLost { passed } => *ending = Some(passed),

@@ -1,7 +1,7 @@
 //! Mistakes of clients that lost or doubled hits silently. Each is an error (docs/protocol.md,
 //! section 8).
 
-use counterfoil::test_hooks::Partition;
+use counterfoil::test_hooks::{Counted, Partition};
 
 use crate::support::*;
 
@@ -20,6 +20,16 @@ impl<'f> Client<'f> {
     async fn epoch(&self) -> Option<String> {
         let epochs = self.home.epochs(self.family, "").await.unwrap();
         epochs.map(|epochs| epochs.now.to_string())
+    }
+
+    async fn add(&self, n: u64, epoch: &str) -> Result<Counted> {
+        let fence = Fence {
+            home: self.home.keys(),
+            caller: "python",
+            n,
+            epoch,
+        };
+        self.home.add(self.family, fence, 1, [("page", 1)]).await
     }
 
     /// Begins this number of epochs, each a minute of the server's time.
@@ -102,4 +112,14 @@ async fn a_request_that_names_its_epoch_never_counts_twice() {
         views.add_once("order-17", "page", 1).await.unwrap(),
         Outcome::Counted(2)
     );
+}
+
+#[tokio::test]
+async fn a_call_of_another_kind_is_refused() {
+    let (pair, votes) = Pair::of(votes().partitions(1)).await;
+    let client = Client::new(&pair, votes.family()).await;
+    let epoch = client.epoch().await.unwrap();
+    let text = "the family is cached, not buffered";
+    refused(client.add(1, &epoch).await, InvalidInput, text);
+    assert_eq!(votes.backlog().await.unwrap().ids, 0);
 }

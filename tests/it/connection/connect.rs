@@ -552,6 +552,22 @@ async fn an_unreachable_cluster_is_named_as_such() {
     );
 }
 
+#[tokio::test]
+async fn an_unreachable_redis_counts_nothing() {
+    let pair = Pair::new().await;
+    let views = pair
+        .over(Primary::connect(pair.redis.url()).await.unwrap())
+        .opened(family("views"))
+        .await;
+    let views = views.write_timeout(millis(500));
+    views.count("page", 1).await;
+    pair.redis.kill();
+    // a call over the broken connection may have arrived
+    let _ = views.add("page", 1).await.unwrap_err();
+    let error = views.add("page", 1).await.unwrap_err();
+    assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
+}
+
 /// A server that is too busy to connect within a second, and then to reply. Other limits suit other
 /// servers.
 #[tokio::test(flavor = "multi_thread")]

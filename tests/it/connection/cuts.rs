@@ -18,7 +18,7 @@ fn step() -> usize {
     if random::cases(0) > 0 { 1 } else { 3 }
 }
 
-/// The networks on which a test runs at a time, since most of its time is waiting.
+/// The networks on which a long test runs at a time, since most of its time is waiting.
 const LANES: usize = 4;
 
 /// Runs the attempt with a cut after a random byte of the first `step`, then `step` bytes later and
@@ -43,7 +43,8 @@ async fn cut_after_each(
 
 /// A pair with a frail network to Redis that can be cut, and a safe one that is never cut.
 struct Frail {
-    lane: usize,
+    /// The number of the lane, and of all lanes of the test.
+    lane: (usize, usize),
     pair: Pair,
     proxy: Proxy,
     redis: ConnectionManager,
@@ -51,13 +52,13 @@ struct Frail {
 }
 
 impl Frail {
-    /// Runs the test on each lane.
-    async fn each(test: impl AsyncFn(Frail)) {
+    /// Runs the test on each of so many lanes.
+    async fn each(lanes: usize, test: impl AsyncFn(Frail)) {
         let run = async |lane| {
             let pair = Pair::new().await;
             let proxy = Proxy::to(&pair.redis);
             let frail = Frail {
-                lane,
+                lane: (lane, lanes),
                 redis: proxy.manager().await,
                 exact: Self::open(&pair.counterfoil).await,
                 pair,
@@ -65,7 +66,7 @@ impl Frail {
             };
             test(frail).await;
         };
-        join_all((0..LANES).map(run)).await;
+        join_all((0..lanes).map(run)).await;
     }
 
     /// Opens the family over the frail network, and over the safe one.
@@ -103,18 +104,12 @@ impl Frail {
         mut attempt: impl AsyncFnMut(T),
     ) {
         for (direction, step) in DIRECTIONS.into_iter().zip(steps) {
-            cut_after_each(
-                (self.lane, LANES),
-                step,
-                &self.proxy,
-                direction,
-                async |arm| {
-                    let prepared = prepare().await;
-                    self.reconnected().await;
-                    arm();
-                    attempt(prepared).await;
-                },
-            )
+            cut_after_each(self.lane, step, &self.proxy, direction, async |arm| {
+                let prepared = prepare().await;
+                self.reconnected().await;
+                arm();
+                attempt(prepared).await;
+            })
             .await;
         }
     }
@@ -126,8 +121,7 @@ impl Frail {
             let before = bytes(&self.proxy);
             attempt().await;
             let length = bytes(&self.proxy) - before;
-            let lane = (self.lane, LANES);
-            let cut = cut_after_each(lane, step(), &self.proxy, direction, async |arm| {
+            let cut = cut_after_each(self.lane, step(), &self.proxy, direction, async |arm| {
                 self.reconnected().await;
                 arm();
                 attempt().await;
@@ -160,7 +154,7 @@ impl Frail {
 
 #[tokio::test]
 async fn a_hit_is_counted_once_wherever_its_call_is_cut() {
-    Frail::each(async |frail| {
+    Frail::each(1, async |frail| {
         let counters = Frail::open(&frail.counterfoil()).await;
         let mut hits = 0;
         let hit = async || {
@@ -225,7 +219,7 @@ async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
 /// load them.
 #[tokio::test]
 async fn first_calls_count_once_wherever_they_are_cut() {
-    Frail::each(async |frail| {
+    Frail::each(LANES, async |frail| {
         let mut hits = 0;
         // scripts are long, so they are cut less often
         for (flushes, steps) in [(false, [step(); 2]), (true, [31, step()])] {
@@ -250,7 +244,7 @@ async fn first_calls_count_once_wherever_they_are_cut() {
 
 #[tokio::test]
 async fn a_batch_reaches_the_database_once_wherever_its_calls_are_cut() {
-    Frail::each(async |frail| {
+    Frail::each(LANES, async |frail| {
         let counterfoil = frail.counterfoil();
         let _to_drain = Frail::open(&counterfoil).await;
         let mut hits = 0;
@@ -268,7 +262,7 @@ async fn a_batch_reaches_the_database_once_wherever_its_calls_are_cut() {
 
 #[tokio::test]
 async fn a_cached_counter_is_saved_once_wherever_the_calls_are_cut() {
-    Frail::each(async |frail| {
+    Frail::each(LANES, async |frail| {
         let counterfoil = frail.counterfoil();
         let _to_drain = counterfoil.opened(votes().partitions(1)).await;
         let exact = frail.pair.open(votes().partitions(1)).await;
@@ -286,7 +280,7 @@ async fn a_cached_counter_is_saved_once_wherever_the_calls_are_cut() {
 
 #[tokio::test]
 async fn a_cached_counter_returns_each_value_once_wherever_its_calls_are_cut() {
-    Frail::each(async |frail| {
+    Frail::each(LANES, async |frail| {
         let (votes, _to_drain) = frail.both(votes()).await;
         let mut value = 1;
         assert_eq!(votes.count("page", 1).await, value);
@@ -312,7 +306,7 @@ async fn a_cached_counter_returns_each_value_once_wherever_its_calls_are_cut() {
 
 #[tokio::test]
 async fn a_hit_of_a_series_is_counted_once_wherever_its_call_is_cut() {
-    Frail::each(async |frail| {
+    Frail::each(1, async |frail| {
         let hits = Family::series("test", "hits")
             .windows([(Precision::SECOND, 2), (Precision::Day, 3)])
             .keep([Precision::SECOND]);
@@ -333,7 +327,7 @@ async fn a_hit_of_a_series_is_counted_once_wherever_its_call_is_cut() {
 
 #[tokio::test]
 async fn a_visitor_is_new_once_wherever_the_call_is_cut() {
-    Frail::each(async |frail| {
+    Frail::each(1, async |frail| {
         let (daily, exact) = frail.both(Family::visitors("test", "daily")).await;
         let (mut visitors, today) = (0, day("2014-09-20"));
         let visit = async || {
@@ -355,7 +349,7 @@ async fn a_visitor_is_new_once_wherever_the_call_is_cut() {
 #[tokio::test]
 async fn a_touch_is_counted_once_wherever_its_call_is_cut() {
     for counting in [Exact, HyperLogLog] {
-        Frail::each(async |frail| {
+        Frail::each(1, async |frail| {
             // no layer leaves the window during the test
             let online = Family::activity("test", "online")
                 .window(secs(1800), secs(60))

@@ -149,9 +149,8 @@ impl Site {
             let (kind, mut number) = (task / TASKS, (task % TASKS) as u64);
             async move {
                 while !stop.is_set() {
-                    if !handles.call(kind, number, &site).await {
-                        pause(5).await;
-                    }
+                    let is_reply = handles.call(kind, number, &site).await;
+                    pause(if is_reply { 1 } else { 5 }).await;
                     number += TASKS as u64;
                 }
             }
