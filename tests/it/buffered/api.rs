@@ -129,37 +129,6 @@ async fn an_exact_read_of_a_new_incarnation_does_not_trust_a_replica() {
     assert_eq!(views.value("page").await, 4);
 }
 
-#[tokio::test]
-async fn a_list_has_what_is_stored_and_what_is_pending() {
-    let (pair, views) = Pair::of(family("views")).await;
-    for id in ["a/1", "a/2", "b/1", "a*", "a/[x]"] {
-        views.count(id, 1).await;
-    }
-    pair.drain().await;
-    for id in ["a/2", "a/3", "a/[y]"] {
-        views.count(id, 10).await;
-    }
-    let all = [
-        ("a/1", 1),
-        ("a/2", 11),
-        ("a/3", 10),
-        ("a/[x]", 1),
-        ("a/[y]", 10),
-    ];
-    for (prefix, after, limit, expected) in [
-        ("a/", None, 10, &all[..]),
-        ("a/[", None, 10, &all[3..]),
-        ("a*", None, 10, &[("a*", 1)]),
-        ("a/", None, 2, &all[..2]),
-        ("a/", Some("a/2"), 2, &all[2..4]),
-    ] {
-        let found = views.list(prefix, after, limit).await.unwrap();
-        let found: Vec<_> = found.iter().map(|(id, value)| (&**id, *value)).collect();
-        assert_eq!(found, expected, "{prefix} after {after:?}");
-    }
-    assert_eq!(views.list("", None, 100).await.unwrap().len(), 7);
-}
-
 /// The ids fill more than one page, some in MySQL and some in Redis.
 #[tokio::test]
 async fn all_ids_come_as_a_stream() {

@@ -33,26 +33,6 @@ async fn retry_the_reject(pair: &Pair, votes: &CachedCounters) -> i64 {
 }
 
 #[tokio::test]
-async fn a_value_that_another_program_writes_is_kept_and_shown_by_the_next_save() {
-    let pair = Pair::new().await;
-    let votes = items(&pair, family()).await;
-    assert_eq!(votes.count("1", 5).await, 5);
-    pair.sql("UPDATE item SET vote_count = 1000 WHERE id = 1")
-        .await;
-    assert_eq!(votes.count("1", 1).await, 6);
-    pair.drain().await;
-    assert_eq!(row(&pair, 1).await, 1006);
-    assert_eq!(votes.value("1").await, 1006);
-    pair.sql("UPDATE item SET vote_count = 3 WHERE id = 1")
-        .await;
-    // a set counts the difference from the value that it replaces
-    assert_eq!(counted(votes.set("1", 1016).await.unwrap()), 1016);
-    pair.drain().await;
-    assert_eq!(row(&pair, 1).await, 13);
-    assert_eq!(votes.count("1", 1).await, 14);
-}
-
-#[tokio::test]
 async fn a_deleted_row_becomes_a_reject_that_counts_once_the_row_is_back() {
     let pair = Pair::new().await;
     let votes = items(&pair, family()).await;

@@ -329,7 +329,8 @@ async fn all_kinds_count_while_slots_move() {
     let handles = handles.unwrap();
     let reconciler = rig.counterfoil.reconcile().await;
     let (site, load) = Site::start(&handles, &rig.pool);
-    for family in site::NAMES {
+    // those of the first one move in another test
+    for family in &site::NAMES[1..] {
         rig.move_slots(family, 20).await;
     }
     rig.fail_over().await;
