@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use redis::Client;
 use redis::aio::ConnectionManager;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -27,7 +27,7 @@ pub struct Proxy {
     process: Process,
     socket: PathBuf,
     network: Arc<Network>,
-    target: Target,
+    target: PathBuf,
     listening: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -38,13 +38,6 @@ pub enum Held {
     Delivered,
     /// They never arrive: the connections are closed.
     Lost,
-}
-
-/// The destination of the bytes.
-#[derive(Clone, Debug)]
-enum Target {
-    Unix(PathBuf),
-    Tcp(String),
 }
 
 /// The direction of bytes.
@@ -82,20 +75,12 @@ struct Cut {
 impl Proxy {
     /// Creates a proxy in front of a server's Unix socket.
     pub fn to(server: &RedisServer) -> Self {
-        Self::start(Target::Unix(server.socket().to_owned()))
+        Self::to_unix(server.socket())
     }
 
     /// Creates a proxy in front of any Unix socket.
-    pub fn to_unix(socket: &Path) -> Self {
-        Self::start(Target::Unix(socket.to_owned()))
-    }
-
-    /// Creates a proxy in front of a TCP address, `host:port`.
-    pub fn to_tcp(address: &str) -> Self {
-        Self::start(Target::Tcp(address.to_owned()))
-    }
-
-    fn start(target: Target) -> Self {
+    pub fn to_unix(target: &Path) -> Self {
+        let target = target.to_owned();
         let process = Process::new();
         let socket = process.dir().join("proxy.sock");
         let listener = UnixListener::bind(&socket);
@@ -253,7 +238,7 @@ impl Drop for Proxy {
 
 async fn listen<R, W>(
     accept: impl AsyncFn() -> io::Result<(R, W)>,
-    target: Target,
+    target: PathBuf,
     network: Arc<Network>,
 ) where
     R: AsyncRead + Unpin + Send + 'static,
@@ -275,40 +260,22 @@ async fn listen<R, W>(
 }
 
 /// Serves one connection from start to end. If the server is down, closes it at once.
-async fn connect<R, W>(client: (R, W), target: Target, network: &Network) -> io::Result<()>
+async fn connect<R, W>(client: (R, W), target: PathBuf, network: &Network) -> io::Result<()>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    match &target {
-        Target::Unix(path) => {
-            let server = UnixStream::connect(path).await?.into_split();
-            forward(client, server, network, &target).await
-        }
-        Target::Tcp(address) => {
-            let server = TcpStream::connect(address).await?.into_split();
-            forward(client, server, network, &target).await
-        }
-    }
+    let server = UnixStream::connect(&target).await?.into_split();
+    forward(client, server, network, &target).await
 }
 
 /// Sends a request on a connection of its own after a while, and ignores the reply.
-async fn deliver(target: Target, request: Vec<u8>, after: Duration) -> io::Result<()> {
+async fn deliver(target: PathBuf, request: Vec<u8>, after: Duration) -> io::Result<()> {
     tokio::time::sleep(after).await;
     let mut reply = [0; 1];
-    match target {
-        Target::Unix(path) => {
-            let mut server = UnixStream::connect(path).await?;
-            server.write_all(&request).await?;
-            server.read_exact(&mut reply).await?;
-        }
-        Target::Tcp(address) => {
-            let mut server = TcpStream::connect(address).await?;
-            server.write_all(&request).await?;
-            server.read_exact(&mut reply).await?;
-        }
-    }
-    Ok(())
+    let mut server = UnixStream::connect(target).await?;
+    server.write_all(&request).await?;
+    server.read_exact(&mut reply).await.map(drop)
 }
 
 /// Forwards both ways until one side closes or is cut, then closes both.
@@ -316,7 +283,7 @@ async fn forward(
     (from_client, to_client): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     (from_server, to_server): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     network: &Network,
-    target: &Target,
+    target: &Path,
 ) -> io::Result<()> {
     let mut weather = network.weather.subscribe();
     let closed = weather.borrow_and_update().closed;
@@ -335,7 +302,7 @@ impl Network {
         mut from: impl AsyncRead + Unpin,
         mut to: impl AsyncWrite + Unpin,
         ending: &Mutex<Option<usize>>,
-        target: &Target,
+        target: &Path,
     ) -> io::Result<()> {
         let mut weather = self.weather.subscribe();
         let closed = weather.borrow().closed;
@@ -370,13 +337,13 @@ impl Network {
         way: Way,
         bytes: &[u8],
         ending: &Mutex<Option<usize>>,
-        target: &Target,
+        target: &Path,
     ) -> Option<usize> {
         let mut ending = ending.lock();
         if way == Way::Replies {
             return *ending;
         }
-        let send = |after| tokio::spawn(deliver(target.clone(), bytes.to_vec(), after));
+        let send = |after| tokio::spawn(deliver(target.to_owned(), bytes.to_vec(), after));
         match self.fates.take(bytes)? {
             Fate::RequestLost { passed } => return Some(passed),
             Fate::ReplyLost { passed } => *ending = Some(passed),

@@ -151,9 +151,6 @@ impl RedisServer {
         if secure > 0 {
             settings.push(("tls-port", secure.to_string()));
         }
-        if major_version() >= 7 {
-            settings.push(("enable-debug-command", "yes".to_owned()));
-        }
         let fixed = settings
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value));

@@ -7,6 +7,7 @@
 use serde::Serialize;
 use serde_json::Value as Json;
 
+use crate::docs::files;
 use crate::support::kinds::{self};
 use crate::vectors::{FENCED, lua};
 
@@ -435,22 +436,9 @@ fn quoted_after<'a>(text: &'a str, before: &str, quote: char) -> impl Iterator<I
 
 /// Returns the commands that the crate's sources send directly.
 fn commands_of_the_crate() -> BTreeSet<String> {
-    fn sources(folder: &Path) -> Vec<String> {
-        let entries = fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().path());
-        entries
-            .flat_map(|path| {
-                if path.is_dir() {
-                    sources(&path)
-                } else {
-                    vec![fs::read_to_string(path).unwrap()]
-                }
-            })
-            .collect()
-    }
     let mut commands = BTreeSet::new();
-    for source in sources(&lua().parent().unwrap().join("src")) {
+    for source in files("src", ".rs") {
+        let source = fs::read_to_string(lua().join("..").join(source)).unwrap();
         for before in ["cmd(", "command(", "command.arg("] {
             commands.extend(quoted_after(&source, before, '"').map(str::to_lowercase));
         }

@@ -10,7 +10,7 @@ fn root() -> &'static Path {
 }
 
 /// Returns the files with this ending in a folder and its subfolders.
-fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
+pub fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
     let mut found = vec![];
     for entry in fs::read_dir(root().join(folder)).unwrap() {
         let name = format!(

@@ -1,5 +1,6 @@
 //! The folders of `src/` use each other in one direction, and no two files import each other.
 
+use crate::docs::files;
 use crate::support::*;
 
 /// The layers. Each uses only earlier ones. Modules of one layer may use each other's types, but
@@ -65,41 +66,22 @@ fn uses() -> Uses {
 
 /// Returns the sources of the crate by module, without comments and tests.
 fn sources() -> BTreeMap<String, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut sources = BTreeMap::new();
-    read(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
-        "",
-        &mut sources,
-    );
-    sources
-}
-
-/// Reads the sources below a folder by module, without comments and tests.
-fn read(folder: &Path, module: &str, sources: &mut BTreeMap<String, String>) {
-    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
-        let path = entry.path();
-        let name = path.file_stem().unwrap().to_str().unwrap();
-        let inner = format!("{module}::{name}")
-            .trim_start_matches(':')
-            .to_owned();
-        if path.is_dir() {
-            read(&path, &inner, sources);
-        } else if path.extension().is_some_and(|extension| extension == "rs") && inner != "lib" {
-            let text = fs::read_to_string(&path).unwrap();
-            let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
-            let text = text
-                .split("#[cfg(all(test, feature = \"test-hooks\"))]\nmod tests")
-                .next()
-                .unwrap();
-            let code = |line: &str| line.split("//").next().unwrap().to_owned() + "\n";
-            let module = if name == "mod" {
-                module.to_owned()
-            } else {
-                inner
-            };
-            sources.insert(module, text.lines().map(code).collect());
+    for path in files("src", ".rs") {
+        let module = path.strip_prefix("src").unwrap().with_extension("");
+        let module = module.to_str().unwrap().replace('/', "::");
+        let text = fs::read_to_string(root.join(path)).unwrap();
+        let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+        let mut text = text.split("#[cfg(all(test, feature = \"test-hooks\"))]\nmod tests");
+        let lines = text.next().unwrap().lines();
+        let code = |line: &str| line.split("//").next().unwrap().to_owned() + "\n";
+        if module != "lib" {
+            let module = module.strip_suffix("::mod").unwrap_or(&module);
+            sources.insert(module.to_owned(), lines.map(code).collect());
         }
     }
+    sources
 }
 
 /// Returns the paths that a text stands for: several if it ends with braces.

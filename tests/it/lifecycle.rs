@@ -53,14 +53,14 @@ impl Pair {
 /// A handle that was opened with other settings has a writer of its own.
 #[tokio::test]
 async fn a_shutdown_reports_what_every_handle_recorded() {
-    let plain = Plain::new().await;
-    let first = plain.open(family("views").sync_hits(50)).await;
+    let (plain, first) = Plain::of(family("views").sync_hits(50)).await;
     let _second = plain.open(family("views").sync_hits(51)).await;
     plain.redis.pause();
     (0..1000).for_each(|page| first.record(&page.to_string(), 1).unwrap());
     let left = plain.counterfoil.shutdown(secs(1)).await.unwrap();
     plain.redis.resume();
     assert_eq!(left.iter().map(|left| left.recorded).sum::<u64>(), 1000);
+    assert!(left.iter().all(|left| left.backlog.is_none()), "{left:?}");
     plain.counterfoil.shutdown(LONG).await.unwrap();
     assert_eq!(first.backlog().await.unwrap().counted, 1000);
 }
@@ -85,10 +85,8 @@ async fn a_reconciler_stops_soon_also_while_the_database_is_unreachable() {
 #[tokio::test]
 async fn a_reconciler_that_stops_writes_what_it_holds_of_other_families() {
     let pair = Pair::new().await;
-    pair.sql("CREATE TABLE sales (id VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL)")
-        .await;
-    let table = Table::upsert("sales").key("id", KeyType::Text).value("n");
-    let sales = pair.open(family("sales").table(table)).await;
+    let sales = family("sales").table(pair.sales(Table::upsert).await);
+    let sales = pair.open(sales).await;
     let views = pair.open(family("views").settle(1_500)).await;
     let mut locker = pair.pool.acquire().await.unwrap();
     let lock = sqlx::raw_sql("LOCK TABLES sales WRITE");
@@ -171,95 +169,6 @@ async fn a_failure_is_logged_when_it_begins_and_when_it_ends() {
         events.len()
     );
     assert!((1..=3).contains(&events.len()));
-}
-
-/// While the database is unavailable, a batch is as old as its hits.
-#[tokio::test]
-async fn a_backlog_grows_older_while_the_database_is_unavailable() {
-    let (mysql, pair) = Pair::on_own_mysql().await;
-    let views = pair.open(family("views")).await;
-    let votes = votes().sync_time(millis(20));
-    let votes = pair.open(votes).await;
-    votes.count("a", 1).await;
-    pair.drain().await;
-    mysql.kill();
-    views.count("a", 1).await;
-    votes.count("a", 1).await;
-    let _running = pair.reconcile().await;
-    eventually("the batches", async || pair.batches().await == 2).await;
-    pause(700).await;
-    views.count("b", 1).await;
-    for (backlog, ids) in [
-        (views.backlog().await.unwrap(), 2),
-        (votes.backlog().await.unwrap(), 1),
-    ] {
-        assert!(
-            backlog.ids == ids && backlog.oldest.unwrap() >= millis(600),
-            "{backlog:?}"
-        );
-    }
-}
-
-/// Counted hits stay counted in the buffer, in a batch and in the database.
-#[tokio::test]
-async fn hits_are_counted_over_rotations_and_drains() {
-    let (mysql, pair) = Pair::on_own_mysql().await;
-    let views = pair.open(family("views")).await;
-    let wide = pair.open(family("wide").wide(true)).await;
-    let visitors = Family::visitors("test", "visitors").at_once();
-    let visitors = pair.open(visitors).await;
-    let hits = pair.open(days()).await;
-    let online = Family::activity("test", "online").at_once();
-    let online = pair.open(online).await;
-    let votes = pair.open(votes()).await;
-    let count = async |round: u64| {
-        for id in ["a", "b", "a"] {
-            views.count(id, -7).await;
-            wide.count(id, 1).await;
-            hits.count(id, 1).await;
-            votes.count(id, 1).await;
-            let visitor = format!("{id} {round}");
-            let _ = visitors
-                .first_visit("shop", day("2014-09-20"), visitor)
-                .await
-                .unwrap();
-            online.touch("page", id).await.unwrap();
-        }
-    };
-    // in this number of rounds; the hits of a series count when their day is over
-    let expect = async |rounds: u64, rounds_over: u64| {
-        let counted = [
-            views.backlog().await,
-            votes.backlog().await,
-            wide.backlog().await,
-            visitors.backlog().await,
-            hits.backlog().await,
-            online.backlog().await,
-        ]
-        .map(|backlog| backlog.unwrap().counted);
-        let of_ids = 3 * rounds;
-        assert_eq!(
-            counted,
-            [of_ids, of_ids, of_ids, 2 * rounds, 2 * rounds_over, 0]
-        );
-    };
-    expect(0, 0).await;
-    for round in 0..3 {
-        count(round).await;
-        expect(round + 1, round).await;
-        pair.drain().await;
-        expect(round + 1, round).await;
-        pair.drain_all().await.unwrap();
-        expect(round + 1, round + 1).await;
-    }
-    mysql.kill();
-    count(3).await;
-    let _running = pair.reconcile().await;
-    let batches = "KEYS cf1:{test/views/*}:batch";
-    let cut = async || !pair.command::<Vec<String>>(batches).await.is_empty();
-    eventually("a batch", cut).await;
-    expect(4, 3).await;
-    assert_eq!(views.backlog().await.unwrap().ids, 2);
 }
 
 /// One call reads a hundred partitions.
@@ -367,8 +276,7 @@ async fn the_backlogs_of_all_families_are_those_of_each() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_brings_everything_to_the_database_and_accepts_no_more() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views").settle(300)).await;
+    let (pair, views) = Pair::of(family("views").settle(300)).await;
     let votes = pair.open(votes()).await;
     // hits arrive all the time, until they are refused
     let mut tasks = JoinSet::new();
@@ -430,20 +338,6 @@ async fn a_shutdown_without_the_database_returns_in_time_and_reports_what_is_lef
 }
 
 #[tokio::test]
-async fn a_shutdown_without_redis_reports_what_was_recorded() {
-    let (pair, views) = Pair::of(family("views")).await;
-    pair.redis.pause();
-    for _ in 0..3 {
-        views.record("page", 1).unwrap();
-    }
-    let left = pair.left(secs(3)).await;
-    assert_eq!((left.recorded, left.backlog), (3, None));
-    pair.redis.resume();
-    pair.leaves_nothing().await;
-    assert_eq!(pair.stored().await, 3);
-}
-
-#[tokio::test]
 async fn a_shutdown_reports_once_which_recorded_hits_were_refused() {
     let pair = Pair::new().await;
     let views = family("views").partitions(1).max_pending(1);
@@ -497,42 +391,19 @@ async fn a_drain_of_all_closes_slices_that_are_not_over() {
     assert!((4..=6).contains(&stored("visitors/%").await));
 }
 
-/// Families open and count while the database is unavailable from the start. The counts reach it
-/// when it is up.
+/// A mismatch with the database's family is detected when the database is up, and the counts stay in
+/// Redis.
 #[tokio::test]
-async fn an_application_starts_without_the_database() {
-    let mysql = MysqlServer::start().await;
-    let (database, pool) = mysql.database("test").await;
-    MysqlStore::new(pool.clone()).create_tables().await.unwrap();
-    let redis = new_redis().await;
-    mysql.kill();
-    let store = MysqlStore::connect_lazy(&mysql.url(&database)).unwrap();
-    let client = Counterfoil::new(redis.manager().await, store);
-    let views = client.open(family("views"));
-    let views = within(secs(4), views).await.unwrap();
-    let hits = Family::series("test", "hits")
-        .windows([(Precision::SECOND, 3)])
-        .keep([Precision::SECOND]);
-    let hits = client.opened(hits).await;
+async fn a_family_that_is_opened_without_the_database_is_compared_with_it_later() {
+    let (mysql, pair) = Pair::on_own_mysql().await;
+    let client = &pair.counterfoil;
+    let views = client.opened(family("views")).await;
+    views.count("page", 3).await;
     let _running = client.reconcile().await;
-    for _ in 0..3 {
-        views.count("page", 1).await;
-        hits.count("page", 1).await;
-    }
-    assert_eq!(views.pending(&["page"]).await.unwrap(), [3]);
-    mysql.start_again().await;
-    let stored = async || {
-        let sum = "SELECT CAST(SUM(value) AS SIGNED) FROM counterfoil_values";
-        let sum = sqlx::query_scalar::<_, Option<i64>>(sum).fetch_one(&pool);
-        sum.await.is_ok_and(|sum| sum == Some(6))
-    };
-    eventually("what was counted", stored).await;
-    assert_eq!(views.value("page").await, 3);
-    // a mismatch with the database's family is detected when the database is up, and the counts
-    // stay in Redis
+    pair.arrives(3).await;
     mysql.kill();
-    let other = client.open(family("views").durability(Durability::Settle(secs(1))));
-    let other = other.await.unwrap();
+    let other = family("views").durability(Durability::Settle(secs(1)));
+    let other = within(secs(4), client.open(other)).await.unwrap();
     // Redis knows its partitions
     refused(
         client.open(family("views").partitions(8)).await,
@@ -646,26 +517,19 @@ async fn a_builder_starts_without_the_database_if_configured() {
 
 #[tokio::test]
 async fn a_search_for_hits_that_panics_is_reported_and_repeated() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
-    let (redis, panics) = (pair.redis.manager().await, Arc::new(AtomicBool::new(false)));
+    let (pair, views) = Pair::of(family("views")).await;
+    let panics = Arc::new(AtomicBool::new(false));
     let asked = panics.clone();
-    let connection = custom(move |command: Cmd| {
-        let (mut redis, panics) = (redis.clone(), asked.clone());
+    let connection = interposed(&pair.redis, move |cmd| {
+        // only a search for hits asks for several of the family's partitions
+        let is_search = mentions(cmd, "/0}:batch") && mentions(cmd, "/1}:batch");
+        let panics = is_search && asked.load(Ordering::Relaxed);
         async move {
-            let has = |end: &[u8]| {
-                command.args_iter().any(|word| match word {
-                    redis::Arg::Simple(key) => key.ends_with(end),
-                    _ => false,
-                })
-            };
-            // only a search for hits asks for several of the family's partitions
-            if has(b"/0}:batch") && has(b"/1}:batch") && panics.load(Ordering::Relaxed) {
-                panic!("of the test");
-            }
-            command.query_async::<redis::Value>(&mut redis).await
+            assert!(!panics, "of the test");
+            Ok(())
         }
     });
+    let connection = connection.await;
     let reconciling = pair.over(connection);
     let _views = reconciling.open(family("views")).await.unwrap();
     let reconciler = reconciling.reconciler().start().await.unwrap();
@@ -753,17 +617,13 @@ async fn a_failing_flush_is_reported_until_it_succeeds() {
 #[tokio::test]
 async fn a_drain_pauses_once_for_all_families() {
     let pair = Pair::new().await;
-    let (redis, is_out) = (pair.redis.manager().await, Arc::new(AtomicBool::new(false)));
+    let is_out = Arc::new(AtomicBool::new(false));
     let outage = is_out.clone();
-    let connection = custom(move |command: Cmd| {
-        let (mut redis, is_out) = (redis.clone(), outage.load(Ordering::Relaxed));
-        async move {
-            if is_out {
-                return Err(cut_off());
-            }
-            command.query_async::<redis::Value>(&mut redis).await
-        }
+    let connection = interposed(&pair.redis, move |_| {
+        let is_out = outage.load(Ordering::Relaxed);
+        async move { if is_out { Err(cut_off()) } else { Ok(()) } }
     });
+    let connection = connection.await;
     let draining = pair.over(connection);
     for number in 0..40 {
         let views = draining.opened(family(&format!("views-{number}"))).await;

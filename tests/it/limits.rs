@@ -220,8 +220,7 @@ async fn a_mysql_that_is_overloaded_is_unavailable() {
 /// A limit may be beyond the range of an `Instant`.
 #[tokio::test]
 async fn a_time_limit_may_be_as_long_as_can_be() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views")).await;
+    let (_pair, views) = Pair::of(family("views")).await;
     let patient = views.clone().write_timeout(Duration::MAX);
     let patient = patient.read_timeout(Duration::MAX);
     // beside a call in flight, hits gather

@@ -48,28 +48,6 @@ impl<'f> Client<'f> {
 }
 
 #[tokio::test]
-async fn a_caller_name_that_is_used_twice_is_noticed() {
-    let (pair, views) = Pair::of(family("views").partitions(1)).await;
-    let client = Client::new(&pair, views.family()).await;
-    let epoch = client.epoch().await.unwrap();
-    // after the second call, the copy of the process is still at its first call
-    for (n, repeated) in [
-        (1, Some(false)),
-        (2, Some(false)),
-        (1, None),
-        (2, Some(true)),
-    ] {
-        let is_repeated = match client.add(n, &epoch).await.unwrap() {
-            Counted::Executed { repeated, .. } => Some(repeated),
-            Counted::Passed => None,
-            other => panic!("{n}: {other:?}"),
-        };
-        assert_eq!(is_repeated, repeated, "{n}");
-    }
-    assert_eq!(views.value("page").await, 2);
-}
-
-#[tokio::test]
 async fn a_client_learns_all_settings_from_the_epoch() {
     let pair = Pair::new().await;
     let votes = votes().partitions(3).min(-5).max(9);
@@ -99,16 +77,6 @@ async fn an_emptied_redis_is_configured_again_without_a_writer() {
         eventually("the family", async || client.epoch().await.is_some()).await;
     }
     reconciler.stop().await;
-}
-
-#[tokio::test]
-async fn a_call_of_another_kind_is_refused() {
-    let (pair, votes) = Pair::of(votes().partitions(1)).await;
-    let client = Client::new(&pair, votes.family()).await;
-    let epoch = client.epoch().await.unwrap();
-    let text = "the family is cached, not buffered";
-    refused(client.add(1, &epoch).await, InvalidInput, text);
-    assert_eq!(votes.backlog().await.unwrap().ids, 0);
 }
 
 #[tokio::test]
@@ -144,4 +112,14 @@ async fn a_request_that_names_its_epoch_never_counts_twice() {
         views.add_once("order-17", "page", 1).await.unwrap(),
         Outcome::Counted(2)
     );
+}
+
+#[tokio::test]
+async fn a_call_of_another_kind_is_refused() {
+    let (pair, votes) = Pair::of(votes().partitions(1)).await;
+    let client = Client::new(&pair, votes.family()).await;
+    let epoch = client.epoch().await.unwrap();
+    let text = "the family is cached, not buffered";
+    refused(client.add(1, &epoch).await, InvalidInput, text);
+    assert_eq!(votes.backlog().await.unwrap().ids, 0);
 }

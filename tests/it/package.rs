@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::support::*;
+use crate::docs::files;
 
 /// Returns the files of a package.
 fn files_of(package: &str) -> String {
@@ -35,15 +35,14 @@ fn check(package: &str, expected: &[&str]) {
 
 #[test]
 fn the_package_contains_scripts_and_documents() {
-    let scripts: Vec<_> = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("lua/v1"))
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .map(|name| format!("lua/v1/{}", name.to_str().unwrap()))
-        .collect();
+    let scripts = files("lua/v1", ".lua");
     assert!(scripts.len() > 20, "{scripts:?}");
     check(
         "counterfoil",
-        &scripts.iter().map(String::as_str).collect::<Vec<_>>(),
+        &scripts
+            .iter()
+            .map(|path| path.to_str().unwrap())
+            .collect::<Vec<_>>(),
     );
     check(
         "counterfoil",

@@ -1,4 +1,5 @@
-//! What vectors cannot express: scripts on a full Redis, and the server's clock.
+//! What vectors cannot express: scripts that a full Redis refuses, beside the counting ones of the
+//! models, and the server's clock.
 
 use redis::ToRedisArgs;
 use serde_json::{Value as Json, json};
@@ -97,21 +98,14 @@ fn with_id<'a>(id: &'a [String; 3], rest: &[&'a str]) -> Vec<&'a str> {
         .collect()
 }
 
-/// A full Redis leaves no call half done, and still executes calls that free memory.
 #[tokio::test]
-async fn a_full_redis_accepts_no_hits_and_can_be_drained() {
+async fn a_full_redis_begins_no_epoch_and_takes_no_settings() {
     let (_server, mut run) = Run::new().await;
-    let (both, add) = (keys("batch meta"), fenced("buffer meta"));
     let settings = ["salt", "900", "buffered", "1", "9", "{}", ""];
     let asked = ["buffered", "1", "", "900"];
     run.configure("900");
     let epoch = run.strings("family_epoch", &keys(FENCE), &asked);
-    let hit = |caller, n| [caller, n, &*epoch[1], "1000", "1", "1", "a", "1"];
-    run.strings("buffered_add", &add, &hit("w1", "1"));
     run.limit("1");
-    for caller in ["w1", ""] {
-        run.check_refused("buffered_add", &add, &hit(caller, "2"));
-    }
     run.check_refused(
         "family_epoch",
         &keys(FENCE),
@@ -126,38 +120,14 @@ async fn a_full_redis_accepts_no_hits_and_can_be_drained() {
     }
     let again = run.strings("family_epoch", &keys(FENCE), &asked);
     equal("epoch", &again, &epoch).unwrap();
-
-    let id = run.rotate("1000");
-    equal("the lease", &run.rotate("1500"), &id).unwrap();
-    // the clock stepped back, so the script rewrites the time of the cut
-    for (now_ms, expected) in [
-        ("800", json!(["WAIT", 100])),
-        ("900", json!(["OK", "0", ["a", "1"], 1])),
-    ] {
-        let args = with_id(&id, &["100", "0", "10", now_ms]);
-        run.expect("buffered_fetch", &both, &args, expected);
-    }
-    run.expect("buffered_release", &both, &id, json!(["OK"]));
-    run.limit("0");
-    run.strings("buffered_add", &add, &hit("w1", "2"));
-    run.limit("1");
-    let id = run.rotate("70000");
-    let reset = run.strings(
-        "buffered_reset",
-        &keys("meta calls buffer batch"),
-        &with_id(&id, &["salt", "70000"]),
-    );
-    assert_eq!(reset[..3], ["OK", "1", "1"]);
     run.limit("0");
 }
 
-/// A full Redis refuses changes, seeds and tickets of cached counters. Saves and deletions still
-/// work.
+/// Changes, seeds and tickets of cached counters are refused.
 #[tokio::test]
-async fn a_full_redis_accepts_no_changes_and_can_be_drained() {
+async fn a_full_redis_accepts_no_changes() {
     let (_server, mut run) = Run::new().await;
-    let kinds = "base buffer batch meta";
-    let (incr, all) = (fenced(kinds), keys(kinds));
+    let incr = fenced("base buffer batch meta");
     let (seed, get) = (keys("base"), keys("base buffer batch"));
     fn change<'a>(caller: &'a str, n: &'a str, pairs: &[&'a str]) -> Vec<&'a str> {
         let count = ["0", "1", "2", "3"][pairs.len() / 2];
@@ -204,88 +174,6 @@ async fn a_full_redis_accepts_no_changes_and_can_be_drained() {
         &get,
         &["", "1000", "salt", "a", "c"],
         json!(["OK", 6, 5]),
-    );
-    let id = run.rotate("1000");
-    run.expect(
-        "cached_saved",
-        &all,
-        &with_id(&id, &["1000", "1000", "a", "6"]),
-        json!(["OK", 1]),
-    );
-    for (ids, outcomes) in [
-        (
-            &["a", "b", "c", "f"][..],
-            &["DELETED", "KEPT:batch", "DELETED", "GONE"][..],
-        ),
-        (&["b"], &["KEPT:batch"]),
-    ] {
-        assert_eq!(
-            run.strings(
-                "cached_delete",
-                &get,
-                &[&["0", "1000", "3000"], ids].concat()
-            ),
-            [&["OK", "0"], outcomes].concat()
-        );
-    }
-    run.limit("0");
-}
-
-/// Slices that are over can still move to the buffer.
-#[tokio::test]
-async fn a_full_redis_accepts_no_series_and_can_be_drained() {
-    let (_server, mut run) = Run::new().await;
-    let add = fenced("open schedule names idle series:60s:site");
-    run.begin_epoch();
-    let call = |caller, n| {
-        let slices = ["1", "60s 60 60 60s/*/", "site", "1"];
-        [&[caller, n, EPOCH, "1000"], &slices[..]].concat()
-    };
-    run.strings("series_add", &add, &call("w1", "1"));
-    run.limit("1");
-    for caller in ["w1", ""] {
-        run.check_refused("series_add", &add, &call(caller, "2"));
-    }
-    let (close, moved) = (keys("open schedule buffer meta"), json!(["OK", 1, ""]));
-    run.expect("series_close", &close, &["10", "0", "60000"], moved);
-    run.limit("0");
-}
-
-/// A full Redis refuses calls of activity and daily visitors before anything is done, whatever
-/// their first write is.
-#[tokio::test]
-async fn a_full_redis_accepts_no_visitors() {
-    let (_server, mut run) = Run::new().await;
-    let touch = fenced("open schedule views:0:p visitors:0:p");
-    let logs = fenced("open schedule views:9:p layer:333:9:p minute:960:9:p");
-    let first = fenced("buffer meta seen:a");
-    let calls = |caller: &'static str, visitor: &'static str| {
-        let args = |rest: &str| {
-            let args = format!("{caller} 1 {EPOCH} 1000000 {rest} 1 {visitor}");
-            args.split(' ').map(str::to_owned).collect::<Vec<_>>()
-        };
-        [
-            ("activity_touch", &touch, args("3000 200 1 1 p 1")),
-            ("activity_touch_hll", &logs, args("3000 200 1 333 1 p 1")),
-            ("visitors_first", &first, args("86400000 1 a")),
-        ]
-    };
-    run.begin_epoch();
-    for (script, keys, args) in calls("", "v") {
-        run.send(script, keys, &args).unwrap();
-    }
-    run.limit("1");
-    for (script, keys, args) in calls("w1", "w").into_iter().chain(calls("", "w")) {
-        let args: Vec<_> = args.iter().map(String::as_str).collect();
-        run.check_refused(script, keys, &args);
-    }
-    let (window, one_each) = (["1000000", "3000", "200"], json!(["OK", 1, 1]));
-    run.expect("activity_now", &touch[4..], &window, one_each.clone());
-    run.expect(
-        "activity_now_hll",
-        &logs[4..6],
-        &["1000000", "3000", "1", "333"],
-        one_each,
     );
     run.limit("0");
 }

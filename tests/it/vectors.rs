@@ -380,15 +380,9 @@ impl Run {
     }
 
     /// Checks that without the guard the vector with this id fails.
-    fn check_guard(&mut self, vectors: &[Vectors], script: &str, [guard, instead, id]: [&str; 3]) {
-        let source = scripts().remove(script).unwrap();
-        assert_eq!(
-            source.matches(guard).count(),
-            1,
-            "{script} has no {guard:?}, or more than one"
-        );
-        self.load(script, &source.replace(guard, instead));
-        let id = format!("{script}/{id}");
+    fn check_guard(&mut self, vectors: &[Vectors], script: &str, guard: &[String]) {
+        self.load(script, &changed(script, guard));
+        let id = format!("{script}/{}", guard[2]);
         let of_script = vectors.iter().filter(|vectors| vectors.script == script);
         let mut cases = of_script.flat_map(|of| of.cases.iter().map(move |case| (of, case)));
         let named = cases.find(|(_, case)| case.id == id);
@@ -397,7 +391,7 @@ impl Run {
             self.case(vectors, case).is_err(),
             "{script} without {guard:?} passes {id}"
         );
-        self.load(script, &source);
+        self.load(script, &scripts()[script]);
     }
 }
 
@@ -473,297 +467,17 @@ pub const FENCED: [&str; 6] = [
     "visitors_first",
 ];
 
-/// The guards of the fence, like those of scripts.
-const FENCE_GUARDS: [[&str; 3]; 8] = [
-    ["ahead == 0", "false", "dup"],
-    ["ahead < 0", "false", "caller-used-twice"],
-    ["epoch ~= before", "false", "expired"],
-    [
-        "last = last or call('HGET', KEYS[2], caller)",
-        "last = nil",
-        "epoch-before-dup",
-    ],
-    [
-        "n <= '9007199254740992'",
-        "true",
-        "n-is-not-a-number-of-a-call",
-    ],
-    [
-        "n:find('^[1-9]%d*$')",
-        "tonumber(n)",
-        "n-is-not-a-number-of-a-call",
-    ],
-    ["caller:byte() == 61 or", "", "caller-reserved"],
-    [
-        "kind and kind ~= own_kind",
-        "false",
-        "family-of-another-kind",
-    ],
-];
-
-/// The guards of each script: their text, what replaces it, and the vector that then fails.
-const GUARDS: [(&str, &[[&str; 3]]); 24] = [
-    (
-        "family_epoch",
-        &[
-            ["age < 60000", "false", "again"],
-            [
-                "partitions == tonumber(right)",
-                "true",
-                "mismatch-partitions",
-            ],
-            ["if not kind then", "if false then", "unconfigured"],
-            ["if is_foreign then", "if false then", "other-database"],
-            [
-                "state[3] = name, now or name",
-                "state[3] = name, name",
-                "next",
-            ],
-        ],
-    ),
-    (
-        "family_configure",
-        &[
-            ["is_other or", "", "other-partitions"],
-            ["if not known_meta[1] then", "if known_meta then", "again"],
-            [
-                "if is_foreign(known_database) then",
-                "if false then",
-                "other-database",
-            ],
-            [
-                "if owner then",
-                "if false then",
-                "other-database-of-a-partition",
-            ],
-        ],
-    ),
-    (
-        "family_try",
-        &[[
-            "or text:find('Unknown .*command called from ')",
-            "",
-            "unknown",
-        ]],
-    ),
-    (
-        "family_remove",
-        &[
-            ["age_ms < unused_ms", "false", "used"],
-            [
-                "math.max(now_ms - began_at, 0)",
-                "math.abs(now_ms - began_at)",
-                "clock-stepped-back",
-            ],
-            [
-                "> 0 then return { 'PENDING' }",
-                "< 0 then return { 'PENDING' }",
-                "pending-buffer",
-            ],
-        ],
-    ),
-    (
-        "buffered_add",
-        &[
-            ["sum >= 2^53 or sum <= -2^53", "false", "beyond-2-to-the-53"],
-            ["and call('HEXISTS', buffer, id) == 0", "and true", "full"],
-            [
-                "grows and max + 1 or max",
-                "max",
-                "list-becomes-a-table-when-full",
-            ],
-            [
-                "call('HSETNX', meta, 'incarnation',",
-                "call('HGET', meta,",
-                "first-hit-is-due",
-            ],
-        ],
-    ),
-    (
-        "buffered_rotate",
-        &[
-            ["if cut > 0 then", "if false then", "held"],
-            ["incarnation or random(meta)", "random(meta)", "next-cut"],
-            ["random(batch)", "'0000000000000000'", "nonces-differ"],
-            ["if is_foreign then", "if false then", "other-database"],
-            ["held > 0 and", "false and", "hold"],
-            [
-                "and held <= (tonumber(state[13]) or 0)",
-                "",
-                "hold-and-clock-stepped-back",
-            ],
-        ],
-    ),
-    (
-        "buffered_fetch",
-        &[
-            ["if settled < settle_ms then", "if false then", "wait"],
-            ["state[1] == ARGV[1]", "true", "stale-other-incarnation"],
-            ["state[3] == ARGV[3]", "true", "stale-other-nonce"],
-        ],
-    ),
-    (
-        "buffered_release",
-        &[
-            ["state[2] ~= ARGV[2]", "false", "stale-earlier-seq"],
-            ["state[3] ~= ARGV[3]", "false", "stale-other-nonce"],
-        ],
-    ),
-    (
-        "buffered_moved",
-        &[
-            ["if not is_same then", "if false then", "stale-later-seq"],
-            ["(state[3] or '') == ARGV[3]", "true", "stale-other-nonce"],
-            ["delta and 1", "delta ~= '0' and delta and 1", "moved"],
-        ],
-    ),
-    (
-        "buffered_reset",
-        &[
-            ["if not is_same then", "if false then", "stale"],
-            ["(state[3] or '') == ARGV[3]", "true", "stale"],
-            [
-                "'=now', '=before',",
-                "'=before',",
-                "earlier-calls-have-expired",
-            ],
-        ],
-    ),
-    (
-        "cached_incr",
-        &[
-            ["after % 1 == 0", "true", "bad-state"],
-            [
-                "call('HINCRBY', buffer, id, ('%.0f'):format(0 - amount))",
-                "",
-                "each-part-beyond-1e14",
-            ],
-            [
-                "not words:find('^MISS:')",
-                "false",
-                "request-that-was-decided",
-            ],
-            ["n - (last_n or 0) > 1", "false", "request-without-its-miss"],
-            ["is_lowered and after < low", "false", "min"],
-            [
-                "math.abs(value) < 2^53 then",
-                "true then",
-                "beyond-2-to-the-53",
-            ],
-        ],
-    ),
-    (
-        "cached_seed",
-        &[[
-            "row ~= 'ticket ' .. ticket",
-            "not row",
-            "with-another-ticket",
-        ]],
-    ),
-    (
-        "cached_get",
-        &[
-            [
-                "not base and ticket_ms > 0",
-                "ticket_ms > 0",
-                "miss-stored-ticket",
-            ],
-            ["size < 2^53 and", "size < 1e99 and", "beyond-2-to-the-53"],
-        ],
-    ),
-    (
-        "cached_saved",
-        &[
-            ["state[3] == ARGV[3]", "true", "stale"],
-            ["row == '-' and not is_waiting", "row == '-'", "no-row"],
-            ["redis.call('HDEL', batch, '')", "", "half-a-script"],
-            ["or is_ticket or", "or", "without-a-base"],
-            [
-                "unsaved[i] and bases[i] then",
-                "unsaved[i] then",
-                "without-a-base",
-            ],
-        ],
-    ),
-    (
-        "cached_delete",
-        &[
-            ["if waits[i + 1] then", "if false then", "due"],
-            ["if cut[i + 1] then", "if false then", "due"],
-            ["<= now_ms", "< now_ms", "due-now"],
-        ],
-    ),
-    (
-        "activity_touch",
-        &[[
-            "call('ZADD', visitors, 'LT',",
-            "call('ZADD', visitors,",
-            "clock-stepped-back-one",
-        ]],
-    ),
-    (
-        "activity_touch_hll",
-        &[[
-            "math.floor(now_ms / layer_ms) ~= layer",
-            "false",
-            "outside-late",
-        ]],
-    ),
-    (
-        "activity_now",
-        &[["(tonumber(fields[i]) or gone) > gone", "true", "quiet"]],
-    ),
-    (
-        "activity_now_hll",
-        &[["number and number > gone", "true", "quiet"]],
-    ),
-    (
-        "series_add",
-        &[["slice.gone - length", "slice.gone", "trimmed"]],
-    ),
-    (
-        "series_close",
-        &[
-            ["redis.call('HDEL', open, id)", "", "over"],
-            ["redis.call('HDEL', open, '')", "", "half-a-script"],
-        ],
-    ),
-    (
-        "visitors_first",
-        &[
-            ["count >= 1", "true", "bad-arguments"],
-            ["known[arg - first + 1] == 1 or", "", "was-there"],
-            ["pending >= max then", "false then", "full"],
-        ],
-    ),
-    (
-        "buffered_scan",
-        &[[
-            "prefix:gsub('[*?%[%]\\\\]', '\\\\%0')",
-            "prefix",
-            "prefix-of-pattern-characters",
-        ]],
-    ),
-    (
-        "buffered_backlog",
-        &[
-            ["if cut > 0 then", "if true then", "buffer"],
-            [
-                "if waiting > 0 then",
-                "if true then",
-                "batch-after-an-older-buffer",
-            ],
-        ],
-    ),
-];
-
 #[tokio::test]
 async fn a_script_without_a_guard_fails_its_vector() {
     let ((_server, mut run), vectors) = (Run::new().await, vectors());
-    let fences = FENCED.map(|script| (script, &FENCE_GUARDS[..]));
-    for (script, guards) in fences.into_iter().chain(GUARDS) {
+    let mut all = changes("vectors");
+    let fence = all.remove("fence").unwrap();
+    for script in FENCED {
+        all.entry(script.into()).or_default().extend(fence.clone());
+    }
+    for (script, guards) in all {
         for guard in guards {
-            run.check_guard(&vectors, script, *guard);
+            run.check_guard(&vectors, &script, &guard);
         }
     }
 }

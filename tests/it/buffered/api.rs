@@ -5,73 +5,6 @@ use futures_util::{StreamExt, TryStreamExt};
 
 use crate::support::*;
 
-/// Returns the ids with their values as a list has them.
-fn listed<const N: usize>(ids: [(&str, i64); N]) -> [(String, i64); N] {
-    ids.map(|(id, value)| (id.to_owned(), value))
-}
-
-#[tokio::test]
-async fn a_hit_is_seen_at_once_and_stored_soon() {
-    let (pair, id) = (Pair::new().await, "product/1");
-    let views = pair.open(family("views")).await;
-    assert_eq!(views.count(id, 1).await, 1);
-    assert_eq!(views.count(id, 2).await, 3);
-    assert_eq!(views.value(id).await, 3);
-    assert_eq!(views.pending(&[id]).await.unwrap(), [3]);
-    assert_eq!(views.stored(&[id]).await.unwrap(), [None]);
-
-    let reconciler = pair.reconcile().await;
-    pair.arrives(3).await;
-    assert_eq!(views.value(id).await, 3);
-    views.count(id, 4).await;
-    pair.arrives(7).await;
-    assert_eq!(views.stored(&[id]).await.unwrap(), [Some(7)]);
-    assert_eq!(views.get_many(&[id, "never"]).await.unwrap(), [7, 0]);
-    reconciler.stop().await;
-}
-
-#[tokio::test]
-async fn numbers_go_to_the_applications_tables() {
-    let pair = Pair::new().await;
-    let visitors = family("visitors").table(pair.visitors_by_day().await);
-    let visitors = pair.open(visitors).await;
-    pair.sql(
-        "CREATE TABLE item (id INT PRIMARY KEY, name VARCHAR(20) NOT NULL, n INT NOT NULL);
-         INSERT INTO item VALUES (1, 'one', 10), (2, 'two', 20)",
-    )
-    .await;
-    let votes = pair
-        .open(family("votes").table(keyed(Table::update("item"), [("id", Signed)])))
-        .await;
-
-    for day in ["12345/2014-09-20", "12345/2014-09-21", "12345/2014-09-20"] {
-        visitors.count(day, 1).await;
-    }
-    for (id, delta) in [("1", 5), ("2", -3), ("3", 1)] {
-        votes.count(id, delta).await;
-    }
-    assert_eq!(votes.get_many(&["1", "2"]).await.unwrap(), [15, 17]);
-    pair.drain().await;
-
-    for (query, expected) in [
-        (
-            "SELECT n FROM visitors WHERE store_id = 12345 AND day = '2014-09-20'",
-            2,
-        ),
-        ("SELECT n FROM item WHERE id = 1", 15),
-        ("SELECT n FROM item WHERE id = 2", 17),
-        // a missing row: its vote is kept with the reason, and does not hold up the others
-        ("SELECT delta FROM counterfoil_rejects WHERE id = '3'", 1),
-    ] {
-        assert_eq!(pair.number(query).await, expected, "{query}");
-    }
-    assert_eq!(visitors.value("12345/2014-09-20").await, 2);
-    assert_eq!(
-        visitors.list("12345/", None, 10).await.unwrap(),
-        listed([("12345/2014-09-20", 2), ("12345/2014-09-21", 1)])
-    );
-}
-
 #[tokio::test]
 async fn bad_input_is_refused_by_name_and_nothing_is_written() {
     let pair = Pair::new().await;
@@ -132,76 +65,15 @@ async fn a_hit_that_cannot_be_counted_is_refused_alone() {
     assert_eq!(pair.number(delta).await, 2);
 }
 
-/// Returns the fields of this hash of `test/views/0` that belong to callers.
-async fn callers(pair: &Pair, key: &str) -> Vec<String> {
-    let fields = format!("HKEYS cf1:{{test/views/0}}:{key}");
-    let mut fields: Vec<String> = pair.command(&fields).await;
-    fields.retain(|field| !field.starts_with('='));
-    fields
-}
-
 #[tokio::test]
 async fn however_many_tasks_count_redis_remembers_few_callers() {
     let (pair, views) = Pair::of(family("views").partitions(1)).await;
     join_all((0..200).map(|_| views.count("page", 1))).await;
     assert_eq!(views.value("page").await, 200);
-    let callers = callers(&pair, "calls").await;
+    let fields = "HKEYS cf1:{test/views/0}:calls";
+    let mut callers: Vec<String> = pair.command(fields).await;
+    callers.retain(|field| !field.starts_with('='));
     assert!((1..=2).contains(&callers.len()), "{callers:?}");
-}
-
-/// Every call has its own caller, like a request under php-fpm.
-#[tokio::test]
-async fn callers_that_call_once_are_forgotten_within_two_epochs() {
-    let pair = Pair::new().await;
-    let views = family("views").partitions(1).build().unwrap();
-    let home = Partition::new(pair.redis.manager().await, &views, 0);
-    let begun = epoch(&home, &views).await.unwrap();
-    let used_memory = async || -> u64 {
-        let info: String = pair.command("INFO memory").await;
-        info.lines()
-            .find_map(|line| line.strip_prefix("used_memory:"))
-            .unwrap()
-            .trim()
-            .parse()
-            .unwrap()
-    };
-    let add = async |caller: &String| {
-        let fence = Fence {
-            home: home.keys(),
-            caller,
-            n: 1,
-            epoch: &begun,
-        };
-        home.add(&views, fence, 1, [("page", 1)]).await.unwrap()
-    };
-    let before = used_memory().await;
-    let names: Vec<_> = (0..100_000)
-        .map(|number| format!("{number:016x}"))
-        .collect();
-    for names in names.chunks(100) {
-        for counted in join_all(names.iter().map(&add)).await {
-            let is_new = matches!(counted, Counted::Executed { repeated, .. } if !repeated);
-            assert!(is_new, "{counted:?}");
-        }
-    }
-    let full = used_memory().await;
-    assert_eq!(callers(&pair, "calls").await.len(), names.len());
-    let now = unix(SystemTime::now()).cast_unsigned() * 1000;
-    for minutes in 1..=2 {
-        epoch(&home.clone().at(now + minutes * 61_000), &views)
-            .await
-            .unwrap();
-    }
-    for key in ["calls", "calls_before"] {
-        assert_eq!(callers(&pair, key).await, [""; 0], "{key}");
-    }
-    eventually("the memory is free again", async || {
-        used_memory().await < before + (full - before) / 10
-    })
-    .await;
-    // a late repeat does not count again
-    assert_eq!(add(&names[0]).await, Counted::Expired);
-    assert_eq!(home.read(&["page"]).await.unwrap().deltas, [(0, 100_000)]);
 }
 
 /// Opens a family of the pair, with a replica that knows the family but none of its batches.
@@ -257,37 +129,6 @@ async fn an_exact_read_of_a_new_incarnation_does_not_trust_a_replica() {
     assert_eq!(views.value("page").await, 4);
 }
 
-#[tokio::test]
-async fn a_list_has_what_is_stored_and_what_is_pending() {
-    let (pair, views) = Pair::of(family("views")).await;
-    for id in ["a/1", "a/2", "b/1", "a*", "a/[x]"] {
-        views.count(id, 1).await;
-    }
-    pair.drain().await;
-    for id in ["a/2", "a/3", "a/[y]"] {
-        views.count(id, 10).await;
-    }
-    let all = [
-        ("a/1", 1),
-        ("a/2", 11),
-        ("a/3", 10),
-        ("a/[x]", 1),
-        ("a/[y]", 10),
-    ];
-    for (prefix, after, limit, expected) in [
-        ("a/", None, 10, &all[..]),
-        ("a/[", None, 10, &all[3..]),
-        ("a*", None, 10, &[("a*", 1)]),
-        ("a/", None, 2, &all[..2]),
-        ("a/", Some("a/2"), 2, &all[2..4]),
-    ] {
-        let found = views.list(prefix, after, limit).await.unwrap();
-        let found: Vec<_> = found.iter().map(|(id, value)| (&**id, *value)).collect();
-        assert_eq!(found, expected, "{prefix} after {after:?}");
-    }
-    assert_eq!(views.list("", None, 100).await.unwrap().len(), 7);
-}
-
 /// The ids fill more than one page, some in MySQL and some in Redis.
 #[tokio::test]
 async fn all_ids_come_as_a_stream() {
@@ -313,24 +154,6 @@ async fn all_ids_come_as_a_stream() {
     let mut ended = hasty.list_all("page/");
     assert!(ended.next().await.unwrap().unwrap_err().is_retryable());
     assert!(ended.next().await.is_none());
-}
-
-#[tokio::test]
-async fn namespaces_do_not_see_each_other() {
-    let pair = Pair::new().await;
-    let views = |namespace| pair.open(Family::buffered(namespace, "views").at_once());
-    let (one, two) = (views("shop-1").await, views("shop-2").await);
-    one.count("page", 1).await;
-    two.count("page", 10).await;
-    for is_drained in [false, true] {
-        if is_drained {
-            pair.drain().await;
-        }
-        let values = [one.value("page").await, two.value("page").await];
-        assert_eq!(values, [1, 10], "drained: {is_drained}");
-    }
-    let listed_by_two = two.list("", None, 10).await.unwrap();
-    assert_eq!(listed_by_two, listed([("page", 10)]));
 }
 
 #[tokio::test]
@@ -430,35 +253,6 @@ async fn an_error_names_the_address() {
         let error = refused(Counterfoil::connect(redis, mysql).await, kind, text);
         assert!(!format!("{error:#}").contains("secret"), "{error}");
     }
-}
-
-#[tokio::test]
-async fn a_shutdown_waits_until_a_batch_is_durable() {
-    let pair = Pair::new().await;
-    let settling = Durability::Settle(millis(700));
-    let views = pair.open(family("settling").durability(settling)).await;
-    let reconciler = pair.reconcile().await;
-    views.count("page", 1).await;
-    eventually("a batch", async || pair.batches().await == 1).await;
-    // not before it is durable
-    assert_eq!(pair.stored().await, 0);
-    reconciler.stop().await;
-    assert_eq!(pair.stored().await, 1);
-}
-
-/// Few hits wait until `sync_time` has passed since the last cut, and then they arrive.
-#[tokio::test]
-async fn hits_soon_after_a_cut_wait_for_the_next_one() {
-    let slow = family("views").sync_hits(1000).sync_time(secs(1));
-    let (pair, views) = Pair::of(slow).await;
-    let reconciler = pair.reconcile().await;
-    views.count("page", 1).await;
-    pair.arrives(1).await;
-    for sum in [2, 3] {
-        views.count("page", 1).await;
-        pair.arrives(sum).await;
-    }
-    reconciler.stop().await;
 }
 
 /// Enough hits that arrive while a batch of their partition settles are saved next, before

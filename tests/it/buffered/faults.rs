@@ -6,48 +6,6 @@ use sqlx::mysql::MySqlPoolOptions;
 
 use crate::support::*;
 
-/// Ends the hits, and asserts that each outcome is known and true.
-async fn expect_exact(hits: Hits, counterfoil: &Counterfoil, pair: &Pair) {
-    let hits = hits.end().await;
-    counterfoil.drained().await;
-    let reckoning = Reckoning::of(&hits, &pair.pool).await;
-    reckoning.is_exact();
-    assert_eq!(reckoning.unknown, 0);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn mysql_is_killed_in_the_middle_of_commits() {
-    let (mysql, pair) = Pair::on_own_mysql().await;
-    let views = pair.open(family("views")).await;
-    let reconciler = pair.reconcile().await;
-    let hits = Hits::on(&views);
-    for round in 0..8 {
-        pause(200 + 37 * round).await;
-        mysql.kill();
-        pause(50).await;
-        mysql.start_again().await;
-    }
-    expect_exact(hits, &pair.counterfoil, &pair).await;
-    reconciler.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn redis_is_killed_and_starts_again_with_its_file() {
-    // the file contains every acknowledged hit, so a killed process loses nothing
-    let pair = Pair::with(RedisOptions::aof("always")).await;
-    let views = pair.open(family("views")).await;
-    let reconciler = pair.reconcile().await;
-    let hits = Hits::on(&views);
-    for round in 0..10 {
-        pause(150 + 31 * round).await;
-        pair.redis.kill();
-        pause(30).await;
-        pair.redis.start_again().await;
-    }
-    expect_exact(hits, &pair.counterfoil, &pair).await;
-    reconciler.stop().await;
-}
-
 /// The time that each crash takes back.
 const TAKEN: Duration = millis(250);
 
@@ -104,7 +62,7 @@ async fn a_crash_that_takes_back_more_than_was_configured_loses_more_and_doubles
 }
 
 #[tokio::test]
-async fn an_outcome_that_cannot_be_learnt_is_reported_as_unknown() {
+async fn no_outcome_is_unknown_before_the_epoch_is_known() {
     let pair = Pair::new().await;
     let views = pair
         .over(lossy(&pair.redis, 1, false).await)
@@ -119,44 +77,30 @@ async fn an_outcome_that_cannot_be_learnt_is_reported_as_unknown() {
     ] {
         assert!(error.is_retryable() && !error.outcome_unknown(), "{error}");
     }
-    // Redis itself disappears with a call in flight
-    let (pair, views) = Pair::of(family("views")).await;
-    views.count("page", 1).await;
-    pair.redis.pause();
-    let in_flight = tokio::spawn({
-        let views = views.clone();
-        async move { views.add("page", 1).await }
-    });
-    pause(100).await;
-    pair.redis.kill();
-    // Redis restarts empty and does not know the epoch any more
-    pair.redis.start_again().await;
-    let error = in_flight.await.unwrap().unwrap_err();
-    assert!(error.outcome_unknown() && !error.is_retryable(), "{error}");
-    // and the next hit counts
-    views.count("page", 1).await;
-    assert_eq!(views.value("page").await, 1);
 }
 
-fn settling() -> FamilyBuilder<BufferedCounters> {
-    family("views").settle(20)
+fn open_all(counterfoil: Counterfoil) -> impl Future<Output = Result<Handles>> + Send {
+    let settle = Durability::Settle(millis(20));
+    async move { Handles::open(&counterfoil, settle, 2, secs(20)).await }
 }
 
+/// Networks break, the database is killed, scripts are forgotten and reconcilers die, under load of
+/// all kinds.
 #[tokio::test(flavor = "multi_thread")]
-async fn reconcilers_that_die_anywhere_lose_nothing() {
-    let (pair, views) = Pair::of(settling()).await;
-    let hits = Hits::on(&views);
-    for round in 0..20 {
-        let (redis, pool) = (pair.redis.client(), pair.pool.connect_options());
-        let open =
-            |counterfoil: Counterfoil| async move { counterfoil.open(settling()).await.map(drop) };
-        let doomed = doomed(redis, pool, open);
-        pause(60 + 17 * round).await;
-        doomed.shutdown_background();
+async fn all_kinds_are_exact_whatever_dies() {
+    let (mysql, pair) = Pair::on_own_mysql().await;
+    let proxy = Proxy::to(&pair.redis);
+    let handles = open_all(pair.over(proxy.manager().await)).await.unwrap();
+    let (site, load) = Site::start(&handles, &pair.pool);
+    let mut random = random::numbers();
+    for round in 0..10 {
+        let open = |counterfoil| async { open_all(counterfoil).await.map(drop) };
+        trouble::round(round, &mut random, (&pair, &proxy, &mysql), open).await;
     }
-    // some of it got through
-    assert!(pair.stored().await > 0);
-    expect_exact(hits, &pair.counterfoil, &pair).await;
+    load.end().await;
+    let handles = open_all(pair.counterfoil.clone()).await.unwrap();
+    pair.drain_all().await.unwrap();
+    site.is_exact(&handles).await;
 }
 
 fn items() -> FamilyBuilder<BufferedCounters> {
@@ -438,8 +382,7 @@ async fn a_field_that_half_a_script_left_holds_up_nothing() {
 /// The clock of Redis steps back while batches settle: their time to settle starts again.
 #[tokio::test]
 async fn batches_that_settle_anew_hold_up_no_other_family() {
-    let pair = Pair::new().await;
-    let views = pair.open(family("views").partitions(1)).await;
+    let (pair, views) = Pair::of(family("views").partitions(1)).await;
     let _running = pair.reconcile().await;
     let settle = 3000;
     for number in 0..4 {

@@ -180,12 +180,8 @@ fn each_guard_is_needed() {
         // a reader sees a batch twice
         (Guard::Incarnation, Crashes::Empty, &["TORN READ"]),
         (Guard::Comparison, Crashes::None, &["TORN READ"]),
-    ]);
-    // a part counts twice
-    let store: [(_, _, &[&str]); 2] = [
+        // a part counts twice
         (Guard::Ledger, Crashes::None, &["DOUBLE", "TORN"]),
         (Guard::Position, Crashes::None, &["DOUBLE", "TORN"]),
-    ];
-    breaks::<Buffered>(&store);
-    breaks_in_the_real_database::<Buffered>(&store);
+    ]);
 }

@@ -486,8 +486,7 @@ async fn no_kind_counts_twice() {
 
 #[tokio::test]
 async fn a_reader_names_the_set_back_unless_it_has_the_time_to_repeat() {
-    let plain = Plain::new().await;
-    let views = plain.open(support::family("views").partitions(1)).await;
+    let (plain, views) = Plain::of(support::family("views").partitions(1)).await;
     let redis = plain.redis.manager().await;
     let mut named = None;
     for round in 1..=20 {

@@ -6,8 +6,7 @@ use crate::support::*;
 
 #[tokio::test]
 async fn bounds_refuse_and_return_the_value() {
-    let plain = Plain::new().await;
-    let stock = plain.open(family("stock").min(0).max(10)).await;
+    let (_plain, stock) = Plain::of(family("stock").min(0).max(10)).await;
     let refused = |value| OutOfRange(Some(value));
     assert_eq!(stock.incr("a", -1).await.unwrap(), refused(0));
     assert_eq!(counted(stock.set("a", 3).await.unwrap()), 3);
@@ -52,42 +51,6 @@ async fn a_process_with_other_bounds_or_another_kind_is_refused() {
         Mismatch,
         "kind",
     );
-}
-
-#[tokio::test]
-async fn the_application_s_own_column_is_counted_up() {
-    let pair = Pair::new().await;
-    let votes = items(&pair, family("votes")).await;
-    assert_eq!(votes.count("1", 5).await, 5);
-    assert_eq!(votes.count("2", 1).await, 1);
-    assert_eq!(votes.incr("4", 1).await.unwrap(), NoRow);
-    assert_eq!(
-        votes.get_many(&["1", "2", "3", "4"]).await.unwrap(),
-        [5, 1, 0, 0]
-    );
-    refused(votes.incr("01", 1).await, InvalidInput, "");
-    pair.drain().await;
-    assert_eq!(row(&pair, 1).await, 5);
-    assert_eq!(pair.number("SELECT COUNT(*) FROM item").await, 3);
-    let rejects = "SELECT COUNT(*) FROM counterfoil_rejects";
-    assert_eq!(pair.number(rejects).await, 0);
-}
-
-#[tokio::test]
-async fn rows_that_do_not_exist_are_inserted_on_request() {
-    let pair = Pair::new().await;
-    pair.sql("CREATE TABLE likes (page VARBINARY(100) PRIMARY KEY, likes BIGINT)")
-        .await;
-    let table = Table::upsert("likes").key("page", Text);
-    let likes = family("likes").table(table.value("likes"));
-    let likes = pair.open(likes).await;
-    assert_eq!(likes.count("a/b", 2).await, 2);
-    // an id that was only read gets no row
-    assert_eq!(likes.value("c").await, 0);
-    pair.drain().await;
-    let value = "SELECT likes FROM likes WHERE page = 'a/b'";
-    assert_eq!(pair.number(value).await, 2);
-    assert_eq!(pair.number("SELECT COUNT(*) FROM likes").await, 1);
 }
 
 #[tokio::test]

@@ -33,62 +33,6 @@ async fn retry_the_reject(pair: &Pair, votes: &CachedCounters) -> i64 {
 }
 
 #[tokio::test]
-async fn other_programs_add_all_the_time() {
-    const IDS: [&str; 3] = ["1", "2", "3"];
-    let pair = Pair::new().await;
-    let votes = items(&pair, family()).await;
-    let reconcilers = [pair.reconcile().await, pair.reconcile().await];
-    let outside = async {
-        for _ in 0..200 {
-            pair.sql("UPDATE item SET vote_count = vote_count + 10000")
-                .await;
-            pause(2).await;
-        }
-    };
-    let counting = async {
-        for _ in 0..1000 {
-            for id in IDS {
-                votes.count(id, 1).await;
-            }
-            pause(1).await;
-        }
-    };
-    tokio::join!(outside, counting);
-    // the next save shows the row
-    for id in IDS {
-        votes.count(id, 0).await;
-    }
-    pair.drain().await;
-    for reconciler in reconcilers {
-        reconciler.stop().await;
-    }
-    for id in 1..=3 {
-        assert_eq!(row(&pair, id).await, 2_001_000, "{id}");
-    }
-    assert_eq!(votes.get_many(IDS).await.unwrap(), [2_001_000; 3]);
-}
-
-#[tokio::test]
-async fn a_value_that_another_program_writes_is_kept_and_shown_by_the_next_save() {
-    let pair = Pair::new().await;
-    let votes = items(&pair, family()).await;
-    assert_eq!(votes.count("1", 5).await, 5);
-    pair.sql("UPDATE item SET vote_count = 1000 WHERE id = 1")
-        .await;
-    assert_eq!(votes.count("1", 1).await, 6);
-    pair.drain().await;
-    assert_eq!(row(&pair, 1).await, 1006);
-    assert_eq!(votes.value("1").await, 1006);
-    pair.sql("UPDATE item SET vote_count = 3 WHERE id = 1")
-        .await;
-    // a set counts the difference from the value that it replaces
-    assert_eq!(counted(votes.set("1", 1016).await.unwrap()), 1016);
-    pair.drain().await;
-    assert_eq!(row(&pair, 1).await, 13);
-    assert_eq!(votes.count("1", 1).await, 14);
-}
-
-#[tokio::test]
 async fn a_deleted_row_becomes_a_reject_that_counts_once_the_row_is_back() {
     let pair = Pair::new().await;
     let votes = items(&pair, family()).await;
@@ -296,37 +240,6 @@ async fn a_database_that_takes_no_writes_is_refused() {
     }
     pair.sql("SET GLOBAL read_only = 0").await;
     assert_eq!(votes.count("1", 1).await, 1);
-}
-
-#[tokio::test]
-async fn without_the_database_counters_in_redis_count_and_others_are_an_error() {
-    let (mysql, pair) = Pair::on_own_mysql().await;
-    let votes = items(&pair, family()).await;
-    let reconciler = pair.reconcile().await;
-    assert_eq!(votes.count("1", 1).await, 1);
-    mysql.kill();
-    for expected in 2..=50 {
-        assert_eq!(votes.count("1", 1).await, expected);
-    }
-    let missing = votes.incr("2", 1).await.unwrap_err();
-    assert!(missing.is_retryable(), "{missing:?}");
-    mysql.start_again().await;
-    assert_eq!(votes.count("2", 1).await, 1);
-    pair.drain().await;
-    assert_eq!((row(&pair, 1).await, row(&pair, 2).await), (50, 1));
-    reconciler.stop().await;
-}
-
-#[tokio::test]
-async fn keys_of_another_type_are_an_error_that_names_them() {
-    let pair = Pair::new().await;
-    let votes = items(&pair, family()).await;
-    for partition in 0..2 {
-        let spoil = format!("SET cf1:{{test/votes/{partition}}}:base x");
-        pair.redis.does(&spoil).await;
-    }
-    refused(votes.incr("1", 1).await, Corrupt, ":base");
-    refused(votes.get("1").await, Corrupt, "");
 }
 
 /// A store whose next read comes from a copy that lacks the last batch, and does not report it.

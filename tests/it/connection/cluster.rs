@@ -117,52 +117,6 @@ impl Rig {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn the_main_path() {
-    let rig = Rig::steady().await;
-    let mut used = HashSet::new();
-    for slot in rig.slots("views").await {
-        used.insert(rig.cluster.primary_of_slot(slot).await);
-    }
-    assert_eq!(used.len(), 3, "partitions lie on the nodes {used:?} only");
-
-    let ids: Vec<_> = (0..200).map(|number| format!("page/{number:03}")).collect();
-    for round in 1..=2 {
-        for id in &ids {
-            rig.views.count(id, 1).await;
-        }
-        assert_eq!(rig.views.value("page/007").await, round);
-        assert_eq!(rig.views.get_many(&ids).await.unwrap(), [round; 200]);
-        let listed = rig.views.list("page/", Some("page/099"), 50).await.unwrap();
-        let expected: Vec<_> = ids[100..150].iter().map(|id| (id.clone(), round)).collect();
-        assert_eq!(listed, expected);
-        // all primaries know the scripts, and learn them again
-        let exists = format!(
-            "SCRIPT EXISTS {}",
-            Script::named("buffered_add").unwrap().sha1
-        );
-        for primary in rig.cluster.primaries().await {
-            let node = rig.cluster.node(primary);
-            let known: Vec<bool> = node.run(&exists).await.unwrap();
-            assert_eq!(known, [true], "node {primary}");
-            node.does("SCRIPT FLUSH").await;
-        }
-    }
-    let reconciler = rig.counterfoil.reconcile().await;
-    eventually("what the reconciler brings", async || {
-        rig.stored("%").await == 400
-    })
-    .await;
-    reconciler.stop().await;
-    rig.views.count("page/000", -2).await;
-    rig.drain().await;
-    assert_eq!(
-        (rig.stored("page/000").await, rig.stored("%").await),
-        (0, 398)
-    );
-    assert_eq!(rig.views.value("page/000").await, 0);
-}
-
 /// A process that has a family open finds an empty cluster in place of the single node, and no
 /// reconciler configures the family.
 #[tokio::test]
@@ -277,13 +231,14 @@ async fn backlogs_are_read_on_all_nodes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slots_move_key_by_key() {
+async fn slots_move_key_by_key_and_primaries_hand_over() {
     let rig = Rig::steady().await;
     let hits = rig
         .counts_all_under_load(async || {
             for _ in 0..2 {
                 rig.move_slots("views", 40).await;
             }
+            rig.fail_over().await;
         })
         .await;
     // no slot is half moved for as long as a caller's timeout, but callers had to wait
@@ -293,17 +248,6 @@ async fn slots_move_key_by_key() {
         waited > 10,
         "{waited} calls waited for a key that was moved"
     );
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn primaries_hand_over_to_their_replicas() {
-    let rig = Rig::steady().await;
-    rig.counts_all_under_load(async || {
-        for _ in 0..2 {
-            rig.fail_over().await;
-        }
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -323,15 +267,6 @@ async fn nodes_come_back_with_their_files() {
         rig.cluster.wait_until_ok().await;
     })
     .await;
-}
-
-/// The effect of dying primaries on a load.
-struct Deaths {
-    reckoning: Reckoning,
-    /// Lost hits that were counted while the promoted replica was cut off.
-    forgotten: usize,
-    /// Lost hits that the replica had.
-    wronged: usize,
 }
 
 /// The approximate lag of a replica when its primary dies.
@@ -360,189 +295,49 @@ async fn kill_primaries(cluster: &RedisCluster, slots: &[u16]) -> hits::Crashes 
     deaths
 }
 
-/// Kills primaries under load.
-async fn primaries_die(durability: Durability) -> Deaths {
-    let rig = Rig::start(RedisOptions::volatile(), durability).await;
+#[tokio::test(flavor = "multi_thread")]
+async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
+    let settle = Durability::Settle(BEHIND + millis(250));
+    let rig = Rig::start(RedisOptions::volatile(), settle).await;
     let slots = rig.slots("views").await;
     let slots = [slots[0], slots[2], slots[0]];
     let mut deaths = vec![];
     let trouble = async || deaths = kill_primaries(&rig.cluster, &slots).await;
     let reckoning = Reckoning::of(&rig.under_load(trouble).await, &rig.pool).await;
-    let lost = reckoning.lost.iter();
-    let forgotten = lost.filter(|hit| hit.is_taken_back(&deaths)).count();
-    Deaths {
-        wronged: reckoning.lost.len() - forgotten,
-        forgotten,
-        reckoning,
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn the_death_of_a_primary_costs_what_its_replica_did_not_have() {
-    let deaths = primaries_die(Durability::Settle(BEHIND + millis(250))).await;
-    let reckoning = &deaths.reckoning;
     assert!(
         reckoning.doubled.is_empty() && reckoning.refused_counted.is_empty(),
         "{reckoning:?}"
     );
-    assert_eq!(deaths.wronged, 0, "{:?}", reckoning.lost);
+    let is_forgotten = |hit: &Hit| hit.is_taken_back(&deaths);
+    assert!(
+        reckoning.lost.iter().all(is_forgotten),
+        "{:?}",
+        reckoning.lost
+    );
     let is_stored = |hit: &&Hit| reckoning.lost.iter().all(|lost| lost.id != hit.id);
     let misread: Vec<_> = reckoning.misread.iter().filter(is_stored).collect();
     assert!(misread.is_empty(), "stored, and not read: {misread:?}");
     // nothing was tried
-    assert!(deaths.forgotten > 0 && reckoning.acknowledged > 1000);
+    assert!(!reckoning.lost.is_empty() && reckoning.acknowledged > 1000);
 }
 
+/// Slots move and primaries change under all kinds, while cached counters enter and leave Redis.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_settling_it_does_more_harm() {
-    // harm needs a batch that was applied while the replica was cut off, which is likely but not
-    // certain
-    for _ in 0..4 {
-        let deaths = primaries_die(Durability::Immediate).await;
-        if deaths.wronged > 0 || !deaths.reckoning.doubled.is_empty() {
-            return;
-        }
-    }
-    panic!("no harm was done");
-}
-
-/// Slots move and primaries change under series, activity and visitors, whose calls have many keys.
-#[tokio::test(flavor = "multi_thread")]
-async fn other_kinds_count_while_slots_move() {
-    const VISITORS: u64 = 400;
+async fn all_kinds_count_while_slots_move() {
     let rig = Rig::steady().await;
-    let series = Family::series("test", "hits")
-        .windows([(Precision::SECOND, 300), (Precision::Day, 3)])
-        .keep([Precision::SECOND])
-        .partitions(PARTITIONS)
-        .at_once()
-        .sync_time(millis(400));
-    let series = rig.open(series).await.write_timeout(LONG);
-    let online = Family::activity("test", "online")
-        .window(secs(1800), secs(3))
-        .stripes(10)
-        .partitions(PARTITIONS)
-        .at_once();
-    let online = rig
-        .open(online)
-        .await
-        .cache_for(Duration::ZERO)
-        .write_timeout(LONG);
-    let daily = Family::visitors("test", "daily")
-        .partitions(PARTITIONS)
-        .at_once();
-    let (daily, today) = (rig.open(daily).await.write_timeout(LONG), day("2014-09-20"));
+    let handles = Handles::open(&rig.counterfoil, Durability::Immediate, PARTITIONS, LONG).await;
+    let handles = handles.unwrap();
     let reconciler = rig.counterfoil.reconcile().await;
-    let load = Load::start(6, |task, stop| {
-        let (series, online, daily) = (series.clone(), online.clone(), daily.clone());
-        async move {
-            let (mut turns, mut firsts, mut been) = (0, 0, HashSet::new());
-            while !stop.is_set() {
-                let scope = ["a", "b"][turns as usize % 2];
-                let number = (turns / 6 * 6 + task as u64) % VISITORS;
-                let visitor = number.to_be_bytes();
-                let many = [7, 5].map(|pages| format!("page/{}", turns % pages));
-                let (added, touched, first) = tokio::join!(
-                    series.add_many(many.iter().zip([1, 2])),
-                    online.touch("/", visitor),
-                    daily.first_visit(scope, today, visitor)
-                );
-                for (added, n) in added.into_iter().zip(1..) {
-                    assert_eq!(added.unwrap(), Counted(n));
-                }
-                touched.unwrap();
-                firsts += u64::from(first.unwrap() == Counted(1));
-                been.insert((scope, number));
-                turns += 1;
-                pause(1).await;
-            }
-            (turns, firsts, been)
-        }
-    });
-    for family in ["hits", "online", "daily"] {
+    let (site, load) = Site::start(&handles, &rig.pool);
+    // those of the first one move in another test
+    for family in &site::NAMES[1..] {
         rig.move_slots(family, 20).await;
     }
     rig.fail_over().await;
-    let results = load.end().await;
-    let turns: u64 = results.iter().map(|(turns, ..)| turns).sum();
-    let firsts: u64 = results.iter().map(|(_, firsts, _)| firsts).sum();
-    let been: HashSet<_> = results.iter().flat_map(|(.., been)| been).collect();
-    let seen: HashSet<_> = been.iter().map(|(_, visitor)| visitor).collect();
-    assert!(turns > 300, "nothing was tried: {turns} turns");
-    pause(1100).await;
-    rig.drain().await;
+    load.end().await;
     reconciler.stop().await;
-
-    let hits = 3 * turns.cast_signed();
-    let names = pages(7);
-    for precision in [Precision::SECOND, Precision::Day] {
-        let windows = series.get_many(&names, precision).await.unwrap();
-        let windows: i64 = windows.iter().map(|window| sum(window)).sum();
-        assert_eq!(windows, hits, "{precision}");
-    }
-    // rows
-    assert_eq!(rig.stored("%/page/%").await, hits);
-    let now = online.now("/").await.unwrap();
-    assert_eq!(
-        (now.views, now.visitors.count()),
-        (turns, seen.len() as u64)
-    );
-    // first visits, and visitors
-    assert_eq!(firsts, been.len() as u64);
-    assert_eq!(rig.stored("%/2014-09-20").await, firsts.cast_signed());
-    assert_eq!(
-        daily
-            .get_many([("a", today), ("b", today)])
-            .await
-            .unwrap()
-            .iter()
-            .sum::<i64>(),
-        firsts.cast_signed()
-    );
-}
-
-/// Slots move and primaries change while cached counters enter and leave Redis.
-#[tokio::test(flavor = "multi_thread")]
-async fn cached_counters_count_while_slots_move() {
-    const IDS: usize = 12;
-    let rig = Rig::steady().await;
-    let votes = Family::cached("test", "votes")
-        .partitions(PARTITIONS)
-        .at_once()
-        .sync_time(millis(10))
-        .retain(millis(20));
-    let votes = rig.open(votes).await.write_timeout(LONG);
-    let reconciler = rig.counterfoil.reconcile().await;
-    let load = Load::start(6, |task, stop| {
-        let votes = votes.clone();
-        async move {
-            let mut told = vec![];
-            while !stop.is_set() {
-                let turn = told.len();
-                // some pauses are longer than the retention of a counter
-                pause(if turn.is_multiple_of(50) { 60 } else { 1 }).await;
-                let id = (task + turn) % IDS;
-                told.push((id, votes.count(&format!("item/{id}"), 1).await));
-            }
-            told
-        }
-    });
-    rig.move_slots("votes", 30).await;
-    rig.fail_over().await;
-    let mut told = vec![vec![]; IDS];
-    for (id, value) in load.end().await.concat() {
-        told[id].push(value);
-    }
-    rig.drain().await;
-    reconciler.stop().await;
-    for (id, mut told) in told.into_iter().enumerate() {
-        told.sort_unstable();
-        let votes = told.len() as i64;
-        // nothing was tried
-        assert!(votes > 20);
-        assert_eq!(told, (1..=votes).collect::<Vec<_>>(), "item/{id}");
-        assert_eq!(rig.stored(&format!("item/{id}")).await, votes, "item/{id}");
-    }
+    rig.counterfoil.drain_all().await.unwrap();
+    assert_eq!(site.is_exact(&handles).await, 0, "refused");
 }
 
 /// A node and its replica are down, and the cluster serves the other slots. Another process counts,

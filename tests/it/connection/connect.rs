@@ -78,38 +78,16 @@ async fn a_node_that_becomes_a_cluster_in_the_middle_of_a_call_counts_once() {
 }
 
 #[tokio::test]
-async fn the_builder_creates_tables_only_on_request() {
-    let (redis, mysql) = (new_redis().await, mysql().await);
-    let (database, _) = mysql.database("shop").await;
-    let (on_redis, on_mysql) = (
-        Counterfoil::builder().redis(redis.url()),
-        Counterfoil::builder().mysql(mysql.url(&database)),
-    );
-    let builder = || {
-        Counterfoil::builder()
-            .redis(redis.url())
-            .mysql(mysql.url(&database))
-    };
-    let bare = builder().connect().await.unwrap();
-    refused(bare.open(family("views")).await, Mismatch, "");
-    assert_eq!(
-        builder()
-            .create_tables(true)
-            .connect()
-            .await
-            .unwrap()
-            .opened(family("views"))
-            .await
-            .count("a", 1)
-            .await,
-        1
-    );
-    bare.opened(family("views")).await;
-
+async fn the_builder_creates_tables_only_on_request_and_needs_both_servers() {
+    let (server, mysql) = (new_redis().await, mysql().await);
+    let (redis, url) = (server.url(), mysql.url(&mysql.database("shop").await.0));
+    let builder = Counterfoil::builder;
+    let bare = builder().redis(&*redis).mysql(&url).connect().await;
+    refused(bare.unwrap().open(family("views")).await, Mismatch, "");
     for (half, missing) in [
-        (on_redis, "mysql is required"),
-        (on_mysql, "redis is required"),
-        (builder().redis("http://localhost"), "Redis URL"),
+        (builder().redis(&*redis), "mysql is required"),
+        (builder().mysql(&url), "redis is required"),
+        (builder().redis("http://localhost").mysql(&url), "Redis URL"),
     ] {
         refused(half.connect().await, InvalidInput, missing);
     }
@@ -168,43 +146,6 @@ async fn a_check_names_a_primary_whose_replicas_are_missing() {
         Severity::Error,
         &["redis writes", "min-replicas"],
     );
-}
-
-#[tokio::test]
-async fn a_drain_waits_for_a_node_that_is_unreachable() {
-    let (rig, views) =
-        clustered(RedisOptions::aof("always").arg("cluster-require-full-coverage", "no")).await;
-    let node = rig.cluster.node(0);
-    // the only pending hit is on the first node
-    let mut number = 0;
-    while node
-        .run::<Vec<String>>("KEYS *:buffer")
-        .await
-        .unwrap()
-        .is_empty()
-    {
-        rig.drain().await;
-        number += 1;
-        views.count(&format!("page/{number}"), 1).await;
-    }
-    rig.cluster.node(rig.cluster.replica_of(0).await).kill();
-    node.kill();
-    let error = views
-        .write_timeout(secs(1))
-        .add(&format!("page/{number}"), 0)
-        .await
-        .unwrap_err();
-    assert!(error.is_retryable() || error.outcome_unknown(), "{error}");
-    let drain = tokio::spawn({
-        let counterfoil = rig.counterfoil.clone();
-        async move { counterfoil.drain().await }
-    });
-    pause(1000).await;
-    // the hit is not in the database
-    assert!(!drain.is_finished());
-    node.start_again().await;
-    drain.await.unwrap().unwrap();
-    assert_eq!(rig.stored("%").await, number);
 }
 
 #[tokio::test]

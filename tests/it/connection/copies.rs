@@ -71,8 +71,7 @@ async fn a_forked_process_counts_under_names_of_its_own() {
 #[tokio::test]
 async fn a_machine_that_is_resumed_twice_loses_no_hit() {
     for (guard, expected) in [(None, 3), (Some(Guard::Step), 2)] {
-        let plain = Plain::new().await;
-        let views = plain.open(family("views")).await;
+        let (plain, views) = Plain::of(family("views")).await;
         take_out(guard);
         views.count("page", 1).await;
         call_elsewhere(&plain.redis, 1).await;

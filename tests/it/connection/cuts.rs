@@ -8,24 +8,31 @@ const STORED: &str = "SELECT value FROM counterfoil_values";
 
 /// A direction: the number of bytes that it has carried, and a cut after a number of bytes.
 type Direction = (fn(&Proxy) -> usize, fn(&Proxy, usize));
-const REQUESTS: Direction = (Proxy::request_bytes, Proxy::cut_requests_after);
-const REPLIES: Direction = (Proxy::reply_bytes, Proxy::cut_replies_after);
-const DIRECTIONS: [Direction; 2] = [REQUESTS, REPLIES];
+const DIRECTIONS: [Direction; 2] = [
+    (Proxy::request_bytes, Proxy::cut_requests_after),
+    (Proxy::reply_bytes, Proxy::cut_replies_after),
+];
 
 /// Returns the number of bytes from one cut to the next, 1 if `COUNTERFOIL_CASES` is set.
 fn step() -> usize {
     if random::cases(0) > 0 { 1 } else { 3 }
 }
 
+/// The networks on which a long test runs at a time, since most of its time is waiting.
+const LANES: usize = 4;
+
 /// Runs the attempt with a cut after a random byte of the first `step`, then `step` bytes later and
-/// so on, until it ends before the cut. Returns after how many bytes that would have been.
+/// so on, until it ends before the cut. Each lane makes one of several cuts. Returns after how many
+/// bytes the last one would have been.
 async fn cut_after_each(
+    (lane, lanes): (usize, usize),
     step: usize,
     proxy: &Proxy,
     (_, cut): Direction,
     mut attempt: impl AsyncFnMut(&dyn Fn()),
 ) -> usize {
-    for bytes in (random::numbers().random_range(0..step)..).step_by(step) {
+    let first = random::numbers().random_range(0..step) + lane * step;
+    for bytes in (first..).step_by(step * lanes) {
         attempt(&|| cut(proxy, bytes)).await;
         if proxy.call_off() {
             return bytes;
@@ -36,6 +43,8 @@ async fn cut_after_each(
 
 /// A pair with a frail network to Redis that can be cut, and a safe one that is never cut.
 struct Frail {
+    /// The number of the lane, and of all lanes of the test.
+    lane: (usize, usize),
     pair: Pair,
     proxy: Proxy,
     redis: ConnectionManager,
@@ -43,17 +52,28 @@ struct Frail {
 }
 
 impl Frail {
-    async fn new() -> Self {
-        let pair = Pair::new().await;
-        let proxy = Proxy::to(&pair.redis);
-        let redis = proxy.manager().await;
-        let exact = Self::open(&pair.counterfoil).await;
-        Frail {
-            pair,
-            proxy,
-            redis,
-            exact,
-        }
+    /// Runs the test on each of so many lanes.
+    async fn each(lanes: usize, test: impl AsyncFn(Frail)) {
+        let run = async |lane| {
+            let pair = Pair::new().await;
+            let proxy = Proxy::to(&pair.redis);
+            let frail = Frail {
+                lane: (lane, lanes),
+                redis: proxy.manager().await,
+                exact: Self::open(&pair.counterfoil).await,
+                pair,
+                proxy,
+            };
+            test(frail).await;
+        };
+        join_all((0..lanes).map(run)).await;
+    }
+
+    /// Opens the family over the frail network, and over the safe one.
+    async fn both<H: FamilyHandle + Clone>(&self, family: FamilyBuilder<H>) -> (H, H) {
+        let family = family.partitions(1).at_once();
+        let frail = self.counterfoil().opened(family.clone()).await;
+        (frail, self.pair.open(family).await)
     }
 
     /// Returns a counterfoil over the frail network, with its own callers.
@@ -84,7 +104,7 @@ impl Frail {
         mut attempt: impl AsyncFnMut(T),
     ) {
         for (direction, step) in DIRECTIONS.into_iter().zip(steps) {
-            cut_after_each(step, &self.proxy, direction, async |arm| {
+            cut_after_each(self.lane, step, &self.proxy, direction, async |arm| {
                 let prepared = prepare().await;
                 self.reconnected().await;
                 arm();
@@ -101,7 +121,7 @@ impl Frail {
             let before = bytes(&self.proxy);
             attempt().await;
             let length = bytes(&self.proxy) - before;
-            let cut = cut_after_each(step(), &self.proxy, direction, async |arm| {
+            let cut = cut_after_each(self.lane, step(), &self.proxy, direction, async |arm| {
                 self.reconnected().await;
                 arm();
                 attempt().await;
@@ -128,22 +148,23 @@ impl Frail {
 
     async fn is_in_mysql(&self, hits: i64) {
         self.pair.drain().await;
-        assert_eq!(self.pair.number(STORED).await, hits);
+        assert_eq!(self.pair.stored().await, hits);
     }
 }
 
 #[tokio::test]
 async fn a_hit_is_counted_once_wherever_its_call_is_cut() {
-    let frail = Frail::new().await;
-    let counters = Frail::open(&frail.counterfoil()).await;
-    let mut hits = 0;
-    frail
-        .cut_all(async || {
+    Frail::each(1, async |frail| {
+        let counters = Frail::open(&frail.counterfoil()).await;
+        let mut hits = 0;
+        let hit = async || {
             assert_eq!(frail.add(&counters).await, 1);
             hits += 1;
-        })
-        .await;
-    frail.is_in_mysql(hits).await;
+        };
+        frail.cut_all(hit).await;
+        frail.is_in_mysql(hits).await;
+    })
+    .await;
 }
 
 /// Turns Redis into a cluster of one node that announces the proxy's address.
@@ -177,7 +198,7 @@ async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
     let counters = Frail::open(&counterfoil).await;
     let mut hits = 0;
     for direction in DIRECTIONS {
-        let bytes = cut_after_each(step(), &proxy, direction, async |arm| {
+        let bytes = cut_after_each((0, 1), step(), &proxy, direction, async |arm| {
             // there is a connection
             counters.count("page", 0).await;
             arm();
@@ -194,239 +215,170 @@ async fn a_client_that_resends_counts_once_wherever_its_call_is_cut() {
     assert_eq!(pair.number(STORED).await, hits);
 }
 
-#[tokio::test]
-async fn without_the_fence_it_is_counted_twice() {
-    take_out(Some(Guard::Fence));
-    let frail = Frail::new().await;
-    let counters = Frail::open(&frail.counterfoil()).await;
-    assert_eq!(frail.add(&counters).await, 1);
-    let (mut hits, mut doubled) = (0, 0);
-    cut_after_each(step(), &frail.proxy, REPLIES, async |arm| {
-        frail.reconnected().await;
-        arm();
-        hits += 1;
-        doubled += i64::from(frail.add(&counters).await > 1);
-    })
-    .await;
-    take_out(None);
-    assert!(doubled > 0, "none of {hits} hits was counted twice");
-}
-
 /// The first calls of a new caller are its requests for the epoch. Without the scripts, they also
 /// load them.
 #[tokio::test]
 async fn first_calls_count_once_wherever_they_are_cut() {
-    let frail = Frail::new().await;
-    let mut hits = 0;
-    // scripts are long, so they are cut less often
-    for (flushes, steps) in [(false, [step(); 2]), (true, [31, step()])] {
-        let prepare = async || {
-            let counters = Frail::open(&frail.counterfoil()).await;
-            if flushes {
-                frail.pair.redis.does("SCRIPT FLUSH").await;
-            }
-            counters
-        };
-        frail
-            .cut_each(steps, prepare, async |counters| {
-                assert_eq!(frail.add(&counters).await, 1, "flushed: {flushes}");
-                hits += 1;
-            })
-            .await;
-    }
-    frail.is_in_mysql(hits).await;
-}
-
-/// Opens a cached family over this pair.
-async fn votes(counterfoil: &Counterfoil) -> CachedCounters {
-    counterfoil
-        .opened(Family::cached("test", "votes").partitions(1).at_once())
-        .await
+    Frail::each(LANES, async |frail| {
+        let mut hits = 0;
+        // scripts are long, so they are cut less often
+        for (flushes, steps) in [(false, [step(); 2]), (true, [31, step()])] {
+            let prepare = async || {
+                let counters = Frail::open(&frail.counterfoil()).await;
+                if flushes {
+                    frail.pair.redis.does("SCRIPT FLUSH").await;
+                }
+                counters
+            };
+            frail
+                .cut_each(steps, prepare, async |counters| {
+                    assert_eq!(frail.add(&counters).await, 1, "flushed: {flushes}");
+                    hits += 1;
+                })
+                .await;
+        }
+        frail.is_in_mysql(hits).await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_batch_reaches_the_database_once_wherever_its_calls_are_cut() {
-    let frail = Frail::new().await;
-    let counterfoil = frail.counterfoil();
-    let _to_drain = Frail::open(&counterfoil).await;
-    let mut hits = 0;
-    let hit = async || assert_eq!(frail.add(&frail.exact).await, 1);
-    frail
-        .cut_each([3, 3], hit, async |()| {
-            frail.drain(&counterfoil).await;
-            hits += 1;
-            assert_eq!(frail.pair.number(STORED).await, hits);
-        })
-        .await;
+    Frail::each(LANES, async |frail| {
+        let counterfoil = frail.counterfoil();
+        let _to_drain = Frail::open(&counterfoil).await;
+        let mut hits = 0;
+        let hit = async || assert_eq!(frail.add(&frail.exact).await, 1);
+        frail
+            .cut_each([3, 3], hit, async |()| {
+                frail.drain(&counterfoil).await;
+                hits += 1;
+                assert_eq!(frail.pair.number(STORED).await, hits);
+            })
+            .await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_cached_counter_is_saved_once_wherever_the_calls_are_cut() {
-    let frail = Frail::new().await;
-    let exact = votes(&frail.pair.counterfoil).await;
-    let counterfoil = frail.counterfoil();
-    let _to_drain = votes(&counterfoil).await;
-    let incr = async || exact.count("page", 1).await;
-    frail
-        .cut_each([3, 3], incr, async |value| {
-            frail.drain(&counterfoil).await;
-            assert_eq!(frail.pair.number(STORED).await, value);
-        })
-        .await;
-    assert!(exact.value("page").await > 100);
+    Frail::each(LANES, async |frail| {
+        let counterfoil = frail.counterfoil();
+        let _to_drain = counterfoil.opened(votes().partitions(1)).await;
+        let exact = frail.pair.open(votes().partitions(1)).await;
+        let incr = async || exact.count("page", 1).await;
+        frail
+            .cut_each([3, 3], incr, async |value| {
+                frail.drain(&counterfoil).await;
+                assert_eq!(frail.pair.number(STORED).await, value);
+            })
+            .await;
+        assert!(exact.value("page").await > 100 / LANES as i64);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_cached_counter_returns_each_value_once_wherever_its_calls_are_cut() {
-    let frail = Frail::new().await;
-    let _to_drain = votes(&frail.pair.counterfoil).await;
-    let votes = votes(&frail.counterfoil()).await;
-    let mut value = 1;
-    assert_eq!(votes.count("page", 1).await, value);
-    for is_warm in [true, false] {
-        let prepare = async || {
-            if !is_warm {
-                frail.pair.drain().await;
-                let delete = "DEL cf1:{test/votes/0}:base";
-                frail.pair.redis.does(delete).await;
-            }
-        };
-        frail
-            .cut_each([step(); 2], prepare, async |()| {
-                value += 1;
-                assert_eq!(votes.count("page", 1).await, value, "warm: {is_warm}");
-            })
-            .await;
-    }
-    frail.is_in_mysql(value).await;
-}
-
-/// Kinds on the frail network, and on the safe one, which shows what was counted.
-struct Kinds {
-    frail: Frail,
-    hits: Series,
-    exact_hits: Series,
-    daily: Visitors,
-    exact_daily: Visitors,
-}
-
-impl Kinds {
-    async fn new() -> Self {
-        let frail = Frail::new().await;
-        let (over, safe) = (frail.counterfoil(), &frail.pair);
-        let hits = Family::series("test", "hits")
-            .windows([(Precision::SECOND, 2), (Precision::Day, 3)])
-            .keep([Precision::SECOND]);
-        let hits = hits.partitions(1).at_once();
-        let daily = Family::visitors("test", "daily").partitions(1);
-        let daily = daily.at_once();
-        Kinds {
-            hits: over.opened(hits.clone()).await,
-            exact_hits: safe.open(hits).await,
-            daily: over.opened(daily.clone()).await,
-            exact_daily: safe.open(daily).await,
-            frail,
+    Frail::each(LANES, async |frail| {
+        let (votes, _to_drain) = frail.both(votes()).await;
+        let mut value = 1;
+        assert_eq!(votes.count("page", 1).await, value);
+        for is_warm in [true, false] {
+            let prepare = async || {
+                if !is_warm {
+                    frail.pair.drain().await;
+                    let delete = "DEL cf1:{test/votes/0}:base";
+                    frail.pair.redis.does(delete).await;
+                }
+            };
+            frail
+                .cut_each([step(); 2], prepare, async |()| {
+                    value += 1;
+                    assert_eq!(votes.count("page", 1).await, value, "warm: {is_warm}");
+                })
+                .await;
         }
-    }
-
-    /// Returns the sum of the days of the series.
-    async fn hits(&self) -> i64 {
-        sum(&self.exact_hits.get("a", Precision::Day).await.unwrap())
-    }
+        frail.is_in_mysql(value).await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_hit_of_a_series_is_counted_once_wherever_its_call_is_cut() {
-    let kinds = Kinds::new().await;
-    let mut counted = 0;
-    kinds
-        .frail
-        .cut_all(async || {
-            kinds.hits.count("a", 1).await;
+    Frail::each(1, async |frail| {
+        let hits = Family::series("test", "hits")
+            .windows([(Precision::SECOND, 2), (Precision::Day, 3)])
+            .keep([Precision::SECOND]);
+        let (hits, exact) = frail.both(hits).await;
+        let mut counted = 0;
+        let hit = async || {
+            hits.count("a", 1).await;
             counted += 1;
-            assert_eq!(kinds.hits().await, counted);
-        })
-        .await;
-    pause(1100).await;
-    let pair = &kinds.frail.pair;
-    pair.drain().await;
-    assert_eq!(pair.stored().await, counted);
+            let days = exact.get("a", Precision::Day).await.unwrap();
+            assert_eq!(sum(&days), counted);
+        };
+        frail.cut_all(hit).await;
+        pause(1100).await;
+        frail.is_in_mysql(counted).await;
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_visitor_is_new_once_wherever_the_call_is_cut() {
-    let kinds = Kinds::new().await;
-    let (mut visitors, today) = (0, day("2014-09-20"));
-    kinds
-        .frail
-        .cut_all(async || {
+    Frail::each(1, async |frail| {
+        let (daily, exact) = frail.both(Family::visitors("test", "daily")).await;
+        let (mut visitors, today) = (0, day("2014-09-20"));
+        let visit = async || {
             let visitor = format!("visitor {visitors}");
-            assert_eq!(
-                kinds
-                    .daily
-                    .first_visit("site", today, &visitor)
-                    .await
-                    .unwrap(),
-                Counted(1)
-            );
-            assert_eq!(
-                kinds
-                    .exact_daily
-                    .first_visit("site", today, &visitor)
-                    .await
-                    .unwrap(),
-                CountedBefore(0)
-            );
+            for (daily, expected) in [(&daily, Counted(1)), (&exact, CountedBefore(0))] {
+                let visit = daily.first_visit("site", today, &visitor).await;
+                assert_eq!(visit.unwrap(), expected);
+            }
             visitors += 1;
-            assert_eq!(
-                kinds.exact_daily.get("site", today).await.unwrap(),
-                visitors
-            );
-        })
-        .await;
-    kinds.frail.is_in_mysql(visitors).await;
+            assert_eq!(exact.get("site", today).await.unwrap(), visitors);
+        };
+        frail.cut_all(visit).await;
+        frail.is_in_mysql(visitors).await;
+    })
+    .await;
 }
 
 /// Checks that a touch counts once, for a new visitor and for a known one.
-async fn a_touch_is_counted_once(counting: Counting) {
-    let frail = Frail::new().await;
-    // no layer leaves the window during the test
-    let family = Family::activity("test", "online")
-        .window(secs(1800), secs(60))
-        .visitors(counting)
-        .keep_minutes(true);
-    let family = family.partitions(1).at_once();
-    let online = frail.counterfoil().opened(family.clone()).await;
-    let exact = frail.pair.open(family).await.cache_for(Duration::ZERO);
-    let mut views = 0u64;
-    frail
-        .cut_all(async || {
-            online
-                .touch("page", (views / 2).to_be_bytes())
-                .await
-                .unwrap();
-            views += 1;
-            let now = exact.now("page").await.unwrap();
-            assert_eq!(now.views, views);
-            let expected = views.div_ceil(2);
-            match now.visitors {
-                VisitorCount::Exact(visitors) => assert_eq!(visitors, expected),
-                estimated => assert!(
-                    estimated.count().abs_diff(expected) <= 10 + views / 20,
-                    "{estimated:?}"
-                ),
-            }
-        })
-        .await;
-    let now = unix(SystemTime::now());
-    let minutes = exact.minutes("page", times(now - 600..now + 1)).await;
-    let counted: i64 = minutes.unwrap().iter().map(|minute| minute.views).sum();
-    assert_eq!(counted, views.cast_signed());
-}
-
 #[tokio::test]
 async fn a_touch_is_counted_once_wherever_its_call_is_cut() {
     for counting in [Exact, HyperLogLog] {
-        a_touch_is_counted_once(counting).await;
+        Frail::each(1, async |frail| {
+            // no layer leaves the window during the test
+            let online = Family::activity("test", "online")
+                .window(secs(1800), secs(60))
+                .visitors(counting)
+                .keep_minutes(true);
+            let (online, exact) = frail.both(online).await;
+            let exact = exact.cache_for(Duration::ZERO);
+            let mut views = 0u64;
+            let touch = async || {
+                let visitor = (views / 2).to_be_bytes();
+                online.touch("page", visitor).await.unwrap();
+                views += 1;
+                let now = exact.now("page").await.unwrap();
+                assert_eq!(now.views, views);
+                let expected = views.div_ceil(2);
+                match now.visitors {
+                    VisitorCount::Exact(visitors) => assert_eq!(visitors, expected),
+                    estimated => assert!(
+                        estimated.count().abs_diff(expected) <= 10 + views / 20,
+                        "{estimated:?}"
+                    ),
+                }
+            };
+            frail.cut_all(touch).await;
+            let now = unix(SystemTime::now());
+            let minutes = exact.minutes("page", times(now - 600..now + 1)).await;
+            let counted: i64 = minutes.unwrap().iter().map(|minute| minute.views).sum();
+            assert_eq!(counted, views.cast_signed());
+        })
+        .await;
     }
 }

@@ -27,9 +27,9 @@ impl Lateness {
     }
 }
 
-/// Drops all traffic for ten seconds under load. It then either arrives late or never.
+/// Drops all traffic for four seconds under load. It then either arrives late or never.
 async fn vanishes(held: Held) {
-    const TIMEOUT: Duration = secs(3);
+    const TIMEOUT: Duration = secs(1);
     let pair = Pair::new().await;
     let proxy = Proxy::to(&pair.redis);
     let counterfoil = pair.over(proxy.manager().await);
@@ -39,7 +39,7 @@ async fn vanishes(held: Held) {
     let (load, lateness) = (Hits::on(&views), Lateness::measure());
     load.more(300).await;
     proxy.black_hole();
-    pause(10_000).await;
+    pause(4_000).await;
     proxy.heal(held);
     let healed = Instant::now();
     load.more(500).await;
@@ -169,7 +169,7 @@ async fn redis_is_busy_with_a_script() {
     endless.arg("while true do end").arg(0);
     let endless =
         tokio::spawn(async move { endless.query_async::<()>(&mut busy).await.unwrap_err() });
-    pause(4_000).await;
+    pause(2_500).await;
     refusal.pair.redis.does("SCRIPT KILL").await;
     let killed = endless.await.unwrap().to_string();
     assert!(killed.contains("killed"), "{killed}");
@@ -185,7 +185,7 @@ async fn redis_has_no_memory_left() {
         pair.redis.does(&set).await;
     };
     limit(1).await;
-    pause(4_000).await;
+    pause(2_500).await;
     // a drain makes room, so it still works
     timeout(secs(10), pair.drain()).await.unwrap();
     let counted = pair.stored().await;
@@ -220,7 +220,7 @@ async fn redis_cannot_write_its_snapshot() {
     snapshot("err").await;
     let findings = refusal.pair.check().await;
     assert_found(&findings, Severity::Error, &["redis writes", "snapshot"]);
-    pause(4_000).await;
+    pause(2_500).await;
     fs::remove_dir_all(&file).unwrap();
     // the error lasts until a snapshot succeeds
     snapshot("ok").await;

@@ -375,24 +375,6 @@ async fn opening_and_starting_without_a_password_fails_at_once() {
     assert!(started.elapsed() < AT_ONCE);
 }
 
-/// An administrator revokes everything while the application runs.
-#[tokio::test]
-async fn nothing_is_repeated_that_the_user_may_not_do() {
-    let plain = Plain::new().await;
-    let counterfoil = connect_with(&plain.redis, &all_rules()).await;
-    let families = open_all(&counterfoil).await;
-    allow(&plain.redis, &["-@all"]).await;
-    let started = Instant::now();
-    for (_, family) in &families {
-        let error = family.hit().await.unwrap_err();
-        assert!(!error.is_retryable(), "{error}");
-        refused(family.shown().await);
-    }
-    refused(counterfoil.drain().await);
-    refused(counterfoil.reconciler().start().await);
-    assert!(started.elapsed() < AT_ONCE);
-}
-
 #[tokio::test]
 async fn a_family_without_access_does_not_hide_the_others() {
     let plain = Plain::new().await;

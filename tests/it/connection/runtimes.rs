@@ -209,8 +209,7 @@ fn a_search_ends_with_its_runtime() {
 async fn time_that_is_paused_does_not_affect_other_runtimes() {
     let home = thread::spawn(|| threads(1)).join().unwrap();
     let counted = home.spawn(async {
-        let plain = Plain::new().await;
-        let views = plain.open(family("views")).await;
+        let (_plain, views) = Plain::of(family("views")).await;
         for _ in 0..100 {
             views.count("page", 1).await;
         }

@@ -59,13 +59,9 @@ async fn what_is_wrong_with_the_database_is_found() {
         ("counterfoil_families", "SELECT", false),
         ("counterfoil_families", "INSERT", false),
         ("counterfoil_families", "UPDATE", true),
-        ("counterfoil_ledger", "INSERT", true),
-        ("counterfoil_ledger", "UPDATE", true),
-        ("counterfoil_rejects", "INSERT", true),
         ("votes", "UPDATE", false),
         ("votes", "INSERT", false),
         ("days", "INSERT", true),
-        ("days", "UPDATE", true),
     ] {
         let (table, privilege) = (
             format!("table {table}"),

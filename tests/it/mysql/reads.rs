@@ -366,23 +366,6 @@ async fn rows_are_read_alone_and_together() {
 }
 
 #[tokio::test]
-async fn a_database_that_takes_no_writes_seeds_nothing() {
-    let server = MysqlServer::start().await;
-    let (_, pool) = server.database("cached").await;
-    let store = MysqlStore::new(pool.clone());
-    store.create_tables().await.unwrap();
-    let family = Family::cached("shop", "stock").build().unwrap();
-    let family = store.register(&family).await.unwrap();
-    let set = async |sql| sqlx::raw_sql(sql).execute(&pool).await.expect(sql);
-    set("SET GLOBAL read_only = 1").await;
-    for ids in [&["a"][..], &["a", "b"]] {
-        refused(store.rows(&family, ids).await, Unsafe, "accepts no writes");
-    }
-    set("SET GLOBAL read_only = 0").await;
-    assert_eq!(store.rows(&family, &["a"]).await.unwrap(), [None]);
-}
-
-#[tokio::test]
 async fn counters_are_listed_page_by_page() {
     let db = Db::new().await;
     let views = db.views().await;

@@ -3,8 +3,8 @@
 use counterfoil::recount::{RecountIds, Source};
 use sqlx::mysql::MySqlPoolOptions;
 
-use super::WITHIN;
 use super::api::{of_items, shown_and_stored, votes};
+use super::{WITHIN, measured};
 
 use crate::support::*;
 
@@ -12,11 +12,7 @@ const MINUTE: Duration = secs(60);
 
 /// Creates counter 1 with the value 3 and 5 rows.
 async fn stage_on(pair: &Pair) -> BufferedCounters {
-    pair.sql(
-        "CREATE TABLE saves (event INT AUTO_INCREMENT PRIMARY KEY, user_id INT NOT NULL, KEY (user_id));
-         INSERT INTO saves (user_id) VALUES (1), (1), (1), (1), (1)",
-    )
-    .await;
+    pair.saves(&[1; 5]).await;
     let saves = pair.open(family("saves")).await;
     saves.count("1", 3).await;
     pair.drain().await;
@@ -40,10 +36,8 @@ async fn on_own_mysql() -> (MysqlServer, Pair, BufferedCounters) {
 #[tokio::test]
 async fn a_database_that_was_set_back_is_recounted() {
     for before in [3, 0] {
-        let pair = Pair::new().await;
-        let saves = pair.open(family("saves")).await;
-        pair.sql("CREATE TABLE saves (user_id INT NOT NULL); INSERT INTO saves VALUES (1), (1), (1), (1)")
-            .await;
+        let (pair, saves) = Pair::of(family("saves")).await;
+        pair.saves(&[1; 4]).await;
         if before > 0 {
             saves.count("1", before).await;
             pair.drain().await;
@@ -227,40 +221,14 @@ async fn a_run_that_is_stopped_is_continued_at_once() {
     assert_eq!((done.run, done.checked, done.raised), (1, 1, 1), "{done:?}");
 }
 
-/// The holder of the run died without leaving it.
-#[tokio::test]
-async fn a_run_whose_lease_has_ended_is_taken_over() {
-    let (pair, saves) = stage().await;
-    let recount = pair.recount(&saves).timeout(secs(1));
-    let died = recount.clone().steps().unwrap().take().await.unwrap();
-    assert!(died.is_some());
-    let short = recount.lease(millis(100));
-    refused(short.clone().run_once().await, Busy, "");
-    pause(1_200).await;
-    let done = short.run_once().await.unwrap();
-    assert_eq!((done.run, done.raised), (1, 1), "{done:?} after {died:?}");
-}
-
 /// The old holder still waits when another one finishes its run, and then corrects nothing.
 #[tokio::test]
 async fn a_run_that_was_taken_over_corrects_nothing() {
     let (pair, saves) = stage().await;
-    let measured = async || {
-        let steps = pair.recount(&saves).steps().unwrap();
-        let run = steps.take().await.unwrap().unwrap();
-        let difference = steps
-            .after(
-                &steps
-                    .count(steps.before(vec!["1".to_owned()], None).await.unwrap())
-                    .await
-                    .unwrap(),
-            )
-            .await
-            .unwrap();
-        (steps, run, difference)
-    };
-    let (old, begun, difference) = measured().await;
-    let (new, taken, same) = measured().await;
+    let steps = || pair.recount(&saves).steps().unwrap();
+    let (old, new) = (steps(), steps());
+    let (begun, difference) = measured(&old, "1").await;
+    let (taken, same) = measured(&new, "1").await;
     assert!(new.settle(&taken, &same).await.unwrap());
     assert!(!old.settle(&begun, &difference).await.unwrap());
     // a run settles once, also for the same holder
@@ -336,10 +304,7 @@ async fn a_run_that_is_taken_over_shows_the_corrections_of_its_former_holder() {
     let of_other = other.opened(of_items(Durability::Immediate)).await;
     let recount = other.recount(&of_other).source(super::saves());
     let steps = recount.within(WITHIN).steps().unwrap();
-    let run = steps.take().await.unwrap().unwrap();
-    let before = steps.before(vec!["1".to_owned()], None).await.unwrap();
-    let page = steps.count(before).await.unwrap();
-    let difference = steps.after(&page).await.unwrap();
+    let (run, difference) = measured(&steps, "1").await;
     proxy.black_hole();
     let settling = timeout(millis(300), steps.settle(&run, &difference)).await;
     assert!(settling.is_err());
@@ -413,10 +378,10 @@ async fn a_value_outside_i64_does_not_block_others() {
     let pair = Pair::new().await;
     pair.sql(
         "CREATE TABLE users (id INT PRIMARY KEY, total BIGINT UNSIGNED NOT NULL);
-         INSERT INTO users VALUES (1, 0), (2, 18446744073709551615), (3, 0), (4, 1);
-         CREATE TABLE saves (user_id INT NOT NULL, KEY (user_id)); INSERT INTO saves VALUES (1), (2), (3), (4)",
+         INSERT INTO users VALUES (1, 0), (2, 18446744073709551615), (3, 0), (4, 1)",
     )
     .await;
+    pair.saves(&[1, 2, 3, 4]).await;
     let saves = of_users(&pair).await;
     let done = pair.recount(&saves).run_once().await.unwrap();
     assert_eq!((done.checked, done.raised), (3, 2), "{done:?}");
@@ -453,11 +418,10 @@ async fn a_replica_that_does_not_replicate_is_waited_for() {
 async fn a_table_that_is_altered_fails_the_run_and_loses_nothing() {
     let pair = Pair::new().await;
     pair.sql(
-        "CREATE TABLE users (id INT PRIMARY KEY, total INT NOT NULL); INSERT INTO users VALUES (1, 3);
-         CREATE TABLE saves (user_id INT NOT NULL, KEY (user_id));
-         INSERT INTO saves VALUES (1), (1), (1), (1), (1)",
+        "CREATE TABLE users (id INT PRIMARY KEY, total INT NOT NULL); INSERT INTO users VALUES (1, 3)",
     )
     .await;
+    pair.saves(&[1; 5]).await;
     let saves = of_users(&pair).await;
     let run = tokio::spawn(pair.recount(&saves).within(millis(500)).run_once());
     pause(200).await;

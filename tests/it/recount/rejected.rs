@@ -8,12 +8,9 @@ use crate::support::*;
 /// Creates user 7 with 4 rows, one of which was not counted.
 async fn stage() -> (Pair, BufferedCounters) {
     let pair = Pair::new().await;
-    pair.sql(
-        "CREATE TABLE user (id BIGINT PRIMARY KEY, n BIGINT NOT NULL DEFAULT 0);
-         CREATE TABLE saves (event BIGINT AUTO_INCREMENT PRIMARY KEY, user_id BIGINT NOT NULL, KEY (user_id));
-         INSERT INTO saves (user_id) VALUES (7), (7), (7), (7)",
-    )
-    .await;
+    pair.sql("CREATE TABLE user (id BIGINT PRIMARY KEY, n BIGINT NOT NULL DEFAULT 0)")
+        .await;
+    pair.saves(&[7; 4]).await;
     let users = Table::update("user").key("id", Unsigned).value("n");
     let counters = pair.open(family("saves").table(users)).await;
     counters.count("7", 3).await;

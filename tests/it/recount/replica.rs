@@ -36,8 +36,7 @@ async fn a_counted_row_that_a_replica_lacks_is_not_taken_away() {
 #[tokio::test]
 async fn a_replica_whose_sessions_limit_replies_lowers_nothing() {
     let (pair, counters) = Pair::of(family("saves")).await;
-    pair.sql("CREATE TABLE saves (user_id INT NOT NULL); INSERT INTO saves VALUES (1), (2), (3)")
-        .await;
+    pair.saves(&[1, 2, 3]).await;
     for user in ["1", "2", "3"] {
         counters.count(user, 1).await;
     }
@@ -57,8 +56,7 @@ async fn a_replica_whose_sessions_limit_replies_lowers_nothing() {
 #[tokio::test]
 async fn a_batch_that_is_partly_saved_is_not_counted_again() {
     let (pair, behind) = (Pair::new().await, Pair::new().await);
-    pair.sql("CREATE TABLE saves (user_id INT NOT NULL); INSERT INTO saves VALUES (1), (2)")
-        .await;
+    pair.saves(&[1, 2]).await;
     behind.open(votes().partitions(1)).await;
     let store = MysqlStore::new(pair.pool.clone()).with_replica(behind.pool.clone());
     let counterfoil = Counterfoil::new(pair.redis.manager().await, store);
@@ -98,8 +96,7 @@ async fn a_batch_that_is_partly_saved_is_not_counted_again() {
 #[tokio::test]
 async fn a_correction_that_a_replica_lacks_is_not_made_again() {
     let (pair, behind) = (Pair::new().await, Pair::new().await);
-    pair.sql("CREATE TABLE saves (user_id INT NOT NULL); INSERT INTO saves VALUES (1), (1)")
-        .await;
+    pair.saves(&[1, 1]).await;
     let users = || family("saves").partitions(1);
     let saves = pair.open(users()).await;
     saves.count("1", 1).await;

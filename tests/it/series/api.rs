@@ -2,7 +2,6 @@
 
 use counterfoil::Recorded;
 use futures_util::TryStreamExt;
-use futures_util::future::join;
 
 use crate::support::*;
 
@@ -106,41 +105,6 @@ async fn names_come_in_order_and_page_by_page() {
 }
 
 #[tokio::test]
-async fn slices_that_are_over_are_kept_once_each() {
-    let pair = Pair::new().await;
-    let windows = [(Precision::SECOND, 3), (Precision::MINUTE, 120)];
-    let hits = family("hits").windows(windows).keep([Precision::SECOND]);
-    let hits = pair.open(hits).await;
-    let reconciler = pair.reconcile().await;
-    let began = server_time(&pair).await;
-    for hit in 0..60 {
-        hits.count(["a", "b/c"][hit % 2], 1).await;
-        pause(80).await;
-    }
-    // most hits have left Redis's window of three seconds
-    let range = times(began..server_time(&pair).await + 1);
-    let read = async || {
-        for name in ["a", "b/c"] {
-            let slices = hits.get_range(name, Precision::SECOND, range.clone());
-            let slices = slices.await.unwrap();
-            assert_eq!(sum(&slices), 30, "{slices:?}");
-            let second = secs(1);
-            assert!(
-                slices
-                    .windows(2)
-                    .all(|two| two[0].start + second == two[1].start)
-            );
-        }
-    };
-    read().await;
-    pause(1_200).await;
-    pair.drain().await;
-    assert_eq!(pair.stored().await, 60);
-    read().await;
-    reconciler.stop().await;
-}
-
-#[tokio::test]
 async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     let plain = Plain::new().await;
     let windows = [(Precision::MINUTE, 3), (Precision::HOUR, 3)];
@@ -170,26 +134,4 @@ async fn a_wrong_call_is_refused_by_name_and_nothing_is_counted() {
     }
     assert_eq!(sum(&hits.get("a", Precision::HOUR).await.unwrap()), 0);
     assert_eq!(hits.names("", None, 10).await.unwrap().len(), 0);
-}
-
-#[tokio::test]
-async fn a_slice_holds_an_i64_and_no_more() {
-    let pair = Pair::new().await;
-    let hits = family("hits").windows([(Precision::Day, 3)]);
-    let hits = pair.open(hits.keep([Precision::Day])).await;
-    let half = i64::MAX / 2;
-    for n in [half, half, 1] {
-        assert_eq!(hits.count("a", n).await, n);
-    }
-    assert_eq!(hits.add("a", 1).await.unwrap(), OutOfRange(None));
-    // other hits in the same call are counted
-    let (full, other) = join(hits.add("a", 7), hits.count("b", 7)).await;
-    assert_eq!((full.unwrap(), other), (OutOfRange(None), 7));
-    for (name, expected) in [("a", i64::MAX), ("b", 7)] {
-        assert_eq!(
-            sum(&hits.get(name, Precision::Day).await.unwrap()),
-            expected,
-            "{name}"
-        );
-    }
 }

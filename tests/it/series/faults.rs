@@ -62,26 +62,6 @@ async fn finished_slices_are_exact_when_redis_is_killed_and_comes_back_with_its_
     are_exact(&pair, &hits, &tallies).await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn finished_slices_are_exact_whatever_dies() {
-    let (mysql, pair) = Pair::on_own_mysql().await;
-    let proxy = Proxy::to(&pair.redis);
-    let frail = pair.over(proxy.manager().await);
-    let (tallies, load) = start(frail.opened(family()).await);
-    let mut random = random::numbers();
-    for round in 0..10 {
-        let open =
-            |counterfoil: Counterfoil| async move { counterfoil.open(family()).await.map(drop) };
-        trouble::round(round, &mut random, (&pair, &proxy, &mysql), open).await;
-    }
-    end(load, &tallies).await;
-    let safe = pair.open(family()).await;
-    let stored = pair.number("SELECT COUNT(*) FROM counterfoil_values").await;
-    assert!(stored > 3, "nothing got through meanwhile: {stored} rows");
-    pair.drain().await;
-    are_exact(&pair, &safe, &tallies).await;
-}
-
 /// The least number of acknowledged hits that a test compares.
 const ENOUGH: i64 = 500;
 

@@ -152,11 +152,7 @@ enum Own {
         after: Option<usize>,
         limit: usize,
     },
-    Close {
-        limit: usize,
-        /// True if Redis has no memory left: closing must still work.
-        full: bool,
-    },
+    Close(usize),
     Read(Vec<(usize, usize)>),
     /// A window's current slice, or its kept count, has room for only `room` more.
     Fill {
@@ -397,8 +393,7 @@ fn own() -> impl Strategy<Value = Own> {
         14 => add,
         2 => places().prop_map(Own::Get),
         2 => names,
-        4 => (1..6_usize, proptest::bool::weighted(0.1))
-            .prop_map(|(limit, full)| Own::Close { limit, full }),
+        4 => (1..6_usize).prop_map(Own::Close),
         2 => places().prop_map(Own::Read),
         2 => fill,
         1 => (0..6_i64, 0..9_usize).prop_map(|(room, nth)| Own::FillBuffer { room, nth }),
@@ -468,11 +463,9 @@ impl Kind for Series {
                     self.names(now, prefix, after, *limit)
                 );
             }
-            Own::Close { limit, full } => {
+            Own::Close(limit) => {
                 let keys = ["open", "schedule", "buffer", "meta"];
-                frame.fill_up(*full);
                 let got = frame.call("series_close", &keys, &[&*limit.to_string(), "0", &ms]);
-                frame.fill_up(false);
                 prop_assert_eq!(got?, self.close(now, *limit));
             }
             Own::Read(places) => {
@@ -648,60 +641,5 @@ async fn scripts_do_what_the_reference_does() {
 
 #[tokio::test]
 async fn a_change_to_a_script_is_noticed() {
-    notices::<Series>(&[
-        (
-            "series_add",
-            &[
-                (" and now_ms < over * 1000", ""),
-                ("now_ms >= start * 1000 and ", ""),
-                (
-                    "math.floor(now_ms / 1000 / length) * length",
-                    "math.floor(now_ms / 1000)",
-                ),
-                ("is_long and ", ""),
-                ("call('HDEL', window, format('%.0f', slice.gone))", ""),
-                ("start <= slice.gone or ", ""),
-                ("if call('PTTL', key) < ttl then call", "do call"),
-                ("lives_s + slice.reach", "slice.reach"),
-                ("'GT', ", ""),
-                (
-                    "slice.reach > longest.reach",
-                    "slice.reach >= longest.reach",
-                ),
-                ("if slice ~= longest then return end", ""),
-                ("prolong(idle, slice.expires_ms)", ""),
-                ("call('ZREM', names, '', unpack(over))", ""),
-                (
-                    "(refusal or opens) and added",
-                    "opens and not refusal and added",
-                ),
-                ("t = 1, (refusal or opens)", "t = 1, not refusal"),
-                ("call('HDEL', key, field)", ""),
-                ("opens or sum == amount", "sum == amount"),
-                ("for k = 4, 6 do call('ZCARD', KEYS[k]) end", ""),
-                ("sum.err:find('WRONGTYPE') and 'WRONGTYPE' or ", ""),
-                ("call('ZADD', names, 'XX', '0', '') else", "else"),
-                ("if refused[1] and caller ~= '' then", "if false then"),
-                ("math.min(limit, 255 - #prefix)", "limit"),
-            ],
-        ),
-        (
-            "series_names",
-            &[
-                ("> now then", ">= now then"),
-                ("'(' .. after", "'[' .. after"),
-            ],
-        ),
-        (
-            "series_close",
-            &[
-                ("redis.call('ZREM', schedule, id)", ""),
-                ("now + 60000", "now"),
-                ("tonumber(hits or 0) == 0", "true"),
-                ("'HSETNX', meta", "'HSET', meta"),
-            ],
-        ),
-        ("buffered_read", &[("open[i] or waiting[i]", "waiting[i]")]),
-    ])
-    .await;
+    notices::<Series>("series").await;
 }

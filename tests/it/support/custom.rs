@@ -29,6 +29,27 @@ where
     })
 }
 
+/// Returns a connection on which each command first waits for the function, which may fail it.
+pub async fn interposed<F, Before>(redis: &RedisServer, before: F) -> Connection
+where
+    F: Fn(&Cmd) -> Before + Clone + Send + Sync + 'static,
+    Before: Future<Output = RedisResult<()>> + Send + 'static,
+{
+    let redis = redis.manager().await;
+    custom(move |cmd| {
+        let (mut redis, before) = (redis.clone(), before(&cmd));
+        async move {
+            before.await?;
+            redis.req_packed_command(&cmd).await
+        }
+    })
+}
+
+/// Returns whether the command contains the text.
+pub fn mentions(cmd: &Cmd, text: &str) -> bool {
+    String::from_utf8_lossy(&cmd.get_packed_command()).contains(text)
+}
+
 /// Returns a connection that loses every n-th call: its reply, or by turns its reply and the call
 /// itself.
 pub async fn lossy(redis: &RedisServer, every: u64, replies_only: bool) -> Connection {

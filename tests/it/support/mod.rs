@@ -11,6 +11,7 @@ mod log;
 pub mod measure;
 pub mod model;
 pub mod random;
+pub mod site;
 pub mod state;
 pub mod tally;
 pub mod tls;
@@ -59,18 +60,19 @@ pub use testkit::{
     Certificates, Held, MysqlServer, Proxy, RedisCluster, RedisOptions, RedisServer, Sentinel,
 };
 pub use tokio::runtime::{Builder, Runtime};
-pub use tokio::sync::{OnceCell, RwLock};
+pub use tokio::sync::OnceCell;
 pub use tokio::task::{JoinHandle, JoinSet};
 pub use tokio::time::timeout;
 
 pub use between::{Between, Gate, Wrapped};
-pub use custom::{custom, cut_off, lossy, unknown};
+pub use custom::{custom, cut_off, interposed, lossy, mentions, unknown};
 pub use hits::{Hit, HitOutcome, Hits, Reckoning};
 pub use kinds::{KINDS, OfKind};
 pub use load::Load;
 pub use log::Log;
 pub use measure::Metrics;
-pub use model::scripts;
+pub use model::{changed, changes, scripts};
+pub use site::{Handles, Site};
 pub use state::State;
 pub use tally::{Tally, now_ms};
 pub use tls::{CERTIFIED, Tls};
@@ -206,6 +208,13 @@ impl Pair {
         .await;
         let keys = [("store_id", Unsigned), ("day", Date)];
         keyed(Table::upsert("visitors"), keys)
+    }
+
+    /// Creates the table `sales` of texts by `id`.
+    pub async fn sales(&self, verb: fn(&'static str) -> Table) -> Table {
+        let columns = "id VARBINARY(255) PRIMARY KEY, n BIGINT NOT NULL DEFAULT 0";
+        self.sql(&format!("CREATE TABLE sales ({columns})")).await;
+        keyed(verb("sales"), [("id", Text)])
     }
 
     /// Sends a command to Redis. Single spaces separate its words.

@@ -95,31 +95,6 @@ async fn callers_that_are_not_polled_do_not_hold_up_another_family() {
     }
 }
 
-/// The lone caller is dropped while others wait.
-#[tokio::test]
-async fn a_lone_caller_that_is_dropped_harms_nobody() {
-    let (plain, views) = views(1).await;
-    views.count("page", 1).await;
-    plain.redis.pause();
-    let mut first = Box::pin(views.add("page", 1));
-    assert!(poll_once(first.as_mut()).is_none());
-    let others: JoinSet<_> = std::iter::repeat_n(views.clone(), 20)
-        .map(|views| async move { views.add("page", 1).await })
-        .collect();
-    pause(10).await;
-    drop(first);
-    pause(10).await;
-    plain.redis.resume();
-    let values = sorted(others).await;
-    // the dropped hit was in flight
-    let value = views.value("page").await;
-    assert!((21..=22).contains(&value), "{value}");
-    assert!(
-        values.iter().copied().eq(value - 19..=value),
-        "{values:?}, {value} in all"
-    );
-}
-
 /// Returns the values that the callers receive, in ascending order.
 async fn sorted(callers: JoinSet<Result<Outcome>>) -> Vec<i64> {
     let told = timeout(LONG, callers.join_all()).await;
@@ -127,87 +102,6 @@ async fn sorted(callers: JoinSet<Result<Outcome>>) -> Vec<i64> {
     let mut values: Vec<_> = told.map(|told| counted(told.unwrap())).collect();
     values.sort_unstable();
     values
-}
-
-/// Callers of two runtimes share partitions. A runtime that shuts down drops its tasks at any
-/// point.
-#[test]
-fn a_runtime_that_is_shut_down_leaves_nobody_behind() {
-    let home = threads(2);
-    let plain = home.block_on(Plain::new());
-    let views = home.block_on(plain.open(family("views").partitions(6)));
-    let [next, acknowledged, unknown] = [(); 3].map(|()| Arc::new(AtomicU64::new(0)));
-    let stay = |views: BufferedCounters| {
-        let (next, acknowledged, unknown) = (next.clone(), acknowledged.clone(), unknown.clone());
-        async move {
-            let mut ids = Vec::new();
-            let ends = Instant::now() + secs(3);
-            while Instant::now() < ends {
-                let id = format!("hit/{}", next.fetch_add(1, Ordering::Relaxed));
-                match timeout(LONG, views.add(&id, 1))
-                    .await
-                    .expect("nobody hangs")
-                {
-                    Ok(added) => {
-                        assert_eq!(counted(added), 1);
-                        acknowledged.fetch_add(1, Ordering::Relaxed);
-                        ids.push((id, true));
-                    }
-                    Err(error) => {
-                        assert!(error.outcome_unknown(), "{error}");
-                        unknown.fetch_add(1, Ordering::Relaxed);
-                        ids.push((id, false));
-                    }
-                }
-            }
-            ids
-        }
-    };
-    let staying: Vec<_> = (0..24).map(|_| home.spawn(stay(views.clone()))).collect();
-    for round in 0..25 {
-        let doomed = if round % 2 == 0 {
-            threads(1)
-        } else {
-            runtime()
-        };
-        for _ in 0..16 {
-            let (views, next) = (views.clone(), next.clone());
-            doomed.spawn(async move {
-                loop {
-                    let _ = views
-                        .add(
-                            &format!("doomed/{}", next.fetch_add(1, Ordering::Relaxed)),
-                            1,
-                        )
-                        .await;
-                }
-            });
-        }
-        doomed.block_on(pause(40 + round));
-        doomed.shutdown_background();
-    }
-    let told: Vec<_> = home
-        .block_on(join_all(staying))
-        .into_iter()
-        .flat_map(|told| told.expect("no panic"))
-        .collect();
-    let ids: Vec<_> = told.iter().map(|(id, _)| id).collect();
-    // in chunks: on a busy machine, reading all at once could exceed the read timeout
-    let read = |ids| home.block_on(views.get_many(ids)).unwrap();
-    let values = ids.chunks(1000).flat_map(read);
-    for ((id, is_acknowledged), value) in told.iter().zip(values) {
-        let least = i64::from(*is_acknowledged);
-        assert!(
-            (least..=1).contains(&value),
-            "{id}, acknowledged: {is_acknowledged}, was counted {value} times"
-        );
-    }
-    println!(
-        "{} acknowledged, {} unknown",
-        acknowledged.load(Ordering::Relaxed),
-        unknown.load(Ordering::Relaxed)
-    );
-    assert!(acknowledged.load(Ordering::Relaxed) > 1000);
 }
 
 /// There are more callers than may wait for one call.
@@ -251,8 +145,7 @@ fn many_wait_for_room_on_one_thread() {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
         runtime().block_on(async {
-            let plain = Plain::new().await;
-            let views = plain.open(family("views").partitions(1)).await;
+            let (_plain, views) = Plain::of(family("views").partitions(1)).await;
             views.count("first", 1).await;
             let hits = |part| {
                 (0..180)

@@ -1,7 +1,6 @@
 //! Hits that no caller waits for. A recorded hit is counted once, whatever happens, or an error is
 //! reported.
 
-use std::sync::atomic::AtomicI64;
 use std::thread;
 
 use counterfoil::Recorded;
@@ -152,35 +151,6 @@ async fn a_flush_that_is_dropped_loses_nothing() {
     plain.redis.resume();
     all_counted(&views).await;
     assert_eq!(views.pending(&ids).await.unwrap(), vec![2; 1000]);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn while_redis_is_away_it_is_kept() {
-    let plain = Plain::with(RedisOptions::aof("always")).await;
-    let views = plain.open(family("views")).await;
-    let recorded = Arc::new(AtomicI64::new(0));
-    let writer = tokio::spawn({
-        let (views, recorded) = (views.clone(), recorded.clone());
-        async move {
-            let began = Instant::now();
-            while began.elapsed() < millis(1800) {
-                for number in 0..20 {
-                    views.record(&format!("page/{number}"), 1).unwrap();
-                    recorded.fetch_add(1, Ordering::Relaxed);
-                }
-                pause(1).await;
-            }
-        }
-    });
-    pause(300).await;
-    plain.redis.kill();
-    pause(1000).await;
-    plain.redis.start_again().await;
-    writer.await.unwrap();
-    // everything was sent in the end: no error remains
-    all_counted(&views).await;
-    let counted: i64 = views.pending(pages(20)).await.unwrap().iter().sum();
-    assert_eq!(counted, recorded.load(Ordering::Relaxed));
 }
 
 /// Redis refuses hits for longer than one attempt to send them takes.

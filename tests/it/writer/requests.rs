@@ -22,8 +22,7 @@ async fn turn_epoch(plain: &Plain, family: &Family) {
 #[tokio::test]
 async fn a_request_counts_once_whichever_process_makes_it_again() {
     for wide in [false, true] {
-        let plain = Plain::new().await;
-        let here = plain.open(family("views").wide(wide)).await;
+        let (plain, here) = Plain::of(family("views").wide(wide)).await;
         let there = plain.other().await.opened(family("views").wide(wide)).await;
         assert_eq!(here.add_once("job/1", "page", 5).await.unwrap(), Counted(5));
         assert_eq!(
@@ -151,22 +150,6 @@ async fn a_process_whose_epochs_have_ended_asks_again() {
     );
 }
 
-#[tokio::test]
-async fn without_the_fence_or_one_of_its_memories_a_request_counts_again() {
-    for kind in ["buffered", "cached"] {
-        for (guard, turns) in [
-            (Guard::Fence, 0),
-            (Guard::NoMemory, 0),
-            (Guard::OneMemory, 1),
-        ] {
-            take_out(Some(guard));
-            let again = again_after(kind, turns).await;
-            take_out(None);
-            assert_eq!(again[1], (true, 2), "{kind}, {guard:?}");
-        }
-    }
-}
-
 const HITS: u32 = 160;
 
 /// Repeats each hit until it is counted. Returns the sum, and the number of repeats. The write
@@ -203,14 +186,6 @@ async fn a_request_counts_once_where_replies_are_lost() {
         value > i64::from(HITS + HITS / 4),
         "{again} were made again, and {value} counted: the request is not needed"
     );
-}
-
-#[tokio::test]
-async fn a_pair_that_is_shut_down_takes_no_request() {
-    let (plain, views) = Plain::of(family("views")).await;
-    assert_eq!(views.add_once("job", "page", 1).await.unwrap(), Counted(1));
-    assert!(plain.shutdown(secs(5)).await.unwrap().is_empty());
-    refused(views.add_once("job", "page", 1).await, Closed, "");
 }
 
 /// A request waits for its reply, and is not polled meanwhile.
@@ -367,12 +342,12 @@ async fn an_error_after_a_lost_reply_says_that_the_outcome_is_unknown() {
     let pair = Pair::new().await;
     let (redis, pool) = (pair.redis.manager().await, pair.pool.clone());
     let changes = Arc::new(AtomicU64::new(0));
-    let process = pair.over(custom(move |cmd| {
-        let (mut redis, pool, changes) = (redis.clone(), pool.clone(), changes.clone());
+    let connection = interposed(&pair.redis, move |cmd| {
+        let (mut redis, pool) = (redis.clone(), pool.clone());
+        let is_first = mentions(cmd, CHANGE) && changes.fetch_add(1, Ordering::Relaxed) == 0;
         async move {
-            let is_change = String::from_utf8_lossy(&cmd.get_packed_command()).contains(CHANGE);
-            if !is_change || changes.fetch_add(1, Ordering::Relaxed) > 0 {
-                return cmd.query_async(&mut redis).await;
+            if !is_first {
+                return Ok(());
             }
             for (key, field) in [("base", "item"), ("calls", "request:3:job:item")] {
                 let key = format!("cf1:{{test/votes/0}}:{key}");
@@ -382,7 +357,8 @@ async fn an_error_after_a_lost_reply_says_that_the_outcome_is_unknown() {
             run_sql(&pool, "RENAME TABLE counterfoil_values TO hidden").await;
             Err(cut_off())
         }
-    }));
+    });
+    let process = pair.over(connection.await);
     let votes = process.opened(votes().partitions(1)).await;
     let told = votes.incr_once("job", "item", 1).await;
     refused(told, OutcomeUnknown, "a reply was lost");

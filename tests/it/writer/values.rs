@@ -192,41 +192,6 @@ async fn callers_are_told_running_sums() {
     }
 }
 
-/// A refused sum is split: the callers whose own increments fit are counted.
-#[tokio::test]
-async fn of_a_refused_sum_those_who_fit_are_counted() {
-    let (plain, stock) = views(1).await;
-    for (id, start, one, five) in [
-        ("top", i64::MAX - 3, 1, 5),
-        ("bottom", i64::MIN + 3, -1, -5),
-    ] {
-        stock.count(id, start).await;
-        let hits = [five, one, one, five, one, five, one, one].map(|delta| (id, delta));
-        let told = together(&plain, &stock, &[&hits[..], &[("other", 1); 2]].concat()).await;
-        let values = |of: &str, delta: i64| {
-            let mine = told.iter().filter(|(id, by, _)| *id == of && *by == delta);
-            let mut values: Vec<_> = mine.map(|(.., added)| *added).collect();
-            values.sort_by_key(|added| match added {
-                Counted(pending) => (0, pending.abs_diff(start)),
-                _ => (1, 0),
-            });
-            values
-        };
-        assert_eq!(values(id, five), [OutOfRange(None); 3]);
-        let fit = [1, 2, 3].map(|step| Counted(start + step * one));
-        assert_eq!(values(id, one), [&fit[..], &[OutOfRange(None); 2]].concat());
-        assert!(
-            values("other", 1)
-                .into_iter()
-                .all(|added| counted(added) > 0)
-        );
-    }
-    assert_eq!(
-        stock.get_many(&["top", "bottom", "other"]).await.unwrap(),
-        [i64::MAX, i64::MIN, 4]
-    );
-}
-
 /// An increase and a decrease do not cause each other's refusal, in any order.
 #[tokio::test]
 async fn what_leaves_the_range_in_between_and_not_in_the_end() {
@@ -260,32 +225,6 @@ async fn what_leaves_the_range_in_between_and_not_in_the_end() {
     assert_eq!(["a", "b", "c"].map(refused), [0, 1, 1]);
 }
 
-#[tokio::test]
-async fn full_is_said_to_those_whom_it_concerns() {
-    let plain = Plain::new().await;
-    let small = plain
-        .open(family("small").partitions(1).max_pending(2))
-        .await;
-    let _ = small.add_many([("a", 1), ("b", 1)]).await;
-    let told = together(
-        &plain,
-        &small,
-        &[("c", 1), ("a", 1), ("c", 1), ("b", -1), ("d", 1), ("c", -1)],
-    )
-    .await;
-    for (id, delta, added) in &told {
-        match *id {
-            "a" => assert_eq!(*added, Counted(2)),
-            "b" => assert_eq!(*added, Counted(0)),
-            _ => assert_eq!(*added, Outcome::Full, "{id} {delta}"),
-        }
-    }
-    assert_eq!(
-        small.get_many(&["a", "b", "c", "d"]).await.unwrap(),
-        [2, 0, 0, 0]
-    );
-}
-
 const ENCODING: &str = "OBJECT ENCODING cf1:{test/views/0}:buffer";
 
 /// Redis keeps a small hash as a list and searches it from the start. A large one is a hash table.
@@ -305,21 +244,10 @@ async fn a_large_buffer_is_a_table_and_a_small_one_is_not() {
     assert_eq!(fields, ids.into_iter().collect());
 }
 
-/// The first call after a rotation brings many ids at once, as under load.
-#[tokio::test]
-async fn a_buffer_that_is_large_at_once_is_a_table() {
-    let (plain, views) = views(1).await;
-    let hits = pages(100).into_iter().map(|id| (id, 1));
-    let _ = views.add_many(hits).await;
-    let encoding: String = plain.redis.run(ENCODING).await.unwrap();
-    assert_eq!(encoding, "hashtable");
-}
-
 /// A hot id uses every partition with room. A single caller stays in one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wide_family_spreads_under_load() {
-    let plain = Plain::new().await;
-    let hot = plain.open(family("hot").partitions(16).wide(true)).await;
+    let (plain, hot) = Plain::of(family("hot").partitions(16).wide(true)).await;
     let used = async |family: &str| {
         let keys = format!("KEYS cf1:{{test/{family}/*}}:buffer");
         let keys: Vec<String> = plain.redis.run(&keys).await.unwrap();

@@ -75,21 +75,6 @@ pub fn breaks<K: Kind>(guards: &[(Guard, K::Disturbed, &[&str])]) {
     }
 }
 
-/// Removes each guard of the database, and expects the failure that it prevents.
-pub fn breaks_in_the_real_database<K: Kind>(guards: &[(Guard, K::Disturbed, &[&str])]) {
-    let runtime = runtime();
-    let database = Database::new(MysqlStore::new(
-        runtime.block_on(crate::support::database()),
-    ));
-    for (guard, disturbed, expected) in guards {
-        expect_failure(
-            hunt_in::<K, _>(&runtime, &database, *disturbed, 2000, Some(*guard)),
-            *guard,
-            expected,
-        );
-    }
-}
-
 /// Replays a case that found a bug.
 pub fn replay<K: Kind>(disturbed: K::Disturbed, steps: &[K::Step]) {
     runtime().block_on(async {
