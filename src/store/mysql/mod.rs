@@ -214,8 +214,10 @@ impl MysqlStore {
             };
             Ok(Arc::new(target))
         };
-        let target = self.targets.try_get_with_by_ref(&family.table, learn);
-        target.await.map_err(|error: Arc<Error>| (*error).clone())
+        self.targets
+            .try_get_with_by_ref(&family.table, learn)
+            .await
+            .map_err(|error: Arc<Error>| (*error).clone())
     }
 }
 
@@ -285,8 +287,9 @@ impl Store for MysqlStore {
 
     async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
         let target = self.target(&family.family).await?;
-        let snapshot = lookup::read(&self.primary, &target, family, ids, &[], true).await?;
-        Ok(snapshot.values)
+        Ok(lookup::read(&self.primary, &target, family, ids, &[], true)
+            .await?
+            .values)
     }
 
     fn as_mysql(&self) -> Option<&MysqlStore> {
