@@ -12,9 +12,8 @@ use crate::client::handle::Handle;
 use crate::client::open::Recountable;
 use crate::error::{Error, Result};
 use crate::metrics;
-use crate::recount::plan::{Mode, Plan, RecountIds};
 use crate::recount::recounter::Recounter;
-use crate::recount::recounting::{Recounted, Recounting};
+use crate::recount::recounting::{Mode, Plan, RecountIds, Recounted, Recounting};
 use crate::store::mysql::Source;
 use crate::writer::LONGEST;
 

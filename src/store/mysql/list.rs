@@ -7,7 +7,6 @@ use sqlx::{FromRow, Row};
 use super::MysqlStore;
 use super::json::hex;
 use super::lookup;
-use super::session::Database;
 use super::statement::Statement;
 use super::target::{self, Segment, StoredKey, Target};
 use crate::error::{Error, Result};
@@ -24,52 +23,6 @@ struct Range<'p> {
     from: Vec<u8>,
     /// The upper bound, exclusive.
     to: Vec<u8>,
-}
-
-/// Returns up to `limit` ids that begin with `prefix` and come after `after`, with their values.
-///
-/// The key columns whose segments the prefix gives in full are looked up. If a single VARBINARY
-/// column is left, the statement reads a range of the index, no further than the limit. Otherwise
-/// it builds the ids as text, filters and sorts them. That reads all rows with those leading
-/// columns, or the whole table if the prefix gives none.
-pub async fn list(
-    database: &Database,
-    target: &Target,
-    family: &Registered,
-    prefix: &str,
-    after: Option<&str>,
-    limit: usize,
-) -> Result<Vec<(String, i64)>> {
-    let mut found = Vec::new();
-    let Some(mut range) = Range::new(family, prefix, after) else {
-        return Ok(found);
-    };
-    let select = select(target, range.fixed.len(), family.family.separator());
-    let select = target::bind(select, range.fixed);
-    while found.len() < limit {
-        let want = limit - found.len();
-        let page = select.clone().bind(&range.from).bind(&range.to);
-        let rows: Vec<(Vec<u8>, String)> = database
-            .read("counters were not listed", page.bind(want as u64))
-            .await?;
-        let is_last = rows.len() < want;
-        for (rest, digits) in rows {
-            // skips a row whose columns spell no valid id, such as the day 0000-00-00
-            if let Ok(rest) = std::str::from_utf8(&rest)
-                && let id = format!("{}{rest}", range.lead)
-                && family.family.check_id(&id).is_ok()
-            {
-                let value = lookup::value(family, &id, &digits)?;
-                found.push((id, value));
-            }
-            range.from = rest;
-            range.from.push(0);
-        }
-        if is_last {
-            break;
-        }
-    }
-    Ok(found)
 }
 
 impl<'p> Range<'p> {
@@ -129,6 +82,52 @@ fn select(target: &Target, fixed: usize, separator: char) -> Statement {
 }
 
 impl MysqlStore {
+    /// Returns up to `limit` ids that begin with `prefix` and come after `after`, with their values.
+    ///
+    /// The key columns whose segments the prefix gives in full are looked up. If a single VARBINARY
+    /// column is left, the statement reads a range of the index, no further than the limit. Otherwise
+    /// it builds the ids as text, filters and sorts them. That reads all rows with those leading
+    /// columns, or the whole table if the prefix gives none.
+    pub(super) async fn list_ids(
+        &self,
+        family: &Registered,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, i64)>> {
+        let (mut found, target) = (Vec::new(), self.target(&family.family).await?);
+        let Some(mut range) = Range::new(family, prefix, after) else {
+            return Ok(found);
+        };
+        let select = select(&target, range.fixed.len(), family.family.separator());
+        let select = target::bind(select, range.fixed);
+        while found.len() < limit {
+            let want = limit - found.len();
+            let page = select.clone().bind(&range.from).bind(&range.to);
+            let rows: Vec<(Vec<u8>, String)> = self
+                .primary
+                .read("counters were not listed", page.bind(want as u64))
+                .await?;
+            let is_last = rows.len() < want;
+            for (rest, digits) in rows {
+                // skips a row whose columns spell no valid id, such as the day 0000-00-00
+                if let Ok(rest) = std::str::from_utf8(&rest)
+                    && let id = format!("{}{rest}", range.lead)
+                    && family.family.check_id(&id).is_ok()
+                {
+                    let value = lookup::value(family, &id, &digits)?;
+                    found.push((id, value));
+                }
+                range.from = rest;
+                range.from.push(0);
+            }
+            if is_last {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
     /// Returns up to `limit` ids of the family's counters that come after `after` in the order of
     /// the key columns. It reads a range of the key, however many ids come before.
     pub(crate) async fn ids_after(
