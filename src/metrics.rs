@@ -38,8 +38,6 @@ metrics! {
     RECORDED = "counterfoil_recorded_hits", describe_gauge;
     /// Hits of unknown outcome, by `family`: counted once or not at all.
     UNKNOWN = "counterfoil_unknown_total", describe_counter;
-    /// Distinct ids in the batches that this reconciler is writing to the database, by `family`.
-    PENDING_IDS = "counterfoil_pending_ids", describe_gauge;
     /// Batches that reached the database.
     BATCHES = "counterfoil_batches_total", describe_counter;
     /// Rows changed in the database.
@@ -107,9 +105,7 @@ pub(crate) fn begin_family(family: &metrics::SharedString, is_cached: bool) {
     for reason in ["range", "full"] {
         metrics::counter!(REFUSED, "family" => family.clone(), "reason" => reason).increment(0);
     }
-    for name in [RECORDED, PENDING_IDS] {
-        metrics::gauge!(name, "family" => family.clone()).increment(0.0);
-    }
+    metrics::gauge!(RECORDED, "family" => family.clone()).increment(0.0);
     metrics::counter!(RETRIES, "what" => "add").increment(0);
 }
 

@@ -4,18 +4,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::join_all;
 use redis::Value;
 
-use crate::admin::{Finding, Role, Severity};
+use crate::admin::{Finding, Role};
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::scripts::bundle::{self, Script};
 use crate::scripts::keys::Keys;
-
-/// Trial calls of the commands that the crate sends, each with a script that does nothing.
-const SENT: [(&str, &str); 2] = [("EVAL", "return"), ("EVALSHA", "none")];
 
 /// Trial calls of the commands that scripts call, with arguments that change nothing. `@` is a key
 /// that does not exist. The last one removes what others may have written.
@@ -87,16 +84,20 @@ const TICKETS: [&str; 2] = ["HSET", "TIME"];
 /// [`AccessDenied`](ErrorKind::AccessDenied) without credentials; [`Redis`](ErrorKind::Redis) if
 /// Redis cannot be asked.
 pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>> {
-    let sent = SENT.map(|(name, script)| try_command(redis, family, name, script));
-    let missing: BTreeSet<_> = try_join_all(sent).await?.into_iter().flatten().collect();
-    if !missing.is_empty() {
-        return Ok(missing.into_iter().collect());
+    // EVAL is sent only if Redis does not know a script
+    let mut eval = redis::cmd("EVAL");
+    eval.arg("return").arg(1).arg(Keys::new(family, 0).probe());
+    if let Err(error) = bundle::query::<Value>(redis, &eval).await {
+        return lacks(family, "eval", error).map(|rule| vec![rule]);
     }
     let used = commands_of(family, Role::Reconciler);
     let is_used = |words: &&str| used.contains(command_of(words));
     let called: Vec<_> = CALLED.into_iter().filter(is_used).collect();
     let keys = [Keys::new(family, 0).probe()];
-    let mut reply = bundle::expect_ok(redis, "family_try", &keys, &called).await?;
+    let mut reply = match bundle::expect_ok(redis, "family_try", &keys, &called).await {
+        Ok(reply) => reply,
+        Err(error) => return lacks(family, "evalsha", error).map(|rule| vec![rule]),
+    };
     reply.read_all(reply.left(), |reply| {
         reply.text().map(|command| format!("+{command}"))
     })
@@ -104,27 +105,6 @@ pub async fn missing(redis: &Connection, family: &Family) -> Result<Vec<String>>
 
 fn command_of(words: &str) -> &str {
     words.split(' ').next().unwrap_or_default()
-}
-
-/// Sends a trial call. Returns the ACL rule that the user lacks for it.
-async fn try_command(
-    redis: &Connection,
-    family: &Family,
-    name: &str,
-    script: &str,
-) -> Result<Option<String>> {
-    let mut command = redis::cmd(name);
-    command.arg(script).arg(1);
-    command.arg(Keys::new(family, 0).probe());
-    let Err(error) = bundle::query::<Value>(redis, &command).await else {
-        return Ok(None);
-    };
-    // Redis looks for the script once the user may execute EVALSHA
-    let code = error.redis_error().and_then(|error| error.code());
-    if code == Some("NOSCRIPT") {
-        return Ok(None);
-    }
-    lacks(family, &name.to_lowercase(), error).map(Some)
 }
 
 /// Refuses a user that lacks a permission for the family, and names the permission.
@@ -165,7 +145,7 @@ pub async fn findings(redis: &Connection, families: &[Family]) -> Vec<Finding> {
     let advice = "Add it with ACL SETUSER, or remove rename-command from redis.conf: a script that is refused halfway leaves half \
          of its writes.";
     refusals
-        .map(|error| Finding::new(Severity::Error, "redis acl", format!("{error:#}"), advice))
+        .map(|error| Finding::error("redis acl", format!("{error:#}"), advice))
         .collect()
 }
 
@@ -207,15 +187,19 @@ fn commands_of(family: &Family, role: Role) -> BTreeSet<&'static str> {
     };
     let commands = |script: &'static Script| {
         let issues_tickets = script.name != "cached_get" || role != Role::Reader;
-        let commands = script.commands();
-        commands.filter(move |command| issues_tickets || !TICKETS.contains(command))
+        script
+            .commands()
+            .filter(move |command| issues_tickets || !TICKETS.contains(command))
     };
     let mut sent = vec!["EVAL", "EVALSHA"];
     if role == Role::Reconciler {
         sent.push("INFO");
     }
-    let in_scripts = Script::all().filter(is_called).flat_map(commands);
-    in_scripts.chain(sent).collect()
+    Script::all()
+        .filter(is_called)
+        .flat_map(commands)
+        .chain(sent)
+        .collect()
 }
 
 /// Returns the ACL rule that a user needs to send this command, or the error if it has another

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, SystemTime};
 
-use crate::admin::{Finding, Severity};
+use crate::admin::Finding;
 
 /// The difference from which a clock is reported. MySQL returns whole seconds.
 const TOLERANCE: Duration = Duration::from_secs(10);
@@ -25,8 +25,7 @@ pub fn finding(
     };
     let seconds = difference.as_secs();
     (difference > TOLERANCE).then(|| {
-        Finding::new(
-            Severity::Warning,
+        Finding::warning(
             format!("{server} clock"),
             format!("it is {seconds} s {direction} the one of this machine: {effect}"),
             "Run NTP on both",

@@ -47,6 +47,31 @@ impl Finding {
     }
 }
 
+impl Finding {
+    pub(crate) fn error(
+        subject: impl Into<String>,
+        message: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Finding::new(Severity::Error, subject, message, advice)
+    }
+
+    pub(crate) fn warning(
+        subject: impl Into<String>,
+        message: impl Into<String>,
+        advice: impl Into<String>,
+    ) -> Self {
+        Finding::new(Severity::Warning, subject, message, advice)
+    }
+}
+
+/// Logs these findings as warnings.
+pub(crate) fn warn_of(findings: &[Finding], is_meant: impl Fn(&Finding) -> bool) {
+    for found in findings.iter().filter(|found| is_meant(found)) {
+        tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
+    }
+}
+
 impl fmt::Display for Severity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

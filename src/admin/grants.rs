@@ -26,8 +26,10 @@ pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<
         Role::Writer => *name == "counterfoil_families" && !concerned.is_empty(),
         Role::Reader => ["counterfoil_families", "counterfoil_ledger"].contains(name),
     };
-    let own = schema::tables().map(|table| table.name);
-    let own = own.filter(is_needed).map(|name| (name, writes));
+    let own = schema::tables()
+        .map(|table| table.name)
+        .filter(is_needed)
+        .map(|name| (name, writes));
     let of_families = concerned.iter().map(|family| {
         let table = family.table.as_ref();
         let name = table.map_or("counterfoil_values", |table| &table.name);
@@ -52,8 +54,8 @@ pub fn grants(families: &[Family], role: Role, schema: &str, user: &str) -> Vec<
     tables.into_iter().map(grant).collect()
 }
 
-/// Returns the statement that grants a user, written as for [`grants`], these privileges on a table,
-/// or on all tables of the schema if `table` is `*`.
+/// Returns the statement that grants a user, written as for [`grants`], these privileges on a
+/// table, or on all tables of the schema if `table` is `*`.
 pub fn grant(privileges: &str, table: &str, schema: &str, user: &str) -> String {
     statement(privileges, &in_schema(table, schema), user)
 }

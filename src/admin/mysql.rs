@@ -3,16 +3,17 @@
 use std::collections::HashSet;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::admin::finding::version_numbers;
+use crate::admin::finding::{version_numbers, warn_of};
 use crate::admin::{Finding, Severity, clock};
 use crate::error::{Error, Result};
 use crate::family::Family;
 use crate::store::mysql::session::{Session, UnitOfWork};
 use crate::store::mysql::statement::{Statement, quoted, table_name};
 use crate::store::mysql::{MysqlStore, fault, schema};
+use crate::store::{Registered, Store};
 
 /// The minimum of `max_allowed_packet`. A statement of the largest batch has about 5 MB.
-const PACKET: i64 = 8_388_608;
+const PACKET: u64 = 8_388_608;
 /// The least limit of the rows of a reply: a read of the ledger has one for each partition.
 const ROWS: u64 = 1_000_000;
 
@@ -26,19 +27,10 @@ impl MysqlStore {
         };
         findings.extend(self.clock_finding().await);
         if self.primary.pool.options().get_max_connections() < 2 {
-            findings.push(Finding::new(
-                Severity::Warning,
+            findings.push(Finding::warning(
                 "mysql pool",
                 "it has a single connection",
                 "Allow at least 2, or reads wait for each transaction",
-            ));
-        }
-        if self.replica.is_some() {
-            findings.push(Finding::new(
-                Severity::Info,
-                "mysql replica",
-                "reads may come from a replica, whose lag is not checked",
-                "Nothing is wrong: a read that detects the lag goes to the primary",
             ));
         }
         match schema::missing(&self.primary).await {
@@ -49,8 +41,7 @@ impl MysqlStore {
                 let accepts_writes = !findings.iter().any(refuses);
                 findings.extend(self.table_findings(families, accepts_writes).await);
             }
-            Ok(missing) => findings.push(Finding::new(
-                Severity::Error,
+            Ok(missing) => findings.push(Finding::error(
                 "mysql tables",
                 format!("missing: {}", missing.join(", ")),
                 schema::ADVICE,
@@ -69,10 +60,7 @@ impl MysqlStore {
             "mysql sql_select_limit",
         ];
         let findings = self.server_findings().await.unwrap_or_default();
-        let of_sessions = |finding: &&Finding| SESSIONS.contains(&&*finding.subject);
-        for found in findings.iter().filter(of_sessions) {
-            tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
-        }
+        warn_of(&findings, |found| SESSIONS.contains(&&*found.subject));
     }
 
     async fn server_findings(&self) -> Result<Vec<Finding>> {
@@ -81,8 +69,8 @@ impl MysqlStore {
              'innodb_flush_log_at_trx_commit', 'max_allowed_packet', 'log_bin', 'binlog_format', 'sync_binlog', \
              'sql_select_limit', 'transaction_isolation', 'tx_isolation')";
         let unread = "the server's settings were not read";
-        let settings = self.primary.read(unread, Statement::new(SETTINGS));
-        let settings: Vec<(String, String)> = settings.await?;
+        let settings: Vec<(String, String)> =
+            self.primary.read(unread, Statement::new(SETTINGS)).await?;
         let has_binlog = settings
             .iter()
             .any(|(name, value)| name == "log_bin" && is_on(value));
@@ -97,10 +85,11 @@ impl MysqlStore {
     async fn clock_finding(&self) -> Option<Finding> {
         const TIME: &str = "SELECT CAST(UNIX_TIMESTAMP() AS SIGNED)";
         let started = SystemTime::now();
-        let time = self
+        let time: Vec<(i64,)> = self
             .primary
-            .read("the time was not read", Statement::new(TIME));
-        let time: Vec<(i64,)> = time.await.ok()?;
+            .read("the time was not read", Statement::new(TIME))
+            .await
+            .ok()?;
         let asked = started..SystemTime::now();
         let (seconds,) = time.first()?;
         let time = UNIX_EPOCH + Duration::from_secs(u64::try_from(*seconds).ok()?);
@@ -124,57 +113,28 @@ impl MysqlStore {
             let name = table_name(table.name);
             findings.extend(self.probe(&name, columns, privileges).await);
         }
+        let registered = self.families().await.unwrap_or_default();
         let mut seen = HashSet::new();
-        for family in families {
-            let name = family
-                .table
-                .as_ref()
-                .map_or("counterfoil_values", |table| &table.name);
-            if !seen.insert(&family.table) {
-                continue;
-            }
+        for family in families.iter().filter(|family| seen.insert(&family.table)) {
             match self.target_now(family).await {
                 Ok(target) => {
                     let privileges = first(if target.inserts { 3 } else { 2 });
                     let probed = self.probe(&target.name, target.columns(), privileges);
                     findings.extend(probed.await);
-                    findings.extend(self.shared_column(family).await);
+                    findings.extend(shared_column(family, &registered));
                 }
-                Err(error) => findings.push(Finding::new(
-                    Severity::Error,
-                    format!("mysql table {name}"),
-                    format!("{error:#}"),
-                    "Change the table, or the family's description of it",
-                )),
+                Err(error) => {
+                    let table = family.table.as_ref();
+                    let name = table.map_or("counterfoil_values", |table| &table.name);
+                    findings.push(Finding::error(
+                        format!("mysql table {name}"),
+                        format!("{error:#}"),
+                        "Change the table, or the family's description of it",
+                    ));
+                }
             }
         }
         findings
-    }
-
-    /// Returns a finding if other families count in the same column.
-    async fn shared_column(&self, family: &Family) -> Option<Finding> {
-        const OTHERS: &str = "SELECT CONCAT(namespace, '/', name) FROM counterfoil_families AS f \
-             WHERE target = ? AND state <> 'removed' AND NOT (namespace = ? AND name = ?) ORDER BY number LIMIT 10";
-        let table = family.table.as_ref()?;
-        let others = Statement::new(OTHERS).bind(table.describe());
-        let others = others.bind(family.namespace.as_bytes());
-        let others = others.bind(family.name.as_bytes());
-        let others: Vec<(Vec<u8>,)> = self
-            .primary
-            .read("families were not read", others)
-            .await
-            .ok()?;
-        let names = others.iter().map(|(name,)| String::from_utf8_lossy(name));
-        let names = names.collect::<Vec<_>>().join(", ");
-        (!names.is_empty()).then(|| {
-            Finding::new(
-                Severity::Info,
-                format!("family {family}"),
-                format!("other families count in {}.{} too: {names}", table.name, table.value),
-                "Each row gets the hits of all of them. Give each row to one family, whose reads do not show what the others \
-                 have pending",
-            )
-        })
     }
 
     /// Runs a statement for each of the first privileges that needs it and concerns no row.
@@ -193,28 +153,21 @@ impl MysqlStore {
             let Err(error) = self.primary.run(Probe(text)).await else {
                 continue;
             };
-            let message = fault::message(&error);
             let is_locked = fault::is_locked(&error);
-            let (what, advice) = if fault::is_denied(&error) {
-                (
-                    format!("this user has no {privilege} privilege: {message}"),
-                    format!("GRANT {privilege} on it"),
-                )
+            let mut what = format!("a harmless {privilege} fails");
+            let advice = if fault::is_denied(&error) {
+                what = format!("this user has no {privilege} privilege");
+                "Grant it"
+            } else if is_locked {
+                "End the session that holds the lock: see SHOW PROCESSLIST, information_schema.INNODB_TRX and XA RECOVER"
+            } else if fault::is_lost(&error) {
+                "If this happens again, find the cause of lost connections in the log of the server"
             } else {
-                let advice = if is_locked {
-                    "End the session that holds the lock: see SHOW PROCESSLIST, information_schema.INNODB_TRX and XA RECOVER"
-                } else if fault::is_lost(&error) {
-                    "If this happens again, find the cause of lost connections in the log of the server"
-                } else {
-                    "Make the table writable for this user"
-                };
-                (
-                    format!("a harmless {privilege} fails: {message}"),
-                    advice.to_owned(),
-                )
+                "Make the table writable for this user"
             };
             let subject = format!("mysql table {}", name.replace('`', ""));
-            findings.push(Finding::new(Severity::Error, subject, what, advice));
+            let message = format!("{what}: {}", fault::message(&error));
+            findings.push(Finding::error(subject, message, advice));
             if is_locked {
                 break;
             }
@@ -235,8 +188,8 @@ impl UnitOfWork for Probe {
     }
 
     async fn run(&self, transaction: &mut Session) -> Result<(), sqlx::Error> {
-        // not prepared: the end of a prepared statement has no reply, and without TCP_NODELAY, which
-        // sqlx 0.9.0 does not set, the next statement waits 40 ms
+        // not prepared: the end of a prepared statement has no reply, and without TCP_NODELAY,
+        // which sqlx 0.9.0 does not set, the next statement waits 40 ms
         transaction.packet(self.0.clone(), 1).await.map(drop)
     }
 }
@@ -244,85 +197,101 @@ impl UnitOfWork for Probe {
 /// The privileges on a table that counterfoil may need, in the order of the probes.
 const PRIVILEGES: [&str; 4] = ["SELECT", "UPDATE", "INSERT", "DELETE"];
 
+/// Returns a finding if other families count in the same column.
+fn shared_column(family: &Family, registered: &[(String, Result<Registered>)]) -> Option<Finding> {
+    let table = family.table.as_ref()?;
+    let counts_there = |other: &&Registered| {
+        let other_table = other.family.table.as_ref();
+        other.family.to_string() != family.to_string()
+            && other_table.is_some_and(|one| (&one.name, &one.value) == (&table.name, &table.value))
+    };
+    let others = registered.iter().filter_map(|(_, one)| one.as_ref().ok());
+    let names: Vec<_> = others
+        .filter(counts_there)
+        .take(10)
+        .map(|one| one.family.to_string())
+        .collect();
+    (!names.is_empty()).then(|| {
+        let (table, value, names) = (&table.name, &table.value, names.join(", "));
+        Finding::new(
+            Severity::Info,
+            format!("family {family}"),
+            format!("other families count in {table}.{value} too: {names}"),
+            "Each row gets the hits of all of them. Give each row to one family, whose reads do not show what the others \
+             have pending",
+        )
+    })
+}
+
 fn unreachable(error: &Error) -> Finding {
-    Finding::new(
-        Severity::Error,
-        "mysql",
-        format!("{error:#}"),
-        "Make the database reachable for this user",
-    )
+    let advice = "Make the database reachable for this user";
+    Finding::error("mysql", format!("{error:#}"), advice)
 }
 
 /// Checks a setting of the server.
 fn check_setting(name: &str, value: &str) -> Option<Finding> {
-    let (severity, what, advice) = match name {
-        "sql_mode" => {
-            let mut modes = value.split(',');
-            let mode = modes.find(|mode| matches!(*mode, "ORACLE" | "EMPTY_STRING_IS_NULL"))?;
-            (
-                Severity::Warning,
-                format!("has {mode}, which gives statements another meaning"),
-                "Set it in the sessions that need it, not for this pool",
-            )
-        }
+    use Severity::{Error, Warning};
+    let is_below = |least| value.parse::<u64>().is_ok_and(|number| number < least);
+    let is_odd = |mode| matches!(mode, "ORACLE" | "EMPTY_STRING_IS_NULL");
+    let (severity, effect, advice) = match name {
+        "sql_mode" if value.split(',').any(is_odd) => (
+            Warning,
+            "ORACLE and EMPTY_STRING_IS_NULL give statements another meaning",
+            "Set them in the sessions that need them, not for this pool",
+        ),
         "version" if is_too_old(value) => (
-            Severity::Error,
-            format!("{value} is too old"),
+            Error,
+            "it is too old",
             "Use MySQL 8.0.4, MariaDB 10.6, or later",
         ),
         "read_only" if !is_off(value) => (
-            Severity::Error,
-            "the server accepts no writes".to_owned(),
+            Error,
+            "the server accepts no writes",
             "Connect to the primary",
         ),
         "innodb_flush_log_at_trx_commit" if matches!(value, "0" | "2") => (
-            Severity::Warning,
-            format!(
-                "is {value}: a crash of the machine can revert commits whose batches Redis has released"
-            ),
+            Warning,
+            "a crash of the machine can revert commits whose batches Redis has released",
             "Set it to 1",
         ),
         "sync_binlog" if value != "1" => (
-            Severity::Warning,
-            format!(
-                "is {value}: a crash of the machine can revert commits whose batches Redis has released, because a restart \
-                 undoes those that the binary log lacks"
-            ),
+            Warning,
+            "a crash of the machine can revert commits whose batches Redis has released, because a restart undoes those \
+             that the binary log lacks",
             "Set it to 1; MariaDB's default is 0",
         ),
-        "max_allowed_packet" if value.parse::<i64>().is_ok_and(|bytes| bytes < PACKET) => (
-            Severity::Error,
-            format!("is {value} bytes, too small for a large batch"),
+        "max_allowed_packet" if is_below(PACKET) => (
+            Error,
+            "too small for a large batch",
             "Set it to at least 8388608",
         ),
         "autocommit" if is_off(value) => (
-            Severity::Error,
-            "is off: a read would open a transaction and return the same old values forever"
-                .to_owned(),
+            Error,
+            "a read would open a transaction and return the same old values forever",
             "Leave it on for this pool",
         ),
         "transaction_isolation" | "tx_isolation" if value == "READ-UNCOMMITTED" => (
-            Severity::Error,
-            "is READ UNCOMMITTED: a read would see half of a batch".to_owned(),
+            Error,
+            "a read would see half of a batch",
             "Use another level for this pool",
         ),
         "binlog_format" if value == "STATEMENT" => (
-            Severity::Error,
-            "is STATEMENT: InnoDB then refuses the READ COMMITTED transactions that write batches"
-                .to_owned(),
+            Error,
+            "InnoDB then refuses the READ COMMITTED transactions that write batches",
             "Set it to ROW or MIXED",
         ),
-        "sql_select_limit" if value.parse::<u64>().is_ok_and(|rows| rows < ROWS) => (
-            Severity::Error,
-            format!("is {value}: batches and reads of more rows fail"),
+        "sql_select_limit" if is_below(ROWS) => (
+            Error,
+            "batches and reads of more rows fail",
             "Leave its default for this pool",
         ),
         _ => return None,
     };
+    let message = format!("is {value}: {effect}");
     Some(Finding::new(
         severity,
         format!("mysql {name}"),
-        what,
+        message,
         advice,
     ))
 }

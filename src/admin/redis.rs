@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{Cmd, FromRedisValue, Value};
 
-use crate::admin::finding::version_numbers;
+use crate::admin::finding::{version_numbers, warn_of};
 use crate::admin::{Finding, Severity, clock};
 use crate::connection::Connection;
 use crate::error::{Error, ErrorKind, Result};
@@ -56,26 +56,22 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
                 _ => "Check that the server runs and that the connection points to it.",
             };
             let message = format!("{error:#}");
-            return vec![Finding::new(Severity::Error, "redis", message, advice)];
+            return vec![Finding::error("redis", message, advice)];
         }
     };
     let asked = started..SystemTime::now();
     let fsync = config(redis, "appendfsync").await;
     let save = config(redis, "save").await;
     for (name, node) in nodes.iter().filter(is_primary) {
-        let setting = |name: &str| node.get(name).map_or("", String::as_str);
-        let has_aof = setting("aof_enabled") == "1";
         let server = format!("redis {name}");
         let server = server.trim_end();
         let found = [
-            version(setting("redis_version")),
-            memory(setting("maxmemory_policy"), setting("maxmemory"), families),
+            of_server(name, node),
+            memory(node, families),
             full(node),
-            failed_snapshot(node).or_else(|| refusal(node)),
-            role(setting("role")),
-            cluster(name, setting("cluster_enabled")),
+            refusal(node, true),
             persistence(
-                has_aof,
+                setting(node, "aof_enabled") == "1",
                 value_of(&fsync, name),
                 value_of(&save, name),
                 families,
@@ -86,27 +82,53 @@ pub(crate) async fn findings(redis: &Connection, families: &[Family]) -> Vec<Fin
             found
         }));
         // Redis 7.0 and later
-        let time = setting("server_time_usec").parse().ok();
-        let time = time.map(|micros| UNIX_EPOCH + Duration::from_micros(micros));
+        let time = setting(node, "server_time_usec")
+            .parse()
+            .ok()
+            .map(|micros| UNIX_EPOCH + Duration::from_micros(micros));
         let effect = "hits count in the slices and days of its clock";
         findings.extend(time.and_then(|time| clock::finding(server, time, &asked, effect)));
     }
     findings
 }
 
-fn version(version: &str) -> Option<Finding> {
-    let message = format!("the server is version {version:?}, the scripts need 6.2");
-    let advice = "Update Redis, or use Valkey.";
-    let finding = Finding::new(Severity::Error, "version", message, advice);
-    (version_numbers(version) < [6, 2, 0]).then_some(finding)
+fn setting<'n>(node: &'n Info, name: &str) -> &'n str {
+    node.get(name).map_or("", String::as_str)
 }
 
-fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
-    let message = match policy {
+/// Returns a finding if the connection does not lead to a primary that works. A connection without
+/// cluster support reaches the slots of one node only.
+fn of_server(name: &str, node: &Info) -> Option<Finding> {
+    let (version, role) = (setting(node, "redis_version"), setting(node, "role"));
+    let (subject, message, advice) = if version_numbers(version) < [6, 2, 0] {
+        (
+            "version",
+            format!("the server is version {version:?}, the scripts need 6.2"),
+            "Update Redis, or use Valkey.",
+        )
+    } else if role != "master" {
+        (
+            "role",
+            format!("the server is a {role}, which accepts no writes"),
+            "Connect to the primary.",
+        )
+    } else if name.is_empty() && setting(node, "cluster_enabled") == "1" {
+        let message =
+            "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
+        let advice = "Connect with Counterfoil::connect_cluster; set `cluster` of the daemon.";
+        ("cluster", message.to_owned(), advice)
+    } else {
+        return None;
+    };
+    Some(Finding::error(subject, message, advice))
+}
+
+fn memory(node: &Info, families: &[Family]) -> Option<Finding> {
+    let message = match setting(node, "maxmemory_policy") {
         "" => "the server does not show it".to_owned(),
         policy => evicts(policy, families)?,
     };
-    let limit = if limit == "0" {
+    let limit = if setting(node, "maxmemory") == "0" {
         " There is no memory limit yet, so nothing has been evicted so far."
     } else {
         ""
@@ -114,44 +136,34 @@ fn memory(policy: &str, limit: &str, families: &[Family]) -> Option<Finding> {
     let advice = format!(
         "Set maxmemory-policy noeviction, or keep the counters in a Redis of their own.{limit}"
     );
-    Some(Finding::new(
-        Severity::Error,
-        "maxmemory-policy",
-        message,
-        advice,
-    ))
+    Some(Finding::error("maxmemory-policy", message, advice))
 }
 
 /// Returns a finding if the memory is full, and Redis has no key that it may evict.
 fn full(node: &Info) -> Option<Finding> {
-    let [used, limit] = ["used_memory", "maxmemory"]
-        .map(|name| node.get(name).and_then(|bytes| bytes.parse::<u64>().ok()));
+    let [used, limit] =
+        ["used_memory", "maxmemory"].map(|name| setting(node, name).parse::<u64>().ok());
     let (used, limit) = (used?, limit.filter(|limit| *limit > 0)?);
-    let policy = node.get("maxmemory_policy").map_or("", String::as_str);
+    let policy = setting(node, "maxmemory_policy");
     let has_expiring =
         |(name, keys): (&String, &String)| name.starts_with("db") && !keys.contains("expires=0,");
     let evicts = policy.starts_with("allkeys-")
         || (policy.starts_with("volatile-") && node.iter().any(has_expiring));
     let message = format!("Redis has reached maxmemory, {limit} bytes, and refuses hits");
     let advice = "Raise maxmemory, or find out why hits do not reach the database.";
-    let finding = Finding::new(Severity::Error, "maxmemory", message, advice);
-    (used >= limit && !evicts).then_some(finding)
+    (used >= limit && !evicts).then(|| Finding::error("maxmemory", message, advice))
 }
 
-/// Returns a finding if Redis may refuse all writes: INFO does not show the settings that decide.
-fn failed_snapshot(node: &Info) -> Option<Finding> {
-    let message =
-        "the last snapshot failed: Redis refuses hits, unless stop-writes-on-bgsave-error is no";
-    let advice = "The log of Redis has the reason, such as a full disk. Then run BGSAVE.";
-    let has_failed = node
-        .get("rdb_last_bgsave_status")
-        .is_some_and(|status| status == "err");
-    has_failed.then(|| Finding::new(Severity::Error, "writes", message, advice))
-}
-
-/// Returns another reason why Redis refuses all writes.
-fn refusal(node: &Info) -> Option<Finding> {
-    const REASONS: [(&str, &str, &str, &str); 2] = [
+/// Returns another reason why Redis refuses all writes; if `perhaps`, also one that depends on a
+/// setting which INFO does not show.
+fn refusal(node: &Info, perhaps: bool) -> Option<Finding> {
+    const REASONS: [(&str, &str, &str, &str); 3] = [
+        (
+            "rdb_last_bgsave_status",
+            "err",
+            "the last snapshot failed: Redis refuses hits, unless stop-writes-on-bgsave-error is no",
+            "The log of Redis has the reason, such as a full disk. Then run BGSAVE.",
+        ),
         (
             "aof_last_write_status",
             "err",
@@ -165,25 +177,10 @@ fn refusal(node: &Info) -> Option<Finding> {
             "Check the replicas, and the network between the servers.",
         ),
     ];
-    let is_so =
-        |(name, value, ..): &&(&str, &str, _, _)| node.get(*name).is_some_and(|it| it == value);
-    let (_, _, message, advice) = *REASONS.iter().find(is_so)?;
-    Some(Finding::new(Severity::Error, "writes", message, advice))
-}
-
-fn role(role: &str) -> Option<Finding> {
-    let message = format!("the server is a {role}, which accepts no writes");
-    let advice = "Connect to the primary.";
-    (role != "master").then(|| Finding::new(Severity::Error, "role", message, advice))
-}
-
-/// Refuses a connection without cluster support, which reaches the slots of one node only.
-fn cluster(node: &str, enabled: &str) -> Option<Finding> {
-    let message =
-        "the server is a node of a Redis Cluster, and the connection is not one to a cluster";
-    let advice = "Connect with Counterfoil::connect_cluster; set `cluster` of the daemon.";
-    let finding = Finding::new(Severity::Error, "cluster", message, advice);
-    (node.is_empty() && enabled == "1").then_some(finding)
+    let mut reasons = REASONS.iter().skip(usize::from(!perhaps));
+    let (_, _, message, advice) =
+        *reasons.find(|(name, value, ..)| setting(node, name) == *value)?;
+    Some(Finding::error("writes", message, advice))
 }
 
 /// Applies the durability table of docs/protocol.md, section 6.
@@ -229,26 +226,16 @@ fn persistence(
         let advice = "Give the family Durability::Settle with 2.5 s, or set appendfsync always.";
         return finding(Severity::Warning, message, advice);
     }
-    match fsync {
-        Some("everysec") => finding(
-            Severity::Info,
-            "with appendfsync everysec a crash of the machine loses up to the last 2 s of hits"
-                .to_owned(),
-            "No hit counts twice. If none may be lost, set appendfsync always.",
-        ),
-        Some(other) => finding(
-            Severity::Warning,
-            format!(
-                "with appendfsync {other} a crash of the machine loses an unknown number of hits"
-            ),
-            "Set appendfsync everysec or always. No hit counts twice.",
-        ),
-        None => finding(
-            Severity::Warning,
-            "the server does not show its appendfsync".to_owned(),
-            "Make sure that it is everysec or always.",
-        ),
-    }
+    let (severity, lost) = match fsync {
+        Some("everysec") => (Severity::Info, "up to the last 2 s of"),
+        _ => (Severity::Warning, "an unknown number of"),
+    };
+    let fsync = fsync.unwrap_or("that the server does not show");
+    finding(
+        severity,
+        format!("with appendfsync {fsync} a crash of the machine loses {lost} hits"),
+        "No hit counts twice. Set appendfsync always to lose none, or everysec to lose at most 2 s.",
+    )
 }
 
 /// The loss when Redis restarts with an older state after a crash.
@@ -257,12 +244,9 @@ const LOSES: &str =
 
 /// Logs a warning if Redis would count known visitors again after a crash.
 pub(crate) async fn warn_of_persistence(redis: &Connection, families: &[Family]) {
-    let findings = self::findings(redis, families).await.into_iter();
-    for found in findings.filter(|found| found.severity == Severity::Error) {
-        if found.subject.ends_with("persistence") {
-            tracing::warn!("{}: {}. {}", found.subject, found.message, found.advice);
-        }
-    }
+    warn_of(&findings(redis, families).await, |found| {
+        found.severity == Severity::Error && found.subject.ends_with("persistence")
+    });
 }
 
 /// Returns the run id of each server by its address, or by "" if the connection has one server. The
@@ -311,7 +295,7 @@ impl RedisState {
         Ok(RedisState {
             version: version.ok_or_else(|| Error::redis("the reply to INFO has no version"))?,
             memory_bytes: used.filter_map(|bytes| bytes.parse::<u64>().ok()).sum(),
-            refusal: primaries.find_map(|(_, node)| full(node).or_else(|| refusal(node))),
+            refusal: primaries.find_map(|(_, node)| full(node).or_else(|| refusal(node, false))),
         })
     }
 }
@@ -327,19 +311,23 @@ type Info = HashMap<String, String>;
 async fn info(redis: &Connection, section: &str) -> Result<Vec<(String, Info)>> {
     let replies = nodes(bundle::query(redis, ::redis::cmd("INFO").arg(section)).await?);
     let parse = |text: String| {
-        let pairs = text.lines().filter_map(|line| line.split_once(':'));
-        let pairs = pairs.map(|(name, value)| (name.to_owned(), value.trim().to_owned()));
+        let pairs = text
+            .lines()
+            .filter_map(|line| line.split_once(':'))
+            .map(|(name, value)| (name.to_owned(), value.trim().to_owned()));
         pairs.collect()
     };
-    let replies = replies.into_iter();
-    let replies = replies.filter_map(|(node, reply)| Some((node, parse(text(reply)?))));
+    let replies = replies
+        .into_iter()
+        .filter_map(|(node, reply)| Some((node, parse(text(reply)?))));
     Ok(replies.collect())
 }
 
 /// Returns a setting that INFO does not show, by node.
 async fn config(redis: &Connection, name: &str) -> HashMap<String, String> {
-    let replies = each_primary(redis, ::redis::cmd("CONFIG").arg("GET").arg(name)).await;
-    let replies = replies.map(nodes);
+    let replies = each_primary(redis, ::redis::cmd("CONFIG").arg("GET").arg(name))
+        .await
+        .map(nodes);
     let value = |(node, reply)| {
         let mut settings = HashMap::<String, String>::from_redis_value(reply).ok()?;
         Some((node, settings.remove(name)?))
@@ -350,8 +338,10 @@ async fn config(redis: &Connection, name: &str) -> HashMap<String, String> {
 /// Returns the value at the node, or at the one server that was asked; `None` if the server does
 /// not show it.
 fn value_of<'s>(setting: &'s HashMap<String, String>, node: &str) -> Option<&'s str> {
-    let value = setting.get(node).or_else(|| setting.get(""));
-    value.map(String::as_str)
+    setting
+        .get(node)
+        .or_else(|| setting.get(""))
+        .map(String::as_str)
 }
 
 /// Returns the replies of all primaries. By default, a cluster connection sends the command to one
@@ -402,9 +392,10 @@ mod tests {
     use super::*;
 
     fn info(text: &str) -> Info {
-        let pairs = text.split_whitespace();
-        let pairs = pairs.filter_map(|pair| pair.split_once(':'));
-        let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let pairs = text
+            .split_whitespace()
+            .filter_map(|pair| pair.split_once(':'))
+            .map(|(name, value)| (name.to_owned(), value.to_owned()));
         pairs.collect()
     }
 

@@ -29,8 +29,8 @@ const KEYS: usize = 1000;
 impl Counterfoil {
     /// Removes a registered family that is no longer used: its keys in Redis, and its rows in
     /// counterfoil's own tables, with the values if it has no table of the application's. Such a
-    /// table stays as it is. What expires by itself stays until then: windows of activity, and known
-    /// visitors.
+    /// table stays as it is. What expires by itself stays until then: windows of activity, and
+    /// known visitors.
     ///
     /// First stop the processes that have the family open or serve it, and drain it
     /// ([`drain_all`](Self::drain_all) for kept slices). Nothing is removed while an epoch is
@@ -63,12 +63,9 @@ impl Counterfoil {
         let known = self.known(family).await?;
         let mysql = self.shared.mysql()?;
         // its keys are deleted: what waits was counted since, for the family that takes its name
-        if mysql.is_removing(known.number).await? {
+        if mysql.is_removing(&known.family, known.number).await? {
             return Ok(known);
         }
-        mysql
-            .refuse_open_rejects(&known.family, known.number)
-            .await?;
         let call = || self.call_each_home(&known.family, calls);
         self.shared.by_topology(call).await?;
         Ok(known)

@@ -22,8 +22,7 @@ const SILENCE: Duration = Duration::from_secs(5);
 impl Flusher {
     /// Applies the batches together, or family by family if one of them cannot be written. Returns
     /// the progress or the error of each batch.
-    pub(super) async fn apply(&self, fetched: &[Fetched]) -> Vec<Result<Progress>> {
-        let _pending = PendingIds::of(fetched);
+    pub async fn apply(&self, fetched: &[Fetched]) -> Vec<Result<Progress>> {
         let all: Vec<_> = fetched.iter().collect();
         let mut results = self.apply_together(&all).await;
         let mut families: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
@@ -46,46 +45,42 @@ impl Flusher {
         results
     }
 
-    /// Applies the batches together until each is complete, or one fails. Returns the progress of
-    /// the complete ones, and the error of the others.
+    /// Applies the batches together, part by part, until each is complete, or one fails. Returns
+    /// the progress of the complete ones, and the error of the others.
     async fn apply_together(&self, batches: &[&Fetched]) -> Vec<Result<Progress>> {
-        let unfinished = || Error::corrupt("a batch was neither applied nor refused");
-        let mut ends = vec![None; batches.len()];
-        let applied = self.apply_parts(batches, &mut ends).await;
-        let error = applied.err().unwrap_or_else(unfinished);
-        let end = |end: Option<Progress>| end.ok_or_else(|| error.clone());
-        ends.into_iter().map(end).collect()
-    }
-
-    /// Applies the batches part by part, and writes the progress of each complete one to `ends`.
-    async fn apply_parts(&self, batches: &[&Fetched], ends: &mut [Option<Progress>]) -> Result<()> {
-        let mut stopped = None;
-        let mut left: Vec<_> = (0..batches.len()).collect();
+        let (mut stopped, mut left) = (None, Vec::from_iter(0..batches.len()));
+        let mut ends = vec![Ok(Progress::Repeated); batches.len()];
         while !left.is_empty() {
             let some: Vec<_> = left.iter().map(|&index| batches[index]).collect();
-            let applied = self.apply_repeated(&some).await?;
-            record(&applied);
-            self.warn_of_rejects(applied.rejected);
-            for (&index, &progress) in left.iter().zip(&applied.progress) {
-                match progress {
-                    Progress::Partial { left: ids } => {
-                        let family = &batches[index].1.family.family;
-                        tracing::debug!(%family, ids, "applied a part of a batch");
+            let is_late =
+                *self.stop.borrow() && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE;
+            let applied = if is_late {
+                let late = "stopped before the rest of a batch was applied";
+                Err(Error::store(late))
+            } else {
+                self.apply_repeated(&some).await
+            };
+            match applied {
+                Ok(applied) => {
+                    record(&applied);
+                    self.warn_of_rejects(applied.rejected);
+                    for (&index, progress) in left.iter().zip(applied.progress) {
+                        if let Progress::Partial { left } = progress {
+                            let family = &batches[index].1.family.family;
+                            tracing::debug!(%family, left, "applied a part of a batch");
+                        }
+                        ends[index] = Ok(progress);
                     }
-                    end => ends[index] = Some(end),
+                }
+                Err(error) => {
+                    for &index in &left {
+                        ends[index] = Err(error.clone());
+                    }
                 }
             }
-            left.retain(|&index| ends[index].is_none());
-            if *self.stop.borrow()
-                && stopped.get_or_insert_with(Instant::now).elapsed() > GRACE
-                && !left.is_empty()
-            {
-                return Err(Error::store(
-                    "stopped before the rest of a batch was applied",
-                ));
-            }
+            left.retain(|&index| matches!(ends[index], Ok(Progress::Partial { .. })));
         }
-        Ok(())
+        ends
     }
 
     /// Applies the batches, and retries while the database is unreachable, until it is stopped.
@@ -106,7 +101,8 @@ impl Flusher {
                         "the store returned the progress of {some} of {all} batches"
                     )));
                 }
-                // a lock or a table that fails concerns one family, and the others do not wait for it
+                // a lock or a table that fails concerns one family, and the others do not wait for
+                // it
                 Err(error) if error.is_retryable() && error.kind() != ErrorKind::Busy => {
                     metrics::retried("apply");
                     self.failed_all(&ids, &error);
@@ -160,27 +156,4 @@ fn record(applied: &Applied) {
     ::metrics::counter!(metrics::ROWS).increment(applied.rows);
     ::metrics::counter!(metrics::REJECTS).increment(applied.rejected);
     ::metrics::counter!(metrics::WITHOUT_ROW).increment(applied.dropped);
-}
-
-/// The gauge of ids that are being written. Dropping it subtracts them, also when the caller gives
-/// up.
-struct PendingIds(Vec<(::metrics::Gauge, f64)>);
-
-impl PendingIds {
-    fn of(fetched: &[Fetched]) -> Self {
-        let pending = fetched.iter().map(|(held, batch)| {
-            let family = held.opened.label.clone();
-            let gauge = ::metrics::gauge!(metrics::PENDING_IDS, "family" => family);
-            let ids = batch.deltas.len() as f64;
-            gauge.increment(ids);
-            (gauge, ids)
-        });
-        PendingIds(pending.collect())
-    }
-}
-
-impl Drop for PendingIds {
-    fn drop(&mut self) {
-        self.0.iter().for_each(|(gauge, ids)| gauge.decrement(*ids));
-    }
 }

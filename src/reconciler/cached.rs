@@ -1,6 +1,7 @@
 //! Cached counters in Redis: marks counters as saved once their batch is in the database, and
 //! deletes unused ones (docs/protocol.md, section 4).
 
+use ::metrics::SharedString;
 use futures_util::future::try_join_all;
 use tokio::time::Instant;
 
@@ -28,23 +29,21 @@ const PASSES: u32 = 4;
 
 impl Flusher {
     /// Reads the rows of a complete batch back, and marks its counters as saved.
-    pub(super) async fn save(
-        &self,
-        held: &Held,
-        batch: &Batch,
-        retention: &Retention,
-    ) -> Result<()> {
+    pub async fn save(&self, held: &Held, batch: &Batch, retention: &Retention) -> Result<()> {
         let partition = self.partition(&held.opened.family, held.id.1);
         for deltas in batch.deltas.chunks(READ_BACK) {
             let ids = deltas.iter().map(|(id, _)| &**id);
-            let texts = ids.clone().filter_map(|id| std::str::from_utf8(id).ok());
-            let texts: Vec<_> = texts.collect();
+            let texts: Vec<_> = ids
+                .clone()
+                .filter_map(|id| std::str::from_utf8(id).ok())
+                .collect();
             let mut rows = self.read_back(batch, &texts).await?;
             // an id that is not UTF-8 has no row
             let others = ids.filter(|id| std::str::from_utf8(id).is_err());
             rows.extend(others.map(|id| (id, Row::Missing)));
-            let marks = rows.chunks(SAVES);
-            let marks = marks.map(|some| partition.saved(retention, batch.id, some));
+            let marks = rows
+                .chunks(SAVES)
+                .map(|some| partition.saved(retention, batch.id, some));
             if try_join_all(marks).await?.contains(&None) {
                 break;
             }
@@ -93,63 +92,55 @@ impl Flusher {
     }
 
     /// Deletes the counters of a cached family that are due and have nothing pending.
-    pub(super) async fn delete_due(
+    pub async fn delete_due(
         &self,
         opened: &Opened,
         retention: &Retention,
         partitions: &[Partition],
     ) -> Result<()> {
-        let passes = || self.passes.lock();
         let started = Instant::now();
-        let pass = passes().get(&opened.number).cloned();
-        let cursors = match pass {
-            Some(Pass::Next(at)) if at > started => return Ok(()),
-            Some(Pass::At(cursors)) => cursors,
-            _ if !self
-                .has_any(partitions.iter().map(|one| one.keys.base()))
-                .await? =>
-            {
+        let delete = async |(partition, number): &(&Partition, u32)| {
+            let id = (opened.number, *number);
+            let pass = self.passes.lock().get(&id).copied();
+            let Pass { at, mut cursor } = pass.unwrap_or(Pass {
+                at: started,
+                cursor: 0,
+            });
+            if at > started {
                 return Ok(());
             }
-            _ => vec![Some(0); partitions.len()],
+            let deleted = delete_in(partition, &opened.label, &mut cursor).await;
+            let is_over = match &deleted {
+                Ok(()) => cursor == 0,
+                Err(error) => !error.is_retryable(),
+            };
+            let next = if is_over {
+                Pass {
+                    at: started + retention.retain / PASSES,
+                    cursor: 0,
+                }
+            } else {
+                Pass { at, cursor }
+            };
+            self.passes.lock().insert(id, next);
+            deleted
         };
-        let delete = async |(partition, cursor): &(&Partition, Option<u64>)| {
-            let (deleted, next) = delete_in(partition, *cursor).await?;
-            metrics::count(metrics::DELETED, &opened.label, deleted);
-            Ok(next)
-        };
-        let looks: Vec<_> = partitions.iter().zip(cursors).collect();
-        let (mut cursors, mut result) = (Vec::with_capacity(looks.len()), Ok(()));
-        for ((_, cursor), next) in looks.iter().zip(each(&looks, delete).await) {
-            cursors.push(next.unwrap_or_else(|error: Error| {
-                let again = cursor.filter(|_| error.is_retryable());
-                result = Err(error);
-                again
-            }));
-        }
-        let is_over = cursors.iter().all(Option::is_none);
-        let pass = if is_over {
-            Pass::Next(started + retention.retain / PASSES)
-        } else {
-            Pass::At(cursors)
-        };
-        passes().insert(opened.number, pass);
-        result
+        let partitions: Vec<_> = partitions.iter().zip(0..).collect();
+        each(&partitions, delete).await.into_iter().collect()
     }
 }
 
-/// Deletes counters of a partition that are due. Returns their number, and the next cursor, `None`
-/// at the end.
-async fn delete_in(partition: &Partition, mut cursor: Option<u64>) -> Result<(u64, Option<u64>)> {
-    let mut done = 0;
+/// Deletes counters of a partition that are due, from the cursor on, which is 0 at the end.
+async fn delete_in(partition: &Partition, label: &SharedString, cursor: &mut u64) -> Result<()> {
     for _ in 0..DELETE_CALLS {
-        let Some(at) = cursor else { break };
-        let (deleted, next) = partition.delete_due(at, DELETES).await?;
-        done += deleted
-            .iter()
-            .filter(|deleted| **deleted == Deleted::Done)
-            .count() as u64;
-        cursor = (next > 0).then_some(next);
+        let (deleted, next) = partition.delete_due(*cursor, DELETES).await?;
+        let is_done = |deleted: &&Deleted| **deleted == Deleted::Done;
+        let done = deleted.iter().filter(is_done).count();
+        metrics::count(metrics::DELETED, label, done as u64);
+        *cursor = next;
+        if next == 0 {
+            break;
+        }
     }
-    Ok((done, cursor))
+    Ok(())
 }

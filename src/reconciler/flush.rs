@@ -36,36 +36,34 @@ const FLUSH_IDS: u64 = 10_000;
 /// The steps of a reconciler, on the connection of its own.
 #[derive(Debug)]
 pub struct Flusher {
-    pub(super) shared: Arc<Shared>,
-    pub(super) redis: Connection,
+    pub shared: Arc<Shared>,
+    pub redis: Connection,
     /// The time of its leases beyond the settle time.
-    pub(super) lease: Option<Duration>,
+    pub lease: Option<Duration>,
     /// The name of this lease holder.
-    pub(super) owner: String,
+    pub owner: String,
     /// The limit of the rows that one transaction changes; `None` leaves it to the store.
-    pub(super) max_rows: Option<u64>,
-    pub(super) closing_all: bool,
+    pub max_rows: Option<u64>,
+    pub closing_all: bool,
     /// Set when it stops: then it no longer waits for the database.
-    pub(super) stop: watch::Receiver<bool>,
-    /// The deletion passes, by the number of the cached family.
-    pub(super) passes: Mutex<HashMap<u64, Pass>>,
-    pub(super) failures: Arc<Mutex<Failures<Step>>>,
+    pub stop: watch::Receiver<bool>,
+    /// The deletion passes of the partitions of cached families.
+    pub passes: Mutex<HashMap<PartitionId, Pass>>,
+    pub failures: Arc<Mutex<Failures<Step>>>,
 }
 
-/// The state of the deletion of a cached family's counters.
-#[derive(Clone, Debug)]
-pub(super) enum Pass {
-    /// The time when the next pass is due.
-    Next(Instant),
-    /// A pass under way: the cursor in each partition, `None` at its end.
-    At(Vec<Option<u64>>),
+/// The deletion of due counters in a partition: the time of its next step, and the cursor.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    pub at: Instant,
+    pub cursor: u64,
 }
 
 /// A batch that this process knows of, waiting to be durable and flushed.
 #[derive(Debug)]
 pub struct Held {
     pub id: PartitionId,
-    pub(super) opened: Arc<Opened>,
+    pub opened: Arc<Opened>,
     registered: Arc<Registered>,
     pub cut: CutBatch,
     settle: Duration,
@@ -78,7 +76,7 @@ pub struct Held {
 }
 
 /// A batch that was fetched.
-pub(super) type Fetched = (Held, Arc<Batch>);
+pub type Fetched = (Held, Arc<Batch>);
 
 /// The outcome of a flush of one batch.
 #[derive(Debug)]
@@ -157,7 +155,7 @@ impl Flusher {
         result
     }
 
-    pub(super) fn partition(&self, family: &Family, number: u32) -> Partition {
+    pub fn partition(&self, family: &Family, number: u32) -> Partition {
         Partition::new(self.redis.clone(), family, number)
     }
 
@@ -185,19 +183,19 @@ impl Flusher {
         };
         let registered = opened.registered(&*self.shared.store);
         let registered = unless_stopped(&self.stop, GRACE, registered).await?;
-        let Registered {
-            family, database, ..
-        } = &*registered;
+        let (family, database) = (&registered.family, &registered.database);
         let settle = if self.redis.can_be_reverted() {
             family.durability().settle()
         } else {
             Duration::ZERO
         };
-        let lease = self.lease.filter(|_| cut == Cut::WhenDue);
-        let lease = lease.map(|beyond| Lease {
-            owner: &self.owner,
-            time: settle + beyond,
-        });
+        let lease = self
+            .lease
+            .filter(|_| cut == Cut::WhenDue)
+            .map(|beyond| Lease {
+                owner: &self.owner,
+                time: settle + beyond,
+            });
         let partition = self.partition(family, id.1);
         Ok(
             match partition.rotate(family, database, lease, cut).await? {
@@ -286,8 +284,9 @@ impl Flusher {
     ) -> Vec<Fetched> {
         let mut fetched = Vec::with_capacity(held.len());
         let fetch = async |held: &Held| {
-            let partition = self.partition(&held.opened.family, held.id.1);
-            partition.fetch(held.cut.id, held.settle, PAGE).await
+            self.partition(&held.opened.family, held.id.1)
+                .fetch(held.cut.id, held.settle, PAGE)
+                .await
         };
         let replies = each(&held, fetch).await;
         for (mut held, reply) in held.into_iter().zip(replies) {
@@ -349,10 +348,13 @@ impl Flusher {
     /// at least one batch. Batches that failed before are taken last, each family for itself.
     pub fn next_flush(&self, held: &mut Vec<Held>) -> Vec<Held> {
         let now = Instant::now();
-        let ready = held.iter().filter(|held| held.ready_at <= now);
-        let first = ready.min_by_key(|held| held.failed_before);
-        let alone = first.filter(|held| held.failed_before);
-        let alone = alone.map(|held| held.id.0);
+        let first = held
+            .iter()
+            .filter(|held| held.ready_at <= now)
+            .min_by_key(|held| held.failed_before);
+        let alone = first
+            .filter(|held| held.failed_before)
+            .map(|held| held.id.0);
         let mut rows = 0;
         let taken = held.extract_if(.., |held| {
             let fits = rows == 0 || rows + held.cut.ids <= FLUSH_IDS;

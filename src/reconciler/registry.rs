@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::process::shared::Shared;
 use crate::reconciler::flush::Flusher;
 use crate::reconciler::step::Step;
-use crate::store::{Registered, Store};
+use crate::store::Registered;
 
 /// The interval of the search for families to serve.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(10);
@@ -39,10 +39,19 @@ pub async fn serve_families(flusher: Arc<Flusher>, scope: Scope) {
     let mut warned = HashSet::new();
     loop {
         let serve = async {
-            let found = list(&*flusher.shared.store).await?;
-            let mut unserved = serve_found(&flusher.shared, &scope, found);
+            let late = |_| Err(Error::store("the database did not reply"));
+            let found = timeout(SEARCH_INTERVAL, flusher.shared.store.families()).await;
+            let mut unserved = serve_found(&flusher.shared, &scope, found.unwrap_or_else(late)?);
             unserved.retain(|what| warned.insert(what.clone()));
-            warn_of(&unserved);
+            if !unserved.is_empty() {
+                let number = unserved.len();
+                let families = unserved[..number.min(NAMES)].join("; ");
+                tracing::warn!(
+                    number,
+                    families,
+                    "registered families are not served by this reconciler"
+                );
+            }
             Ok(())
         };
         let _ = flusher.noted(Step::Listing, serve).await;
@@ -60,8 +69,9 @@ fn serve_found(
     for (name, one) in found {
         let served = match one {
             Ok(registered) if scope.has(&registered) => {
-                let in_use = shared.in_use(&registered.family);
-                let known = in_use.and_then(|(opened, _)| opened.known());
+                let known = shared
+                    .in_use(&registered.family)
+                    .and_then(|(opened, _)| opened.known());
                 if known.is_some_and(|known| *known == registered) {
                     Ok(())
                 } else {
@@ -81,29 +91,8 @@ fn serve_found(
     unserved
 }
 
-fn warn_of(unserved: &[String]) {
-    if unserved.is_empty() {
-        return;
-    }
-    let number = unserved.len();
-    let families = unserved[..number.min(NAMES)].join("; ");
-    tracing::warn!(
-        number,
-        families,
-        "registered families are not served by this reconciler"
-    );
-}
-
 impl Scope {
     fn has(&self, Registered { family, .. }: &Registered) -> bool {
         self.all || self.namespaces.contains(&family.namespace)
     }
-}
-
-/// Lists the families in the database, for at most the interval of the search.
-async fn list(store: &dyn Store) -> Result<Vec<(String, Result<Registered>)>> {
-    let late = |_| Err(Error::store("the database did not reply"));
-    timeout(SEARCH_INTERVAL, store.families())
-        .await
-        .unwrap_or_else(late)
 }

@@ -13,7 +13,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use crate::connection::backoff::{Backoff, unless_stopped};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
-use crate::process::family::Opened;
 use crate::process::work::{Announced, PartitionId};
 use crate::reconciler::flush::{Flushed, Flusher, Held, Rotated};
 use crate::reconciler::registry::{self, Scope};
@@ -141,16 +140,27 @@ impl Scheduler {
     /// Returns the time of the next check or flush.
     fn next_time(&self) -> Instant {
         let checked = self.schedule.next().filter(|_| !self.finishing);
-        let flushed = self.held.iter().map(Held::flush_at).min();
-        let flushed = flushed.filter(|_| self.flushing.len() < FLUSHES);
-        let next = checked.into_iter().chain(flushed).min();
-        next.unwrap_or_else(|| Instant::now() + MEASURE)
+        let flushed = self
+            .held
+            .iter()
+            .map(Held::flush_at)
+            .min()
+            .filter(|_| self.flushing.len() < FLUSHES);
+        checked
+            .into_iter()
+            .chain(flushed)
+            .min()
+            .unwrap_or_else(|| Instant::now() + MEASURE)
     }
 
     /// Records the age of the oldest hit in flight, which grows while the database is unreachable.
     fn measure_waiting(&self) {
-        let held = self.held.iter().map(Held::oldest_hit);
-        let oldest = held.chain(self.flushing.iter().copied()).min();
+        let oldest = self
+            .held
+            .iter()
+            .map(Held::oldest_hit)
+            .chain(self.flushing.iter().copied())
+            .min();
         ::metrics::gauge!(metrics::WAITING_SECONDS)
             .set(oldest.map_or(0.0, |oldest| oldest.elapsed().as_secs_f64()));
     }
@@ -171,7 +181,11 @@ impl Scheduler {
                 },
             }
         }
-        self.start_sweep(families);
+        if !families.is_empty() {
+            let flusher = self.flusher.clone();
+            let sweep = async move { flusher.sweep(&families, false).await };
+            self.tasks.spawn(sweep.map(Finished::Swept));
+        }
         for some in due.chunks(ROTATE) {
             let (flusher, some) = (self.flusher.clone(), some.to_vec());
             let rotate = async move { flusher.rotate(&some, Cut::WhenDue).await };
@@ -179,20 +193,13 @@ impl Scheduler {
         }
     }
 
-    /// Starts a search of these families for hits that other processes counted.
-    fn start_sweep(&mut self, families: Vec<Arc<Opened>>) {
-        if families.is_empty() {
-            return;
-        }
-        let flusher = self.flusher.clone();
-        let sweep = async move { flusher.sweep(&families, false).await };
-        self.tasks.spawn(sweep.map(Finished::Swept));
-    }
-
     /// Starts the upkeep of the family.
     fn start_upkeep(&mut self, number: u64) {
-        let rounds = self.upkeeps.entry(number).or_default();
-        let finds_strays = rounds.is_multiple_of(STRAYS);
+        let finds_strays = self
+            .upkeeps
+            .entry(number)
+            .or_default()
+            .is_multiple_of(STRAYS);
         let (flusher, permits) = (self.flusher.clone(), self.permits.clone());
         self.tasks.spawn(async move {
             let _permit = permits.acquire().await;
@@ -258,30 +265,28 @@ impl Scheduler {
     }
 
     fn swept(&mut self, swept: Swept) {
-        let what = Announced::Family(swept.family);
         self.check_now(swept.pending);
-        let pause = match swept.result {
-            Ok(()) => {
-                self.succeeded(what);
-                self.check_interval(swept.family)
-            }
-            Err(error) => self.pause(what, &error),
-        };
-        self.schedule.check(what, pause);
+        let interval = self.check_interval(swept.family);
+        let what = Announced::Family(swept.family);
+        self.check_again(what, swept.result.map(|()| interval));
     }
 
     fn kept(&mut self, number: u64, strays: Result<Vec<PartitionId>>) {
-        let what = Announced::Upkeep(number);
-        let pause = match strays {
-            Ok(strays) => {
-                *self.upkeeps.entry(number).or_default() += 1;
-                self.succeeded(what);
-                self.check_now(strays);
-                UPKEEP
-            }
-            Err(error) => self.pause(what, &error),
-        };
-        self.schedule.check(what, pause);
+        let interval = strays.map(|strays| {
+            *self.upkeeps.entry(number).or_default() += 1;
+            self.check_now(strays);
+            UPKEEP
+        });
+        self.check_again(Announced::Upkeep(number), interval);
+    }
+
+    /// Schedules the next check after an interval, or after a pause if this one failed.
+    fn check_again(&mut self, what: Announced, interval: Result<Duration>) {
+        if interval.is_ok() {
+            self.succeeded(what);
+        }
+        let after = interval.unwrap_or_else(|error| self.pause(what, &error));
+        self.schedule.check(what, after);
     }
 
     /// Returns the interval of searches for hits of the family.

@@ -15,7 +15,6 @@ use crate::reconciler::flush::Flusher;
 use crate::reconciler::step::Step;
 use crate::scripts::bundle;
 use crate::scripts::keys::{Key, Keys};
-use crate::store::Registered;
 
 /// The pause between checks of Redis.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -99,8 +98,12 @@ impl ServerWatch {
         } else {
             ON_A_SERVER
         };
-        let turn = families.iter().skip(self.first).take(count);
-        let homes: Vec<_> = turn.map(|one| Keys::new(&one.family, 0).calls()).collect();
+        let homes: Vec<_> = families
+            .iter()
+            .skip(self.first)
+            .take(count)
+            .map(|one| Keys::new(&one.family, 0).calls())
+            .collect();
         let lacks = |keys| lacks_any(&flusher.redis, keys);
         let lacking = shared.by_group(&homes, ON_A_SERVER, lacks).await?;
         self.first += homes.len();
@@ -111,13 +114,12 @@ impl ServerWatch {
     }
 }
 
-/// Returns whether Redis lacks one of the keys. A key that cannot be read is left out: the upkeep of
-/// its family reports the error.
+/// Returns whether Redis lacks one of the keys. A key that cannot be read is left out: the upkeep
+/// of its family reports the error.
 async fn lacks_any(redis: &Connection, keys: &[Key]) -> Result<bool> {
     let concerns_one = |error: &Error| !error.is_retryable() && !bundle::crosses_slots(error);
     let count = |some| bundle::count_existing(redis, some);
-    let counts = bisected(keys, concerns_one, count).await?;
-    let mut counts = counts.into_iter();
+    let mut counts = bisected(keys, concerns_one, count).await?.into_iter();
     Ok(counts.any(|(some, existing)| existing.is_ok_and(|number| number < some.len() as u64)))
 }
 
@@ -136,10 +138,8 @@ async fn probe(flusher: &Flusher, families: &[Arc<Opened>]) -> Result<()> {
 /// reports the error.
 async fn configure(flusher: &Flusher, families: &[Arc<Opened>]) {
     for registered in families.iter().filter_map(|opened| opened.known()) {
-        let Registered {
-            family, database, ..
-        } = &*registered;
-        if let Err(error) = flusher.begin_epochs(family, database).await {
+        let family = &registered.family;
+        if let Err(error) = flusher.begin_epochs(family, &registered.database).await {
             tracing::debug!(%family, error = %format_args!("{error:#}"), "configuring a family again failed");
         }
     }

@@ -10,7 +10,7 @@ use crate::metrics;
 use crate::process::family::Opened;
 use crate::reconciler::flush::Flusher;
 use crate::scripts::buffered::{LastCut, Pending, last_cuts};
-use crate::store::{Batch, BatchId, LedgerRow, Mark, Progress};
+use crate::store::{Batch, LedgerRow, Mark, Progress};
 use crate::testing::ablation::{self, Guard};
 
 /// The number of families whose ledger one statement reads.
@@ -61,31 +61,33 @@ impl Flusher {
             last_cuts(&self.redis, &some).await
         };
         let cuts = self.shared.by_group(&partitions, PARTITIONS, read).await?;
-        let (mut behind, mut ahead) = (Vec::new(), Vec::new());
+        let mut found = Vec::new();
         for (id, cut) in partitions.iter().zip(cuts.into_iter().flatten()) {
             let Some(incarnation) = cut.incarnation else {
                 continue;
             };
-            let mark = marks.get(&(id.0, id.1, incarnation)).cloned();
-            let mark = mark.unwrap_or_default();
-            if is_behind(&cut, &mark) {
-                behind.push((id, cut));
-            } else if lacks(&mark, &cut) {
-                ahead.push(id);
+            let mark = marks
+                .get(&(id.0, id.1, incarnation))
+                .cloned()
+                .unwrap_or_default();
+            let is_behind = is_behind(&cut, &mark);
+            if is_behind || lacks(&mark, &cut) {
+                found.push((id, cut, is_behind));
             }
         }
-        let reset = async |((family, partition), cut): &(&(u64, u32), LastCut)| {
-            self.begin_anew(by_number[family], *partition, *cut).await
+        let mend = async |((family, partition), cut, is_behind): &(&(u64, u32), LastCut, bool)| {
+            let opened = by_number[family];
+            if *is_behind {
+                self.begin_anew(opened, *partition, *cut).await
+            } else {
+                self.complete(opened, *partition).await
+            }
         };
-        let complete = async |(family, partition): &&(u64, u32)| {
-            self.complete(by_number[family], *partition).await
-        };
-        let mut outcomes = each(&behind, reset).await;
-        outcomes.extend(each(&ahead, complete).await);
-        for outcome in outcomes {
-            outcome?;
-        }
-        Ok(behind.len())
+        each(&found, mend)
+            .await
+            .into_iter()
+            .collect::<Result<()>>()?;
+        Ok(found.iter().filter(|(.., is_behind)| *is_behind).count())
     }
 
     /// Records the last batch of the partition as complete, if Redis has released it and the ledger
@@ -97,22 +99,18 @@ impl Flusher {
             last, in_flight, ..
         } = own.read(&["-"]).await?;
         let family = opened.known().filter(|_| !in_flight);
-        let (Some(family), Some(incarnation), Some(nonce)) = (family, last.incarnation, last.nonce)
-        else {
+        let (Some(family), Some(id)) = (family, last.batch()) else {
             return Ok(());
         };
         // the batch may be another database's, which took over this Redis
         let home = self.shared.topology.home_of(partition);
-        let home = self.partition(&opened.family, home);
-        home.epochs(&opened.family, &family.database).await?;
+        self.partition(&opened.family, home)
+            .epochs(&opened.family, &family.database)
+            .await?;
         let released = Batch {
             family,
             partition,
-            id: BatchId {
-                incarnation,
-                seq: last.seq,
-                nonce,
-            },
+            id,
             deltas: Vec::new(),
         };
         let applied = self.shared.store.apply(&[Arc::new(released)], None).await?;
@@ -126,12 +124,7 @@ impl Flusher {
 
     /// Drops the partition's pending hits and starts a new incarnation, if its last cut is still
     /// the one that proves that Redis was set back.
-    pub(super) async fn begin_anew(
-        &self,
-        opened: &Opened,
-        partition: u32,
-        proven: LastCut,
-    ) -> Result<()> {
+    pub async fn begin_anew(&self, opened: &Opened, partition: u32, proven: LastCut) -> Result<()> {
         let family = &opened.family;
         let home = self.partition(family, self.shared.topology.home_of(partition));
         let own = self.partition(family, partition);

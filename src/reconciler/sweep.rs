@@ -44,26 +44,25 @@ impl Flusher {
 
     async fn sweep_one(&self, opened: &Opened, pending: &mut Vec<PartitionId>) -> Result<()> {
         let family = &opened.family;
-        let all = (0..family.partitions()).map(|number| self.partition(family, number));
-        let all: Vec<_> = all.collect();
-        let tidied = self.tidy(opened, &all).await;
+        let all: Vec<_> = (0..family.partitions())
+            .map(|number| self.partition(family, number))
+            .collect();
+        let tidied = async {
+            if family.keeps_slices() {
+                self.close_slices(&all).await?;
+            }
+            match family.retention() {
+                Some(retention) => self.delete_due(opened, retention, &all).await,
+                None => Ok(()),
+            }
+        };
+        let tidied = tidied.await;
         // a key of a wrong type or a node of a cluster does not hold up the hits beside it
         let is_retryable = tidied.as_ref().is_err_and(Error::is_retryable);
         if !is_retryable || self.shared.topology.is_cluster() {
             self.find_pending(opened.number, &all, pending).await?;
         }
         tidied
-    }
-
-    /// Closes the slices that are over, and deletes the counters that are due.
-    async fn tidy(&self, opened: &Opened, partitions: &[Partition]) -> Result<()> {
-        if opened.family.keeps_slices() {
-            self.close_slices(partitions).await?;
-        }
-        match opened.family.retention() {
-            Some(retention) => self.delete_due(opened, retention, partitions).await,
-            None => Ok(()),
-        }
     }
 
     /// Finds the partitions of the family that have anything pending, and returns an error of the
@@ -94,7 +93,7 @@ impl Flusher {
 
     /// Returns true if any of the keys exists. Takes one command; a cluster is assumed to have one:
     /// it refuses keys of several slots once, and is then known as a cluster.
-    pub(super) async fn has_any(&self, keys: impl Iterator<Item = Key>) -> Result<bool> {
+    pub async fn has_any(&self, keys: impl Iterator<Item = Key>) -> Result<bool> {
         let keys: Vec<_> = keys.collect();
         let look = || async {
             if self.shared.topology.is_cluster() {

@@ -11,7 +11,6 @@ use crate::reconciler::flush::Flusher;
 use crate::scripts::bundle;
 use crate::scripts::keys::Key;
 use crate::scripts::partition::Partition;
-use crate::store::Registered;
 
 /// The end of the search for strays: one script names some hundred keys where it may take several
 /// partitions.
@@ -26,9 +25,7 @@ impl Flusher {
         };
         let store = &*self.shared.store;
         let registered = opened.registered(store).await?;
-        let Registered {
-            family, database, ..
-        } = &*registered;
+        let (family, database) = (&registered.family, &*registered.database);
         match self.begin_epochs(family, database).await {
             // the database has the current configuration
             Err(error) if error.kind() == ErrorKind::Mismatch => {
@@ -71,8 +68,11 @@ impl Flusher {
     }
 
     fn homes(&self, family: &Family) -> Vec<(u32, Partition)> {
-        let homes = self.shared.topology.homes(family.partitions());
-        let homes = homes.map(|number| (number, self.partition(family, number)));
+        let homes = self
+            .shared
+            .topology
+            .homes(family.partitions())
+            .map(|number| (number, self.partition(family, number)));
         homes.collect()
     }
 
@@ -81,9 +81,7 @@ impl Flusher {
     /// the database like any batch.
     pub async fn strays(&self, opened: &Opened) -> Result<Vec<PartitionId>> {
         let registered = opened.registered(&*self.shared.store).await?;
-        let Registered {
-            family, database, ..
-        } = &*registered;
+        let (family, database) = (&registered.family, &registered.database);
         let beyond = family.partitions()..LAST;
         let beyond = beyond.map(|number| (number, self.partition(family, number)));
         let mut strays: Vec<_> = beyond.collect();
@@ -106,8 +104,10 @@ impl Flusher {
                 closed?;
             }
         }
-        let strays = strays.into_iter();
-        Ok(strays.map(|(number, _)| (opened.number, number)).collect())
+        Ok(strays
+            .into_iter()
+            .map(|(number, _)| (opened.number, number))
+            .collect())
     }
 }
 

@@ -12,9 +12,8 @@ use crate::client::handle::Handle;
 use crate::client::open::Recountable;
 use crate::error::{Error, Result};
 use crate::metrics;
-use crate::recount::plan::{Mode, Plan, RecountIds};
 use crate::recount::recounter::Recounter;
-use crate::recount::recounting::{Recounted, Recounting};
+use crate::recount::recounting::{Mode, Plan, RecountIds, Recounted, Recounting};
 use crate::store::mysql::Source;
 use crate::writer::LONGEST;
 
@@ -104,9 +103,10 @@ impl RecountBuilder {
     }
 
     /// Handles rows that are also deleted or changed, such as likes that are taken back, and
-    /// [sums](crate::recount::Source::sum) of both signs: corrects a counter only if nothing was counted in it meanwhile, not even +1 and -1. Others are checked three
-    /// times in a run, and left for the next one. While such a run works, hits wait in Redis for up
-    /// to twice [`within`](Self::within), three times with a [`replica`](Self::replica), and the
+    /// [sums](crate::recount::Source::sum) of both signs: corrects a counter only if nothing was
+    /// counted in it meanwhile, not even +1 and -1. Others are checked three times in a run, and
+    /// left for the next one. While such a run works, hits wait in Redis for up to twice
+    /// [`within`](Self::within), three times with a [`replica`](Self::replica), and the
     /// [`timeout`](Self::timeout).
     pub fn rows_are_deleted(mut self, deleted: bool) -> Self {
         self.plan.rows_are_deleted = deleted;
@@ -179,13 +179,14 @@ impl RecountBuilder {
     /// [`Store`](crate::ErrorKind::Store): a server was unreachable for a minute. Corrections made
     /// so far remain, and the next process to begin a run continues this one.
     pub async fn run_once(self) -> Result<Recounted> {
-        let done = self.run_until(pending()).await?;
-        done.ok_or_else(|| Error::corrupt("a recount that nothing stops was stopped"))
+        self.run_until(pending())
+            .await?
+            .ok_or_else(|| Error::corrupt("a recount that nothing stops was stopped"))
     }
 
     /// Recounts the family now as [`run_once`](Self::run_once) does, and returns `None` if `stop`
-    /// completes first. The next process to begin a run then continues this one at once. Without it,
-    /// for example if the future of `run_once` is dropped, the run is held for the
+    /// completes first. The next process to begin a run then continues this one at once. Without
+    /// it, for example if the future of `run_once` is dropped, the run is held for the
     /// [lease](Self::lease).
     ///
     /// # Errors

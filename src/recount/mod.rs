@@ -4,15 +4,13 @@
 pub(crate) mod builder;
 mod movement;
 pub(crate) mod page;
-pub(crate) mod plan;
 pub(crate) mod recounter;
 pub(crate) mod recounting;
 mod run;
 pub(crate) mod verdict;
 
 pub use self::builder::RecountBuilder;
-pub use self::plan::{Mode, RecountIds};
 pub use self::recounter::Recounter;
-pub use self::recounting::Recounted;
+pub use self::recounting::{Mode, RecountIds, Recounted};
 pub use crate::client::open::Recountable;
 pub use crate::store::mysql::Source;

@@ -31,8 +31,10 @@ impl Cuts {
         let groups = handle.by_partition_of_row(ids);
         let look = async |(number, indexes): &(u32, Vec<usize>)| {
             let members: Vec<_> = indexes.iter().map(|&index| ids[index]).collect();
-            let partition = handle.partition(*number);
-            partition.moved(self.0[*number as usize], &members).await
+            handle
+                .partition(*number)
+                .moved(self.0[*number as usize], &members)
+                .await
         };
         let found = try_each(&groups, look).await?;
         for ((_, indexes), found) in groups.into_iter().zip(found) {

@@ -11,8 +11,7 @@ use crate::connection::bisected;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics;
 use crate::recount::movement::Cuts;
-use crate::recount::plan::{Mode, RecountIds};
-use crate::recount::recounting::Recounting;
+use crate::recount::recounting::{Mode, RecountIds, Recounting};
 use crate::recount::verdict::{self, Proof};
 use crate::scripts::cached::Deleted;
 use crate::store::mysql::{Cursor, Drifted, IdPage, Rejections, Run};
@@ -91,8 +90,12 @@ impl Recounting {
         if in_source && plan.ids == RecountIds::Both {
             // those that have counters were checked as counters before
             let wanted = borrowed_ids(&ids);
-            let found = self.mysql.read(family, &wanted, &[], ReadFrom::Primary);
-            let mut values = found.await?.values.into_iter();
+            let mut values = self
+                .mysql
+                .read(family, &wanted, &[], ReadFrom::Primary)
+                .await?
+                .values
+                .into_iter();
             ids.retain(|_| values.next() == Some(None));
         }
         Ok((ids, next))
@@ -111,9 +114,11 @@ impl Recounting {
         let (family, wanted) = (&self.handle.registered().await?, borrowed_ids(&ids));
         let rejections = self.mysql.rejections(family, &wanted).await?;
         let values = self.values(&wanted).await?;
-        let values = ids.into_iter().zip(values);
-        let values = values.filter_map(|(id, value)| Some((id, value?)));
-        let values = values.filter(|(_, value)| *value <= self.plan.largest);
+        let values = ids
+            .into_iter()
+            .zip(values)
+            .filter_map(|(id, value)| Some((id, value?)))
+            .filter(|(_, value)| *value <= self.plan.largest);
         Ok(Before {
             values: values.collect(),
             rejections,
@@ -148,8 +153,10 @@ impl Recounting {
         let ids: Vec<_> = values.iter().map(|(id, _)| id.as_str()).collect();
         let rows = self.rows(&ids).await?;
         let (all, counted) = (ids.len(), Instant::now());
-        let values = values.into_iter().zip(rows);
-        let values = values.map(|((id, value), rows)| (id, value, rows));
+        let values = values
+            .into_iter()
+            .zip(rows)
+            .map(|((id, value), rows)| (id, value, rows));
         let differing: Vec<_> = values.filter(|(_, value, rows)| value != rows).collect();
         Ok(Page {
             same: (all - differing.len()) as u64,
@@ -216,11 +223,12 @@ impl Recounting {
     /// Counts again the rows of counters above their rows: the replica may have lacked rows in the
     /// first value, and by the end of the wait it has them.
     async fn caught_up<'p>(&self, page: &'p Page) -> Result<HashMap<&'p str, i64>> {
-        let above = page
+        let above: Vec<_> = page
             .differing
             .iter()
-            .filter(|(_, value, rows)| value > rows);
-        let above: Vec<_> = above.map(|(id, ..)| id.as_str()).collect();
+            .filter(|(_, value, rows)| value > rows)
+            .map(|(id, ..)| id.as_str())
+            .collect();
         let rows = self.rows(&above).await?;
         Ok(above.into_iter().zip(rows).collect())
     }
@@ -283,8 +291,8 @@ impl Recounting {
         let (drifted, rejections) = (&difference.drifted, &difference.rejections);
         let noted = self
             .mysql
-            .correct(family, run, drifted.clone(), rejections.clone());
-        let noted = noted.await?;
+            .correct(family, run, drifted.clone(), rejections.clone())
+            .await?;
         if let Some(noted) = noted.as_ref().filter(|_| self.family().is_cached()) {
             let noted = noted.iter().map(|one| (&*one.id, one.delta));
             self.forget(noted).await?;
@@ -299,8 +307,8 @@ impl Recounting {
         while self.family().is_cached() {
             let page = self
                 .mysql
-                .drift(self.family(), run.number, after.as_deref(), PAGE as u64);
-            let page = page.await?;
+                .drift(self.family(), run.number, after.as_deref(), PAGE as u64)
+                .await?;
             let Some(last) = page.last() else { break };
             self.forget(page.iter().map(|one| (&*one.id, one.delta)))
                 .await?;
@@ -309,13 +317,14 @@ impl Recounting {
         Ok(())
     }
 
-    /// Deletes the cached counters with a delta from Redis, so that their next use reads the corrected
-    /// rows.
-    /// Waits for counters that are being saved. One that stays shows the correction with its next
-    /// save.
+    /// Deletes the cached counters with a delta from Redis, so that their next use reads the
+    /// corrected rows. Waits for counters that are being saved. One that stays shows the correction
+    /// with its next save.
     async fn forget(&self, noted: impl Iterator<Item = (&str, i64)>) -> Result<()> {
-        let corrected = noted.filter(|(_, delta)| *delta != 0);
-        let ids: Vec<_> = corrected.map(|(id, _)| id).collect();
+        let ids: Vec<_> = noted
+            .filter(|(_, delta)| *delta != 0)
+            .map(|(id, _)| id)
+            .collect();
         let mut pauses = FORGET;
         for (number, indexes) in self.handle.by_partition_of_row(&ids) {
             let partition = self.handle.partition(number);

@@ -1,18 +1,16 @@
 //! A recount that runs repeatedly.
 
 use std::ops::RangeInclusive;
-use std::pin::pin;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use crate::connection::backoff::Background;
 use crate::connection::failures::Failures;
 use crate::error::{Error, Result};
 use crate::reconciler::step::caught;
 use crate::recount::recounting::{Recounted, Recounting};
-use crate::recount::run::LEAVING;
 use crate::store::mysql::Begun;
 
 /// The pause after a failure, and the interval at which the run of another process is checked.
@@ -99,14 +97,9 @@ async fn work(
 ) -> Result<Duration> {
     let (began, first) = (Instant::now(), *every.start());
     let longer = at_random(every.end().saturating_sub(first));
-    let mut begin = pin!(recounting.begin(recounting.lease(), first));
     let begun = tokio::select! {
-        begun = &mut begin => begun?,
-        // a run that the database has begun must be left
-        () = stopped(stop) => match timeout(LEAVING, begin).await {
-            Ok(begun) => begun?,
-            Err(_) => return Ok(first),
-        },
+        begun = recounting.begin(recounting.lease(), first) => begun?,
+        () = stopped(stop) => return Ok(first),
     };
     let wait = match begun {
         Begun::Run(run) => {

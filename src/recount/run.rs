@@ -20,7 +20,7 @@ const PAGES: usize = 256;
 /// The number of attempts at a counter in a run whose rows are deleted.
 const TRIES: u32 = 3;
 /// The time limit for releasing a run in the database, and for estimating its length.
-pub(super) const LEAVING: Duration = Duration::from_secs(2);
+const LEAVING: Duration = Duration::from_secs(2);
 
 /// The work on a run: the pages that it has yet to measure, and those that wait.
 struct Work {
@@ -53,7 +53,8 @@ impl Work {
 }
 
 impl Recounting {
-    /// Begins a run and works on it until its end, or until `stop`. Returns `None` if it was stopped.
+    /// Begins a run and works on it until its end, or until `stop`. Returns `None` if it was
+    /// stopped.
     pub(crate) async fn run_now(
         &self,
         stop: impl Future<Output = ()>,
@@ -84,8 +85,8 @@ impl Recounting {
         }
     }
 
-    /// Begins a run if the last one began at least that long ago, or takes over one that no process has
-    /// touched for the lease.
+    /// Begins a run if the last one began at least that long ago, or takes over one that no process
+    /// has touched for the lease.
     pub(crate) async fn begin(&self, lease: Duration, every: Duration) -> Result<Begun> {
         let begin = Begin {
             family: self.handle.registered().await?,
@@ -131,7 +132,7 @@ impl Recounting {
         let done = *self.progress.borrow();
         ::metrics::histogram!(metrics::RECOUNT_SECONDS, "family" => self.handle.opened.label.clone())
             .record(started.elapsed());
-        self.record_finish(Duration::ZERO);
+        self.record_finish(SystemTime::now());
         tracing::info!(%family, ?done, "recount finished");
         Ok(Some(done))
     }
@@ -141,8 +142,11 @@ impl Recounting {
         let family = self.handle.registered().await?;
         let about = self.mysql.about_counters(&family);
         // the estimate is for display only
-        let about = timeout(LEAVING, about).await;
-        let about = about.ok().and_then(Result::ok).unwrap_or(0);
+        let about = timeout(LEAVING, about)
+            .await
+            .ok()
+            .and_then(Result::ok)
+            .unwrap_or(0);
         self.progress.send_replace(Recounted {
             run: run.number,
             checked: run.checked,
@@ -157,20 +161,20 @@ impl Recounting {
     /// Records when the last full run ended, for the metric.
     pub(crate) async fn record_age(&self) -> Result<()> {
         let family = &self.handle.registered().await?;
-        if let Some(ago) = self.mysql.recounted_ago(family).await? {
-            self.record_finish(ago);
+        if let Some(finished) = self.mysql.recounted_at(family).await? {
+            self.record_finish(finished);
         }
         Ok(())
     }
 
-    fn record_finish(&self, ago: Duration) {
-        let finished = (SystemTime::now() - ago).duration_since(UNIX_EPOCH);
+    fn record_finish(&self, finished: SystemTime) {
+        let finished = finished.duration_since(UNIX_EPOCH);
         ::metrics::gauge!(metrics::RECOUNT_FINISHED, "family" => self.handle.opened.label.clone())
             .set(finished.unwrap_or_default().as_secs_f64());
     }
 
-    /// Measures pages, and finishes each once its wait is over. Returns `false` if the run no longer
-    /// belongs to this holder.
+    /// Measures pages, and finishes each once its wait is over. Returns `false` if the run no
+    /// longer belongs to this holder.
     ///
     /// If rows are also deleted, it works in rounds. Each begins with a cut of all partitions and a
     /// hold of further cuts, waits until a replica has the rows that were counted before, measures
@@ -252,15 +256,16 @@ impl Recounting {
         Ok(())
     }
 
-    /// Cuts all partitions, so that no earlier hit is taken for a movement, and makes reconcilers delay
-    /// further cuts until the round is over, an hour at most. A round takes two waits and a count of
-    /// rows, after the lag of a replica. Correctness does not depend on the delay.
+    /// Cuts all partitions, so that no earlier hit is taken for a movement, and makes reconcilers
+    /// delay further cuts until the round is over, an hour at most. A round takes two waits and a
+    /// count of rows, after the lag of a replica. Correctness does not depend on the delay.
     async fn hold(&self) -> Result<Cuts> {
         let time = self.lag() + 2 * self.within + self.plan.timeout;
         let flusher = Flusher::new(self.handle.shared.clone());
         let time = time.min(Duration::from_hours(1));
-        let held = timeout(AWAY, flusher.hold(&self.handle.opened, time)).await;
-        held.unwrap_or_else(|_| Err(Error::store("the hits were not written in time")))?;
+        timeout(AWAY, flusher.hold(&self.handle.opened, time))
+            .await
+            .unwrap_or_else(|_| Err(Error::store("the hits were not written in time")))?;
         Cuts::read(&self.handle).await
     }
 

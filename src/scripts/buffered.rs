@@ -78,7 +78,7 @@ pub struct LastCut {
 
 impl LastCut {
     /// Returns the id of the batch that was cut.
-    fn batch(self) -> Option<BatchId> {
+    pub fn batch(self) -> Option<BatchId> {
         Some(BatchId {
             incarnation: self.incarnation?,
             seq: self.seq,

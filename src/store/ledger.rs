@@ -8,34 +8,35 @@ use crate::testing::ablation::Guard;
 
 /// The primary key of a ledger row: family, partition and incarnation. Rows are locked in this
 /// order.
-pub(crate) type LedgerKey = (u64, u32, Incarnation);
+pub type LedgerKey = (u64, u32, Incarnation);
 
 /// The length of the longest id that a ledger row can name, in bytes.
 const POSITION_BYTES: usize = 255;
 
 /// The work of one transaction.
-pub(crate) struct Advance<'b> {
+pub struct Advance<'b> {
     /// The work on each batch, in the order of the ledger, in which ids are taken.
-    pub(crate) steps: Vec<Step<'b>>,
+    pub steps: Vec<Step<'b>>,
     /// The ledger rows to write.
-    pub(crate) marks: BTreeMap<LedgerKey, Mark>,
+    pub marks: BTreeMap<LedgerKey, Mark>,
+    /// The progress of each batch once they are written, in the order in which the batches were
+    /// given.
+    pub progress: Vec<Progress>,
 }
 
 /// The work of one transaction on one batch.
-pub(crate) struct Step<'b> {
+pub struct Step<'b> {
     /// The index of the batch in the caller's list.
-    pub(crate) index: usize,
-    pub(crate) batch: &'b Batch,
+    pub index: usize,
+    pub batch: &'b Batch,
     /// The deltas to add.
-    pub(crate) deltas: &'b Deltas,
-    /// The progress of the batch once they are added.
-    progress: Progress,
+    pub deltas: &'b Deltas,
 }
 
 impl<'b> Advance<'b> {
     /// Compares the batches with the ledger's rows and takes up to `max_rows` ids of them, at least
     /// one. A row that is missing in `rows` does not exist yet.
-    pub(crate) fn new(
+    pub fn new(
         batches: &'b [Arc<Batch>],
         rows: &BTreeMap<LedgerKey, Mark>,
         max_rows: u64,
@@ -44,39 +45,37 @@ impl<'b> Advance<'b> {
         let mut order: Vec<_> = batches.iter().map(|batch| &**batch).enumerate().collect();
         order.sort_by_key(|(_, batch)| (batch.ledger_key(), batch.id));
         let mut room = usize::try_from(max_rows).unwrap_or(usize::MAX).max(1);
-        let (mut steps, mut marks) = (Vec::new(), BTreeMap::new());
+        let mut advance = Advance {
+            steps: Vec::new(),
+            marks: BTreeMap::new(),
+            progress: vec![Progress::Repeated; batches.len()],
+        };
         for (index, batch) in order {
             let key = batch.ledger_key();
-            let before = marks
+            let before = advance
+                .marks
                 .get(&key)
                 .or(rows.get(&key))
                 .cloned()
                 .unwrap_or_default();
             let (deltas, progress, after) = before.step(batch, room, out);
             room = room.saturating_sub(deltas.len());
-            marks.extend(after.map(|mark| (key, mark)));
-            steps.push(Step {
+            advance.progress[index] = progress;
+            advance.marks.extend(after.map(|mark| (key, mark)));
+            advance.steps.push(Step {
                 index,
                 batch,
                 deltas,
-                progress,
             });
         }
-        Advance { steps, marks }
-    }
-
-    /// Returns the progress of each batch, in the order in which the batches were given.
-    pub(crate) fn progress(&self) -> Vec<Progress> {
-        let steps = self.steps.iter().map(|step| (step.index, step.progress));
-        let by_index: BTreeMap<_, _> = steps.collect();
-        by_index.into_values().collect()
+        advance
     }
 }
 
 impl Mark {
     /// Decides what a transaction with room for that many ids does with the batch. Returns the
-    /// deltas to add, the progress of the batch once they are added, and the next mark if the ledger
-    /// row changes.
+    /// deltas to add, the progress of the batch once they are added, and the next mark if the
+    /// ledger row changes.
     fn step<'b>(
         &self,
         batch: &'b Batch,
@@ -126,7 +125,7 @@ impl Mark {
 }
 
 /// A part of the deltas of a batch.
-pub(crate) type Deltas = [(Vec<u8>, i64)];
+pub type Deltas = [(Vec<u8>, i64)];
 
 /// Splits off the deltas to take: `room`, and more until the last id fits into a ledger row.
 fn split(deltas: &Deltas, room: usize) -> (&Deltas, &Deltas) {

@@ -106,8 +106,11 @@ fn registered(number: usize, family: &Family) -> Registered {
 
 impl Stored {
     fn add(&mut self, id: &str, delta: i64) -> bool {
-        let row = self.rows.get(id).copied();
-        let row = row.or(self.family.makes_rows().then_some(0));
+        let row = self
+            .rows
+            .get(id)
+            .copied()
+            .or(self.family.makes_rows().then_some(0));
         let value = row.and_then(|value| value.checked_add(delta));
         self.rows.extend(value.map(|value| (id.to_owned(), value)));
         value.is_some()
@@ -141,7 +144,7 @@ impl Store for MemoryStore {
         let max_rows = max_rows.unwrap_or(u64::MAX);
         let advance = Advance::new(batches, &tables.ledger, max_rows, ablation::out());
         let mut applied = Applied {
-            progress: advance.progress(),
+            progress: advance.progress,
             ..Applied::default()
         };
         for step in advance.steps {
@@ -159,8 +162,10 @@ impl Store for MemoryStore {
 
     async fn ledger(&self, families: &[u64]) -> Result<Vec<LedgerRow>> {
         let tables = self.0.lock();
-        let rows = tables.ledger.iter();
-        let rows = rows.filter(|((family, ..), _)| families.contains(family));
+        let rows = tables
+            .ledger
+            .iter()
+            .filter(|((family, ..), _)| families.contains(family));
         let row = |(&(family, partition, incarnation), mark): (&LedgerKey, &Mark)| LedgerRow {
             family,
             partition,
@@ -198,9 +203,12 @@ impl Store for MemoryStore {
         limit: usize,
     ) -> Result<Vec<(String, i64)>> {
         let mut tables = self.0.lock();
-        let rows = tables.stored(&family.family).rows.iter();
-        let rows = rows.filter(|(id, _)| id.starts_with(prefix) && Some(id.as_str()) > after);
-        let rows = rows.map(|(id, value)| (id.clone(), *value));
+        let rows = tables
+            .stored(&family.family)
+            .rows
+            .iter()
+            .filter(|(id, _)| id.starts_with(prefix) && Some(id.as_str()) > after)
+            .map(|(id, value)| (id.clone(), *value));
         Ok(rows.take(limit).collect())
     }
 }

@@ -145,8 +145,8 @@ pub trait Store: Send + Sync + 'static {
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     async fn register(&self, family: &Family) -> Result<Registered>;
 
-    /// Registers a family again that the database may have lost, for example because it was restored
-    /// to an older state. A family that was removed stays so. By default it is
+    /// Registers a family again that the database may have lost, for example because it was
+    /// restored to an older state. A family that was removed stays so. By default it is
     /// [registered](Self::register) like any other.
     ///
     /// # Errors
@@ -174,8 +174,10 @@ pub trait Store: Send + Sync + 'static {
     /// Those of [`families`](Self::families), and that of the family's settings.
     async fn find(&self, name: &str) -> Result<Option<Registered>> {
         let mut families = self.families().await?.into_iter();
-        let found = families.find(|(known, _)| known == name);
-        found.map(|(_, registered)| registered).transpose()
+        families
+            .find(|(known, _)| known == name)
+            .map(|(_, registered)| registered)
+            .transpose()
     }
 
     /// Replaces the configuration of a registered family by `after` if its

@@ -2,8 +2,8 @@
 
 use counterfoil::metrics::{
     BACKLOG_IDS, BACKLOG_SECONDS, BATCHES, DATABASE_SET_BACK, DELETED, DROPPED, HITS, LAG_SECONDS,
-    PENDING_IDS, RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN,
-    WAITING_SECONDS, describe,
+    RECORDED, REFUSED, REJECTS, RETRIES, ROWS, SEEDS, SET_BACK, STRAYS, UNKNOWN, WAITING_SECONDS,
+    describe,
 };
 
 use crate::support::*;
@@ -64,7 +64,6 @@ async fn every_count_begins_at_0() {
             REFUSED,
             UNKNOWN,
             RECORDED,
-            PENDING_IDS,
             STRAYS,
             SET_BACK,
             DROPPED,
@@ -184,26 +183,6 @@ async fn cached_counters_are_measured_until_they_leave() {
     .await;
     assert_eq!(seen.0, 2.0);
     reconciler.stop().await;
-}
-
-#[tokio::test]
-async fn ids_of_a_drain_that_is_given_up_are_not_pending() {
-    let metrics = Metrics::record();
-    let (mysql, pair) = Pair::on_own_mysql().await;
-    let views = pair.open(family("views")).await;
-    for id in ["a", "b"] {
-        views.count(id, 1).await;
-    }
-    mysql.pause();
-    tokio::select! {
-        drained = pair.counterfoil.drain() => panic!("{drained:?}"),
-        () = eventually("the write", || async { metrics.look()[PENDING_IDS] == 2.0 }) => {}
-    }
-    // a reading contains the change since the previous one
-    metrics.expect([(PENDING_IDS, -2.0)]);
-    mysql.resume();
-    pair.drain().await;
-    metrics.expect([(PENDING_IDS, 0.0)]);
 }
 
 /// The label has no namespace, so the gauges are sums over all namespaces.

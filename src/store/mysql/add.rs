@@ -54,15 +54,22 @@ pub fn deltas<'b>(
     deltas
 }
 
-/// Takes the deltas out whose rows another transaction has locked, and locks the rows of the others.
-/// Returns the indexes of those taken out.
-pub async fn take_locked(
+/// Adds deltas of one family to their rows, unless it refuses them. If it does not wait, it leaves
+/// out those whose rows another transaction has locked, and returns their indexes.
+pub async fn add_unlocked<'b>(
     transaction: &mut Session,
+    family: &Registered,
     target: &Target,
-    deltas: &mut Vec<Delta<'_>>,
+    ids: impl IntoIterator<Item = (usize, &'b [u8], i64)>,
+    waits: bool,
+    refused: &mut Refused,
 ) -> Result<BTreeSet<usize>, sqlx::Error> {
-    let locked = lock_free(transaction, target, deltas).await?;
-    deltas.retain(|delta| !locked.contains(&delta.index));
+    let (mut deltas, mut locked) = (deltas(family, ids, refused), BTreeSet::new());
+    if !waits {
+        locked = lock_free(transaction, target, &deltas).await?;
+        deltas.retain(|delta| !locked.contains(&delta.index));
+    }
+    add(transaction, target, deltas, refused).await?;
     Ok(locked)
 }
 
@@ -84,8 +91,12 @@ pub async fn lock_free(
     let others: Vec<_> = others.map(|(delta, _)| delta).collect();
     let keys: Vec<_> = others.iter().map(|delta| &*delta.key).collect();
     let exist = find(transaction, &target.exists, &keys).await?;
-    let locked = others.iter().zip(exist).filter(|(_, exists)| *exists);
-    Ok(locked.map(|(delta, _)| delta.index).collect())
+    Ok(others
+        .iter()
+        .zip(exist)
+        .filter(|(_, exists)| *exists)
+        .map(|(delta, _)| delta.index)
+        .collect())
 }
 
 /// Returns for each key whether the statement finds its row.
@@ -120,8 +131,8 @@ struct Bulk<'d, 'b> {
 enum Way {
     /// Rows that are missing are inserted.
     Upsert,
-    /// Rows are locked for an update; those that are missing are refused, or inserted if the table is
-    /// numbered.
+    /// Rows are locked for an update; those that are missing are refused, or inserted if the table
+    /// is numbered.
     Find,
     /// All rows exist and are locked.
     Update,
@@ -131,9 +142,9 @@ enum Way {
 /// added.
 ///
 /// If a statement fails because of one of its rows, InnoDB undoes it. An upsert fails if a new row
-/// could not hold the delta, even if the row exists and can hold the sum, so the rows that exist are
-/// then updated. The others are bisected, down to the single row: among 10,000 rows, one bad row
-/// costs about 42 more statements.
+/// could not hold the delta, even if the row exists and can hold the sum, so the rows that exist
+/// are then updated. The others are bisected, down to the single row: among 10,000 rows, one bad
+/// row costs about 42 more statements.
 pub async fn add(
     transaction: &mut Session,
     target: &Target,

@@ -54,14 +54,17 @@ pub async fn apply(
         max_rows: 1,
         ..apply
     };
-    let first = mysql.primary.transact(failed, first).await?;
-    first.ok_or_else(|| Error::corrupt("a transaction of one row was put off"))
+    mysql
+        .primary
+        .transact(failed, first)
+        .await?
+        .ok_or_else(|| Error::corrupt("a transaction of one row was put off"))
 }
 
 /// A transaction that applies batches. It **never waits for a row of the application's tables while
 /// it has locked others**, so it takes part in no deadlock with the application's transactions. It
-/// locks the rows that are free, and takes the ids before the first one whose row is not. If that is
-/// the very first id, it is done alone, which may wait.
+/// locks the rows that are free, and takes the ids before the first one whose row is not. If that
+/// is the very first id, it is done alone, which may wait.
 #[derive(Clone)]
 struct Apply {
     batches: Vec<Arc<Batch>>,
@@ -79,8 +82,11 @@ impl Apply {
     fn by_table<'b>(&'b self, advance: &Advance<'b>, refused: &mut Refused) -> ByTable<'b> {
         let (mut by_table, mut place) = (ByTable::new(), 0);
         for step in &advance.steps {
-            let ids = step.deltas.iter().zip(place..);
-            let ids = ids.map(|((id, delta), place)| (place, &**id, *delta));
+            let ids = step
+                .deltas
+                .iter()
+                .zip(place..)
+                .map(|((id, delta), place)| (place, &**id, *delta));
             let target = &*self.targets[step.index];
             let new = || (target, Vec::new());
             let (_, deltas) = by_table.entry(&target.label).or_insert_with(new);
@@ -144,9 +150,11 @@ impl UnitOfWork for Apply {
         for (target, deltas) in self.by_table(&advance, &mut refused).into_values() {
             rows += add::add(transaction, target, deltas, &mut refused).await?;
         }
-        let taken = advance.steps.iter();
-        let taken = taken.flat_map(|step| step.deltas.iter().map(|delta| (step.batch, delta)));
-        let taken: Vec<_> = taken.collect();
+        let taken: Vec<_> = advance
+            .steps
+            .iter()
+            .flat_map(|step| step.deltas.iter().map(|delta| (step.batch, delta)))
+            .collect();
         let rejected = refused.iter();
         let rejected = rejected.map(|(index, reason)| {
             let (batch, delta) = taken[*index];
@@ -158,7 +166,7 @@ impl UnitOfWork for Apply {
         let (dropped, rejected): (Vec<_>, Vec<_>) = rejected.partition(is_dropped);
         rejects::write(transaction, &rejected).await?;
         let applied = Applied {
-            progress: advance.progress(),
+            progress: advance.progress,
             rows,
             rejected: rejected.len() as u64,
             dropped: dropped.len() as u64,

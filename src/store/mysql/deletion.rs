@@ -1,9 +1,10 @@
-//! The deletion of families, and of records that only tell what happened: rejects that are done, and
-//! former recounts.
+//! The deletion of families, and of records that only tell what happened: rejects that are done,
+//! and former recounts.
 
 use std::time::Duration;
 
 use super::MysqlStore;
+use super::fault;
 use super::session::{Session, UnitOfWork};
 use super::statement::Statement;
 use crate::error::{Error, ErrorKind, Result};
@@ -24,25 +25,23 @@ pub struct Purged {
     pub drift: u64,
 }
 
-/// Ends the use of a family's number, unless rejects of it are open: returns how many. No batch of
-/// the family is applied from then on.
-struct Unregister(u64);
+/// Ends the use of a family's number, unless rejects of it are open. No batch of the family is
+/// applied from then on.
+struct Unregister(Family, u64);
 
 impl UnitOfWork for Unregister {
-    type Output = u64;
+    type Output = ();
 
-    async fn run(&self, transaction: &mut Session) -> Result<u64, sqlx::Error> {
+    async fn run(&self, transaction: &mut Session) -> Result<(), sqlx::Error> {
         // waits for batches that are being applied, which may leave rejects
         const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
         const MARK: &str = "UPDATE counterfoil_families SET state = 'removing' WHERE number = ?";
-        let by_number = |text| Statement::once(text).bind(self.0);
+        let by_number = |text| Statement::once(text).bind(self.1);
         transaction.fetch::<()>(by_number(LOCK)).await?;
-        let open = transaction.fetch(count(OPEN_REJECTS, &[self.0])).await?;
-        let open = open.first().map_or(0, |(open,)| *open);
-        if open == 0 {
-            transaction.execute(by_number(MARK)).await?;
+        for (open,) in transaction.fetch(count(OPEN_REJECTS, &[self.1])).await? {
+            refuse_open(&self.0, open).map_err(fault::from_own)?;
         }
-        Ok(open)
+        transaction.execute(by_number(MARK)).await.map(drop)
     }
 }
 
@@ -73,8 +72,8 @@ impl MysqlStore {
         self
     }
 
-    /// Deletes records that are older than `age`, in transactions of up to 10,000 rows. Rejects that
-    /// are open and the values of counters stay.
+    /// Deletes records that are older than `age`, in transactions of up to 10,000 rows. Rejects
+    /// that are open and the values of counters stay.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store): some records may be deleted already. Call again.
@@ -119,16 +118,15 @@ impl MysqlStore {
         Ok(old)
     }
 
-    /// Returns an error if rejects of the family are open.
-    pub(crate) async fn refuse_open_rejects(&self, family: &Family, number: u64) -> Result<()> {
-        let open = self.count(OPEN_REJECTS, &[number]).await?;
-        refuse_open(family, open)
-    }
-
-    /// Returns whether a removal of the family was interrupted while it deleted rows.
-    pub(crate) async fn is_removing(&self, number: u64) -> Result<bool> {
+    /// Returns whether a removal of the family was interrupted while it deleted rows. Otherwise it
+    /// refuses a family with open rejects.
+    pub(crate) async fn is_removing(&self, family: &Family, number: u64) -> Result<bool> {
         let removing = "counterfoil_families WHERE state = 'removing' AND number = ?";
-        Ok(self.count(removing, &[number]).await? > 0)
+        if self.count(removing, &[number]).await? > 0 {
+            return Ok(true);
+        }
+        let open = self.count(OPEN_REJECTS, &[number]).await?;
+        refuse_open(family, open).map(|()| false)
     }
 
     /// Deletes the rows of a family from counterfoil's tables, except its own row, which is marked
@@ -137,8 +135,8 @@ impl MysqlStore {
     pub(crate) async fn remove(&self, family: &Family, number: u64) -> Result<()> {
         const MARK: &str = "UPDATE counterfoil_families SET state = 'removed' WHERE number = ?";
         let failed = "the family was not removed";
-        let open = self.primary.transact(failed, Unregister(number)).await?;
-        refuse_open(family, open)?;
+        let unregister = Unregister(family.clone(), number);
+        self.primary.transact(failed, unregister).await?;
         for table in ["values", "rejects", "recounts", "drift"] {
             self.delete(&format!("counterfoil_{table} WHERE family = ?"), &[number])
                 .await?;

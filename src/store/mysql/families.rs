@@ -4,7 +4,8 @@
 use sqlx::mysql::MySqlRow;
 use sqlx::{FromRow, Row};
 
-use super::session::{Database, Session};
+use super::fault;
+use super::session::{Database, Session, UnitOfWork};
 use super::statement::{Statement, text};
 use crate::error::{Error, Result};
 use crate::family::Family;
@@ -42,19 +43,37 @@ impl FromRow<'_, MySqlRow> for Known {
 impl Known {
     /// Returns the setting of the identity in which the family differs, with both values.
     fn difference(&self, family: &Family) -> Option<(&'static str, &str, String)> {
-        let settings = self.identity.iter().zip(family.identity());
-        let mut settings = settings.map(|(known, (setting, value))| (setting, &**known, value));
+        let mut settings = self
+            .identity
+            .iter()
+            .zip(family.identity())
+            .map(|(known, (setting, value))| (setting, &**known, value));
         settings.find(|(_, known, value)| known != value)
     }
 
-    /// Refuses a family that differs in its identity.
-    fn refuse_difference(&self, family: &Family) -> Result<()> {
-        let Some((setting, known, ours)) = self.difference(family) else {
-            return Ok(());
+    /// Refuses a family that differs in its identity, or that is not in use.
+    fn refuse_other(&self, family: &Family) -> Result<()> {
+        let what = match &*self.state {
+            "removed" => "was removed".to_owned(),
+            "removing" => {
+                "its removal was interrupted; repeat it (`counterfoil family remove`)".to_owned()
+            }
+            _ => match self.difference(family) {
+                None => return Ok(()),
+                Some((setting, known, ours)) => {
+                    format!("{setting} is {known:?} in the database, but this process has {ours:?}")
+                }
+            },
         };
-        Err(Error::mismatch(format!(
-            "{family}: {setting} is {known:?} in the database, but this process has {ours:?}"
-        )))
+        Err(Error::mismatch(format!("{family}: {what}")))
+    }
+
+    fn registered(self, family: Family) -> Registered {
+        Registered {
+            family,
+            number: self.number,
+            database: self.database,
+        }
     }
 }
 
@@ -69,23 +88,26 @@ fn select(condition: &str) -> Statement {
 const UNREAD: &str = "families were not read";
 
 /// The condition that leaves out families that were removed.
-pub(super) const NOT_REMOVED: &str = "state <> 'removed'";
+pub const NOT_REMOVED: &str = "state <> 'removed'";
+
+/// The lock of a family's row against a removal.
+pub const SHARED: &str = "LOCK IN SHARE MODE";
 
 /// Returns the query for the holder of a number, without a row if no family uses it. The family's
 /// row stays locked, so that it is not removed before the transaction ends.
 ///
 /// A removed family leaves its number to a later one of its name, whose hits may go to another
 /// table.
-pub(super) fn holder_of(number: &str) -> String {
+pub fn holder_of(number: &str, lock: &str) -> String {
     format!(
         "SELECT CONCAT(f.namespace, '/', f.name, '/', f.database_id, '/', f.kind, '/', f.target) \
          FROM counterfoil_families AS f FORCE INDEX (PRIMARY) \
-         WHERE f.number = {number} AND f.state = 'used' LOCK IN SHARE MODE"
+         WHERE f.number = {number} AND f.state = 'used' {lock}"
     )
 }
 
 /// Returns whether that is the holder which this process knows under the family's number.
-pub(super) fn is_holder(registered: &Registered, holder: &[u8]) -> bool {
+pub fn is_holder(registered: &Registered, holder: &[u8]) -> bool {
     let Registered {
         family, database, ..
     } = registered;
@@ -94,53 +116,105 @@ pub(super) fn is_holder(registered: &Registered, holder: &[u8]) -> bool {
 }
 
 /// Returns the error for a family that the database does not have under its number.
-pub(super) fn not_registered(Registered { family, number, .. }: &Registered) -> sqlx::Error {
+pub fn not_registered(Registered { family, number, .. }: &Registered) -> sqlx::Error {
     let why = "it was removed or registered anew, its number of partitions was changed, or the database lost its registration";
     let what = format!("{family} is not registered as number {number}: {why}");
-    sqlx::Error::Configuration(Error::mismatch(what).into())
+    fault::from_own(Error::mismatch(what))
 }
 
 /// Refuses a family that the database does not have under its number and with its partitions, and
 /// otherwise locks its row against a removal.
-pub(super) async fn refuse_unregistered(
+pub async fn refuse_unregistered(
     transaction: &mut Session,
     registered: &Registered,
+    lock: &str,
 ) -> Result<(), sqlx::Error> {
     // a process with a former number of partitions does not see all hits
-    let holder = Statement::new(holder_of("? AND f.partitions = ?"));
-    let holder = holder.bind(registered.number);
-    let holder = holder.bind(registered.family.partitions);
-    let holder: Vec<(Vec<u8>,)> = transaction.fetch(holder).await?;
-    let mut holder = holder.iter();
-    if holder.any(|(holder,)| is_holder(registered, holder)) {
-        Ok(())
-    } else {
-        Err(not_registered(registered))
+    let holder = Statement::new(holder_of("? AND f.partitions = ?", lock));
+    let holder = holder
+        .bind(registered.number)
+        .bind(registered.family.partitions);
+    match transaction.fetch::<(Vec<u8>,)>(holder).await?.pop() {
+        Some((holder,)) if is_holder(registered, &holder) => Ok(()),
+        _ => Err(not_registered(registered)),
     }
 }
 
 /// Registers the family unless it is registered. One that was removed is registered anew, except
 /// `again`.
-pub(super) async fn register(
-    database: &Database,
-    family: &Family,
-    again: bool,
-) -> Result<Registered> {
-    // an existing row stays unchanged
-    const INSERT: &str = "INSERT INTO counterfoil_families \
-         (namespace, name, settings, database_id, kind, partitions, wide, durability, target, shape) \
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON DUPLICATE KEY UPDATE number = number";
-    if let Some(registered) = find(database, family, again).await? {
-        return Ok(registered);
+pub async fn register(database: &Database, family: &Family, again: bool) -> Result<Registered> {
+    let known = database.read::<Known>(UNREAD, by_name(family, ""));
+    if let Some(known) = known
+        .await?
+        .pop()
+        .filter(|known| again || known.state != "removed")
+    {
+        known.refuse_other(family)?;
+        if known.settings == family.settings() {
+            return Ok(known.registered(family.clone()));
+        }
     }
-    let insert = bind_name(Statement::new(INSERT), family).bind(family.settings());
-    let insert = bind_identity(insert.bind(database_id(database).await?), family);
-    database
-        .transact("a family was not registered", insert)
-        .await?;
-    // another process may have been first, with another configuration
-    let absent = || Error::store(format!("{family} was registered, but is missing"));
-    find(database, family, again).await?.ok_or_else(absent)
+    let failed = format!("{family} was not registered");
+    let family = family.clone();
+    database.transact(failed, Register { family, again }).await
+}
+
+/// A transaction that writes a family's row, with the settings of this process.
+struct Register {
+    family: Family,
+    again: bool,
+}
+
+impl UnitOfWork for Register {
+    type Output = Registered;
+
+    async fn run(&self, transaction: &mut Session) -> Result<Registered, sqlx::Error> {
+        const FIRST: &str = "SELECT database_id FROM counterfoil_families ORDER BY number LIMIT 1";
+        // a duplicate key is a conflict with another process, after which this one finds its row
+        const INSERT: &str = "INSERT INTO counterfoil_families \
+             (namespace, name, settings, database_id, kind, partitions, wide, durability, target, shape) \
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+        const UPDATE: &str = "UPDATE counterfoil_families SET settings = ? WHERE number = ?";
+        let family = &self.family;
+        let locked = by_name(family, "FOR UPDATE");
+        let mut found = transaction.fetch::<Known>(locked.clone()).await?.pop();
+        let write = match &found {
+            None => {
+                // if two processes make an id at a time, it is harmless: only those of one family
+                // are compared
+                let id = transaction
+                    .fetch(Statement::new(FIRST))
+                    .await?
+                    .pop()
+                    .map_or_else(salt, |(id,)| Ok(id));
+                let insert = bind_name(Statement::new(INSERT), family).bind(family.settings());
+                let id = id.map_err(fault::from_own)?;
+                Some(bind_identity(insert.bind(id), family))
+            }
+            Some(known) if known.state == "removed" && !self.again => {
+                Some(configure(family, "state = 'removed'"))
+            }
+            Some(_) => None,
+        };
+        if let Some(write) = write {
+            transaction.execute(write).await?;
+            found = transaction.fetch(locked).await?.pop();
+        }
+        let known = found.ok_or(sqlx::Error::RowNotFound)?;
+        known.refuse_other(family).map_err(fault::from_own)?;
+        if known.settings != family.settings() {
+            let update = Statement::new(UPDATE).bind(family.settings());
+            transaction.execute(update.bind(known.number)).await?;
+        }
+        Ok(known.registered(family.clone()))
+    }
+}
+
+fn by_name(family: &Family, lock: &str) -> Statement {
+    bind_name(
+        select(&format!("WHERE namespace = ? AND name = ? {lock}")),
+        family,
+    )
 }
 
 fn bind_name(statement: Statement, family: &Family) -> Statement {
@@ -150,76 +224,14 @@ fn bind_name(statement: Statement, family: &Family) -> Statement {
 }
 
 fn bind_identity(statement: Statement, family: &Family) -> Statement {
-    let identity = family.identity().into_iter();
-    identity.fold(statement, |statement, (_, value)| statement.bind(value))
-}
-
-/// Returns the id of the database, or a new one if no family is registered. Two processes that both
-/// make one at the same time register families with two ids, which is harmless: only the ids of one
-/// family are compared.
-async fn database_id(database: &Database) -> Result<String> {
-    const FIRST: &str = "SELECT database_id FROM counterfoil_families ORDER BY number LIMIT 1";
-    let ids: Vec<(String,)> = database.read(UNREAD, Statement::new(FIRST)).await?;
-    match ids.into_iter().next() {
-        Some((id,)) => Ok(id),
-        None => salt(),
-    }
-}
-
-/// Returns the family as registered, and writes this process's settings beside its identity.
-async fn find(database: &Database, family: &Family, again: bool) -> Result<Option<Registered>> {
-    let by_name = bind_name(select("WHERE namespace = ? AND name = ?"), family);
-    let read = || database.read::<Known>(UNREAD, by_name.clone());
-    let mut found = read().await?.pop();
-    if found.as_ref().is_some_and(|known| known.state == "removed") {
-        if again {
-            return Err(Error::mismatch(format!("{family} was removed")));
-        }
-        take_over(database, family).await?;
-        found = read().await?.pop();
-    }
-    let Some(known) = found else {
-        return Ok(None);
-    };
-    if known.state != "used" {
-        let why = "its removal was interrupted; repeat it (`counterfoil family remove`)";
-        return Err(Error::mismatch(format!("{family}: {why}")));
-    }
-    known.refuse_difference(family)?;
-    let settings = family.settings();
-    if known.settings != settings {
-        const UPDATE: &str =
-            "UPDATE counterfoil_families SET settings = ? WHERE number = ? AND settings = ?";
-        let update = Statement::new(UPDATE).bind(settings).bind(known.number);
-        let update = update.bind(&*known.settings);
-        let failed = format!("{family}: its settings were not written");
-        if database.transact(failed, update).await? == 0 {
-            // another process was first, and may have changed the identity
-            let now = read().await?;
-            now.iter()
-                .try_for_each(|now| now.refuse_difference(family))?;
-        }
-    }
-    Ok(Some(Registered {
-        family: family.clone(),
-        number: known.number,
-        database: known.database.clone(),
-    }))
-}
-
-/// Registers a family under the number of a removed one of its name, unless another process did.
-async fn take_over(database: &Database, family: &Family) -> Result<()> {
-    let update = configure(family, "state = 'removed'");
-    let failed = "a family was not registered";
-    database.transact(failed, update).await.map(drop)
+    family
+        .identity()
+        .into_iter()
+        .fold(statement, |statement, (_, value)| statement.bind(value))
 }
 
 /// Replaces the configuration by `after` if it is still `before`.
-pub(super) async fn reconfigure(
-    database: &Database,
-    before: &Family,
-    after: &Family,
-) -> Result<()> {
+pub async fn reconfigure(database: &Database, before: &Family, after: &Family) -> Result<()> {
     const IS_BEFORE: &str = "state = 'used' AND kind = ? AND partitions = ? AND wide = ? \
          AND durability = ? AND target = ? AND shape = ?";
     let update = bind_identity(configure(after, IS_BEFORE), before);
@@ -244,26 +256,22 @@ fn configure(family: &Family, condition: &str) -> Statement {
 
 /// Returns all families, each with the settings of the process that opened it last, or the error in
 /// them.
-pub(super) async fn list(database: &Database) -> Result<Vec<(String, Result<Registered>)>> {
+pub async fn list(database: &Database) -> Result<Vec<(String, Result<Registered>)>> {
     let select = select(&format!("WHERE {NOT_REMOVED} ORDER BY number"));
     let known = database.read::<Known>(UNREAD, select).await?;
-    let listed = known.iter().map(|known| {
+    let listed = known.into_iter().map(|known| {
         let name = format!("{}/{}", known.namespace, known.name);
         (name, registered(known))
     });
     Ok(listed.collect())
 }
 
-fn registered(known: &Known) -> Result<Registered> {
+fn registered(known: Known) -> Result<Registered> {
     let family = Family::from_settings(&known.namespace, &known.name, &known.settings)?;
     if let Some((setting, known, written)) = known.difference(&family) {
         return Err(Error::mismatch(format!(
             "{family}: {setting} is {known:?}, and {written:?} in its settings: open it once"
         )));
     }
-    Ok(Registered {
-        family,
-        number: known.number,
-        database: known.database.clone(),
-    })
+    Ok(known.registered(family))
 }

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 
 use sqlx::mysql::MySqlDatabaseError;
 
-use super::state::Unfit;
 use crate::error::{Error, ErrorKind};
 
 /// Wraps an error of the database; `what` names the failure. Returns an error of this crate as it
@@ -16,8 +15,6 @@ pub fn store(what: impl Into<Cow<'static, str>>) -> impl FnOnce(sqlx::Error) -> 
         }
         let kind = if blames_table(&source) {
             ErrorKind::Mismatch
-        } else if unfit(&source).is_some_and(|unfit| unfit.is_read_only) {
-            ErrorKind::Unsafe
         } else if source.as_database_error().is_none() || concerns_server(&source) {
             ErrorKind::Store
         } else {
@@ -106,8 +103,8 @@ pub fn concerns_server(error: &sqlx::Error) -> bool {
         || number(error).is_some_and(|number| BY_NUMBER.contains(&number))
 }
 
-/// Returns `true` if another session has locked a row or table for as long as the transaction waits:
-/// 1205.
+/// Returns `true` if another session has locked a row or table for as long as the transaction
+/// waits: 1205.
 pub fn is_locked(error: &sqlx::Error) -> bool {
     number(error) == Some(1205)
 }
@@ -144,16 +141,13 @@ pub fn ends_session(error: &sqlx::Error) -> bool {
     is_lost(error) || is_demoted(error) || matches!(error, sqlx::Error::Protocol(_))
 }
 
-/// Returns the error of this crate with which work ended its transaction, if it did.
-fn own(error: &sqlx::Error) -> Option<&Error> {
-    match error {
-        sqlx::Error::Configuration(error) => error.downcast_ref(),
-        _ => None,
-    }
+/// Returns the error with which work ends its transaction, or a session refuses its use.
+pub fn from_own(error: Error) -> sqlx::Error {
+    sqlx::Error::Configuration(error.into())
 }
 
-/// Returns the reason why the session is not used, if that is the error.
-pub fn unfit(error: &sqlx::Error) -> Option<&Unfit> {
+/// Returns the error of this crate that [`from_own`] wrapped.
+pub fn own(error: &sqlx::Error) -> Option<&Error> {
     match error {
         sqlx::Error::Configuration(error) => error.downcast_ref(),
         _ => None,

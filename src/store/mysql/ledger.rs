@@ -16,8 +16,8 @@ use crate::store::{Batch, Incarnation, LedgerRow, Mark, Nonce, Registered};
 /// The maximum number of rows in a statement.
 const CHUNK: usize = 10_000;
 
-/// A [`Mark`] of the ledger `l` as text, empty if the row does not exist: the number, the nonce, and
-/// the position in hexadecimal digits. A reply costs more with each of its columns.
+/// A [`Mark`] of the ledger `l` as text, empty if the row does not exist: the number, the nonce,
+/// and the position in hexadecimal digits. A reply costs more with each of its columns.
 pub const MARK: &str = "CAST(CONCAT_WS(' ', l.seq, l.nonce, HEX(l.position)) AS CHAR)";
 
 /// The columns of a key and a mark in a statement's JSON; the position in hexadecimal digits, or
@@ -55,7 +55,7 @@ pub async fn lock(
 ) -> Result<Locked, sqlx::Error> {
     let lock = Statement::new(format!(
         "SELECT CAST({INPUT}.pos AS UNSIGNED), {MARK}, ({}) FROM {} LEFT JOIN {} FOR UPDATE",
-        families::holder_of(&format!("{INPUT}.family")),
+        families::holder_of(&format!("{INPUT}.family"), families::SHARED),
         json::derived_table(ROW[..3].iter().copied()),
         by_key()
     ));

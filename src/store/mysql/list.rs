@@ -7,7 +7,6 @@ use sqlx::{FromRow, Row};
 use super::MysqlStore;
 use super::json::hex;
 use super::lookup;
-use super::session::Database;
 use super::statement::Statement;
 use super::target::{self, Segment, StoredKey, Target};
 use crate::error::{Error, Result};
@@ -26,51 +25,6 @@ struct Range<'p> {
     to: Vec<u8>,
 }
 
-/// Returns up to `limit` ids that begin with `prefix` and come after `after`, with their values.
-///
-/// The key columns whose segments the prefix gives in full are looked up. If a single VARBINARY
-/// column is left, the statement reads a range of the index, no further than the limit. Otherwise
-/// it builds the ids as text, filters and sorts them. That reads all rows with those leading
-/// columns, or the whole table if the prefix gives none.
-pub async fn list(
-    database: &Database,
-    target: &Target,
-    family: &Registered,
-    prefix: &str,
-    after: Option<&str>,
-    limit: usize,
-) -> Result<Vec<(String, i64)>> {
-    let mut found = Vec::new();
-    let Some(mut range) = Range::new(family, prefix, after) else {
-        return Ok(found);
-    };
-    let select = select(target, range.fixed.len(), family.family.separator());
-    let select = target::bind(select, range.fixed);
-    while found.len() < limit {
-        let want = limit - found.len();
-        let page = select.clone().bind(&range.from).bind(&range.to);
-        let page = database.read("counters were not listed", page.bind(want as u64));
-        let rows: Vec<(Vec<u8>, String)> = page.await?;
-        let is_last = rows.len() < want;
-        for (rest, digits) in rows {
-            // skips a row whose columns spell no valid id, such as the day 0000-00-00
-            if let Ok(rest) = std::str::from_utf8(&rest)
-                && let id = format!("{}{rest}", range.lead)
-                && family.family.check_id(&id).is_ok()
-            {
-                let value = lookup::value(family, &id, &digits)?;
-                found.push((id, value));
-            }
-            range.from = rest;
-            range.from.push(0);
-        }
-        if is_last {
-            break;
-        }
-    }
-    Ok(found)
-}
-
 impl<'p> Range<'p> {
     /// Returns `None` if no id can be in the range.
     fn new(family: &Registered, prefix: &'p str, after: Option<&str>) -> Option<Self> {
@@ -80,8 +34,7 @@ impl<'p> Range<'p> {
                 let mut given: Vec<_> = prefix.splitn(table.keys.len(), table.separator).collect();
                 let rest = given.pop().unwrap_or_default();
                 let fixed = given.into_iter().zip(&table.keys).map(|(text, (_, kind))| {
-                    let is_canonical = kind.is_canonical(text);
-                    is_canonical.then(|| Segment::new(*kind, text))
+                    kind.is_canonical(text).then(|| Segment::new(*kind, text))
                 });
                 (fixed.collect::<Option<_>>()?, rest)
             }
@@ -129,6 +82,52 @@ fn select(target: &Target, fixed: usize, separator: char) -> Statement {
 }
 
 impl MysqlStore {
+    /// Returns up to `limit` ids that begin with `prefix` and come after `after`, with their values.
+    ///
+    /// The key columns whose segments the prefix gives in full are looked up. If a single VARBINARY
+    /// column is left, the statement reads a range of the index, no further than the limit. Otherwise
+    /// it builds the ids as text, filters and sorts them. That reads all rows with those leading
+    /// columns, or the whole table if the prefix gives none.
+    pub(super) async fn list_ids(
+        &self,
+        family: &Registered,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Result<Vec<(String, i64)>> {
+        let (mut found, target) = (Vec::new(), self.target(&family.family).await?);
+        let Some(mut range) = Range::new(family, prefix, after) else {
+            return Ok(found);
+        };
+        let select = select(&target, range.fixed.len(), family.family.separator());
+        let select = target::bind(select, range.fixed);
+        while found.len() < limit {
+            let want = limit - found.len();
+            let page = select.clone().bind(&range.from).bind(&range.to);
+            let rows: Vec<(Vec<u8>, String)> = self
+                .primary
+                .read("counters were not listed", page.bind(want as u64))
+                .await?;
+            let is_last = rows.len() < want;
+            for (rest, digits) in rows {
+                // skips a row whose columns spell no valid id, such as the day 0000-00-00
+                if let Ok(rest) = std::str::from_utf8(&rest)
+                    && let id = format!("{}{rest}", range.lead)
+                    && family.family.check_id(&id).is_ok()
+                {
+                    let value = lookup::value(family, &id, &digits)?;
+                    found.push((id, value));
+                }
+                range.from = rest;
+                range.from.push(0);
+            }
+            if is_last {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
     /// Returns up to `limit` ids of the family's counters that come after `after` in the order of
     /// the key columns. It reads a range of the key, however many ids come before.
     pub(crate) async fn ids_after(
@@ -139,20 +138,13 @@ impl MysqlStore {
     ) -> Result<IdPage> {
         let target = self.target(&family.family).await?;
         let keys = target.id_keys();
-        let columns: Vec<_> = keys.iter().map(|key| format!("t.{}", key.column)).collect();
+        let columns: Vec<_> = keys.iter().map(|key| key.column.clone()).collect();
         let of_family = match family.family.table {
-            None => format!("t.family = {}", family.number),
-            Some(_) => "TRUE".to_owned(),
+            None => format!(" AND family = {}", family.number),
+            Some(_) => String::new(),
         };
-        let parameters: Vec<_> = keys.iter().map(StoredKey::parameter).collect();
-        let (is_after, segments) = self::after(family, after, &columns, &parameters)?;
-        let select = Statement::new(format!(
-            "SELECT {} FROM {} AS t WHERE {of_family}{is_after} ORDER BY {} LIMIT ?",
-            target::join(keys, ", ", StoredKey::bytes),
-            target.name,
-            columns.join(", "),
-        ));
-        let select = target::bind(select, segments);
+        let after = page_start(family, after)?;
+        let select = select_ids(&target.name, keys, &columns, &of_family, &after, false);
         let rows = self
             .primary
             .read("ids were not listed", select.bind(limit as u64));
@@ -160,26 +152,54 @@ impl MysqlStore {
     }
 }
 
-/// Returns the condition that a row comes after that of an id, in the order of its columns. It
-/// begins with AND; for the first page it is empty. Its parameters follow, the first column's twice.
-pub fn after<'id>(
-    family: &Registered,
-    id: Option<&'id str>,
+/// Returns the key of the id after which a page begins, or none for the first page.
+pub fn page_start<'id>(family: &Registered, id: Option<&'id str>) -> Result<Vec<Segment<'id>>> {
+    id.map(|id| target::segments(family, id).map_err(Error::invalid))
+        .unwrap_or(Ok(Vec::new()))
+}
+
+/// Returns the SELECT of the ids after a key, in the order of these columns: up to a limit, which
+/// is its last parameter, and more if their collation takes several for equal, which then are on
+/// one page. Parameters are `as_text` if the columns may have any character set.
+pub fn select_ids(
+    table: &str,
+    keys: &[StoredKey],
     columns: &[String],
-    parameters: &[String],
-) -> Result<(String, Vec<Segment<'id>>)> {
-    let (Some(id), [first, ..]) = (id, columns) else {
-        return Ok((String::new(), Vec::new()));
+    condition: &str,
+    after: &[Segment<'_>],
+    as_text: bool,
+) -> Statement {
+    let each = |text: &dyn Fn(&String) -> String, between| {
+        columns.iter().map(text).collect::<Vec<_>>().join(between)
     };
-    let key = target::segments(family, id).map_err(Error::invalid)?;
-    // the comparison of rows uses no index, and that of the first column does
-    let condition = format!(
-        " AND {first} >= {} AND ({}) > ({})",
-        parameters[0],
-        columns.join(", "),
-        parameters.join(", ")
-    );
-    Ok((condition, [&key[..1], &key].concat()))
+    let spelt = keys.iter().zip(columns);
+    let spelt: Vec<_> = spelt.map(|(key, column)| key.bytes_of(column)).collect();
+    let mut is_after = String::new();
+    if !after.is_empty() {
+        let parameters: Vec<_> = keys.iter().map(|key| key.parameter(as_text)).collect();
+        // the comparison of rows uses no index, and that of the first column does
+        is_after = format!(
+            " AND {} >= {} AND ({}) > ({})",
+            columns[0],
+            parameters[0],
+            columns.join(", "),
+            parameters.join(", ")
+        );
+    }
+    let select = Statement::new(format!(
+        "SELECT {spelt} FROM {table} WHERE ({order}) IN (SELECT {order} FROM (\
+         SELECT DISTINCT {order} FROM {table} WHERE {found}{is_after}{condition} ORDER BY {order} LIMIT ?\
+         ) AS counterfoil_page){condition} GROUP BY {spelt} ORDER BY {}",
+        each(&|column| format!("MIN({column})"), ", "),
+        spelt = spelt.join(", "),
+        order = columns.join(", "),
+        found = each(&|column| format!("{column} IS NOT NULL"), " AND "),
+    ));
+    let bound = keys.iter().zip(after);
+    let twice = bound.clone().take(1).chain(bound);
+    twice.fold(select, |select, (key, segment)| {
+        key.bind(select, *segment, as_text)
+    })
 }
 
 /// Ids in the order of their key columns.
@@ -195,9 +215,11 @@ impl IdPage {
     /// `limit` rows or more may have a next one.
     pub fn new(family: &Registered, rows: Vec<Columns>, limit: usize) -> Result<Self> {
         let is_full = rows.len() >= limit;
-        let ids = rows.into_iter().filter_map(|row| row.id(family));
-        let ids = ids.filter(|id| family.family.check_id(id).is_ok());
-        let ids: Vec<_> = ids.collect();
+        let ids: Vec<_> = rows
+            .into_iter()
+            .filter_map(|row| row.id(family))
+            .filter(|id| family.family.check_id(id).is_ok())
+            .collect();
         if ids.is_empty() && is_full {
             return Err(Error::mismatch(format!(
                 "{}: {limit} successive rows have keys that are not valid ids",
@@ -213,8 +235,10 @@ pub struct Columns(pub Vec<Option<Vec<u8>>>);
 
 impl FromRow<'_, MySqlRow> for Columns {
     fn from_row(row: &MySqlRow) -> Result<Self, sqlx::Error> {
-        let columns = (0..row.len()).map(|index| row.try_get(index));
-        columns.collect::<Result<_, _>>().map(Columns)
+        (0..row.len())
+            .map(|index| row.try_get(index))
+            .collect::<Result<_, _>>()
+            .map(Columns)
     }
 }
 

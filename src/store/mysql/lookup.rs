@@ -1,6 +1,7 @@
 //! Values and ledger as of one moment (docs/protocol.md, section 3.7), and the values that seed
 //! cached counters (section 4).
 
+use super::MysqlStore;
 use super::fault::store;
 use super::json;
 use super::ledger;
@@ -14,62 +15,44 @@ use crate::store::{Incarnation, Mark, Registered, Snapshot};
 /// The digits of the values, and the marks.
 type Found = (Vec<Option<String>>, Vec<Mark>);
 
-/// Reads values and marks as of one moment. Does not read the ledger if no row of it is requested:
-/// a user that only seeds counters may lack the privilege. If `writes`, the server must accept
-/// writes.
-pub async fn read(
-    database: &Database,
-    target: &Target,
-    family: &Registered,
-    ids: &[&str],
-    ledger: &[(u32, Incarnation)],
-    writes: bool,
-) -> Result<Snapshot> {
-    // an id that matches no row is left out of the query
-    let key = |(index, id)| Some((index, target::segments(family, id).ok()?));
-    let (indexes, keys): (Vec<_>, Vec<_>) = ids.iter().copied().enumerate().filter_map(key).unzip();
-    let found = match (&keys[..], ledger) {
-        ([key], [] | [_]) => one(database, target, family, key, ledger.first(), writes).await,
-        _ => many(database, target, family, &keys, ledger, writes).await,
-    };
-    let (digits, ledger) = found.map_err(store("values were not read"))?;
-    let mut values = vec![None; ids.len()];
-    for (index, digits) in indexes.into_iter().zip(digits) {
-        let value = digits.map(|digits| value(family, ids[index], &digits));
-        values[index] = value.transpose()?;
+impl MysqlStore {
+    /// Reads values and marks as of one moment. Does not read the ledger if no row of it is
+    /// requested: a user that only seeds counters may lack the privilege. If `writes`, the server
+    /// must accept writes.
+    pub(super) async fn look_up(
+        &self,
+        database: &Database,
+        family: &Registered,
+        ids: &[&str],
+        ledger: &[(u32, Incarnation)],
+        writes: bool,
+    ) -> Result<Snapshot> {
+        let target = &self.target(&family.family).await?;
+        // an id that matches no row is left out of the query
+        let key = |(index, id)| Some((index, target::segments(family, id).ok()?));
+        let (indexes, keys): (Vec<_>, Vec<_>) =
+            ids.iter().copied().enumerate().filter_map(key).unzip();
+        let found = find(database, target, family, &keys, ledger, writes).await;
+        let (digits, ledger) = found.map_err(store("values were not read"))?;
+        let mut values = vec![None; ids.len()];
+        for (index, digits) in indexes.into_iter().zip(digits) {
+            let value = digits.map(|digits| value(family, ids[index], &digits));
+            values[index] = value.transpose()?;
+        }
+        Ok(Snapshot { values, ledger })
     }
-    Ok(Snapshot { values, ledger })
+
+    /// Leaves the connections to a server that accepts no writes, and refuses it if all lead there.
+    pub(crate) async fn leave_replica(&self) -> Result<()> {
+        let select = Statement::new(format!("SELECT 2, {STATE} AS text"));
+        let state = self.primary.look_up(select, true).await;
+        let _: Vec<(i64, String)> = state.map_err(store("read_only was not read"))?;
+        Ok(())
+    }
 }
 
-/// Looks one id up, the most common read, without the cost of JSON.
-async fn one(
-    database: &Database,
-    target: &Target,
-    family: &Registered,
-    key: &[Segment<'_>],
-    ledger: Option<&(u32, Incarnation)>,
-    writes: bool,
-) -> Result<Found, sqlx::Error> {
-    let key = key.iter().copied();
-    let key = target::family_segment(family).into_iter().chain(key);
-    let lookup = match ledger {
-        None => &target.values,
-        Some(_) => &target.snapshot,
-    };
-    let mut select = target::bind(lookup.one.clone(), key);
-    if let Some((partition, incarnation)) = ledger {
-        select = select.bind(family.number).bind(partition);
-        select = select.bind(incarnation.0);
-    }
-    let found = database.look_up(select, writes).await?.pop();
-    let (kind, state, digits, mark) = found.ok_or(sqlx::Error::RowNotFound)?;
-    let _: (i64, String) = (kind, state);
-    let mark = ledger::mark(mark)?.unwrap_or_default();
-    let marks = ledger.map(|_| mark).into_iter().collect();
-    Ok((vec![digits], marks))
-}
-
-async fn many(
+/// Looks keys up. A single one, the most common read, goes without the cost of JSON.
+async fn find(
     database: &Database,
     target: &Target,
     family: &Registered,
@@ -77,12 +60,25 @@ async fn many(
     ledger: &[(u32, Incarnation)],
     writes: bool,
 ) -> Result<Found, sqlx::Error> {
+    let own = target::family_segment(family);
     let lookup = match ledger {
         [] => &target.values,
         _ => &target.snapshot,
     };
-    let select = lookup.many.clone().bind_rows(keys);
-    let mut select = target::bind(select, target::family_segment(family));
+    if let ([key], [] | [_]) = (keys, ledger) {
+        let key = own.into_iter().chain(key.iter().copied());
+        let mut select = target::bind(lookup.one.clone(), key);
+        for (partition, incarnation) in ledger {
+            select = select.bind(family.number).bind(partition);
+            select = select.bind(incarnation.0);
+        }
+        let found = database.look_up(select, writes).await?.pop();
+        let (kind, state, digits, mark) = found.ok_or(sqlx::Error::RowNotFound)?;
+        let _: (i64, String) = (kind, state);
+        let mark = ledger::mark(mark)?.unwrap_or_default();
+        return Ok((vec![digits], vec![mark; ledger.len()]));
+    }
+    let mut select = target::bind(lookup.many.clone().bind_rows(keys), own);
     if !ledger.is_empty() {
         select = select.bind_rows(ledger).bind(family.number);
     }
@@ -112,12 +108,4 @@ pub fn value(family: &Registered, id: &str, digits: &str) -> Result<i64> {
         )
     };
     digits.parse().map_err(outside)
-}
-
-/// Leaves the connections to a server that accepts no writes, and refuses it if all lead there.
-pub async fn leave_replica(database: &Database) -> Result<()> {
-    let select = Statement::new(format!("SELECT 2, {STATE} AS text"));
-    let state = database.look_up(select, true).await;
-    let _: Vec<(i64, String)> = state.map_err(store("read_only was not read"))?;
-    Ok(())
 }

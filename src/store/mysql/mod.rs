@@ -165,11 +165,6 @@ impl MysqlStore {
         Ok(())
     }
 
-    /// Leaves the connections to a former primary, and refuses it if all lead there.
-    pub(crate) async fn leave_replica(&self) -> Result<()> {
-        lookup::leave_replica(&self.primary).await
-    }
-
     async fn register_with(&self, family: &Family, again: bool) -> Result<Registered> {
         self.ensure_tables().await?;
         self.target(family).await?;
@@ -214,8 +209,10 @@ impl MysqlStore {
             };
             Ok(Arc::new(target))
         };
-        let target = self.targets.try_get_with_by_ref(&family.table, learn);
-        target.await.map_err(|error: Arc<Error>| (*error).clone())
+        self.targets
+            .try_get_with_by_ref(&family.table, learn)
+            .await
+            .map_err(|error: Arc<Error>| (*error).clone())
     }
 }
 
@@ -268,8 +265,7 @@ impl Store for MysqlStore {
             ReadFrom::Nearest => replica.unwrap_or(&self.primary),
             ReadFrom::Primary => &self.primary,
         };
-        let target = self.target(&family.family).await?;
-        lookup::read(database, &target, family, ids, ledger, false).await
+        self.look_up(database, family, ids, ledger, false).await
     }
 
     async fn list(
@@ -279,14 +275,12 @@ impl Store for MysqlStore {
         after: Option<&str>,
         limit: usize,
     ) -> Result<Vec<(String, i64)>> {
-        let target = self.target(&family.family).await?;
-        list::list(&self.primary, &target, family, prefix, after, limit).await
+        self.list_ids(family, prefix, after, limit).await
     }
 
     async fn rows(&self, family: &Registered, ids: &[&str]) -> Result<Vec<Option<i64>>> {
-        let target = self.target(&family.family).await?;
-        let snapshot = lookup::read(&self.primary, &target, family, ids, &[], true).await?;
-        Ok(snapshot.values)
+        let snapshot = self.look_up(&self.primary, family, ids, &[], true);
+        Ok(snapshot.await?.values)
     }
 
     fn as_mysql(&self) -> Option<&MysqlStore> {

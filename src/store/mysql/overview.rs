@@ -1,6 +1,5 @@
-//! All families at a glance, for operators: one statement per table, for any number of families.
+//! All families at a glance, for operators: one statement for any number of them.
 
-use std::collections::HashMap;
 use std::time::SystemTime;
 
 use super::MysqlStore;
@@ -43,59 +42,61 @@ pub struct RecountRun {
 }
 
 impl MysqlStore {
-    /// Returns the state of every registered family, in the order of registration, by
-    /// the same statements for any number of families. They do not read one snapshot.
+    /// Returns the state of every registered family, in the order of registration, by one statement
+    /// for any number of families.
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
     pub async fn overview(&self) -> Result<Vec<Overview>> {
-        const UNREAD: &str = "the overview was not read";
-        let families = format!(
-            "SELECT number, namespace, name FROM counterfoil_families WHERE {NOT_REMOVED} ORDER BY number"
-        );
         // converts each row before taking the latest, so that the session's time zone has no effect
-        let saved = "SELECT family, CAST(MAX(UNIX_TIMESTAMP(applied_at)) * 1000 AS UNSIGNED) \
-             FROM counterfoil_ledger GROUP BY family";
-        let rejects = "SELECT family, CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects \
-             WHERE applied_at IS NULL GROUP BY family";
-        let recounts = format!(
-            "SELECT r.family, r.run, r.checked, r.drifted, {}, {}, {} \
-             FROM (SELECT family, MAX(run) AS run FROM counterfoil_recounts GROUP BY family) AS latest \
-             STRAIGHT_JOIN counterfoil_recounts AS r ON r.family = latest.family AND r.run = latest.run",
+        let select = Statement::new(format!(
+            "SELECT f.namespace, f.name, \
+             (SELECT MAX({}) FROM counterfoil_ledger AS l WHERE l.family = f.number), \
+             (SELECT CAST(COUNT(*) AS UNSIGNED) FROM counterfoil_rejects AS o \
+             WHERE o.family = f.number AND o.applied_at IS NULL), \
+             r.run, r.checked, r.drifted, {}, {}, {} \
+             FROM counterfoil_families AS f LEFT JOIN counterfoil_recounts AS r ON r.family = f.number \
+             AND r.run = (SELECT MAX(run) FROM counterfoil_recounts AS a WHERE a.family = f.number) \
+             WHERE {NOT_REMOVED} ORDER BY f.number",
+            unix_ms("l.applied_at"),
             unix_ms("r.started_at"),
             unix_ms("r.touched_at"),
             unix_ms("r.finished_at")
-        );
-        let families = self.primary.read(UNREAD, Statement::new(families)).await?;
-        let saved = self.primary.read(UNREAD, Statement::new(saved)).await?;
-        let rejects = self.primary.read(UNREAD, Statement::new(rejects)).await?;
-        let recounts = self.primary.read(UNREAD, Statement::new(recounts)).await?;
-        let mut saved: HashMap<u64, u64> = saved.into_iter().collect();
-        let mut rejects: HashMap<u64, u64> = rejects.into_iter().collect();
-        let mut recounts: HashMap<u64, RecountRun> = recounts
-            .into_iter()
-            .map(
-                |(family, run, checked, drifted, started, touched, finished)| {
-                    let finished: Option<u64> = finished;
-                    let run = RecountRun {
-                        run,
-                        checked,
-                        drifted,
-                        started: time(started),
-                        touched: time(touched),
-                        finished: finished.map(time),
-                    };
-                    (family, run)
-                },
-            )
-            .collect();
-        let overview = |(number, namespace, family)| Overview {
-            namespace: text(namespace),
-            family: text(family),
-            last_saved: saved.remove(&number).map(time),
-            rejects: rejects.remove(&number).unwrap_or(0),
-            recount: recounts.remove(&number),
+        ));
+        let rows = self.primary.read("the overview was not read", select);
+        let overview = |(
+            namespace,
+            family,
+            saved,
+            rejects,
+            run,
+            checked,
+            drifted,
+            started,
+            touched,
+            finished,
+        )| {
+            let [saved, run, checked, drifted]: [Option<u64>; 4] = [saved, run, checked, drifted];
+            let [started, touched, finished] =
+                [started, touched, finished].map(|at: Option<u64>| at.map(time));
+            let recount = || {
+                Some(RecountRun {
+                    run: run?,
+                    checked: checked?,
+                    drifted: drifted?,
+                    started: started?,
+                    touched: touched?,
+                    finished,
+                })
+            };
+            Overview {
+                namespace: text(namespace),
+                family: text(family),
+                last_saved: saved.map(time),
+                rejects,
+                recount: recount(),
+            }
         };
-        Ok(families.into_iter().map(overview).collect())
+        Ok(rows.await?.into_iter().map(overview).collect())
     }
 }

@@ -32,7 +32,7 @@ pub struct Run {
 
 /// The state of a run after its holder's last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RunState {
+pub enum RunState {
     /// The holder continues.
     Held,
     /// Another process may continue it at once.
@@ -45,13 +45,13 @@ pub(crate) enum RunState {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
     /// `true` once the run has passed the counters and checks the source's ids.
-    pub(crate) from_source: bool,
-    pub(crate) after: Option<String>,
+    pub from_source: bool,
+    pub after: Option<String>,
 }
 
 /// The result of an attempt to begin a run.
 #[derive(Debug)]
-pub(crate) enum Begun {
+pub enum Begun {
     Run(Run),
     /// Another process works on the run.
     Held,
@@ -61,14 +61,14 @@ pub(crate) enum Begun {
 
 /// An id whose counter differs from its rows, with the correction.
 #[derive(Clone, Debug)]
-pub(crate) struct Drifted {
-    pub(crate) id: String,
-    pub(crate) before: i64,
-    pub(crate) rows: i64,
-    pub(crate) after: i64,
-    pub(crate) delta: i64,
+pub struct Drifted {
+    pub id: String,
+    pub before: i64,
+    pub rows: i64,
+    pub after: i64,
+    pub delta: i64,
     /// The reason if nothing is added.
-    pub(crate) only_noted: Option<&'static str>,
+    pub only_noted: Option<&'static str>,
 }
 
 /// The drift of one counter, as a recount found it.
@@ -94,8 +94,8 @@ pub struct Drift {
 
 impl MysqlStore {
     /// Returns up to `limit` counters that a run of the family found different from their rows,
-    /// ascending by id, after `after`. `run` is the number from [`Recounted`](crate::recount::Recounted).
-    /// They stay until they are [purged](Self::purge).
+    /// ascending by id, after `after`. `run` is the number from
+    /// [`Recounted`](crate::recount::Recounted). They stay until they are [purged](Self::purge).
     ///
     /// # Errors
     /// [`Store`](crate::ErrorKind::Store) if the database is unreachable.
@@ -113,9 +113,12 @@ impl MysqlStore {
             unix_ms("found_at")
         ));
         let after = after.unwrap_or_default().as_bytes();
-        let select = select.bind(family.namespace.as_bytes());
-        let select = select.bind(family.name.as_bytes());
-        let select = select.bind(run).bind(after).bind(limit);
+        let select = select
+            .bind(family.namespace.as_bytes())
+            .bind(family.name.as_bytes())
+            .bind(run)
+            .bind(after)
+            .bind(limit);
         let rows = self.primary.read("drift was not read", select).await?;
         let drift = |(id, before, rows, after, delta, note, at)| Drift {
             id: text(id),
@@ -149,8 +152,10 @@ impl MysqlStore {
             .bind(run.checked)
             .bind(run.drifted)
             .bind(state == RunState::Held)
-            .bind(state == RunState::Finished);
-        let update = update.bind(run.family).bind(run.number).bind(run.holder);
+            .bind(state == RunState::Finished)
+            .bind(run.family)
+            .bind(run.number)
+            .bind(run.holder);
         // sqlx asks the server for rows found
         let updated = self
             .primary
@@ -158,14 +163,16 @@ impl MysqlStore {
         Ok(updated.await? == 1)
     }
 
-    /// Returns the time since the family's last finished run ended; `None` if there is none.
-    pub(crate) async fn recounted_ago(&self, family: &Registered) -> Result<Option<Duration>> {
-        const AGE: &str = "SELECT CAST(GREATEST(TIMESTAMPDIFF(MICROSECOND, MAX(finished_at), CURRENT_TIMESTAMP(3)), 0) \
-             AS UNSIGNED) FROM counterfoil_recounts WHERE family = ?";
-        let select = Statement::new(AGE).bind(family.number);
-        let age = self.primary.read_one("recounts were not read", select);
-        let (age,): (Option<u64>,) = age.await?;
-        Ok(age.map(Duration::from_micros))
+    /// Returns when the family's last finished run ended; `None` if there is none.
+    pub(crate) async fn recounted_at(&self, family: &Registered) -> Result<Option<SystemTime>> {
+        let select = Statement::new(format!(
+            "SELECT MAX({}) FROM counterfoil_recounts WHERE family = ?",
+            unix_ms("finished_at")
+        ))
+        .bind(family.number);
+        let finished = self.primary.read_one("recounts were not read", select);
+        let (finished,): (Option<u64>,) = finished.await?;
+        Ok(finished.map(time))
     }
 
     /// Returns the approximate number of the family's counters.
@@ -217,7 +224,7 @@ impl MysqlStore {
 /// The rejects of some counters at one moment, by id: their number, the number of their deltas, and
 /// that of the open ones. Values do not contain rejected hits, which may still be applied.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Rejections(HashMap<Vec<u8>, (u64, u64, u64)>);
+pub struct Rejections(HashMap<Vec<u8>, (u64, u64, u64)>);
 
 impl Rejections {
     fn select<'i>(family: &Registered, ids: impl Iterator<Item = &'i str>) -> Statement {
@@ -227,8 +234,8 @@ impl Rejections {
              FROM {} STRAIGHT_JOIN counterfoil_rejects AS r FORCE INDEX (open_reject) \
              ON r.family = ? AND r.id = UNHEX({INPUT}.id) GROUP BY r.id",
             json::table([("id", ID)])
-        ));
-        let select = select.bind_rows(ids.map(|id| (hex(id),)));
+        ))
+        .bind_rows(ids.map(|id| (hex(id),)));
         select.bind(family.number)
     }
 
@@ -248,22 +255,20 @@ impl Rejections {
 }
 
 /// An attempt to begin a run.
-pub(crate) struct Begin {
-    pub(crate) family: Arc<Registered>,
+pub struct Begin {
+    pub family: Arc<Registered>,
     /// A random number of this process.
-    pub(crate) holder: u64,
+    pub holder: u64,
     /// The time after which a run that no process has touched is taken over.
-    pub(crate) lease: Duration,
+    pub lease: Duration,
     /// The time that must have passed since the last run began.
-    pub(crate) every: Duration,
+    pub every: Duration,
 }
 
 impl UnitOfWork for Begin {
     type Output = Begun;
 
     async fn run(&self, transaction: &mut Session) -> Result<Begun, sqlx::Error> {
-        // if two processes begin a run, the second waits here and finds the first one's run
-        const LOCK: &str = "SELECT number FROM counterfoil_families WHERE number = ? FOR UPDATE";
         const LAST: &str = "SELECT run, holder, finished_at IS NOT NULL, \
              ABS(TIMESTAMPDIFF(MICROSECOND, started_at, CURRENT_TIMESTAMP(3))), \
              ABS(TIMESTAMPDIFF(MICROSECOND, touched_at, CURRENT_TIMESTAMP(3))), from_source, last_id, \
@@ -283,10 +288,10 @@ impl UnitOfWork for Begin {
         // a clock that stepped makes a run look old: an early run or takeover costs only work
         let age = |us: i64| Duration::from_micros(us.unsigned_abs());
         let mut write = INSERT;
-        let by_family = |text| Statement::new(text).bind(self.family.number);
-        transaction.fetch::<()>(by_family(LOCK)).await?;
-        families::refuse_unregistered(transaction, &self.family).await?;
-        let last = transaction.fetch(by_family(LAST)).await?.pop();
+        // if two processes begin a run, the second waits here and finds the first one's run
+        families::refuse_unregistered(transaction, &self.family, "FOR UPDATE").await?;
+        let last = Statement::new(LAST).bind(self.family.number);
+        let last = transaction.fetch(last).await?.pop();
         if let Some((
             last,
             holder,
@@ -316,8 +321,10 @@ impl UnitOfWork for Begin {
                 write = TAKE;
             }
         }
-        let write = Statement::new(write).bind(run.holder);
-        let write = write.bind(run.family).bind(run.number);
+        let write = Statement::new(write)
+            .bind(run.holder)
+            .bind(run.family)
+            .bind(run.number);
         transaction.execute(write).await?;
         Ok(Begun::Run(run))
     }
@@ -337,7 +344,7 @@ impl UnitOfWork for Correct {
     type Output = Option<Vec<Drifted>>;
 
     async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
-        families::refuse_unregistered(transaction, &self.family).await?;
+        families::refuse_unregistered(transaction, &self.family, families::SHARED).await?;
         let mut done = HashMap::new();
         if self.out != Some(Guard::RecountRun) {
             if !self.is_held(transaction).await? {
@@ -360,13 +367,15 @@ impl UnitOfWork for Correct {
             let now = Rejections::new(now.await?);
             open.retain(|one| self.rejections.allow(&now, &one.id));
         }
-        let to_add = open.iter().enumerate();
-        let to_add = to_add.filter(|(_, one)| one.only_noted.is_none() && one.delta != 0);
+        let to_add = open
+            .iter()
+            .enumerate()
+            .filter(|(_, one)| one.only_noted.is_none() && one.delta != 0);
         let ids = to_add.map(|(index, one)| (index, one.id.as_bytes(), one.delta));
         let mut refused = Refused::new();
-        let mut deltas = add::deltas(&self.family, ids, &mut refused);
-        let locked = add::take_locked(transaction, &self.target, &mut deltas).await?;
-        add::add(transaction, &self.target, deltas, &mut refused).await?;
+        let (family, target) = (&self.family, &self.target);
+        let added = add::add_unlocked(transaction, family, target, ids, false, &mut refused);
+        let locked = added.await?;
         for (index, mut one) in open.into_iter().enumerate() {
             // left for the next run
             if locked.contains(&index) {
@@ -402,8 +411,7 @@ impl UnitOfWork for Correct {
              ON DUPLICATE KEY UPDATE counterfoil_drift.delta = counterfoil_drift.delta + {INPUT}.delta",
             rejects::REASON,
             json::table(columns)
-        ));
-        let insert = insert.bind(self.family.number).bind(self.run.number);
+        )).bind(self.family.number).bind(self.run.number);
         transaction.execute(insert.bind_rows(notes)).await?;
         Ok(Some(noted))
     }
@@ -431,9 +439,10 @@ impl Correct {
             "SELECT d.id, d.delta FROM {} STRAIGHT_JOIN counterfoil_drift AS d \
              ON d.family = ? AND d.run = ? AND d.id = UNHEX({INPUT}.id)",
             json::table([("id", ID)])
-        ));
-        let select = select.bind_rows(self.drifted.iter().map(|one| (hex(&one.id),)));
-        let select = select.bind(self.run.family).bind(self.run.number);
+        ))
+        .bind_rows(self.drifted.iter().map(|one| (hex(&one.id),)))
+        .bind(self.run.family)
+        .bind(self.run.number);
         Ok(transaction.fetch(select).await?.into_iter().collect())
     }
 }

@@ -66,7 +66,8 @@ pub enum Retried {
 /// The maximum number of rejects that a transaction locks.
 const MOST: usize = 10_000;
 
-/// The number of rejects that a reconciler retries at a time: some may take several statements each.
+/// The number of rejects that a reconciler retries at a time: some may take several statements
+/// each.
 const PAGE: u64 = 500;
 
 /// The maximum number of rows in a statement. A reason may have some thousand bytes.
@@ -178,8 +179,8 @@ struct Resolve {
 /// The outcome of a resolution.
 #[derive(Default)]
 struct Resolved {
-    /// The number of each reject, whether it was open, and its outcome.
-    done: Vec<(u64, bool, Retried)>,
+    /// The number of each reject with its outcome.
+    done: Vec<(u64, Retried)>,
     /// The numbers of the rejects that were left out.
     locked: Vec<u64>,
 }
@@ -203,7 +204,7 @@ impl UnitOfWork for Resolve {
 
     async fn run(&self, transaction: &mut Session) -> Result<Self::Output, sqlx::Error> {
         if let Some((family, _)) = &self.retry {
-            families::refuse_unregistered(transaction, family).await?;
+            families::refuse_unregistered(transaction, family, families::SHARED).await?;
         }
         let kept = self.lock(transaction).await?;
         let (refused, locked) = self.retry(transaction, &kept).await?;
@@ -213,29 +214,25 @@ impl UnitOfWork for Resolve {
                 resolved.locked.push(reject.number);
                 continue;
             }
-            let (mut reason, mut is_new) = (reject.reason, !reject.is_done);
-            let outcome = if reject.is_done {
-                if reason.starts_with(DISCARDED) {
+            let mut reason = reject.reason;
+            let outcome = match refused.get(&index) {
+                _ if reject.is_done && reason.starts_with(DISCARDED) => Retried::Discarded,
+                _ if reject.is_done => Retried::AppliedBefore,
+                _ if self.retry.is_none() => {
+                    reason.insert_str(0, DISCARDED);
                     Retried::Discarded
-                } else {
-                    Retried::AppliedBefore
                 }
-            } else if self.retry.is_none() {
-                reason.insert_str(0, DISCARDED);
-                Retried::Discarded
-            } else if let Some(again) = refused.get(&index) {
-                is_new = reason != short(again);
-                reason.clone_from(again);
-                Retried::Refused
-            } else {
-                Retried::Applied
+                Some(again) => {
+                    reason.clone_from(again);
+                    Retried::Refused
+                }
+                None => Retried::Applied,
             };
-            if is_new {
+            if !reject.is_done {
                 let is_done = u8::from(outcome != Retried::Refused);
                 rows.push((reject.number, is_done, hex(short(&reason))));
             }
-            let done = (reject.number, !reject.is_done, outcome);
-            resolved.done.push(done);
+            resolved.done.push((reject.number, outcome));
         }
         let columns = [("number", U64), ("done", "INT"), ("reason", json::REASON)];
         let update = Statement::new(format!(
@@ -253,8 +250,8 @@ impl UnitOfWork for Resolve {
 }
 
 impl Resolve {
-    /// Locks the rejects and returns their content. If two calls resolve the same reject, the second
-    /// one waits and finds it marked.
+    /// Locks the rejects and returns the content of those to retry, or of the open ones. If two
+    /// calls resolve the same reject, the second one waits and finds it marked.
     async fn lock(&self, transaction: &mut Session) -> Result<Vec<Kept>, sqlx::Error> {
         let lock = Statement::new(format!(
             "SELECT r.family, r.number, r.id, r.delta, r.reason, r.applied_at IS NOT NULL FROM {} \
@@ -264,8 +261,11 @@ impl Resolve {
         let numbers = self.numbers.iter().map(|number| (number,));
         let rows = transaction.fetch(lock.bind_rows(numbers)).await?;
         let kept = |(family, number, id, delta, reason, is_done)| {
-            let (family, retried): (u64, _) = (family, self.retry.as_ref());
-            let is_wanted = retried.is_none_or(|(retried, _)| retried.number == family);
+            let (family, is_done): (u64, bool) = (family, is_done);
+            let is_wanted = match &self.retry {
+                Some((retried, _)) => retried.number == family,
+                None => !is_done,
+            };
             is_wanted.then_some(Kept {
                 number,
                 id,
@@ -277,16 +277,16 @@ impl Resolve {
         Ok(rows.into_iter().filter_map(kept).collect())
     }
 
-    /// Adds the deltas of the open rejects. Returns those that are refused again, and those that are
-    /// left out.
+    /// Adds the deltas of the open rejects. Returns those that are refused again, and those that
+    /// are left out.
     async fn retry(
         &self,
         transaction: &mut Session,
         kept: &[Kept],
     ) -> Result<(Refused, BTreeSet<usize>), sqlx::Error> {
-        let (mut refused, mut locked) = (Refused::new(), BTreeSet::new());
+        let mut refused = Refused::new();
         let Some((family, target)) = &self.retry else {
-            return Ok((refused, locked));
+            return Ok((refused, BTreeSet::new()));
         };
         // an id that was cut could be another counter's
         let is_cut = |reject: &Kept| {
@@ -301,13 +301,12 @@ impl Resolve {
             .partition(|(_, reject)| is_cut(reject));
         let cut = cut.into_iter();
         refused.extend(cut.map(|(index, reject)| (index, reject.reason.clone())));
-        let open = open.into_iter();
-        let ids = open.map(|(index, reject)| (index, &*reject.id, reject.delta));
-        let mut deltas = add::deltas(family, ids, &mut refused);
-        if !self.waits {
-            locked = add::take_locked(transaction, target, &mut deltas).await?;
-        }
-        add::add(transaction, target, deltas, &mut refused).await?;
+        let ids = open
+            .into_iter()
+            .map(|(index, reject)| (index, &*reject.id, reject.delta));
+        let waits = self.waits;
+        let added = add::add_unlocked(transaction, family, target, ids, waits, &mut refused);
+        let locked = added.await?;
         Ok((refused, locked))
     }
 }
@@ -342,8 +341,7 @@ impl MysqlStore {
              WHERE r.applied_at IS NULL AND r.number > ? {order} LIMIT ?",
             unix_ms("r.rejected_at"),
             unix_ms("r.last_at")
-        ));
-        let select = select.bind(after).bind(limit);
+        )).bind(after).bind(limit);
         let rows = self.primary.read("rejects were not read", select).await?;
         let reject = |(
             number,
@@ -380,7 +378,8 @@ impl MysqlStore {
     /// Adds rejects of a family, given by their numbers, to their rows once the cause is fixed, and
     /// returns the outcome of each, in the order of the numbers. A running reconciler does the same
     /// by itself, within seconds if there are few. The rejects stay in their table, marked as
-    /// applied, for [`keep_rejects`](Self::keep_rejects). A delta that is refused again stays a reject with the new reason.
+    /// applied, for [`keep_rejects`](Self::keep_rejects). A delta that is refused again stays a
+    /// reject with the new reason.
     ///
     /// Each counts once, however often it is retried: row and reject are written in one
     /// transaction, for up to 10,000 rejects. A cached counter that is in Redis shows the delta
@@ -405,10 +404,7 @@ impl MysqlStore {
             let alone = self.primary.transact(failed, alone).await?;
             retried.done.extend(alone.done);
         }
-        let retried = retried.done.into_iter();
-        let retried: HashMap<_, _> = retried
-            .map(|(number, _, outcome)| (number, outcome))
-            .collect();
+        let retried: HashMap<_, _> = retried.done.into_iter().collect();
         let outcome = |number| retried.get(number).copied().unwrap_or(Retried::NotFound);
         Ok(numbers.iter().map(outcome).collect())
     }
@@ -450,7 +446,7 @@ impl MysqlStore {
         let retry = Some((registered.clone(), self.target(family).await?));
         let failed = "rejects were not applied";
         let resolved = self.resolve(retry, numbers, failed).await?;
-        let applied = |(_, _, outcome): &&(_, _, Retried)| *outcome == Retried::Applied;
+        let applied = |(_, outcome): &&(u64, Retried)| *outcome == Retried::Applied;
         let applied = resolved.done.iter().filter(applied).count();
         if applied > 0 {
             tracing::info!(%family, applied, "rejects were applied, because their causes are gone");
@@ -470,10 +466,13 @@ impl MysqlStore {
     /// [`Store`](crate::ErrorKind::Store): up to 10,000 rejects share a transaction. The last
     /// transaction was not kept, or its outcome is unknown. Call again.
     pub async fn discard_rejects(&self, numbers: &[u64]) -> Result<Vec<u64>> {
-        let discarded = self.resolve(None, numbers, "rejects were not discarded");
-        let discarded = discarded.await?.done.into_iter();
-        let discarded = discarded.filter_map(|(number, was_open, _)| was_open.then_some(number));
-        let mut discarded: Vec<_> = discarded.collect();
+        let mut discarded: Vec<_> = self
+            .resolve(None, numbers, "rejects were not discarded")
+            .await?
+            .done
+            .into_iter()
+            .map(|(number, _)| number)
+            .collect();
         discarded.sort_unstable();
         Ok(discarded)
     }

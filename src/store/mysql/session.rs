@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::time::Duration;
 
 use sqlx::mysql::MySqlRow;
@@ -37,13 +37,14 @@ pub struct Database {
     pub schema: Arc<OnceLock<String>>,
 }
 
-/// The way to learn the state of a session in which a SELECT runs.
-#[derive(Clone, Copy)]
-enum Learn {
-    /// By a statement before it.
-    First,
-    /// From its rows. If `writes`, the server must accept writes.
-    FromRows { writes: bool },
+/// The first use of a session, which also learns the session's state.
+enum First {
+    /// The begin of a transaction.
+    Begin,
+    /// A SELECT, after the state.
+    Read(Statement),
+    /// A SELECT whose rows contain the state. If `writes`, the server must accept writes.
+    LookUp { select: Statement, writes: bool },
 }
 
 impl Database {
@@ -59,13 +60,15 @@ impl Database {
 
     /// Reads the one row that such a SELECT always finds.
     pub async fn read_one<T: Row>(&self, failed: &'static str, select: Statement) -> Result<T> {
-        let row = self.read(failed, select).await?.pop();
-        row.ok_or_else(|| store(failed)(sqlx::Error::RowNotFound))
+        self.read(failed, select)
+            .await?
+            .pop()
+            .ok_or_else(|| store(failed)(sqlx::Error::RowNotFound))
     }
 
     /// Runs a SELECT outside of a transaction.
     pub async fn fetch<T: Row>(&self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
-        self.select(select, Learn::First).await
+        self.select(First::Read(select)).await
     }
 
     /// Runs a SELECT that also returns [`STATE`], which saves a round trip: as `text` of a row
@@ -75,32 +78,39 @@ impl Database {
         select: Statement,
         writes: bool,
     ) -> Result<Vec<T>, sqlx::Error> {
-        self.select(select, Learn::FromRows { writes }).await
+        self.select(First::LookUp { select, writes }).await
+    }
+
+    async fn select<T: Row>(&self, first: First) -> Result<Vec<T>, sqlx::Error> {
+        let database = self.clone();
+        let rows = in_place(async move { database.begin(first).await });
+        let (_, rows) = rows.await?;
+        rows.iter().map(T::from_row).collect()
     }
 
     /// Uses an idle connection without the ping of [`MySqlPool::acquire`]. If the connection turns
-    /// out to be dead, or not to be fit, it repeats the SELECT on another one.
-    async fn select<T: Row>(&self, select: Statement, learn: Learn) -> Result<Vec<T>, sqlx::Error> {
-        let database = self.clone();
-        let rows = in_place(async move {
-            let mut others = database.pool.size();
-            let mut idle = database.pool.try_acquire();
-            loop {
-                let is_tested = idle.is_none();
-                let mut session = match idle.take() {
-                    Some(idle) => database.session(idle),
-                    None => database.tested().await?,
-                };
-                match session.select(select.clone(), learn).await {
-                    Err(error) if fault::is_lost(&error) && !is_tested => {
-                        tracing::debug!(error = %format_args!("{error:#}"), "an idle connection was dead");
-                    }
-                    Err(error) if passes_over(&error, &mut others) => {}
-                    result => return result,
+    /// out to be dead, or not to be fit, it does the same on another one.
+    async fn begin(&self, first: First) -> Result<(Session, Vec<MySqlRow>), sqlx::Error> {
+        let (mut others, mut idle) = (self.pool.size(), self.pool.try_acquire());
+        loop {
+            let is_tested = idle.is_none();
+            let mut session = match idle.take() {
+                Some(idle) => self.session(idle),
+                None => self.tested().await?,
+            };
+            match session.first(&first).await {
+                Ok(rows) => return Ok((session, rows)),
+                Err(error) if fault::is_lost(&error) && !is_tested => {
+                    tracing::debug!(error = %format_args!("{error:#}"), "an idle connection was dead");
                 }
+                // all others that the pool had may be unfit like it
+                Err(error) if others > 0 && fault::own(&error).is_some() => {
+                    tracing::debug!(error = %format_args!("{error:#}"), "a connection was closed");
+                    others -= 1;
+                }
+                Err(error) => return Err(error),
             }
-        });
-        rows.await?.iter().map(T::from_row).collect()
+        }
     }
 
     /// Returns a connection that was alive a moment ago.
@@ -184,7 +194,7 @@ impl Database {
     }
 
     async fn transact_once<W: UnitOfWork>(&self, work: &W) -> Result<W::Output, sqlx::Error> {
-        let mut transaction = self.begin().await?;
+        let (mut transaction, _) = self.begin(First::Begin).await?;
         let done = work.run(&mut transaction).await;
         // work that passed over the error of one row is committed, whatever its number
         if transaction.is_spent && done.is_err() {
@@ -192,35 +202,11 @@ impl Database {
         }
         // after an error it is unknown whether the transaction was committed
         let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
-        let end = format!("{end} AND NO CHAIN NO RELEASE; {RESTORE}");
+        let end = format!("{end} AND NO CHAIN NO RELEASE; {}", *RESTORE);
         let ended = transaction.packet(end, 2).await;
         transaction.is_open = ended.is_err();
         done.and_then(|done| ended.map(|_| done))
     }
-
-    async fn begin(&self) -> Result<Session, sqlx::Error> {
-        let mut others = self.pool.size();
-        loop {
-            let mut transaction = self.tested().await?;
-            transaction.is_open = true;
-            // a user with further privileges may write where read_only is set, also on a replica
-            match transaction.learn(BEGIN, 3, true).await {
-                Err(error) if passes_over(&error, &mut others) => {}
-                begun => return begun.map(|()| transaction),
-            }
-        }
-    }
-}
-
-/// Returns whether another connection is tried, because this one is not fit and is closed. All
-/// `others` that the pool had may be like it.
-fn passes_over(error: &sqlx::Error, others: &mut u32) -> bool {
-    if *others == 0 || fault::unfit(error).is_none() {
-        return false;
-    }
-    tracing::debug!(error = %format_args!("{error:#}"), "a connection was closed");
-    *others -= 1;
-    true
 }
 
 /// The longest wait for the reason why a server refuses connections.
@@ -255,36 +241,48 @@ impl UnitOfWork for Statement {
     }
 }
 
-/// The begin of a transaction, in one packet and so in one round trip:
+/// The settings of a session that a transaction changes and restores:
 ///
-/// - The session's own mode is saved for [`RESTORE`]. In ours an out-of-range value
-///   is an error (without a strict mode MySQL clips it, which loses counts), and 0 in an
-///   AUTO_INCREMENT column means 0. No setting of the session (ANSI_QUOTES, MariaDB's ORACLE ...)
-///   changes the meaning of our statements.
+/// - In our mode an out-of-range value is an error (without a strict mode MySQL clips it, which
+///   loses counts), and 0 in an AUTO_INCREMENT column means 0. No setting of the session
+///   (ANSI_QUOTES, MariaDB's ORACLE ...) changes the meaning of our statements.
 /// - Safe updates would refuse an UPDATE whose rows come from a join.
 /// - A row or table that another session has locked is waited for a second, not 50 s or a year:
 ///   meanwhile others wait for the locks of this transaction.
 /// - If the process is suspended or cut off, the server rolls back after 10 s. A default of 8 hours
 ///   would hold the rows, and the application's own updates of them would fail after 50 s.
+const SETTINGS: [(&str, &str); 5] = [
+    (
+        "sql_mode",
+        "'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION'",
+    ),
+    ("sql_safe_updates", "0"),
+    ("innodb_lock_wait_timeout", "1"),
+    ("lock_wait_timeout", "1"),
+    ("wait_timeout", "10"),
+];
+
+/// The begin of a transaction, in one packet and so in one round trip:
+///
 /// - READ COMMITTED applies to the next transaction only. It locks hardly anything between rows, so
 ///   batches of different rows do not wait for each other. The statement is the same on MySQL and
 ///   MariaDB; the variable's name is not.
 /// - READ WRITE, and NO CHAIN NO RELEASE at the end, are the defaults, which a session may change.
-const BEGIN: &str = "SET @counterfoil_sql_mode = @@SESSION.sql_mode, \
-     @counterfoil_safe_updates = @@SESSION.sql_safe_updates, \
-     @counterfoil_row_wait = @@SESSION.innodb_lock_wait_timeout, \
-     @counterfoil_table_wait = @@SESSION.lock_wait_timeout, \
-     @counterfoil_idle = @@SESSION.wait_timeout, \
-     SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION', \
-     SESSION sql_safe_updates = 0, SESSION innodb_lock_wait_timeout = 1, SESSION lock_wait_timeout = 1, \
-     SESSION wait_timeout = 10; \
-     SET TRANSACTION ISOLATION LEVEL READ COMMITTED; \
-     START TRANSACTION READ WRITE; ";
+static BEGIN: LazyLock<String> = LazyLock::new(|| {
+    let save = SETTINGS.map(|(name, _)| format!("@counterfoil_{name} = @@SESSION.{name}"));
+    let set = SETTINGS.map(|(name, value)| format!("SESSION {name} = {value}"));
+    format!(
+        "SET {}, {}; SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION READ WRITE; ",
+        save.join(", "),
+        set.join(", ")
+    )
+});
 
 /// The rest of the packet that ends a transaction.
-const RESTORE: &str = "SET SESSION sql_mode = @counterfoil_sql_mode, SESSION sql_safe_updates = @counterfoil_safe_updates, \
-     SESSION innodb_lock_wait_timeout = @counterfoil_row_wait, SESSION lock_wait_timeout = @counterfoil_table_wait, \
-     SESSION wait_timeout = @counterfoil_idle";
+static RESTORE: LazyLock<String> = LazyLock::new(|| {
+    let restore = SETTINGS.map(|(name, _)| format!("SESSION {name} = @counterfoil_{name}"));
+    format!("SET {}", restore.join(", "))
+});
 
 /// A session of the server, for a unit of work in a transaction. If it is dropped while a statement
 /// runs or a transaction is open, or if it is spent, its connection is closed: the server rolls
@@ -310,8 +308,7 @@ impl Session {
     }
 
     pub async fn fetch<T: Row>(&mut self, select: Statement) -> Result<Vec<T>, sqlx::Error> {
-        let rows = self.rows(select).await?;
-        rows.iter().map(T::from_row).collect()
+        self.rows(select).await?.iter().map(T::from_row).collect()
     }
 
     async fn rows(&mut self, select: Statement) -> Result<Vec<MySqlRow>, sqlx::Error> {
@@ -320,24 +317,30 @@ impl Session {
         self.ended(rows)
     }
 
-    async fn select(
-        &mut self,
-        select: Statement,
-        learn: Learn,
-    ) -> Result<Vec<MySqlRow>, sqlx::Error> {
-        let Learn::FromRows { writes } = learn else {
-            self.learn("", 0, false).await?;
-            return self.rows(select).await;
-        };
-        let rows = self.rows(select).await?;
-        // mostly the last one
-        for row in rows.iter().rev() {
-            if row.try_get::<i64, _>(0)? == 2 {
-                self.check(row.try_get("text")?, writes)?;
-                break;
+    async fn first(&mut self, first: &First) -> Result<Vec<MySqlRow>, sqlx::Error> {
+        match first {
+            First::Begin => {
+                self.is_open = true;
+                // a user with further privileges may write where read_only is set, also on a
+                // replica
+                self.learn(&BEGIN, 3, true).await.map(|()| Vec::new())
+            }
+            First::Read(select) => {
+                self.learn("", 0, false).await?;
+                self.rows(select.clone()).await
+            }
+            First::LookUp { select, writes } => {
+                let rows = self.rows(select.clone()).await?;
+                // mostly the last one
+                for row in rows.iter().rev() {
+                    if row.try_get::<i64, _>(0)? == 2 {
+                        self.check(row.try_get("text")?, *writes)?;
+                        break;
+                    }
+                }
+                Ok(rows)
             }
         }
-        Ok(rows)
     }
 
     /// Sends a packet of statements that return no rows, and learns the state of the session in the
@@ -360,7 +363,7 @@ impl Session {
     fn check(&mut self, state: String, writes: bool) -> Result<(), sqlx::Error> {
         let fits = state::check(&state, &self.database.schema, writes);
         self.is_spent |= fits.is_err();
-        Ok(fits?)
+        fits.map_err(fault::from_own)
     }
 
     /// Sends statements without parameters, and returns the rows of all.

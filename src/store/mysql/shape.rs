@@ -44,9 +44,9 @@ pub enum Storage {
     Uuid,
 }
 
-/// The collations of MySQL and MariaDB under which two texts are equal only if their bytes are; under
-/// the last one, if neither ends in a space. All others fold letters or ignore trailing spaces. Two
-/// ids would then mean one row, or an UPDATE would count only one of them.
+/// The collations of MySQL and MariaDB under which two texts are equal only if their bytes are;
+/// under the last one, if neither ends in a space. All others fold letters or ignore trailing
+/// spaces. Two ids would then mean one row, or an UPDATE would count only one of them.
 const EXACT_COLLATIONS: [&str; 3] = ["utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb4_bin"];
 
 /// Returns the collations of text that this type of key can have.
@@ -104,8 +104,10 @@ impl Shape {
         for (index, column, is_unique) in indexes {
             let column: String = column;
             if is_unique {
-                let columns = uniques.entry(index).or_default();
-                columns.insert(column.to_lowercase());
+                uniques
+                    .entry(index)
+                    .or_default()
+                    .insert(column.to_lowercase());
             }
         }
         let definition = Definition {
@@ -221,8 +223,9 @@ impl Definition<'_> {
             column.ok_or_else(|| format!("has no column {name}"))
         };
         let keys = self.table.keys.iter();
-        let storages = keys.map(|(name, kind)| column(name)?.storage(name, *kind));
-        let storages = storages.collect::<Result<_, _>>()?;
+        let storages = keys
+            .map(|(name, kind)| column(name)?.storage(name, *kind))
+            .collect::<Result<_, _>>()?;
         let (name, value) = (&self.table.value, column(&self.table.value)?);
         if !value.is_integer() {
             let is = &value.data_type;
@@ -317,8 +320,9 @@ impl Column {
         }
     }
 
-    /// Returns the storage of keys of that type in a column of a recount's source, or the reason why
-    /// a comparison would not find them. Its rows are grouped by their bytes, so any collation fits.
+    /// Returns the storage of keys of that type in a column of a recount's source, or the reason
+    /// why a comparison would not find them. Its rows are grouped by their bytes, so any collation
+    /// fits.
     pub fn storage_in_source(&self, name: &str, kind: KeyType) -> Result<Storage, String> {
         use KeyType::{Char, Signed, Text, Unsigned, Uuid};
         match (kind, self.data_type.as_str()) {

@@ -19,7 +19,7 @@ use super::list::{self, Columns, IdPage};
 use super::session::Database;
 use super::shape::{self, Storage, exact_collations};
 use super::statement::{Statement, quoted, table_name, text};
-use super::target::{self, Segment, StoredKey, Target, join};
+use super::target::{self, StoredKey, Target, join};
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::family::table::{KeyType, is_name, is_table_name};
@@ -76,7 +76,8 @@ impl Source {
     /// family without a table of the application has one key, the whole id.
     ///
     /// Most collations take `Rust` and `rust` for equal, which are two ids. So keys that are text
-    /// must be selected, compared and grouped as the bytes of utf8mb4. Another comparison uses the index:
+    /// must be selected, compared and grouped as the bytes of utf8mb4. Another comparison uses the
+    /// index:
     ///
     /// ```
     /// # use counterfoil::recount::Source;
@@ -210,8 +211,10 @@ impl Source {
         };
         let late = |_| Error::store(format!("rows were not counted within {limit:?}"));
         let mut counts = timeout(limit, count).await.map_err(late)??;
-        let rows = ids.iter().map(|id| counts.remove(*id).unwrap_or(0));
-        let rows: Vec<_> = rows.collect();
+        let rows: Vec<_> = ids
+            .iter()
+            .map(|id| counts.remove(*id).unwrap_or(0))
+            .collect();
         let wrong = |id: &str, what| Err(wrong(&family.family, format!("{id:?} {what}")));
         let mut counted = ids.iter().zip(&rows);
         if let Some((id, _)) = counted.find(|(_, count)| only_grows && **count < 0) {
@@ -248,17 +251,6 @@ impl Source {
         Ok(keys)
     }
 
-    /// Returns a parameter that is compared with the column. Text is converted to the character set
-    /// of the column: by itself a server refuses text that has other characters.
-    fn parameter(&self, key: &StoredKey) -> String {
-        match (&self.rows, &key.storage) {
-            (Rows::Table { .. }, Storage::Characters { .. }) => {
-                key.stored("CONVERT(? USING utf8mb4)")
-            }
-            _ => "?".to_owned(),
-        }
-    }
-
     /// Returns the SELECT of the ids' keys, a collation that folds them or NULL, and the counts.
     fn select(
         &self,
@@ -267,7 +259,11 @@ impl Source {
         ids: &[&str],
         only_grows: bool,
     ) -> Result<Statement> {
-        let marks = join(keys, ", ", |key| self.parameter(key));
+        // the application's own text converts by itself
+        let marks = match self.rows {
+            Rows::Table { .. } => join(keys, ", ", |key| key.parameter(true)),
+            _ => join(keys, ", ", |_| "?".to_owned()),
+        };
         // MySQL takes (?) for a row of one column as well
         let marks = vec![format!("({marks})"); ids.len()].join(", ");
         let text = self.text(keys, only_grows);
@@ -287,7 +283,9 @@ impl Source {
         for _ in text.matches("(?)") {
             for id in ids {
                 let segments = target::segments(family, id).map_err(Error::invalid)?;
-                select = bind(select, keys.iter().zip(segments));
+                for (key, segment) in keys.iter().zip(segments) {
+                    select = key.bind(select, segment, true);
+                }
             }
         }
         Ok(select)
@@ -329,9 +327,8 @@ impl Source {
         filter.map(|filter| format!(" AND ({filter})")).collect()
     }
 
-    /// Returns the ids that have rows and come after `after` in the order of the table's columns:
-    /// up to `limit`, and more if their collation takes several for equal, which then are on one
-    /// page. Skips ids that the family cannot have.
+    /// Returns the ids that have rows and come after `after`, like
+    /// [`MysqlStore::ids_after`]. Skips ids that the family cannot have.
     pub(crate) async fn ids_after(
         &self,
         mysql: &MysqlStore,
@@ -350,27 +347,11 @@ impl Source {
         let (target, source) = (mysql.target(&family.family).await?, server(mysql, replica));
         let keys = self.keys(&source, &target, family).await?;
         let columns: Vec<_> = columns.iter().map(|column| quoted(column)).collect();
-        let each = |text: &dyn Fn(&String) -> String, between| {
-            columns.iter().map(text).collect::<Vec<_>>().join(between)
-        };
-        let parameters: Vec<_> = keys.iter().map(|key| self.parameter(key)).collect();
-        let spelt = keys.iter().zip(&columns);
-        let spelt: Vec<_> = spelt.map(|(key, column)| key.bytes_of(column)).collect();
-        let (is_after, segments) = list::after(family, after, &columns, &parameters)?;
-        let select = Statement::new(format!(
-            "SELECT {spelt} FROM {name} WHERE ({order}) IN (SELECT {order} FROM (\
-             SELECT DISTINCT {order} FROM {name} WHERE {found}{is_after}{filter} ORDER BY {order} LIMIT ?\
-             ) AS counterfoil_source){filter} GROUP BY {spelt} ORDER BY {}",
-            each(&|column| format!("MIN({column})"), ", "),
-            spelt = spelt.join(", "),
-            name = table_name(name),
-            order = columns.join(", "),
-            found = each(&|column| format!("{column} IS NOT NULL"), " AND "),
-            filter = self.condition(),
-        ));
-        let bound = keys.iter().take(1).chain(&keys);
-        let select = bind(select, bound.zip(segments)).bind(limit as u64);
-        IdPage::new(family, rows(&source, family, select).await?, limit)
+        let (name, condition) = (table_name(name), self.condition());
+        let after = list::page_start(family, after)?;
+        let select = list::select_ids(&name, &keys, &columns, &condition, &after, true);
+        let found = rows(&source, family, select.bind(limit as u64)).await?;
+        IdPage::new(family, found, limit)
     }
 }
 
@@ -410,8 +391,9 @@ struct Lag(Option<Duration>);
 
 impl FromRow<'_, MySqlRow> for Lag {
     fn from_row(row: &MySqlRow) -> Result<Self, sqlx::Error> {
-        let seconds = row.try_get("Seconds_Behind_Source");
-        let seconds = seconds.or_else(|_| row.try_get("Seconds_Behind_Master"));
+        let seconds = row
+            .try_get("Seconds_Behind_Source")
+            .or_else(|_| row.try_get("Seconds_Behind_Master"));
         seconds.map(|seconds: Option<u64>| Lag(seconds.map(Duration::from_secs)))
     }
 }
@@ -471,30 +453,13 @@ fn folding(key: &StoredKey) -> String {
     format!("IF(COLLATION({name}) IN ('binary', '{exact}'), NULL, COLLATION({name})), ")
 }
 
-/// Binds parameters that are compared with columns of the application. Each has its column's own
-/// type, so that the column's index is used.
-fn bind<'k>(
-    statement: Statement,
-    segments: impl Iterator<Item = (&'k StoredKey, Segment<'k>)>,
-) -> Statement {
-    segments.fold(statement, |statement, (key, segment)| {
-        match (segment, &key.storage) {
-            (Segment::Plain(uuid), Storage::UuidBytes) => {
-                let uuid = u128::from_str_radix(&uuid.replace('-', ""), 16).unwrap_or_default();
-                statement.bind(&uuid.to_be_bytes()[..])
-            }
-            // as text, which has the collation of the column
-            (Segment::Text(text), _) => statement.bind(text),
-            _ => segment.bind(statement),
-        }
-    })
-}
-
 /// Parses an integer that may end in a decimal point and zeros.
 fn integer(digits: &str) -> Option<i64> {
     let (integer, fraction) = digits.split_once('.').unwrap_or((digits, ""));
-    let is_integer = fraction.bytes().all(|digit| digit == b'0');
-    is_integer.then(|| integer.parse().ok())?
+    fraction
+        .bytes()
+        .all(|digit| digit == b'0')
+        .then(|| integer.parse().ok())?
 }
 
 /// Words of errors without a SQLSTATE of their own that blame the text of a source.

@@ -46,8 +46,8 @@ pub struct Target {
     pub bulk_upsert: Option<Statement>,
     /// Takes keys, and returns for each whether it has a row, which is then locked.
     pub lock: Statement,
-    /// Like [`lock`](Self::lock), but does not wait: a row that another transaction has locked counts
-    /// as missing.
+    /// Like [`lock`](Self::lock), but does not wait: a row that another transaction has locked
+    /// counts as missing.
     pub lock_free: Statement,
     /// Takes keys, and returns for each whether it has a row. Locks nothing.
     pub exists: Statement,
@@ -212,8 +212,11 @@ impl Target {
 
     /// Returns the key columns and the value column, quoted.
     pub fn columns(&self) -> Vec<String> {
-        let keys = self.keys.iter().map(|key| key.column.clone());
-        keys.chain([quoted(&self.value)]).collect()
+        self.keys
+            .iter()
+            .map(|key| key.column.clone())
+            .chain([quoted(&self.value)])
+            .collect()
     }
 
     /// Returns the key columns that an id spells.
@@ -274,8 +277,9 @@ pub fn bind<'id>(
     statement: Statement,
     segments: impl IntoIterator<Item = Segment<'id>>,
 ) -> Statement {
-    let segments = segments.into_iter();
-    segments.fold(statement, |statement, segment| segment.bind(statement))
+    segments
+        .into_iter()
+        .fold(statement, |statement, segment| segment.bind(statement))
 }
 
 /// Returns the id's segments, one for each of [`Target::id_keys`], or the reason why it matches no
@@ -294,8 +298,11 @@ pub fn segments<'id>(family: &Registered, id: &'id str) -> Result<Vec<Segment<'i
 
 /// Returns the first segment of a row's key if the row is in counterfoil's own table.
 pub fn family_segment(family: &Registered) -> Option<Segment<'static>> {
-    let is_own = family.family.table.is_none();
-    is_own.then_some(Segment::Number(family.number.into()))
+    family
+        .family
+        .table
+        .is_none()
+        .then_some(Segment::Number(family.number.into()))
 }
 
 /// A key column.
@@ -334,17 +341,33 @@ impl StoredKey {
         format!("t.{} = {}", self.column, self.given())
     }
 
-    /// Returns a parameter in the form that the column takes.
-    pub fn parameter(&self) -> String {
-        match self.kind {
-            KeyType::Date => "CAST(? AS DATE)".to_owned(),
+    /// Returns a parameter in the form that the column takes. As text it is compared with a column
+    /// of any character set: by itself a server refuses text that has other characters.
+    pub fn parameter(&self, as_text: bool) -> String {
+        match (self.kind, &self.storage) {
+            (_, Storage::Characters { .. }) if as_text => self.stored("CONVERT(? USING utf8mb4)"),
+            _ if as_text => "?".to_owned(),
+            (KeyType::Date, _) => "CAST(? AS DATE)".to_owned(),
             _ => self.stored("?"),
+        }
+    }
+
+    /// Binds a segment as this parameter. As text it has the column's own type and collation, so
+    /// that the column's index is used.
+    pub fn bind(&self, statement: Statement, segment: Segment<'_>, as_text: bool) -> Statement {
+        match (segment, &self.storage) {
+            (Segment::Plain(uuid), Storage::UuidBytes) if as_text => {
+                let uuid = u128::from_str_radix(&uuid.replace('-', ""), 16).unwrap_or_default();
+                statement.bind(&uuid.to_be_bytes()[..])
+            }
+            (Segment::Text(text), _) if as_text => statement.bind(text),
+            _ => segment.bind(statement),
         }
     }
 
     /// Returns the condition that the column equals a parameter.
     pub fn equals(&self) -> String {
-        format!("t.{} = {}", self.column, self.parameter())
+        format!("t.{} = {}", self.column, self.parameter(false))
     }
 
     /// Returns the value in the form that is compared with the column, so that the index is used.

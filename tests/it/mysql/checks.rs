@@ -34,8 +34,6 @@ async fn what_is_wrong_with_the_database_is_found() {
         Severity::Error,
         &["table bad", "id", "double"],
     );
-    let replica = db.store.clone().with_replica(db.pool.clone());
-    assert_found(&replica.check(&[]).await, Severity::Info, &["replica"]);
 
     // a user with some privileges on the database, and some on tables
     let user = db

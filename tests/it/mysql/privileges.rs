@@ -123,6 +123,8 @@ impl Work {
             work.count(numbered(name, &round)).await;
         }
         work.retry_and_recount(numbered("own", &round)).await;
+        let changed = Family::buffered("shop", format!("own{round}")).sync_hits(7);
+        work.register(changed.build().unwrap()).await;
         work
     }
 
