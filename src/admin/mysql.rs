@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::admin::finding::version_numbers;
 use crate::admin::{Finding, Severity, clock};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::store::mysql::session::{Session, UnitOfWork};
 use crate::store::mysql::statement::{Statement, quoted, table_name};
@@ -47,7 +47,8 @@ impl MysqlStore {
                 const REFUSING: [&str; 2] = ["mysql read_only", "mysql binlog_format"];
                 let refuses = |one: &Finding| REFUSING.contains(&&*one.subject);
                 let accepts_writes = !findings.iter().any(refuses);
-                findings.extend(self.table_findings(families, accepts_writes).await);
+                let tables = self.table_findings(families, accepts_writes).await;
+                findings.extend(tables.unwrap_or_else(|error| vec![unreachable(&error)]));
             }
             Ok(missing) => findings.push(Finding::new(
                 Severity::Error,
@@ -109,8 +110,12 @@ impl MysqlStore {
     }
 
     /// Checks the tables that the families write, each once: their definitions and, if the server
-    /// accepts writes, this user's privileges.
-    async fn table_findings(&self, families: &[Family], accepts_writes: bool) -> Vec<Finding> {
+    /// accepts writes, this user's privileges. Fails if the server refuses all of them.
+    async fn table_findings(
+        &self,
+        families: &[Family],
+        accepts_writes: bool,
+    ) -> Result<Vec<Finding>> {
         let mut findings = Vec::new();
         let first = |count: usize| &PRIVILEGES[..if accepts_writes { count } else { 0 }];
         for table in schema::tables() {
@@ -122,7 +127,7 @@ impl MysqlStore {
             };
             let columns = table.columns.iter().map(|column| quoted(column)).collect();
             let name = table_name(table.name);
-            findings.extend(self.probe(&name, columns, privileges).await);
+            findings.extend(self.probe(&name, columns, privileges).await?);
         }
         let mut seen = HashSet::new();
         for family in families {
@@ -137,9 +142,10 @@ impl MysqlStore {
                 Ok(target) => {
                     let privileges = first(if target.inserts { 3 } else { 2 });
                     let probed = self.probe(&target.name, target.columns(), privileges);
-                    findings.extend(probed.await);
+                    findings.extend(probed.await?);
                     findings.extend(self.shared_column(family).await);
                 }
+                Err(error) if error.kind() == ErrorKind::Store => return Err(error),
                 Err(error) => findings.push(Finding::new(
                     Severity::Error,
                     format!("mysql table {name}"),
@@ -148,7 +154,7 @@ impl MysqlStore {
                 )),
             }
         }
-        findings
+        Ok(findings)
     }
 
     /// Returns a finding if other families count in the same column.
@@ -178,7 +184,12 @@ impl MysqlStore {
     }
 
     /// Runs a statement for each of the first privileges that needs it and concerns no row.
-    async fn probe(&self, name: &str, columns: Vec<String>, privileges: &[&str]) -> Vec<Finding> {
+    async fn probe(
+        &self,
+        name: &str,
+        columns: Vec<String>,
+        privileges: &[&str],
+    ) -> Result<Vec<Finding>> {
         // the last column of a family's table is its value, the only one that counterfoil updates
         let value = columns.last().map_or("", String::as_str);
         let (nulls, columns_of) = (vec!["NULL"; columns.len()].join(", "), columns.join(", "));
@@ -193,6 +204,9 @@ impl MysqlStore {
             let Err(error) = self.primary.run(Probe(text)).await else {
                 continue;
             };
+            if fault::concerns_server(&error) {
+                return Err(fault::store(format!("a harmless {privilege} fails"))(error));
+            }
             let message = fault::message(&error);
             let is_locked = fault::is_locked(&error);
             let (what, advice) = if fault::is_denied(&error) {
@@ -219,7 +233,7 @@ impl MysqlStore {
                 break;
             }
         }
-        findings
+        Ok(findings)
     }
 }
 
