@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::admin::finding::{version_numbers, warn_of};
 use crate::admin::{Finding, Severity, clock};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::family::Family;
 use crate::store::mysql::session::{Session, UnitOfWork};
 use crate::store::mysql::statement::{Statement, quoted, table_name};
@@ -39,7 +39,8 @@ impl MysqlStore {
                 const REFUSING: [&str; 2] = ["mysql read_only", "mysql binlog_format"];
                 let refuses = |one: &Finding| REFUSING.contains(&&*one.subject);
                 let accepts_writes = !findings.iter().any(refuses);
-                findings.extend(self.table_findings(families, accepts_writes).await);
+                let tables = self.table_findings(families, accepts_writes).await;
+                findings.extend(tables.unwrap_or_else(|error| vec![unreachable(&error)]));
             }
             Ok(missing) => findings.push(Finding::error(
                 "mysql tables",
@@ -98,8 +99,12 @@ impl MysqlStore {
     }
 
     /// Checks the tables that the families write, each once: their definitions and, if the server
-    /// accepts writes, this user's privileges.
-    async fn table_findings(&self, families: &[Family], accepts_writes: bool) -> Vec<Finding> {
+    /// accepts writes, this user's privileges. Fails if the server refuses all of them.
+    async fn table_findings(
+        &self,
+        families: &[Family],
+        accepts_writes: bool,
+    ) -> Result<Vec<Finding>> {
         let mut findings = Vec::new();
         let first = |count: usize| &PRIVILEGES[..if accepts_writes { count } else { 0 }];
         for table in schema::tables() {
@@ -111,7 +116,7 @@ impl MysqlStore {
             };
             let columns = table.columns.iter().map(|column| quoted(column)).collect();
             let name = table_name(table.name);
-            findings.extend(self.probe(&name, columns, privileges).await);
+            findings.extend(self.probe(&name, columns, privileges).await?);
         }
         let registered = self.families().await.unwrap_or_default();
         let mut seen = HashSet::new();
@@ -120,9 +125,10 @@ impl MysqlStore {
                 Ok(target) => {
                     let privileges = first(if target.inserts { 3 } else { 2 });
                     let probed = self.probe(&target.name, target.columns(), privileges);
-                    findings.extend(probed.await);
+                    findings.extend(probed.await?);
                     findings.extend(shared_column(family, &registered));
                 }
+                Err(error) if error.kind() == ErrorKind::Store => return Err(error),
                 Err(error) => {
                     let table = family.table.as_ref();
                     let name = table.map_or("counterfoil_values", |table| &table.name);
@@ -134,11 +140,16 @@ impl MysqlStore {
                 }
             }
         }
-        findings
+        Ok(findings)
     }
 
     /// Runs a statement for each of the first privileges that needs it and concerns no row.
-    async fn probe(&self, name: &str, columns: Vec<String>, privileges: &[&str]) -> Vec<Finding> {
+    async fn probe(
+        &self,
+        name: &str,
+        columns: Vec<String>,
+        privileges: &[&str],
+    ) -> Result<Vec<Finding>> {
         // the last column of a family's table is its value, the only one that counterfoil updates
         let value = columns.last().map_or("", String::as_str);
         let (nulls, columns_of) = (vec!["NULL"; columns.len()].join(", "), columns.join(", "));
@@ -153,6 +164,9 @@ impl MysqlStore {
             let Err(error) = self.primary.run(Probe(text)).await else {
                 continue;
             };
+            if fault::concerns_server(&error) {
+                return Err(fault::store(format!("a harmless {privilege} fails"))(error));
+            }
             let is_locked = fault::is_locked(&error);
             let mut what = format!("a harmless {privilege} fails");
             let advice = if fault::is_denied(&error) {
@@ -172,7 +186,7 @@ impl MysqlStore {
                 break;
             }
         }
-        findings
+        Ok(findings)
     }
 }
 

@@ -5,6 +5,8 @@ use sqlx::MySql;
 use sqlx::mysql::MySqlPoolOptions;
 use sqlx::pool::PoolConnection;
 
+use counterfoil::admin::Severity;
+
 use crate::support::*;
 
 /// A generous time for calls with a limit of 300 ms.
@@ -215,6 +217,24 @@ async fn a_mysql_that_is_overloaded_is_unavailable() {
     let _only = pool.acquire().await.unwrap();
     let refused_one = MysqlStore::new(pool.clone()).ledger(&[1]).await;
     refused(refused_one, ErrorKind::Store, "max_user_connections");
+    for user in [
+        "locked@localhost ACCOUNT LOCK",
+        "busy@localhost WITH MAX_UPDATES_PER_HOUR 1",
+    ] {
+        pair.sql(&format!("CREATE USER {user}")).await;
+    }
+    pair.sql("GRANT ALL ON *.* TO busy@localhost").await;
+    let store = |user| {
+        let options = (*pair.pool.connect_options()).clone().username(user);
+        MysqlStore::new(MySqlPoolOptions::new().connect_lazy_with(options))
+    };
+    let locked = store("locked").ledger(&[1]).await;
+    refused(locked, ErrorKind::Store, "locked");
+    // not one for each table
+    let mut found = store("busy").check(&[]).await;
+    found.retain(|one| one.severity == Severity::Error);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(found[0].message.contains("max_updates"), "{found:?}");
 }
 
 /// A limit may be beyond the range of an `Instant`.

@@ -6,8 +6,6 @@ import type { Redis } from './redis.js';
 import { type Bytes, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
 
 const TEMPORARY = /^(no reply|unreachable|LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN|READONLY|MOVED|ASK)$/;
-/** Refusals over a new connection, which tell nothing about what the library may have sent over the one before. */
-const RESENT = /^(LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|TRYAGAIN|READONLY|NOAUTH)$/;
 const MISCONFIGURED = /^(NOAUTH|BADARG|BADKEY|CROSSSLOT)$/;
 /** Not executed, and a repeat would be refused as well. A call that ended with any other code may be executed in part. */
 const REFUSED = /^(OOM|MISCONF|WRONGTYPE|BADSTATE)$/;
@@ -51,14 +49,17 @@ export class Sender {
     const { source, sha1 } = memo(scripts, name, () => load(name));
     let command = ['EVALSHA', sha1, keys.length, ...keys, ...args].map(word);
     for (let pause = 5; ; pause = Math.min(2 * pause, 50)) {
+      const connection = this.redis.connection();
       try {
         const reply = await this.once(command, keys[0]!);
         const [status, ...words] = Array.isArray(reply) ? reply : [`unexpected reply ${reply}`];
-        return { status: String(status), words, isRepeat: lost };
+        return { status: String(status), words, isRepeat: lost || (counts && this.redis.connection() !== connection) };
       } catch (thrown) {
         const error = thrown as Error;
-        const code = codeOf(error, this.redis.resends);
-        if (counts && (code === 'no reply' || (this.redis.resends && RESENT.test(code)))) lost = true;
+        const code = codeOf(error);
+        // a refusal tells nothing about what the library may have sent before
+        const mayFollowAnother = (!connection && code !== 'NOSCRIPT') || this.redis.connection() !== connection;
+        if (counts && (code === 'no reply' || (mayFollowAnother && !(error instanceof CounterfoilError)))) lost = true;
         if (code === 'NOSCRIPT') command = ['EVAL', source, ...command.slice(2)];
         else if (!this.redis.isCluster && /^(MOVED|ASK)$/.test(code) && !lost) {
           throw new Misconfigured(code, `use a client for a cluster: ${error.message}`, error);
@@ -103,9 +104,9 @@ const word = (word: Bytes | number): string | Buffer =>
   word instanceof Uint8Array ? Buffer.from(word.buffer, word.byteOffset, word.byteLength) : String(word);
 
 /** Returns the code of an error that Redis sent, or why there is none. Errors of the libraries begin with no code. */
-function codeOf(error: Error, resends: boolean): string {
+function codeOf(error: Error): string {
   if (error instanceof CounterfoilError) return error.reason;
-  if (error.message.startsWith(FULL)) return resends ? 'no reply' : 'unreachable';
+  if (error.message.startsWith(FULL)) return 'unreachable';
   // Redis 6.2 wraps the errors of commands in a script. A bundler may have renamed the class of the error.
   return /^(?:ERR Error running script.*? -)?([A-Z]{3,})\b/.exec(error.message)?.[1] ?? 'no reply';
 }

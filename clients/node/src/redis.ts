@@ -9,8 +9,8 @@ export type RedisClient =
 /** One interface to the clients of both libraries. */
 export type Redis = {
   readonly isCluster: boolean;
-  /** The library sends commands without a reply again over a new connection. */
-  readonly resends: boolean;
+  /** The library sends a command again only over another connection than this one. It is undefined if that is not known. */
+  connection(): unknown;
   /** `away`: a command would wait until the client has connected. `closed`: it would fail until the application connects. */
   state(): 'ready' | 'away' | 'closed';
   /** Sends a command. All its keys are in the slot of `key`. */
@@ -40,7 +40,7 @@ function wrapIoredis(client: any): Redis {
   if (prefix) throw new Misconfigured('BADKEY', `use a client without keyPrefix: ioredis adds ${prefix} to keys`);
   return {
     isCluster: client.isCluster === true,
-    resends: true,
+    connection: () => (client.isCluster ? undefined : client.stream),
     state: () => STATES[client.status] ?? 'away',
     send: ([name, ...args]) => client.call(name, args),
   };
@@ -53,7 +53,7 @@ function wrapNodeRedis(client: any): Redis {
   const options = { typeMapping: {} }; // the application may map replies to other types
   return {
     isCluster,
-    resends: isSentinel,
+    connection: () => (isSentinel ? undefined : client),
     state: () => (!client.isOpen ? 'closed' : client.isReady === false ? 'away' : 'ready'),
     send: (command, key) => client.sendCommand(...route(key), command, options),
   };
@@ -115,7 +115,7 @@ function own(client: any, timeout: number, end: () => Promise<unknown>, stop: ()
     late.abort();
   };
   const state = () => (isClosed ? 'closed' : redis.state() === 'ready' ? 'ready' : 'away');
-  const own: Redis = { ...redis, resends: false, closeOwn, state };
+  const own: Redis = { ...redis, connection: () => client, closeOwn, state };
   client.on('error', (error: Error) => { own.failure = error; });
   return own;
 }

@@ -305,7 +305,7 @@ return [
         };
         $views = (new Counterfoil($client, NS, retryFor: 0.0))->buffered('views');
         $views->add(id());
-        foreach (['LOADING the dataset', 'ERR max number of clients reached'] as $client->refusal) {
+        foreach (['LOADING the dataset', 'ERR max number of clients reached', 'OOM command not allowed', 'NOREPLICAS Not enough'] as $client->refusal) {
             $id = id();
             fails(OutcomeUnknown::class, 'no reply', fn() => $views->add($id));
             $views->later($id);
@@ -572,15 +572,18 @@ return [
     },
     'a library may have sent before what is refused now' => function () {
         $driver = new class extends Driver {
+            public string $refusal = '';
             public function __construct() { parent::__construct(true, '', true); }
             public function evaluate(bool $isSha, string $script, int $numberOfKeys, array $words): array {
                 $reply = redis()->evalSha($script, $words, $numberOfKeys);
-                return $numberOfKeys === 2 ? $reply : throw self::refused('LOADING Redis is loading the dataset in memory');
+                return $numberOfKeys === 2 ? $reply : throw self::refused($this->refusal);
             }
             public function close(): void {}
             public function reconnect(): void {}
         };
-        foreach ([[OutcomeUnknown::class, 'no reply', redis()], [NotCounted::class, 'LOADING', new Connector('unix://' . SOCKET, 1.0, 'phpredis')]] as [$class, $reason, $redis]) {
+        $own = new Connector('unix://' . SOCKET, 1.0, 'phpredis');
+        foreach ([['LOADING', redis()], ['OOM', redis()], ['MISCONF', redis()], ['LOADING', $own], ['OOM', $own]] as [$driver->refusal, $redis]) {
+            [$class, $reason] = $redis === $own ? [NotCounted::class, $driver->refusal] : [OutcomeUnknown::class, 'no reply'];
             $counterfoil = new Counterfoil($redis, NS, retryFor: 0.0);
             $session = (new ReflectionProperty($counterfoil, 'session'))->getValue($counterfoil);
             (new ReflectionProperty($session, 'driver'))->setValue($session, $driver);

@@ -14,6 +14,7 @@ import time
 import unittest
 import warnings
 import zlib
+from contextlib import suppress
 from unittest import mock
 
 import redis
@@ -23,6 +24,7 @@ from redis.retry import Retry
 from counterfoil import Counterfoil, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
 from counterfoil._blocking import run
 from counterfoil._family import Entry
+from counterfoil._redis import Command
 from support import (
     NAMESPACE,
     SOCKET,
@@ -363,23 +365,27 @@ class Library(Case):
             self.assert_raises(NotCounted, "UNREACHABLE", views.add, new_id())
 
     def test_a_blocking_pool_and_that_of_a_cluster(self):
-        for is_cluster, kind in ((False, NotCounted), (True, OutcomeUnknown)):  # RedisCluster may have sent the call before
+        for is_cluster, kind in ((False, NotCounted), (True, OutcomeUnknown)):  # RedisCluster has sent the call before
             for error in (redis.ConnectionError("No connection available."), redis.exceptions.MaxConnectionsError()):
                 client = Counterfoil(plain(), NAMESPACE, retry_for=0.1)
                 client.is_cluster, small = is_cluster, client.buffered("small")
                 client.run(small.channel.known())
-                client.redis.execute_command = mock.Mock(side_effect=error)
+
+                def full(name, *_, is_sent=is_cluster, error=error):
+                    if is_sent:
+                        name.encode()
+                    raise error
+
+                client.redis.execute_command = full
                 with self.assertRaises(kind):
                     small.add(new_id())
 
     def test_a_server_without_a_connection_to_spare(self):
-        for client, kind in ((connected(retry_for=0.2), NotCounted), (Counterfoil(plain(), NAMESPACE, retry_for=0.2), OutcomeUnknown)):
+        for client in (connected(retry_for=0.2), Counterfoil(plain(), NAMESPACE, retry_for=0.2)):
             views, id = client.buffered("views"), new_id()
             views.add(id)
             client.session._redis = mock.Mock(**{"execute_command.side_effect": redis.ConnectionError("max number of clients reached")})
-            with self.assertRaises(kind) as raised:
-                views.add(id)
-            self.assertEqual(raised.exception.temporary, kind is NotCounted)
+            self.assertTrue(self.assert_raises(NotCounted, "UNREACHABLE", views.add, id).temporary)
 
     def test_no_server(self):
         views = Counterfoil.connect("unix:///nowhere.sock", NAMESPACE, retry_for=0.2).buffered("views")
@@ -405,21 +411,46 @@ class Library(Case):
         self.assert_raises(OutcomeUnknown, "no reply", views.add, id)
         self.assertEqual(pending("views", id), 2)
 
-    def test_a_library_may_repeat_what_redis_refuses(self):
-        no_user = redis.AuthenticationError("Authentication required.")
-        for error in (redis.exceptions.BusyLoadingError(), redis.ResponseError("BUSY Redis is busy"), no_user):
-            client, id = plain(), new_id()
-            views = Counterfoil(client, NAMESPACE, retry_for=0.2).buffered("views")
-            views.add(id)
-            execute = client.execute_command
-
-            def refused(*words):
-                execute(*words)  # its reply is lost, and redis-py repeats the call
-                raise error
-
-            client.execute_command = refused
-            with self.assertRaises(OutcomeUnknown):
+    def test_a_refusal_tells_nothing_about_what_the_library_sent_before(self):
+        refusals = redis.exceptions.OutOfMemoryError(), redis.exceptions.BusyLoadingError(), redis.ResponseError("MISCONF Redis")
+        for error in (*refusals, redis.ResponseError("BUSY Redis is busy"), redis.AuthenticationError("Authentication required.")):
+            for is_repeat in (True, False):
+                client, id = plain(), new_id()
+                views = Counterfoil(client, NAMESPACE, retry_for=0.1).buffered("views")
                 views.add(id)
+                execute = client.execute_command
+
+                def refused(name, *words):
+                    if is_repeat:
+                        execute(name, *words)  # its reply is lost, and redis-py repeats the call
+                    name.encode()
+                    raise error
+
+                client.execute_command = refused
+                with self.assertRaises(CounterfoilError) as raised:
+                    views.add(id)
+                self.assertEqual(isinstance(raised.exception, OutcomeUnknown), is_repeat, error)
+
+    def test_each_send_of_the_library_is_counted(self):
+        server = socket.socket()
+        self.addCleanup(server.close)
+        server.bind(("127.0.0.1", 0))
+        server.listen(100)
+        received = []
+
+        def serve():
+            with suppress(OSError):
+                while True:
+                    with server.accept()[0] as connection:
+                        received.append(connection.recv(1000))
+
+        threading.Thread(target=serve, daemon=True).start()
+        options = {"port": server.getsockname()[1], "protocol": 2, "lib_name": None, "lib_version": None}
+        for retries in range(3):
+            client, name = redis.Redis(retry=Retry(NoBackoff(), retries), **options), Command("EVALSHA")
+            received.clear()
+            self.assertRaises(redis.ConnectionError, client.execute_command, name, "script", 0)
+            self.assertEqual((name.sends, len(received)), (retries + 1, retries + 1))
 
 
 class Errors(Case):

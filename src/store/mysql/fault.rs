@@ -100,6 +100,7 @@ pub fn concerns_server(error: &sqlx::Error) -> bool {
     ];
     matches!(class(error).as_deref(), Some("08" | "28"))
         || is_full(error)
+        || is_suspended(error)
         || number(error).is_some_and(|number| BY_NUMBER.contains(&number))
 }
 
@@ -116,9 +117,18 @@ pub fn is_denied(error: &sqlx::Error) -> bool {
 }
 
 /// Returns `true` if the server does not accept the user of a new connection: SQLSTATE class 28, no
-/// privilege for the database, or 3159 (without TLS).
+/// privilege for the database, 3159 (without TLS), or the account is suspended.
 pub fn rejects_user(error: &sqlx::Error) -> bool {
-    class(error).as_deref() == Some("28") || is_denied(error) || number(error) == Some(3159)
+    class(error).as_deref() == Some("28")
+        || is_denied(error)
+        || is_suspended(error)
+        || number(error) == Some(3159)
+}
+
+/// Returns `true` if the account is locked (3118; MariaDB: 4151), or its password has expired (1820,
+/// 1862).
+fn is_suspended(error: &sqlx::Error) -> bool {
+    matches!(number(error), Some(1820 | 1862 | 3118 | 4151))
 }
 
 /// Returns `true` if the connection is lost: mostly an idle one that the server closed, or an

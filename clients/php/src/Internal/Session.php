@@ -66,8 +66,8 @@ final class Session {
             } catch (CounterfoilException $error) {
                 // a late reply must not be taken for another one, and another server may not be READONLY
                 $this->isBroken = $error->isTemporary;
-                // the library of the application may have sent it before it was refused; a primary without replicas would know it
-                $mayFollowAnother = $call->isUnsure && $error->isTemporary && $error->reason !== 'NOREPLICAS'
+                // the library of the application may have sent it before it was refused
+                $mayFollowAnother = $call->isUnsure && $call->fence !== [] && $error->reason !== 'NOSCRIPT'
                     && !$this->isOwn && $this->driver->resends;
                 $call->isUnsure = $wasUnsure || $error instanceof OutcomeUnknown || $mayFollowAnother;
             }

@@ -15,7 +15,8 @@ from typing import Any, Callable, Coroutine, Generic, List, NamedTuple, Tuple, T
 from typing_extensions import Concatenate, ParamSpec
 
 from ._errors import CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, value_of
-from ._redis import FAILURES, LOST, NOT_COUNTED, REPEATED, RESENT, SHA1, SOURCES, code_of, refusal
+from ._redis import CONNECTING, FAILURES, LOST, NOT_COUNTED, NOT_SENT, REPEATED, SHA1, SOURCES
+from ._redis import Command, code_of, refusal
 from ._sums import Sums
 
 EPOCH_SECONDS = 30
@@ -224,17 +225,21 @@ class Channel:
     async def send(self, call: Call, deadline: float, was_lost: bool = False) -> Reply:
         """Sends a call until there is a reply: the same call, which Redis executes once."""
         while True:
+            before = call[0].sends
             try:
                 status, *words = await self.session.execute(call, deadline)
-                return status, words, was_lost
+                return status, words, was_lost or call[0].sends > before + 1
             except FAILURES as error:
-                failure, code = error, code_of(error, self.client)
+                failure, code = error, code_of(error, self.client.is_cluster)
+            sends = call[0].sends - before
+            # that of an application may be refused by another node than the one that it sent the call to
+            is_other = self.client.is_cluster and not self.client.is_own and code in CONNECTING
+            was_lost = was_lost or sends > (code != LOST and not is_other)
             if code == "NOSCRIPT":
-                call = ("EVAL", SOURCES[call[1]], *call[2:])
+                call = (Command("EVAL"), SOURCES[call[1]], *call[2:])
                 continue
-            # the library of an application may have repeated the call after a lost reply
-            may_repeat = not self.client.is_own and code in RESENT
-            was_lost = was_lost or code == LOST or may_repeat
+            if code == LOST and not sends:
+                code = NOT_SENT
             if code not in REPEATED or time.monotonic() + PAUSE_SECONDS >= deadline:
                 raise refusal(code, failure, was_lost) from failure
             await self.session.sleep(PAUSE_SECONDS)
@@ -323,8 +328,7 @@ class Channel:
                 self.descriptions.pop(queue.home, None)
             elif status == b"OUTSIDE":
                 self.server_is_at(words[0], sent)
-            # the only send, and nothing was done
-            is_first = not was_lost and (self.client.is_own or status == b"OUTSIDE")
+            is_first = not was_lost  # the only send, and nothing was done
             if status == b"PASSED" or not is_first or time.monotonic() > deadline:
                 raise OutcomeUnknown(status.decode())
             queue.call = ()
@@ -345,7 +349,7 @@ class Channel:
 
 def words_of(script: str, keys: Keys, args: list[Any]) -> Call:
     words = [word.encode() if isinstance(word, str) else word for word in (*keys, *args)]
-    return ("EVALSHA", SHA1[script], len(keys), *words)
+    return (Command("EVALSHA"), SHA1[script], len(keys), *words)
 
 
 def results_of(words: list[Any], sizes: list[int]) -> list[Any]:

@@ -24,15 +24,12 @@ FAILURES: tuple[type[Exception], ...] = (redis.RedisError, redis.exceptions.Redi
 FAILURES += (asyncio.TimeoutError, OSError, AttributeError, LookupError, TypeError, ValueError)
 LOST = "no reply"
 NOT_SENT = "UNREACHABLE"
-REPEATED = {LOST, "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY"}
-REPEATED |= {"NOREPLICAS", NOT_SENT}
-# refusals of what the library may have sent before; a primary without replicas would know the call
-RESENT = REPEATED - {"NOREPLICAS", NOT_SENT} | {"NOAUTH"}
+CONNECTING = {"LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN", "READONLY"}
+REPEATED = CONNECTING | {LOST, "NOREPLICAS", NOT_SENT}
+CONNECTING |= {"NOAUTH", NOT_SENT}  # may refuse a new connection after the call was sent over another one
 NOT_COUNTED = {"OOM", "MISCONF", "WRONGTYPE", "BADSTATE"}
 MISCONFIGURED = {"NOAUTH", "BADARG", "BADKEY", "CROSSSLOT", "MOVED", "ASK"}
-# failures to connect: the second one is the reply on a connection that Redis closes again
-UNSENT = re.compile("connecting to|max number of clients reached")
-FULL_POOLS = "Too many connections", "No connection available."
+FULL = "max number of clients reached"  # the reply on a connection that Redis closes again
 
 # errors that redis-py does not name after their code
 _CODES = {
@@ -44,14 +41,21 @@ _CODES = {
 }
 
 
-def code_of(error: Exception, client: Any) -> str:
-    """Returns the code of an error that Redis sent, `NOT_SENT`, or `LOST` if there was no whole reply.
+class Command(str):
+    """The name of a command. redis-py encodes it once for each send of the command, also for those that it
+    repeats by itself."""
 
-    A failure to connect proves that a call was not sent only on a connection of our own: others may repeat
-    calls.
-    """
+    sends = 0
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        self.sends += 1
+        return super().encode(encoding, errors)
+
+
+def code_of(error: Exception, is_cluster: bool) -> str:
+    """Returns the code of an error that Redis sent, or `LOST` if there was no whole reply."""
     name = type(error).__name__
-    if client.is_cluster and name in ("MovedError", "AskError"):
+    if is_cluster and name in ("MovedError", "AskError"):
         return "TRYAGAIN"  # slots are on the move
     if name in _CODES:
         return _CODES[name]
@@ -62,20 +66,7 @@ def code_of(error: Exception, client: Any) -> str:
         return code[1] if code else "ERR"
     if isinstance(error, redis.ResponseError):  # such as NoScriptError
         return name.replace("Error", "").upper()
-    if name == "MaxConnectionsError" or str(error) in FULL_POOLS:
-        # RedisCluster asks its pool for each repeat of its own
-        return LOST if client.is_cluster and not client.is_own else NOT_SENT
-    is_unsent = client.is_own and UNSENT.search(str(error)) and not _follows_a_lost_reply(error)
-    return NOT_SENT if is_unsent else LOST
-
-
-def _follows_a_lost_reply(error: BaseException) -> bool:
-    """RedisCluster asks other nodes when a reply is lost, and then raises the failure to connect to them."""
-    chain = [error]
-    for one in chain:
-        chain += [other for other in (one.__cause__, one.__context__) if other and other not in chain]
-    of_connections = [one for one in chain if isinstance(one, (redis.ConnectionError, redis.TimeoutError))]
-    return any(not UNSENT.search(str(one)) for one in of_connections)
+    return NOT_SENT if FULL in str(error) else LOST
 
 
 def refusal(code: str, error: Exception, was_lost: bool) -> CounterfoilError:

@@ -10,6 +10,12 @@ class Counterfoil
     CLUSTERS = %w[Redis::Cluster RedisClient::Cluster].freeze
     # when calls that belong together end, and if one of them failed then
     Deadline = Struct.new(:at, :is_missed)
+    # A word of a command. A library makes bytes of it once for each send, also for those that it repeats by itself.
+    Word = Class.new(String) do
+      def sends = @sends || 0
+      def bytesize = (@sends = sends + 1) && super # redis-client
+      def to_s = (@sends = sends + 1) && super # redis-rb 4
+    end
     private_constant(*constants(false))
 
     # @return [Float] seconds of the monotonic clock
@@ -42,21 +48,23 @@ class Counterfoil
     # @return [Array(Array, Boolean, Boolean)] the reply; true if no other arrival of the call can exist; true if a reply was lost
     # @raise [Error] the outcome of the call
     def call(name, keys, args, is_lost = false)
-      command = ["EVALSHA", Scripts::SHA1S.fetch(name), keys.size, *keys, *args]
+      command = ["EVALSHA", Word.new(Scripts::SHA1S.fetch(name)), keys.size, *keys, *args]
       deadline = Thread.current[:counterfoil_deadline] || self.deadline
       # another node of a cluster may be available
       raise Failure.outcome("unreachable", "like the call before", is_lost, true) if deadline.is_missed && !cluster?
 
       begin
         reply = send_once(command)
-        return [reply, !is_lost && !resends?, is_lost] if reply.is_a?(Array) && reply[0].is_a?(String)
+        is_lost ||= command[1].sends > 1
+        return [reply, !is_lost && only?(command), is_lost] if reply.is_a?(Array) && reply[0].is_a?(String)
 
         raise OutcomeUnknown.new("unexpected reply", "#{reply.inspect[0, 80]}: in a MULTI or pipeline, or changed by the client")
       rescue Failure => error
         reason = Failure.reason(error, resends?, cluster?)
-        is_lost ||= Failure.lost?(reason, resends?)
+        is_lost ||= Failure.lost?(reason, resends?, only?(command))
         is_temporary = Failure.temporary?(reason, cluster?)
         command[0, 2] = "EVAL", Scripts::SOURCES.fetch(name) if reason == "NOSCRIPT"
+        command[1] = Word.new(command[1])
         renew if is_temporary && @connect
         retry if reason == "NOSCRIPT" || (is_temporary && Connection.now < deadline.at && sleep(PAUSE))
         deadline.is_missed = is_temporary
@@ -102,5 +110,8 @@ class Counterfoil
 
     # the cluster clients repeat calls whatever their options
     def resends? = !@is_own || cluster?
+
+    # @return [Boolean] the library has sent the command once; false if it does not show how often
+    def only?(command) = !resends? || (command[1].sends == 1 && !cluster?)
   end
 end

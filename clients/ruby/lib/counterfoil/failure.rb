@@ -5,8 +5,8 @@ class Counterfoil
   module Failure
     # a repeat may succeed
     TEMPORARY = ["no reply", "unreachable", *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN NOREPLICAS TRYAGAIN READONLY MOVED ASK]].freeze
-    # refusals of what a library may have sent over another connection before, which may have been executed
-    RESENT = %w[LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY NOAUTH WRONGPASS].freeze
+    # refusals of a new connection, after the library may have sent the call over another one
+    CONNECTING = %w[LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY NOAUTH WRONGPASS].freeze
     REFUSED = %w[OOM MISCONF WRONGTYPE BADSTATE].freeze
     MISCONFIGURED = %w[NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT MOVED].freeze
     CODES = [*TEMPORARY, *REFUSED, *MISCONFIGURED, "NOSCRIPT"].freeze
@@ -36,8 +36,14 @@ class Counterfoil
         is_unsent ? "unreachable" : "no reply"
       end
 
-      # @return [Boolean] an arrival of the call may have been executed
-      def lost?(reason, resends) = reason == "no reply" || (resends && RESENT.include?(reason))
+      # @param resends [Boolean] the library may send a call over several connections
+      # @param is_only [Boolean] it has sent this one once
+      # @return [Boolean] an arrival of the call may have been executed: a refusal tells nothing about others
+      def lost?(reason, resends, is_only)
+        return reason == "no reply" if !resends || %w[NOSCRIPT unreachable].include?(reason)
+
+        !is_only || reason == "no reply" || CONNECTING.include?(reason)
+      end
 
       # @return [Boolean] a repeat of the call may succeed; the client of one node cannot follow MOVED
       def temporary?(reason, is_cluster) = TEMPORARY.include?(reason) && (is_cluster || reason != "MOVED")
