@@ -431,6 +431,17 @@ class Library(Case):
                     views.add(id)
                 self.assertEqual(isinstance(raised.exception, OutcomeUnknown), is_repeat, error)
 
+    def test_a_wrapper_hides_the_sends_of_the_library(self):
+        for error in (redis.exceptions.BusyLoadingError(), redis.ConnectionError("closed")):
+            client, id = plain(), new_id()
+            execute = client.execute_command
+            client.execute_command = lambda name, *words: execute(f"{name}", *words)
+            views = Counterfoil(client, NAMESPACE, retry_for=0.1).buffered("views")
+            views.add(id)
+            client.execute_command = mock.Mock(side_effect=error)
+            with self.assertRaises(OutcomeUnknown):
+                views.add(id)
+
     def test_each_send_of_the_library_is_counted(self):
         server = socket.socket()
         self.addCleanup(server.close)

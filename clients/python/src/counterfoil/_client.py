@@ -44,6 +44,7 @@ class Client(Generic[D]):
     def __init__(self, redis: Any, namespace: str, **options: Unpack[Options]) -> None:
         self.namespace, self.is_own = namespace, isinstance(redis, Address)
         self.redis = redis if self.is_own else checked(redis, self.library)
+        self.shows_sends = self.is_own  # a wrapper of an application's client may hide them
         address = redis.address if isinstance(redis, Address) else ""
         self.is_cluster = not isinstance(address, str) or isinstance(redis, self.library.RedisCluster)
         self.retry_for, self.later_every = options.get("retry_for", 10), options.get("later_every", 0.005)

@@ -228,17 +228,22 @@ class Channel:
             before = call[0].sends
             try:
                 status, *words = await self.session.execute(call, deadline)
-                return status, words, was_lost or call[0].sends > before + 1
+                sends = call[0].sends - before
+                self.client.shows_sends = sends > 0
+                return status, words, was_lost or sends != 1
             except FAILURES as error:
                 failure, code = error, code_of(error, self.client.is_cluster)
             sends = call[0].sends - before
             # that of an application may be refused by another node than the one that it sent the call to
             is_other = self.client.is_cluster and not self.client.is_own and code in CONNECTING
-            was_lost = was_lost or sends > (code != LOST and not is_other)
+            if sends == 1:
+                was_lost = was_lost or code == LOST or is_other
+            else:
+                was_lost = was_lost or sends > 1 or not self.client.shows_sends
             if code == "NOSCRIPT":
                 call = (Command("EVAL"), SOURCES[call[1]], *call[2:])
                 continue
-            if code == LOST and not sends:
+            if code == LOST and not sends and self.client.shows_sends:
                 code = NOT_SENT
             if code not in REPEATED or time.monotonic() + PAUSE_SECONDS >= deadline:
                 raise refusal(code, failure, was_lost) from failure
