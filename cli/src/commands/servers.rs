@@ -126,7 +126,8 @@ pub async fn findings(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
         }
         for family in families {
             let advice = "Configure what the database has. `counterfoil reconfigure` changes \
-                partitions, durability and bounds; for another table or kind, open a family with another name";
+                          partitions, durability and bounds; anything else needs a family with \
+                          another name";
             for message in differences(configured, family)? {
                 findings.push(error(format!("family {family}"), message, advice));
             }
@@ -215,7 +216,8 @@ async fn unreadable_sources(pair: &PairConfig) -> Vec<Finding> {
             Err(Error::Database(why)) => findings.push(error(
                 format!("recount of {}", family.name()),
                 format!("reading the rows of {table} failed: {why}"),
-                "Correct it in the configuration. `counterfoil grants daemon` prints the privileges that it needs",
+                "Correct the recount in the configuration, or grant what `counterfoil grants \
+                 daemon` prints",
             )),
             // an unreachable MySQL is another finding
             Err(_) => break,
