@@ -55,6 +55,15 @@ impl Counterfoil {
         self.configure_redis(&known, family, &database).await
     }
 
+    /// Checks whether [`reconfigure`](Self::reconfigure) can change these settings, and changes
+    /// nothing. It does not check what is pending.
+    ///
+    /// # Errors
+    /// [`InvalidInput`](ErrorKind::InvalidInput), as [`reconfigure`](Self::reconfigure).
+    pub async fn check_reconfiguration(&self, family: &Family) -> Result<()> {
+        refuse_unchangeable(&self.known(family).await?.family, family)
+    }
+
     /// Returns the family as it is registered.
     pub(super) async fn known(&self, family: &Family) -> Result<Registered> {
         let found = self.shared.store.find(&family.to_string()).await?;

@@ -17,9 +17,11 @@ pub async fn reconfigure(context: &Context, name: &str, dry_run: bool) -> Result
     let registered = registered(counterfoil.store(), name).await?.family;
     let changes = differences(configured, &registered)?;
     let changed = !dry_run && !changes.is_empty();
+    let family = configured.in_namespace(registered.namespace())?;
     if changed {
-        let family = configured.in_namespace(registered.namespace())?;
         counterfoil.reconfigure(&family).await?;
+    } else {
+        counterfoil.check_reconfiguration(&family).await?;
     }
     let result = json!({ "family": name, "changes": changes, "changed": changed });
     context.output.print(&result, |_| match changes.join("; ") {

@@ -125,8 +125,9 @@ pub async fn findings(pair: &PairConfig) -> Result<Vec<Finding>, Failure> {
             new.push(configured.sample()?);
         }
         for family in families {
-            let advice =
-                "Configure what the database has, or change it there: `counterfoil reconfigure`";
+            let advice = "Configure what the database has. `counterfoil reconfigure` changes \
+                          partitions, durability and bounds; anything else needs a family with \
+                          another name";
             for message in differences(configured, family)? {
                 findings.push(error(format!("family {family}"), message, advice));
             }
@@ -195,18 +196,28 @@ async fn unreadable_sources(pair: &PairConfig) -> Vec<Finding> {
     let pool = pair::probe(pair);
     let mut findings = Vec::new();
     for family in &pair.families {
-        let recount = family.recount.as_ref();
-        let Some(table) = recount.and_then(|recount| recount.settings.table.as_ref()) else {
+        let Some(recount) = family.recount.as_ref().map(|recount| &recount.settings) else {
             continue;
         };
-        let select = format!("SELECT 1 FROM {} LIMIT 0", table_name(table));
+        let (Some(table), Some(keys)) = (&recount.table, &recount.keys) else {
+            continue;
+        };
+        let columns: Vec<_> = keys
+            .iter()
+            .chain(&recount.sum)
+            .map(|name| table_name(name))
+            .collect();
+        let filter = recount.filter.as_deref().unwrap_or("TRUE");
+        let (columns, name) = (columns.join(", "), table_name(table));
+        let select = format!("SELECT {columns} FROM {name} WHERE ({filter}) LIMIT 0");
         let read = sqlx::raw_sql(AssertSqlSafe(select)).execute(&pool).await;
         match read {
             Ok(_) => {}
             Err(Error::Database(why)) => findings.push(error(
                 format!("recount of {}", family.name()),
                 format!("reading the rows of {table} failed: {why}"),
-                "`counterfoil grants daemon` prints the privileges that the user needs",
+                "Correct the recount in the configuration, or grant what `counterfoil grants \
+                 daemon` prints",
             )),
             // an unreachable MySQL is another finding
             Err(_) => break,

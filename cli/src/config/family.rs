@@ -43,9 +43,9 @@ pub struct Recount {
 pub struct RecountSettings {
     /// The table with the rows; `None` if the source is SQL.
     pub table: Option<String>,
-    keys: Option<Vec<String>>,
-    filter: Option<String>,
-    sum: Option<String>,
+    pub keys: Option<Vec<String>>,
+    pub filter: Option<String>,
+    pub sum: Option<String>,
     sql: Option<String>,
     pub within: Time,
     pub every: Time,

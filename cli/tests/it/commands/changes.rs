@@ -35,6 +35,16 @@ async fn a_family_gets_the_settings_of_its_configuration() {
     site.printed(&["add", "shop/views", "a"]).await;
     assert_eq!(site.printed(&["get", "shop/views", "a"]).await, "a\t4\n");
 
+    site.configure(&SEVEN.replace("buffered", "cached"));
+    for more in [&[][..], &["--dry-run"]] {
+        let other_kind = [&["reconfigure", "shop/views"], more].concat();
+        let refused = site.ends_with(3, &other_kind).await;
+        assert!(
+            refused.err.contains("kind cannot be changed"),
+            "{refused:?}"
+        );
+    }
+
     for (family, why) in [
         ("shop/votes", "the configuration has no family"),
         ("views", "is not NAMESPACE/FAMILY"),

@@ -131,6 +131,25 @@ async fn a_recount_that_is_interrupted_is_continued_by_the_next() {
 }
 
 #[tokio::test]
+async fn a_check_finds_a_recount_that_the_table_does_not_fit() {
+    let site = Site::new().await;
+    site.sql("CREATE TABLE likes (item VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (item))").await;
+    for (line, wrong) in [
+        ("keys = [\"item\"]", "keys = [\"itm\"]"),
+        ("ids = \"both\"", "sum = \"itm\""),
+        ("ids = \"both\"", "filter = \"itm > 1\""),
+    ] {
+        site.configure(&FAMILY.replace(line, wrong));
+        let checked = site.ends_with(2, &["check"]).await;
+        let told = "recount of shop/likes: reading the rows of likes failed";
+        assert!(
+            checked.out.contains(told) && checked.out.contains("'itm'"),
+            "{checked:?}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_locked_table_of_rows_does_not_hold_up_a_check() {
     let site = Site::new().await;
     site.sql("CREATE TABLE likes (item VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, KEY (item))").await;
