@@ -158,47 +158,51 @@ pub fn page_start<'id>(family: &Registered, id: Option<&'id str>) -> Result<Vec<
         .unwrap_or(Ok(Vec::new()))
 }
 
-/// Returns the SELECT of the ids after a key, in the order of these columns: up to a limit, which
-/// is its last parameter, and more if their collation takes several for equal, which then are on
-/// one page. Parameters are `as_text` if the columns may have any character set.
+/// Returns the SELECT of the ids after a key, in the order of these columns, up to a limit, which is
+/// its last parameter. Counters have a row for each id. In a source an id may have many rows, and a
+/// collation may take several ids for equal, which then are on one page, beyond the limit.
 pub fn select_ids(
     table: &str,
     keys: &[StoredKey],
     columns: &[String],
     condition: &str,
     after: &[Segment<'_>],
-    as_text: bool,
+    is_source: bool,
 ) -> Statement {
     let each = |text: &dyn Fn(&String) -> String, between| {
         columns.iter().map(text).collect::<Vec<_>>().join(between)
     };
     let spelt = keys.iter().zip(columns);
     let spelt: Vec<_> = spelt.map(|(key, column)| key.bytes_of(column)).collect();
+    let (spelt, order) = (spelt.join(", "), columns.join(", "));
     let mut is_after = String::new();
     if !after.is_empty() {
-        let parameters: Vec<_> = keys.iter().map(|key| key.parameter(as_text)).collect();
+        let parameters: Vec<_> = keys.iter().map(|key| key.parameter(is_source)).collect();
         // the comparison of rows uses no index, and that of the first column does
         is_after = format!(
-            " AND {} >= {} AND ({}) > ({})",
+            " AND {} >= {} AND ({order}) > ({})",
             columns[0],
             parameters[0],
-            columns.join(", "),
             parameters.join(", ")
         );
     }
-    let select = Statement::new(format!(
-        "SELECT {spelt} FROM {table} WHERE ({order}) IN (SELECT {order} FROM (\
-         SELECT DISTINCT {order} FROM {table} WHERE {found}{is_after}{condition} ORDER BY {order} LIMIT ?\
-         ) AS counterfoil_page){condition} GROUP BY {spelt} ORDER BY {}",
-        each(&|column| format!("MIN({column})"), ", "),
-        spelt = spelt.join(", "),
-        order = columns.join(", "),
-        found = each(&|column| format!("{column} IS NOT NULL"), " AND "),
-    ));
+    let text = if is_source {
+        format!(
+            "SELECT {spelt} FROM {table} WHERE ({order}) IN (SELECT {order} FROM (\
+             SELECT DISTINCT {order} FROM {table} WHERE {}{is_after}{condition} ORDER BY {order} LIMIT ?\
+             ) AS counterfoil_source){condition} GROUP BY {spelt} ORDER BY {}",
+            each(&|column| format!("{column} IS NOT NULL"), " AND "),
+            each(&|column| format!("MIN({column})"), ", "),
+        )
+    } else {
+        format!(
+            "SELECT {spelt} FROM {table} WHERE TRUE{is_after}{condition} ORDER BY {order} LIMIT ?"
+        )
+    };
     let bound = keys.iter().zip(after);
     let twice = bound.clone().take(1).chain(bound);
-    twice.fold(select, |select, (key, segment)| {
-        key.bind(select, *segment, as_text)
+    twice.fold(Statement::new(text), |select, (key, segment)| {
+        key.bind(select, *segment, is_source)
     })
 }
 
