@@ -45,9 +45,7 @@ impl Finding {
             advice: advice.into(),
         }
     }
-}
 
-impl Finding {
     pub(crate) fn error(
         subject: impl Into<String>,
         message: impl Into<String>,

@@ -118,7 +118,11 @@ impl MysqlStore {
             let name = table_name(table.name);
             findings.extend(self.probe(&name, columns, privileges).await?);
         }
-        let registered = self.families().await.unwrap_or_default();
+        let registered = if families.iter().any(|family| family.table.is_some()) {
+            self.families().await.unwrap_or_default()
+        } else {
+            Vec::new()
+        };
         let mut seen = HashSet::new();
         for family in families.iter().filter(|family| seen.insert(&family.table)) {
             match self.target_now(family).await {

@@ -140,15 +140,20 @@ impl MysqlStore {
         let keys = target.id_keys();
         let columns: Vec<_> = keys.iter().map(|key| key.column.clone()).collect();
         let of_family = match family.family.table {
-            None => format!(" AND family = {}", family.number),
-            Some(_) => String::new(),
+            None => format!("family = {}", family.number),
+            Some(_) => "TRUE".to_owned(),
         };
         let after = page_start(family, after)?;
-        let select = select_ids(&target.name, keys, &columns, &of_family, &after, false);
-        let rows = self
-            .primary
-            .read("ids were not listed", select.bind(limit as u64));
-        IdPage::new(family, rows.await?, limit)
+        let select = Statement::new(format!(
+            "SELECT {} FROM {} WHERE {of_family}{} ORDER BY {} LIMIT ?",
+            target::join(keys, ", ", |key| key.bytes_of(&key.column)),
+            target.name,
+            is_after(keys, &columns, &after, false),
+            columns.join(", "),
+        ));
+        let select = bind_after(select, keys, &after, false).bind(limit as u64);
+        let rows = self.primary.read("ids were not listed", select).await?;
+        IdPage::new(family, rows, limit)
     }
 }
 
@@ -158,51 +163,39 @@ pub fn page_start<'id>(family: &Registered, id: Option<&'id str>) -> Result<Vec<
         .unwrap_or(Ok(Vec::new()))
 }
 
-/// Returns the SELECT of the ids after a key, in the order of these columns, up to a limit, which is
-/// its last parameter. Counters have a row for each id. In a source an id may have many rows, and a
-/// collation may take several ids for equal, which then are on one page, beyond the limit.
-pub fn select_ids(
-    table: &str,
+/// Returns the condition that a row comes after a key, in the order of these columns. It begins with
+/// AND; for the first page it is empty. [`bind_after`] binds its parameters.
+pub fn is_after(
     keys: &[StoredKey],
     columns: &[String],
-    condition: &str,
     after: &[Segment<'_>],
-    is_source: bool,
-) -> Statement {
-    let each = |text: &dyn Fn(&String) -> String, between| {
-        columns.iter().map(text).collect::<Vec<_>>().join(between)
-    };
-    let spelt = keys.iter().zip(columns);
-    let spelt: Vec<_> = spelt.map(|(key, column)| key.bytes_of(column)).collect();
-    let (spelt, order) = (spelt.join(", "), columns.join(", "));
-    let mut is_after = String::new();
-    if !after.is_empty() {
-        let parameters: Vec<_> = keys.iter().map(|key| key.parameter(is_source)).collect();
-        // the comparison of rows uses no index, and that of the first column does
-        is_after = format!(
-            " AND {} >= {} AND ({order}) > ({})",
-            columns[0],
-            parameters[0],
-            parameters.join(", ")
-        );
+    as_text: bool,
+) -> String {
+    if after.is_empty() {
+        return String::new();
     }
-    let text = if is_source {
-        format!(
-            "SELECT {spelt} FROM {table} WHERE ({order}) IN (SELECT {order} FROM (\
-             SELECT DISTINCT {order} FROM {table} WHERE {}{is_after}{condition} ORDER BY {order} LIMIT ?\
-             ) AS counterfoil_source){condition} GROUP BY {spelt} ORDER BY {}",
-            each(&|column| format!("{column} IS NOT NULL"), " AND "),
-            each(&|column| format!("MIN({column})"), ", "),
-        )
-    } else {
-        format!(
-            "SELECT {spelt} FROM {table} WHERE TRUE{is_after}{condition} ORDER BY {order} LIMIT ?"
-        )
-    };
+    let parameters: Vec<_> = keys.iter().map(|key| key.parameter(as_text)).collect();
+    // the comparison of rows uses no index, and that of the first column does
+    format!(
+        " AND {} >= {} AND ({}) > ({})",
+        columns[0],
+        parameters[0],
+        columns.join(", "),
+        parameters.join(", ")
+    )
+}
+
+/// Binds the parameters of [`is_after`]: the first column of the key, then all of it.
+pub fn bind_after(
+    select: Statement,
+    keys: &[StoredKey],
+    after: &[Segment<'_>],
+    as_text: bool,
+) -> Statement {
     let bound = keys.iter().zip(after);
     let twice = bound.clone().take(1).chain(bound);
-    twice.fold(Statement::new(text), |select, (key, segment)| {
-        key.bind(select, *segment, is_source)
+    twice.fold(select, |select, (key, segment)| {
+        key.bind(select, *segment, as_text)
     })
 }
 

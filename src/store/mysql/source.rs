@@ -327,8 +327,9 @@ impl Source {
         filter.map(|filter| format!(" AND ({filter})")).collect()
     }
 
-    /// Returns the ids that have rows and come after `after`, like
-    /// [`MysqlStore::ids_after`]. Skips ids that the family cannot have.
+    /// Returns the ids that have rows and come after `after` in the order of the table's columns:
+    /// up to `limit`, and more if their collation takes several for equal, which then are on one
+    /// page. Skips ids that the family cannot have.
     pub(crate) async fn ids_after(
         &self,
         mysql: &MysqlStore,
@@ -347,11 +348,26 @@ impl Source {
         let (target, source) = (mysql.target(&family.family).await?, server(mysql, replica));
         let keys = self.keys(&source, &target, family).await?;
         let columns: Vec<_> = columns.iter().map(|column| quoted(column)).collect();
-        let (name, condition) = (table_name(name), self.condition());
+        let each = |text: &dyn Fn(&String) -> String, between| {
+            columns.iter().map(text).collect::<Vec<_>>().join(between)
+        };
+        let spelt = keys.iter().zip(&columns);
+        let spelt: Vec<_> = spelt.map(|(key, column)| key.bytes_of(column)).collect();
         let after = list::page_start(family, after)?;
-        let select = list::select_ids(&name, &keys, &columns, &condition, &after, true);
-        let found = rows(&source, family, select.bind(limit as u64)).await?;
-        IdPage::new(family, found, limit)
+        let select = Statement::new(format!(
+            "SELECT {spelt} FROM {name} WHERE ({order}) IN (SELECT {order} FROM (\
+             SELECT DISTINCT {order} FROM {name} WHERE {found}{is_after}{filter} ORDER BY {order} LIMIT ?\
+             ) AS counterfoil_source){filter} GROUP BY {spelt} ORDER BY {}",
+            each(&|column| format!("MIN({column})"), ", "),
+            spelt = spelt.join(", "),
+            name = table_name(name),
+            order = columns.join(", "),
+            found = each(&|column| format!("{column} IS NOT NULL"), " AND "),
+            is_after = list::is_after(&keys, &columns, &after, true),
+            filter = self.condition(),
+        ));
+        let select = list::bind_after(select, &keys, &after, true).bind(limit as u64);
+        IdPage::new(family, rows(&source, family, select).await?, limit)
     }
 }
 
