@@ -1,4 +1,4 @@
-//! What `cargo package` puts into both crates.
+//! The contents of both crates, as `cargo package` puts them together.
 
 use std::process::Command;
 

@@ -1,5 +1,5 @@
-//! What vectors cannot express: scripts that a full Redis refuses, beside the counting ones of the
-//! models, and the server's clock.
+//! Cases that vectors cannot express: scripts that a full Redis refuses, beside the counting ones of
+//! the models, and the server's clock.
 
 use redis::ToRedisArgs;
 use serde_json::{Value as Json, json};

@@ -10,7 +10,7 @@ use super::tls::{Transport, is_loopback};
 #[derive(Default, Deserialize)]
 #[serde(try_from = "toml::Value")]
 pub struct RedisUrls {
-    /// As written.
+    /// The setting as it is written in the file.
     pub text: String,
     infos: Vec<ConnectionInfo>,
 }

@@ -117,7 +117,7 @@ fn own() -> impl Strategy<Value = Own> {
 #[derive(Default)]
 struct Buffered {
     partitions: [Partition; PARTITIONS.len()],
-    /// What was counted, and what left Redis since.
+    /// The hits that were counted, and those that left Redis since.
     counted: BTreeMap<String, i128>,
     gone: BTreeMap<String, i128>,
 }
