@@ -85,14 +85,14 @@ impl Worker {
         Ok(self.process.kill().await?)
     }
 
+    /// Sends a signal, such as STOP or CONT.
+    pub fn signal(&self, signal: &str) {
+        testkit::signal(&self.process, signal);
+    }
+
     /// Sends SIGTERM and waits for the process to exit.
     pub async fn terminate(mut self) -> Result<ExitStatus> {
-        let id = self.process.id().ok_or("a process ended by itself")?;
-        // Uses the shell's kill, because the standard library sends only SIGKILL.
-        Command::new("/bin/sh")
-            .args(["-c", "kill -s TERM $0", &id.to_string()])
-            .status()
-            .await?;
+        self.signal("TERM");
         Ok(self.process.wait().await?)
     }
 }

@@ -105,33 +105,37 @@ impl Disturber {
             .await?)
     }
 
-    /// Closes the MySQL connections of all other clients, if possible while one of them runs a
-    /// statement.
     async fn cut_mysql(&mut self) -> Result<()> {
         self.done.mysql_cuts += 1;
-        let deadline = Instant::now() + WATCH;
-        while self.connections("COMMAND <> 'Sleep'").await?.is_empty() && Instant::now() < deadline
-        {
-            sleep(Duration::from_millis(1)).await;
-        }
-        for connection in self.connections("TRUE").await? {
-            self.done.statements += 1;
-            // an error means that the connection has already closed
-            let _ = sqlx::raw_sql(AssertSqlSafe(format!("KILL {connection}")))
-                .execute(&self.mysql)
-                .await;
-        }
+        self.done.statements += cut_mysql(&self.mysql).await?;
         Ok(())
     }
+}
 
-    async fn connections(&mut self, which: &str) -> Result<Vec<String>> {
-        self.done.statements += 1;
-        let select = format!(
-            "SELECT CAST(ID AS CHAR) FROM information_schema.PROCESSLIST \
-             WHERE DB = DATABASE() AND ID <> CONNECTION_ID() AND {which}"
-        );
-        Ok(sqlx::query_scalar(AssertSqlSafe(select))
-            .fetch_all(&self.mysql)
-            .await?)
+/// Closes the MySQL connections of all other clients, if possible while one of them runs a
+/// statement. Returns the number of statements that it took.
+pub async fn cut_mysql(mysql: &MySqlPool) -> Result<u64> {
+    let (deadline, mut statements) = (Instant::now() + WATCH, 2);
+    while connections(mysql, "COMMAND <> 'Sleep'").await?.is_empty() && Instant::now() < deadline {
+        statements += 1;
+        sleep(Duration::from_millis(1)).await;
     }
+    for connection in connections(mysql, "TRUE").await? {
+        statements += 1;
+        // an error means that the connection has already closed
+        let _ = sqlx::raw_sql(AssertSqlSafe(format!("KILL {connection}")))
+            .execute(mysql)
+            .await;
+    }
+    Ok(statements)
+}
+
+async fn connections(mysql: &MySqlPool, which: &str) -> Result<Vec<String>> {
+    let select = format!(
+        "SELECT CAST(ID AS CHAR) FROM information_schema.PROCESSLIST \
+         WHERE DB = DATABASE() AND ID <> CONNECTION_ID() AND {which}"
+    );
+    Ok(sqlx::query_scalar(AssertSqlSafe(select))
+        .fetch_all(mysql)
+        .await?)
 }

@@ -2,13 +2,15 @@
 //! Meanwhile processes are killed, connections cut and scripts flushed. Then the demo compares
 //! MySQL with a plain count of the file.
 //!
-//! `demo votes` casts votes for items, and also checks every value that a vote returned. In `demo
-//! recount`, processes forget to count some rows and count others twice, while counters are
-//! compared with their rows and corrected.
+//! In `demo campaign`, all kinds count in rounds of random faults of servers, processes and the
+//! network. `demo votes` casts votes for items, and also checks every value that a vote returned.
+//! In `demo recount`, processes forget to count some rows and count others twice, while counters
+//! are compared with their rows and corrected.
 //!
 //! This process is the supervisor. It starts private servers, and this program again as writers and
 //! reconcilers.
 
+mod campaign;
 mod child;
 mod count;
 mod disturb;
@@ -36,6 +38,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use counterfoil::test_hooks::set_time;
+
+use self::campaign::Way;
 
 /// The result of a demo. Any error ends it with a message.
 type Result<T> = std::result::Result<T, BoxError>;
@@ -77,6 +82,7 @@ struct Demo {
 /// The other demos, and the roles in which the supervisor starts this program.
 #[derive(Subcommand)]
 enum Role {
+    Campaign(campaign::Args),
     Votes(votes::Args),
     Recount(recount::Args),
     #[command(hide = true)]
@@ -93,6 +99,14 @@ enum Role {
     SaveReconcilerProcess(reconciler::Args),
     #[command(hide = true)]
     RecountProcess(recount::recounter::Args),
+    #[command(hide = true)]
+    CountProcess(campaign::writer::Args),
+    #[command(hide = true)]
+    ServeProcess(reconciler::Args),
+    #[command(hide = true)]
+    RenameProcess(reconciler::Args),
+    #[command(hide = true)]
+    TakeProcess(reconciler::Args),
 }
 
 // One thread per process: there are more processes than most machines have cores.
@@ -102,6 +116,8 @@ async fn main() -> ExitCode {
     let ended = match cli.role {
         Some(Role::WriterProcess(args)) => writer::run(args).await.map(|()| true),
         Some(Role::ReconcilerProcess(args)) => {
+            // the writers' producers count at the log's times and must not be mistaken for long idle
+            set_time(Some(0));
             reconciler::run(args, families::pair).await.map(|()| true)
         }
         Some(Role::VoterProcess(args)) => votes::voter::run(args).await.map(|()| true),
@@ -113,6 +129,17 @@ async fn main() -> ExitCode {
             .await
             .map(|()| true),
         Some(Role::RecountProcess(args)) => recount::recounter::run(args).await.map(|()| true),
+        Some(Role::CountProcess(args)) => campaign::writer::run(args).await.map(|()| true),
+        Some(Role::ServeProcess(args)) => {
+            reconciler::run(args, campaign::pair).await.map(|()| true)
+        }
+        Some(Role::RenameProcess(args)) => campaign::save_by_hand(args, Way::Rename)
+            .await
+            .map(|()| true),
+        Some(Role::TakeProcess(args)) => {
+            campaign::save_by_hand(args, Way::Take).await.map(|()| true)
+        }
+        Some(Role::Campaign(args)) => until_interrupted(campaign::run(args)).await,
         Some(Role::Recount(args)) => until_interrupted(recount::run(args)).await,
         Some(Role::Votes(args)) => until_interrupted(votes::run(args)).await,
         None => until_interrupted(replay::run(cli.demo)).await,

@@ -6,7 +6,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::interval;
 
 use counterfoil::Reconciler;
-use counterfoil::test_hooks::set_time;
 
 use crate::Result;
 use crate::child::{self, Report};
@@ -23,7 +22,7 @@ const LEASE: Duration = Duration::from_secs(1);
 #[derive(clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    place: Place,
+    pub place: Place,
 }
 
 /// Reconciles the families that `open` opens.
@@ -32,8 +31,6 @@ pub async fn run(
     open: impl AsyncFn(&Place) -> counterfoil::Result<Pair>,
 ) -> Result<()> {
     let _no_orders = child::orders();
-    // the writers' producers count at the log's times and must not be mistaken for long idle
-    set_time(Some(0));
     let recorder = Recorder::install()?;
     let mut stop = signal(SignalKind::terminate())?;
     let pair = patiently(async || open(&args.place).await).await?;
@@ -51,5 +48,5 @@ pub async fn run(
 }
 
 async fn start(pair: &Pair) -> counterfoil::Result<Reconciler> {
-    pair.reconciler().lease(Some(LEASE)).start().await
+    pair.reconciler().all().lease(Some(LEASE)).start().await
 }

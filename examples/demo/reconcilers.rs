@@ -51,6 +51,11 @@ impl Reconcilers {
         self.start_one().await
     }
 
+    /// Sends a signal to the oldest reconciler.
+    pub fn signal_one(&self, signal: &str) {
+        self.running[0].0.signal(signal);
+    }
+
     /// Lets all reconcilers finish their batches and exit. Returns the ages of all reported
     /// batches, in seconds.
     pub async fn stop(self) -> Result<Vec<f64>> {

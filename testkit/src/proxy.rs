@@ -27,7 +27,6 @@ pub struct Proxy {
     process: Process,
     socket: PathBuf,
     network: Arc<Network>,
-    target: PathBuf,
     listening: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -49,6 +48,8 @@ enum Way {
 
 /// The state that all connections share.
 struct Network {
+    /// The socket of the server.
+    target: Mutex<PathBuf>,
     weather: watch::Sender<Weather>,
     cut: Mutex<Option<Cut>>,
     fates: Fates,
@@ -80,13 +81,13 @@ impl Proxy {
 
     /// Creates a proxy in front of any Unix socket.
     pub fn to_unix(target: &Path) -> Self {
-        let target = target.to_owned();
         let process = Process::new();
         let socket = process.dir().join("proxy.sock");
         let listener = UnixListener::bind(&socket);
         let listener =
             listener.unwrap_or_else(|e| panic!("cannot listen on {}: {e}", socket.display()));
         let network = Arc::new(Network {
+            target: Mutex::new(target.to_owned()),
             weather: watch::Sender::default(),
             cut: Mutex::default(),
             fates: Fates::default(),
@@ -99,12 +100,11 @@ impl Proxy {
                 .await
                 .map(|(client, _)| client.into_split())
         };
-        let listening = tokio::spawn(listen(accept, target.clone(), network.clone()));
+        let listening = tokio::spawn(listen(accept, network.clone()));
         Proxy {
             process,
             socket,
             network,
-            target,
             listening: Mutex::new(vec![listening]),
         }
     }
@@ -112,6 +112,11 @@ impl Proxy {
     /// Returns the socket that the proxy listens on.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Leads new connections to another server. Those to the old one remain.
+    pub fn redirect(&self, server: &RedisServer) {
+        server.socket().clone_into(&mut self.network.target.lock());
     }
 
     /// Also listens on a port of 127.0.0.1, for clients without Unix sockets. Returns the port.
@@ -128,7 +133,7 @@ impl Proxy {
                 .await
                 .map(|(client, _)| client.into_split())
         };
-        let listening = tokio::spawn(listen(accept, self.target.clone(), self.network.clone()));
+        let listening = tokio::spawn(listen(accept, self.network.clone()));
         self.listening.lock().push(listening);
         port
     }
@@ -236,11 +241,8 @@ impl Drop for Proxy {
     }
 }
 
-async fn listen<R, W>(
-    accept: impl AsyncFn() -> io::Result<(R, W)>,
-    target: PathBuf,
-    network: Arc<Network>,
-) where
+async fn listen<R, W>(accept: impl AsyncFn() -> io::Result<(R, W)>, network: Arc<Network>)
+where
     R: AsyncRead + Unpin + Send + 'static,
     W: AsyncWrite + Unpin + Send + 'static,
 {
@@ -252,21 +254,21 @@ async fn listen<R, W>(
             .unwrap_or_else(|e| panic!("the proxy cannot accept connections: {e}"));
         // a new connection continues after either way of healing
         let _ = weather.wait_for(|weather| !weather.black_hole).await;
-        let (target, network) = (target.clone(), network.clone());
-        connections.spawn(async move { connect(client, target, &network).await });
+        let network = network.clone();
+        connections.spawn(async move { connect(client, &network).await });
         // removes connections that have ended
         while connections.try_join_next().is_some() {}
     }
 }
 
 /// Serves one connection from start to end. If the server is down, closes it at once.
-async fn connect<R, W>(client: (R, W), target: PathBuf, network: &Network) -> io::Result<()>
+async fn connect<R, W>(client: (R, W), network: &Network) -> io::Result<()>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let server = UnixStream::connect(&target).await?.into_split();
-    forward(client, server, network, &target).await
+    let server = UnixStream::connect(network.target()).await?.into_split();
+    forward(client, server, network).await
 }
 
 /// Sends a request on a connection of its own after a while, and ignores the reply.
@@ -283,26 +285,28 @@ async fn forward(
     (from_client, to_client): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     (from_server, to_server): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     network: &Network,
-    target: &Path,
 ) -> io::Result<()> {
     let mut weather = network.weather.subscribe();
     let closed = weather.borrow_and_update().closed;
     let ending = Mutex::new(None);
     tokio::select! {
         _ = weather.wait_for(|weather| weather.closed > closed) => Ok(()),
-        ended = network.pump(Way::Requests, from_client, to_server, &ending, target) => ended,
-        ended = network.pump(Way::Replies, from_server, to_client, &ending, target) => ended,
+        ended = network.pump(Way::Requests, from_client, to_server, &ending) => ended,
+        ended = network.pump(Way::Replies, from_server, to_client, &ending) => ended,
     }
 }
 
 impl Network {
+    fn target(&self) -> PathBuf {
+        self.target.lock().clone()
+    }
+
     async fn pump(
         &self,
         way: Way,
         mut from: impl AsyncRead + Unpin,
         mut to: impl AsyncWrite + Unpin,
         ending: &Mutex<Option<usize>>,
-        target: &Path,
     ) -> io::Result<()> {
         let mut weather = self.weather.subscribe();
         let closed = weather.borrow().closed;
@@ -319,7 +323,7 @@ impl Network {
             if length == 0 {
                 return Ok(());
             }
-            let (passed, is_cut) = match self.disturbed(way, &buffer[..length], ending, target) {
+            let (passed, is_cut) = match self.disturbed(way, &buffer[..length], ending) {
                 Some(passed) => (passed.min(length), true),
                 None => self.pass(way, length),
             };
@@ -332,18 +336,12 @@ impl Network {
 
     /// Applies the fate of a request, or ends a connection whose reply is lost. Returns how many
     /// bytes pass before the connection ends, `None` if it does not.
-    fn disturbed(
-        &self,
-        way: Way,
-        bytes: &[u8],
-        ending: &Mutex<Option<usize>>,
-        target: &Path,
-    ) -> Option<usize> {
+    fn disturbed(&self, way: Way, bytes: &[u8], ending: &Mutex<Option<usize>>) -> Option<usize> {
         let mut ending = ending.lock();
         if way == Way::Replies {
             return *ending;
         }
-        let send = |after| tokio::spawn(deliver(target.to_owned(), bytes.to_vec(), after));
+        let send = |after| tokio::spawn(deliver(self.target(), bytes.to_vec(), after));
         match self.fates.take(bytes)? {
             Fate::RequestLost { passed } => return Some(passed),
             Fate::ReplyLost { passed } => *ending = Some(passed),

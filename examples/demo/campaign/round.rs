@@ -1,0 +1,107 @@
+//! A round of random faults, and the comparison at its end.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use indicatif::HumanCount;
+use tokio::time::{Instant, sleep};
+
+use super::fault::Fault;
+use super::server::Persistence;
+use super::stage::Stage;
+use crate::Result;
+use crate::zipf::Random;
+
+/// The longest pause between two faults, in ms.
+const PAUSE: u64 = 150;
+
+pub struct Round {
+    pub time: Duration,
+    pub random: Random,
+}
+
+/// The outcome of a round.
+pub struct Outcome {
+    pub persistence: Persistence,
+    pub faults: BTreeMap<Fault, u64>,
+    pub acknowledged: i64,
+    /// Hits whose outcome no process knows.
+    pub unknown: i64,
+    /// Acknowledged hits that MySQL lacks, and that a crash of Redis may lose.
+    pub crashed: i64,
+    /// Further acknowledged hits that MySQL lacks.
+    pub lost: i64,
+    /// Hits in MySQL beyond those that were acknowledged or of unknown outcome.
+    pub doubled: i64,
+}
+
+impl Round {
+    pub async fn run(mut self, mut stage: Stage<'_>) -> Result<Outcome> {
+        let mut faults = BTreeMap::new();
+        let end = Instant::now() + self.time;
+        let mut next = Vec::new();
+        while Instant::now() < end {
+            if next.is_empty() {
+                next.extend(Fault::value_variants());
+            }
+            sleep(Duration::from_millis(self.random.below(PAUSE))).await;
+            let fault = next.swap_remove(self.random.below(next.len() as u64) as usize);
+            stage.strike(fault, &mut self.random).await?;
+            *faults.entry(fault).or_default() += 1;
+        }
+        let persistence = stage.persistence;
+        let (journals, mut stored) = stage.settle().await?;
+        let mut outcome = Outcome {
+            persistence,
+            faults,
+            acknowledged: 0,
+            unknown: 0,
+            crashed: 0,
+            lost: 0,
+            doubled: 0,
+        };
+        for (counter, counted) in journals.counters {
+            let row = stored.remove(&counter).unwrap_or(0);
+            let most = counted.begun - counted.refused;
+            outcome.acknowledged += counted.acknowledged;
+            outcome.unknown += most - counted.acknowledged;
+            let lacking = (counted.acknowledged - row).max(0);
+            let crashed = lacking.min(counted.exposed);
+            outcome.crashed += crashed;
+            outcome.lost += lacking - crashed;
+            outcome.doubled += (row - most).max(0);
+        }
+        outcome.doubled += stored.values().sum::<i64>();
+        Ok(outcome)
+    }
+}
+
+impl Outcome {
+    /// Returns the figures of its hits: acknowledged, unknown, lost in a crash, lost otherwise, and
+    /// doubled.
+    pub fn figures(&self) -> [String; 5] {
+        [
+            self.acknowledged,
+            self.unknown,
+            self.crashed,
+            self.lost,
+            self.doubled,
+        ]
+        .map(|number| HumanCount(number.unsigned_abs()).to_string())
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let faults: u64 = self.faults.values().sum();
+        let [acknowledged, unknown, crashed, lost, doubled] = self.figures();
+        write!(
+            f,
+            "{:<9}  {faults:>3} faults, {acknowledged} acknowledged, {unknown} unknown, \
+             lost {crashed} in a crash, {lost} otherwise, {doubled} doubled",
+            self.persistence,
+        )
+    }
+}

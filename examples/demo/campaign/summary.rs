@@ -1,0 +1,57 @@
+//! The summary of all rounds.
+
+use std::collections::BTreeMap;
+
+use super::fault::Fault;
+use super::round::Outcome;
+use super::server::Persistence;
+
+/// The sums of the rounds, by persistence.
+#[derive(Default)]
+pub struct Summary(BTreeMap<Persistence, (u64, Outcome)>);
+
+impl Summary {
+    pub fn add(&mut self, more: Outcome) {
+        let Some((rounds, sum)) = self.0.get_mut(&more.persistence) else {
+            self.0.insert(more.persistence, (1, more));
+            return;
+        };
+        *rounds += 1;
+        for (fault, times) in more.faults {
+            *sum.faults.entry(fault).or_default() += times;
+        }
+        sum.acknowledged += more.acknowledged;
+        sum.unknown += more.unknown;
+        sum.crashed += more.crashed;
+        sum.lost += more.lost;
+        sum.doubled += more.doubled;
+    }
+
+    /// Returns whether no hit was doubled, and none lost but in a crash of Redis.
+    pub fn is_exact(&self) -> bool {
+        let mut sums = self.0.values();
+        sums.all(|(_, sum)| sum.lost == 0 && sum.doubled == 0)
+    }
+
+    pub fn print(&self) {
+        let mut faults = BTreeMap::<Fault, u64>::new();
+        println!();
+        println!(
+            "| a crash of Redis | rounds | faults | acknowledged | unknown | lost in a crash \
+             | lost otherwise | doubled |"
+        );
+        println!("|---|---|---|---|---|---|---|---|");
+        for (persistence, (rounds, sum)) in &self.0 {
+            for (fault, times) in &sum.faults {
+                *faults.entry(*fault).or_default() += times;
+            }
+            let (times, figures) = (sum.faults.values().sum::<u64>(), sum.figures().join(" | "));
+            println!("| {persistence} | {rounds} | {times} | {figures} |");
+        }
+        println!();
+        for (fault, times) in faults {
+            println!("{times:>5} x  {}", fault.name());
+        }
+        println!("exact: {}", if self.is_exact() { "yes" } else { "no" });
+    }
+}

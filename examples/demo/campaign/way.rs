@@ -1,0 +1,90 @@
+//! The ways to count: the library's, and two that applications use without it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use clap::ValueEnum;
+use sqlx::MySqlPool;
+
+use super::hand::{self, Hand};
+use super::journal::{Counter, Hit};
+use super::server::Persistence;
+use super::site::{self, Site, VIEWS};
+use crate::Result;
+use crate::families::{Place, patiently};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Way {
+    /// Count with the library, in all kinds
+    Library,
+    /// HINCRBY; a worker renames the hash, adds it to MySQL in a transaction, and deletes it
+    Rename,
+    /// HINCRBY; a worker takes the hash out of Redis, and adds it to MySQL in a transaction
+    Take,
+}
+
+/// The means of a process that counts.
+pub enum Means {
+    Library(Box<Site>),
+    ByHand(Hand),
+}
+
+impl Way {
+    pub async fn open(self, place: &Place, persistence: Persistence) -> Result<Means> {
+        if self == Way::Library {
+            let site = patiently(async || Site::open(place, persistence).await).await?;
+            return Ok(Means::Library(Box::new(site)));
+        }
+        Ok(Means::ByHand(Hand::connect(self, place).await?))
+    }
+
+    /// Returns the number of families that it counts.
+    pub fn families(self) -> usize {
+        if self == Way::Library {
+            site::FAMILIES.len()
+        } else {
+            VIEWS + 1
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.to_possible_value()
+            .map_or(Ok(()), |way| f.write_str(way.get_name()))
+    }
+}
+
+impl Means {
+    /// Counts hits of one family. Returns of each whether it was counted, and `None` if that is
+    /// unknown.
+    pub async fn count(&self, hits: &[Hit]) -> Vec<Option<bool>> {
+        let site = match self {
+            Means::Library(site) => site,
+            Means::ByHand(hand) => return hand.count(hits).await,
+        };
+        let outcomes = site.count(hits).await.into_iter();
+        let known = outcomes.map(|outcome| match outcome {
+            Ok(is_counted) => Some(is_counted),
+            Err(error) if error.outcome_unknown() => None,
+            Err(_) => Some(false),
+        });
+        known.collect()
+    }
+
+    /// Moves everything to MySQL.
+    pub async fn drain(&self) -> Result<()> {
+        match self {
+            Means::Library(site) => Ok(site.pair.drain_all().await?),
+            Means::ByHand(hand) => hand.drain().await,
+        }
+    }
+
+    /// Returns the hits in MySQL.
+    pub async fn stored(&self, mysql: &MySqlPool) -> Result<BTreeMap<Counter, i64>> {
+        match self {
+            Means::Library(_) => site::stored(mysql).await,
+            Means::ByHand(_) => hand::stored(mysql).await,
+        }
+    }
+}

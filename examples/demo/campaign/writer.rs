@@ -1,0 +1,125 @@
+//! A writer process: counts with all kinds until the supervisor stops or kills it.
+
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use tokio::time::sleep;
+use tokio::try_join;
+
+use super::journal::{Hit, Scribe, now};
+use super::server::Persistence;
+use super::site::{JOBS, VIEWS};
+use super::way::{Means, Way};
+use crate::Result;
+use crate::child::{self, Report};
+use crate::families::Place;
+use crate::zipf::Random;
+
+/// The number of calls in progress at a time.
+const CONCURRENT: usize = 8;
+/// The number of counters of each family.
+const IDS: u64 = 40;
+/// The most hits of a call that counts many.
+const MANY: u64 = 50;
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    place: Place,
+    #[arg(long)]
+    way: Way,
+    #[arg(long)]
+    persistence: Persistence,
+    #[arg(long)]
+    directory: PathBuf,
+    /// The number of its journal.
+    #[arg(long)]
+    number: usize,
+}
+
+pub async fn run(args: Args) -> Result<()> {
+    let mut orders = child::orders();
+    let writer = Writer {
+        scribe: Scribe::create(&args.directory, args.number)?,
+        means: args.way.open(&args.place, args.persistence).await?,
+        random: RefCell::new(Random(now())),
+        drawn: Cell::new(0),
+        args,
+    };
+    child::report(&Report::Ready)?;
+    let is_over = Cell::new(false);
+    let one_after_the_other = async || {
+        while !is_over.get() {
+            writer.count().await?;
+        }
+        Ok::<_, crate::BoxError>(())
+    };
+    let stop = async {
+        orders.recv().await;
+        is_over.set(true);
+        Ok(())
+    };
+    try_join!(
+        try_join_all((0..CONCURRENT).map(|_| one_after_the_other())),
+        stop
+    )?;
+    child::report(&Report::Finished { seconds: 0.0 })
+}
+
+struct Writer {
+    args: Args,
+    scribe: Scribe,
+    means: Means,
+    random: RefCell<Random>,
+    /// The number of hits drawn so far.
+    drawn: Cell<u64>,
+}
+
+impl Writer {
+    /// Counts one hit, or many. A job is repeated until its outcome is known, unless Redis forgets
+    /// jobs.
+    async fn count(&self) -> Result<()> {
+        let hits = self.draw();
+        let is_repeated = hits[0].family == JOBS && !self.args.persistence.forgets_requests();
+        self.scribe.begin(&hits)?;
+        loop {
+            let begun = now();
+            let outcomes = self.means.count(&hits).await;
+            let known = hits
+                .iter()
+                .zip(&outcomes)
+                .filter_map(|(hit, outcome)| match outcome {
+                    // an earlier call may have counted it
+                    Some(false) if is_repeated => None,
+                    known => Some((hit, (*known)?)),
+                });
+            self.scribe.end(known, begun)?;
+            if outcomes.contains(&Some(true)) {
+                return Ok(());
+            }
+            // Redis is unavailable, or a reply was lost
+            sleep(Duration::from_millis(5)).await;
+            if !is_repeated {
+                return Ok(());
+            }
+        }
+    }
+
+    fn draw(&self) -> Vec<Hit> {
+        let mut random = self.random.borrow_mut();
+        let family = random.below(self.args.way.families() as u64) as usize;
+        let hits = if [VIEWS, 2].contains(&family) {
+            1 + random.below(MANY)
+        } else {
+            1
+        };
+        let hit = |_| {
+            let number = self.drawn.replace(self.drawn.get() + 1);
+            let (id, name) = (random.below(IDS), format!("{}-{number}", self.args.number));
+            Hit { family, id, name }
+        };
+        (0..hits).map(hit).collect()
+    }
+}
