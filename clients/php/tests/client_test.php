@@ -705,13 +705,15 @@ return [
         redis()->rawCommand('ACL', 'DELUSER', 'php');
         redis()->rawCommand('CONFIG', 'SET', 'maxmemory', '1');
         try {
+            $began = hrtime(true);
             $error = fails(NotCounted::class, 'OOM', fn() => $own()->buffered('small')->add(id()));
+            same(true, hrtime(true) < $began + 5e9, 'it is not repeated');
         } finally {
             redis()->rawCommand('CONFIG', 'SET', 'maxmemory', '0');
         }
-        same('OOM command', substr($error->getMessage(), 0, 11));
+        same(['OOM command', true], [substr($error->getMessage(), 0, 11), $error->isTemporary]);
         redis()->set('cf1:{' . NS . '/small/0}:buffer', 'foreign');
-        fails(NotCounted::class, 'WRONGTYPE', fn() => $own()->buffered('small')->add(id()));
+        same(false, fails(NotCounted::class, 'WRONGTYPE', fn() => $own()->buffered('small')->add(id()))->isTemporary);
         redis()->del('cf1:{' . NS . '/small/0}:buffer');
     },
     'wrong passwords and addresses' => function () {
