@@ -119,9 +119,9 @@ type later struct {
 }
 
 // Later adds delta to a sum in the process, which a goroutine sends within [Options].LaterEvery. What is not sent yet is lost
-// if the process is killed: call [Client.Close] before it exits. Sums that Redis did not receive stay and are sent again;
-// those that were refused, or whose outcome is unknown, are dropped and reported by the next [Buffered.Flush] and to
-// [Options].OnError. If 100,000 ids are waiting the error's reason is BUSY.
+// if the process is killed: call [Client.Close] before it exits. Sums that Redis did not receive, or refused by OOM or
+// MISCONF, stay and are sent again; others that were refused, or whose outcome is unknown, are dropped and reported by the
+// next [Buffered.Flush] and to [Options].OnError. If 100,000 ids are waiting the error's reason is BUSY.
 func (b *Buffered) Later(id string, delta int64) error {
 	if err := b.check(id, b.maxID, true); err != nil {
 		return err
@@ -197,6 +197,9 @@ func (f *family) sendSums() (kept error) {
 		if onError := f.client.options.OnError; isFailed && !isKept && onError != nil {
 			onError(f.path, items[i].id, items[i].delta, err)
 		}
+	}
+	if kept != nil { // Redis may have refused them at once
+		time.Sleep(50 * time.Millisecond)
 	}
 	return kept
 }

@@ -70,6 +70,8 @@ func (f *family) call(ctx context.Context, r *request) ([]any, error) {
 			send = scripts[r.script].Eval
 		case isLasting && r.sent > 0 && (r.lost > 0 || !in(refused+misconfigured+moved, code)):
 			return nil, f.fail(ErrOutcomeUnknown, code, err)
+		case isLasting && in(full, code):
+			return nil, f.failTemporarily(code, err)
 		case isLasting && in(refused+" ERR ", code):
 			return nil, f.fail(ErrNotCounted, code, err)
 		case isLasting:
@@ -97,7 +99,8 @@ func protected[T any](run func() (T, error)) (result T, err error) {
 const (
 	resent        = " LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY "
 	passing       = resent + " NOREPLICAS "
-	refused       = " OOM MISCONF WRONGTYPE BADSTATE "
+	full          = " OOM MISCONF " // refuse a repeat as well, and perhaps no later call
+	refused       = full + " WRONGTYPE BADSTATE "
 	misconfigured = " NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT "
 	moved         = " MOVED ASK "
 	connecting    = resent + " NOAUTH WRONGPASS " // may refuse a new connection after the call was sent over another one

@@ -123,6 +123,29 @@ func (a *attempts) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
+func TestLaterPausesWhileRedisIsFull(t *testing.T) {
+	made := &attempts{}
+	client := redis.NewClient(&redis.Options{Addr: socket, ReadTimeout: time.Second})
+	defer client.Close()
+	client.AddHook(made)
+	views, id := buffered(t, with(t, client, counterfoil.Options{}), "views"), newID()
+	_, err := views.Add(ctx, id, 1)
+	must(t, err)
+	must(t, direct.ConfigSet(ctx, "maxmemory", "1").Err())
+	defer direct.ConfigSet(ctx, "maxmemory", "0")
+	must(t, views.Later(id, 1))
+	time.Sleep(500 * time.Millisecond)
+	fails(t, views.Flush(ctx), counterfoil.ErrNotCounted, "OOM")
+	made.mu.Lock()
+	if calls := len(made.at); calls < 3 || calls > 20 {
+		t.Error(calls)
+	}
+	made.mu.Unlock()
+	must(t, direct.ConfigSet(ctx, "maxmemory", "0").Err())
+	must(t, views.Flush(ctx))
+	equal(t, exact(t, id), 2)
+}
+
 func TestCloseWaitsOnceForAllFamiliesAndIDs(t *testing.T) {
 	p, made := startProxy(t), &attempts{}
 	client := redis.NewClient(&redis.Options{Addr: p.socket, ReadTimeout: 200 * time.Millisecond})

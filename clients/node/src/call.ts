@@ -8,7 +8,7 @@ import { type Bytes, CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown
 const TEMPORARY = /^(no reply|unreachable|LOADING|BUSY|CLUSTERDOWN|MASTERDOWN|NOREPLICAS|TRYAGAIN|READONLY|MOVED|ASK)$/;
 const MISCONFIGURED = /^(NOAUTH|BADARG|BADKEY|CROSSSLOT)$/;
 /** Not executed, and a repeat would be refused as well. A call that ended with any other code may be executed in part. */
-const REFUSED = /^(OOM|MISCONF|WRONGTYPE|BADSTATE)$/;
+const [FOR_NOW, FOR_GOOD] = [/^(OOM|MISCONF)$/, /^(WRONGTYPE|BADSTATE)$/];
 
 /** The reply on a connection that Redis closes again. */
 const FULL = 'ERR max number of clients';
@@ -115,6 +115,6 @@ function failure(error: Error, code: string, counts: boolean, lost: boolean): Co
   if (lost) return new OutcomeUnknown(code, error.message, error);
   if (error instanceof CounterfoilError) return error;
   if (MISCONFIGURED.test(code) || (code === 'NOPERM' && !counts)) return new Misconfigured(code, error.message, error);
-  if (TEMPORARY.test(code)) return new NotCounted(code, error.message, error, true);
-  return new (REFUSED.test(code) || !counts ? NotCounted : OutcomeUnknown)(code, error.message, error);
+  if (TEMPORARY.test(code) || FOR_NOW.test(code)) return new NotCounted(code, error.message, error, true);
+  return new (FOR_GOOD.test(code) || !counts ? NotCounted : OutcomeUnknown)(code, error.message, error);
 }

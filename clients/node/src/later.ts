@@ -18,6 +18,8 @@ export abstract class Later {
   private sums = new Map<string, Integer>();
   private inFlight = 0;
   private timer: NodeJS.Timeout | undefined;
+  /** The shortest time until the next send, which is longer after sums had to stay. */
+  private pause = 0;
   private isClosed = false;
   /** The last send. Each begins when the one before has ended, and returns the error of sums that stay for the next one. */
   private sending: Promise<NotCounted | undefined> = Promise.resolve(undefined);
@@ -70,7 +72,7 @@ export abstract class Later {
     const sum = BigInt(this.sums.get(id) ?? 0) + BigInt(delta);
     if (sum !== BigInt.asIntN(64, sum)) return false;
     this.sums.set(id, integer(sum));
-    if (!this.isClosed) this.timer ??= setTimeout(() => void this.send(), this.options.laterEvery ?? 5);
+    if (!this.isClosed) this.timer ??= setTimeout(() => void this.send(), Math.max(this.options.laterEvery ?? 5, this.pause));
     return true;
   }
 
@@ -101,6 +103,7 @@ export abstract class Later {
         if (hasWaited) unsent ??= new NotCounted(error.reason, error.message, error, true);
       }
     }
+    this.pause = unsent ? 50 : 0;
     return unsent;
   }
 }

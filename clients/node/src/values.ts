@@ -17,7 +17,7 @@ export class CounterfoilError extends Error {
   }
 }
 
-/** The hit was not counted. A repeat is refused as well, unless it is `temporary`: Redis was unreachable or busy. */
+/** The hit was not counted. A repeat is refused as well, unless it is `temporary`: Redis was unreachable, busy or full. */
 export class NotCounted extends CounterfoilError {
   /** `value` is the counter's current value, if `reason` is `RANGE` and the family is cached. */
   constructor(reason: string, message: string, cause?: unknown, readonly temporary = false, readonly value?: Integer) {

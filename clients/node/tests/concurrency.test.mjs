@@ -209,6 +209,23 @@ test('later: onError has received all errors when flush or close ends', async (t
   }
 });
 
+test('later: what a full Redis refuses is sent again, with pauses', async (t) => {
+  const redis = await clientOf(t, 'ioredis');
+  const views = new Counterfoil(redis, namespace, { daemon }).buffered('views');
+  const page = unique('page');
+  await views.add(page);
+  const full = t.mock.method(redis, 'call', async () => {
+    throw new Error('MISCONF Redis is configured to save RDB snapshots, but it is unable to');
+  });
+  views.later(page, 5);
+  await new Promise((resolve) => setTimeout(resolve, 500));
+  await assert.rejects(views.flush(), { name: 'NotCounted', reason: 'MISCONF', temporary: true });
+  assert.ok(full.mock.callCount() > 1 && full.mock.callCount() < 20, `${full.mock.callCount()} calls`);
+  full.mock.restore();
+  await views.flush();
+  assert.equal(await views.value(page), 6);
+});
+
 test('later: a server that does not reply is waited for once, not for each 1000 ids', async (t) => {
   const [proxy, failed] = [await proxyOf(t), []];
   const options = { library: 'redis', timeout: 200, retryFor: 500, laterEvery: 60_000, onError: (_family, _id, _delta, error) => failed.push(error) };

@@ -158,11 +158,11 @@ test('ioredis: a refusal over the connection that a call was sent over tells tha
     const redis = await clientOf(t, library);
     const views = new Counterfoil(redis, namespace, { retryFor: 100 }).buffered('views');
     await views.add(unique('page'));
-    for (const refusal of ['LOADING Redis', 'OOM command']) {
+    for (const refusal of ['LOADING Redis', 'OOM command', 'MISCONF Redis']) {
       redis.call = async () => {
         throw new Error(`${refusal} ...`);
       };
-      await assert.rejects(views.add(unique('page')), is(NotCounted, refusal.split(' ')[0]));
+      await assert.rejects(views.add(unique('page')), { name: 'NotCounted', reason: refusal.split(' ')[0], temporary: true });
     }
   }
 });

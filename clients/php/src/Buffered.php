@@ -129,8 +129,8 @@ final class Buffered extends StoredFamily {
     }
 
     /**
-     * Sends what `later` took. Sums that fail for a temporary reason stay for the next flush, and the others are dropped.
-     * Does nothing within another flush, i.e. in a signal handler.
+     * Sends what `later` took. Sums that fail for a temporary reason stay for the next flush, unless the script ends; the
+     * others are dropped. Does nothing within another flush, i.e. in a signal handler.
      *
      * @throws CounterfoilException the first error
      */
@@ -170,13 +170,11 @@ final class Buffered extends StoredFamily {
         if (self::$waiting !== [] && function_exists('fastcgi_finish_request')) fastcgi_finish_request();
         foreach (self::$waiting as $family) $family->session->end();
         for ($round = 1; $round <= 3; $round++) {
-            foreach (self::$waiting as $own => $family) {
+            foreach (self::$waiting as $family) {
                 try {
                     $family->isSending = false;  // the script may have ended within a flush
                     $family->flush();
                 } catch (CounterfoilException $error) {
-                    $family->sums = [];
-                    unset(self::$waiting[$own]);
                     $warnings[] = "counterfoil: $family->name: {$error->getMessage()}";
                 } catch (Throwable $thrown) {  // by onError, a signal handler or a function that connects
                 }
@@ -210,7 +208,7 @@ final class Buffered extends StoredFamily {
         $errors = array_filter($results, fn(mixed $result): bool => $result instanceof CounterfoilException);
         foreach ($call->items as $key => [$id, $delta]) {
             $error = $errors[$key] ?? null;
-            if ($error instanceof NotCounted && $error->isTemporary) continue;
+            if ($error instanceof NotCounted && $error->isTemporary && !self::$isOver) continue;
             if ($error !== null) $this->dropped[] = [$id, $delta, $error];
             // no signal handler runs in between, since nothing is called
             $this->sums[$key] -= $delta;

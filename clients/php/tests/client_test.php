@@ -447,6 +447,19 @@ return [
             same($counted + 1, (new Counterfoil(redis(), NS))->buffered('views')->add($id), $end);
         }
     },
+    'a program that ends reports sums that it cannot send' => function () {
+        $id = id();
+        program('ini_set("display_errors", "0");
+            ini_set("log_errors", "0");
+            $report = function (string $family, string $id, int $delta, $error) use ($argv) {
+                $redis = new Redis();
+                $redis->connect($argv[2]);
+                $redis->set($id, "$family $delta $error->reason");
+            };
+            $away = Counterfoil\\Counterfoil::connect("unix:///tmp/counterfoil-no-such.sock", $argv[3], retryFor: 0.2, onError: $report);
+            $away->buffered("views")->later($argv[4], 5);', $id);
+        same('views 5 no connection', redis()->get($id));
+    },
     'an error at the end of a program costs no other sum' => function () {
         // a warning, an onError and a signal handler throw
         foreach (['', 'fn() => throw new DomainException', 'fn() => posix_kill(getmypid(), SIGALRM)'] as $onError) {
@@ -692,13 +705,15 @@ return [
         redis()->rawCommand('ACL', 'DELUSER', 'php');
         redis()->rawCommand('CONFIG', 'SET', 'maxmemory', '1');
         try {
+            $began = hrtime(true);
             $error = fails(NotCounted::class, 'OOM', fn() => $own()->buffered('small')->add(id()));
+            same(true, hrtime(true) < $began + 5e9, 'it is not repeated');
         } finally {
             redis()->rawCommand('CONFIG', 'SET', 'maxmemory', '0');
         }
-        same('OOM command', substr($error->getMessage(), 0, 11));
+        same(['OOM command', true], [substr($error->getMessage(), 0, 11), $error->isTemporary]);
         redis()->set('cf1:{' . NS . '/small/0}:buffer', 'foreign');
-        fails(NotCounted::class, 'WRONGTYPE', fn() => $own()->buffered('small')->add(id()));
+        same(false, fails(NotCounted::class, 'WRONGTYPE', fn() => $own()->buffered('small')->add(id()))->isTemporary);
         redis()->del('cf1:{' . NS . '/small/0}:buffer');
     },
     'wrong passwords and addresses' => function () {

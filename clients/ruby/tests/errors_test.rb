@@ -119,7 +119,8 @@ class ErrorsTest < ClientTest
     six = "ERR Error running script (call to f_0a1): @user_script:9: @user_script: 9: "
     {
       "OOM command not allowed" => [Counterfoil::NotCounted, "OOM"], "#{six}-OOM command" => [Counterfoil::NotCounted, "OOM"],
-      "#{six}WRONGTYPE Operation" => [Counterfoil::NotCounted, "WRONGTYPE"], "TRYAGAIN Multiple" => [Counterfoil::NotCounted, "TRYAGAIN"],
+      "MISCONF Redis is" => [Counterfoil::NotCounted, "MISCONF"], "#{six}WRONGTYPE Operation" => [Counterfoil::NotCounted, "WRONGTYPE"],
+      "TRYAGAIN Multiple" => [Counterfoil::NotCounted, "TRYAGAIN"],
       "BUSY Redis is busy" => [Counterfoil::NotCounted, "BUSY"], "NOAUTH Authentication" => [Counterfoil::Misconfigured, "NOAUTH"],
       "WRONGPASS invalid" => [Counterfoil::Misconfigured, "WRONGPASS"],
       "BADARG the family is cached" => [Counterfoil::Misconfigured, "BADARG"], "CROSSSLOT Keys" => [Counterfoil::Misconfigured, "CROSSSLOT"],
@@ -128,6 +129,7 @@ class ErrorsTest < ClientTest
     }.each do |message, expected|
       error = error_after_epoch(message, resends: false)
       assert_equal expected, [error.class, error.reason], message
+      assert_equal %w[OOM MISCONF TRYAGAIN BUSY].include?(error.reason), error.temporary?, message
       assert_kind_of Redis::CommandError, error.cause
     end
   end

@@ -89,6 +89,16 @@ class LaterTest < ClientTest
     assert_equal 7, @views.value(@id)
   end
 
+  def test_sums_that_cannot_be_sent_at_the_end_of_a_process_are_reported
+    program(<<~RUBY)
+      require "redis-client"
+      report = ->(_, id, delta, error) { RedisClient.new(path: socket).call("SET", id, "\#{delta} \#{error.reason}") }
+      away = RedisClient.new(path: "/nonexistent/redis.sock")
+      Counterfoil.new(away, namespace, retry_for: 0.2, on_error: report).buffered("views").later(id, 5)
+    RUBY
+    assert_equal "5 no epoch", @redis.get(@id)
+  end
+
   def test_a_flush_waits_once
     later = client(@redis, retry_for: 1, later_every: 60)
     families = %w[views wide].map { |name| later.buffered(name) }

@@ -55,9 +55,9 @@ abstract class Driver {
 
     private static function coded(string $code, string $message, ?Throwable $previous): CounterfoilException {
         [$class, $isTemporary] = match ($code) {
-            'no connection', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'NOREPLICAS', 'TRYAGAIN', 'READONLY'
-                => [NotCounted::class, true],
-            'OOM', 'MISCONF', 'WRONGTYPE', 'BADSTATE' => [NotCounted::class, false],
+            'no connection', 'LOADING', 'BUSY', 'CLUSTERDOWN', 'MASTERDOWN', 'NOREPLICAS', 'TRYAGAIN', 'READONLY',
+            'OOM', 'MISCONF' => [NotCounted::class, true],
+            'WRONGTYPE', 'BADSTATE' => [NotCounted::class, false],
             'NOAUTH', 'WRONGPASS', 'AUTH', 'DB index',  // refused before anything was sent
             'BADARG', 'BADKEY', 'CROSSSLOT', 'MOVED', 'ASK', 'NOSCRIPT' => [Misconfigured::class, false],
             default => [OutcomeUnknown::class, false],  // the script may have been refused in the middle

@@ -64,8 +64,8 @@ final class Session {
                 if ($reply[0] === 'EXPIRED' || $reply[0] === 'OUTSIDE') $call->isUnsure = $wasUnsure;
                 return $reply;
             } catch (CounterfoilException $error) {
-                // a late reply must not be taken for another one, and another server may not be READONLY
-                $this->isBroken = $error->isTemporary;
+                // a late reply must not be taken for another one, another server may not be READONLY, a full one stays full
+                $this->isBroken = $isPassing = $error->isTemporary && !in_array($error->reason, ['OOM', 'MISCONF'], true);
                 // the library of the application may have sent it before it was refused
                 $mayFollowAnother = $call->isUnsure && $call->fence !== [] && $error->reason !== 'NOSCRIPT'
                     && !$this->isOwn && $this->driver->resends;
@@ -75,11 +75,11 @@ final class Session {
                 [$isSha, $script] = [false, file_get_contents(self::SCRIPTS . "/$call->script.lua")];
                 continue;
             }
-            if ($error->isTemporary && hrtime(true) <= $deadline) {
+            if ($isPassing && hrtime(true) <= $deadline) {
                 usleep(self::PAUSE_US);
                 continue;
             }
-            if ($error->isTemporary && $this->deadline !== null) $this->deadline = 0;
+            if ($isPassing && $this->deadline !== null) $this->deadline = 0;
             if (!$call->isUnsure || $error instanceof OutcomeUnknown) throw $error;
             // it does not tell what came of earlier arrivals of the call
             throw Driver::lost($error->getMessage(), $error->getPrevious());

@@ -7,7 +7,8 @@ class Counterfoil
     TEMPORARY = ["no reply", "unreachable", *%w[LOADING BUSY CLUSTERDOWN MASTERDOWN NOREPLICAS TRYAGAIN READONLY MOVED ASK]].freeze
     # refusals of a new connection, after the library may have sent the call over another one
     CONNECTING = %w[LOADING BUSY CLUSTERDOWN MASTERDOWN TRYAGAIN READONLY NOAUTH WRONGPASS].freeze
-    REFUSED = %w[OOM MISCONF WRONGTYPE BADSTATE].freeze
+    LASTING = %w[WRONGTYPE BADSTATE].freeze
+    REFUSED = ["OOM", "MISCONF", *LASTING].freeze # a repeat would be refused as well, and a later call if it is lasting
     MISCONFIGURED = %w[NOAUTH WRONGPASS BADARG BADKEY CROSSSLOT MOVED].freeze
     CODES = [*TEMPORARY, *REFUSED, *MISCONFIGURED, "NOSCRIPT"].freeze
     # names, since an application loads only some of these libraries
@@ -52,7 +53,7 @@ class Counterfoil
       # @return [Error] the outcome of the call
       def outcome(reason, text, is_lost, is_temporary)
         return OutcomeUnknown.new(reason, text) if is_lost
-        return NotCounted.new(reason, text, temporary: is_temporary) if is_temporary || REFUSED.include?(reason)
+        return NotCounted.new(reason, text, temporary: !LASTING.include?(reason)) if is_temporary || REFUSED.include?(reason)
 
         # any other error may come from the middle of a script
         (MISCONFIGURED.include?(reason) ? Misconfigured : OutcomeUnknown).new(reason, text)

@@ -81,8 +81,8 @@ class Counterfoil
     end
 
     def send_and_settle
-      sums = @mutex.synchronize { @sums.tap { @in_flight, @sums = size, no_sums } }
-      kept, dropped = send_sums(sums).partition { |error, *| error.temporary? }
+      is_last, sums = @is_over, @mutex.synchronize { @sums.tap { @in_flight, @sums = size, no_sums } }
+      kept, dropped = send_sums(sums).partition { |error, *| error.temporary? && !is_last }
       @mutex.synchronize do
         kept.each { |_, counters, id, delta| @sums[counters][id] += delta }
         @in_flight = 0
