@@ -130,9 +130,9 @@ async fn main() -> ExitCode {
             .map(|()| true),
         Some(Role::RecountProcess(args)) => recount::recounter::run(args).await.map(|()| true),
         Some(Role::CountProcess(args)) => campaign::writer::run(args).await.map(|()| true),
-        Some(Role::ServeProcess(args)) => {
-            reconciler::run(args, campaign::pair).await.map(|()| true)
-        }
+        Some(Role::ServeProcess(args)) => reconciler::run(args, campaign::connect)
+            .await
+            .map(|()| true),
         Some(Role::RenameProcess(args)) => campaign::save_by_hand(args, Way::Rename)
             .await
             .map(|()| true),

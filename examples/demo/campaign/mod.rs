@@ -5,6 +5,7 @@
 mod fault;
 mod hand;
 mod journal;
+mod persistence;
 mod round;
 mod server;
 mod site;
@@ -19,19 +20,20 @@ use clap::ValueEnum;
 use testkit::MysqlServer;
 
 pub use self::hand::run as save_by_hand;
+use self::persistence::Persistence;
 use self::round::Round;
-use self::server::Persistence;
+pub use self::site::connect;
 use self::stage::Stage;
 use self::summary::Summary;
 pub use self::way::Way;
 use crate::Result;
-use crate::families::{Pair, Place};
 use crate::zipf::Random;
 
 /// Counts with all kinds in rounds of random faults, and compares MySQL with what was acknowledged.
 ///
 /// The rounds take in turn what a crash of Redis loses: nothing, the last seconds of the append-only
-/// file, what a replica lacks that takes over, all since the last snapshot, and everything. Exit
+/// file, what a replica lacks that takes over, all since the last snapshot, everything, and what a
+/// replica lacks in a cluster. Exit
 /// status: 0 if no hit was doubled, and none lost but those in a crash of Redis; 1 if not; 2 if an
 /// error prevented the comparison.
 #[derive(clap::Args)]
@@ -53,8 +55,9 @@ pub async fn run(args: Args) -> Result<bool> {
     let seed = testkit::seed();
     let mysql = MysqlServer::start().await;
     let mut summary = Summary::default();
+    let all = Persistence::value_variants().iter().copied();
+    let all: Vec<_> = all.filter(|it| args.way.takes(*it)).collect();
     for number in 0..args.rounds {
-        let all = Persistence::value_variants();
         let persistence = all[number as usize % all.len()];
         let stage = Stage::start(&mysql, persistence, args.way).await?;
         let round = Round {
@@ -67,9 +70,4 @@ pub async fn run(args: Args) -> Result<bool> {
     }
     summary.print();
     Ok(summary.is_exact())
-}
-
-/// Connects a process that only reconciles, and serves every family of the database.
-pub async fn pair(place: &Place) -> counterfoil::Result<Pair> {
-    Pair::connect(&place.redis, &place.mysql).await
 }

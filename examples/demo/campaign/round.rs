@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use clap::ValueEnum;
 use indicatif::HumanCount;
 use tokio::time::{Instant, sleep};
 
 use super::fault::Fault;
-use super::server::Persistence;
+use super::persistence::Persistence;
 use super::stage::Stage;
 use crate::Result;
 use crate::zipf::Random;
@@ -39,19 +38,18 @@ pub struct Outcome {
 
 impl Round {
     pub async fn run(mut self, mut stage: Stage<'_>) -> Result<Outcome> {
-        let mut faults = BTreeMap::new();
+        let (persistence, mut faults) = (stage.persistence, BTreeMap::new());
         let end = Instant::now() + self.time;
         let mut next = Vec::new();
         while Instant::now() < end {
             if next.is_empty() {
-                next.extend(Fault::value_variants());
+                next.extend(Fault::all(persistence == Persistence::Cluster));
             }
             sleep(Duration::from_millis(self.random.below(PAUSE))).await;
             let fault = next.swap_remove(self.random.below(next.len() as u64) as usize);
             stage.strike(fault, &mut self.random).await?;
             *faults.entry(fault).or_default() += 1;
         }
-        let persistence = stage.persistence;
         let (journals, mut stored) = stage.settle().await?;
         let mut outcome = Outcome {
             persistence,

@@ -1,15 +1,14 @@
-//! A Redis behind a network, its persistence, and its crashes.
+//! Redis behind a network, or a Redis Cluster, and their crashes.
 
-use std::fmt;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::ValueEnum;
-use counterfoil::Durability;
-use testkit::{Proxy, RedisOptions, RedisServer};
+use testkit::{Proxy, RedisCluster, RedisServer};
 use tokio::time::sleep;
 
 use super::journal::{Ms, now};
+use super::persistence::Persistence;
 use crate::Result;
 use crate::zipf::Random;
 
@@ -18,66 +17,28 @@ const REVERTED: u64 = 2_000;
 /// The longest time that a write takes to a replica that works, in ms.
 const REPLICATED: u64 = 200;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Persistence {
-    /// Every write is in the append-only file before its reply
-    Always,
-    /// A crash loses the last seconds of the append-only file
-    Everysec,
-    /// A replica takes over that lacks the last seconds
-    Replica,
-    /// A crash returns to the last snapshot
-    Snapshots,
-    /// A crash loses everything
-    Nothing,
+/// The servers.
+pub enum Redis {
+    Standalone(Box<Standalone>),
+    Cluster(RedisCluster),
 }
 
-impl Persistence {
-    fn options(self) -> RedisOptions {
-        match self {
-            Self::Always => RedisOptions::aof("always"),
-            // the campaign cuts the file, so that it knows which writes a crash loses
-            Self::Everysec => RedisOptions::aof("no"),
-            Self::Replica => RedisOptions::volatile().tcp(),
-            Self::Snapshots => RedisOptions::volatile().arg("save", "2 1"),
-            Self::Nothing => RedisOptions::volatile(),
-        }
-    }
-
-    pub fn durability(self) -> Durability {
-        match self {
-            Self::Everysec | Self::Replica => Durability::default(),
-            _ => Durability::Immediate,
-        }
-    }
-
-    /// Returns whether a crash forgets requests whose hits MySQL has. Such a request must not be
-    /// repeated.
-    pub fn forgets_requests(self) -> bool {
-        matches!(self, Self::Snapshots | Self::Nothing)
-    }
-}
-
-impl fmt::Display for Persistence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.to_possible_value()
-            .map_or(Ok(()), |value| f.pad(value.get_name()))
-    }
-}
-
-/// The primary, its replica if it has one, and the network in front of them.
-pub struct Redis {
+/// A primary, its replica if it has one, and the network in front of them.
+pub struct Standalone {
     persistence: Persistence,
-    pub server: RedisServer,
+    server: RedisServer,
     replica: Option<RedisServer>,
-    pub proxy: Proxy,
+    proxy: Proxy,
 }
 
 impl Redis {
     pub async fn start(persistence: Persistence) -> Self {
+        if persistence == Persistence::Cluster {
+            return Redis::Cluster(RedisCluster::start(persistence.options()).await);
+        }
         let server = RedisServer::start(persistence.options()).await;
         let proxy = Proxy::to(&server);
-        let mut redis = Redis {
+        let mut redis = Standalone {
             persistence,
             server,
             replica: None,
@@ -86,32 +47,91 @@ impl Redis {
         if persistence == Persistence::Replica {
             redis.start_replica().await;
         }
-        redis
+        Redis::Standalone(Box::new(redis))
     }
 
+    /// Returns the URL, or those of all nodes.
+    pub fn urls(&self) -> String {
+        match self {
+            Redis::Standalone(redis) => redis.proxy.url(),
+            Redis::Cluster(cluster) => cluster.urls().join(","),
+        }
+    }
+
+    /// Returns a directory that is removed at the end.
+    pub fn directory(&self) -> PathBuf {
+        let socket = match self {
+            Redis::Standalone(redis) => redis.proxy.socket(),
+            Redis::Cluster(cluster) => cluster.node(0).socket(),
+        };
+        let parent = socket.parent();
+        parent.map_or_else(std::env::temp_dir, PathBuf::from)
+    }
+
+    /// Returns the network, which a cluster does not have.
+    pub fn proxy(&self) -> Option<&Proxy> {
+        match self {
+            Redis::Standalone(redis) => Some(&redis.proxy),
+            Redis::Cluster(_) => None,
+        }
+    }
+
+    /// Returns the primary, or any of a cluster.
+    pub async fn primary(&self, random: &mut Random) -> &RedisServer {
+        match self {
+            Redis::Standalone(redis) => &redis.server,
+            Redis::Cluster(cluster) => cluster.node(any_primary(cluster, random).await),
+        }
+    }
+
+    /// Promotes a replica of a cluster without loss.
+    pub async fn hand_over(&self, random: &mut Random) {
+        if let Redis::Cluster(cluster) = self {
+            let primary = any_primary(cluster, random).await;
+            cluster.failover(cluster.replica_of(primary).await).await;
+        }
+    }
+
+    /// Crashes a primary, and starts it again or promotes its replica. Returns the time whose hits
+    /// may be lost, if any.
+    pub async fn crash(&mut self, random: &mut Random) -> Result<Option<RangeInclusive<Ms>>> {
+        let revert = Duration::from_millis(random.below(REVERTED));
+        match self {
+            Redis::Standalone(redis) if redis.replica.is_some() => redis.fail_over(revert).await,
+            Redis::Standalone(redis) => Ok(redis.crash(revert).await),
+            Redis::Cluster(cluster) => {
+                let primary = any_primary(cluster, random).await;
+                let replica = cluster.replica_of(primary).await;
+                let lost = kill_ahead(cluster.node(primary), cluster.node(replica), revert).await?;
+                cluster.wait_promoted(replica).await;
+                cluster.node(primary).start_again().await;
+                cluster.wait_until_ok().await;
+                Ok(Some(lost))
+            }
+        }
+    }
+}
+
+impl Standalone {
     async fn start_replica(&mut self) {
         let replica = RedisServer::start(self.persistence.options()).await;
         replica.replica_of(&self.server).await;
         self.replica = Some(replica);
     }
 
-    /// Crashes the server, and starts it again or promotes its replica. Returns the time whose hits
-    /// may be lost, if any.
-    pub async fn crash(&mut self, random: &mut Random) -> Result<Option<RangeInclusive<Ms>>> {
+    /// Has the replica take over without the last writes.
+    async fn fail_over(&mut self, lag: Duration) -> Result<Option<RangeInclusive<Ms>>> {
+        let replica = self.replica.take().ok_or("there is no replica")?;
+        let lost = kill_ahead(&self.server, &replica, lag).await?;
+        replica.run::<()>("REPLICAOF NO ONE").await?;
+        self.proxy.redirect(&replica);
+        self.server = replica;
+        self.start_replica().await;
+        Ok(Some(lost))
+    }
+
+    async fn crash(&mut self, revert: Duration) -> Option<RangeInclusive<Ms>> {
         let start = now();
-        let revert = Duration::from_millis(random.below(REVERTED));
-        if let Some(replica) = self.replica.take() {
-            replica.pause();
-            sleep(revert).await;
-            self.server.kill();
-            let killed = now();
-            replica.resume();
-            replica.run::<()>("REPLICAOF NO ONE").await?;
-            self.proxy.redirect(&replica);
-            self.server = replica;
-            self.start_replica().await;
-            return Ok(Some(start - REPLICATED..=killed));
-        }
         if self.persistence == Persistence::Everysec {
             let length = self.server.aof_len();
             sleep(revert).await;
@@ -122,10 +142,31 @@ impl Redis {
         }
         let killed = now();
         self.server.start_again().await;
-        Ok(match self.persistence {
+        match self.persistence {
             Persistence::Always => None,
             Persistence::Everysec => Some(start..=killed),
             _ => Some(0..=Ms::MAX),
-        })
+        }
     }
+}
+
+/// Kills a primary ahead of its replica. Returns the time whose hits the replica may lack.
+async fn kill_ahead(
+    primary: &RedisServer,
+    replica: &RedisServer,
+    lag: Duration,
+) -> Result<RangeInclusive<Ms>> {
+    let start = now();
+    replica.pause();
+    primary.run::<()>("CLIENT KILL TYPE replica").await?;
+    sleep(lag).await;
+    primary.kill();
+    let killed = now();
+    replica.resume();
+    Ok(start - REPLICATED..=killed)
+}
+
+async fn any_primary(cluster: &RedisCluster, random: &mut Random) -> usize {
+    let primaries = cluster.primaries().await;
+    primaries[random.below(primaries.len() as u64) as usize]
 }

@@ -9,7 +9,7 @@ use counterfoil::{
 use sqlx::MySqlPool;
 
 use super::journal::{Counter, Hit};
-use super::server::Persistence;
+use super::persistence::Persistence;
 use crate::Result;
 use crate::families::{NAMESPACE, Pair, Place};
 
@@ -36,8 +36,7 @@ pub struct Site {
 
 impl Site {
     pub async fn open(place: &Place, persistence: Persistence) -> counterfoil::Result<Self> {
-        let pair = Pair::connect(&place.redis, &place.mysql).await?;
-        let pair = pair.write_timeout(TIMEOUT);
+        let pair = connect(place).await?.write_timeout(TIMEOUT);
         macro_rules! open {
             ($family:expr) => {{
                 let family = $family.durability(persistence.durability());
@@ -80,6 +79,15 @@ impl Site {
             _ => self.jobs.add_once(name, &id, 1).await.map(is_counted),
         };
         vec![one]
+    }
+}
+
+/// Connects to the servers, of which Redis may be a cluster.
+pub async fn connect(place: &Place) -> counterfoil::Result<Pair> {
+    let Place { redis, mysql } = place;
+    match redis.split(',').collect::<Vec<_>>()[..] {
+        [one] => Pair::connect(one, mysql).await,
+        ref nodes => Pair::connect_cluster(nodes.iter().copied(), mysql).await,
     }
 }
 

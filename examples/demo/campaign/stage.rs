@@ -2,25 +2,26 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use counterfoil::MysqlStore;
 use sqlx::MySqlPool;
-use testkit::{Fate, MysqlServer};
+use testkit::{Fate, MysqlServer, Proxy};
 use tokio::time::sleep;
 
 use super::fault::Fault;
 use super::hand;
 use super::journal::{Counter, Journals, Ms, Scribe, now};
-use super::server::{Persistence, Redis};
+use super::persistence::Persistence;
+use super::server::Redis;
 use super::site::JOBS;
 use super::way::{Means, Way};
+use crate::Result;
 use crate::child::{Report, Reports, Worker};
+use crate::disturb::cut_mysql;
 use crate::families::{self, Place};
 use crate::reconcilers::Reconcilers;
 use crate::zipf::Random;
-use crate::{Result, disturb};
 
 const WRITERS: usize = 3;
 /// The longest time for which a process or server is paused, in ms.
@@ -55,7 +56,7 @@ impl<'m> Stage<'m> {
         MysqlStore::new(pool.clone()).create_tables().await?;
         hand::create_table(&pool).await?;
         let place = Place {
-            redis: redis.proxy.url(),
+            redis: redis.urls(),
             mysql: mysql.url(&database),
         };
         let role = match way {
@@ -85,13 +86,7 @@ impl<'m> Stage<'m> {
     }
 
     fn journals(&self) -> Result<Journals> {
-        Journals::read(&self.directory(), self.opened, &self.lost)
-    }
-
-    /// Returns the directory of the journals, which is removed with the network.
-    fn directory(&self) -> PathBuf {
-        let parent = self.redis.proxy.socket().parent();
-        parent.map_or_else(std::env::temp_dir, PathBuf::from)
+        Journals::read(&self.redis.directory(), self.opened, &self.lost)
     }
 
     async fn start_writer(&mut self) -> Result<()> {
@@ -102,7 +97,7 @@ impl<'m> Stage<'m> {
             format!("--mysql={mysql}"),
             format!("--way={}", self.way),
             format!("--persistence={}", self.persistence),
-            format!("--directory={}", self.directory().display()),
+            format!("--directory={}", self.redis.directory().display()),
             format!("--number={}", self.opened),
         ];
         self.opened += 1;
@@ -113,9 +108,7 @@ impl<'m> Stage<'m> {
     /// Injects a fault, to its end.
     pub async fn strike(&mut self, fault: Fault, random: &mut Random) -> Result<()> {
         let pause = |random: &mut Random| sleep(Duration::from_millis(random.below(PAUSED)));
-        let late = Duration::from_millis(random.below(LATE));
-        let calls = ["EVALSHA", "HINCRBY"];
-        let Redis { server, proxy, .. } = &self.redis;
+        let (proxy, server) = (self.redis.proxy(), self.redis.primary(random).await);
         match fault {
             Fault::WriterKilled => {
                 let (writer, _) = self.writers.remove(0);
@@ -135,8 +128,10 @@ impl<'m> Stage<'m> {
             }
             Fault::RedisCrashed => {
                 // no late call of a cached counter outlives a crash (docs/protocol.md, 4.2)
-                proxy.calm();
-                sleep(Duration::from_millis(LATE)).await;
+                if let Some(proxy) = proxy {
+                    proxy.calm();
+                    sleep(Duration::from_millis(LATE)).await;
+                }
                 let lost = self.redis.crash(random).await?;
                 self.lost.extend(lost);
             }
@@ -152,7 +147,7 @@ impl<'m> Stage<'m> {
             }
             Fault::MysqlKilled => {
                 self.mysql.kill();
-                sleep(late).await;
+                sleep(Duration::from_millis(random.below(LATE))).await;
                 self.mysql.start_again().await;
             }
             Fault::MysqlPaused => {
@@ -160,25 +155,29 @@ impl<'m> Stage<'m> {
                 pause(random).await;
                 self.mysql.resume();
             }
-            Fault::ConnectionCutInARequest => proxy.cut_requests_after(random.below(CUT) as usize),
-            Fault::ConnectionCutInAReply => proxy.cut_replies_after(random.below(CUT) as usize),
-            Fault::CallLate => proxy.disturb(calls, Fate::Late { after: late }),
-            Fault::CallTwice => proxy.disturb(calls, Fate::Twice { after: late }),
+            Fault::PrimaryHandedOver => self.redis.hand_over(random).await,
             Fault::AllConnectionsToRedisClosed => {
                 server.run::<()>("CLIENT KILL TYPE normal").await?;
             }
             Fault::AllConnectionsToMysqlClosed => {
-                disturb::cut_mysql(&self.pool).await?;
+                cut_mysql(&self.pool).await?;
             }
             Fault::ScriptsFlushed => server.run::<()>("SCRIPT FLUSH").await?,
+            network => {
+                if let Some(proxy) = proxy {
+                    disturb(proxy, network, random);
+                }
+            }
         }
         Ok(())
     }
 
     /// Ends the processes, and moves everything to MySQL. Returns what the journals and MySQL have.
     pub async fn settle(mut self) -> Result<(Journals, BTreeMap<Counter, i64>)> {
-        self.redis.proxy.call_off();
-        self.redis.proxy.calm();
+        if let Some(proxy) = self.redis.proxy() {
+            proxy.call_off();
+            proxy.calm();
+        }
         for (writer, _) in &mut self.writers {
             writer.order("stop").await?;
         }
@@ -204,7 +203,7 @@ impl<'m> Stage<'m> {
             return Ok(());
         }
         let open = self.journals()?.open;
-        let scribe = Scribe::create(&self.directory(), self.opened)?;
+        let scribe = Scribe::create(&self.redis.directory(), self.opened)?;
         self.opened += 1;
         for job in open.iter().filter(|hit| hit.family == JOBS) {
             let begun = now();
@@ -212,5 +211,20 @@ impl<'m> Stage<'m> {
             scribe.end(std::iter::once((job, true)), begun)?;
         }
         Ok(())
+    }
+}
+
+/// Has the network disturb one of the next calls.
+fn disturb(proxy: &Proxy, fault: Fault, random: &mut Random) {
+    let (cut, after) = (
+        random.below(CUT) as usize,
+        Duration::from_millis(random.below(LATE)),
+    );
+    let calls = ["EVALSHA", "HINCRBY"];
+    match fault {
+        Fault::ConnectionCutInARequest => proxy.cut_requests_after(cut),
+        Fault::ConnectionCutInAReply => proxy.cut_replies_after(cut),
+        Fault::CallLate => proxy.disturb(calls, Fate::Late { after }),
+        _ => proxy.disturb(calls, Fate::Twice { after }),
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::fault::Fault;
+use super::persistence::Persistence;
 use super::round::Outcome;
-use super::server::Persistence;
 
 /// The sums of the rounds, by persistence.
 #[derive(Default)]

@@ -8,7 +8,7 @@ use sqlx::MySqlPool;
 
 use super::hand::{self, Hand};
 use super::journal::{Counter, Hit};
-use super::server::Persistence;
+use super::persistence::Persistence;
 use super::site::{self, Site, VIEWS};
 use crate::Result;
 use crate::families::{Place, patiently};
@@ -36,6 +36,11 @@ impl Way {
             return Ok(Means::Library(Box::new(site)));
         }
         Ok(Means::ByHand(Hand::connect(self, place).await?))
+    }
+
+    /// Returns whether it counts in such a Redis.
+    pub fn takes(self, persistence: Persistence) -> bool {
+        self == Way::Library || persistence != Persistence::Cluster
     }
 
     /// Returns the number of families that it counts.

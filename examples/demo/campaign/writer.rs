@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use tokio::try_join;
 
 use super::journal::{Hit, Scribe, now};
-use super::server::Persistence;
+use super::persistence::Persistence;
 use super::site::{JOBS, VIEWS};
 use super::way::{Means, Way};
 use crate::Result;
