@@ -86,6 +86,25 @@ class Values(Case):
         views.client.daemon = ""
         self.assert_raises(Misconfigured, "NO SOURCE", views.value, "a")
 
+    def test_no_redirect_takes_the_token_to_another_server(self):
+        daemon, other = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
+        for server in (daemon, other):
+            self.addCleanup(server.close)
+        other.settimeout(0.5)
+
+        def redirect():
+            connection, _ = daemon.accept()
+            connection.recv(2000)
+            location = f"http://127.0.0.1:{other.getsockname()[1]}/"
+            connection.sendall(f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode())
+            connection.close()
+
+        threading.Thread(target=redirect, daemon=True).start()
+        views = connected(retry_for=0.1, token="secret").buffered("views")
+        views.client.daemon = f"http://127.0.0.1:{daemon.getsockname()[1]}"
+        self.assert_raises(Misconfigured, "DAEMON", views.value, "a")
+        self.assertRaises(TimeoutError, other.accept)
+
     def test_a_daemon_whose_reply_breaks_off(self):
         server = socket.create_server(("127.0.0.1", 0))
         self.addCleanup(server.close)

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any, NamedTuple
 from urllib.error import HTTPError
 from urllib.parse import urlencode
-from urllib.request import ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from ._errors import CounterfoilError, Misconfigured, NotCounted
 from ._family import PAUSE_SECONDS, ROUNDS, D, Family, call, valid
@@ -109,12 +109,19 @@ class ExactValues(Family[D]):
         return statement, [id if self.table else id.encode(), *ledgers, *self.name.split("/")]
 
 
+class _NoRedirects(HTTPRedirectHandler):
+    """Another server would receive the token."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
 def _get(url: str, token: str | None) -> tuple[int, str]:
     """Returns the code and the body of a reply, and 503 if there is no whole one."""
     request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
     try:
         try:
-            reply: Any = build_opener(ProxyHandler({})).open(request, timeout=HTTP_SECONDS)
+            reply: Any = build_opener(ProxyHandler({}), _NoRedirects).open(request, timeout=HTTP_SECONDS)
         except HTTPError as error:
             reply = error
         with reply:
