@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::site::JOBS;
 use crate::Result;
 
 /// Unix milliseconds.
@@ -65,57 +66,82 @@ impl Scribe {
 /// What the journals say of one counter.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counted {
-    pub begun: i64,
+    begun: i64,
+    refused: i64,
     pub acknowledged: i64,
-    pub refused: i64,
     /// The acknowledged hits that a crash of Redis may lose.
     pub exposed: i64,
 }
 
-/// All journals of a round.
-#[derive(Default)]
+impl Counted {
+    /// Returns the hits that were acknowledged or have no known outcome.
+    pub fn most(self) -> i64 {
+        self.begun - self.refused
+    }
+}
+
+/// The journals of a round, as far as they were read.
 pub struct Journals {
+    directory: PathBuf,
+    /// The times whose hits a crash of Redis may lose.
+    lost: Vec<RangeInclusive<Ms>>,
+    /// The files, each with the beginning of a line that is not complete yet.
+    files: Vec<(BufReader<File>, String)>,
     pub counters: BTreeMap<Counter, Counted>,
-    /// The hits without a known outcome.
+    /// The jobs without a known outcome.
     pub open: BTreeSet<Hit>,
 }
 
 impl Journals {
-    /// Reads the journals of processes 0 to `writers`. A crash may lose the hits whose calls were
-    /// made within one of the times in `lost`.
-    pub fn read(directory: &Path, writers: usize, lost: &[RangeInclusive<Ms>]) -> Result<Self> {
-        let mut journals = Journals::default();
-        for number in 0..writers {
-            for line in BufReader::new(File::open(path(directory, number))?).lines() {
-                journals.add(&line?, lost)?;
-            }
+    pub fn new(directory: PathBuf, lost: Vec<RangeInclusive<Ms>>) -> Self {
+        Journals {
+            directory,
+            lost,
+            files: Vec::new(),
+            counters: BTreeMap::new(),
+            open: BTreeSet::new(),
         }
-        Ok(journals)
     }
 
-    fn add(&mut self, line: &str, lost: &[RangeInclusive<Ms>]) -> Result<()> {
-        let words: Vec<_> = line.split(' ').collect();
+    /// Reads the lines that were written since the last call.
+    pub fn read(&mut self) -> Result<()> {
+        let mut files = std::mem::take(&mut self.files);
+        while let Ok(file) = File::open(path(&self.directory, files.len())) {
+            files.push((BufReader::new(file), String::new()));
+        }
+        for (file, line) in &mut files {
+            while file.read_line(line)? > 0 && line.ends_with('\n') {
+                self.add(line)?;
+                line.clear();
+            }
+        }
+        self.files = files;
+        Ok(())
+    }
+
+    fn add(&mut self, line: &str) -> Result<()> {
+        let words: Vec<_> = line.split_whitespace().collect();
         let &[mark, family, id, name, begun, end] = &words[..] else {
-            // the last line of a process that was killed
-            return Ok(());
+            return Err(format!("a line of a journal: {line:?}").into());
         };
         let (family, id, name) = (family.parse()?, id.parse()?, name.to_owned());
         let (begun, end): (Ms, Ms) = (begun.parse()?, end.parse()?);
-        let hit = Hit { family, id, name };
         let counted = self.counters.entry((family, id)).or_default();
-        if mark == "+" {
-            counted.begun += 1;
-            self.open.insert(hit);
-            return Ok(());
+        match mark {
+            "+" => counted.begun += 1,
+            "-" => counted.refused += 1,
+            _ => {
+                counted.acknowledged += 1;
+                let is_exposed =
+                    |lost: &RangeInclusive<Ms>| begun <= *lost.end() && end >= *lost.start();
+                counted.exposed += i64::from(self.lost.iter().any(is_exposed));
+            }
         }
-        self.open.remove(&hit);
-        if mark == "=" {
-            counted.acknowledged += 1;
-            let is_exposed =
-                |lost: &RangeInclusive<Ms>| begun <= *lost.end() && end >= *lost.start();
-            counted.exposed += i64::from(lost.iter().any(is_exposed));
-        } else {
-            counted.refused += 1;
+        let hit = Hit { family, id, name };
+        if mark != "+" {
+            self.open.remove(&hit);
+        } else if family == JOBS {
+            self.open.insert(hit);
         }
         Ok(())
     }

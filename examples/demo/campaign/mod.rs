@@ -11,6 +11,7 @@ mod server;
 mod site;
 mod stage;
 mod summary;
+mod watch;
 mod way;
 pub mod writer;
 
@@ -34,7 +35,7 @@ use crate::zipf::Random;
 /// The rounds take in turn what a crash of Redis loses: nothing, the last seconds of the append-only
 /// file, what a replica lacks that takes over, all since the last snapshot, everything, and what a
 /// replica lacks in a cluster. Exit
-/// status: 0 if no hit was doubled, and none lost but those in a crash of Redis; 1 if not; 2 if an
+/// status: 0 if no hit was doubled, none lost but in a crash of Redis, and no value wrong; 1 if not; 2 if an
 /// error prevented the comparison.
 #[derive(clap::Args)]
 pub struct Args {

@@ -1,15 +1,18 @@
 //! A round of random faults, and the comparison at its end.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use indicatif::HumanCount;
 use tokio::time::{Instant, sleep};
+use tokio::try_join;
 
 use super::fault::Fault;
 use super::persistence::Persistence;
 use super::stage::Stage;
+use super::watch::Reads;
 use crate::Result;
 use crate::zipf::Random;
 
@@ -25,6 +28,7 @@ pub struct Round {
 pub struct Outcome {
     pub persistence: Persistence,
     pub faults: BTreeMap<Fault, u64>,
+    pub reads: Reads,
     pub acknowledged: i64,
     /// Hits whose outcome no process knows.
     pub unknown: i64,
@@ -38,22 +42,29 @@ pub struct Outcome {
 
 impl Round {
     pub async fn run(mut self, mut stage: Stage<'_>) -> Result<Outcome> {
-        let (persistence, mut faults) = (stage.persistence, BTreeMap::new());
-        let end = Instant::now() + self.time;
-        let mut next = Vec::new();
-        while Instant::now() < end {
-            if next.is_empty() {
-                next.extend(Fault::all(persistence == Persistence::Cluster));
+        let (persistence, is_over) = (stage.persistence, Cell::new(false));
+        let watch = stage.watch(&is_over);
+        let strike = async {
+            let (mut faults, mut next) = (BTreeMap::new(), Vec::new());
+            let end = Instant::now() + self.time;
+            while Instant::now() < end {
+                if next.is_empty() {
+                    next.extend(Fault::all(persistence == Persistence::Cluster));
+                }
+                sleep(Duration::from_millis(self.random.below(PAUSE))).await;
+                let fault = next.swap_remove(self.random.below(next.len() as u64) as usize);
+                stage.strike(fault, &mut self.random).await?;
+                *faults.entry(fault).or_default() += 1;
             }
-            sleep(Duration::from_millis(self.random.below(PAUSE))).await;
-            let fault = next.swap_remove(self.random.below(next.len() as u64) as usize);
-            stage.strike(fault, &mut self.random).await?;
-            *faults.entry(fault).or_default() += 1;
-        }
+            is_over.set(true);
+            Ok(faults)
+        };
+        let (reads, faults) = try_join!(watch, strike)?;
         let (journals, mut stored) = stage.settle().await?;
         let mut outcome = Outcome {
             persistence,
             faults,
+            reads,
             acknowledged: 0,
             unknown: 0,
             crashed: 0,
@@ -62,7 +73,7 @@ impl Round {
         };
         for (counter, counted) in journals.counters {
             let row = stored.remove(&counter).unwrap_or(0);
-            let most = counted.begun - counted.refused;
+            let most = counted.most();
             outcome.acknowledged += counted.acknowledged;
             outcome.unknown += most - counted.acknowledged;
             let lacking = (counted.acknowledged - row).max(0);
@@ -78,27 +89,39 @@ impl Round {
 
 impl Outcome {
     /// Returns the figures of its hits: acknowledged, unknown, lost in a crash, lost otherwise, and
-    /// doubled.
-    pub fn figures(&self) -> [String; 5] {
-        [
+    /// doubled; and of its values: read, and wrong.
+    pub fn figures(&self) -> [String; 7] {
+        let hits = [
             self.acknowledged,
             self.unknown,
             self.crashed,
             self.lost,
             self.doubled,
+        ];
+        let [acknowledged, unknown, crashed, lost, doubled] = hits.map(i64::unsigned_abs);
+        let Reads { checked, wrong } = self.reads;
+        [
+            acknowledged,
+            unknown,
+            crashed,
+            lost,
+            doubled,
+            checked,
+            wrong,
         ]
-        .map(|number| HumanCount(number.unsigned_abs()).to_string())
+        .map(|number| HumanCount(number).to_string())
     }
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let faults: u64 = self.faults.values().sum();
-        let [acknowledged, unknown, crashed, lost, doubled] = self.figures();
+        let [acknowledged, unknown, crashed, lost, doubled, read, wrong] = self.figures();
         write!(
             f,
-            "{:<9}  {faults:>3} faults, {acknowledged} acknowledged, {unknown} unknown, \
-             lost {crashed} in a crash, {lost} otherwise, {doubled} doubled",
+            "{:<9}  {faults:>3} faults; {acknowledged} acknowledged, {unknown} unknown, \
+             lost {crashed} in a crash, {lost} otherwise, {doubled} doubled; \
+             {read} values read, {wrong} wrong",
             self.persistence,
         )
     }

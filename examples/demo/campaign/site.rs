@@ -16,7 +16,10 @@ use crate::families::{NAMESPACE, Pair, Place};
 /// The families. Jobs are requests that are made again until their outcome is known.
 pub const FAMILIES: [&str; 6] = ["views", "votes", "hits", "active", "visitors", "jobs"];
 pub const VIEWS: usize = 0;
+const VOTES: usize = 1;
 pub const JOBS: usize = 5;
+/// The number of counters of each family.
+pub const IDS: u64 = 40;
 
 const SYNC_TIME: Duration = Duration::from_millis(200);
 /// The time that a saved vote stays in Redis: far too short for an application.
@@ -69,7 +72,7 @@ impl Site {
         let (id, name) = (hits[0].id.to_string(), &hits[0].name);
         let one = match hits[0].family {
             VIEWS => return all(self.views.add_many(ids().map(|id| (id, 1))).await),
-            1 => self.votes.incr(&id, 1).await.map(is_counted),
+            VOTES => self.votes.incr(&id, 1).await.map(is_counted),
             2 => return all(self.hits.add_many(ids().map(|id| (id, 1))).await),
             3 => self.active.touch(&id, name).await.map(|()| true),
             4 => {
@@ -79,6 +82,19 @@ impl Site {
             _ => self.jobs.add_once(name, &id, 1).await.map(is_counted),
         };
         vec![one]
+    }
+
+    /// Returns the values of all views, votes and jobs.
+    pub async fn values(&self) -> counterfoil::Result<Vec<(Counter, i64)>> {
+        let ids = || (0..IDS).map(|id| id.to_string());
+        let values = [
+            (VIEWS, self.views.get_many(ids()).await?),
+            (VOTES, self.votes.get_many(ids()).await?),
+            (JOBS, self.jobs.get_many(ids()).await?),
+        ];
+        let of_family =
+            |(family, values): (usize, Vec<i64>)| (0..IDS).map(move |id| (family, id)).zip(values);
+        Ok(values.into_iter().flat_map(of_family).collect())
     }
 }
 

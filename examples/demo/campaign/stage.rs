@@ -1,5 +1,6 @@
 //! The servers and processes of a round, and what the faults do to them.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use super::hand;
 use super::journal::{Counter, Journals, Ms, Scribe, now};
 use super::persistence::Persistence;
 use super::server::Redis;
-use super::site::JOBS;
+use super::watch::{Reads, watch};
 use super::way::{Means, Way};
 use crate::Result;
 use crate::child::{Report, Reports, Worker};
@@ -85,8 +86,25 @@ impl<'m> Stage<'m> {
         Ok(stage)
     }
 
+    /// Reads values until `is_over` is set. Counters made by hand have none while they are pending.
+    pub fn watch<'o>(
+        &self,
+        is_over: &'o Cell<bool>,
+    ) -> impl Future<Output = Result<Reads>> + use<'o> {
+        let (way, place, persistence) = (self.way, self.place.clone(), self.persistence);
+        let directory = self.redis.directory();
+        async move {
+            match way {
+                Way::Library => watch(place, persistence, directory, is_over).await,
+                _ => Ok(Reads::default()),
+            }
+        }
+    }
+
     fn journals(&self) -> Result<Journals> {
-        Journals::read(&self.redis.directory(), self.opened, &self.lost)
+        let mut journals = Journals::new(self.redis.directory(), self.lost.clone());
+        journals.read()?;
+        Ok(journals)
     }
 
     async fn start_writer(&mut self) -> Result<()> {
@@ -205,7 +223,7 @@ impl<'m> Stage<'m> {
         let open = self.journals()?.open;
         let scribe = Scribe::create(&self.redis.directory(), self.opened)?;
         self.opened += 1;
-        for job in open.iter().filter(|hit| hit.family == JOBS) {
+        for job in &open {
             let begun = now();
             while self.means.count(std::slice::from_ref(job)).await != [Some(true)] {}
             scribe.end(std::iter::once((job, true)), begun)?;

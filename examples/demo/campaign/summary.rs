@@ -25,12 +25,14 @@ impl Summary {
         sum.crashed += more.crashed;
         sum.lost += more.lost;
         sum.doubled += more.doubled;
+        sum.reads.checked += more.reads.checked;
+        sum.reads.wrong += more.reads.wrong;
     }
 
-    /// Returns whether no hit was doubled, and none lost but in a crash of Redis.
+    /// Returns whether no hit was doubled, none lost but in a crash of Redis, and no value wrong.
     pub fn is_exact(&self) -> bool {
         let mut sums = self.0.values();
-        sums.all(|(_, sum)| sum.lost == 0 && sum.doubled == 0)
+        sums.all(|(_, sum)| sum.lost == 0 && sum.doubled == 0 && sum.reads.wrong == 0)
     }
 
     pub fn print(&self) {
@@ -38,9 +40,9 @@ impl Summary {
         println!();
         println!(
             "| a crash of Redis | rounds | faults | acknowledged | unknown | lost in a crash \
-             | lost otherwise | doubled |"
+             | lost otherwise | doubled | values read | wrong |"
         );
-        println!("|---|---|---|---|---|---|---|---|");
+        println!("|---|---|---|---|---|---|---|---|---|---|");
         for (persistence, (rounds, sum)) in &self.0 {
             for (fault, times) in &sum.faults {
                 *faults.entry(*fault).or_default() += times;

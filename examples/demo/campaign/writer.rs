@@ -10,7 +10,7 @@ use tokio::try_join;
 
 use super::journal::{Hit, Scribe, now};
 use super::persistence::Persistence;
-use super::site::{JOBS, VIEWS};
+use super::site::{IDS, JOBS, VIEWS};
 use super::way::{Means, Way};
 use crate::Result;
 use crate::child::{self, Report};
@@ -19,8 +19,6 @@ use crate::zipf::Random;
 
 /// The number of calls in progress at a time.
 const CONCURRENT: usize = 8;
-/// The number of counters of each family.
-const IDS: u64 = 40;
 /// The most hits of a call that counts many.
 const MANY: u64 = 50;
 
