@@ -42,8 +42,8 @@ pub struct Args {
     /// The number of rounds
     #[arg(long, value_name = "N", default_value_t = 20)]
     rounds: u64,
-    /// The time of a round in seconds
-    #[arg(long, value_name = "N", default_value_t = 12)]
+    /// The time of a round in seconds, within which Redis remembers jobs
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..=40))]
     seconds: u64,
     /// The way to count: the library's, or one that applications use without it
     #[arg(long, default_value = "library")]
