@@ -31,8 +31,9 @@ PROGRAM = """if True:
         thread.start()
         return thread
 
-    threads = [start(add, counted, 20) for _ in range(64)]
-    threads += [start(add_until, random.random() * 0.02) for _ in range(64)] + [start(add, limited) for _ in range(64)]
+    for thread in [start(add, counted, 20) for _ in range(64)]:
+        thread.join()
+    threads = [start(add_until, random.random() * 0.02) for _ in range(64)] + [start(add, limited) for _ in range(64)]
     for thread in threads:
         thread.join()
 
