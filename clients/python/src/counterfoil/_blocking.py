@@ -116,7 +116,8 @@ class Process(Session):
                     self._redis.close()
 
     def _send_sums(self) -> None:
-        while not self.is_closed:
+        # greenlets may start several at a time
+        while self._thread is threading.current_thread() and not self.is_closed:
             self._awake.wait()
             self._awake.clear()
             run(self.send_sums())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import secrets
 import time
 import zlib
@@ -225,6 +226,8 @@ class Channel:
     async def send(self, call: Call, deadline: float, was_lost: bool = False) -> Reply:
         """Sends a call until there is a reply: the same call, which Redis executes once."""
         while True:
+            if self.session.pid != os.getpid():  # a fork copies tasks and greenlets
+                raise CancelledError("this caller is of the parent process")
             before = call[0].sends
             try:
                 status, *words = await self.session.execute(call, deadline)

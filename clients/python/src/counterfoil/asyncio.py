@@ -70,8 +70,6 @@ class Loop(Session):
     _sender: asyncio.Task[None] | None = None
 
     async def execute(self, words: tuple[Any, ...], deadline: float) -> Any:
-        if self.pid != os.getpid():
-            raise asyncio.CancelledError("the task is of the parent process")
         # the library may repeat calls for minutes
         async with timeout(max(deadline - time.monotonic(), ATTEMPT_SECONDS)):
             return await self.redis.execute_command(*words)
