@@ -8,18 +8,24 @@ use counterfoil::{
 };
 use sqlx::MySqlPool;
 
-use super::journal::{Counter, Hit};
+use super::journal::{Counter, Hit, now};
 use super::persistence::Persistence;
 use crate::Result;
 use crate::families::{NAMESPACE, Pair, Place};
+use crate::zipf::Random;
 
 /// The families. Jobs are requests that are made again until their outcome is known.
 pub const FAMILIES: [&str; 6] = ["views", "votes", "hits", "active", "visitors", "jobs"];
 pub const VIEWS: usize = 0;
 const VOTES: usize = 1;
 pub const JOBS: usize = 5;
-/// The number of counters of each family.
-pub const IDS: u64 = 40;
+/// The families whose counters have one value each.
+pub const READABLE: [usize; 3] = [VIEWS, VOTES, JOBS];
+/// The number of counters of each family at a time.
+const IDS: u64 = 10;
+/// The time for which a counter is used, in ms. A hit that is doubled cannot hide behind one that a
+/// crash loses, unless both are counted in the same time.
+const USED: u64 = 250;
 
 const SYNC_TIME: Duration = Duration::from_millis(200);
 /// The time that a saved vote stays in Redis: far too short for an application.
@@ -84,18 +90,20 @@ impl Site {
         vec![one]
     }
 
-    /// Returns the values of all views, votes and jobs.
-    pub async fn values(&self) -> counterfoil::Result<Vec<(Counter, i64)>> {
-        let ids = || (0..IDS).map(|id| id.to_string());
-        let values = [
-            (VIEWS, self.views.get_many(ids()).await?),
-            (VOTES, self.votes.get_many(ids()).await?),
-            (JOBS, self.jobs.get_many(ids()).await?),
-        ];
-        let of_family =
-            |(family, values): (usize, Vec<i64>)| (0..IDS).map(move |id| (family, id)).zip(values);
-        Ok(values.into_iter().flat_map(of_family).collect())
+    /// Returns the values of counters of one of the [`READABLE`] families.
+    pub async fn values(&self, family: usize, ids: &[u64]) -> counterfoil::Result<Vec<i64>> {
+        let ids = ids.iter().map(u64::to_string);
+        match family {
+            VIEWS => self.views.get_many(ids).await,
+            VOTES => self.votes.get_many(ids).await,
+            _ => self.jobs.get_many(ids).await,
+        }
     }
+}
+
+/// Draws a counter's id.
+pub fn draw_id(random: &mut Random) -> u64 {
+    now() / USED * IDS + random.below(IDS)
 }
 
 /// Connects to the servers, of which Redis may be a cluster.

@@ -10,7 +10,7 @@ use tokio::try_join;
 
 use super::journal::{Hit, Scribe, now};
 use super::persistence::Persistence;
-use super::site::{IDS, JOBS, VIEWS};
+use super::site::{JOBS, VIEWS, draw_id};
 use super::way::{Means, Way};
 use crate::Result;
 use crate::child::{self, Report};
@@ -115,7 +115,10 @@ impl Writer {
         };
         let hit = |_| {
             let number = self.drawn.replace(self.drawn.get() + 1);
-            let (id, name) = (random.below(IDS), format!("{}-{number}", self.args.number));
+            let (id, name) = (
+                draw_id(&mut random),
+                format!("{}-{number}", self.args.number),
+            );
             Hit { family, id, name }
         };
         (0..hits).map(hit).collect()
