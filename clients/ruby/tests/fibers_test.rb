@@ -61,13 +61,14 @@ class FibersTest < ClientTest
     clients.each.with_index do |client, i|
       views, votes, id, results, values = client.buffered("views"), client.cached("votes") { sleep(0.1) && 5 }, "#{@id}/#{i}", [], []
       in_fibers do
-        32.times { Fiber.schedule { 20.times { results << views.add(id) } } }
-        32.times { Fiber.schedule { 20.times { views.later("#{id}/later") }.then { views.flush } } }
-        16.times { Fiber.schedule { values << votes.incr(id) } }
+        16.times { Fiber.schedule { 10.times { results << views.add(id) } } }
+        16.times { Fiber.schedule { 10.times { views.later("#{id}/later") }.then { views.flush } } }
       end
-      assert_equal [*1..640], results.sort
+      # by themselves: a fiber that counts in a loop may starve another one until its time is over
+      in_fibers { 16.times { Fiber.schedule { values << votes.incr(id) } } }
+      assert_equal [*1..160], results.sort
       assert_equal [*6..21], values.sort
-      assert_equal 640, views.value("#{id}/later")
+      assert_equal 160, views.value("#{id}/later")
     end
   end
 

@@ -18,6 +18,9 @@ use crate::zipf::Random;
 pub const FAMILIES: [&str; 6] = ["views", "votes", "hits", "active", "visitors", "jobs"];
 pub const VIEWS: usize = 0;
 const VOTES: usize = 1;
+pub const SERIES: usize = 2;
+const ACTIVITY: usize = 3;
+const VISITORS: usize = 4;
 pub const JOBS: usize = 5;
 /// The families whose counters have one value each.
 pub const READABLE: [usize; 3] = [VIEWS, VOTES, JOBS];
@@ -79,9 +82,9 @@ impl Site {
         let one = match hits[0].family {
             VIEWS => return all(self.views.add_many(ids().map(|id| (id, 1))).await),
             VOTES => self.votes.incr(&id, 1).await.map(is_counted),
-            2 => return all(self.hits.add_many(ids().map(|id| (id, 1))).await),
-            3 => self.active.touch(&id, name).await.map(|()| true),
-            4 => {
+            SERIES => return all(self.hits.add_many(ids().map(|id| (id, 1))).await),
+            ACTIVITY => self.active.touch(&id, name).await.map(|()| true),
+            VISITORS => {
                 let visit = self.visitors.first_visit(&id, Day::today(), name).await;
                 visit.map(is_counted)
             }

@@ -10,7 +10,7 @@ use tokio::try_join;
 
 use super::journal::{Hit, Scribe, now};
 use super::persistence::Persistence;
-use super::site::{JOBS, VIEWS, draw_id};
+use super::site::{JOBS, SERIES, VIEWS, draw_id};
 use super::way::{Means, Way};
 use crate::Result;
 use crate::child::{self, Report};
@@ -108,7 +108,7 @@ impl Writer {
     fn draw(&self) -> Vec<Hit> {
         let mut random = self.random.borrow_mut();
         let family = random.below(self.args.way.families() as u64) as usize;
-        let hits = if [VIEWS, 2].contains(&family) {
+        let hits = if [VIEWS, SERIES].contains(&family) {
             1 + random.below(MANY)
         } else {
             1
