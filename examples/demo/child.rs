@@ -1,12 +1,16 @@
 //! Worker processes: this program in another role, which takes orders and sends reports, one per
 //! line.
 
+use std::cell::Cell;
 use std::process::{ExitStatus, Stdio};
+use std::time::Instant;
 
+use futures_util::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
+use tokio::try_join;
 
 use crate::Result;
 use crate::work::Tally;
@@ -41,6 +45,35 @@ pub fn orders() -> mpsc::UnboundedReceiver<String> {
         std::process::exit(0);
     });
     orders
+}
+
+/// Repeats `work`, so many times concurrently, until the supervisor sends an order.
+pub async fn repeat_until_ordered(
+    mut orders: mpsc::UnboundedReceiver<String>,
+    concurrent: usize,
+    work: impl AsyncFn() -> Result<()>,
+) -> Result<()> {
+    report(&Report::Ready)?;
+    let started = Instant::now();
+    let is_over = Cell::new(false);
+    let one_after_the_other = async || {
+        while !is_over.get() {
+            work().await?;
+        }
+        Ok::<_, crate::BoxError>(())
+    };
+    let stop = async {
+        orders.recv().await;
+        is_over.set(true);
+        Ok(())
+    };
+    try_join!(
+        try_join_all((0..concurrent).map(|_| one_after_the_other())),
+        stop
+    )?;
+    report(&Report::Finished {
+        seconds: started.elapsed().as_secs_f64(),
+    })
 }
 
 /// A running process that is killed when this is dropped.

@@ -63,7 +63,7 @@ impl Scribe {
     }
 }
 
-/// What the journals say of one counter.
+/// The hits of one counter by the journals.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counted {
     begun: i64,

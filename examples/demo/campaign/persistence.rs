@@ -1,4 +1,4 @@
-//! What a crash of Redis loses.
+//! The persistence of Redis, which decides what a crash loses.
 
 use std::fmt;
 

@@ -4,16 +4,14 @@ use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
 use tokio::time::sleep;
-use tokio::try_join;
 
 use super::journal::{Hit, Scribe, now};
 use super::persistence::Persistence;
 use super::site::{JOBS, SERIES, VIEWS, draw_id};
 use super::way::{Means, Way};
 use crate::Result;
-use crate::child::{self, Report};
+use crate::child;
 use crate::families::Place;
 use crate::zipf::Random;
 
@@ -38,7 +36,7 @@ pub struct Args {
 }
 
 pub async fn run(args: Args) -> Result<()> {
-    let mut orders = child::orders();
+    let orders = child::orders();
     let writer = Writer {
         scribe: Scribe::create(&args.directory, args.number)?,
         means: args.way.open(&args.place, args.persistence).await?,
@@ -46,24 +44,7 @@ pub async fn run(args: Args) -> Result<()> {
         drawn: Cell::new(0),
         args,
     };
-    child::report(&Report::Ready)?;
-    let is_over = Cell::new(false);
-    let one_after_the_other = async || {
-        while !is_over.get() {
-            writer.count().await?;
-        }
-        Ok::<_, crate::BoxError>(())
-    };
-    let stop = async {
-        orders.recv().await;
-        is_over.set(true);
-        Ok(())
-    };
-    try_join!(
-        try_join_all((0..CONCURRENT).map(|_| one_after_the_other())),
-        stop
-    )?;
-    child::report(&Report::Finished { seconds: 0.0 })
+    child::repeat_until_ordered(orders, CONCURRENT, async || writer.count().await).await
 }
 
 struct Writer {

@@ -1,20 +1,18 @@
 //! A writer process: inserts rows and counts each of them a little later, once or sometimes twice,
 //! until the supervisor stops or kills it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use counterfoil::{BufferedCounters, Outcome};
-use futures_util::future::try_join_all;
 use sqlx::MySqlPool;
 use tokio::time::sleep;
-use tokio::try_join;
 
 use super::journal::Scribe;
 use super::saves;
 use crate::Result;
-use crate::child::{self, Report};
+use crate::child;
 use crate::families::{Place, patiently};
 use crate::zipf::{Random, Zipf};
 
@@ -67,7 +65,7 @@ pub async fn run(
         number,
     }: Args,
 ) -> Result<()> {
-    let mut orders = child::orders();
+    let orders = child::orders();
     let scribe = Scribe::new(&directory, number)?;
     let (_pair, saves) = patiently(async || saves::open(&place).await).await?;
     let writer = Writer {
@@ -81,27 +79,7 @@ pub async fn run(
                 .wrapping_add(number as u64),
         )),
     };
-    child::report(&Report::Ready)?;
-    let started = Instant::now();
-    let is_over = Cell::new(false);
-    let one_after_the_other = async || {
-        while !is_over.get() {
-            writer.save().await?;
-        }
-        Ok::<_, crate::BoxError>(())
-    };
-    let stop = async {
-        orders.recv().await;
-        is_over.set(true);
-        Ok(())
-    };
-    try_join!(
-        try_join_all((0..CONCURRENT).map(|_| one_after_the_other())),
-        stop
-    )?;
-    child::report(&Report::Finished {
-        seconds: started.elapsed().as_secs_f64(),
-    })
+    child::repeat_until_ordered(orders, CONCURRENT, async || writer.save().await).await
 }
 
 struct Writer {
