@@ -12,8 +12,8 @@
 --   3 database      string    id of the database that the caller counts for; "" for any
 --   4 now_ms        integer   "" for the server's clock; anything else is for tests
 -- REPLIES
---   {"OK", epoch, before, kind, partitions, settings}  valid for a minute at least; ask again after
---                             30 s. A call that names the epoch before is looked up in both
+--   {"OK", epoch, before, kind, partitions, description}  valid for a minute at least; ask again
+--                             after 30 s. A call that names the epoch before is looked up in both
 --                             memories; it is the same one where there was none. The rest is as
 --                             family_configure wrote it
 --   {"MISMATCH", kind, partitions, database}  the family is another one than the caller is
@@ -44,11 +44,11 @@ if #ARGV ~= 4 or not is_kind[ARGV[1]] or not partitions or partitions <= tonumbe
     .. ', a database, and now_ms')
 end
 
-local fields = { '=now', '=before', '=began_at', '=kind', '=partitions', '=max_pending',
-  '=settings', '=database' }
+local fields = { '=now', '=before', '=began_at', '=kind', '=partitions', '=description',
+  '=database', '=settings' }
 local state = redis.call('HMGET', calls, unpack(fields))
 local now, before, began_at, kind, right = unpack(state, 1, 5)
-local settings, database = state[7], state[8] or ''
+local description, database, settings = state[6], state[7] or '', state[8] or ''
 if not kind then return { 'UNCONFIGURED' } end
 local fits = (ARGV[1] == '' or ARGV[1] == kind) and (ARGV[2] == '' or partitions == tonumber(right))
 local mismatch = { 'MISMATCH', kind, right, database }
@@ -60,17 +60,18 @@ local now_ms = tonumber(ARGV[4]) or time[1] * 1000 + math.floor(time[2] / 1000)
 local age = now and now_ms - began_at
 -- a clock that stepped back must not hold an epoch for ever
 if age and age >= 0 and age < 60000 then
-  return { 'OK', now, before or now, kind, right, settings }
+  return { 'OK', now, before or now, kind, right, description }
 end
 
 -- the server makes the name, so that one that was forgotten cannot be issued again
 local seed = { ARGV[4], time[1], time[2], now or '' }
 local name = redis.sha1hex(table.concat(seed, ' ', ARGV[4] == '' and 2 or 4) .. now_ms):sub(1, 16)
-state[1], state[2], state[3] = name, now or name, string.format('%.0f', now_ms)
-state[8] = database
-local values = {}
-for i, field in ipairs(fields) do
-  values[2 * i - 1], values[2 * i] = field, state[i]
+local began = string.format('%.0f', now_ms)
+local values = { '=now', name, '=before', now or name, '=began_at', began, '=kind', kind,
+  '=partitions', right, '=database', database, '=description', description, '=settings', settings }
+for setting in settings:gmatch('%S+') do
+  values[#values + 1] = '=' .. setting
+  values[#values + 1] = redis.call('HGET', calls, '=' .. setting) or ''
 end
 if now then
   -- first, since a crash may keep a part of these writes: an epoch is forgotten before its callers
@@ -79,4 +80,4 @@ if now then
   redis.call('RENAME', calls, calls_before)
 end
 redis.call('HSET', calls, unpack(values))
-return { 'OK', name, now or name, kind, right, settings }
+return { 'OK', name, now or name, kind, right, description }

@@ -114,6 +114,11 @@ impl Family {
         Family::new(namespace, name, &settings).map_err(|error| refused(error.to_string()))
     }
 
+    /// Returns the settings that scripts read, which `family_configure` writes beside the epoch.
+    pub(crate) fn script_settings(&self) -> Vec<(&'static str, String)> {
+        vec![("max_pending", self.max_pending.to_string())]
+    }
+
     /// Returns the settings with the defaults filled in.
     fn all_settings(&self) -> FamilySettings {
         let common = FamilySettings {

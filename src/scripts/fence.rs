@@ -251,15 +251,17 @@ impl Partition {
             .into_iter()
             .map(|number| Keys::new(family, number).meta());
         let keys: Vec<_> = std::iter::once(self.keys.calls()).chain(metas).collect();
-        let args = [
+        let mut args = vec![
             owned(salt()?),
             self.time(),
             borrowed(family.kind()),
             owned(family.partitions()),
-            owned(family.max_pending),
-            owned(family.settings()),
             borrowed(database),
+            owned(family.settings()),
         ];
+        for (name, value) in family.script_settings() {
+            args.extend([borrowed(name), owned(value)]);
+        }
         let mut reply = bundle::repeat_safe(&self.redis, "family_configure", &keys, &args).await?;
         if reply.is_ok_or("MISMATCH")? {
             Ok(())

@@ -67,7 +67,16 @@ impl Run {
 
     /// Configures a family of buffered counters.
     fn configure(&mut self, now_ms: &str) {
-        let settings = ["salt", now_ms, "buffered", "1", "9", "{}", ""];
+        let settings = [
+            "salt",
+            now_ms,
+            "buffered",
+            "1",
+            "",
+            "{}",
+            "max_pending",
+            "9",
+        ];
         self.strings("family_configure", &keys("calls meta"), &settings);
     }
 
@@ -101,7 +110,7 @@ fn with_id<'a>(id: &'a [String; 3], rest: &[&'a str]) -> Vec<&'a str> {
 #[tokio::test]
 async fn a_full_redis_begins_no_epoch_and_takes_no_settings() {
     let (_server, mut run) = Run::new().await;
-    let settings = ["salt", "900", "buffered", "1", "9", "{}", ""];
+    let settings = ["salt", "900", "buffered", "1", "", "{}", "max_pending", "9"];
     let asked = ["buffered", "1", "", "900"];
     run.configure("900");
     let epoch = run.strings("family_epoch", &keys(FENCE), &asked);

@@ -364,11 +364,11 @@ func TestAValueInATableThatIsNotNamed(t *testing.T) {
 	database, err := sql.Open("mysql", "root@unix(/no-server)/shop") // nothing is read there
 	must(t, err)
 	defer database.Close()
-	settings, err := direct.HGet(ctx, home, "=settings").Result()
+	settings, err := direct.HGet(ctx, home, "=description").Result()
 	must(t, err)
-	defer direct.HSet(ctx, home, "=settings", settings)
+	defer direct.HSet(ctx, home, "=description", settings)
 	table := `"table":{"keys":[["id","unsigned"]],"name":"product","value":"views","write":"update"},`
-	must(t, direct.HSet(ctx, home, "=settings", "{"+table+settings[1:]).Err())
+	must(t, direct.HSet(ctx, home, "=description", "{"+table+settings[1:]).Err())
 	_, err = buffered(t, given(t, socket, counterfoil.Options{Database: database}), "views").Value(ctx, newID())
 	fails(t, err, counterfoil.ErrMisconfigured, "no table")
 }

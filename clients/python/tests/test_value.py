@@ -58,7 +58,7 @@ class Values(Case):
         # counterfoil's own has no row of the family then
         calls = [f"cf1:{{{NAMESPACE}/{family}/0}}:calls" for family in ("views", "in_a_table")]
         settings = {name: value for name, value in plain().hgetall(calls[0]).items() if name.startswith(b"=")}
-        plain().hset(calls[1], mapping={**settings, b"=settings": b'{"table":{"name":"product"}}'})
+        plain().hset(calls[1], mapping={**settings, b"=description": b'{"table":{"name":"product"}}'})
         views = connected(database=connect).buffered("in_a_table")
         self.assert_raises(Misconfigured, "NO TABLE", views.value, "17")
         plain().delete(calls[1])

@@ -180,7 +180,8 @@ impl Family {
         self.set([("=kind", kind), ("=partitions", partitions)]);
         self.set([
             ("=max_pending", max_pending),
-            ("=settings", settings),
+            ("=description", settings),
+            ("=settings", "max_pending"),
             ("=database", ""),
         ]);
     }
@@ -193,7 +194,7 @@ impl Family {
 
     /// Returns the part of a reply that follows the epochs.
     pub(super) fn known(&self) -> Option<[String; 3]> {
-        let known = ["=kind", "=partitions", "=settings"].map(|field| self.get(field).cloned());
+        let known = ["=kind", "=partitions", "=description"].map(|field| self.get(field).cloned());
         let [Some(kind), Some(partitions), Some(settings)] = known else {
             return None;
         };

@@ -392,9 +392,10 @@ impl Frame {
             &now,
             kind,
             &partitions,
-            &max_pending,
-            &settings,
             "",
+            &settings,
+            "max_pending",
+            &max_pending,
         ];
         prop_assert_eq!(
             self.call("family_configure", &keys, &args)?,
