@@ -18,7 +18,7 @@ pub mod store;
 mod testing;
 mod writer;
 
-pub use client::activity::{Activity, Minute, Now, VisitorCount};
+pub use client::activity::{Activity, Minute, Now};
 pub use client::any::AnyCounters;
 pub use client::buffered::BufferedCounters;
 pub use client::builder::CounterfoilBuilder;
@@ -43,7 +43,6 @@ pub use connection::primary::{Primary, PrimaryTimeouts};
 pub use error::{Error, ErrorKind, Result};
 pub use family::calendar::Precision;
 pub use family::day::Day;
-pub use family::kind::Counting;
 pub use family::settings::FamilySettings;
 pub use family::table::{KeyType, Table};
 pub use family::{Durability, Family};

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use counterfoil::{Activity, Counting, Durability, Family, test_hooks};
+use counterfoil::{Activity, Durability, Family, test_hooks};
 use futures_util::future::try_join_all;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
@@ -14,14 +14,9 @@ use crate::measuring::{
 
 const TOUCH: Figure = Figure {
     name: "activity_touch",
-    what: "touch().await, exact, 256 tasks, Zipf over 1,000 pages, 100,000 visitors, views/s : ZADD, ZREMRANGEBYSCORE, \
+    what: "touch().await, 256 tasks, Zipf over 1,000 pages, 100,000 visitors, views/s : ZADD, ZREMRANGEBYSCORE, \
            INCR, EXPIRE in one pipeline",
     target: AtLeast(1.0),
-};
-const TOUCH_HLL: Figure = Figure {
-    name: "activity_touch_hll",
-    what: "the same estimated : PFADD and INCR of the current minute's keys, with EXPIRE, in one pipeline",
-    target: AtLeast(0.9),
 };
 const NOW: Figure = Figure {
     name: "activity_now_vs_get",
@@ -40,9 +35,8 @@ pub async fn measure(bench: &mut Bench) {
 }
 
 /// Opens a family with the default window in `partitions` partitions. It caches no results.
-async fn activity(stage: &Stage, counting: Counting, partitions: u32) -> Activity {
+async fn activity(stage: &Stage, partitions: u32) -> Activity {
     let family = Family::activity("bench", "readers")
-        .visitors(counting)
         .partitions(partitions)
         .durability(Durability::Immediate);
     let online = stage.pair.open(family).await.unwrap();
@@ -61,7 +55,7 @@ impl Side for Touch {
 
 /// The alternative without counterfoil, for the same window.
 #[derive(Clone)]
-struct ByHand(MultiplexedConnection, Visitors, Counting);
+struct ByHand(MultiplexedConnection, Visitors);
 
 impl Side for ByHand {
     async fn hit(&mut self, page: &str) {
@@ -69,16 +63,10 @@ impl Side for ByHand {
         let (visitor, minute) = (self.1.next(), now.as_secs() / 60);
         let (views, window) = (format!("views:{page}:{minute}"), WINDOW.as_secs() as i64);
         let mut pipe = redis::pipe();
-        if self.2 == Counting::Exact {
-            let (visitors, now_ms) = (format!("visitors:{page}"), now.as_millis() as i64);
-            pipe.zadd(&visitors, visitor, now_ms).ignore();
-            pipe.zrembyscore(&visitors, "-inf", now_ms - WINDOW.as_millis() as i64)
-                .ignore();
-        } else {
-            let visitors = format!("visitors:{page}:{minute}");
-            pipe.pfadd(&visitors, visitor).ignore();
-            pipe.expire(&visitors, window).ignore();
-        }
+        let (visitors, now_ms) = (format!("visitors:{page}"), now.as_millis() as i64);
+        pipe.zadd(&visitors, visitor, now_ms).ignore();
+        pipe.zrembyscore(&visitors, "-inf", now_ms - WINDOW.as_millis() as i64)
+            .ignore();
         pipe.incr(&views, 1).ignore();
         pipe.expire(&views, window).ignore();
         pipe.exec_async(&mut self.0).await.unwrap();
@@ -100,16 +88,12 @@ impl Clone for Visitors {
     }
 }
 
-/// Measures views that are counted with their visitors, and for the exact figure also fewer and
-/// more partitions.
+/// Measures views that are counted with their visitors, also in fewer and more partitions.
 async fn measure_touch(bench: &mut Bench) {
     if bench.wants(&[TOUCH.name]) {
-        compare(bench, Counting::Exact, PARTITIONS)
-            .await
-            .throughput(bench)
-            .await;
+        compare(bench, PARTITIONS).await.throughput(bench).await;
         for partitions in [1, 2, 8] {
-            let comparison = compare(bench, Counting::Exact, partitions).await;
+            let comparison = compare(bench, partitions).await;
             let ratio = comparison
                 .load(bench, bench.rounds())
                 .await
@@ -117,31 +101,18 @@ async fn measure_touch(bench: &mut Bench) {
             bench.absolute(format!("activity_touch_in_{partitions}_partitions"), ratio);
         }
     }
-    if bench.wants(&[TOUCH_HLL.name]) {
-        compare(bench, Counting::HyperLogLog, PARTITIONS)
-            .await
-            .throughput(bench)
-            .await;
-    }
 }
 
-async fn compare(bench: &Bench, counting: Counting, partitions: u32) -> Comparison<Touch, ByHand> {
+async fn compare(bench: &Bench, partitions: u32) -> Comparison<Touch, ByHand> {
     let stage = Stage::set(bench).await;
     let visitors = Visitors(SmallRng::seed_from_u64(1));
-    let ours = Touch(
-        activity(&stage, counting, partitions).await,
-        visitors.clone(),
-    );
-    let theirs = ByHand(connect(&stage.redis).await, visitors, counting);
-    let (figure, names) = match counting {
-        Counting::Exact => (TOUCH, ["activity_touch", "activity_by_hand"]),
-        _ => (TOUCH_HLL, ["activity_touch_hll", "activity_by_hand_hll"]),
-    };
+    let ours = Touch(activity(&stage, partitions).await, visitors.clone());
+    let theirs = ByHand(connect(&stage.redis).await, visitors);
     Comparison {
-        figure,
+        figure: TOUCH,
         ours,
         theirs,
-        names,
+        names: ["activity_touch", "activity_by_hand"],
         ids: Ids::zipf(1_000),
         stage,
     }
@@ -153,7 +124,7 @@ struct Now(Activity);
 
 impl Side for Now {
     async fn hit(&mut self, page: &str) {
-        assert!(self.0.now(page).await.unwrap().visitors.count() > 0);
+        assert!(self.0.now(page).await.unwrap().visitors > 0);
     }
 }
 
@@ -177,7 +148,7 @@ async fn measure_now(bench: &mut Bench) {
     }
     let stage = Stage::set(bench).await;
     let (ours, theirs) = (
-        Now(activity(&stage, Counting::Exact, PARTITIONS).await),
+        Now(activity(&stage, PARTITIONS).await),
         Get(connect(&stage.redis).await),
     );
     let ids = Ids::even(1);
@@ -192,7 +163,7 @@ async fn measure_now(bench: &mut Bench) {
     fill(&stage, &ours.0, page).await;
     let bytes = (stage.used().await - empty) / f64::from(VISITORS);
     bench.absolute("redis_bytes_per_visitor_of_14_bytes", bytes);
-    assert!(ours.0.now(page).await.unwrap().visitors.count() > u64::from(VISITORS) / 2);
+    assert!(ours.0.now(page).await.unwrap().visitors > u64::from(VISITORS) / 2);
     Comparison {
         figure: NOW,
         ours,

@@ -19,17 +19,10 @@ var activityKind = &kind{
 	},
 	head: func(_ *family, e *epoch) []any { return []any{e.Layer, e.Window / e.Layer, e.KeepMinutes} },
 	encode: func(f *family, e *epoch, items []*item, r *request) {
-		layer, places := f.client.now()/e.Layer, groups(items, func(it *item) string { return it.place })
-		if e.isEstimated() {
-			r.script, r.args = "activity_touch_hll", append(r.args, layer)
-		}
+		places := groups(items, func(it *item) string { return it.place })
 		r.args = append(r.args, len(places))
 		for _, views := range places {
-			names := e.placeKeys(views[0].place, layer, layer)
-			if e.isEstimated() && e.KeepMinutes {
-				names = append(names, fmt.Sprintf("minute:%d:%s", layer*e.Layer/60_000*60, views[0].place))
-			}
-			r.keys = append(r.keys, f.keys(views[0].partition, names...)...)
+			r.keys = append(r.keys, f.keys(views[0].partition, placeKeys(views[0].place)...)...)
 			visitors := map[string]bool{}
 			for _, it := range views {
 				visitors[it.visitor] = true
@@ -42,18 +35,9 @@ var activityKind = &kind{
 	},
 }
 
-func (s *settings) isEstimated() bool { return s.Visitors == "hyperloglog" }
-
-// placeKeys returns the keys of a place: its views, and its visitors, which are estimated by layer.
-func (s *settings) placeKeys(place string, first, last int64) []string {
-	if !s.isEstimated() {
-		return []string{"views:" + place, "visitors:" + place}
-	}
-	keys := []string{"views:" + place}
-	for layer := first; layer <= last; layer++ {
-		keys = append(keys, fmt.Sprintf("layer:%d:%s", layer, place))
-	}
-	return keys
+// placeKeys returns the names of the keys of a place.
+func placeKeys(place string) []string {
+	return []string{"views:" + place, "visitors:" + place}
 }
 
 // stripeOf returns the partition of a stripe of a page.
@@ -86,22 +70,13 @@ func (a *Activity) Now(ctx context.Context, page string) (views, visitors int64,
 	if err != nil {
 		return 0, 0, err
 	}
-	for stripe := uint32(0); stripe < e.Stripes; {
-		sent, now, layers := time.Now(), a.client.now()/e.Layer, e.Window/e.Layer
-		script, args := "activity_now", []any{"", e.Layer, layers}
-		if e.isEstimated() {
-			script, args = "activity_now_hll", append(args, now)
-		}
-		names := e.placeKeys(fmt.Sprintf("%d:%s", stripe, page), now-layers+1, now)
-		words, err := a.reply(ctx, script, a.keys(e.stripeOf(page, stripe), names...), args...)
-		switch {
-		case err != nil:
+	for stripe := uint32(0); stripe < e.Stripes; stripe++ {
+		keys := a.keys(e.stripeOf(page, stripe), placeKeys(fmt.Sprintf("%d:%s", stripe, page))...)
+		words, err := a.reply(ctx, "activity_now", keys, "", e.Layer, e.Window/e.Layer)
+		if err != nil {
 			return 0, 0, err
-		case words[0] == "OUTSIDE": // the server's clock is another one
-			a.client.setClock(words[1], sent)
-		default:
-			views, visitors, stripe = views+number(words[1]), visitors+number(words[2]), stripe+1
 		}
+		views, visitors = views+number(words[1]), visitors+number(words[2])
 	}
 	return views, visitors, nil
 }

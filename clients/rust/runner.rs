@@ -119,7 +119,7 @@ async fn make(family: &AnyCounters, call: &str, args: &Value) -> Made {
         (Activity(here), "touch") => told(here.touch(a, b).await),
         (Activity(here), "now") => {
             let now = here.now(a).await.map_err(failed)?;
-            Ok(json!([now.views, now.visitors.count()]))
+            Ok(json!([now.views, now.visitors]))
         }
         (Visitors(daily), "first_visit") => {
             is_first(daily.first_visit(a, b.parse().map_err(failed)?, c).await)

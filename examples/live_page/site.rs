@@ -126,7 +126,7 @@ impl Site {
             .unzip();
         Ok(Event::default().json_data(Shown {
             chart,
-            visitors: now.visitors.count(),
+            visitors: now.visitors,
             views: now.views,
         })?)
     }

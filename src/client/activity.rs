@@ -13,63 +13,27 @@ use crate::client::open::FamilyHandle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::family::calendar::{Calendar, Precision, time_at};
 use crate::family::kind::visit;
-use crate::family::kind::{Counting, Kind, Sliding};
+use crate::family::kind::{Kind, Sliding};
 use crate::scripts::activity::Seen;
 
-/// A number of distinct visitors.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum VisitorCount {
-    /// The exact number.
-    Exact(u64),
-    /// An estimate by HyperLogLogs.
-    Estimated {
-        /// The estimate.
-        count: u64,
-        /// The relative standard error: about two of three estimates are off by less than this
-        /// fraction, 19 of 20 by less than twice as much.
-        standard_error: f64,
-    },
-}
-
-impl VisitorCount {
-    /// Returns the number, or its estimate.
-    #[must_use]
-    pub fn count(self) -> u64 {
-        match self {
-            VisitorCount::Exact(count) | VisitorCount::Estimated { count, .. } => count,
-        }
-    }
-
-    fn new(counting: Counting, count: u64) -> Self {
-        match counting {
-            Counting::Exact => VisitorCount::Exact(count),
-            Counting::HyperLogLog => VisitorCount::Estimated {
-                count,
-                standard_error: Counting::STANDARD_ERROR,
-            },
-        }
-    }
-}
-
 /// The activity on a page within the family's window.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
     /// The number of views.
     pub views: u64,
     /// The number of distinct visitors.
-    pub visitors: VisitorCount,
+    pub visitors: u64,
 }
 
 /// The activity on a page within one minute.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Minute {
     /// The start of the minute.
     pub start: SystemTime,
     /// The number of views.
     pub views: i64,
     /// The number of distinct visitors.
-    pub visitors: VisitorCount,
+    pub visitors: u64,
 }
 
 /// The activity on the pages of one open family (docs/protocol.md, section 5). Cloning is cheap.
@@ -83,8 +47,8 @@ pub struct Activity {
 
 /// The maximum number of pages with a cached result.
 const RECENT: u64 = 10_000;
-/// The approximate number of keys in one read.
-const KEYS: u32 = 200;
+/// The number of stripes in one read.
+const STRIPES: usize = 100;
 
 impl FamilyHandle for Activity {
     fn of(handle: Handle) -> Result<Self> {
@@ -156,7 +120,7 @@ impl Activity {
 
     /// Returns the minutes that overlap `range`, in order, with zeros for minutes without views: up
     /// to [`Family::MAX_RANGE`](crate::Family::MAX_RANGE). They are exact, whether they are in
-    /// Redis, on their way or in the database; visitors are as exact as the family counts them.
+    /// Redis, on their way or in the database.
     ///
     /// # Errors
     /// [`InvalidInput`](crate::ErrorKind::InvalidInput): the family keeps no minutes, the page is
@@ -178,7 +142,7 @@ impl Activity {
         let minute = |(&start, two): (&i64, &[i64])| Minute {
             start: time_at(start),
             views: two[0],
-            visitors: VisitorCount::new(self.sliding.counting, u64::try_from(two[1]).unwrap_or(0)),
+            visitors: u64::try_from(two[1]).unwrap_or(0),
         };
         let counts = starts.iter().zip(counts.chunks_exact(2));
         Ok(counts.map(minute).collect())
@@ -191,23 +155,16 @@ impl Activity {
             let home = sliding.partition_of(page.as_bytes(), stripe, partitions);
             (home, stripe)
         });
-        let keys = match sliding.counting {
-            Counting::Exact => 2,
-            Counting::HyperLogLog => 1 + sliding.layers,
-        };
-        let most = (KEYS / keys).max(1) as usize;
-        let clock = &self.handle.opened.clock;
-        let stripes = by_partition(stripes, most).into_iter();
+        let stripes = by_partition(stripes, STRIPES).into_iter();
         let reads = stripes.map(|(number, some)| async move {
             let partition = self.handle.partition(number);
-            let seen = |_| partition.seen(sliding, clock, page, &some);
+            let seen = |_| partition.seen(sliding, page, &some);
             self.handle.repeating(seen).await
         });
         let seen: Vec<Seen> = try_join_all(reads).await?.into_iter().flatten().collect();
-        let visitors = seen.iter().map(|seen| seen.visitors).sum();
         Ok(Now {
             views: seen.iter().map(|seen| seen.views).sum(),
-            visitors: VisitorCount::new(sliding.counting, visitors),
+            visitors: seen.iter().map(|seen| seen.visitors).sum(),
         })
     }
 

@@ -10,7 +10,6 @@ use crate::client::series::Series;
 use crate::client::visitors::Visitors;
 use crate::error::Result;
 use crate::family::calendar::Precision;
-use crate::family::kind::Counting;
 use crate::family::settings::{FamilySettings, KindName, Time};
 use crate::family::table::Table;
 use crate::family::{Durability, Family};
@@ -263,12 +262,6 @@ impl FamilyBuilder<Activity> {
     /// than one Redis can take. Fixed for the life of the family.
     pub fn stripes(mut self, width: u32) -> Self {
         self.settings.stripes = Some(width);
-        self
-    }
-
-    /// Sets how visitors are counted. Defaults to [`Counting::Exact`].
-    pub fn visitors(mut self, counting: Counting) -> Self {
-        self.settings.visitors = Some(counting);
         self
     }
 

@@ -4,8 +4,6 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
 use super::Family;
 use crate::family::calendar::{Calendar, Precision};
 
@@ -60,27 +58,8 @@ pub struct Sliding {
     pub(crate) layers: u32,
     /// The number of stripes of a page.
     pub(crate) stripes: u32,
-    pub(crate) counting: Counting,
     /// True if finished minutes are kept in the database.
     pub(crate) keep_minutes: bool,
-}
-
-/// The method of counting the visitors of an activity family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum Counting {
-    /// Counts ids: exact. A visitor takes the length of the id and about 100 bytes more in each
-    /// page viewed, until the window has passed.
-    Exact,
-    /// Counts with HyperLogLogs, one for each layer and stripe, of at most 12 KiB for any number of
-    /// visitors. Their standard error is [0.81 %](Counting::STANDARD_ERROR).
-    HyperLogLog,
-}
-
-impl Counting {
-    /// The standard error of a HyperLogLog in Redis: 1.04 / sqrt(16384).
-    pub const STANDARD_ERROR: f64 = 0.008_125;
 }
 
 impl Windows {
@@ -192,10 +171,9 @@ impl Family {
                 format!("keeps {:?} zone {zone:?}", kept.join(" "))
             }
             Kind::Activity(sliding) => format!(
-                "{} stripes, layers of {} ms, {:?}, keeps {}",
+                "{} stripes, layers of {} ms, keeps {}",
                 sliding.stripes,
                 sliding.layer_ms(),
-                sliding.counting,
                 if sliding.keep_minutes {
                     "minutes"
                 } else {

@@ -9,7 +9,7 @@ use serde::de::{self, Deserializer, Visitor};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::kind::{Counting, Kind};
+use super::kind::Kind;
 use super::{Durability, Family};
 use crate::error::{Error, Result};
 use crate::family::calendar::Precision;
@@ -40,7 +40,6 @@ pub struct FamilySettings {
     pub(crate) window: Option<Time>,
     pub(crate) layer: Option<Time>,
     pub(crate) stripes: Option<u32>,
-    pub(crate) visitors: Option<Counting>,
     pub(crate) keep_minutes: Option<bool>,
     pub(crate) remember: Option<Time>,
 }
@@ -161,7 +160,6 @@ impl Family {
                 window: Some(Time(sliding.layer * sliding.layers)),
                 layer: Some(Time(sliding.layer)),
                 stripes: Some(sliding.stripes),
-                visitors: Some(sliding.counting),
                 keep_minutes: Some(sliding.keep_minutes),
                 ..common
             },

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::kind::{Counting, Kind, Retention, Sliding, Window, Windows};
+use super::kind::{Kind, Retention, Sliding, Window, Windows};
 use super::settings::{FamilySettings, KindName, Time};
 use super::{Durability, Family};
 use crate::error::{Error, Result};
@@ -193,7 +193,6 @@ impl Family {
             layer,
             layers,
             stripes: settings.stripes.unwrap_or(1),
-            counting: settings.visitors.unwrap_or(Counting::Exact),
             keep_minutes: settings.keep_minutes.unwrap_or(false),
         };
         self.check_range("stripes", sliding.stripes, 1..=Family::MAX_STRIPES)?;

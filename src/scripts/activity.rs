@@ -4,12 +4,11 @@
 use indexmap::IndexMap;
 
 use crate::error::Result;
+use crate::family::kind::Sliding;
 use crate::family::kind::visit;
-use crate::family::kind::{Counting, Sliding};
-use crate::scripts::bundle::{self, Reply, borrowed, owned};
+use crate::scripts::bundle::{self, borrowed, owned};
 use crate::scripts::fence::Fence;
 use crate::scripts::partition::{Counted, PairResult, Partition};
-use crate::scripts::server_clock::ServerClock;
 
 /// The views and visitors of a cell within the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,14 +32,29 @@ impl Partition {
     pub async fn touch<'p>(
         &'p self,
         sliding: &Sliding,
-        clock: &ServerClock,
         fence: Fence<'p>,
         visits: impl IntoIterator<Item = (&'p [u8], i64)>,
     ) -> Result<Counted> {
         let visits: Vec<_> = visits.into_iter().collect();
-        let cells = &cells(sliding, &visits);
-        let send = |now| self.send_touch(sliding, now, fence, cells);
-        let reply = clock.call(send).await?;
+        let cells = cells(sliding, &visits);
+        let (mut keys, mut args) = fence.begin(self.time());
+        keys.extend([self.keys.open(), self.keys.schedule()]);
+        let keeps_minutes = u8::from(sliding.keep_minutes);
+        args.extend([
+            owned(sliding.layer_ms()),
+            owned(sliding.layers),
+            owned(keeps_minutes),
+            owned(cells.len()),
+        ]);
+        for ((stripe, page), Touched { views, visitors }) in cells {
+            keys.extend([
+                self.keys.views(stripe, page),
+                self.keys.visitors(stripe, page),
+            ]);
+            args.extend([borrowed(page), owned(views), owned(visitors.len())]);
+            args.extend(visitors.into_iter().map(borrowed));
+        }
+        let reply = bundle::call(&self.redis, "activity_touch", &keys, &args).await?;
         if let Some(outcome) = Counted::not_executed(&reply)? {
             return Ok(outcome);
         }
@@ -51,52 +65,22 @@ impl Partition {
         })
     }
 
-    /// Sends the cells. The time matters only if visitors are counted with HyperLogLogs.
-    async fn send_touch(
-        &self,
-        sliding: &Sliding,
-        now: i64,
-        fence: Fence<'_>,
-        cells: &Cells<'_>,
-    ) -> Result<Reply> {
-        let (layer_ms, layer) = (sliding.layer_ms(), named_layer(sliding, now));
-        let (mut keys, mut args) = fence.begin(self.time());
-        keys.extend([self.keys.open(), self.keys.schedule()]);
-        for (stripe, page) in cells.keys() {
-            keys.push(self.keys.views(*stripe, page));
-            let Some(layer) = layer else {
-                keys.push(self.keys.visitors(*stripe, page));
-                continue;
-            };
-            keys.push(self.keys.layer(layer, *stripe, page));
-            if sliding.keep_minutes {
-                let minute = (layer * layer_ms).div_euclid(60_000) * 60;
-                keys.push(self.keys.minute(minute, *stripe, page));
-            }
-        }
-        let keeps_minutes = u8::from(sliding.keep_minutes);
-        args.extend([owned(layer_ms), owned(sliding.layers), owned(keeps_minutes)]);
-        args.extend(layer.map(owned));
-        args.push(owned(cells.len()));
-        for ((_, page), Touched { views, visitors }) in cells {
-            args.extend([borrowed(*page), owned(views), owned(visitors.len())]);
-            args.extend(visitors.iter().map(|visitor| borrowed(*visitor)));
-        }
-        let script = layer.map_or("activity_touch", |_| "activity_touch_hll");
-        bundle::call(&self.redis, script, &keys, &args).await
-    }
-
     /// Returns what these stripes of the page hold within the window, in the order of `stripes`.
-    pub async fn seen(
-        &self,
-        sliding: &Sliding,
-        clock: &ServerClock,
-        page: &str,
-        stripes: &[u32],
-    ) -> Result<Vec<Seen>> {
+    pub async fn seen(&self, sliding: &Sliding, page: &str, stripes: &[u32]) -> Result<Vec<Seen>> {
         let page = page.as_bytes();
-        let send = |now| self.send_seen(sliding, now, page, stripes);
-        let reply = clock.call(send).await?;
+        let keys = stripes.iter().flat_map(|&stripe| {
+            [
+                self.keys.views(stripe, page),
+                self.keys.visitors(stripe, page),
+            ]
+        });
+        let keys: Vec<_> = keys.collect();
+        let args = [
+            self.time(),
+            owned(sliding.layer_ms()),
+            owned(sliding.layers),
+        ];
+        let reply = bundle::repeat_safe(&self.redis, "activity_now", &keys, &args).await?;
         reply.expect_ok()?.read_all(stripes.len(), |reply| {
             Ok(Seen {
                 views: reply.number()?,
@@ -104,42 +88,6 @@ impl Partition {
             })
         })
     }
-
-    /// Asks for the window. The time matters only if visitors are counted with HyperLogLogs.
-    async fn send_seen(
-        &self,
-        sliding: &Sliding,
-        now: i64,
-        page: &[u8],
-        stripes: &[u32],
-    ) -> Result<Reply> {
-        let last = named_layer(sliding, now);
-        let mut keys = Vec::new();
-        for &stripe in stripes {
-            keys.push(self.keys.views(stripe, page));
-            let Some(last) = last else {
-                keys.push(self.keys.visitors(stripe, page));
-                continue;
-            };
-            let layers = (last + 1 - i64::from(sliding.layers))..=last;
-            keys.extend(layers.map(|layer| self.keys.layer(layer, stripe, page)));
-        }
-        let mut args = vec![
-            self.time(),
-            owned(sliding.layer_ms()),
-            owned(sliding.layers),
-        ];
-        args.extend(last.map(owned));
-        let script = last.map_or("activity_now", |_| "activity_now_hll");
-        bundle::repeat_safe(&self.redis, script, &keys, &args).await
-    }
-}
-
-/// Returns the layer that a call must name at this time, if its visitors are counted with
-/// HyperLogLogs: each layer has one, which is a key.
-fn named_layer(sliding: &Sliding, now: i64) -> Option<i64> {
-    let is_named = sliding.counting == Counting::HyperLogLog;
-    is_named.then(|| now.div_euclid(sliding.layer_ms()))
 }
 
 fn cells<'p>(sliding: &Sliding, visits: &[(&'p [u8], i64)]) -> Cells<'p> {

@@ -129,16 +129,6 @@ impl Keys {
         self.of(format_args!("visitors:{stripe}"), page)
     }
 
-    /// Returns the key of the HyperLogLog of the visitors of one layer, of one stripe of a page.
-    pub fn layer(&self, layer: i64, stripe: u32, page: &[u8]) -> Key {
-        self.of(format_args!("layer:{layer}:{stripe}"), page)
-    }
-
-    /// Returns the key of the HyperLogLog of the visitors of one minute, of one stripe of a page.
-    pub fn minute(&self, minute: i64, stripe: u32, page: &[u8]) -> Key {
-        self.of(format_args!("minute:{minute}:{stripe}"), page)
-    }
-
     /// Returns the key of the set of visitors already counted for an id.
     pub fn seen(&self, id: &[u8]) -> Key {
         self.of(format_args!("seen"), id)

@@ -129,7 +129,7 @@ impl Route {
                 Partition::incr_in(retention, fence, &seeds, &calls).await
             }
             Kind::Series(windows) => one.add_to_series(windows, clock, fence, deltas()).await,
-            Kind::Activity(sliding) => one.touch(sliding, clock, fence, deltas()).await,
+            Kind::Activity(sliding) => one.touch(sliding, fence, deltas()).await,
             Kind::Visitors(remember) => {
                 let visits = pairs().map(|(visit, _)| visit);
                 one.first_visits(family, *remember, fence, visits).await

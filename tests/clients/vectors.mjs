@@ -42,11 +42,11 @@ function hashOf(fields) {
 
 const sorted = (buffers) => buffers.map((buffer) => buffer.toString('hex')).sort();
 
-/** The content of a key afterwards: a hash, or {"zset": {...}}, {"set": [...]}, {"hll": N}, with its type. */
+/** The content of a key afterwards: a hash, or {"zset": {...}} or {"set": [...]}, with its type. */
 function contentOf(fields) {
   if (typeof fields.zset === 'object') return ['zset', hashOf(fields.zset)];
   if (Array.isArray(fields.set)) return ['set', sorted(raw(fields.set))];
-  return typeof fields.hll === 'number' ? ['string', fields.hll] : ['hash', hashOf(fields)];
+  return ['hash', hashOf(fields)];
 }
 
 function pairs(flat) {
@@ -71,7 +71,7 @@ class Run {
         case 'hash': return pairs(await this.redis.callBuffer('HGETALL', key));
         case 'zset': return pairs(await this.redis.zrangeBuffer(key, 0, -1, 'WITHSCORES'));
         case 'set': return sorted(await this.redis.smembersBuffer(key));
-        case 'string': return this.string(key);
+        case 'string': return this.redis.get(key);
         default: return this.redis.lrange(key, 0, -1);
       }
     };
@@ -80,12 +80,6 @@ class Run {
       const type = await this.redis.type(key);
       return [key, [type, await content(key, type)]];
     }));
-  }
-
-  /** A string, or about how many a HyperLogLog has. */
-  async string(key) {
-    const text = await this.redis.get(key);
-    return text.startsWith('HYLL') ? this.redis.pfcount(key) : text;
   }
 
   async send(script, keys, args) {

@@ -44,14 +44,12 @@ def hash_of(fields):
 
 
 def content_of(fields):
-    """The content of a key afterwards: a hash, or {"zset": {...}}, {"set": [...]}, {"hll": N}."""
+    """The content of a key afterwards: a hash, or {"zset": {...}} or {"set": [...]}."""
     kind, content = next(iter(fields.items()), ("", None))
     if kind == "zset" and isinstance(content, dict):
         return "zset", hash_of(content)
     if kind == "set" and isinstance(content, list):
         return "set", set(raw(content))
-    if kind == "hll" and isinstance(content, int):
-        return "string", content
     return "hash", hash_of(fields)
 
 
@@ -66,16 +64,11 @@ class Run:
             "hash": self.redis.hgetall,
             "zset": lambda key: {id: b"%d" % score for id, score in self.redis.zrange(key, 0, -1, withscores=True)},
             "set": self.redis.smembers,
-            "string": self.string,
+            "string": self.redis.get,
             "list": lambda key: self.redis.lrange(key, 0, -1),
         }
         kinds = {key: self.redis.type(key).decode() for key in self.redis.keys()}
         return {key: (kind, read[kind](key)) for key, kind in kinds.items()}
-
-    def string(self, key):
-        """A string, or about how many a HyperLogLog has."""
-        text = self.redis.get(key)
-        return self.redis.pfcount(key) if text.startswith(b"HYLL") else text
 
     def send(self, script, keys, args):
         try:

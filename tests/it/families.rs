@@ -144,11 +144,7 @@ fn settings_bring_every_kind_back() {
             .time_zone("Europe/Berlin")
             .build(),
         activity().build(),
-        sliding
-            .visitors(HyperLogLog)
-            .keep_minutes(true)
-            .table(table())
-            .build(),
+        sliding.keep_minutes(true).table(table()).build(),
         visitors.sync_hits(3).table(table()).build(),
     ] {
         let family = family.unwrap();

@@ -44,8 +44,7 @@ async fn a_process_that_opened_nothing_serves_all_kinds() {
     let online = Family::activity("test", "online")
         .at_once()
         .keep_minutes(true)
-        .stripes(3)
-        .visitors(HyperLogLog);
+        .stripes(3);
     let online = pair.open(online).await;
     let visitors = Family::visitors("test", "visitors").at_once();
     let visitors = pair.open(visitors).await;

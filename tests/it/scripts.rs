@@ -279,18 +279,4 @@ async fn without_now_ms_the_servers_clock_names_the_layer() {
         &["", "3600000", "1000"],
         json!(["OK", 1, 1]),
     );
-    let logs = fenced("open schedule views:9:p layer:1:9:p");
-    for reply in [
-        run.strings(
-            "activity_touch_hll",
-            &logs,
-            &[
-                "", "0", "", "", "3000", "1", "0", "1", "1", "p", "1", "1", "v",
-            ],
-        ),
-        run.strings("activity_now_hll", &logs[4..], &["", "3000", "1", "1"]),
-    ] {
-        let now: i64 = reply[1].parse().unwrap();
-        assert!(reply[0] == "OUTSIDE" && now >= to, "{reply:?}");
-    }
 }

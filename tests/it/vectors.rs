@@ -71,8 +71,6 @@ pub enum Content {
     /// Members with their scores.
     Zset(Hash),
     Set(BTreeSet<Bytes>),
-    /// The approximate count of a HyperLogLog.
-    Hll(i64),
     String(Bytes),
     List(Vec<Bytes>),
 }
@@ -168,8 +166,7 @@ fn hash_of(json: &Json) -> Hash {
     hash(&serde_json::from_value(json.clone()).unwrap())
 }
 
-/// Returns the expected content of a key: a hash, or `{"zset": {...}}`, `{"set": [...]}`, `{"hll":
-/// N}`.
+/// Returns the expected content of a key: a hash, `{"zset": {...}}` or `{"set": [...]}`.
 fn content(fields: &BTreeMap<String, Json>) -> Content {
     match fields
         .iter()
@@ -181,7 +178,6 @@ fn content(fields: &BTreeMap<String, Json>) -> Content {
         Some(("set", Json::Array(members))) => {
             Content::Set(all_bytes(members).into_iter().collect())
         }
-        Some(("hll", Json::Number(count))) => Content::Hll(count.as_i64().unwrap()),
         _ => Content::Hash(hash(fields)),
     }
 }
@@ -249,10 +245,7 @@ impl Run {
                     Content::Zset(self.get(&[&all("ZRANGE")[..], &["WITHSCORES".into()]].concat()))
                 }
                 "set" => Content::Set(self.get(&one("SMEMBERS"))),
-                "string" => match self.get::<Bytes>(&one("GET")) {
-                    text if text.starts_with(b"HYLL") => Content::Hll(self.get(&one("PFCOUNT"))),
-                    text => Content::String(text),
-                },
+                "string" => Content::String(self.get(&one("GET"))),
                 _ => Content::List(self.get(&all("LRANGE"))),
             };
             contents.insert(key, content);
@@ -458,12 +451,11 @@ fn in_memory() {
 }
 
 /// The scripts that share the fence.
-pub const FENCED: [&str; 6] = [
+pub const FENCED: [&str; 5] = [
     "buffered_add",
     "cached_incr",
     "series_add",
     "activity_touch",
-    "activity_touch_hll",
     "visitors_first",
 ];
 

@@ -1,6 +1,6 @@
 //! Reading and changing counters of any kind.
 
-use counterfoil::{AnyCounters, Outcome, Precision, Slice, VisitorCount};
+use counterfoil::{AnyCounters, Outcome, Precision, Slice};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -73,12 +73,11 @@ async fn read(
         (AnyCounters::Activity(activity), None) => {
             for page in ids {
                 let now = activity.now(page).await?;
-                let (views, visitors) = (now.views, now.visitors.count());
+                let (views, visitors) = (now.views, now.visitors);
                 json.push(json!({
                     "page": page,
                     "views": views,
                     "visitors": visitors,
-                    "visitors_are_estimated": !matches!(now.visitors, VisitorCount::Exact(_)),
                 }));
                 lines.push(format!("{}\t{views}\t{visitors}", isolated(page)));
             }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::routing::get;
 use axum::{Json, Router};
-use counterfoil::{AnyCounters, Precision, VisitorCount};
+use counterfoil::{AnyCounters, Precision};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -261,16 +261,11 @@ async fn activity(app: AppState, Params(params): Params<ActivityParams>) -> Repl
         return Err(family.wrong_kind("activity"));
     };
     let now = activity.now(&params.page).await?;
-    let standard_error = match now.visitors {
-        VisitorCount::Estimated { standard_error, .. } => Some(standard_error),
-        _ => None,
-    };
     Ok(Json(json!({
         "family": family.name,
         "page": params.page,
         "views": now.views,
-        "visitors": now.visitors.count(),
-        "standard_error": standard_error,
+        "visitors": now.visitors,
     })))
 }
 

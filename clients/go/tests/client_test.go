@@ -1,5 +1,5 @@
 // Package tests tests the installed package on a Redis and a daemon with these families in COUNTERFOIL_TEST_NAMESPACE: views,
-// wide, votes (0 to 1000), hits, readers, readers_hll, readers_short and daily.
+// wide, votes (0 to 1000), hits, readers and daily.
 package tests
 
 import (
@@ -126,24 +126,6 @@ func TestALostReplyIsNotCountedAgain(t *testing.T) {
 			equal(t, isFirst, lost == loseRequest)
 			equal(t, exact(t, id), 3)
 		}
-	}
-}
-
-func TestTheWayToRedisTakesLongerThanALayer(t *testing.T) {
-	p, id := startProxy(t), newID()
-	p.set(func() fate {
-		time.Sleep(250 * time.Millisecond)
-		return pass
-	})
-	client := redis.NewClient(&redis.Options{Addr: p.socket}) // waits longer than those of other tests
-	defer client.Close()
-	readers, err := with(t, client, counterfoil.Options{RetryFor: 5 * time.Second}).Activity("readers_short")
-	must(t, err)
-	for i := int64(1); i <= 3; i++ {
-		must(t, readers.Touch(ctx, id, "visitor"))
-		views, _, err := readers.Now(ctx, id)
-		must(t, err)
-		equal(t, views, i)
 	}
 }
 

@@ -18,17 +18,11 @@ final class Activity extends Family {
     public function touch(string|int $page, string|int $visitor): void {
         $page = self::checkId($page, self::PAGE_BYTES);
         $visitor = self::checkId($visitor, isText: false);
-        $this->atTime(function (int $nowMs) use ($page, $visitor): array {
-            $settings = $this->ask()['settings'];
-            [$isHll, $layerMs, $layers, $layer] = self::layers($settings, $nowMs);
-            $stripe = crc32($visitor) % $settings['stripes'];
-            [$place, $keep] = ["$stripe:$page", (int) $settings['keep_minutes']];
-            $names = ['open', 'schedule', "views:$place", $isHll ? "layer:$layer:$place" : "visitors:$place"];
-            if ($isHll && $keep === 1) $names[] = 'minute:' . intdiv($layer * $layerMs, 60_000) * 60 . ":$place";
-            $args = [$layerMs, $layers, $keep, ...($isHll ? [$layer] : []), 1, $page, 1, 1, $visitor];
-            $script = $isHll ? 'activity_touch_hll' : 'activity_touch';
-            return $this->count($this->call($script, crc32($page) + $stripe, $names, $args));
-        });
+        $settings = $this->ask()['settings'];
+        $stripe = crc32($visitor) % $settings['stripes'];
+        $names = ['open', 'schedule', "views:$stripe:$page", "visitors:$stripe:$page"];
+        $args = [...self::window($settings), (int) $settings['keep_minutes'], 1, $page, 1, 1, $visitor];
+        $this->count($this->call('activity_touch', crc32($page) + $stripe, $names, $args));
     }
 
     /**
@@ -42,22 +36,16 @@ final class Activity extends Family {
         $settings = $this->ask()['settings'];
         [$views, $visitors] = [0, 0];
         for ($stripe = 0; $stripe < $settings['stripes']; $stripe++) {
-            $reply = $this->atTime(function (int $nowMs) use ($settings, $stripe, $page): array {
-                [$isHll, $layerMs, $layers, $layer] = self::layers($settings, $nowMs);
-                $logs = array_map(fn(int $i): string => "layer:$i:$stripe:$page", range($layer - $layers + 1, $layer));
-                $names = ["views:$stripe:$page", ...($isHll ? $logs : ["visitors:$stripe:$page"])];
-                $keys = $this->keys($this->partitionOf(crc32($page) + $stripe), ...$names);
-                $args = ['', $layerMs, $layers, ...($isHll ? [$layer] : [])];
-                return $this->read($isHll ? 'activity_now_hll' : 'activity_now', $keys, $args);
-            });
+            $partition = $this->partitionOf(crc32($page) + $stripe);
+            $keys = $this->keys($partition, "views:$stripe:$page", "visitors:$stripe:$page");
+            $reply = $this->read('activity_now', $keys, ['', ...self::window($settings)]);
             [$views, $visitors] = [$views + $reply[1], $visitors + $reply[2]];
         }
         return [$views, $visitors];
     }
 
-    /** @return array{bool, int, int, int} if there are HyperLogLogs, ms of a layer, layers of a window, and the current one */
-    private static function layers(array $settings, int $nowMs): array {
-        ['window' => $window, 'layer' => $layerMs, 'visitors' => $visitors] = $settings;
-        return [$visitors === 'hyperloglog', $layerMs, intdiv($window, $layerMs), intdiv($nowMs, $layerMs)];
+    /** @return array{int, int} ms of a layer, and layers of a window */
+    private static function window(array $settings): array {
+        return [$settings['layer'], intdiv($settings['window'], $settings['layer'])];
     }
 }

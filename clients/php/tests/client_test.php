@@ -327,8 +327,8 @@ return [
             }
         };
         $redis->connect(SOCKET, 0, 2.0, null, 0, 1.0);
-        $readers = (new Counterfoil($redis, NS))->activity('readers_hll');
-        fails(OutcomeUnknown::class, 'OUTSIDE', fn() => $readers->touch('front', id()));
+        $hits = (new Counterfoil($redis, NS))->series('hits');
+        fails(OutcomeUnknown::class, 'OUTSIDE', fn() => $hits->add(id()));
         same(2, $redis->calls);
     },
     'later sums, stays while Redis is away, and reports what it drops' => function () {

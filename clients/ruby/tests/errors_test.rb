@@ -149,7 +149,7 @@ class ErrorsTest < ClientTest
   def test_a_call_that_may_arrive_late_is_not_made_anew_for_another_slice_of_time
     replies = [-> { raise Redis::TimeoutError }, -> { ["OUTSIDE", (Time.now.to_i * 1000).to_s] }]
     redis = Wrapper.new(@redis) { |client, command| command[2] > 2 ? replies.shift.call : client.call(*command) }
-    error = assert_raises(Counterfoil::OutcomeUnknown) { client(redis).activity("readers_hll").touch("front", "v") }
+    error = assert_raises(Counterfoil::OutcomeUnknown) { client(redis).series("hits").add("site") }
     assert_equal ["OUTSIDE", []], [error.reason, replies]
   end
 

@@ -2,7 +2,7 @@
 
 use redis::Value;
 
-use super::keyspace::{Bytes, Content, Hash, Keyspace, Log, Refusal, Set, SortedSet};
+use super::keyspace::{Bytes, Content, Hash, Keyspace, Refusal, Set, SortedSet};
 
 type Reply = Result<Value, Refusal>;
 
@@ -40,7 +40,6 @@ pub fn execute(keys: &mut Keyspace, words: &[Bytes]) -> Reply {
         }
         ("GET", [key]) => Ok(match keys.entry(key).map(|one| &one.content) {
             Some(Content::String(value)) => Value::BulkString(value.clone()),
-            Some(Content::Log(_)) => Value::BulkString(b"HYLL".to_vec()),
             _ => Value::Nil,
         }),
         ("FLUSHALL" | "FLUSHDB", []) => {
@@ -51,7 +50,6 @@ pub fn execute(keys: &mut Keyspace, words: &[Bytes]) -> Reply {
             [b'H', ..] => of_hash(keys, name, key, args),
             [b'S', ..] => of_set(keys, name, key, args),
             [b'Z', ..] => of_sorted_set(keys, name, key, args),
-            [b'P', b'F', ..] => of_log(keys, name, key, args),
             _ => return Err("ERR Unknown Redis command called from script".to_owned()),
         }
         .unwrap_or_else(|| unknown(name)),
@@ -174,31 +172,6 @@ fn of_set(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) -> Option
         ("SREM", [_, ..]) => keys.change(key, |set: &mut Set| {
             count(args.iter().filter(|member| set.remove(*member)))
         }),
-        _ => return None,
-    };
-    Some(reply)
-}
-
-fn of_log(keys: &mut Keyspace, name: &str, key: &[u8], args: &[Bytes]) -> Option<Reply> {
-    let reply = match (name, args) {
-        ("PFADD", [_, ..]) => keys.change(key, |log: &mut Log| {
-            let new = args
-                .iter()
-                .filter(|element| log.0.insert((*element).clone()));
-            Ok(is(new.count() > 0))
-        }),
-        ("PFCOUNT", others) => {
-            let mut union = Set::new();
-            let read = std::iter::once(key).chain(others.iter().map(Vec::as_slice));
-            let read = read.map(|key| {
-                keys.read(key, |log: &Log| {
-                    union.extend(log.0.iter().cloned());
-                    Ok(())
-                })
-            });
-            read.collect::<Result<(), Refusal>>()
-                .map(|()| int(union.len()))
-        }
         _ => return None,
     };
     Some(reply)

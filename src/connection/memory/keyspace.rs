@@ -31,16 +31,11 @@ struct Field {
 #[derive(Default)]
 pub struct SortedSet(pub BTreeMap<Bytes, f64>);
 
-/// A HyperLogLog, here the set of what was added.
-#[derive(Default)]
-pub struct Log(pub Set);
-
 pub enum Content {
     String(Bytes),
     Hash(Hash),
     Set(Set),
     SortedSet(SortedSet),
-    Log(Log),
 }
 
 /// The content of keys of one type.
@@ -69,7 +64,6 @@ macro_rules! of_type {
 of_type!(Hash);
 of_type!(Set);
 of_type!(SortedSet);
-of_type!(Log);
 
 impl Hash {
     fn key(field: &[u8]) -> (u32, Bytes) {
@@ -153,13 +147,12 @@ impl Content {
             Content::Hash(hash) => hash.fields.is_empty(),
             Content::Set(members) => members.is_empty(),
             Content::SortedSet(members) => members.0.is_empty(),
-            Content::Log(added) => added.0.is_empty(),
         }
     }
 
     pub fn type_name(&self) -> &'static str {
         match self {
-            Content::String(_) | Content::Log(_) => "string",
+            Content::String(_) => "string",
             Content::Hash(_) => "hash",
             Content::Set(_) => "set",
             Content::SortedSet(_) => "zset",

@@ -17,7 +17,7 @@ use self::lua::Server;
 ///
 /// It runs the scripts of the bundle in Lua 5.1, as Redis does, over the commands that they call.
 /// So all kinds of families count and refuse as they do on a server, and keys expire by this
-/// machine's clock. HyperLogLogs are exact.
+/// machine's clock.
 ///
 /// It has no faults: no call fails, and nothing is lost in a crash, so no batch has to settle. A test of what your application
 /// does then needs a server. Other commands than those of the scripts are mostly missing.

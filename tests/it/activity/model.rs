@@ -30,12 +30,10 @@ type Members = BTreeSet<&'static str>;
 /// A partition's content and behaviour, as the headers describe them.
 #[derive(Clone, Debug, Default)]
 struct Activity {
-    /// The views by place: beside exact visitors, and beside HyperLogLogs.
-    views: [BTreeMap<&'static str, Views>; 2],
+    /// The views by place.
+    views: BTreeMap<&'static str, Views>,
     /// The time at which each visitor was last seen, by place.
     visitors: BTreeMap<&'static str, BTreeMap<&'static str, i64>>,
-    /// The visitors of a layer or minute, by the end of the key.
-    logs: BTreeMap<String, Members>,
     open: Deltas,
     schedule: BTreeMap<String, i64>,
     seen: BTreeMap<&'static str, Members>,
@@ -66,8 +64,6 @@ enum Own {
 
 #[derive(Clone, Debug)]
 struct Window {
-    /// For HyperLogLogs, the caller's layer as an offset from the current one.
-    logs: Option<i64>,
     layers: i64,
     places: Vec<usize>,
 }
@@ -87,10 +83,6 @@ struct First {
     visits: Vec<(usize, Vec<usize>)>,
 }
 
-fn outside(now: u64) -> Value {
-    reply("OUTSIDE", [text(now)])
-}
-
 fn word(word: &str) -> Value {
     word.parse().map_or_else(|_| text(word), Value::Int)
 }
@@ -108,35 +100,12 @@ fn minute_of(layer: i64) -> i64 {
     layer * LAYER_MS as i64 / MINUTE_MS as i64 * 60
 }
 
-fn layer_key(place: &str, layer: i64) -> String {
-    format!("layer:{layer}:9{place}")
-}
-
-fn minute_key(place: &str, layer: i64) -> String {
-    format!("minute:{}:9{place}", minute_of(layer))
-}
-
-/// Returns the keys of the views, and of the visitors or the layer's log.
-fn place_keys(place: &str, log_of: Option<i64>) -> [String; 2] {
-    match log_of {
-        None => [format!("views:{place}"), format!("visitors:{place}")],
-        Some(layer) => [format!("views:9{place}"), layer_key(place, layer)],
-    }
+/// Returns the keys of the views and of the visitors.
+fn place_keys(place: &str) -> [String; 2] {
+    [format!("views:{place}"), format!("visitors:{place}")]
 }
 
 impl Window {
-    fn kind(&self) -> usize {
-        usize::from(self.logs.is_some())
-    }
-
-    fn is_outside(&self) -> bool {
-        self.logs.is_some_and(|off| off != 0)
-    }
-
-    fn script(&self, name: &'static str, of_logs: &'static str) -> &'static str {
-        if self.logs.is_some() { of_logs } else { name }
-    }
-
     fn places(&self) -> impl Iterator<Item = &'static str> {
         self.places.iter().map(|&place| PLACES[place])
     }
@@ -174,31 +143,22 @@ impl Activity {
     fn touch(&mut self, now: u64, sent: &Sent, touch: &Touch) -> Result<Counted, &'static str> {
         let window = &touch.window;
         let layer = layer_of(now);
-        if window.is_outside() {
-            return Ok((outside(now), None));
-        }
         self.look_at(sent, touch, layer)?;
         let mut lives = (window.layers + 1) * LAYER_MS as i64;
-        if touch.keep && window.logs.is_none() {
+        if touch.keep {
             lives = lives.max((MINUTE_MS + LAYER_MS) as i64);
         }
         for ((place, &views), visitors) in window.places().zip(&touch.views).zip(&touch.visitors) {
-            let (is_opened, looks) = self.views[window.kind()].entry(place).or_default().count(
-                layer,
-                window.layers,
-                views,
-            );
+            let of_place = self.views.entry(place).or_default();
+            let (is_opened, looks) = of_place.count(layer, window.layers, views);
             if is_opened {
-                for key in place_keys(place, window.logs.map(|_| layer)) {
+                for key in place_keys(place) {
                     let ms = self.lives.entry(key).or_default();
                     *ms = lives.max(*ms);
                 }
             }
             let visitors = visitors.iter().map(|&visitor| VISITORS[visitor]);
-            let is_new = match window.logs {
-                None => self.see(place, now, window.layers, (touch.keep, looks), visitors),
-                Some(_) => self.log(place, layer, touch.keep, visitors),
-            };
+            let is_new = self.see(place, now, window.layers, (touch.keep, looks), visitors);
             if touch.keep {
                 self.keep("views", minute_of(layer), place, views);
                 self.keep("visitors", minute_of(layer), place, is_new);
@@ -207,8 +167,8 @@ impl Activity {
         Ok((reply("OK", []), Some(String::new())))
     }
 
-    fn is_open(&self, window: &Window, place: &str, layer: i64) -> bool {
-        let views = self.views[window.kind()].get(place);
+    fn is_open(&self, place: &str, layer: i64) -> bool {
+        let views = self.views.get(place);
         views.is_some_and(|views| views.0.contains_key(&layer))
     }
 
@@ -218,15 +178,11 @@ impl Activity {
             sent.look_at("open")?;
             sent.look_at("schedule")?;
         }
-        let logs = touch.window.logs.map(|_| layer);
         for place in touch.window.places() {
-            let [views, others] = place_keys(place, logs);
+            let [views, visitors] = place_keys(place);
             sent.look_at(&views)?;
-            if !self.is_open(&touch.window, place, layer) {
-                sent.look_at(&others)?;
-            }
-            if touch.keep && logs.is_some() {
-                sent.look_at(&minute_key(place, layer))?;
+            if !self.is_open(place, layer) {
+                sent.look_at(&visitors)?;
             }
         }
         Ok(())
@@ -257,51 +213,16 @@ impl Activity {
         is_new
     }
 
-    fn log(
-        &mut self,
-        place: &str,
-        layer: i64,
-        keep: bool,
-        visitors: impl Iterator<Item = &'static str>,
-    ) -> i64 {
-        let visitors: Members = visitors.collect();
-        self.logs
-            .entry(layer_key(place, layer))
-            .or_default()
-            .extend(&visitors);
-        if !keep {
-            return 0;
-        }
-        let key = minute_key(place, layer);
-        let minute = self.logs.entry(key.clone()).or_default();
-        let before = minute.len();
-        minute.extend(&visitors);
-        self.lives.insert(key, 180_000);
-        (minute.len() - before) as i64
-    }
-
     fn now(&self, now: u64, window: &Window) -> Value {
-        if window.is_outside() {
-            return outside(now);
-        }
         let layer = layer_of(now);
         let since = layer - window.layers + 1;
         let of_place = |place: &'static str| {
-            let views = self.views[window.kind()].get(place);
-            let visitors = if window.logs.is_none() {
-                self.visitors
-                    .get(place)
-                    .into_iter()
-                    .flatten()
-                    .filter(|(_, last)| layer_of(**last as u64) >= since)
-                    .count()
-            } else {
-                let logs = (since..=layer).filter_map(|at| self.logs.get(&layer_key(place, at)));
-                logs.flatten().collect::<BTreeSet<_>>().len()
-            };
+            let views = self.views.get(place);
+            let visitors = self.visitors.get(place).into_iter().flatten();
+            let visitors = visitors.filter(|(_, last)| layer_of(**last as u64) >= since);
             [
                 Value::Int(views.map_or(0, |views| views.sum(since))),
-                Value::Int(visitors as i64),
+                Value::Int(visitors.count() as i64),
             ]
         };
         reply("OK", window.places().flat_map(of_place))
@@ -391,14 +312,8 @@ impl Activity {
 }
 
 fn window() -> impl Strategy<Value = Window> {
-    let logs =
-        prop_oneof![4 => Just(None), 3 => Just(Some(0)), 1 => select(vec![Some(-1), Some(1)])];
     let places = vec(0..PLACES.len(), 1..4);
-    (logs, select(vec![2_i64, 4, 4, 4, 7]), places).prop_map(|(logs, layers, places)| Window {
-        logs,
-        layers,
-        places,
-    })
+    (select(vec![2_i64, 4, 4, 4, 7]), places).prop_map(|(layers, places)| Window { layers, places })
 }
 
 fn own() -> impl Strategy<Value = Own> {
@@ -493,16 +408,10 @@ impl Kind for Activity {
     }
 
     fn keys(&self) -> Keys {
-        let [exact, logged] = &self.views;
-        let views = exact
+        let views = self
+            .views
             .iter()
-            .map(|(place, views)| (format!("views:{place}"), views))
-            .chain(
-                logged
-                    .iter()
-                    .map(|(place, views)| (format!("views:9{place}"), views)),
-            )
-            .map(|(key, views)| (key, Content::hash(&views.0)));
+            .map(|(place, views)| (format!("views:{place}"), Content::hash(&views.0)));
         let visitors = self.visitors.iter().map(|(place, seen)| {
             // scores are negative times
             let scores = seen.iter().map(|(visitor, at)| (visitor, -at)).collect();
@@ -511,10 +420,6 @@ impl Kind for Activity {
                 Content::zset::<_, i64>(&scores),
             )
         });
-        let logs = self
-            .logs
-            .iter()
-            .map(|(key, seen)| (key.clone(), Content::Log(seen.len())));
         let seen = self.seen.iter().map(|(id, seen)| {
             let seen = seen.iter().map(ToString::to_string).collect();
             (format!("seen:{id}"), Content::Set(seen))
@@ -523,7 +428,7 @@ impl Kind for Activity {
             ("open".into(), Content::hash(&self.open)),
             ("schedule".into(), Content::zset(&self.schedule)),
         ];
-        let all = views.chain(visitors).chain(logs).chain(seen).chain(kept);
+        let all = views.chain(visitors).chain(seen).chain(kept);
         let all = all.map(|(key, content)| {
             let lives = self.lives.get(&key).copied();
             (key, (content, lives))
@@ -553,22 +458,15 @@ impl Activity {
     fn call_touch(&mut self, frame: &mut Frame, called: &Called, touch: &Touch) -> Checked {
         becomes(frame, "activity", None);
         let (window, now) = (&touch.window, frame.now);
-        // the layer that the caller believes to be current
-        let layer = layer_of(now) + window.logs.unwrap_or(0);
+        let layer = layer_of(now);
         let (mut keys, mut in_use) = (TOUCH_KEYS.map(str::to_owned).to_vec(), vec![]);
         let numbers = [LAYER_MS as i64, window.layers, i64::from(touch.keep)].into_iter();
-        let numbers = numbers
-            .chain(window.logs.map(|_| layer))
-            .chain([window.places.len() as i64]);
+        let numbers = numbers.chain([window.places.len() as i64]);
         let mut args: Vec<_> = numbers.map(|number| number.to_string()).collect();
         for ((place, views), visitors) in window.places().zip(&touch.views).zip(&touch.visitors) {
-            let of_place = place_keys(place, window.logs.map(|_| layer));
-            in_use.extend(
-                self.is_open(window, place, layer)
-                    .then(|| of_place[1].clone()),
-            );
+            let of_place = place_keys(place);
+            in_use.extend(self.is_open(place, layer).then(|| of_place[1].clone()));
             keys.extend(of_place);
-            keys.extend((touch.keep && window.logs.is_some()).then(|| minute_key(place, layer)));
             args.extend([
                 page(place).to_owned(),
                 views.to_string(),
@@ -580,7 +478,7 @@ impl Activity {
         // within a layer, the script writes before it reads the visitors' key
         sent.spoilt = sent.spoilt.filter(|key| !in_use.contains(key));
         let counting = CountingCall {
-            script: window.script("activity_touch", "activity_touch_hll"),
+            script: "activity_touch",
             kind: "activity",
             keys: &keys,
             args,
@@ -593,27 +491,11 @@ impl Activity {
     }
 
     fn call_now(&mut self, frame: &mut Frame, window: &Window) -> Checked {
-        let layer = layer_of(frame.now) + window.logs.unwrap_or(0);
-        let mut keys = vec![];
-        for place in window.places() {
-            let [views, others] = place_keys(place, window.logs.map(|_| layer));
-            keys.push(views);
-            if window.logs.is_some() {
-                keys.extend((layer - window.layers + 1..layer).map(|at| layer_key(place, at)));
-            }
-            keys.push(others);
-        }
-        let numbers = [frame.now as i64, LAYER_MS as i64, window.layers].into_iter();
-        let args: Vec<_> = numbers
-            .chain(window.logs.map(|_| layer))
-            .map(|number| number.to_string())
-            .collect();
+        let keys: Vec<_> = window.places().flat_map(place_keys).collect();
+        let numbers = [frame.now as i64, LAYER_MS as i64, window.layers];
+        let args = numbers.map(|number| number.to_string());
         prop_assert_eq!(
-            frame.call(
-                window.script("activity_now", "activity_now_hll"),
-                &keys,
-                &args,
-            )?,
+            frame.call("activity_now", &keys, &args)?,
             self.now(frame.now, window)
         );
         Ok(())

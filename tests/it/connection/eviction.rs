@@ -4,12 +4,11 @@
 use crate::support::*;
 
 /// The keys with a time to live, by kind: their parts after the hash tag.
-const EXPIRING: [(&str, &[&str]); 6] = [
+const EXPIRING: [(&str, &[&str]); 5] = [
     ("buffered", &[]),
     ("cached", &[]),
     ("series", &["idle", "names", "series"]),
     ("activity", &["views", "visitors"]),
-    ("activity_hll", &["layer", "minute", "views"]),
     ("visitors", &["seen"]),
 ];
 

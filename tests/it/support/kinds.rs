@@ -2,15 +2,7 @@
 
 use crate::support::*;
 
-/// The kinds, with both ways to count visitors.
-pub const KINDS: [&str; 6] = [
-    "buffered",
-    "cached",
-    "series",
-    "activity",
-    "activity_hll",
-    "visitors",
-];
+pub const KINDS: [&str; 5] = ["buffered", "cached", "series", "activity", "visitors"];
 
 /// Returns the family `shop/KIND` in one partition.
 macro_rules! of_kind {
@@ -19,14 +11,8 @@ macro_rules! of_kind {
     };
 }
 
-fn activity(kind: &str) -> FamilyBuilder<Activity> {
-    let counting = match kind {
-        "activity" => Exact,
-        _ => HyperLogLog,
-    };
-    of_kind!(activity, kind)
-        .keep_minutes(true)
-        .visitors(counting)
+fn activity() -> FamilyBuilder<Activity> {
+    of_kind!(activity, "activity").keep_minutes(true)
 }
 
 fn series() -> FamilyBuilder<Series> {
@@ -40,7 +26,7 @@ pub fn family(kind: &str) -> Family {
         "cached" => of_kind!(cached, kind).build(),
         "series" => series().build(),
         "visitors" => of_kind!(visitors, kind).build(),
-        _ => activity(kind).build(),
+        _ => activity().build(),
     };
     family.unwrap()
 }
@@ -64,7 +50,7 @@ impl OfKind {
             "visitors" => OfKind::Visitors(counterfoil.open(of_kind!(visitors, kind)).await?),
             _ => OfKind::Activity(
                 counterfoil
-                    .open(activity(kind))
+                    .open(activity())
                     .await?
                     .cache_for(Duration::ZERO),
             ),

@@ -19,7 +19,6 @@ pub mod trouble;
 
 use std::ops::{Deref, Range};
 
-pub use counterfoil::Counting::{Exact, HyperLogLog};
 pub use counterfoil::ErrorKind::{
     AccessDenied, Busy, Closed, Corrupt, InvalidInput, Mismatch, OutcomeUnknown, Unsafe,
 };
@@ -35,10 +34,10 @@ pub use counterfoil::test_hooks::{
     Cut, Dropped, Fence, FetchReply, Guard, LastCut, PairResult, RotateReply, Update, take_out,
 };
 pub use counterfoil::{
-    Activity, BufferedCounters, CachedCounters, Cluster, Connection, Counterfoil, Counting, Day,
-    Durability, Error, ErrorKind, Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore,
-    MysqlStore, Outcome, Precision, Primary, PrimaryTimeouts, Reconciler, Result, Series, Slice,
-    Store, Table, VisitorCount, Visitors,
+    Activity, BufferedCounters, CachedCounters, Cluster, Connection, Counterfoil, Day, Durability,
+    Error, ErrorKind, Family, FamilyBuilder, FamilyHandle, KeyType, MemoryStore, MysqlStore,
+    Outcome, Precision, Primary, PrimaryTimeouts, Reconciler, Result, Series, Slice, Store, Table,
+    Visitors,
 };
 pub use futures_util::future::{join_all, try_join_all};
 pub use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};

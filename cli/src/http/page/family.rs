@@ -187,7 +187,7 @@ async fn exact_value(family: &ServedFamily<'_>, id: &str) -> Result<Markup, Prob
     }
     let value = if let AnyCounters::Activity(activity) = &family.counters {
         let now = activity.now(id).await?;
-        let visitors = number(now.visitors.count());
+        let visitors = number(now.visitors);
         html! { (number(now.views)) " views by " (visitors) " visitors now" }
     } else {
         let values = family.values(&[id.to_owned()]).await?;

@@ -229,7 +229,7 @@ impl Play<'_> {
         let kind = match family {
             "votes" => "cached",
             "hits" => "series",
-            "readers" | "readers_hll" | "readers_short" => "activity",
+            "readers" => "activity",
             "daily" => "visitors",
             _ => "buffered",
         };

@@ -132,8 +132,6 @@ pub enum Disturbance {
 pub enum Connections {
     /// No byte arrives, and no error.
     Hold,
-    /// Replies take longer than a layer of `readers_short` lasts.
-    Far,
     /// The held ones are closed, and no further request is disturbed.
     Free,
 }

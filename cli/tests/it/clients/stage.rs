@@ -239,7 +239,6 @@ impl Stage {
         };
         match what {
             Connections::Hold => proxy.black_hole(),
-            Connections::Far => proxy.delay_replies(Duration::from_millis(250)),
             Connections::Free => {
                 proxy.delay_replies(Duration::ZERO);
                 proxy.calm();

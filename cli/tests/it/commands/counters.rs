@@ -246,8 +246,7 @@ async fn series_visitors_and_activity_are_read_as_what_they_are() {
             .await,
         "/home\t3\t2\n/none\t0\t0\n"
     );
-    let pages =
-        json!([{ "page": "/home", "views": 3, "visitors": 2, "visitors_are_estimated": false }]);
+    let pages = json!([{ "page": "/home", "views": 3, "visitors": 2 }]);
     assert_eq!(
         site.json(0, &["get", "shop/readers", "/home"]).await["pages"],
         pages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import zlib
 from datetime import date
 from typing import Any, NamedTuple
@@ -33,8 +32,7 @@ class ActivityCounters(Family[D]):
 
     @call
     async def now(self, page: str) -> Activity:
-        """Returns `(views, visitors)` of the window. Visitors are an estimate in a family with
-        `hyperloglog`."""
+        """Returns `(views, visitors)` of the window."""
         page, description = valid(page, 200), await self.channel.describe()
         first, stripes = zlib.crc32(page.encode()), range(description.settings["stripes"])
         places = [((first + stripe) % description.partitions, stripe) for stripe in stripes]
@@ -50,43 +48,23 @@ class ActivityCounters(Family[D]):
         return (zlib.crc32(page.encode()) + stripe) % description.partitions
 
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
-        is_estimate, keeps = settings["visitors"] == "hyperloglog", settings.get("keep_minutes")
-        layer, layers = self._layers(settings)
-        minute = layer * settings["layer"] // 60_000 * 60
         places: dict[tuple[int, str], list[bytes]] = {}
         for page, visitor in changes:
             places.setdefault((zlib.crc32(visitor) % settings["stripes"], page), []).append(visitor)
         keys = self.keys(partition, "open", "schedule")
-        args = [settings["layer"], layers, 1 if keeps else 0, *([layer] if is_estimate else []), len(places)]
+        args: list[Any] = [*_window(settings), 1 if settings.get("keep_minutes") else 0, len(places)]
         for (stripe, page), visitors in places.items():
-            kinds = ["views", f"layer:{layer}" if is_estimate else "visitors"]
-            kinds += [f"minute:{minute}"] if is_estimate and keeps else []
-            keys += self.keys(partition, *(f"{kind}:{stripe}:{page}" for kind in kinds))
+            keys += self.keys(partition, f"views:{stripe}:{page}", f"visitors:{stripe}:{page}")
             distinct = dict.fromkeys(visitors)
             args += [page, len(visitors), len(distinct), *distinct]
-        return "activity_touch_hll" if is_estimate else "activity_touch", keys, args
-
-    def _layers(self, settings: dict[str, Any]) -> tuple[int, int]:
-        """The number of the current layer, and how many a window has."""
-        length = settings["layer"]
-        return int(self.channel.server_time() * 1000) // length, settings["window"] // length
+        return "activity_touch", keys, args
 
     async def _read(self, settings: dict[str, Any], page: str, places: list[tuple[int, int]]) -> list[int]:
-        while True:
-            sent = time.monotonic()
-            layer, layers = self._layers(settings)
-            script, args = "activity_now", ["", settings["layer"], layers]
-            kinds = ["views", "visitors"]
-            if settings["visitors"] == "hyperloglog":
-                script, args = "activity_now_hll", [*args, layer]
-                kinds[1:] = [f"layer:{number}" for number in range(layer - layers + 1, layer + 1)]
-            keys: Keys = ()
-            for partition, stripe in places:
-                keys += self.keys(partition, *(f"{kind}:{stripe}:{page}" for kind in kinds))
-            status, *counts = await self.channel.read(script, keys, args)
-            if status == b"OK":
-                return counts
-            self.channel.server_is_at(counts[0], sent)
+        keys: Keys = ()
+        for partition, stripe in places:
+            keys += self.keys(partition, f"views:{stripe}:{page}", f"visitors:{stripe}:{page}")
+        _, *counts = await self.channel.read("activity_now", keys, ["", *_window(settings)])
+        return counts
 
 
 class Visitors(ExactValues[D]):
@@ -109,6 +87,11 @@ class Visitors(ExactValues[D]):
         keys = self.keys(partition, "buffer", "meta", *(f"seen:{id}" for id, _ in changes))
         visits = [word for id, visitor in changes for word in (id, 1, visitor)]
         return "visitors_first", keys, [settings["remember"], len(changes), *visits]
+
+
+def _window(settings: dict[str, Any]) -> tuple[int, int]:
+    """The length of a layer, and how many a window has."""
+    return settings["layer"], settings["window"] // settings["layer"]
 
 
 def _id(scope: str, day: str | date) -> str:

@@ -22,20 +22,15 @@ class Counterfoil
     # @raise [NotCounted, OutcomeUnknown, Misconfigured]
     def touch(page, visitor)
       page, visitor = @family.text(page, 200), @family.bytes(visitor)
-      stripe, keeps = Zlib.crc32(visitor) % settings["stripes"], settings["keep_minutes"]
+      stripe = Zlib.crc32(visitor) % settings["stripes"]
       partition = partition(page, stripe, of = @family.partitions)
-      @family.at_server_time do |now_ms|
-        layer = now_ms / settings["layer"]
-        names = ["views:#{stripe}:#{page}", hll? ? "layer:#{layer}:#{stripe}:#{page}" : "visitors:#{stripe}:#{page}"]
-        names << "minute:#{now_ms / 60_000 * 60}:#{stripe}:#{page}" if hll? && keeps
-        args = [*window, keeps ? 1 : 0, *(layer if hll?), 1, page, 1, 1, visitor]
-        keys = @family.keys(partition, "open", "schedule", *names)
-        @family.count(@family.call("activity_touch#{"_hll" if hll?}", @family.home(partition), keys, args, of))
-      end
+      keys = @family.keys(partition, "open", "schedule", "views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}")
+      args = [*window, settings["keep_minutes"] ? 1 : 0, 1, page, 1, 1, visitor]
+      @family.count(@family.call("activity_touch", @family.home(partition), keys, args, of))
       nil
     end
 
-    # @return [Array(Integer, Integer)] views and visitors of the window; visitors are an estimate in a family of HyperLogLogs
+    # @return [Array(Integer, Integer)] views and visitors of the window
     def now(page)
       page = @family.text(page, 200)
       by_home = (0...settings["stripes"]).group_by { |stripe| @family.home(partition(page, stripe)) }.values
@@ -46,8 +41,6 @@ class Counterfoil
 
     def settings = @family.settings
 
-    def hll? = settings["visitors"] == "hyperloglog"
-
     def partition(page, stripe, of = @family.partitions) = (Zlib.crc32(page) + stripe) % of
 
     # length and number of layers
@@ -55,12 +48,8 @@ class Counterfoil
 
     # @return [Array<Array(Integer, Integer)>] of each stripe
     def read(page, stripes)
-      reply = @family.at_server_time do |now_ms|
-        layer = now_ms / settings["layer"]
-        sets = hll? ? (layer - window[1] + 1..layer).map { |number| "layer:#{number}" } : ["visitors"]
-        keys = stripes.flat_map { |stripe| @family.keys(partition(page, stripe), *["views", *sets].map { |set| "#{set}:#{stripe}:#{page}" }) }
-        @family.read("activity_now#{"_hll" if hll?}", keys, ["", *window, *(layer if hll?)])
-      end
+      keys = stripes.flat_map { |stripe| @family.keys(partition(page, stripe), "views:#{stripe}:#{page}", "visitors:#{stripe}:#{page}") }
+      reply = @family.read("activity_now", keys, ["", *window])
       reply.drop(1).each_slice(2).to_a
     end
   end

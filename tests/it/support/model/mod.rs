@@ -105,8 +105,6 @@ pub enum Content {
     Hash(Fields),
     Zset(Fields),
     Set(BTreeSet<String>),
-    /// The count of a HyperLogLog.
-    Log(usize),
 }
 
 impl Content {
@@ -122,7 +120,6 @@ impl Content {
         match self {
             Content::Hash(fields) | Content::Zset(fields) => fields.is_empty(),
             Content::Set(members) => members.is_empty(),
-            Content::Log(count) => *count == 0,
         }
     }
 }
@@ -474,7 +471,6 @@ impl Frame {
                 Content::Hash(_) => read.hgetall(&key),
                 Content::Zset(_) => read.zrange_withscores(&key, 0, -1),
                 Content::Set(_) => read.smembers(&key),
-                Content::Log(_) => read.pfcount(&key),
             };
             read.pttl(key);
         }
@@ -488,7 +484,6 @@ impl Frame {
                 Content::Hash(_) => Content::Hash(from_redis_value(value).unwrap()),
                 Content::Zset(_) => Content::Zset(from_redis_value(value).unwrap()),
                 Content::Set(_) => Content::Set(from_redis_value(value).unwrap()),
-                Content::Log(_) => Content::Log(from_redis_value(value).unwrap()),
             };
             prop_assert_eq!(&value, content, "{}", kind);
             // the clock of the sequence stands still meanwhile
