@@ -70,7 +70,11 @@ pub async fn in_redis(redis: &Connection, pair: &PairConfig) -> (Vec<Family>, Op
 }
 
 /// Returns a family by the kind and number of partitions that Redis knows.
-async fn settings_in_redis(redis: &Connection, namespace: &str, family: &str) -> Option<Family> {
+pub async fn settings_in_redis(
+    redis: &Connection,
+    namespace: &str,
+    family: &str,
+) -> Option<Family> {
     for home in 0..MAX_PARTITIONS {
         let mut get = cmd("HMGET");
         get.arg(format!("cf1:{{{namespace}/{family}/{home}}}:calls"));

@@ -49,6 +49,17 @@ pub enum Serve {
     Namespaces(Vec<String>),
 }
 
+impl Serve {
+    /// Returns whether it includes all families of a namespace.
+    pub fn includes(&self, namespace: &str) -> bool {
+        match self {
+            Serve::All => true,
+            Serve::Declared => false,
+            Serve::Namespaces(namespaces) => namespaces.iter().any(|one| one == namespace),
+        }
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum ServeEntry {

@@ -59,7 +59,7 @@ pub async fn run(config: Config, path: &Path) -> Result<Exit, Failure> {
     let (config, reloads) = watch::channel(Arc::new(config));
     let (mut tasks, mut pairs) = (JoinSet::new(), Vec::new());
     for pair in &reloads.borrow().pairs {
-        let state = Arc::new(PairState::new(&pair.name));
+        let state = Arc::new(PairState::new(pair));
         pairs.push(state.clone());
         tasks.spawn(run_pair(Worker {
             config: pair.clone(),

@@ -7,14 +7,22 @@ use std::sync::Arc;
 use counterfoil::admin::Overview;
 use counterfoil::store::Registered;
 use counterfoil::{Counterfoil, Family};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
+use crate::config::{PairConfig, Serve};
 use crate::status::unix_now;
 use crate::view::{PairView, View};
+
+/// The connections to MySQL that reads leave to the reconciler, which makes so many flushes at a
+/// time.
+const FLUSHES: u32 = 3;
 
 /// One pair of the running daemon.
 pub struct PairState {
     pub name: String,
+    pub serve: Serve,
+    /// A permit for each concurrent read of an HTTP request.
+    pub reads: Semaphore,
     /// `None` until the first connection to Redis.
     pub connected: watch::Sender<Option<Counterfoil>>,
     /// The view outlives a worker, so that metrics count each hit once.
@@ -33,11 +41,14 @@ struct Known {
 }
 
 impl PairState {
-    pub fn new(name: &str) -> Self {
+    pub fn new(config: &PairConfig) -> Self {
+        let reads = config.connections.saturating_sub(FLUSHES).max(1);
         PairState {
-            name: name.to_owned(),
+            name: config.name.clone(),
+            serve: config.serve.clone(),
+            reads: Semaphore::new(reads as usize),
             connected: watch::Sender::new(None),
-            view: watch::Sender::new(Arc::new(PairView::new(name))),
+            view: watch::Sender::new(Arc::new(PairView::new(&config.name))),
             overview: watch::Sender::default(),
             known: watch::Sender::default(),
         }
@@ -66,11 +77,6 @@ impl PairState {
         let known = self.known.borrow();
         let family = known.families.get(name).filter(|_| known.are_current);
         family.cloned()
-    }
-
-    /// Returns whether the families of the present database were read.
-    pub fn has_read_families(&self) -> bool {
-        self.known.borrow().are_current
     }
 
     /// Returns the families that the database knows, except those of these names.

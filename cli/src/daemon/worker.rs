@@ -340,14 +340,7 @@ impl ConnectedWorker {
     }
 
     fn serves(&self, Registered { family, .. }: &Registered) -> bool {
-        let in_scope = match &self.config.serve {
-            Serve::All => true,
-            Serve::Declared => false,
-            Serve::Namespaces(namespaces) => namespaces
-                .iter()
-                .any(|namespace| namespace == family.namespace()),
-        };
-        in_scope || self.families.has(family)
+        self.config.serve.includes(family.namespace()) || self.families.has(family)
     }
 
     /// Applies the families of a reloaded configuration. Without a reconciler, the next start opens

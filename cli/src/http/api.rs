@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use axum::extract::DefaultBodyLimit;
+use axum::extract::rejection::JsonRejection;
 use axum::routing::get;
 use axum::{Json, Router};
 use counterfoil::{AnyCounters, Precision};
@@ -11,22 +13,25 @@ use serde_json::{Value, json};
 
 use super::family::connected;
 use super::problem::Problem;
-use super::{App, AppState, Params};
+use super::{App, AppState, Params, read_permit};
 use crate::daemon::VERSION;
 use crate::status::{FamilyView, unix_seconds};
 use crate::view::{DriftView, Look, PairView, RejectView};
 
 /// The maximum number of ids in a request.
-const MAX_IDS: usize = 100;
+const MAX_IDS: usize = 1000;
+/// The maximum size of a list of so many ids, each character escaped.
+const MAX_IDS_BYTES: usize = 2 << 20;
 /// The default number of rows in a reply.
 const DEFAULT_LIMIT: u16 = 100;
 const MAX_LIMIT: u16 = 1000;
 
 pub fn routes() -> Router<Arc<App>> {
+    let list = DefaultBodyLimit::max(MAX_IDS_BYTES);
     let routes = Router::new()
         .route("/state", get(state))
         .route("/families", get(families))
-        .route("/values", get(values))
+        .route("/values", get(values).post(values_of_list).layer(list))
         .route("/series", get(series))
         .route("/series-names", get(series_names))
         .route("/activity", get(activity))
@@ -169,18 +174,39 @@ struct ValuesParams {
     id: Vec<String>,
 }
 
+/// The same as a body, since the head of a request has no room for many ids.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ValuesList {
+    pair: Option<String>,
+    family: String,
+    ids: Vec<String>,
+}
+
 async fn values(app: AppState, Params(params): Params<ValuesParams>) -> Reply {
-    let ids = &params.id;
+    let ValuesParams { pair, family, id } = params;
+    read_values(&app, pair, &family, "id", &id).await
+}
+
+async fn values_of_list(app: AppState, list: Result<Json<ValuesList>, JsonRejection>) -> Reply {
+    let Json(ValuesList { pair, family, ids }) =
+        list.map_err(|error| Problem::new(error.status(), error.body_text()))?;
+    read_values(&app, pair, &family, "ids", &ids).await
+}
+
+async fn read_values(
+    app: &App,
+    pair: Option<String>,
+    family: &str,
+    parameter: &str,
+    ids: &[String],
+) -> Reply {
     if ids.is_empty() || ids.len() > MAX_IDS {
         let message = format!("expected 1 to {MAX_IDS} ids, not {}", ids.len());
-        return Err(Problem::parameter("id", message));
+        return Err(Problem::parameter(parameter, message));
     }
-    let family = app.family(&params.pair, &params.family).await?;
+    let family = app.family(&pair, family).await?;
     let values = family.values(ids).await?;
-    let values = ids.iter().zip(values);
-    let values: Vec<_> = values
-        .map(|(id, value)| json!({"id": id, "value": value}))
-        .collect();
     Ok(Json(json!({"family": family.name, "values": values})))
 }
 
@@ -280,8 +306,9 @@ struct RejectsParams {
 
 async fn rejects(app: AppState, Params(params): Params<RejectsParams>) -> Reply {
     let limit = params.limit;
-    let counterfoil = connected(app.pair(&params.pair)?)?;
-    let _permit = app.query_permit().await?;
+    let pair = app.pair(&params.pair)?;
+    let counterfoil = connected(pair)?;
+    let _permit = read_permit(pair).await?;
     let after = params.after.unwrap_or(0);
     let rejects = counterfoil.mysql()?.rejects(after, limit.0.into()).await?;
     let next = limit.next(&rejects, |reject| reject.number);

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use counterfoil::store::Registered;
 use counterfoil::{AnyCounters, Counterfoil, Error, ErrorKind, Family, Series};
 use tokio::sync::SemaphorePermit;
 
-use super::App;
 use super::problem::Problem;
+use super::{App, read_permit};
+use crate::config::FamilyConfig;
 use crate::daemon::state::PairState;
 use crate::families;
-use crate::status::FamilyView;
 
 /// A family that the daemon serves, with the connections to read it.
 ///
@@ -34,6 +35,38 @@ pub fn connected(pair: &PairState) -> Result<Counterfoil, Problem> {
 fn moves(family: &Family, other: &Family) -> bool {
     let mut differences = family.differences(other);
     differences.any(|(setting, ..)| !family.moves_nothing(setting))
+}
+
+/// Returns the family as the database has it.
+async fn registered(
+    pair: &PairState,
+    counterfoil: &Counterfoil,
+    name: &str,
+) -> Result<Option<Registered>, Problem> {
+    if let Some(known) = pair.known(name) {
+        return Ok(Some(known));
+    }
+    if !pair.view.borrow().mysql.up {
+        let unknown = format!("MySQL is unavailable, and without it family {name:?} is unknown");
+        return Err(Problem::unavailable(unknown));
+    }
+    Ok(counterfoil.store().find(name).await?)
+}
+
+/// Returns the error for a family that neither the database nor the configuration has. If Redis has it,
+/// a process that could not reach MySQL has opened it, and will register it.
+async fn unknown(counterfoil: &Counterfoil, name: &str) -> Problem {
+    let in_redis = match name.split_once('/') {
+        Some((namespace, family)) => {
+            families::settings_in_redis(counterfoil.redis(), namespace, family).await
+        }
+        None => None,
+    };
+    if in_redis.is_some() {
+        return Problem::unavailable(format!("family {name:?} is not in MySQL yet"));
+    }
+    Problem::not_found(format!("no family {name:?}"))
+        .advise("see /api/v1/families for all families")
 }
 
 impl App {
@@ -70,8 +103,15 @@ impl App {
         }
     }
 
-    /// Returns the family `name` of a pair. A family that is not served stays closed, because
-    /// opening it would start to serve it.
+    /// Returns the current configuration of a pair's family.
+    fn declared(&self, pair: &PairState, family: &str) -> Option<FamilyConfig> {
+        let config = self.config.borrow();
+        config.pair(&pair.name)?.family(family).cloned()
+    }
+
+    /// Returns the family `name` of a pair. It need not be known yet: any process may have registered
+    /// it a moment ago. A family that is not served stays closed, because opening it would start to
+    /// serve it.
     pub async fn family(
         &self,
         pair: &Option<String>,
@@ -79,39 +119,32 @@ impl App {
     ) -> Result<ServedFamily<'_>, Problem> {
         let pair = self.pair_of(pair, name)?;
         let counterfoil = connected(pair)?;
-        // before the families that are not served, which are published first
-        let mut registered = pair.known(name);
-        let view = pair.view.borrow().clone();
-        if view.not_served.iter().any(|other| other == name) {
-            let problem = Problem::not_found(format!("this daemon does not serve family {name}"));
-            return Err(problem.advise("use `counterfoil get`, or add it to `serve`"));
-        }
-        let permit = self.query_permit().await?;
-        let is_it = |one: &FamilyView| one.served && one.name() == name;
-        // opened after the daemon last read the database's families
-        if registered.is_none() && view.families.iter().any(is_it) {
-            registered = counterfoil.store().find(name).await?;
-        }
-        let registered = registered.ok_or_else(|| {
-            if !view.mysql.up {
-                Problem::unavailable(format!(
-                    "MySQL is unavailable, and without it family {name:?} is unknown"
-                ))
-            } else if !pair.has_read_families() {
-                Problem::unavailable("the daemon has not read the families of MySQL yet")
-            } else {
-                Problem::not_found(format!("no family {name:?}"))
-                    .advise("see /api/v1/families for all families")
-            }
-        })?;
-        let counters = match counterfoil.find_open(&registered.family) {
-            Some(Ok(opened)) if moves(opened.family(), &registered.family) => {
+        let permit = read_permit(pair).await?;
+        let registered = registered(pair, &counterfoil, name).await?;
+        let opened = match &registered {
+            Some(registered) => counterfoil.find_open(&registered.family).transpose()?,
+            None => None,
+        };
+        let counters = match (registered, opened) {
+            (Some(registered), Some(opened)) if moves(opened.family(), &registered.family) => {
                 let differs = "the daemon has it open with other settings than the database has";
                 let differs = format!("{name}: {differs}");
                 return Err(Error::new(ErrorKind::Mismatch, differs).into());
             }
-            Some(opened) => opened?,
-            None => counterfoil.open_registered(registered)?,
+            (_, Some(opened)) => opened,
+            (Some(registered), None) if pair.serve.includes(registered.family.namespace()) => {
+                counterfoil.open_registered(registered)?
+            }
+            // a declared family that the worker has not opened yet, such as the first use of a namespace
+            (registered, None) => match self.declared(pair, name) {
+                Some(declared) => families::open(&counterfoil, &declared, name).await?,
+                None if registered.is_some() => {
+                    let other = format!("this daemon does not serve family {name}");
+                    let advice = "use `counterfoil get`, or add it to `serve`";
+                    return Err(Problem::not_found(other).advise(advice));
+                }
+                None => return Err(unknown(&counterfoil, name).await),
+            },
         };
         Ok(ServedFamily {
             name: name.to_owned(),

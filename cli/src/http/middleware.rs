@@ -13,8 +13,8 @@ use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::LOGIN;
 use super::problem::Problem;
+use super::{LOGIN, VALUES};
 
 /// The time limit of a reply.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
@@ -24,9 +24,10 @@ const TIME_LIMIT: Duration = Duration::from_secs(10);
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
      form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Refuses methods other than GET and HEAD, and requests with a body, except for a login.
+/// Refuses methods other than GET and HEAD, and requests with a body, except for a login and for
+/// values by a list of ids.
 pub async fn read_only(request: Request, next: Next) -> Response {
-    if request.method() == Method::POST && request.uri().path() == LOGIN {
+    if request.method() == Method::POST && [LOGIN, VALUES].contains(&request.uri().path()) {
         return next.run(request).await;
     }
     let (status, why) = if !matches!(*request.method(), Method::GET | Method::HEAD) {

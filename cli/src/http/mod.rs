@@ -12,6 +12,7 @@ mod problem;
 
 use std::slice;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, State};
@@ -26,7 +27,8 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, SemaphorePermit, watch};
+use tokio::sync::{SemaphorePermit, watch};
+use tokio::time::timeout;
 
 use self::logins::Logins;
 use self::problem::Problem;
@@ -35,12 +37,14 @@ use crate::daemon::metrics::render;
 use crate::daemon::state::PairState;
 use crate::view::View;
 
-/// The maximum number of concurrent requests that query Redis and MySQL. The reconciler shares
-/// these connections.
-const MAX_QUERIES: usize = 4;
+/// The time for which a request waits for others to end. A client that waits longer is better off
+/// with another daemon.
+const QUEUE_TIME: Duration = Duration::from_millis(500);
 
-/// The path to which the form for the token is sent: the only one with a body.
+/// The path to which the form for the token is sent.
 const LOGIN: &str = "/login";
+/// The path that takes ids in a body.
+const VALUES: &str = "/api/v1/values";
 const MAX_LOGIN_BYTES: usize = 4096;
 
 /// The state that all requests share.
@@ -49,7 +53,6 @@ pub struct App {
     /// The configuration, which a reload may change.
     config: watch::Receiver<Arc<Config>>,
     prometheus: PrometheusHandle,
-    queries: Semaphore,
     /// The name of the cookie. It differs between daemons on one machine, since cookies are shared by
     /// all ports of a host.
     cookie: String,
@@ -71,7 +74,6 @@ impl App {
             pairs,
             config,
             prometheus,
-            queries: Semaphore::new(MAX_QUERIES),
             cookie: format!("counterfoil-{port}"),
             logins: Logins::default(),
         }
@@ -89,13 +91,15 @@ impl App {
             None => self.view(),
         })
     }
+}
 
-    /// Waits for a permit to query the servers. Dropping the permit frees it.
-    async fn query_permit(&self) -> Result<SemaphorePermit<'_>, Problem> {
-        self.queries
-            .acquire()
-            .await
-            .map_err(|_| Problem::unavailable("the daemon is shutting down"))
+/// Waits for a permit to read from the servers of a pair, but not for long. Dropping the permit frees
+/// it.
+async fn read_permit(pair: &PairState) -> Result<SemaphorePermit<'_>, Problem> {
+    match timeout(QUEUE_TIME, pair.reads.acquire()).await {
+        Ok(Ok(permit)) => Ok(permit),
+        _ => Err(Problem::overloaded("too many reads at a time")
+            .advise("retry later, or send some requests to another daemon")),
     }
 }
 
@@ -123,7 +127,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Params<T> {
 pub async fn serve(listener: TcpListener, app: App, stop: impl Future<Output = ()>) {
     let app = Arc::new(app);
     let all = router(&app).merge(health());
-    let busy = || async { Problem::unavailable("too many connections") };
+    let busy = || async { Problem::overloaded("too many connections") };
     let reserve = health().fallback(busy);
     let routers = [all, reserve].map(|router| finish(router, app.clone()));
     connections::serve(listener, routers, stop).await;

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::http::StatusCode;
+use axum::http::header::RETRY_AFTER;
 use axum::response::{IntoResponse, Response};
 use counterfoil::{Error, ErrorKind};
 use serde::Serialize;
@@ -14,6 +15,9 @@ pub struct Problem {
     pub error: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub what_to_do: Option<&'static str>,
+    /// The seconds after which the client may send the request again.
+    #[serde(skip)]
+    retry_after: Option<u32>,
 }
 
 impl Problem {
@@ -22,6 +26,7 @@ impl Problem {
             status,
             error: error.into(),
             what_to_do: None,
+            retry_after: None,
         }
     }
 
@@ -39,6 +44,14 @@ impl Problem {
 
     pub fn unavailable(error: impl Into<String>) -> Self {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, error)
+    }
+
+    /// Creates the reply of a daemon that has too much to do at the moment.
+    pub fn overloaded(error: impl Into<String>) -> Self {
+        Problem {
+            retry_after: Some(1),
+            ..Problem::unavailable(error)
+        }
     }
 
     pub fn advise(self, what: &'static str) -> Self {
@@ -75,15 +88,15 @@ impl From<Error> for Problem {
             ),
         };
         Problem {
-            status,
-            error: format!("{error:#}"),
             what_to_do: advice,
+            ..Problem::new(status, format!("{error:#}"))
         }
     }
 }
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        (self.status, Json(self)).into_response()
+        let retry_after = self.retry_after.map(|seconds| [(RETRY_AFTER, seconds)]);
+        (self.status, retry_after, Json(self)).into_response()
     }
 }

@@ -77,6 +77,18 @@ pub async fn request(daemon: &Daemon, method: &str, path: &str, headers: &str) -
         .unwrap_or_else(|| panic!("no reply to {method} {path}"))
 }
 
+/// Asks for the values of a list of ids.
+pub async fn post(daemon: &Daemon, list: &Value) -> Reply {
+    let list = list.to_string();
+    let length = list.len();
+    let request = format!(
+        "POST /api/v1/values HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+         Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{list}"
+    );
+    let reply = send(daemon, request.as_bytes()).await;
+    reply.expect("a reply")
+}
+
 pub async fn get(daemon: &Daemon, path: &str) -> Reply {
     request(daemon, "GET", path, "").await
 }

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::task::block_in_place;
 
-use crate::client::{Reply, address, get, request, send};
+use crate::client::{Reply, address, get, post, request, send};
 use crate::support::{Daemon, Site, eventually};
 
 /// A family of each kind.
@@ -136,16 +136,18 @@ async fn the_api_has_the_exact_values_of_every_kind() {
     for family in ["views", "stock"] {
         let asked =
             format!("/api/v1/values?family=shop/{family}&id=a%2Fb&id=%C3%A4+%26%3F%3D%2B&id=none");
-        let values = json!([
-            {"id": "a/b", "value": i64::MAX - 1}, {"id": "ä &?=+", "value": -7}, {"id": "none", "value": 0}
-        ]);
+        let family = format!("shop/{family}");
+        let values = json!({"family": family, "values": [i64::MAX - 1, -7, 0]});
         let reply = get(&daemon, &asked).await;
+        assert_eq!((reply.status, reply.json()), (200, values));
+        // as many as a request may have, of up to 255 bytes, each value in its place
+        let ids: Vec<_> = (0..998).map(|n| format!("{n:\u{1}>255}")).collect();
+        let ids = [&["a/b".to_owned()], &ids[..], &["ä &?=+".to_owned()]].concat();
+        let reply = post(&daemon, &json!({"family": family, "ids": ids})).await;
+        let values = [&[i64::MAX - 1], &[0; 998][..], &[-7]].concat();
         assert_eq!(
-            (reply.status, reply.json()),
-            (
-                200,
-                json!({"family": format!("shop/{family}"), "values": values})
-            )
+            (reply.status, &reply.json()["values"]),
+            (200, &json!(values))
         );
     }
     let reply = get(
@@ -154,10 +156,7 @@ async fn the_api_has_the_exact_values_of_every_kind() {
     )
     .await
     .json();
-    assert_eq!(
-        reply["values"],
-        json!([{"id": "7/2026-01-31", "value": 3}, {"id": "7/2026-02-01", "value": 0}])
-    );
+    assert_eq!(reply["values"], json!([3, 0]));
 
     let reply = get(
         &daemon,
@@ -458,12 +457,12 @@ async fn what_is_wrong_is_told_with_its_name() {
         (
             "/api/v1/values?family=shop/views".to_owned(),
             400,
-            "parameter id: expected 1 to 100 ids, not 0",
+            "parameter id: expected 1 to 1000 ids, not 0",
         ),
         (
-            format!("/api/v1/values?family=shop/views{}", ids(101)),
+            format!("/api/v1/values?family=shop/views{}", ids(1001)),
             400,
-            "parameter id: expected 1 to 100 ids, not 101",
+            "parameter id: expected 1 to 1000 ids, not 1001",
         ),
         (
             "/api/v1/values?family=shop/views&id=".to_owned() + &"x".repeat(300),
@@ -538,6 +537,36 @@ async fn what_is_wrong_is_told_with_its_name() {
         let error = reply.json()["error"].as_str().unwrap().to_owned();
         assert!(error.contains(words), "{path}: {error}");
     }
+    for (list, status, words) in [
+        (json!({"family": "shop/views"}), 422, "missing field `ids`"),
+        (
+            json!({"family": "shop/views", "ids": []}),
+            400,
+            "parameter ids: expected 1 to 1000 ids, not 0",
+        ),
+        (
+            json!({"family": "shop/views", "ids": ["1"], "id": "1"}),
+            422,
+            "unknown field `id`",
+        ),
+        (
+            json!({"family": "shop/views", "ids": ["1", "x".repeat(256)]}),
+            400,
+            "parameter id",
+        ),
+        (
+            json!({"family": "shop/views", "ids": ["x".repeat(3 << 20)]}),
+            413,
+            "length limit",
+        ),
+    ] {
+        let reply = post(&daemon, &list).await;
+        assert_eq!(reply.status, status, "{reply:?}");
+        assert!(
+            reply.json()["error"].as_str().unwrap().contains(words),
+            "{reply:?}"
+        );
+    }
     site.redis.kill();
     eventually("Redis is missed", async || {
         let reply = get(&daemon, "/readyz").await;
@@ -570,8 +599,11 @@ async fn a_family_that_is_not_served_is_not_opened_either() {
     })
     .await;
     ready(&daemon).await;
-    let state = get(&daemon, "/api/v1/state").await.json();
-    assert_eq!(state["pairs"][0]["not_served"], json!(["shop/views"]));
+    eventually("its name", async || {
+        let state = get(&daemon, "/api/v1/state").await.json();
+        state["pairs"][0]["not_served"] == json!(["shop/views"])
+    })
+    .await;
     eventually("its state", async || {
         let families = get(&daemon, "/api/v1/families").await.json();
         let family = &families["families"][0];
@@ -1014,7 +1046,7 @@ async fn whatever_is_sent_does_no_harm() {
     let reply = get(&daemon, "/api/v1/values?family=shop/views&id=1")
         .await
         .json();
-    assert_eq!(reply["values"][0]["value"], 0);
+    assert_eq!(reply["values"][0], 0);
 }
 
 /// A daemon that has a family open with other partitions does not see the hits of some.
@@ -1059,12 +1091,103 @@ async fn values_of_a_family_with_other_bounds_are_exact() {
     while started.elapsed() < Duration::from_secs(7) {
         let reply = get(&daemon, "/api/v1/values?family=shop/stock&id=1").await;
         assert_eq!(reply.status, 200, "{}", reply.body);
-        assert_eq!(reply.json()["values"][0]["value"], 15);
+        assert_eq!(reply.json()["values"][0], 15);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 
 /// A client takes 404 for a mistake, and does not repeat the request.
+#[tokio::test]
+async fn a_family_is_found_as_soon_as_it_is_used() {
+    let site = Site::new().await;
+    site.configure(
+        "[[family]]\nname = \"shop-*/views\"\nkind = \"buffered\"\n\
+         [[family]]\nname = \"shop-*/stock\"\nkind = \"cached\"\n",
+    );
+    let daemon = site.daemon().await;
+    ready(&daemon).await;
+    let values = async |family: &str| {
+        let reply = get(&daemon, &format!("/api/v1/values?family={family}&id=page")).await;
+        (reply.status, reply.json()["values"][0].as_i64())
+    };
+    for number in 0..5 {
+        // another process registers it, and the next request is for it
+        let name = format!("views-{number}");
+        let views = application(&site).await;
+        let views = views.open(Family::buffered("other", &name)).await.unwrap();
+        let _ = views.add("page", 7).await.unwrap();
+        assert_eq!(values(&format!("other/{name}")).await, (200, Some(7)));
+        // a namespace that nothing has counted in yet, of a pattern
+        for family in ["views", "stock"] {
+            let name = format!("shop-{number}/{family}");
+            assert_eq!(values(&name).await, (200, Some(0)), "{name}");
+        }
+    }
+    assert_eq!(values("other/none").await.0, 404);
+    // opened by a process that could not reach MySQL
+    let writer = site.writer().await;
+    let views = writer
+        .open(Family::buffered("other", "late"))
+        .await
+        .unwrap();
+    let _ = views.add("page", 1).await.unwrap();
+    assert_eq!(values("other/late").await.0, 503);
+}
+
+/// Reads beyond the connections to MySQL are refused soon, so that a client tries another daemon.
+#[tokio::test]
+async fn too_many_reads_are_refused_for_a_moment() {
+    let site = Site::new().await;
+    site.configure_pair("connections = 5", KINDS);
+    let daemon = site.daemon().await;
+    ready(&daemon).await;
+    let mut lock = site.pool.acquire().await.unwrap();
+    let sql = |sql: &'static str| counterfoil::sqlx::raw_sql(sql);
+    let lock_tables = sql("LOCK TABLES counterfoil_values WRITE, counterfoil_ledger WRITE");
+    lock_tables.execute(&mut *lock).await.unwrap();
+    let values = "/api/v1/values?family=shop/views&id=1";
+    let started = Instant::now();
+    let reads = (0..6).map(async |_| (get(&daemon, values).await, started.elapsed()));
+    let reads = futures_util::future::join_all(reads);
+    let unlock = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        sql("UNLOCK TABLES").execute(&mut *lock).await.unwrap();
+    };
+    let (replies, ()) = tokio::join!(reads, unlock);
+    let (done, refused): (Vec<_>, Vec<_>) =
+        replies.iter().partition(|(reply, _)| reply.status == 200);
+    assert_eq!((done.len(), refused.len()), (2, 4), "{replies:?}");
+    for (reply, after) in refused {
+        assert_eq!(
+            (reply.status, reply.header("retry-after")),
+            (503, Some("1"))
+        );
+        assert!(*after < Duration::from_millis(1500), "{after:?}");
+    }
+}
+
+/// A connection carries one request after the other.
+#[tokio::test]
+async fn connections_are_kept_alive() {
+    let site = Site::new().await;
+    let daemon = daemon_of_kinds(&site).await;
+    let mut stream = TcpStream::connect(address(&daemon)).await.unwrap();
+    let list = json!({"family": "shop/views", "ids": ["1", "2"]}).to_string();
+    let length = list.len();
+    let request = format!(
+        "POST /api/v1/values HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{list}"
+    );
+    for _ in 0..3 {
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let (mut reply, end) = (Vec::new(), b"\"values\":[0,0]}");
+        while !reply.ends_with(end) {
+            assert_ne!(stream.read_buf(&mut reply).await.unwrap(), 0);
+        }
+        assert!(reply.starts_with(b"HTTP/1.1 200 OK\r\n"));
+    }
+}
+
 #[tokio::test]
 async fn families_that_the_daemon_has_not_read_yet_are_unavailable() {
     let site = Site::new().await;

@@ -266,6 +266,17 @@ pub async fn list(database: &Database) -> Result<Vec<(String, Result<Registered>
     Ok(listed.collect())
 }
 
+/// Returns the family of this name, `NAMESPACE/FAMILY`.
+pub async fn find(database: &Database, name: &str) -> Result<Option<Registered>> {
+    let (namespace, name) = name.split_once('/').unwrap_or_default();
+    let condition = format!("WHERE namespace = ? AND name = ? AND {NOT_REMOVED}");
+    let select = select(&condition)
+        .bind(namespace.as_bytes())
+        .bind(name.as_bytes());
+    let known = database.read::<Known>(UNREAD, select).await?.pop();
+    known.map(registered).transpose()
+}
+
 fn registered(known: Known) -> Result<Registered> {
     let family = Family::from_settings(&known.namespace, &known.name, &known.settings)?;
     if let Some((setting, known, written)) = known.difference(&family) {

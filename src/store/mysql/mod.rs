@@ -241,6 +241,13 @@ impl Store for MysqlStore {
         families::list(&self.primary).await
     }
 
+    async fn find(&self, name: &str) -> Result<Option<Registered>> {
+        if self.creates_tables {
+            self.ensure_tables().await?;
+        }
+        families::find(&self.primary, name).await
+    }
+
     async fn reconfigure(&self, before: &Family, after: &Family) -> Result<()> {
         families::reconfigure(&self.primary, before, after).await
     }
