@@ -1,6 +1,7 @@
 //! The cost of the idle daemon `counterfoil`. `./dev bench` builds its program from the package
 //! `cli`.
 
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -87,6 +88,7 @@ pub fn program() -> Option<PathBuf> {
 
 pub struct Daemon {
     child: Child,
+    address: SocketAddr,
     _folder: TempDir,
 }
 
@@ -95,8 +97,9 @@ impl Daemon {
     pub fn start(program: &Path, redis_url: &str, mysql_url: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("counterfoil.toml");
+        let address = free_address();
         let text = format!(
-            "listen = \"127.0.0.1:0\"\n[pair.main]\nredis = {redis_url:?}\nmysql = {mysql_url:?}\n"
+            "listen = \"{address}\"\n[pair.main]\nredis = {redis_url:?}\nmysql = {mysql_url:?}\n"
         );
         std::fs::write(&file, text).unwrap();
         let mut command = Command::new(program);
@@ -106,6 +109,7 @@ impl Daemon {
             .stderr(Stdio::null());
         Daemon {
             child: command.spawn().unwrap(),
+            address,
             _folder: folder,
         }
     }
@@ -113,6 +117,17 @@ impl Daemon {
     pub fn id(&self) -> u32 {
         self.child.id()
     }
+
+    /// Returns the address of its HTTP server.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+/// Returns an address on which no server listens.
+fn free_address() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap()
 }
 
 impl Drop for Daemon {

@@ -19,6 +19,7 @@ mod scripts;
 mod series;
 mod set_back;
 mod through_mysql;
+mod values;
 
 use std::path::PathBuf;
 
@@ -61,6 +62,7 @@ async fn main() {
     activity::measure(&mut bench).await;
     set_back::measure(&mut bench).await;
     daemon::measure(&mut bench).await;
+    values::measure(&mut bench).await;
     clients::measure(&mut bench).await;
     scale::measure(&mut bench).await;
     bench.found().print();
