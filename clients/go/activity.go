@@ -97,9 +97,9 @@ var visitorsKind = &kind{
 	},
 }
 
-// Visitors returns the family of that name. The only option that concerns it is [InTable].
-func (c *Client) Visitors(name string, options ...FamilyOption) (*Visitors, error) {
-	f, err := c.family(visitorsKind, name, options)
+// Visitors returns the family of that name.
+func (c *Client) Visitors(name string) (*Visitors, error) {
+	f, err := c.family(visitorsKind, name, nil)
 	return &Visitors{f}, err
 }
 
@@ -120,6 +120,22 @@ func (v *Visitors) Value(ctx context.Context, scope, day string) (int64, error) 
 		return 0, err
 	}
 	return v.value(ctx, id)
+}
+
+// A ScopeDay is a scope and a day, such as 2014-09-20.
+type ScopeDay struct{ Scope, Day string }
+
+// Values returns the exact numbers of visitors of many scopes and days, in their order.
+func (v *Visitors) Values(ctx context.Context, days []ScopeDay) ([]int64, error) {
+	ids := make([]string, len(days))
+	for i, day := range days {
+		id, err := v.id(day.Scope, day.Day)
+		if err != nil {
+			return nil, err
+		}
+		ids[i] = id
+	}
+	return v.values(ctx, ids)
 }
 
 func (v *Visitors) id(scope, day string) (string, error) {

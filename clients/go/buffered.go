@@ -55,9 +55,9 @@ var bufferedKind = &kind{
 	},
 }
 
-// Buffered returns the family of that name. The only option that concerns it is [InTable].
-func (c *Client) Buffered(name string, options ...FamilyOption) (*Buffered, error) {
-	f, err := c.family(bufferedKind, name, options)
+// Buffered returns the family of that name.
+func (c *Client) Buffered(name string) (*Buffered, error) {
+	f, err := c.family(bufferedKind, name, nil)
 	return &Buffered{f}, err
 }
 

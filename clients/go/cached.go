@@ -27,14 +27,15 @@ var cachedKind = &kind{
 	},
 }
 
-// Cached returns the family of that name, whose options are [ReadRow] and [InTable].
+// Cached returns the family of that name. Its option is [ReadRow].
 func (c *Client) Cached(name string, options ...FamilyOption) (*Cached, error) {
 	f, err := c.family(cachedKind, name, options)
 	return &Cached{f}, err
 }
 
-// ReadRow sets the function that reads the value of a counter's row, 0 without a row, for a counter that is not in Redis. It
-// must read from the primary, outside of any open transaction. Without it the client asks the daemon.
+// ReadRow sets the function that reads the row of a counter that is not in Redis. It must not read in an open transaction, whose
+// snapshot may be old: the counter would forget hits. It is for an application that cannot reach a daemon, and returns the value
+// on the primary, 0 without a row.
 func ReadRow(read func(ctx context.Context, id string) (int64, error)) FamilyOption {
 	return func(f *family) { f.readRow.Store(&read) }
 }
@@ -132,7 +133,7 @@ func (c *Cached) readAndSeed(ctx context.Context, id, ticket string) error {
 func (c *Cached) row(ctx context.Context, id string) (int64, error) {
 	readRow := c.readRow.Load()
 	if readRow == nil {
-		return c.askDaemon(ctx, id) // the row's, as nothing is pending
+		return c.value(ctx, id) // the row's, as nothing is pending
 	}
 	value, err := protected(func() (int64, error) { return (*readRow)(ctx, id) })
 	if err != nil {

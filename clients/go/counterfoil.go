@@ -20,7 +20,6 @@ package counterfoil
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"regexp"
@@ -74,11 +73,11 @@ type Options struct {
 	RetryFor time.Duration
 	// LaterEvery is how long Later collects before it sends, by default 5 ms.
 	LaterEvery time.Duration
-	// Daemon is the URL of the daemon's HTTP API, such as http://127.0.0.1:9292, and Token its token. Value uses it, and
-	// so does [Cached] without [ReadRow].
-	Daemon, Token string
-	// Database is the MySQL database that the daemon writes to: Value then reads there, not from the daemon.
-	Database *sql.DB
+	// Daemons are the URLs of the HTTP API of one or several daemons, such as http://127.0.0.1:9292. Value and Values ask
+	// the next one if one is unreachable or busy, and so does [Cached] without [ReadRow].
+	Daemons []string
+	// Token is the daemons' token.
+	Token string
 	// OnError is called for each id whose sum Later lost: refused, or with an unknown outcome. It must not block.
 	OnError func(family, id string, delta int64, err error)
 }
@@ -90,6 +89,7 @@ type Client struct {
 	options          Options
 	isCluster, isOwn bool         // isOwn: made by Connect, and sends each call once
 	skew             atomic.Int64 // milliseconds by which the server's clock is ahead
+	daemon           atomic.Int32 // the number of the one that replied last
 	isClosed         atomic.Bool
 
 	mu       sync.Mutex
@@ -118,6 +118,9 @@ func New(client redis.UniversalClient, namespace string, options Options) (*Clie
 	if !isTimed || options.LaterEvery < 0 || !name.MatchString(namespace) {
 		cause := fmt.Errorf("expected a namespace that matches %s, no redis.Ring, RetryFor (%s) within 30 s, "+
 			"and a shorter ReadTimeout (%s)", name, options.RetryFor, timeout)
+		return nil, &Error{Kind: ErrMisconfigured, Reason: "options", Family: namespace, cause: cause}
+	}
+	if cause := checkDaemons(options.Daemons); cause != nil {
 		return nil, &Error{Kind: ErrMisconfigured, Reason: "options", Family: namespace, cause: cause}
 	}
 	return c, nil

@@ -1,7 +1,6 @@
 package counterfoil
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,7 +18,6 @@ type family struct {
 	*kind
 	client  *Client
 	path    string
-	table   atomic.Pointer[[3]string] // the application's table, its id and value columns
 	readRow atomic.Pointer[func(ctx context.Context, id string) (int64, error)]
 	seeds   sync.Map // by id and ticket: functions that read a row and seed its counter
 	later   later
@@ -37,7 +35,6 @@ type FamilyOption func(*family)
 // epoch is a reply of family_epoch.
 type epoch struct {
 	now, before string
-	database    string // the id of Options.Database, if Redis has confirmed it
 	partitions  uint32
 	settings
 	zone  *time.Location
@@ -56,7 +53,6 @@ type settings struct {
 	Stripes          uint32
 	KeepMinutes      bool `json:"keep_minutes"`
 	Visitors         string
-	Table            json.RawMessage // of the application, which stores the values
 }
 
 func (c *Client) family(kind *kind, id string, options []FamilyOption) (*family, error) {
@@ -143,26 +139,25 @@ func (f *family) ask(ctx context.Context, home uint32) (*epoch, error) {
 	if known, isKnown := f.epochs.Load(home); isKnown && time.Now().Before(known.(*epoch).until) {
 		return known.(*epoch), nil
 	}
-	return f.askRedis(ctx, home, "")
+	return f.askRedis(ctx, home)
 }
 
-// askRedis asks for the epoch of a home. It refuses a database that the hits do not go to.
-func (f *family) askRedis(ctx context.Context, home uint32, database string) (*epoch, error) {
+func (f *family) askRedis(ctx context.Context, home uint32) (*epoch, error) {
 	latest, partitions := f.latest.Load(), ""
 	if latest != nil {
-		partitions, database = fmt.Sprint(latest.partitions), cmp.Or(database, latest.database)
+		partitions = fmt.Sprint(latest.partitions)
 	}
 	keys := f.keys(home, "calls", "calls_before")
 	for start := time.Now(); ; {
 		asked := time.Now()
-		words, err := f.reply(ctx, "family_epoch", keys, f.name, partitions, database, "")
+		words, err := f.reply(ctx, "family_epoch", keys, f.name, partitions, "", "")
 		switch {
 		case errors.Is(err, ErrNotCounted):
 			return nil, f.failTemporarily("no epoch", err)
 		case err != nil:
 			return nil, err
 		case words[0] == "OK":
-			e := &epoch{now: words[1].(string), before: words[2].(string), database: database, until: asked.Add(30 * time.Second)}
+			e := &epoch{now: words[1].(string), before: words[2].(string), until: asked.Add(30 * time.Second)}
 			e.partitions = uint32(number(words[4]))
 			err := json.Unmarshal([]byte(words[5].(string)), &e.settings)
 			if err == nil {
@@ -177,7 +172,7 @@ func (f *family) askRedis(ctx context.Context, home uint32, database string) (*e
 		case words[0] == "MISMATCH": // it is another family now
 			f.latest.Store(nil)
 			f.epochs.Delete(home)
-			return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("counts as %s in %q, and Redis has %v", f.name, database, words[1:]))
+			return nil, f.fail(ErrMisconfigured, "MISMATCH", fmt.Errorf("counts as %s, and Redis has %v", f.name, words[1:]))
 		// the daemon configures an emptied Redis again within about a second
 		case latest == nil || time.Since(start) > 3*time.Second || !sleep(ctx, 100*time.Millisecond):
 			e := f.fail(ErrMisconfigured, fmt.Sprint(words[0]), errors.New("declare the family in the daemon's counterfoil.toml, "+

@@ -195,7 +195,7 @@ func (q *queue) call(ctx context.Context, c *caller, items []*item) {
 	f := q.family
 	e, err := f.ask(ctx, q.home)
 	if err == nil && !e.knows(items[0].epoch) { // it may be newer
-		e, err = f.askRedis(ctx, q.home, "")
+		e, err = f.askRedis(ctx, q.home)
 	}
 	batch := make([]*item, 0, len(items))
 	for _, it := range items {

@@ -1,13 +1,14 @@
 package counterfoil
 
 import (
-	"cmp"
+	"bytes"
 	"context"
-	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -15,188 +16,141 @@ import (
 	"time"
 )
 
-// InTable names the application's table, as table or database.table, that stores the values of a family, with its columns of
-// ids and values. It concerns Value with [Options].Database; by default values are in counterfoil_values.
-func InTable(name, idColumn, valueColumn string) FamilyOption {
-	return func(f *family) { f.table.Store(&[3]string{name, idColumn, valueColumn}) }
-}
+const (
+	idsOfRequest = 1000
+	// a daemon replies within 10 s, and closes connections that are idle for 10 s
+	daemonReply, daemonIdle = 12 * time.Second, 8 * time.Second
+	daemonConnect           = time.Second
+)
 
 // Value returns the exact value of the counter: what MySQL has and what is pending in Redis.
 func (b *Buffered) Value(ctx context.Context, id string) (int64, error) { return b.value(ctx, id) }
 
+// Values returns the exact values of many counters, in the order of their ids: a request for 1,000 of them.
+func (b *Buffered) Values(ctx context.Context, ids []string) ([]int64, error) {
+	return b.values(ctx, ids)
+}
+
 // Value returns the exact value of the counter: what MySQL has and what is pending in Redis.
 func (c *Cached) Value(ctx context.Context, id string) (int64, error) { return c.value(ctx, id) }
 
-// errAgain reports that a batch landed between the reads of Redis and of the database, or that Redis must be asked again.
-var errAgain = errors.New("the ledger is ahead of Redis")
+// Values returns the exact values of many counters, in the order of their ids: a request for 1,000 of them.
+func (c *Cached) Values(ctx context.Context, ids []string) ([]int64, error) {
+	return c.values(ctx, ids)
+}
 
 func (f *family) value(ctx context.Context, id string) (int64, error) {
-	if f.client.options.Database == nil {
-		return f.askDaemon(ctx, id)
-	}
-	for start := time.Now(); ; {
-		value, err := f.readValue(ctx, id)
-		if err != errAgain {
-			return value, err
-		}
-		if time.Since(start) > f.client.options.RetryFor || !sleep(ctx, 5*time.Millisecond) {
-			return 0, f.fail(ErrNotCounted, "set back", err)
-		}
-	}
-}
-
-// part is what a partition has pending of an id, with its batch.
-type part struct {
-	incarnation, nonce uint64
-	seq                int64
-	isInFlight         bool
-	batch, buffer      string
-}
-
-// ledger is the last batch of an incarnation in MySQL, and the last id of it that was added, if not all were.
-type ledger struct {
-	nonce    uint64
-	seq      int64
-	position sql.NullString
-}
-
-// readValue reads Redis, and then MySQL; lua/README.md, "Reading the exact value".
-func (f *family) readValue(ctx context.Context, id string) (int64, error) {
-	e, err := f.askFor(ctx, id)
+	values, err := f.values(ctx, []string{id})
 	if err != nil {
 		return 0, err
 	}
-	if e.Table != nil && f.table.Load() == nil {
-		return 0, f.fail(ErrMisconfigured, "no table", fmt.Errorf("pass InTable: the daemon stores the values in %s", e.Table))
-	}
-	first, parts := e.partitionOf(id), make([]part, 1)
-	if e.Wide {
-		first, parts = 0, make([]part, e.partitions)
-	}
-	for i := range parts {
-		if parts[i], err = f.readPart(ctx, first+uint32(i), id); err != nil {
-			return 0, err
-		}
-	}
-	value, database, ledgers, err := f.query(ctx, id, first, len(parts))
-	switch {
-	case err != nil:
-		return 0, f.fail(ErrNotCounted, "database", err)
-	case database == "":
-		return 0, f.fail(ErrMisconfigured, "MISMATCH", errors.New("the database does not have the family"))
-	case database != e.database: // Redis confirms, once for each epoch, that its hits go there
-		_, err := f.askRedis(ctx, 0, database)
-		return 0, cmp.Or(err, errAgain)
-	}
-	numbers := []string{value}
-	for i, p := range parts {
-		l := ledgers[p.incarnation]
-		if l.seq == 0 && (p.batch != "0" || p.buffer != "0") { // a crash of Redis may have reverted the incarnation
-			again, err := f.readPart(ctx, first+uint32(i), id)
-			if err != nil || again.incarnation != p.incarnation {
-				return 0, cmp.Or(err, errAgain)
-			}
-		}
-		isApplied, isSame := !l.position.Valid, l.seq == p.seq
-		switch {
-		case l.seq > p.seq:
-			return 0, errAgain
-		case isSame && p.seq != 0 && l.nonce != p.nonce:
-			return 0, f.fail(ErrNotCounted, "set back", nil)
-		case isSame && (isApplied || p.isInFlight && id <= l.position.String):
-			numbers = append(numbers, p.buffer)
-		case p.isInFlight && (isSame || l.seq+1 == p.seq && isApplied):
-			numbers = append(numbers, p.batch, p.buffer)
-		default:
-			return 0, f.fail(ErrNotCounted, "a replica that is behind", nil)
-		}
-	}
-	return f.total(numbers...)
+	return values[0], nil
 }
 
-func (f *family) readPart(ctx context.Context, partition uint32, id string) (part, error) {
-	words, err := f.reply(ctx, "buffered_read", f.keys(partition, "buffer", "batch", "meta"), id)
-	if err != nil {
-		return part{}, err
+func (f *family) values(ctx context.Context, ids []string) ([]int64, error) {
+	for _, id := range ids {
+		if err := f.check(id, f.maxID, true); err != nil {
+			return nil, err
+		}
 	}
-	text := func(at int) string { return words[at].(string) }
-	incarnation, _ := strconv.ParseUint(text(1), 16, 64) // "" if there is none
-	nonce, _ := strconv.ParseUint(text(3), 16, 64)
-	return part{incarnation, nonce, number(words[2]), number(words[4]) == 1, text(5), text(6)}, nil
-}
-
-// query reads the value's row and the ledgers, by incarnation, in one statement. Without the family database is "".
-func (f *family) query(ctx context.Context, id string, first uint32, partitions int) (
-	value, database string, ledgers map[uint64]ledger, err error) {
-	column, table := "value", "counterfoil_values v ON v.family = f.number AND v.id"
-	if own := f.table.Load(); own != nil {
-		column, table = quote(own[2]), quote(own[0])+" v ON v."+quote(own[1])
+	if len(f.client.options.Daemons) == 0 {
+		return nil, f.fail(ErrMisconfigured, "no daemon", errors.New("set Options.Daemons"))
 	}
-	namespace, name, _ := strings.Cut(f.path, "/")
 	ctx, cancel := context.WithTimeout(ctx, f.client.options.RetryFor)
 	defer cancel()
-	rows, err := f.client.options.Database.QueryContext(ctx, `SELECT COALESCE(v.`+column+`, 0), f.database_id,
-		COALESCE(l.incarnation, 0), COALESCE(l.nonce, 0), COALESCE(l.seq, 0), l.position
-		FROM counterfoil_families f LEFT JOIN `+table+` = ?
-		LEFT JOIN counterfoil_ledger l ON l.family = f.number AND l.partition_no BETWEEN ? AND ?
-		WHERE f.namespace = ? AND f.name = ?`, id, first, int(first)+partitions-1, namespace, name)
-	if err != nil {
-		return "", "", nil, err
+	values := make([]int64, 0, len(ids))
+	for len(ids) > 0 {
+		some := ids[:min(len(ids), idsOfRequest)]
+		ids = ids[len(some):]
+		found, err := f.askDaemons(ctx, some)
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, found...)
 	}
-	defer rows.Close()
-	for ledgers = map[uint64]ledger{}; rows.Next() && err == nil; {
-		var incarnation uint64
-		var l ledger
-		err = rows.Scan(&value, &database, &incarnation, &l.nonce, &l.seq, &l.position)
-		ledgers[incarnation] = l
-	}
-	return value, database, ledgers, cmp.Or(err, rows.Err())
+	return values, nil
 }
 
-// quote quotes a name such as table or database.table.
-func quote(name string) string {
-	return "`" + strings.NewReplacer("`", "``", ".", "`.`").Replace(name) + "`"
-}
-
-// without a proxy, which would receive the token
-var daemons = &http.Client{Transport: &http.Transport{IdleConnTimeout: time.Minute}}
-
-// askDaemon returns the exact value of a counter. It asks until there is a reply other than 429 and 503.
-func (f *family) askDaemon(ctx context.Context, id string) (int64, error) {
-	options := f.client.options
-	if err := f.check(id, f.maxID, true); err != nil {
-		return 0, err
-	}
-	if options.Daemon == "" {
-		return 0, f.fail(ErrMisconfigured, "no daemon", errors.New("set Options.Daemon (or Database for values, ReadRow for rows)"))
-	}
-	ctx, cancel := context.WithTimeout(ctx, options.RetryFor)
-	defer cancel()
-	query := url.Values{"family": {f.path}, "id": {id}}
-	address := strings.TrimSuffix(options.Daemon, "/") + "/api/v1/values?" + query.Encode()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return 0, f.fail(ErrMisconfigured, "daemon", err)
-	}
-	if options.Token != "" {
-		request.Header.Set("Authorization", "Bearer "+options.Token)
-	}
+// askDaemons asks one daemon after the other, and begins again while none of them is available.
+func (f *family) askDaemons(ctx context.Context, ids []string) ([]int64, error) {
+	client := f.client
+	body, _ := json.Marshal(map[string]any{"family": f.path, "ids": ids}) // text can always be encoded
+	daemons := client.options.Daemons
 	for {
-		var body []byte
-		response, err := daemons.Do(request)
-		if err == nil {
-			body, _ = io.ReadAll(response.Body) // a part of it is not JSON
-			response.Body.Close()
-			err = fmt.Errorf("%s: %.300s", response.Status, body)
+		pause, first, last := 50*time.Millisecond, client.daemon.Load(), error(nil)
+		for i := range daemons {
+			at := (int(first) + i) % len(daemons)
+			reply, err := client.post(ctx, daemons[at], body)
+			if reply.status == http.StatusOK && len(reply.Values) == len(ids) {
+				client.daemon.Store(int32(at)) // the next calls begin with it
+				return reply.Values, nil
+			}
+			if reply.status/100 == 3 || reply.status/100 == 4 && reply.status != http.StatusTooManyRequests {
+				return nil, f.fail(ErrMisconfigured, fmt.Sprint("daemon: ", reply.status), err)
+			}
+			// all that were refused together would be refused again
+			pause, last = max(pause, time.Duration(float64(reply.retryAfter)*(0.5+rand.Float64()/2))), err
 		}
-		var reply struct{ Values []struct{ Value int64 } }
-		switch {
-		case json.Unmarshal(body, &reply) == nil && len(reply.Values) == 1:
-			return reply.Values[0].Value, nil
-		case response != nil && response.StatusCode/100 == 4 && response.StatusCode != http.StatusTooManyRequests:
-			return 0, f.fail(ErrMisconfigured, fmt.Sprint("daemon: ", response.StatusCode), err)
-		case !sleep(ctx, 50*time.Millisecond):
-			return 0, f.fail(ErrNotCounted, "daemon", err)
+		if end, _ := ctx.Deadline(); time.Until(end) < pause || !sleep(ctx, pause) {
+			return nil, f.failTemporarily("daemon", last)
 		}
 	}
+}
+
+// valuesReply is what a daemon replied, if it did.
+type valuesReply struct {
+	Values     []int64
+	status     int
+	retryAfter time.Duration
+}
+
+// without a proxy, which would receive the token, and without redirects to another server
+var daemonClient = &http.Client{
+	Transport: &http.Transport{
+		DialContext:         (&net.Dialer{Timeout: daemonConnect}).DialContext,
+		IdleConnTimeout:     daemonIdle,
+		MaxIdleConnsPerHost: 100,
+	},
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+}
+
+// post asks a daemon. The error explains a reply without values. A silent daemon leaves time for the others.
+func (c *Client) post(ctx context.Context, daemon string, body []byte) (reply valuesReply, err error) {
+	share := c.options.RetryFor / time.Duration(len(c.options.Daemons))
+	ctx, cancel := context.WithTimeout(ctx, min(max(share, daemonConnect), daemonReply))
+	defer cancel()
+	address := strings.TrimSuffix(daemon, "/") + "/api/v1/values"
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, address, bytes.NewReader(body))
+	if err != nil {
+		return reply, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	request.Header["Idempotency-Key"] = nil // is not sent: a connection that the daemon has closed is replaced
+	if c.options.Token != "" {
+		request.Header.Set("Authorization", "Bearer "+c.options.Token)
+	}
+	response, err := daemonClient.Do(request)
+	if err != nil {
+		return reply, err
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return reply, err
+	}
+	_ = json.Unmarshal(text, &reply) // without values it is an error below
+	seconds, _ := strconv.Atoi(response.Header.Get("Retry-After"))
+	reply.status, reply.retryAfter = response.StatusCode, time.Duration(seconds)*time.Second
+	return reply, fmt.Errorf("%s: %s: %.300s", daemon, response.Status, text)
+}
+
+// checkDaemons refuses what is no address.
+func checkDaemons(daemons []string) error {
+	for _, daemon := range daemons {
+		address, err := url.Parse(daemon)
+		if err != nil || address.Host == "" || address.Scheme != "http" && address.Scheme != "https" {
+			return fmt.Errorf("expected a daemon such as http://HOST:PORT, not %s", daemon)
+		}
+	}
+	return nil
 }

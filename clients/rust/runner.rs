@@ -8,7 +8,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use counterfoil::AnyCounters::{self, Activity, Buffered, Cached, Series, Visitors};
 use counterfoil::{
-    Counterfoil, Error, ErrorKind, Outcome, PrimaryTimeouts, Recorded, Slice, Store,
+    Counterfoil, Day, Error, ErrorKind, Outcome, PrimaryTimeouts, Recorded, Slice, Store,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, BufReader, stdin};
@@ -108,9 +108,11 @@ async fn make(family: &AnyCounters, call: &str, args: &Value) -> Made {
             refused => Err(failure("not_counted", format!("{refused:?}"))),
         },
         (Buffered(views), "value") => told(views.get(a).await),
+        (Buffered(views), "values") => told(views.get_many(texts(&args[0])).await),
         (Cached(votes), "incr") => outcome(votes.incr(a, delta).await),
         (Cached(votes), "set") => outcome(votes.set(a, delta).await),
         (Cached(votes), "get" | "value") => told(votes.get(a).await),
+        (Cached(votes), "values") => told(votes.peek_many(texts(&args[0])).await),
         (Series(hits), "add") => outcome(hits.add(a, delta.unsigned_abs()).await),
         (Series(hits), "get") => {
             let slices = hits.get(a, b.parse().map_err(failed)?).await;
@@ -123,6 +125,16 @@ async fn make(family: &AnyCounters, call: &str, args: &Value) -> Made {
         }
         (Visitors(daily), "first_visit") => {
             is_first(daily.first_visit(a, b.parse().map_err(failed)?, c).await)
+        }
+        (Visitors(daily), "values") => {
+            let days = args[0].as_array().into_iter().flatten();
+            let day = |day: &Value| text(day).parse::<Day>().map_err(failed);
+            let days = days.map(|pair| Ok((text(&pair[0]), day(&pair[1])?)));
+            told(
+                daily
+                    .get_many(days.collect::<Result<Vec<_>, Value>>()?)
+                    .await,
+            )
         }
         _ => Err(failure("misconfigured", format!("it has no {call}"))),
     }
@@ -166,6 +178,10 @@ fn failed(error: Error) -> Value {
 
 fn failure(kind: &str, reason: impl Into<Value>) -> Value {
     json!({"error": kind, "reason": reason.into()})
+}
+
+fn texts(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array().into_iter().flatten().map(text)
 }
 
 fn text(value: &Value) -> &str {

@@ -8,7 +8,6 @@ mod cached;
 mod connection;
 mod databases;
 mod docs;
-mod exact_value;
 mod families;
 mod layout;
 mod lifecycle;

@@ -4,12 +4,10 @@ go 1.22
 
 require (
 	github.com/counterfoil/counterfoil-go v0.1.0
-	github.com/go-sql-driver/mysql v1.9.3
 	github.com/redis/go-redis/v9 v9.7.3
 )
 
 require (
-	filippo.io/edwards25519 v1.1.0 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/dgryski/go-rendezvous v0.0.0-20200823014737-9f7001d12a5f // indirect
 )

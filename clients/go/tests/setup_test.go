@@ -2,11 +2,8 @@ package tests
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
-	"math/rand"
-	"net"
 	"os"
 	"strings"
 	"sync"
@@ -28,6 +25,8 @@ func TestOptions(t *testing.T) {
 	endless := redis.NewClient(&redis.Options{Addr: socket, ReadTimeout: -1})
 	defer endless.Close()
 	_, err = counterfoil.New(endless, namespace, counterfoil.Options{})
+	fails(t, err, counterfoil.ErrMisconfigured, "options")
+	_, err = counterfoil.New(direct, namespace, counterfoil.Options{Daemons: []string{"localhost:9292"}})
 	fails(t, err, counterfoil.ErrMisconfigured, "options")
 	_, err = counterfoil.Connect("http://localhost", namespace, counterfoil.Options{})
 	fails(t, err, counterfoil.ErrMisconfigured, "url")
@@ -65,7 +64,7 @@ func TestErrorsWithoutACause(t *testing.T) {
 func init() { os.Setenv("HTTP_PROXY", "http://127.0.0.1:1") }
 
 func TestTheDaemonIsAskedWithoutAProxy(t *testing.T) {
-	options := counterfoil.Options{Daemon: "http://daemon.invalid", RetryFor: 300 * time.Millisecond}
+	options := counterfoil.Options{Daemons: []string{"http://daemon.invalid"}, RetryFor: 300 * time.Millisecond}
 	_, err := buffered(t, given(t, socket, options), "views").Value(ctx, "a")
 	fails(t, err, counterfoil.ErrNotCounted, "daemon")
 	if strings.Contains(err.Error(), "proxy") {
@@ -213,7 +212,7 @@ func TestLibraryOptions(t *testing.T) {
 }
 
 func TestOtherKinds(t *testing.T) {
-	counters, id := given(t, socket, counterfoil.Options{Daemon: daemon}), newID()
+	counters, id := given(t, socket, counterfoil.Options{Daemons: []string{daemon}}), newID()
 	hits, err := counters.Series("hits")
 	must(t, err)
 	must(t, hits.Add(ctx, id, 3))
@@ -254,119 +253,4 @@ func TestOtherKinds(t *testing.T) {
 	equal(t, value, 2)
 	_, err = daily.FirstVisit(ctx, id, "2014-9-20", "a")
 	fails(t, err, counterfoil.ErrNotCounted, "BADID")
-}
-
-// Values read by the database and by the daemon are exact while the daemon saves.
-func TestValues(t *testing.T) {
-	mysql := os.Getenv("COUNTERFOIL_TEST_MYSQL")
-	if _, err := net.Dial("unix", mysql); err != nil {
-		t.Skip("no MySQL: ", err)
-	}
-	database, err := sql.Open("mysql", fmt.Sprintf("root@unix(%s)/%s", mysql, os.Getenv("COUNTERFOIL_TEST_DATABASE")))
-	must(t, err)
-	defer database.Close()
-	byDatabase, byDaemon := given(t, socket, counterfoil.Options{Database: database}), given(t, socket, counterfoil.Options{Daemon: daemon})
-	for _, name := range []string{"views", "wide"} {
-		id, sum := newID(), int64(0)
-		one, two := buffered(t, byDatabase, name), buffered(t, byDaemon, name)
-		for i := 0; i < 200; i++ {
-			delta := rand.Int63n(100) - 40
-			sum += delta
-			_, err := one.Add(ctx, id, delta)
-			must(t, err)
-			value, err := one.Value(ctx, id)
-			must(t, err)
-			equal(t, value, sum)
-			if i%10 == 0 {
-				value, err = two.Value(ctx, id)
-				must(t, err)
-				equal(t, value, sum)
-			}
-		}
-	}
-	votes, err := byDatabase.Cached("votes", counterfoil.ReadRow(func(context.Context, string) (int64, error) { return 0, nil }))
-	must(t, err)
-	id := newID()
-	_, err = votes.Incr(ctx, id, 7)
-	must(t, err)
-	value, err := votes.Value(ctx, id)
-	must(t, err)
-	equal(t, value, 7)
-	_, err = database.Exec("CREATE TABLE IF NOT EXISTS `empty` (id VARCHAR(255) PRIMARY KEY, value BIGINT)")
-	must(t, err)
-	inTable := counterfoil.InTable(os.Getenv("COUNTERFOIL_TEST_DATABASE")+".empty", "id", "value")
-	table, err := given(t, socket, counterfoil.Options{Database: database}).Buffered("views", inTable)
-	must(t, err)
-	_, err = table.Add(ctx, newID(), 1)
-	must(t, err)
-	value, err = table.Value(ctx, newID())
-	must(t, err)
-	equal(t, value, 0)
-	_, err = database.Exec("CREATE TABLE IF NOT EXISTS `texts` (id VARCHAR(255) PRIMARY KEY, value VARCHAR(9))")
-	must(t, err)
-	_, err = database.Exec("INSERT INTO `texts` VALUES (?, '1.5')", id)
-	must(t, err)
-	counters := given(t, socket, counterfoil.Options{Database: database})
-	buffered(t, counters, "views") // in a part of the program that reads no values
-	texts, err := counters.Buffered("views", counterfoil.InTable("texts", "id", "value"))
-	must(t, err)
-	_, err = texts.Value(ctx, id)
-	fails(t, err, counterfoil.ErrNotCounted, "BADSTATE")
-}
-
-// Reads from a database that is another one concern no hit.
-func TestADatabaseThatIsAnother(t *testing.T) {
-	mysql, name := os.Getenv("COUNTERFOIL_TEST_MYSQL"), os.Getenv("COUNTERFOIL_TEST_DATABASE")
-	if _, err := net.Dial("unix", mysql); err != nil {
-		t.Skip("no MySQL: ", err)
-	}
-	database, err := sql.Open("mysql", fmt.Sprintf("root@unix(%s)/%s?multiStatements=true", mysql, name))
-	must(t, err)
-	defer database.Close()
-	other := name + "_other"
-	_, err = database.Exec(fmt.Sprintf(`CREATE DATABASE %[2]s;
-		CREATE TABLE %[2]s.counterfoil_families LIKE %[1]s.counterfoil_families;
-		CREATE TABLE %[2]s.counterfoil_values LIKE %[1]s.counterfoil_values;
-		CREATE TABLE %[2]s.counterfoil_ledger LIKE %[1]s.counterfoil_ledger;
-		INSERT INTO %[2]s.counterfoil_families SELECT * FROM %[1]s.counterfoil_families;
-		UPDATE %[2]s.counterfoil_families SET database_id = 'other'`, name, other))
-	must(t, err)
-	others, err := sql.Open("mysql", fmt.Sprintf("root@unix(%s)/%s", mysql, other))
-	must(t, err)
-	defer others.Close()
-	views, id := buffered(t, given(t, socket, counterfoil.Options{Database: others}), "views"), newID()
-	var reading sync.WaitGroup
-	for i := 0; i < 4; i++ {
-		reading.Add(1)
-		go func() {
-			defer reading.Done()
-			for j := 0; j < 50; j++ {
-				_, err := views.Value(ctx, id)
-				if !errors.Is(err, counterfoil.ErrMisconfigured) {
-					t.Error(err)
-				}
-			}
-		}()
-	}
-	for i := 0; i < 200; i++ {
-		_, err := views.Add(ctx, id, 1)
-		must(t, err)
-	}
-	reading.Wait()
-	_, err = views.Value(ctx, id)
-	fails(t, err, counterfoil.ErrMisconfigured, "MISMATCH")
-}
-
-// A value must not be that of counterfoil's own table, which has no row of the family then.
-func TestAValueInATableThatIsNotNamed(t *testing.T) {
-	database, err := sql.Open("mysql", "root@unix(/no-server)/shop") // nothing is read there
-	must(t, err)
-	defer database.Close()
-	settings, err := direct.HGet(ctx, home, "=description").Result()
-	must(t, err)
-	defer direct.HSet(ctx, home, "=description", settings)
-	table := `"table":{"keys":[["id","unsigned"]],"name":"product","value":"views","write":"update"},`
-	must(t, direct.HSet(ctx, home, "=description", "{"+table+settings[1:]).Err())
-	_, err = buffered(t, given(t, socket, counterfoil.Options{Database: database}), "views").Value(ctx, newID())
-	fails(t, err, counterfoil.ErrMisconfigured, "no table")
 }

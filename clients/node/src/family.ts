@@ -37,8 +37,6 @@ export class Family {
   known: Epoch | undefined;
   private readonly epochs = new Map<number, Epoch>();
   private readonly asking = new Map<number, Promise<Epoch>>();
-  /** The database that was checked last, and the epoch in which it was. */
-  private checked = '';
 
   constructor(private readonly sender: Sender, readonly name: string, private readonly kind: string) {}
 
@@ -54,7 +52,9 @@ export class Family {
   /** Returns the partition that remembers the callers of calls in this one. */
   home(partition: number): number { return this.sender.redis.isCluster ? partition : 0; }
 
-  deadline(): number { return performance.now() + this.sender.retryFor; }
+  get retryFor(): number { return this.sender.retryFor; }
+
+  deadline(): number { return performance.now() + this.retryFor; }
 
   /** Makes a call that may be executed any number of times, and returns the words after `OK`. */
   async read(script: string, build: Build): Promise<unknown[]> {
@@ -96,16 +96,6 @@ export class Family {
       const isHarmless = isEnded || (status === 'OUTSIDE' && !isRepeat);
       if (!isHarmless || attempt === ATTEMPTS) throw new OutcomeUnknown(status, UNKNOWN);
     }
-  }
-
-  /** Refuses a database that the hits do not go to. Redis is asked once for each epoch. */
-  async checkDatabase(database: string): Promise<void> {
-    const { current, partitions, fence } = await this.epoch(0);
-    if (this.checked === `${database} ${current}`) return;
-    const call: Call = { keys: fence, args: [this.kind, partitions, database, ''] };
-    const { status } = await this.sender.send('family_epoch', call, false, this.deadline());
-    if (status === 'MISMATCH') throw new Misconfigured(status, `the hits of ${this.name} go to another database`);
-    this.checked = `${database} ${current}`;
   }
 
   /** Returns an epoch of this home that was asked for within 30 s. `lost`: a call may have been executed before. */

@@ -6,14 +6,14 @@ import { Family } from './family.js';
 import type { OnError, Pair } from './later.js';
 import { type Address, type Redis, type RedisClient, TIMEOUT_MS, connect, wrap } from './redis.js';
 import { Series, type Slice } from './series.js';
-import { type Database, ExactReader, type Table } from './value.js';
+import { Daemons } from './value.js';
 import { CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown, memo } from './values.js';
 import type { Bytes, Integer } from './values.js';
 import { Visitors } from './visitors.js';
 
 export { CounterfoilError, Misconfigured, NotCounted, OutcomeUnknown };
-export type { Activity, Address, Buffered, Bytes, Cached, Database, Integer, OnError };
-export type { Pair, ReadRow, RedisClient, Series, Slice, Table, Visitors };
+export type { Activity, Address, Buffered, Bytes, Cached, Integer, OnError };
+export type { Pair, ReadRow, RedisClient, Series, Slice, Visitors };
 
 /** Times are in milliseconds. */
 export interface Options {
@@ -25,12 +25,13 @@ export interface Options {
   laterEvery?: number;
   /** Is called for what `later` took and was not counted, with the family's full name. */
   onError?: OnError;
-  /** The URL of the daemon, such as `http://127.0.0.1:9292`: for exact values, and for rows of cached counters. */
-  daemon?: string;
+  /**
+   * The URL of the daemon, such as `http://127.0.0.1:9292`, or those of several: for exact values, and for rows of cached
+   * counters. The next one is asked if one is unreachable or busy.
+   */
+  daemon?: string | readonly string[];
   /** The daemon's token. */
   token?: string;
-  /** A pool of mysql2 for the database of the counters: for exact values without the daemon. */
-  database?: Database;
 }
 
 /** Options with the library to connect by. */
@@ -39,7 +40,7 @@ export type ConnectOptions = Options & { library?: 'ioredis' | 'redis' };
 /** The families of a namespace in a Redis. A process has one for its lifetime. */
 export class Counterfoil {
   private readonly sender: Sender;
-  private readonly reader: ExactReader;
+  private readonly daemons: Daemons;
   private readonly families = new Map<string, unknown>();
 
   /** Counts over the application's client of ioredis or node-redis, standalone or cluster. Throws `Misconfigured`. */
@@ -48,7 +49,7 @@ export class Counterfoil {
     const areTimes = retryFor > 0 && retryFor <= 30_000 && timeout > 0;
     if (!areTimes) throw new Misconfigured('OPTIONS', 'expected retryFor of 1 to 30000 ms, and a positive timeout');
     this.sender = new Sender(wrap(redis), timeout, retryFor);
-    this.reader = new ExactReader(options);
+    this.daemons = new Daemons(options.daemon, options.token);
   }
 
   /**
@@ -59,14 +60,14 @@ export class Counterfoil {
     return new Counterfoil(await connect(address, options.library, options.timeout), namespace, options);
   }
 
-  /** Sums of deltas. `value` by database needs `table` if the family is stored in a table of the application. */
-  buffered(name: string, { table }: { table?: Table } = {}): Buffered {
-    return this.open('buffered', name, (family) => new Buffered(family, this.reader, this.options), table);
+  /** Sums of deltas. */
+  buffered(name: string): Buffered {
+    return this.open('buffered', name, (family) => new Buffered(family, this.daemons, this.options));
   }
 
-  /** Values in bounds, which changes return. The last call with a `readRow` decides on it; `table` as in `buffered`. */
-  cached(name: string, { readRow, table }: { readRow?: ReadRow; table?: Table } = {}): Cached {
-    const cached = this.open('cached', name, (family) => new Cached(family, this.reader), table);
+  /** Values in bounds, which changes return. The last call with a `readRow` decides on it. */
+  cached(name: string, { readRow }: { readRow?: ReadRow } = {}): Cached {
+    const cached = this.open('cached', name, (family) => new Cached(family, this.daemons));
     if (readRow) cached.readRow = readRow;
     return cached;
   }
@@ -77,10 +78,8 @@ export class Counterfoil {
   /** Who is on a page now. */
   activity(name: string): Activity { return this.open('activity', name, (family) => new Activity(family)); }
 
-  /** Visitors that count once a day. `table` as in `buffered`. */
-  visitors(name: string, { table }: { table?: Table } = {}): Visitors {
-    return this.open('visitors', name, (family) => new Visitors(family, this.reader), table);
-  }
+  /** Visitors that count once a day. */
+  visitors(name: string): Visitors { return this.open('visitors', name, (family) => new Visitors(family, this.daemons)); }
 
   /**
    * Sends what `later` took, and ends the connection if `connect` made it. Throws what `flush` throws; `onError` receives what
@@ -94,12 +93,11 @@ export class Counterfoil {
     for (const end of ends) if (end.status === 'rejected') throw end.reason;
   }
 
-  /** Returns the only object of the family, so that all callers share its calls. The last call with a `table` decides on it. */
-  private open<T>(kind: string, name: string, open: (family: Family) => T, table?: Table): T {
+  /** Returns the only object of the family, so that all callers share its calls. */
+  private open<T>(kind: string, name: string, open: (family: Family) => T): T {
     const full = `${this.namespace}/${name}`;
     const isName = /^[a-z0-9_.-]{1,64}\/[a-z0-9_.-]{1,64}$/.test(full);
     if (!isName) throw new Misconfigured('NAME', `expected names of 1 to 64 of a-z, 0-9, _, . and -, not ${full}`);
-    if (table) this.reader.tables.set(full, table);
     return memo(this.families, `${kind} ${name}`, () => open(new Family(this.sender, full, kind))) as T;
   }
 }

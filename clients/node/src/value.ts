@@ -1,109 +1,75 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import type { Family } from './family.js';
-import { type Integer, Misconfigured, NotCounted, checkId, integer, upTo } from './values.js';
+import { type Integer, Misconfigured, NotCounted, checkId, integer } from './values.js';
 
-/** A pool of mysql2, with promises or callbacks; or a connection that has no open transaction. */
-export type Database = { query(...args: any[]): any; promise?(): Database };
+/** Ids of a request. */
+const IDS = 1000;
+/** The daemon replies within 10 s. */
+const REPLY_MS = 12_000;
+const LEAST_MS = 1_000;
+const PAUSE_MS = 50;
 
-/** The table of the application in which a family is stored, its column of ids, and that of values. */
-export type Table = { table: string; id: string; value: string };
+type Reply = { status: number; text: string; retryAfter: number };
 
-/** What a partition has pending of an id. */
-type Pending = Awaited<ReturnType<typeof readPending>>;
+/** Asks daemons for exact values, over connections that `fetch` keeps. */
+export class Daemons {
+  private readonly urls: string[];
+  private readonly headers: Record<string, string>;
 
-/** The value, and the ledger of a partition if it has any: bytes, since drivers round numbers. */
-type Row = Record<'value' | 'partition_no' | 'seq' | 'nonce' | 'position' | 'database_id', Buffer | null>;
-
-/** Reads exact values with the application's connection to the database, or through the daemon. */
-export class ExactReader {
-  readonly tables = new Map<string, Table>();
-
-  constructor(private readonly options: { daemon?: string; token?: string; database?: Database }) {}
-
-  async value(family: Family, id: string): Promise<Integer> {
-    checkId(id);
-    return this.options.database ? this.fromDatabase(this.options.database, family, id) : this.fromDaemon(family, id);
+  constructor(daemon: string | readonly string[] = [], token?: string) {
+    this.urls = [daemon].flat().map((url) => url.replace(/\/$/, ''));
+    const wrong = this.urls.find((url) => !/^https?:\/\/[^/]/.test(url) || !URL.canParse(url));
+    if (wrong !== undefined) throw new Misconfigured('OPTIONS', `daemon: expected http://HOST:PORT, not ${wrong}`);
+    this.headers = { 'Content-Type': 'application/json', ...(token && { Authorization: `Bearer ${token}` }) };
   }
 
-  /** Reads the daemon's API: the row of a cached counter that is not in Redis. */
-  async fromDaemon(family: Family, id: string): Promise<Integer> {
-    const { daemon, token } = this.options;
-    if (!daemon) throw new Misconfigured('NODAEMON', 'set the option daemon, or else database, and readRow for rows');
-    const url = `${daemon.replace(/\/$/, '')}/api/v1/values?${new URLSearchParams({ family: family.name, id })}`;
-    const headers: Record<string, string> = token ? { Authorization: `Bearer ${token}` } : {};
-    for (const deadline = family.deadline(); ; await sleep(50)) {
-      const reply = await fetch(url, { headers, signal: AbortSignal.timeout(10_000) }).catch(unreachable);
-      const text = await reply.text().catch(String);
-      const value = /"value": ?(-?\d+)[,}]/.exec(text)?.[1]; // JSON.parse would round it
-      if (reply.ok && value) return integer(value);
-      const isBusy = reply.status >= 500 || reply.status === 429;
-      if (!reply.ok && !isBusy) throw new Misconfigured(`HTTP ${reply.status}`, `the daemon at ${daemon}: ${text}`);
-      if (performance.now() > deadline) throw new NotCounted('unreachable', `the daemon at ${daemon}: ${text}`, undefined, true);
+  async value(family: Family, id: string): Promise<Integer> { return (await this.values(family, [id]))[0]!; }
+
+  /** Returns the values in the order of the ids. */
+  async values(family: Family, ids: Iterable<string>): Promise<Integer[]> {
+    const all = [...ids];
+    all.forEach((id) => checkId(id));
+    if (this.urls.length === 0) throw new Misconfigured('NODAEMON', 'set the option daemon');
+    const deadline = family.deadline();
+    const values: Integer[] = [];
+    for (let from = 0; from < all.length; from += IDS) {
+      values.push(...(await this.ask(family, all.slice(from, from + IDS), deadline)));
     }
+    return values;
   }
 
-  /** Redis first, then the value and the ledger in one statement: "Reading the exact value" of lua/README.md. */
-  private async fromDatabase(database: Database, family: Family, id: string): Promise<Integer> {
-    for (const deadline = family.deadline(); ; await sleep(50)) {
-      const epoch = await family.describe();
-      if (epoch.settings.table && !this.tables.has(family.name)) {
-        throw new Misconfigured('NOTABLE', `set the option table: the daemon stores the values of ${family.name} in a table of yours`);
+  /** Asks one daemon after the other, and begins again while none of them is available. */
+  private async ask(family: Family, ids: string[], deadline: number): Promise<Integer[]> {
+    const body = JSON.stringify({ family: family.name, ids });
+    for (let pause = PAUSE_MS; ; pause = PAUSE_MS) {
+      let explanation = '';
+      for (const url of [...this.urls]) {
+        const { status, text, retryAfter } = await this.post(url, body, family.retryFor / this.urls.length);
+        // JSON.parse would round large ones
+        const values = /"values": ?\[([-\d, ]+)\]/.exec(text)?.[1]?.split(',').map((value) => integer(value.trim()));
+        if (status === 200 && values?.length === ids.length) return values;
+        explanation = `${url}: ${status} ${text.slice(0, 2000)}`;
+        if (status >= 300 && status < 500 && status !== 429) throw new Misconfigured(`HTTP ${status}`, explanation);
+        if (this.urls[0] === url) this.urls.push(this.urls.shift()!); // the next calls begin with another one
+        // all that were refused together would be refused again
+        pause = Math.max(pause, retryAfter * 1000 * (0.5 + Math.random() / 2));
       }
-      const numbers = epoch.settings.wide ? upTo(epoch.partitions) : [family.partition(id, epoch)];
-      const pending = await Promise.all(numbers.map((number) => readPending(family, number, id)));
-      const rows = await this.select(database, family, id, pending);
-      await family.checkDatabase(String(rows[0]!.database_id));
-      const deltas = await Promise.all(pending.map((each) => judge(family, each, rows, id)));
-      const wrong = deltas.find((delta) => typeof delta === 'string');
-      if (!wrong) return integer(deltas.reduce<bigint>((sum, delta) => sum + BigInt(delta), big(rows[0]!.value)));
-      if (performance.now() > deadline) throw new NotCounted('DATABASE', `${family.name}: ${wrong}`, undefined, true);
+      if (performance.now() + pause >= deadline) throw new NotCounted('unreachable', explanation, undefined, true);
+      await sleep(pause);
     }
   }
 
-  private async select(database: Database, family: Family, id: string, pending: Pending[]): Promise<Row[]> {
-    const own = this.tables.get(family.name);
-    const { table, id: column, value } = own ?? { table: 'counterfoil_values', id: 'id', value: 'value' };
-    const sql = `SELECT COALESCE(v.??, 0) AS value, l.partition_no, l.seq, l.nonce, l.position, f.database_id
-      FROM counterfoil_families f
-      LEFT JOIN ?? v ON v.?? = ? ${own ? '' : 'AND v.family = f.number'}
-      LEFT JOIN counterfoil_ledger l ON l.family = f.number AND (l.partition_no, l.incarnation) IN (?)
-      WHERE f.namespace = ? AND f.name = ?`;
-    const batches = pending.map(({ partition, incarnation }) => [partition, String(incarnation)]);
-    const values = [value, table, column, own ? id : Buffer.from(id), batches, ...family.name.split('/')];
-    const options = { rowsAsArray: false, typeCast: (field: { buffer(): Buffer }) => field.buffer() };
-    const [rows] = await (database.promise?.() ?? database).query({ sql, values, ...options }).catch((cause: Error) => {
-      throw new NotCounted('DATABASE', cause.message, cause, true);
-    });
-    if (rows.length === 0) throw new Misconfigured('DATABASE', `${family.name} is not a family of this database`);
-    return rows;
+  /** Returns the reply, 503 if there is none. A silent daemon leaves time for the others. */
+  private async post(url: string, body: string, share: number): Promise<Reply> {
+    const signal = AbortSignal.timeout(Math.min(REPLY_MS, Math.max(share, LEAST_MS)));
+    try {
+      // a redirect could lead to another server, with the token
+      const options = { method: 'POST', redirect: 'manual', headers: this.headers, body, signal } as const;
+      const reply = await fetch(`${url}/api/v1/values`, options);
+      const retryAfter = Number(reply.headers.get('Retry-After')) || 0;
+      return { status: reply.status, text: await reply.text(), retryAfter };
+    } catch (error) {
+      return { status: 503, text: `${(error as Error).message}: ${(error as Error).cause ?? ''}`, retryAfter: 0 };
+    }
   }
-}
-
-const unreachable = (error: Error) => new Response(`${error.message}: ${error.cause ?? ''}`, { status: 503 });
-
-/** Returns the integer of a text, or of a text's bytes. */
-const big = (text: unknown): bigint => BigInt(String(text ?? 0));
-
-async function readPending(family: Family, partition: number, id: string) {
-  const keys = family.keys(partition, 'buffer', 'batch', 'meta');
-  const words = (await family.read('buffered_read', () => ({ keys, args: [id] }))).map(String);
-  const [incarnation, seq, nonce, isInFlight, batch, buffer] = words;
-  const numbers = { incarnation: big(`0x${incarnation || 0}`), seq: big(seq || 0), nonce: big(`0x${nonce || 0}`) };
-  return { partition, ...numbers, isInFlight: isInFlight === '1', batch: big(batch), buffer: big(buffer) };
-}
-
-/** Returns what a partition adds to the value, or why it cannot be known. */
-async function judge(family: Family, pending: Pending, rows: Row[], id: string): Promise<bigint | string> {
-  const { partition, incarnation, seq, nonce, isInFlight, batch, buffer } = pending;
-  const row = rows.find((each) => String(each.partition_no) === String(partition));
-  const applied = big(row?.seq);
-  const position = row?.position ?? null;
-  if (applied > seq) return 'a batch landed, or Redis was set back';
-  if (row && applied === seq && big(row.nonce) !== nonce) return 'Redis was set back';
-  // a crash of Redis may take back an incarnation of which the ledger has no batch
-  const isNew = !row && (batch !== 0n || buffer !== 0n);
-  if (isNew && (await readPending(family, partition, id)).incarnation !== incarnation) return 'Redis was set back';
-  if (applied === seq && position === null) return buffer;
-  if (applied === seq && isInFlight) return Buffer.compare(Buffer.from(id), position!) > 0 ? buffer + batch : buffer;
-  return applied === seq - 1n && position === null && isInFlight ? buffer + batch : 'the database is behind';
 }

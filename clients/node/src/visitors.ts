@@ -1,5 +1,5 @@
 import { type Family, type Item, Queue } from './family.js';
-import type { ExactReader } from './value.js';
+import type { Daemons } from './value.js';
 import { type Bytes, type Integer, NotCounted, checkId, integerOf } from './values.js';
 
 type Visit = Item & { id: string; visitor: Bytes };
@@ -9,7 +9,7 @@ export class Visitors {
   private readonly queue = new Queue<Visit>((partition, visits) => this.count(partition, visits));
 
   /** @internal */
-  constructor(private readonly family: Family, private readonly reader: ExactReader) {}
+  constructor(private readonly family: Family, private readonly daemons: Daemons) {}
 
   /**
    * Counts the visitor if it is the first visit of the day, and returns whether it is. Throws as `Buffered.add`.
@@ -25,7 +25,12 @@ export class Visitors {
   }
 
   /** Returns the exact number of visitors of a day. */
-  async value(scope: string, day: string): Promise<Integer> { return this.reader.value(this.family, idOf(scope, day)); }
+  async value(scope: string, day: string): Promise<Integer> { return this.daemons.value(this.family, idOf(scope, day)); }
+
+  /** Returns the exact numbers of visitors of many scopes and days, in their order. */
+  async values(days: Iterable<readonly [scope: string, day: string]>): Promise<Integer[]> {
+    return this.daemons.values(this.family, [...days].map(([scope, day]) => idOf(scope, day)));
+  }
 
   private async count(partition: number, visits: Visit[]): Promise<void> {
     const { status, words } = await this.family.count('visitors_first', partition, visits[0]!.of, ({ remember }) => ({

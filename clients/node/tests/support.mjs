@@ -12,8 +12,6 @@ export const {
   COUNTERFOIL_TEST_SOCKET: socket,
   COUNTERFOIL_TEST_NAMESPACE: namespace,
   COUNTERFOIL_TEST_DAEMON: daemon,
-  COUNTERFOIL_TEST_MYSQL: mysqlSocket,
-  COUNTERFOIL_TEST_DATABASE: database,
 } = process.env;
 
 /** The newest and the oldest supported version of each library. */
@@ -51,7 +49,7 @@ export async function command(...args) {
 export async function configure(family, partitions, settings = '{"wide":false}') {
   const keys = ['0}:calls', ...Array.from({ length: partitions }, (_, i) => `${i}}:meta`)].map((end) => `cf1:{${namespace}/${family}/${end}`);
   const source = await readFile(new URL(import.meta.resolve('counterfoil')).pathname.replace('index.mjs', 'lua/family_configure.lua'), 'utf8');
-  await command('EVAL', source, keys.length, ...keys, 'salt', '', 'buffered', partitions, 1_000_000, settings, '');
+  await command('EVAL', source, keys.length, ...keys, 'salt', '', 'buffered', partitions, '', settings, 'max_pending', 1_000_000);
 }
 
 /** Counts the commands that are sent with a client: Redis itself also executes those of the daemon. */

@@ -49,7 +49,18 @@ final class Cached extends StoredFamily {
      * @throws CounterfoilException
      */
     public function value(string|int $id): int {
-        return $this->exactValue(self::checkId($id));
+        return $this->exactValues([self::checkId($id)])[0];
+    }
+
+    /**
+     * Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them.
+     *
+     * @param iterable<string|int> $ids
+     * @return list<int>
+     * @throws CounterfoilException
+     */
+    public function values(iterable $ids): array {
+        return $this->exactValues(self::checkIds($ids));
     }
 
     private function change(string|int $id, string $change): int {
@@ -78,7 +89,7 @@ final class Cached extends StoredFamily {
     }
 
     private function row(string $id): int {
-        if ($this->readRow === null) return $this->daemonValue($id);
+        if ($this->readRow === null) return $this->exactValues([$id])[0];
         try {
             return ($this->readRow)($id);
         } catch (Throwable $error) {

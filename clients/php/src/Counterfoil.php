@@ -2,8 +2,8 @@
 
 namespace Counterfoil;
 
-use Closure, PDO, Redis, RedisCluster;
-use Counterfoil\Internal\{Connector, Family, Session};
+use Closure, Redis, RedisCluster;
+use Counterfoil\Internal\{Connector, Daemons, Family, Session};
 use Predis\ClientInterface;
 
 /** The counters of one namespace. Make one for a request or a worker; it may be used by processes that are forked later. */
@@ -16,8 +16,9 @@ final class Counterfoil {
      * @param Redis|RedisCluster|ClientInterface|Closure $redis the application's connection, or a closure that returns a
      *     new one: it is called at the first use, after a loss of the connection, and in each forked process
      * @param float $retryFor for how many seconds a call is repeated, 30 at most
-     * @param ?string $daemon the URL of the daemon, e.g. `http://127.0.0.1:9292`, and its token
-     * @param PDO|Closure|null $database a connection to the primary, or a closure that returns one
+     * @param string|list<string>|null $daemon the URL of the daemon, e.g. `http://127.0.0.1:9292`, or those of several: the
+     *     next one is asked if one is unreachable or busy
+     * @param ?string $token that of the daemon
      * @param ?Closure(string, string, int, CounterfoilException): void $onError receives family, id and delta that
      *     `later` lost
      * @throws Misconfigured
@@ -26,12 +27,11 @@ final class Counterfoil {
         Redis|RedisCluster|ClientInterface|Closure|Connector $redis,
         string $namespace,
         float $retryFor = 10.0,
-        ?string $daemon = null,
+        string|array|null $daemon = null,
         ?string $token = null,
-        PDO|Closure|null $database = null,
         ?Closure $onError = null,
     ) {
-        $this->session = new Session($redis, $namespace, $retryFor, $daemon, $token, $database, $onError);
+        $this->session = new Session($redis, $namespace, $retryFor, new Daemons($daemon, $token, $retryFor), $onError);
     }
 
     /**
@@ -57,24 +57,20 @@ final class Counterfoil {
         return new self(new Connector($url, $timeout, $library), $namespace, ...$options);
     }
 
-    /**
-     * Returns a family of counters.
-     *
-     * @param ?array{string, string, string} $table the application's table that has the values, its column with the id
-     *     and the one with the value, for `value` with a database connection
-     */
-    public function buffered(string $family, ?array $table = null): Buffered {
-        return $this->open(Buffered::class, $family, $table);
+    /** Returns a family of counters. */
+    public function buffered(string $family): Buffered {
+        return $this->open(Buffered::class, $family);
     }
 
     /**
      * Returns a family of counters whose changes return the new value.
      *
-     * @param ?Closure(string): int $readRow reads an id's row from the primary, outside of any open transaction, and
-     *     returns 0 if there is none. Without it the daemon does
+     * @param ?Closure(string): int $readRow must not read in an open transaction, whose snapshot may be old: the counter
+     *     would forget hits. It is for an application that cannot reach a daemon, and returns the value of an id's row on
+     *     the primary, 0 if there is none
      */
-    public function cached(string $family, ?Closure $readRow = null, ?array $table = null): Cached {
-        $cached = $this->open(Cached::class, $family, $table);
+    public function cached(string $family, ?Closure $readRow = null): Cached {
+        $cached = $this->open(Cached::class, $family);
         $cached->readRow = $readRow ?? $cached->readRow;
         return $cached;
     }
@@ -90,15 +86,13 @@ final class Counterfoil {
     }
 
     /** Returns a family that counts the visitors of each day. */
-    public function visitors(string $family, ?array $table = null): Visitors {
-        return $this->open(Visitors::class, $family, $table);
+    public function visitors(string $family): Visitors {
+        return $this->open(Visitors::class, $family);
     }
 
-    /** Returns the only object of a family. An option holds whichever call names the family first. */
-    private function open(string $kind, string $family, ?array $table = null): Family {
-        $open = $this->families["$kind $family"] ??= new $kind($this->session, $family);
-        if ($table !== null) $open->table = $table;
-        return $open;
+    /** Returns the only object of a family. */
+    private function open(string $kind, string $family): Family {
+        return $this->families["$kind $family"] ??= new $kind($this->session, $family);
     }
 
     /**

@@ -29,7 +29,20 @@ final class Visitors extends StoredFamily {
      * @throws CounterfoilException
      */
     public function value(string|int $scope, string $day): int {
-        return $this->exactValue(self::idOf($scope, $day));
+        return $this->exactValues([self::idOf($scope, $day)])[0];
+    }
+
+    /**
+     * Returns the exact numbers of visitors of many scopes and days, in their order.
+     *
+     * @param iterable<array{string|int, string}> $days scopes and days
+     * @return list<int>
+     * @throws CounterfoilException
+     */
+    public function values(iterable $days): array {
+        $ids = [];
+        foreach ($days as [$scope, $day]) $ids[] = self::idOf($scope, $day);
+        return $this->exactValues($ids);
     }
 
     private static function idOf(string|int $scope, string $day): string {

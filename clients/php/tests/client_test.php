@@ -108,7 +108,7 @@ return [
         $redis->flushDB();
         $keys = ['cf1:{' . NS . '/views/0}:calls', ...array_map(fn($p) => 'cf1:{' . NS . "/views/$p}:meta", range(0, 3))];
         $configure = file_get_contents(INSTALLED . '/vendor/counterfoil/counterfoil/lua/family_configure.lua');
-        $redis->eval($configure, [...$keys, 'salt', '', 'buffered', 4, 1000000, '{"kind":"buffered","wide":false}', ''], count($keys));
+        $redis->eval($configure, [...$keys, 'salt', '', 'buffered', 4, '', '{"kind":"buffered","wide":false}', 'max_pending', 1000000], count($keys));
         $views = (new Counterfoil($redis, NS))->buffered('views');
         $id = id();
         same(1, $views->add($id));
@@ -630,68 +630,101 @@ return [
         fclose($pipes[0]);
         same(3, proc_close($process));
     },
-    'values of the daemon and of the database' => function () use ($own) {
-        $connect = fn() => new PDO('mysql:unix_socket=' . env('MYSQL') . ';dbname=' . env('DATABASE'), 'root', '');
-        $pdo = $connect();
-        $byDatabase = $own('phpredis', database: $pdo);
-        $byDaemon = $own('phpredis', daemon: env('DAEMON'));
-        $id = id();
-        $byDatabase->buffered('views')->add($id, 5);
-        $byDatabase->buffered('wide')->add($id, 2);
-        $byDaemon->buffered('wide')->add($id, 3);
-        $byDatabase->visitors('daily')->firstVisit($id, '2014-09-20', 'v');
-        foreach ([$byDatabase, $byDaemon, $own('predis', database: $connect)] as $counterfoil) {
-            same(5, $counterfoil->buffered('views')->value($id));
-            same(5, $counterfoil->buffered('wide')->value($id));
-            same(1, $counterfoil->visitors('daily')->value($id, '2014-09-20'));
+    'exact values, with what waits in Redis' => function () use ($own) {
+        foreach (['phpredis', 'predis'] as $library) {
+            $counterfoil = $own($library, daemon: ['http://127.0.0.1:1', env('DAEMON') . '/']);
+            [$views, $wide, $daily] = [$counterfoil->buffered('views'), $counterfoil->buffered('wide'), $counterfoil->visitors('daily')];
+            $id = id();
+            $views->add($id, 2 ** 62);
+            $wide->add($id, 2);
+            $daily->firstVisit($id, '2014-09-20', 'v');
+            same([2 ** 62, 2, 1], [$views->value($id), $wide->value($id), $daily->value($id, '2014-09-20')]);
+            same([0, 2 ** 62], $views->values([id(), $id]));
+            same([], $views->values([]));
+            same([0, 1], $daily->values([[$id, '2014-09-21'], [$id, '2014-09-20']]));
+            $ids = array_map(fn(int $i): string => "$id/é $i", range(0, 2099));
+            $views->addMany(array_map(null, $ids, range(0, 2099)));
+            same(range(2099, 0), $views->values(new ArrayIterator(array_reverse($ids))));
         }
-        $pdo->exec('CREATE TABLE IF NOT EXISTS php_pages (page VARCHAR(255) PRIMARY KEY, views BIGINT NOT NULL)');
-        $pdo->exec("INSERT INTO php_pages VALUES ('$id', 100)");
         // options hold although another call has named the family
-        $table = $byDatabase->buffered('views', [env('DATABASE') . '.php_pages', 'page', 'views']);
-        same(105, $table->value($id));
-        $byDatabase->cached('votes');
-        same(7, $byDatabase->cached('votes', fn() => 7)->get($id));
-        configure('in_a_table', 1, settings: ['table' => ['name' => 'php_pages']]);  // counterfoil's own has no row of it
-        fails(Misconfigured::class, 'table', fn() => $own('phpredis', database: $pdo)->buffered('in_a_table')->value($id));
-        $pdo->beginTransaction();
-        fails(Misconfigured::class, 'transaction', fn() => $table->value($id));
-        $pdo->rollBack();
-        $other = env('DATABASE') . '_php';
-        $pdo->exec("CREATE DATABASE IF NOT EXISTS $other");
-        foreach (['families', 'values', 'ledger'] as $name) {
-            $pdo->exec("CREATE TABLE IF NOT EXISTS $other.counterfoil_$name LIKE counterfoil_$name");
-        }
-        $pdo->exec("REPLACE INTO $other.counterfoil_families SELECT * FROM counterfoil_families");
-        $pdo->exec("UPDATE $other.counterfoil_families SET database_id = 'other'");
-        $pdo->exec("USE $other");
-        fails(Misconfigured::class, 'MISMATCH', fn() => $own('phpredis', database: $pdo)->buffered('views')->value($id));
-        $pdo->exec("DROP DATABASE $other");
+        $counterfoil->cached('votes');
+        same(7, $counterfoil->cached('votes', fn() => 7)->get($id));
         fails(Misconfigured::class, 'daemon', fn() => $own()->buffered('views')->value($id));
+        fails(Misconfigured::class, 'daemon', fn() => $own('phpredis', daemon: 'localhost:9292'));
         $gone = $own('phpredis', daemon: 'http://127.0.0.1:1', retryFor: 0.1)->buffered('views');
         fails(NotCounted::class, 'no daemon', fn() => $gone->value($id));
     },
-    'a daemon that is busy or replies something else is asked again' => function () use ($own) {
+    'connections to a daemon are kept, and not shared with a child' => function () use ($own) {
+        // a daemon that replies with the number of the connection and of the request on it
         $listener = stream_socket_server('tcp://127.0.0.1:0');
-        if (($child = pcntl_fork()) === 0) {
-            $busy = ['HTTP/1.1 429 Too Many Requests', 'HTTP/1.1 503 Busy', "HTTP/1.1 200 OK\r\n\r\n{}", 'hello'];
-            $value = "HTTP/1.1 200 OK\r\n\r\n" . '{"values":[{"id":"a","value":7}]}';
-            foreach ([...$busy, $value, 'hello', 'HTTP/1.1 302 Found', 'HTTP/1.1 404 Not Found'] as $reply) {
-                $client = stream_socket_accept($listener);
-                fread($client, 65536);
-                fwrite($client, "$reply\r\n\r\n");
-                fclose($client);
+        if (($daemon = pcntl_fork()) === 0) {
+            for ($connections = 1; ; $connections++) {
+                $client = stream_socket_accept($listener, 60);
+                if (pcntl_fork() !== 0) continue;
+                for ($requests = 1; ; $requests++) {
+                    $request = fread($client, 65536);
+                    if ($request === '' || $request === false) posix_kill(getmypid(), SIGKILL);
+                    same(1, preg_match('#^POST /path/api/v1/values HTTP/1.1.*Bearer secret\r\n.*{"family":"[^"]*/views","ids":\["ü/"\]}$#s', $request));
+                    $body = '{"values":[' . (100 * $connections + $requests) . ']}';
+                    $isChunked = $requests % 2 === 0;  // as a proxy may send it
+                    fwrite($client, "HTTP/1.1 200 OK\r\n" . ($isChunked ? "Transfer-Encoding: chunked\r\n\r\n" : 'Content-Length: ' . strlen($body) . "\r\n\r\n"));
+                    if ($isChunked) $body = "4\r\n" . substr($body, 0, 4) . "\r\n" . dechex(strlen($body) - 4) . "\r\n" . substr($body, 4) . "\r\n0\r\n\r\n";
+                    fwrite($client, $body);
+                }
             }
-            posix_kill(getmypid(), SIGKILL);
         }
-        $daemon = 'http://' . stream_socket_get_name($listener, false);
+        try {
+            $url = 'http://' . stream_socket_get_name($listener, false) . '/path/';
+            $views = $own('phpredis', daemon: $url, token: 'secret')->buffered('views');
+            for ($i = 1; $i <= 20; $i++) same(100 + $i, $views->value('ü/'));
+            forked(fn() => same(201, $views->value('ü/')));
+            same(121, $views->value('ü/'));
+        } finally {
+            posix_kill($daemon, SIGKILL);
+            pcntl_waitpid($daemon, $status);
+        }
+    },
+    'daemons that are busy, silent, or reply something else' => function () use ($own) {
+        $serve = function (array $replies): array {
+            $listener = stream_socket_server('tcp://127.0.0.1:0');
+            if (($child = pcntl_fork()) === 0) {
+                foreach ($replies as $reply) {
+                    $client = stream_socket_accept($listener, 60);
+                    fread($client, 65536);
+                    fwrite($client, "$reply\r\n\r\n");
+                    fclose($client);
+                }
+                posix_kill(getmypid(), SIGKILL);
+            }
+            return ['http://' . stream_socket_get_name($listener, false), $child, $listener];
+        };
+        $value = "HTTP/1.1 200 OK\r\n\r\n" . '{"values":[7]}';
+        $busy = "HTTP/1.1 503 Busy\r\nRetry-After: 1";
+        // a kept connection that is closed costs no attempt
+        $kept = fn(int $value) => "HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" . '{"values":[' . $value . ']}';
+        [$daemon, $child] = $serve(['HTTP/1.1 429 Too Many Requests', 'HTTP/1.1 503 Busy', "HTTP/1.1 200 OK\r\n\r\n{}", 'hello', $value,
+            $kept(8), $kept(9), 'hello', "HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" . '{"values":[7', "HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/", 'HTTP/1.1 404 Not Found']);
         $views = $own('phpredis', daemon: $daemon)->buffered('views');
-        same(7, $views->value('a'));
+        same([7, 8, 9], [$views->value('a'), $views->value('a'), $views->value('a')]);
         $once = $own('phpredis', daemon: $daemon, retryFor: 0.0)->buffered('views');
-        fails(NotCounted::class, 'daemon 0', fn() => $once->value('a'));
+        same(true, fails(NotCounted::class, 'no daemon', fn() => $once->value('a'))->isTemporary);
+        same(true, fails(NotCounted::class, 'no daemon', fn() => $once->value('a'))->isTemporary);
         fails(Misconfigured::class, 'daemon 302', fn() => $views->value('a'));
         fails(Misconfigured::class, 'daemon 404', fn() => $views->value('a'));
         pcntl_waitpid($child, $status);
+        // the next one
+        $silent = stream_socket_server('tcp://127.0.0.1:0');
+        [$first, $one] = $serve([$busy]);
+        [$second, $two] = $serve([$value, $value]);
+        $views = $own('phpredis', retryFor: 3.0, daemon: [$first, 'http://' . stream_socket_get_name($silent, false), $second])->buffered('views');
+        $began = hrtime(true);
+        same([7, 7], [$views->value('a'), $views->value('a')]);
+        same(true, hrtime(true) < $began + 2e9);
+        [$first, $three] = $serve([$busy, $busy, $value]);
+        $began = hrtime(true);
+        same(7, $own('phpredis', daemon: $first)->buffered('views')->value('a'));
+        same(true, hrtime(true) > $began + 1e9, 'it is left alone for as long as it asks');
+        foreach ([$one, $two, $three] as $child) pcntl_waitpid($child, $status);
     },
     'errors of Redis' => function () use ($own) {
         $refused = fn(string $error): string => \Counterfoil\Internal\Driver::refused($error)->reason;

@@ -95,11 +95,11 @@ function forget(string $family): void
 }
 
 /** Configures a family without the daemon. */
-function configure(string $family, int $partitions, bool $isWide = false, array $settings = []): void
+function configure(string $family, int $partitions, bool $isWide = false): void
 {
     $of = fn(string $end): string => 'cf1:{' . NS . "/$family/$end";
     $keys = [$of('0}:calls'), ...array_map(fn(int $i): string => $of("$i}:meta"), range(0, $partitions - 1))];
-    $args = ['salt', '', 'buffered', $partitions, 1_000_000, json_encode(['wide' => $isWide] + $settings), ''];
+    $args = ['salt', '', 'buffered', $partitions, '', json_encode(['wide' => $isWide]), 'max_pending', 1_000_000];
     redis()->eval(file_get_contents(INSTALLED . '/vendor/counterfoil/counterfoil/lua/family_configure.lua'), [...$keys, ...$args], count($keys));
 }
 

@@ -17,8 +17,6 @@ import counterfoil
 SOCKET = os.environ["COUNTERFOIL_TEST_SOCKET"]
 NAMESPACE = os.environ["COUNTERFOIL_TEST_NAMESPACE"]
 DAEMON = os.environ["COUNTERFOIL_TEST_DAEMON"]
-MYSQL = os.environ["COUNTERFOIL_TEST_MYSQL"]
-DATABASE = os.environ["COUNTERFOIL_TEST_DATABASE"]
 
 _numbers = itertools.count()
 

@@ -1,128 +1,170 @@
-"""Exact values by the database and by the daemon."""
+"""Exact values by the daemon."""
 
-import contextlib
+import asyncio
+import json
+import os
 import socket
 import struct
 import threading
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import pymysql
-import pymysql.cursors
+from counterfoil import Counterfoil, Misconfigured, NotCounted
+from counterfoil.asyncio import Counterfoil as AsyncCounterfoil
+from support import DAEMON, NAMESPACE, SOCKET, Case, connected, in_child, new_id
 
-from counterfoil import Misconfigured, NotCounted
-from support import DATABASE, MYSQL, NAMESPACE, Case, connected, new_id, plain
+NOBODY = "http://127.0.0.1:1"
 
 
-def connect(**options):
-    return pymysql.connect(unix_socket=MYSQL, user="root", database=DATABASE, **options)
+def views_by(daemon, retry_for=0.3, **options):
+    client = Counterfoil.connect(f"unix://{SOCKET}", NAMESPACE, daemon=daemon, retry_for=retry_for, **options)
+    return client.buffered("views")
+
+
+class Stub:
+    """A daemon that gives one reply to all requests: 7 for each id by default."""
+
+    def __init__(self, case, status=200, headers=(), pause=0):
+        stub = self
+        self.connections, self.requests, self.lock = 0, [], threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                with stub.lock:
+                    stub.connections += 1
+                super().setup()
+
+            def do_POST(self):
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with stub.lock:
+                    stub.requests.append((self.headers["Authorization"], request))
+                time.sleep(pause)
+                self.send_response(status)
+                body = json.dumps({"family": request["family"], "values": [7] * len(request["ids"])}).encode()
+                for header in (*headers, ("Content-Length", len(body))):
+                    self.send_header(*map(str, header))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        case.addCleanup(self.server.server_close)
+        case.addCleanup(self.server.shutdown)
 
 
 class Values(Case):
-    def test_both_sources_have_the_same_value(self):
-        id = new_id()
-        for options in ({}, {"database": connect}, {"database": lambda: connect(cursorclass=pymysql.cursors.DictCursor)}):
-            client = connected(**options)
-            for family in ("views", "wide"):
-                counter = client.buffered(family)
-                for _ in range(6):
-                    counter.add(id)
-                self.assertEqual(counter.value(id), client.buffered(family).value(id))
-        self.assertEqual((client.buffered("views").value(id), client.buffered("wide").value(id)), (18, 18))
-        self.assertEqual(client.buffered("views").value(new_id()), 0)
+    def test_what_waits_in_redis_is_a_part(self):
+        ids = [new_id() for _ in range(2100)]
+        for family in ("views", "wide"):
+            counter = connected().buffered(family)
+            counter.add_many([(id, at) for at, id in enumerate(ids)])
+            self.assertEqual(counter.values(ids[::-1]), list(range(len(ids)))[::-1])
+            self.assertEqual((counter.value(ids[5]), counter.value(new_id()), counter.values(iter([]))), (5, 0, []))
 
-    def test_a_connection_without_a_transaction(self):
-        connection, id = connect(autocommit=True), new_id()
-        views = connected(database=connection).buffered("views")
-        views.add(id, 5)
-        self.assertEqual(views.value(id), 5)
-        connection.begin()
-        self.assert_raises(Misconfigured, "DATABASE", views.value, id)
-        connection.rollback()
-        self.assertEqual(views.value(id), 5)
-        connection.close()
-        self.assertTrue(self.assert_raises(NotCounted, "DATABASE", views.value, id).temporary)
-        self.assert_raises(Misconfigured, "DATABASE", connected(database=connect()).buffered("views").value, id)
+    def test_asyncio(self):
+        async def counted():
+            async with AsyncCounterfoil.connect(f"unix://{SOCKET}", NAMESPACE, daemon=[NOBODY, DAEMON]) as client:
+                views, id = client.buffered("views"), new_id()
+                await views.add(id, 2**62)
+                return await asyncio.gather(views.value(id), views.values([id, new_id()]))
 
-    def test_a_table_of_the_application(self):
-        with connect(autocommit=True) as connection:
-            connection.cursor().execute("CREATE TABLE IF NOT EXISTS product (number INT PRIMARY KEY, `view count` BIGINT)")
-            connection.cursor().execute("REPLACE INTO product VALUES (17, 1000)")
-        views = connected(database=connect).buffered("views", table=(f"{DATABASE}.product", "number", "view count"))
-        before = views.value("17")
-        views.add("17", 3)
-        self.assertGreaterEqual(before, 1000)
-        self.assertEqual(views.value("17"), before + 3)
+        self.assertEqual(asyncio.run(counted()), [2**62, [2**62, 0]])
 
-    def test_a_table_that_is_not_named(self):
-        # counterfoil's own has no row of the family then
-        calls = [f"cf1:{{{NAMESPACE}/{family}/0}}:calls" for family in ("views", "in_a_table")]
-        settings = {name: value for name, value in plain().hgetall(calls[0]).items() if name.startswith(b"=")}
-        plain().hset(calls[1], mapping={**settings, b"=description": b'{"table":{"name":"product"}}'})
-        views = connected(database=connect).buffered("in_a_table")
-        self.assert_raises(Misconfigured, "NO TABLE", views.value, "17")
-        plain().delete(calls[1])
+    def test_connections_are_kept_and_not_shared_with_a_child(self):
+        stub = Stub(self)
+        views = views_by(stub.url + "/", token="secret")
+        for _ in range(20):
+            self.assertEqual(views.value("a"), 7)
+        self.assertEqual((stub.connections, len(stub.requests)), (1, 20))
+        self.assertEqual(stub.requests[0], ("Bearer secret", {"family": f"{NAMESPACE}/views", "ids": ["a"]}))
+        child = in_child(lambda: views.value("a"))
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        views.value("a")
+        self.assertEqual(stub.connections, 2)
 
-    def test_a_family_that_the_database_does_not_have(self):
-        empty = f"{DATABASE}_empty"
-        with connect(autocommit=True) as connection:
-            connection.cursor().execute(f"CREATE DATABASE IF NOT EXISTS {empty}")
-            connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS {empty}.counterfoil_families LIKE {DATABASE}.counterfoil_families")
-            for table in ("values", "ledger"):
-                connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS {empty}.counterfoil_{table} LIKE {DATABASE}.counterfoil_{table}")
-        views = connected(database=lambda: pymysql.connect(unix_socket=MYSQL, user="root", database=empty)).buffered("views")
-        self.assert_raises(Misconfigured, "UNCONFIGURED", views.value, new_id())
-        with connect(autocommit=True) as connection:
-            families = f"{empty}.counterfoil_families"
-            connection.cursor().execute(f"INSERT INTO {families} SELECT * FROM {DATABASE}.counterfoil_families")
-            connection.cursor().execute(f"UPDATE {families} SET database_id = 'other'")
-        self.assert_raises(Misconfigured, "MISMATCH", views.value, new_id())
-        self.assertEqual(views.add(new_id()), 1)
+    def test_threads_have_connections_of_their_own(self):
+        stub = Stub(self, pause=0.01)
+        views = views_by(stub.url)
+        with ThreadPoolExecutor(8) as threads:
+            found = list(threads.map(lambda _: views.values(["a", "b"]), range(80)))
+        self.assertEqual(found, [[7, 7]] * 80)
+        self.assertLessEqual(stub.connections, 8)
 
-    def test_a_daemon_that_is_away_or_another(self):
-        views = connected(retry_for=0.2).buffered("views")
-        views.client.daemon = "http://127.0.0.1:1"
-        self.assertTrue(self.assert_raises(NotCounted, "DAEMON", views.value, "a").temporary)
-        views.client.daemon = ""
-        self.assert_raises(Misconfigured, "NO SOURCE", views.value, "a")
+    def test_the_next_daemon(self):
+        busy, stub = Stub(self, 503, [("Retry-After", 1)]), Stub(self)
+        views = views_by([NOBODY, busy.url, stub.url])
+        for _ in range(10):
+            self.assertEqual(views.value("a"), 7)
+        self.assertEqual((len(busy.requests), len(stub.requests)), (1, 10))
+        self.assertTrue(self.assert_raises(NotCounted, "DAEMON", views_by([busy.url, NOBODY]).value, "a").temporary)
 
-    def test_no_redirect_takes_the_token_to_another_server(self):
-        daemon, other = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
-        for server in (daemon, other):
-            self.addCleanup(server.close)
-        other.settimeout(0.5)
+    def test_a_silent_daemon(self):
+        silent, stub = socket.create_server(("127.0.0.1", 0)), Stub(self)
+        self.addCleanup(silent.close)
+        views, start = views_by([f"http://127.0.0.1:{silent.getsockname()[1]}", stub.url], retry_for=2), time.monotonic()
+        self.assertEqual((views.value("a"), views.value("a")), (7, 7))
+        self.assertLess(time.monotonic() - start, 1.5)
 
-        def redirect():
-            connection, _ = daemon.accept()
-            connection.recv(2000)
-            location = f"http://127.0.0.1:{other.getsockname()[1]}/"
-            connection.sendall(f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode())
-            connection.close()
+    def test_the_pause_that_a_busy_daemon_asks_for(self):
+        busy = Stub(self, 503, [("Retry-After", 1)])
+        self.assert_raises(NotCounted, "DAEMON", views_by(busy.url, retry_for=2).value, "a")
+        self.assertIn(len(busy.requests), (2, 3, 4))
 
-        threading.Thread(target=redirect, daemon=True).start()
-        views = connected(retry_for=0.1, token="secret").buffered("views")
-        views.client.daemon = f"http://127.0.0.1:{daemon.getsockname()[1]}"
-        self.assert_raises(Misconfigured, "DAEMON", views.value, "a")
-        self.assertRaises(TimeoutError, other.accept)
+    def test_replies_that_do_not_pass(self):
+        for status, reason in ((302, "DAEMON"), (401, "DAEMON"), (404, "UNCONFIGURED"), (409, "MISMATCH")):
+            stub, other = Stub(self, status, [("Location", NOBODY)]), Stub(self)
+            self.assert_raises(Misconfigured, reason, views_by([stub.url, other.url]).value, "a")
+            self.assertEqual((len(stub.requests), len(other.requests)), (1, 0))
+        self.assert_raises(Misconfigured, "NO DAEMON", views_by(None).value, "a")
+        self.assert_raises(Misconfigured, "OPTION", views_by, "localhost:9292")
+        self.assert_raises(Misconfigured, "UNCONFIGURED", connected().buffered("none").value, "a")
 
-    def test_a_daemon_whose_reply_breaks_off(self):
+    def test_a_daemon_that_closes_connections(self):
+        server = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(server.close)
+        replies, accepted = [b'{"values":[7]}', b'{"values":[8]}'], []
+
+        def serve():
+            for body in replies:
+                connection, _ = server.accept()
+                accepted.append(connection)
+                connection.recv(2000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+                connection.close()  # while the client keeps it
+
+        threading.Thread(target=serve, daemon=True).start()
+        views = views_by(f"http://127.0.0.1:{server.getsockname()[1]}")
+        self.assertEqual(views.value("a"), 7)
+        time.sleep(0.05)
+        self.assertEqual((views.value("a"), len(accepted)), (8, 2))
+
+    def test_a_reply_that_breaks_off(self):
         server = socket.create_server(("127.0.0.1", 0))
         self.addCleanup(server.close)
 
         def reset():
             while True:
-                with contextlib.suppress(OSError):
+                try:
                     connection, _ = server.accept()
-                    connection.recv(2000)
-                    connection.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 9\r\n\r\nhalf")
-                    time.sleep(0.1)
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    connection.close()
+                except OSError:
+                    return
+                connection.recv(2000)
+                connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"values":[1')
+                time.sleep(0.05)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
 
         threading.Thread(target=reset, daemon=True).start()
-        views = connected(retry_for=0.1).buffered("views")
-        views.client.daemon = f"http://127.0.0.1:{server.getsockname()[1]}"
-        self.assert_raises(NotCounted, "DAEMON", views.value, "a")
+        views = views_by(f"http://127.0.0.1:{server.getsockname()[1]}")
+        self.assertTrue(self.assert_raises(NotCounted, "DAEMON", views.value, "a").temporary)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ require "monitor"
 #   counterfoil = Counterfoil.new(Redis.new, "shop")
 #   counterfoil.buffered("product_views").add("product-1")
 class Counterfoil
-  FILES = %w[version errors lock scripts failure connection callers family group_commit counters buffered later cached daemon exact
+  FILES = %w[version errors lock scripts failure connection callers family group_commit counters buffered later cached daemons
              visitors activity calendar series].freeze
   private_constant :FILES
   FILES.each { |file| require_relative "counterfoil/#{file}" }
@@ -39,39 +39,36 @@ class Counterfoil
   # @param namespace [String] `[a-z0-9_.-]{1,64}`
   # @param retry_for [Numeric] seconds that a call is repeated if Redis is unavailable or no reply arrives, 30 at most
   # @param later_every [Numeric] seconds between sends of {Buffered#later}
-  # @param daemon [String, nil] the URL of the daemon, for exact values and the rows of cached counters
+  # @param daemon [String, Array<String>, nil] the URL of the daemon, or those of several, for exact values and the rows of cached
+  #   counters. The next one is asked if one is unreachable or busy.
   # @param token [String, nil] the daemon's token
-  # @param database [Mysql2::Client, #call, nil] the application's connection, for exact values
   # @param on_error [#call, nil] receives family, id, delta and error of what {Buffered#later} could not count
   # @raise [Misconfigured]
-  def initialize(redis, namespace, retry_for: 10, later_every: 0.005, daemon: nil, token: nil, database: nil, on_error: nil,
-                 is_own: false, connect: nil)
+  def initialize(redis, namespace, retry_for: 10, later_every: 0.005, daemon: nil, token: nil, on_error: nil, is_own: false,
+                 connect: nil)
     raise Misconfigured.new("retry_for", "expected 0 to #{MAX_RETRY_FOR} seconds") unless (0..MAX_RETRY_FOR).cover?(retry_for)
 
     @connection = Connection.new(redis, retry_for: retry_for, is_own: is_own, connect: connect)
-    @daemon = Daemon.new(daemon, token, retry_for) if daemon
-    @namespace, @database, @callers, @later = namespace, database, Callers.new, Later.new(@connection, later_every, on_error)
+    @daemons = Daemons.new(daemon, token, retry_for)
+    @namespace, @callers, @later = namespace, Callers.new, Later.new(@connection, later_every, on_error)
     @monitor, @memo = Monitor.new, {}
   end
 
-  # @param table [Array(String, String, String), nil] for {Buffered#value} by `database`, if the family's values are in a table
-  #   of the application: its name, the column of ids, and that of values
   # @return [Buffered]
-  def buffered(family, table: nil)
-    memo(family, table) { Buffered.new(family("buffered", family), exact(table), @later) }
-  end
+  def buffered(family) = memo(family) { Buffered.new(family("buffered", family), @daemons, @later) }
 
+  # The block must not read in an open transaction, whose snapshot may be old: the counter would forget hits. It is for an
+  # application that cannot reach a daemon, which reads rows otherwise.
+  #
   # @param read_row [#call, nil] instead of a block
-  # @param table (see #buffered)
   # @yieldparam id [String]
-  # @yieldreturn [Integer, nil] the value of its row, read from the primary and outside of any open transaction. Without a
-  #   block the daemon reads it.
+  # @yieldreturn [Integer, nil] the value of its row on the primary
   # @return [Cached]
-  def cached(family, read_row = nil, table: nil, &block)
-    raise Misconfigured.new("read_row", "needs a block that reads a row, or a daemon") unless read_row || block || @daemon
+  def cached(family, read_row = nil, &block)
+    raise Misconfigured.new("read_row", "needs a daemon, or a block that reads a row") if !read_row && !block && @daemons.none?
 
     found = family("cached", family)
-    Cached.new(found, exact(table), read_row || block || ->(id) { @daemon.value(found, id) })
+    Cached.new(found, @daemons, read_row || block || ->(id) { @daemons.value(found, id) })
   end
 
   # @return [Series]
@@ -80,9 +77,8 @@ class Counterfoil
   # @return [Activity]
   def activity(family) = Activity.new(family("activity", family))
 
-  # @param table (see #buffered)
   # @return [Visitors]
-  def visitors(family, table: nil) = Visitors.new(family("visitors", family), exact(table))
+  def visitors(family) = Visitors.new(family("visitors", family), @daemons)
 
   # Waits until all that {Buffered#later} took before is counted, of all families.
   #
@@ -97,8 +93,6 @@ class Counterfoil
   end
 
   private
-
-  def exact(table) = Exact.new(@daemon, @database, table)
 
   def family(kind, name) = memo(kind, name) { Family.new(@connection, @callers, @namespace, name, kind) }
 

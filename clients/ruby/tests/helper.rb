@@ -70,7 +70,7 @@ class ClientTest < Minitest::Test
   # Configures a family without the daemon.
   def configure(family, partitions, settings = '{"wide":false}')
     keys = ["cf1:{#{NAMESPACE}/#{family}/0}:calls", *Array.new(partitions) { |i| "cf1:{#{NAMESPACE}/#{family}/#{i}}:meta" }]
-    args = ["salt", "", "buffered", partitions, 1_000_000, settings, ""]
+    args = ["salt", "", "buffered", partitions, "", settings, "max_pending", 1_000_000]
     @redis.call("EVAL", Counterfoil::Scripts::SOURCES.fetch("family_configure"), keys.size, *keys, *args)
   end
 

@@ -1,23 +1,9 @@
 # frozen_string_literal: true
 
 require_relative "helper"
-require "mysql2"
 require "socket"
 
 class ValuesTest < ClientTest
-  def setup
-    super
-    @database = Mysql2::Client.new(socket: ENV.fetch("COUNTERFOIL_TEST_MYSQL"), username: "root",
-                                   database: ENV.fetch("COUNTERFOIL_TEST_DATABASE"))
-    call = lambda do |sql, parameters|
-      statement = @database.prepare(sql)
-      statement.execute(*parameters).to_a
-    ensure
-      statement&.close # mysql2 closes a forgotten one at any moment, even in the middle of a call
-    end
-    @clients = [client(@redis), *[@database, call].map { |database| Counterfoil.new(@redis, NAMESPACE, database: database) }]
-  end
-
   def test_values
     wide = @counterfoil.buffered("wide")
     10.times { wide.add(@id) }
@@ -25,25 +11,14 @@ class ValuesTest < ClientTest
     @views.add(@id, -5)
     daily = @counterfoil.visitors("daily")
     assert_equal [true, false, true], %w[a a b].map { |visitor| daily.first_visit(@id, "2026-11-25", visitor) }
-    @clients.each do |one|
-      assert_equal [10, 2**62 - 5, 0, 2], [one.buffered("wide").value(@id), one.buffered("views").value(@id),
-                                           one.buffered("views").value("#{@id}/none"), one.visitors("daily").value(@id, "2026-11-25")]
-    end
+    assert_equal [10, 2**62 - 5, 0], [wide.value(@id), @views.value(@id), @views.value("#{@id}/none")]
+    assert_equal [0, 2**62 - 5], @views.values([:none, @id])
+    assert_equal [], @views.values([])
+    assert_equal [2, [0, 2]], [daily.value(@id, "2026-11-25"), daily.values([[@id, "2026-11-26"], [@id, "2026-11-25"]])]
+    ids = Array.new(2100) { |i| "#{@id}/#{i}" }
+    @views.add_many(ids.each_with_index.to_h)
+    assert_equal 2099.downto(0).to_a, @views.values(ids.reverse)
     assert_raises(Counterfoil::Misconfigured) { Counterfoil.new(@redis, NAMESPACE).buffered("views").value(@id) }
-  end
-
-  def test_another_database
-    other = "#{ENV.fetch("COUNTERFOIL_TEST_DATABASE")}_ruby"
-    @database.query("CREATE DATABASE #{other}")
-    %w[families values ledger].each { |name| @database.query("CREATE TABLE #{other}.counterfoil_#{name} LIKE counterfoil_#{name}") }
-    @database.query("INSERT INTO #{other}.counterfoil_families SELECT * FROM counterfoil_families")
-    @database.query("UPDATE #{other}.counterfoil_families SET database_id = 'other'")
-    @database.query("USE #{other}")
-    views = @clients[1].buffered("views")
-    assert_equal "MISMATCH", assert_raises(Counterfoil::Misconfigured) { views.value(@id) }.reason
-    assert_equal 1, views.add(@id)
-  ensure
-    @database.query("DROP DATABASE #{other}")
   end
 
   # values stay exact while batches land
@@ -51,21 +26,8 @@ class ValuesTest < ClientTest
     counted = 0
     until counted == 100
       counted += @views.add(@id) ? 1 : 0
-      assert_equal [counted] * 2, @clients.drop(1).map { |one| one.buffered("views").value(@id) }
+      assert_equal counted, @views.value(@id)
     end
-  end
-
-  def test_a_table_of_the_application
-    @database.query("CREATE TABLE IF NOT EXISTS ruby_page (path VARCHAR(255) PRIMARY KEY, views BIGINT NOT NULL)")
-    @database.query("INSERT INTO ruby_page VALUES ('#{@id}', 40), ('#{@id}/2026-11-25', 3)")
-    @views.add(@id, 2)
-    views = @clients.last.buffered("views", table: ["ruby_page", "path", :views])
-    assert_equal [42, 0], [views.value(@id), views.value("#{@id}/none")]
-    daily = @clients.last.visitors("daily", table: %w[ruby_page path views])
-    daily.first_visit(@id, "2026-11-25", "a")
-    assert_equal 4, daily.value(@id, "2026-11-25")
-    configure("in_a_table", 1, '{"table":{"name":"ruby_page"}}') # counterfoil's own has no row of it
-    assert_match(/needs `table`/, assert_raises(Counterfoil::Misconfigured) { @clients.last.buffered("in_a_table").value(@id) }.message)
   end
 
   def test_cached
@@ -88,41 +50,102 @@ class ValuesTest < ClientTest
     2.times { assert_raises(KeyError) { votes.incr(@id) } }
   end
 
-  def test_what_the_daemon_replies
-    replies = Queue.new
-    server = TCPServer.new("127.0.0.1", 0)
+  # Serves a reply to each request of kept connections. Yields its URL, and the requests and connections so far.
+  def with_daemon(reply, pause: 0)
+    server, requests, connections = TCPServer.new("127.0.0.1", 0), [], []
     thread = Thread.new do
       while (socket = server.accept)
-        nil until socket.gets == "\r\n"
-        code, body, size = replies.pop
-        socket.write("HTTP/1.1 #{code} text\r\nContent-Length: #{size || body.size}\r\nConnection: close\r\n\r\n#{body}")
-        socket.close
+        connections << Thread.new(socket) do |accepted|
+          while accepted.gets
+            head = []
+            head << accepted.gets until head.last == "\r\n"
+            requests << [head.grep(/\AAuthorization/).first, accepted.read(head.grep(/\AContent-Length/i).first[/\d+/].to_i)]
+            sleep(pause)
+            code, body, more, size = *reply
+            accepted.write("HTTP/1.1 #{code} text\r\nContent-Length: #{size || body.bytesize}\r\n#{more}\r\n#{body}")
+            break accepted.close if size
+          end
+        rescue SystemCallError # the test is over
+          nil
+        end
       end
     end
-    views = Counterfoil.new(@redis, NAMESPACE, daemon: "http://127.0.0.1:#{server.addr[1]}", retry_for: 0).buffered("views")
-    part = '{"values":[{"id":"x","value":12' # of 1234
-    [[200, "text"], [200, "{}"], [200, part, 36], ["text", ""], [429, ""], [500, ""], [502, ""], [503, ""], [504, ""]].each do |reply|
-      2.times { replies << reply }
-      assert_predicate assert_raises(Counterfoil::NotCounted, reply.inspect) { views.value(@id) }, :temporary?
-      replies.clear
-    end
-    [400, 401, 404].each { |code| replies << [code, ""] and assert_raises(Counterfoil::Misconfigured) { views.value(@id) } }
-    replies << [200, '{"values":[{"id":"x","value":-9223372036854775808}]}']
-    assert_equal(-2**63, views.value(@id))
-    %w[localhost:9292 unix:///daemon.sock].each { |url| assert_raises(Counterfoil::Misconfigured) { client(@redis, daemon: url) } }
+    yield "http://127.0.0.1:#{server.addr[1]}", requests, connections
   ensure
-    thread&.kill
-    server&.close
+    [thread, *connections].each(&:kill)
+    server.close
   end
 
-  def test_errors_of_the_database
-    broken = [->(*) { raise KeyError, "no connection" }, Mysql2::Client.new(@database.query_options.merge(database: "mysql"))]
-    errors = broken.map do |database|
-      views = Counterfoil.new(@redis, NAMESPACE, database: database).buffered("views")
-      assert_raises(Counterfoil::NotCounted) { views.value(@id) }
+  def views_by(daemon, **options) = Counterfoil.new(@redis, NAMESPACE, retry_for: 0.3, **options, daemon: daemon).buffered("views")
+
+  SEVEN = [200, '{"family":"f","values":[7]}'].freeze
+  BUSY = [503, "", "Retry-After: 1\r\n"].freeze
+  NOBODY = "http://127.0.0.1:1"
+
+  def test_connections_are_kept_and_not_shared_with_a_child
+    with_daemon(SEVEN) do |url, requests, connections|
+      views = views_by("#{url}/", token: "secret")
+      20.times { assert_equal 7, views.value("a") }
+      assert_equal [1, 20], [connections.size, requests.size]
+      assert_equal ["Authorization: Bearer secret\r\n", "{\"family\":\"#{NAMESPACE}/views\",\"ids\":[\"a\"]}"], requests[0]
+      assert_equal 7, in_child { views.value("a") }
+      assert_equal [7, 2], [views.value("a"), connections.size]
     end
-    assert_equal [["database", true, KeyError], ["database", true, Mysql2::Error]],
-                 errors.map { |error| [error.reason, error.temporary?, error.cause.class] }
+  end
+
+  def test_threads_have_connections_of_their_own
+    with_daemon(SEVEN, pause: 0.01) do |url, _, connections|
+      views = views_by(url)
+      found = Array.new(8) { Thread.new { Array.new(10) { views.value("a") } } }.flat_map(&:value)
+      assert_equal [[7] * 80, true], [found, connections.size <= 8]
+    end
+  end
+
+  def test_the_next_daemon
+    with_daemon(BUSY) do |busy, refused|
+      with_daemon(SEVEN) do |url, requests|
+        views = views_by([NOBODY, busy, url])
+        10.times { assert_equal 7, views.value("a") }
+        assert_equal [1, 10], [refused.size, requests.size]
+      end
+      assert_predicate assert_raises(Counterfoil::NotCounted) { views_by([busy, NOBODY]).value("a") }, :temporary?
+    end
+    with_daemon(BUSY) do |busy, refused|
+      assert_raises(Counterfoil::NotCounted) { views_by(busy, retry_for: 2).value("a") }
+      assert_includes 2..4, refused.size # it asks for a second between them
+    end
+  end
+
+  def test_a_silent_daemon
+    silent = TCPServer.new("127.0.0.1", 0)
+    with_daemon(SEVEN) do |url|
+      views, begun = views_by(["http://127.0.0.1:#{silent.addr[1]}", url], retry_for: 2), Time.now
+      assert_equal [7, 7], Array.new(2) { views.value("a") }
+      assert_operator Time.now - begun, :<, 1.8
+    end
+  ensure
+    silent.close
+  end
+
+  def test_what_the_daemon_replies
+    part = '{"values":[12' # of 1234
+    passing = [[200, "text"], [200, "{}"], [200, "[]"], [200, part, nil, 36], ["text", ""], [429, ""], [500, ""], [502, ""], [504, ""]]
+    passing.each do |reply|
+      with_daemon(reply) do |url|
+        error = assert_raises(Counterfoil::NotCounted, reply.inspect) { views_by(url, retry_for: 0).value(@id) }
+        assert_predicate error, :temporary?
+      end
+    end
+    [302, 400, 401, 404, 409].each do |code|
+      with_daemon([code, "", "Location: #{NOBODY}\r\n"]) do |url|
+        with_daemon(SEVEN) do |other, requests|
+          assert_raises(Counterfoil::Misconfigured) { views_by([url, other]).value(@id) }
+          assert_empty requests
+        end
+      end
+    end
+    with_daemon([200, '{"family":"f","values":[-9223372036854775808]}']) { |url| assert_equal(-2**63, views_by(url).value(@id)) }
+    %w[localhost:9292 unix:///daemon.sock].each { |url| assert_raises(Counterfoil::Misconfigured) { client(@redis, daemon: url) } }
   end
 
   def test_requests

@@ -236,20 +236,11 @@ async fn run_own_tests(language: &Language, installed: &Path) -> Result<(), Stri
     let stage = Stage::single(namespaces.into()).await;
     stage.configured(OWN).await;
     stage.configured(NAMESPACE_OF_READMES).await;
-    let mysql = stage.site.mysql_url.split_once("socket=");
-    let (_, mysql) = mysql.expect("a socket");
-    let mysql = mysql.split('&').next().expect("a path");
-    let database = stage.site.pool.connect_options();
     let mut tests = language.package.dev("tests", installed);
     tests
         .env("COUNTERFOIL_TEST_SOCKET", stage.site.redis.socket())
         .env("COUNTERFOIL_TEST_NAMESPACE", OWN)
-        .env("COUNTERFOIL_TEST_DAEMON", stage.daemon.url(""))
-        .env("COUNTERFOIL_TEST_MYSQL", mysql)
-        .env(
-            "COUNTERFOIL_TEST_DATABASE",
-            database.get_database().expect("a database"),
-        );
+        .env("COUNTERFOIL_TEST_DAEMON", stage.daemon.url(""));
     println!("{}", run_aside(tests).await?);
     for (number, readme) in language.readmes().into_iter().enumerate() {
         let mut program = language.package.dev("program", installed);

@@ -227,7 +227,7 @@ impl Play<'_> {
         let split = call.call.split_once('.');
         let (family, method) = split.ok_or(format!("{} has no method", call.call))?;
         let kind = match family {
-            "votes" => "cached",
+            "votes" | "files" => "cached",
             "hits" => "series",
             "readers" => "activity",
             "daily" => "visitors",

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use counterfoil::admin::Script;
 use counterfoil::redis::{self, FromRedisValue, cluster_async::ClusterConnection};
+use counterfoil::sqlx::{AssertSqlSafe, query_as};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use testkit::{Fate, Held, Proxy, RedisCluster, RedisOptions};
@@ -20,6 +21,16 @@ use crate::support::{Daemon, Site, eventually};
 
 /// The time limit of Redis for the test itself, on a busy machine.
 const REPLY: Duration = Duration::from_secs(10);
+
+/// The families in tables of the application, and the columns with id and value.
+const TABLES: [(&str, &str); 3] = [
+    ("store_days", "SELECT CONCAT(store_id, '/', day), hits"),
+    (
+        "files",
+        "SELECT LOWER(INSERT(INSERT(INSERT(INSERT(HEX(id), 21, 0, '-'), 17, 0, '-'), 13, 0, '-'), 9, 0, '-')), downloads",
+    ),
+    ("words", "SELECT CONVERT(word USING utf8mb4), n"),
+];
 
 /// A Redis or a cluster, a database, and a daemon that serves the families of some namespaces.
 pub struct Stage {
@@ -64,6 +75,12 @@ impl Stage {
     }
 
     async fn of(site: Site, servers: Servers, namespaces: Namespaces) -> Self {
+        let has_tables =
+            |names: &BTreeSet<String>| TABLES.iter().any(|(name, _)| names.contains(*name));
+        let tables = fs::read_to_string(folder().join("tables.sql")).expect("the tables");
+        for (namespace, _) in namespaces.iter().filter(|(_, names)| has_tables(names)) {
+            site.sql(&tables.replace("NAMESPACE", namespace)).await;
+        }
         let daemon = site.daemon().await;
         Stage {
             site,
@@ -204,15 +221,16 @@ impl Stage {
 
     /// Returns what MySQL has of a family.
     pub async fn saved(&self, namespace: &str, family: &str) -> BTreeMap<String, i64> {
-        let rows = counterfoil::sqlx::query_as(
-            "SELECT CAST(v.id AS CHAR), CAST(v.value AS SIGNED) FROM counterfoil_values v JOIN \
-             counterfoil_families f ON v.family = f.number WHERE f.namespace = ? AND f.name = ?",
-        );
-        let rows: Result<Vec<(String, i64)>, _> = rows
-            .bind(namespace)
-            .bind(family)
-            .fetch_all(&self.site.pool)
-            .await;
+        let in_table = TABLES.iter().find(|(name, _)| *name == family);
+        let rows = match in_table {
+            Some((_, select)) => format!("{select} FROM `{family}-{namespace}`"),
+            None => format!(
+                "SELECT CAST(v.id AS CHAR), CAST(v.value AS SIGNED) FROM counterfoil_values v JOIN counterfoil_families f \
+                 ON v.family = f.number WHERE f.namespace = '{namespace}' AND f.name = '{family}'"
+            ),
+        };
+        let rows = query_as(AssertSqlSafe(rows)).fetch_all(&self.site.pool);
+        let rows: Result<Vec<(String, i64)>, _> = rows.await;
         rows.expect("MySQL replies").into_iter().collect()
     }
 

@@ -76,7 +76,7 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 
 func (o opening) connect() (*counterfoil.Client, error) {
 	given := o.Options
-	options := counterfoil.Options{Daemon: given.Daemon, RetryFor: seconds(given.RetryFor), LaterEvery: seconds(given.LaterEvery)}
+	options := counterfoil.Options{Daemons: []string{given.Daemon}, RetryFor: seconds(given.RetryFor), LaterEvery: seconds(given.LaterEvery)}
 	addresses, timeout := []string{o.Socket}, seconds(o.Timeout)
 	if o.Own {
 		return counterfoil.Connect("unix://"+o.Socket+"?read_timeout="+timeout.String(), o.Namespace, options)
@@ -152,6 +152,9 @@ var calls = map[string]func(c call) any{
 	"activity.now":           call.now,
 	"visitors.first_visit":   func(c call) any { return must(c.visitors().FirstVisit(ctx, c.text(0), c.text(1), c.text(2))) },
 	"visitors.value":         func(c call) any { return must(c.visitors().Value(ctx, c.text(0), c.text(1))) },
+	"buffered.values":        func(c call) any { return must(c.buffered().Values(ctx, c.texts())) },
+	"cached.values":          func(c call) any { return must(c.cached().Values(ctx, c.texts())) },
+	"visitors.values":        call.visitorsOfDays,
 }
 
 func (c call) addMany() any {
@@ -168,6 +171,24 @@ func (c call) addMany() any {
 		}
 	}
 	return list
+}
+
+func (c call) texts() []string {
+	list := call{Args: c.Args[0].([]any)}
+	texts := make([]string, len(list.Args))
+	for i := range texts {
+		texts[i] = list.text(i)
+	}
+	return texts
+}
+
+func (c call) visitorsOfDays() any {
+	days := []counterfoil.ScopeDay{}
+	for _, day := range c.Args[0].([]any) {
+		one := call{Args: day.([]any)}
+		days = append(days, counterfoil.ScopeDay{Scope: one.text(0), Day: one.text(1)})
+	}
+	return must(c.visitors().Values(ctx, days))
 }
 
 func (c call) window() any {

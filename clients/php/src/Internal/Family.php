@@ -113,10 +113,10 @@ abstract class Family {
         throw new Misconfigured('MISMATCH', "$this->name has {$known['partitions']} partitions now, not $of");
     }
 
-    /** Returns the reply of family_epoch, of a family that is as it was known and whose hits go to the database. */
-    protected function askRedis(array $keys, ?array $known, string $database = ''): array {
+    /** Returns the reply of family_epoch, of a family that is as it was known. */
+    private function askRedis(array $keys, ?array $known): array {
         $end = hrtime(true) + self::CONFIGURING_NS;
-        $args = [static::KIND, $known['partitions'] ?? '', $database, ''];
+        $args = [static::KIND, $known['partitions'] ?? '', '', ''];
         while (($reply = $this->read('family_epoch', $keys, $args))[0] === 'UNCONFIGURED') {
             if ($known === null || hrtime(true) > $end) break;
             usleep(200_000);
@@ -127,7 +127,7 @@ abstract class Family {
         $family = "{$this->session->namespace}/$this->name";
         throw new Misconfigured($reply[0], $reply[0] === 'UNCONFIGURED'
             ? "declare $family in the daemon's counterfoil.toml, or correct its name or the database number"
-            : "$family has the kind $reply[1], $reply[2] partitions, and hits for the database $reply[3]");
+            : "$family has the kind $reply[1], $reply[2] partitions");
     }
 
     protected function forgetEpoch(int $partition): void {

@@ -2,7 +2,7 @@
 
 namespace Counterfoil\Internal;
 
-use Closure, ErrorException, PDO, Redis, RedisCluster, RedisClusterException, RedisException;
+use Closure, ErrorException, Redis, RedisCluster, RedisClusterException, RedisException;
 use Counterfoil\{CounterfoilException, Misconfigured, NotCounted, OutcomeUnknown};
 use Predis\{ClientInterface, PredisException};
 
@@ -26,9 +26,7 @@ final class Session {
         private readonly object $client,
         public readonly string $namespace,
         float $retryFor,
-        public readonly ?string $daemon,
-        public readonly ?string $token,
-        public readonly PDO|Closure|null $database,
+        public readonly Daemons $daemons,
         public readonly ?Closure $onError,
     ) {
         if ($retryFor < 0 || $retryFor > 30) throw new Misconfigured('retryFor', 'expected 0 to 30 seconds');

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, Callable
 
 from ._errors import NotCounted
-from ._family import ROUNDS, D, Table, Words, call, integer, result_of, valid
+from ._family import ROUNDS, D, Words, call, integer, result_of, valid
 from ._value import ExactValues
 
 TICKET_MS = 30_000
@@ -20,8 +20,8 @@ class Cached(ExactValues[D]):
     kind = "cached"
     limit, spans_partitions = 1000, True
 
-    def __init__(self, client: Any, name: str, table: Table | None, read_row: ReadRow | None) -> None:
-        super().__init__(client, name, table)
+    def __init__(self, client: Any, name: str, read_row: ReadRow | None) -> None:
+        super().__init__(client, name)
         self._read_row = read_row
 
     @call
@@ -70,7 +70,7 @@ class Cached(ExactValues[D]):
             except Exception as error:
                 raise NotCounted("ROW", f"read_row failed: {error!r}", temporary=True) from error
         else:
-            value = await self.from_daemon(id)
+            (value,) = await self.exact([id])
         partition, description = await self.channel.described(id)
         args = [description.settings["retain"], "", id, ticket, value]
         await self.channel.read("cached_seed", self.keys(partition, "base"), args)

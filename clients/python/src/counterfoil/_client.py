@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from typing import Any, Generic
 
@@ -12,10 +11,11 @@ from typing_extensions import Self, TypedDict, Unpack
 from ._buffered import Buffered
 from ._cached import Cached, ReadRow
 from ._errors import CounterfoilError, Misconfigured, value_of
-from ._family import PAUSE_SECONDS, D, Table
+from ._family import PAUSE_SECONDS, D
 from ._redis import Address, checked
 from ._series import Series
 from ._sums import OnError
+from ._value import Daemons
 from ._visitors import ActivityCounters, Visitors
 
 MAX_RETRY_SECONDS = 30  # that long Redis surely remembers a call
@@ -26,16 +26,13 @@ class Options(TypedDict, total=False):
 
     - `retry_for`: for how many seconds a call is repeated if there is no reply; 10 by default, at most 30
     - `later_every`: for how many seconds sums of `later` wait in the process; 0.005 by default
-    - `daemon`, `token`: the URL of the daemon's HTTP API, and its token
-    - `database`: a function that returns a DB-API connection for one read, which is closed after it; or a
-      connection in autocommit mode
+    - `daemon`, `token`: the URL of the daemon's HTTP API, or those of several daemons, and their token
     """
 
     retry_for: float
     later_every: float
-    daemon: str
+    daemon: str | list[str]
     token: str
-    database: Any
 
 
 class Client(Generic[D]):
@@ -48,14 +45,13 @@ class Client(Generic[D]):
         address = redis.address if isinstance(redis, Address) else ""
         self.is_cluster = not isinstance(address, str) or isinstance(redis, self.library.RedisCluster)
         self.retry_for, self.later_every = options.get("retry_for", 10), options.get("later_every", 0.005)
-        self.daemon, self.token = options.get("daemon", "").rstrip("/"), options.get("token")
-        self.database, self.database_lock = options.get("database"), threading.Lock()
         self.sessions: dict[Any, Any] = {}
         self.on_errors: dict[str, OnError] = {}  # by family
         if unknown := options.keys() - Options.__annotations__.keys():
             raise Misconfigured("OPTION", f"there is no {', '.join(sorted(unknown))}")
         if not 0 < self.retry_for <= MAX_RETRY_SECONDS:
             raise Misconfigured("OPTION", f"retry_for is at most {MAX_RETRY_SECONDS}, not {self.retry_for}")
+        self.daemons = Daemons(options.get("daemon") or [], options.get("token"), self.retry_for)
 
     @classmethod
     def connect(
@@ -72,24 +68,22 @@ class Client(Generic[D]):
     def deadline(self) -> float:
         return time.monotonic() + self.retry_for
 
-    def buffered(
-        self, family: str, *, table: Table | None = None, on_error: OnError | None = None
-    ) -> Buffered[D]:
-        """Sums of deltas. `table` is (table, id column, value column) if the family is stored in a table of
-        the application. `on_error(family, id, delta, error)` is called for each sum of `later` that is
+    def buffered(self, family: str, *, on_error: OnError | None = None) -> Buffered[D]:
+        """Sums of deltas. `on_error(family, id, delta, error)` is called for each sum of `later` that is
         dropped: the last function that was given for the family."""
-        counters: Buffered[D] = Buffered(self, family, table)
+        counters: Buffered[D] = Buffered(self, family)
         if on_error:
             self.on_errors[counters.name] = on_error
         return counters
 
-    def cached(
-        self, family: str, *, table: Table | None = None, read_row: ReadRow | None = None
-    ) -> Cached[D]:
-        """Values that return with each change. `read_row(id)` reads the value of a row from the primary,
-        outside of a transaction, and returns 0 where there is none; by default the daemon does it. With
-        asyncio it is a coroutine function, or it runs in a thread."""
-        return Cached(self, family, table, read_row)
+    def cached(self, family: str, *, read_row: ReadRow | None = None) -> Cached[D]:
+        """Values that return with each change. The daemon reads the rows of counters that are not in Redis.
+
+        `read_row(id)` is for an application that cannot reach a daemon. It must not read in an open
+        transaction, whose snapshot may be old: the counter would forget hits. It reads the value of the row
+        from the primary, 0 where there is none. With asyncio it is a coroutine function, or it runs in a
+        thread."""
+        return Cached(self, family, read_row)
 
     def series(self, family: str) -> Series[D]:
         """Counts by slices of time."""
@@ -99,9 +93,9 @@ class Client(Generic[D]):
         """Views and visitors of the last minutes."""
         return ActivityCounters(self, family)
 
-    def visitors(self, family: str, *, table: Table | None = None) -> Visitors[D]:
+    def visitors(self, family: str) -> Visitors[D]:
         """Distinct visitors of a day."""
-        return Visitors(self, family, table)
+        return Visitors(self, family)
 
 
 class Session:

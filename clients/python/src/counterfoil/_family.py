@@ -28,7 +28,6 @@ Call = Tuple[Any, ...]  # words of a command
 Keys = Tuple[str, ...]
 Words = Tuple[str, Keys, List[Any]]  # script, keys, arguments
 Reply = Tuple[bytes, List[Any], bool]  # status, words, whether an earlier reply was lost
-Table = Tuple[str, str, str]  # of the application, its id column and its value column
 ROUNDS = 10
 MAX_N = 2**53  # the largest number of a call
 MAX_STEP = 2**20  # numbers grow by random steps, which differ in two machines resumed from one snapshot
@@ -71,8 +70,8 @@ class Family(Generic[D]):
     limit = 100  # changes of a call
     spans_partitions = False  # a call may count in several, on a standalone server
 
-    def __init__(self, client: Any, name: str, table: Table | None = None) -> None:
-        self.client, self.name, self.table = client, f"{client.namespace}/{name}", table
+    def __init__(self, client: Any, name: str) -> None:
+        self.client, self.name = client, f"{client.namespace}/{name}"
 
     @property
     def channel(self) -> Channel:
@@ -139,7 +138,6 @@ class Channel:
         self.sums = Sums(self)
         self.descriptions: dict[int, Description] = {}
         self._last: Description | None = None
-        self._checked: Any = None  # the database and the epoch
         self._clock = time.time() - time.monotonic()  # steps of this machine's clock do not matter
         self._queues: dict[tuple[int, int], Queue] = {}
 
@@ -201,16 +199,6 @@ class Channel:
     def check_partitions(self, description: Description, partitions: int) -> None:
         if description.partitions != partitions:
             raise Misconfigured("MISMATCH", f"{self.family.name} has another number of partitions now")
-
-    async def check_database(self, database: Any) -> None:
-        """Refuses a database that the hits do not go to. Redis is asked once for each epoch."""
-        description = await self.describe()
-        if self._checked != (database, description.now):
-            args = [self.family.kind, description.partitions, database, ""]
-            status, *_ = await self.read("family_epoch", self.family.keys(0, *CALLS), args)
-            if status == b"MISMATCH":
-                raise Misconfigured("MISMATCH", f"the hits of {self.family.name} go to another database")
-            self._checked = database, description.now
 
     async def read(self, script: str, keys: Keys, args: list[Any], deadline: float = 0) -> list[Any]:
         """Makes a call that may be made any number of times. Returns status and words."""

@@ -1,159 +1,129 @@
-"""Exact values, while hits are on their way to the database."""
+"""Exact values, while hits are on their way to the database: the daemon reads them."""
 
 from __future__ import annotations
 
-import re
+import json
+import os
+import random
 import time
-from contextlib import closing
-from typing import Any, NamedTuple
-from urllib.error import HTTPError
-from urllib.parse import urlencode
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, Iterable
+from urllib.parse import urlsplit
 
-from ._errors import CounterfoilError, Misconfigured, NotCounted
-from ._family import PAUSE_SECONDS, ROUNDS, D, Family, call, valid
+from ._errors import Misconfigured, NotCounted
+from ._family import PAUSE_SECONDS, D, Family, call, valid
 
-HTTP_SECONDS = 12  # the daemon replies within 10
-
-
-class Pending(NamedTuple):
-    """What Redis has pending of an id in one partition."""
-
-    incarnation: int
-    seq: int
-    nonce: int
-    in_flight: int
-    batch: int
-    buffer: int
-
-    def missing(self, word: bytes, applied: int, nonce: int, position: Any) -> int | None:
-        """What the value in the database lacks; None if a newer batch landed in between."""
-        position = position.encode() if isinstance(position, str) else position
-        if applied > self.seq:
-            return None
-        if applied == self.seq and applied and nonce != self.nonce:
-            raise NotCounted("SET BACK", "the daemon resets the partition within 30 s", temporary=True)
-        if applied == self.seq and (position is None or self.in_flight and word <= position):
-            return self.buffer
-        if self.in_flight and (applied == self.seq or applied == self.seq - 1 and position is None):
-            return self.batch + self.buffer
-        raise NotCounted("BEHIND", "this copy of the database is behind: use the primary", temporary=True)
+IDS = 1000  # of a request
+CONNECT_SECONDS = 1
+REPLY_SECONDS = 12  # the daemon replies within 10
+IDLE_SECONDS = 8  # it closes connections that are idle for 10
 
 
 class ExactValues(Family[D]):
     @call
     async def value(self, id: str) -> int:
         """Returns the exact value, with what is not in MySQL yet."""
-        return await self.exact(id)
+        return (await self.exact([valid(id)]))[0]
 
-    async def exact(self, id: str) -> int:
-        id = valid(id)
-        if self.client.database is None:
-            return await self.from_daemon(id)
-        partition, description = await self.channel.described(id)
-        if description.settings.get("table") and not self.table:
-            raise Misconfigured("NO TABLE", f"pass table=: the daemon stores the values of {self.name} in a table of yours")
-        partitions = range(description.partitions) if description.settings.get("wide") else [partition]
-        for _ in range(ROUNDS):
-            reads = {at: await self._read(at, id) for at in partitions}
-            rows = await self.client.session.run(rows_of, self.client, *self._statement(id, reads))
-            if not rows:
-                raise Misconfigured("UNCONFIGURED", f"{self.name} is not in the database")
-            await self.channel.check_database(rows[0][5])
-            ledgers = {row[1]: row[2:5] for row in rows if row[1] is not None}
-            deltas = [one.missing(id.encode(), *ledgers.get(at, (0, 0, None))) for at, one in reads.items()]
-            # a crash of Redis may revert an incarnation as long as no batch of it is in the ledger
-            unsure = [at for at, one in reads.items() if at not in ledgers and (one.batch or one.buffer)]
-            again = {at: await self._read(at, id) for at in unsure}
-            is_sure = all(one.incarnation == reads[at].incarnation for at, one in again.items())
-            if is_sure and None not in deltas:
-                return int(rows[0][0]) + sum(delta or 0 for delta in deltas)
-            await self.client.session.sleep(PAUSE_SECONDS)
-        raise NotCounted("SET BACK", "the database is ahead of Redis, which was set back", temporary=True)
+    @call
+    async def values(self, ids: Iterable[str]) -> list[int]:
+        """Returns the exact values of many counters, in the order of their ids: a request for 1,000 of them."""
+        return await self.exact([valid(id) for id in ids])
 
-    async def from_daemon(self, id: str) -> int:
-        """Returns the value that the daemon reads, and asks again while the daemon is unavailable."""
-        client, deadline = self.client, self.client.deadline()
-        if not client.daemon:
-            raise Misconfigured("NO SOURCE", "pass daemon=URL; or database= for values, read_row= for rows")
-        url = f"{client.daemon}/api/v1/values?{urlencode({'family': self.name, 'id': id})}"
+    async def exact(self, ids: list[str]) -> list[int]:
+        deadline, values = self.client.deadline(), []
+        for start in range(0, len(ids), IDS):
+            values += await self._ask(ids[start : start + IDS], deadline)
+        return values
+
+    async def _ask(self, ids: list[str], deadline: float) -> list[int]:
+        """Asks one daemon after the other, and begins again while none of them is available."""
+        client, daemons = self.client, self.client.daemons
+        if not daemons.urls:
+            raise Misconfigured("NO DAEMON", "pass daemon=URL")
+        body = json.dumps({"family": self.name, "ids": ids}).encode()
         while True:
-            code, body = await client.session.run(_get, url, client.token)
-            value = re.search(r'"value": ?(-?\d+)[,}]', body) if code == 200 else None
-            if value:
-                return int(value[1])
-            explanation = f"{url}: {code} {body[:2000]}"
-            if 300 <= code < 500 and code != 429:
-                raise Misconfigured({404: "UNCONFIGURED", 409: "MISMATCH"}.get(code, "DAEMON"), explanation)
-            if time.monotonic() + PAUSE_SECONDS >= deadline:
+            pause, explanation = PAUSE_SECONDS, ""
+            for url in daemons.in_order():
+                code, text, retry_after = await client.session.run(daemons.post, url, body, deadline)
+                values = _values(text) if code == 200 else []
+                if len(values) == len(ids):
+                    daemons.first = daemons.urls.index(url)
+                    return values
+                explanation = f"{url}: {code} {text[:2000]}"
+                if 300 <= code < 500 and code != 429:
+                    raise Misconfigured({404: "UNCONFIGURED", 409: "MISMATCH"}.get(code, "DAEMON"), explanation)
+                if retry_after:  # with others it would be refused again
+                    pause = max(pause, retry_after * random.uniform(0.5, 1))
+            if time.monotonic() + pause >= deadline:
                 raise NotCounted("DAEMON", explanation, temporary=True)
-            await client.session.sleep(PAUSE_SECONDS)
-
-    async def _read(self, partition: int, id: str) -> Pending:
-        keys = self.keys(partition, "buffer", "batch", "meta")
-        _, incarnation, seq, nonce, *rest = await self.channel.read("buffered_read", keys, [id])
-        return Pending(int(incarnation or "0", 16), int(seq), int(nonce or "0", 16), *map(int, rest))
-
-    def _statement(self, id: str, reads: dict[int, Pending]) -> tuple[str, list[Any]]:
-        names = self.table or ("counterfoil_values", "id", "value")
-        table, key, value = (".".join(f"`{part}`" for part in name.split(".")) for name in names)
-        statement = (
-            f"SELECT COALESCE(v.{value}, 0), l.partition_no, l.seq, l.nonce, l.position, f.database_id"
-            f" FROM counterfoil_families f LEFT JOIN {table} v"
-            f" ON v.{key} = %s{'' if self.table else ' AND v.family = f.number'}"
-            " LEFT JOIN counterfoil_ledger l ON l.family = f.number"
-            f" AND (l.partition_no, l.incarnation) IN ({', '.join(['(%s, %s)'] * len(reads))})"
-            " WHERE f.namespace = %s AND f.name = %s"
-        )
-        ledgers = [number for at, one in reads.items() for number in (at, one.incarnation)]
-        return statement, [id if self.table else id.encode(), *ledgers, *self.name.split("/")]
+            await client.session.sleep(pause)
 
 
-class _NoRedirects(HTTPRedirectHandler):
-    """Another server would receive the token."""
+class Daemons:
+    """The daemons of a client, and the connections to them that no thread is using."""
 
-    def redirect_request(self, *_: Any, **__: Any) -> None:
+    def __init__(self, urls: str | list[str], token: str | None, retry_for: float) -> None:
+        self.urls = [url.rstrip("/") for url in ([urls] if isinstance(urls, str) else urls)]
+        self.first = 0  # the one that replied last
+        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        # a silent one leaves time for the others
+        self._timeout = min(REPLY_SECONDS, max(retry_for / max(len(self.urls), 1), CONNECT_SECONDS))
+        self._idle: list[tuple[str, float, HTTPConnection]] = []
+        self._pid = os.getpid()
+        for url in self.urls:
+            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+                raise Misconfigured("OPTION", f"daemon: expected http://HOST:PORT, not {url}")
+
+    def in_order(self) -> list[str]:
+        return self.urls[self.first :] + self.urls[: self.first]
+
+    def post(self, url: str, body: bytes, deadline: float) -> tuple[int, str, float]:
+        """Returns the code and the body of a reply, and Retry-After; 503 if there is no whole reply."""
+        while True:
+            connection = self._taken(url)
+            is_new = connection is None
+            try:
+                connection = connection or self._connected(url)
+                connection.request("POST", f"{urlsplit(url).path}/api/v1/values", body, self._headers)
+                reply = connection.getresponse()
+                text, retry_after = reply.read().decode(errors="replace"), reply.headers.get("Retry-After", "")
+                if not reply.will_close:
+                    self._idle.append((url, time.monotonic() + IDLE_SECONDS, connection))
+                return reply.status, text, float(retry_after) if retry_after.isdigit() else 0
+            except (OSError, HTTPException) as error:
+                # the daemon may have closed an idle connection
+                if is_new or isinstance(error, TimeoutError) or time.monotonic() >= deadline:
+                    return 503, repr(error), 0
+
+    def _taken(self, url: str) -> HTTPConnection | None:
+        """Takes the connection that was used last, unless it belongs to the parent process."""
+        if self._pid != os.getpid():
+            self._idle, self._pid = [], os.getpid()
+        idle = self._idle
+        for _ in range(len(idle)):
+            try:
+                found = idle.pop()
+            except IndexError:  # other threads take some
+                return None
+            if found[1] < time.monotonic():
+                found[2].close()
+            elif found[0] == url:
+                return found[2]
+            else:
+                idle.insert(0, found)
         return None
 
+    def _connected(self, url: str) -> HTTPConnection:
+        kind = HTTPSConnection if urlsplit(url).scheme == "https" else HTTPConnection
+        connection = kind(urlsplit(url).netloc.rpartition("@")[2], timeout=min(CONNECT_SECONDS, self._timeout))
+        connection.connect()
+        connection.sock.settimeout(self._timeout)
+        return connection
 
-def _get(url: str, token: str | None) -> tuple[int, str]:
-    """Returns the code and the body of a reply, and 503 if there is no whole one."""
-    request = Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+
+def _values(text: str) -> list[Any]:
     try:
-        try:
-            reply: Any = build_opener(ProxyHandler({}), _NoRedirects).open(request, timeout=HTTP_SECONDS)
-        except HTTPError as error:
-            reply = error
-        with reply:
-            return reply.code, reply.read().decode(errors="replace")
-    except Exception as error:
-        return 503, str(error)
-
-
-def rows_of(client: Any, statement: str, parameters: list[Any]) -> list[list[Any]]:
-    """Executes one statement in the database, outside of any transaction."""
-    try:
-        if callable(client.database):
-            with closing(client.database()) as connection:
-                connection.rollback()  # one from a pool may have an old snapshot
-                return _fetch(connection, statement, parameters)
-        with client.database_lock:  # a connection is for one thread at a time
-            _check_autocommit(client.database)
-            return _fetch(client.database, statement, parameters)
-    except CounterfoilError:
-        raise
-    except Exception as error:
-        raise NotCounted("DATABASE", str(error), temporary=True) from error
-
-
-def _check_autocommit(connection: Any) -> None:
-    # PyMySQL has the status of the server, mysql-connector in_transaction
-    is_open = getattr(connection, "server_status", 0) & 1 or getattr(connection, "in_transaction", False)
-    if is_open or _fetch(connection, "SELECT @@autocommit", [])[0][0] != 1:
-        raise Misconfigured("DATABASE", "the connection is in a transaction, or not in autocommit mode")
-
-
-def _fetch(connection: Any, statement: str, parameters: list[Any]) -> list[list[Any]]:
-    with closing(connection.cursor()) as cursor:
-        cursor.execute(statement, parameters)
-        return [list(row.values() if isinstance(row, dict) else row) for row in cursor.fetchall()]
+        return list(json.loads(text)["values"])
+    except (ValueError, LookupError, TypeError):
+        return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from datetime import date
-from typing import Any, NamedTuple
+from typing import Any, Iterable, NamedTuple
 
 from ._errors import NotCounted
 from ._family import D, Description, Family, Keys, Words, call, valid
@@ -81,7 +81,12 @@ class Visitors(ExactValues[D]):
     @call
     async def value(self, scope: str, day: str | date) -> int:  # type: ignore[override]
         """Returns the exact number of visitors."""
-        return await self.exact(_id(scope, day))
+        return (await self.exact([_id(scope, day)]))[0]
+
+    @call
+    async def values(self, days: Iterable[tuple[str, str | date]]) -> list[int]:  # type: ignore[override]
+        """Returns the exact numbers of visitors of many scopes and days, in their order."""
+        return await self.exact([_id(scope, day) for scope, day in days])
 
     def part(self, settings: dict[str, Any], partition: int, changes: list[Any]) -> Words:
         keys = self.keys(partition, "buffer", "meta", *(f"seen:{id}" for id, _ in changes))

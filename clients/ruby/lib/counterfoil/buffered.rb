@@ -9,8 +9,8 @@ class Counterfoil
     MAX_HITS = 1000
     private_constant :MAX_HITS
 
-    def initialize(family, exact, later)
-      super(family, "buffered_add", %w[buffer meta], exact)
+    def initialize(family, daemons, later)
+      super(family, "buffered_add", %w[buffer meta], daemons)
       @later = later
     end
 

@@ -11,9 +11,9 @@ class Counterfoil
     Miss = Struct.new(:ticket)
     private_constant :TICKET_MS, :Miss
 
-    # @param read_row [#call] returns the value of the row of an id, from the primary and outside of a transaction
-    def initialize(family, exact, read_row)
-      super(family, "cached_incr", %w[base buffer batch meta], exact)
+    # @param read_row [#call] returns the value of the row of an id on the primary; not in an open transaction
+    def initialize(family, daemons, read_row)
+      super(family, "cached_incr", %w[base buffer batch meta], daemons)
       @read_row, @reads = read_row, {}
     end
 

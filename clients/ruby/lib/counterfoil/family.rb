@@ -102,17 +102,6 @@ class Counterfoil
       raise is_lost ? OutcomeUnknown.new(error.reason, error.detail) : error
     end
 
-    # Refuses a database that the hits do not go to. Redis is asked once for each epoch.
-    def check_database(database)
-      known = epoch(0)
-      return if @checked == [database, known.now]
-
-      status, = read("family_epoch", fence(0), [@kind, known.partitions, database, ""])
-      raise Misconfigured.new("MISMATCH", "the hits of #{@name} go to another database") if status == "MISMATCH"
-
-      @checked = [database, known.now]
-    end
-
     # Yields the time in Unix milliseconds, and again with the time of Redis while the reply is `OUTSIDE`.
     #
     # @return [Array] the reply

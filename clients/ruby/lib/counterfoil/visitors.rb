@@ -6,8 +6,8 @@ class Counterfoil
   #   daily = counterfoil.visitors("daily")
   #   daily.first_visit("shop-1", "2014-09-20", "visitor-1")
   class Visitors
-    def initialize(family, exact)
-      @family, @exact = family, exact
+    def initialize(family, daemons)
+      @family, @daemons = family, daemons
     end
 
     # Counts the visitor unless it was there on this day.
@@ -27,7 +27,11 @@ class Counterfoil
     end
 
     # @return [Integer] the exact number of visitors of the day
-    def value(scope, day) = @exact.value(@family, id(scope, day))
+    def value(scope, day) = values([[scope, day]])[0]
+
+    # @param days [Enumerable<Array(String, String)>] scopes and days
+    # @return [Array<Integer>] the exact numbers of visitors, in their order
+    def values(days) = @daemons.values(@family, days.map { |scope, day| id(scope, day) })
 
     private
 

@@ -1,0 +1,113 @@
+# frozen_string_literal: true
+
+require "json"
+require "net/http"
+
+class Counterfoil
+  # Asks daemons for exact values (docs/http-api.md), over connections that are kept.
+  class Daemons
+    IDS = 1000 # of a request
+    PAUSE = 0.05
+    CONNECT = 1
+    REPLY = 12 # a daemon replies within 10 s
+    IDLE = 8 # and closes connections that are idle for 10 s
+    FAILURES = [SystemCallError, IOError, SocketError, Net::OpenTimeout, Net::ReadTimeout, Net::WriteTimeout, Net::ProtocolError,
+                Net::HTTPBadResponse, Net::HTTPHeaderSyntaxError, Zlib::Error, OpenSSL::SSL::SSLError].freeze
+    private_constant(*constants(false))
+
+    # @param urls [String, Array<String>, nil] e.g. `http://127.0.0.1:9292`
+    # @param token [String, nil]
+    # @param retry_for [Numeric] seconds
+    def initialize(urls, token, retry_for)
+      @uris, @retry_for, @first = Array(urls).map { |url| uri(url) }, retry_for, 0
+      @headers = { "Content-Type" => "application/json" }
+      @headers["Authorization"] = "Bearer #{token}" if token
+      @timeout = (retry_for.to_f / [@uris.size, 1].max).clamp(CONNECT, REPLY) # a silent one leaves time for the others
+      @idle = @uris.to_h { |uri| [uri, Thread::Queue.new] }
+    end
+
+    def none? = @uris.empty?
+
+    # An error message may show it, and the token must not be there.
+    def inspect = "#<#{self.class} #{@uris.join(" ")}>"
+
+    # @return [Integer] the exact value, which is that of the row for a cached counter that is not in Redis
+    def value(family, id) = values(family, [id])[0]
+
+    # @return [Array<Integer>] the exact values in the order of the ids
+    def values(family, ids)
+      raise Misconfigured.new("daemon", "values need the option `daemon`") if none?
+
+      deadline = Connection.now + @retry_for
+      ids.each_slice(IDS).flat_map { |some| ask(JSON.generate(family: family.name, ids: some), some.size, deadline) }
+    end
+
+    private
+
+    def uri(url)
+      uri = URI("#{url.to_s.chomp("/")}/api/v1/values")
+      uri.is_a?(URI::HTTP) && uri.hostname ? uri : raise(URI::Error, "expected http://HOST:PORT, not #{url}")
+    rescue URI::Error => error
+      raise Misconfigured.new("daemon", error.message)
+    end
+
+    # Asks one daemon after the other, and begins again while none of them is available.
+    def ask(body, size, deadline)
+      loop do
+        explanation, pause = nil, PAUSE
+        @uris.rotate(@first).each do |uri|
+          code, text, retry_after = post(uri, body)
+          values = values_of(text) if code == "200"
+          return values.tap { @first = @uris.index(uri) } if values&.size == size
+
+          explanation = "#{uri}: #{code} #{text}"
+          raise Misconfigured.new("daemon", explanation) if code&.match?(/\A[34]/) && code != "429"
+
+          # all that were refused together would be refused again
+          pause = [pause, retry_after * rand(0.5..1.0)].max
+        end
+        raise NotCounted.new("daemon", explanation, temporary: true) if Connection.now + pause > deadline
+
+        sleep(pause)
+      end
+    end
+
+    # @return [Array(String, String, Integer)] the code, nil if there is no reply, the body, and `Retry-After`
+    def post(uri, body)
+      http = idle(uri) || connect(uri)
+      reply = http.post(uri.request_uri, body, @headers)
+      @idle[uri] << [Process.pid, http]
+      [reply.code, reply.body.to_s, reply["Retry-After"].to_i]
+    rescue *FAILURES => error
+      [nil, error.message, 0]
+    end
+
+    # @return [Net::HTTP, nil] a connection of this process, not of its parent
+    def idle(uri)
+      loop do
+        pid, http = @idle[uri].pop(true)
+        return http if pid == Process.pid
+      end
+    rescue ThreadError # there is none
+      nil
+    end
+
+    # The connection makes itself anew if the daemon has closed it.
+    def connect(uri)
+      # without a proxy, which would receive the token
+      http = Net::HTTP.new(uri.hostname, uri.port, nil)
+      http.use_ssl = uri.scheme == "https"
+      http.open_timeout, http.read_timeout, http.write_timeout = [CONNECT, @timeout].min, @timeout, @timeout
+      http.keep_alive_timeout = IDLE
+      http.start
+    end
+
+    # @return [Array<Integer>, nil] nil for a part of a reply, which Net::HTTP returns as well
+    def values_of(text)
+      reply = JSON.parse(text)
+      reply["values"] if reply.is_a?(Hash)
+    rescue JSON::ParserError
+      nil
+    end
+  end
+end
